@@ -1,0 +1,534 @@
+"""The envelope codec in plain Python: the reference that ``src/_fastenv.pyx`` must agree with.
+
+Written to be read. Both twins give the same value for any bytes, or the same error class, message and
+offset; the tests hold them to it. The layouts are drawn in :mod:`liftenvelope._wire`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, NamedTuple, SupportsIndex
+
+from liftenvelope import _wire as w
+from liftenvelope._checks import as_bytes, as_int64, as_optional_bytes, as_optional_text, storable_headers
+from liftenvelope.errors import (
+    BadMagicError,
+    ChecksumError,
+    EnvelopeTooLargeError,
+    MalformedEnvelopeError,
+    TruncatedEnvelopeError,
+    UnsupportedVersionError,
+    UsageTypeError,
+    WrongTypeError,
+)
+from liftenvelope._values_py import Ack, Message
+from liftenvelope.types import AckError, AckPolicy, MessageType, as_request_policy
+
+_LEADER: Final = AckPolicy.LEADER
+
+
+# Encoding
+
+
+def new_message(
+    value: Any,
+    *,
+    key: Any = None,
+    headers: Mapping[str, Any] | None = None,
+    ack_inbox: str | None = None,
+    correlation_id: str | None = None,
+    ack_policy: AckPolicy | int = _LEADER,
+    expected_offset: SupportsIndex = -1,
+    crc: bool = False,
+) -> bytes:
+    """Make the envelope of a message, ready to be published on NATS.
+
+    Byte for byte what Liftbridge's Go client makes (``NewMessage``), but for the order of several headers:
+    Go's is random, ours is the mapping's.
+
+    Args:
+        value: The payload, any bytes-like.
+        key: Key for partitioning and compaction, any bytes-like; None is the same as empty.
+        headers: Names to bytes-like values. The server overwrites ``subject`` and ``reply``.
+        ack_inbox: NATS subject to send the ack to. Without one no ack is sent, whatever the policy.
+        correlation_id: What the ack repeats, so that it can be told from others.
+        ack_policy: When the ack is sent; default: once the partition's leader has stored the message.
+        expected_offset: The offset that the message must get, on a stream with optimistic concurrency;
+            -1, the default, for any.
+        crc: Whether to protect the payload by a CRC-32C. The server drops out of the envelope what fails
+            the check: it is stored as a plain value and no ack comes.
+
+    Returns:
+        The envelope.
+
+    Raises:
+        UsageError: A value is out of range or of the wrong type; its name and value are in the text.
+        EnvelopeTooLargeError: A header name of more than 32,767 bytes, more than 65,535 headers (both
+            would crash the server), or an envelope of 2 GiB.
+
+    Example:
+        >>> from liftenvelope.envelope import new_message
+        >>> new_message(b"hello").hex()
+        'b90e43b40008000008ffffffffffffffffff011a0568656c6c6f'
+    """
+    body = bytearray()
+    _put_varint_field(body, w.MSG_OFFSET, as_int64("expected_offset", expected_offset))
+    _put_bytes(body, w.MSG_KEY, as_optional_bytes("key", key))
+    _put_bytes(body, w.MSG_VALUE, as_bytes("value", value))
+    _put_headers(body, storable_headers(headers))
+    _put_text(body, w.MSG_ACK_INBOX, as_optional_text("ack_inbox", ack_inbox))
+    _put_text(body, w.MSG_CORRELATION_ID, as_optional_text("correlation_id", correlation_id))
+    _put_varint_field(body, w.MSG_ACK_POLICY, as_request_policy("ack_policy", ack_policy))
+    return _envelope(MessageType.PUBLISH, body, crc)
+
+
+def marshal_message(message: Message, *, crc: bool = False) -> bytes:
+    """Make the envelope of a :class:`Message` with all its fields, as servers and tests need it.
+
+    Args:
+        message: The message.
+        crc: Whether to protect the payload by a CRC-32C.
+
+    Returns:
+        The envelope: fields in the order of their numbers, those with default values left out.
+
+    Raises:
+        UsageTypeError: Not a Message.
+        EnvelopeTooLargeError: The envelope would be of 2 GiB or more.
+
+    Example:
+        >>> from liftenvelope.envelope import Message, marshal_message, unmarshal_message
+        >>> unmarshal_message(marshal_message(Message(b"hello", offset=7))).offset
+        7
+    """
+    if not isinstance(message, Message):
+        raise UsageTypeError(f"message must be a Message, not {type(message).__name__}")
+    body = bytearray()
+    _put_varint_field(body, w.MSG_OFFSET, message.offset)
+    _put_bytes(body, w.MSG_KEY, message.key)
+    _put_bytes(body, w.MSG_VALUE, message.value)
+    _put_varint_field(body, w.MSG_TIMESTAMP, message.timestamp_ns)
+    _put_text(body, w.MSG_STREAM, message.stream)
+    _put_varint_field(body, w.MSG_PARTITION, message.partition)
+    _put_text(body, w.MSG_SUBJECT, message.subject)
+    _put_text(body, w.MSG_REPLY_SUBJECT, message.reply_subject)
+    _put_headers(body, storable_headers(message.headers))
+    _put_text(body, w.MSG_ACK_INBOX, message.ack_inbox)
+    _put_text(body, w.MSG_CORRELATION_ID, message.correlation_id)
+    _put_varint_field(body, w.MSG_ACK_POLICY, message.ack_policy)
+    return _envelope(MessageType.PUBLISH, body, crc)
+
+
+def marshal_ack(ack: Ack, *, crc: bool = False) -> bytes:
+    """Make the envelope of an :class:`Ack`, as a server sends it.
+
+    Args:
+        ack: The ack.
+        crc: Whether to protect the payload by a CRC-32C.
+
+    Returns:
+        The envelope: fields in the order of their numbers, those with default values left out.
+
+    Raises:
+        UsageTypeError: Not an Ack.
+
+    Example:
+        >>> from liftenvelope.envelope import Ack, marshal_ack, unmarshal_ack
+        >>> unmarshal_ack(marshal_ack(Ack(stream="s", offset=7))).offset
+        7
+    """
+    if not isinstance(ack, Ack):
+        raise UsageTypeError(f"ack must be an Ack, not {type(ack).__name__}")
+    body = bytearray()
+    _put_text(body, w.ACK_STREAM, ack.stream)
+    _put_text(body, w.ACK_PARTITION_SUBJECT, ack.partition_subject)
+    _put_text(body, w.ACK_MSG_SUBJECT, ack.msg_subject)
+    _put_varint_field(body, w.ACK_OFFSET, ack.offset)
+    _put_text(body, w.ACK_ACK_INBOX, ack.ack_inbox)
+    _put_text(body, w.ACK_CORRELATION_ID, ack.correlation_id)
+    _put_varint_field(body, w.ACK_ACK_POLICY, ack.ack_policy)
+    _put_varint_field(body, w.ACK_RECEPTION_TIMESTAMP, ack.reception_timestamp_ns)
+    _put_varint_field(body, w.ACK_COMMIT_TIMESTAMP, ack.commit_timestamp_ns)
+    _put_varint_field(body, w.ACK_ACK_ERROR, ack.error)
+    return _envelope(MessageType.ACK, body, crc)
+
+
+def _envelope(kind: MessageType, body: bytearray, crc: bool) -> bytes:
+    header_len = w.HEADER_LEN_CRC if crc else w.HEADER_LEN
+    if len(body) > w.MAX_ENVELOPE - header_len:
+        raise EnvelopeTooLargeError(f"an envelope holds at most {w.MAX_ENVELOPE} bytes")
+    head = w.MAGIC + bytes((w.VERSION, header_len, w.FLAG_CRC if crc else 0, kind))
+    return head + (crc32c(body).to_bytes(4, "big") if crc else b"") + body
+
+
+def _put_varint(out: bytearray, number: int) -> None:
+    # Negative numbers go as 64-bit two's complement: ten bytes.
+    number &= 0xFFFF_FFFF_FFFF_FFFF
+    while number > 0x7F:
+        out.append(number & 0x7F | 0x80)
+        number >>= 7
+    out.append(number)
+
+
+def _put_varint_field(out: bytearray, field: int, number: int) -> None:
+    if number:
+        out.append(field << 3 | w.VARINT)
+        _put_varint(out, number)
+
+
+def _put_bytes(out: bytearray, field: int, data: bytes) -> None:
+    if data:
+        out.append(field << 3 | w.LEN)
+        _put_varint(out, len(data))
+        out += data
+
+
+def _put_text(out: bytearray, field: int, text: str) -> None:
+    _put_bytes(out, field, text.encode())
+
+
+def _put_headers(out: bytearray, headers: Mapping[str, bytes]) -> None:
+    # A map entry is written with both its fields, also when they are empty, as protobuf does it.
+    for name, value in headers.items():
+        key = name.encode()
+        entry = bytearray((w.ENTRY_KEY << 3 | w.LEN,))
+        _put_varint(entry, len(key))
+        entry += key
+        entry.append(w.ENTRY_VALUE << 3 | w.LEN)
+        _put_varint(entry, len(value))
+        entry += value
+        out.append(w.MSG_HEADERS << 3 | w.LEN)
+        _put_varint(out, len(entry))
+        out += entry
+
+
+# Decoding
+
+
+def unmarshal_message(data: Any) -> Message:
+    """Read a message envelope.
+
+    Takes what the server takes: unknown protobuf fields are passed over, of a repeated field the last one
+    counts, a checksum is verified where there is one.
+
+    Args:
+        data: The envelope, any bytes-like.
+
+    Returns:
+        The message. Fields that are not in the bytes have protobuf's defaults.
+
+    Raises:
+        EnvelopeError: The subclass tells what is wrong with the bytes, and ``offset`` where.
+        UsageTypeError: data is not bytes-like.
+
+    Example:
+        >>> from liftenvelope.envelope import new_message, unmarshal_message
+        >>> unmarshal_message(new_message(b"hello", key=b"k")).key
+        b'k'
+    """
+    raw = as_bytes("data", data)
+    texts = {
+        w.MSG_STREAM: "stream",
+        w.MSG_SUBJECT: "subject",
+        w.MSG_REPLY_SUBJECT: "reply_subject",
+        w.MSG_ACK_INBOX: "ack_inbox",
+        w.MSG_CORRELATION_ID: "correlation_id",
+    }
+    blobs = {w.MSG_KEY: "key", w.MSG_VALUE: "value"}
+    numbers = {w.MSG_OFFSET: "offset", w.MSG_TIMESTAMP: "timestamp_ns"}
+    fields: dict[str, Any] = {}
+    headers: dict[str, bytes] = {}
+    for field in _Reader(raw, _payload_start(raw, MessageType.PUBLISH), len(raw)).fields():
+        if field.kind == w.LEN:
+            if name := texts.get(field.number):
+                fields[name] = _text(raw, field, name)
+            elif name := blobs.get(field.number):
+                fields[name] = raw[field.start : field.end]
+            elif field.number == w.MSG_HEADERS:
+                key, value = _header(raw, field)
+                headers[key] = value
+        elif field.kind == w.VARINT:
+            if name := numbers.get(field.number):
+                fields[name] = _signed(field.value, 64)
+            elif field.number == w.MSG_PARTITION:
+                fields["partition"] = _signed(field.value, 32)
+            elif field.number == w.MSG_ACK_POLICY:
+                fields["ack_policy"] = AckPolicy(_signed(field.value, 32))
+    return Message(**fields, headers=headers)
+
+
+def unmarshal_ack(data: Any) -> Ack:
+    """Read an ack envelope.
+
+    An ack with an error is returned like any other: look at ``error`` or call ``raise_for_error()``.
+
+    Args:
+        data: The envelope, any bytes-like.
+
+    Returns:
+        The ack.
+
+    Raises:
+        EnvelopeError: The subclass tells what is wrong with the bytes, and ``offset`` where.
+        UsageTypeError: data is not bytes-like.
+
+    Example:
+        >>> from liftenvelope.envelope import Ack, marshal_ack, unmarshal_ack
+        >>> unmarshal_ack(marshal_ack(Ack(stream="s", error=2))).error
+        <AckError.INCORRECT_OFFSET: 2>
+    """
+    raw = as_bytes("data", data)
+    texts = {
+        w.ACK_STREAM: "stream",
+        w.ACK_PARTITION_SUBJECT: "partition_subject",
+        w.ACK_MSG_SUBJECT: "msg_subject",
+        w.ACK_ACK_INBOX: "ack_inbox",
+        w.ACK_CORRELATION_ID: "correlation_id",
+    }
+    numbers = {
+        w.ACK_OFFSET: "offset",
+        w.ACK_RECEPTION_TIMESTAMP: "reception_timestamp_ns",
+        w.ACK_COMMIT_TIMESTAMP: "commit_timestamp_ns",
+    }
+    fields: dict[str, Any] = {}
+    for field in _Reader(raw, _payload_start(raw, MessageType.ACK), len(raw)).fields():
+        if field.kind == w.LEN:
+            if name := texts.get(field.number):
+                fields[name] = _text(raw, field, name)
+        elif field.kind == w.VARINT:
+            if name := numbers.get(field.number):
+                fields[name] = _signed(field.value, 64)
+            elif field.number == w.ACK_ACK_POLICY:
+                fields["ack_policy"] = AckPolicy(_signed(field.value, 32))
+            elif field.number == w.ACK_ACK_ERROR:
+                fields["error"] = AckError(_signed(field.value, 32))
+    return Ack(**fields)
+
+
+def peek_type(data: Any) -> MessageType:
+    """The type of an envelope, read from its header alone.
+
+    Args:
+        data: The envelope, any bytes-like.
+
+    Returns:
+        The type. A number without a name is kept: the member's name is then ``UNRECOGNIZED_<number>``.
+
+    Raises:
+        EnvelopeError: There is no sound header; the payload is not looked at.
+
+    Example:
+        >>> from liftenvelope.envelope import new_message, peek_type
+        >>> peek_type(new_message(b"hello"))
+        <MessageType.PUBLISH: 0>
+    """
+    return MessageType(_checked_header(as_bytes("data", data))[7])
+
+
+def is_envelope(data: Any) -> bool:
+    """Whether data begins with a sound envelope header.
+
+    The payload is not looked at: unmarshalling may still find a fault in it.
+
+    Args:
+        data: Any bytes-like.
+
+    Returns:
+        True for the header of an envelope of any type, false for all else.
+
+    Example:
+        >>> from liftenvelope.envelope import is_envelope, new_message
+        >>> is_envelope(new_message(b"hello")), is_envelope(b"hello")
+        (True, False)
+    """
+    raw = as_bytes("data", data)
+    if len(raw) < w.HEADER_LEN or raw[:4] != w.MAGIC or raw[4] != w.VERSION:
+        return False
+    return _header_len_fault(raw) is None
+
+
+def _header_len_fault(raw: bytes) -> str | None:
+    header_len = raw[5]
+    if header_len < w.HEADER_LEN:
+        return f"the header says that it is {header_len} bytes long; the least is {w.HEADER_LEN}"
+    if header_len > len(raw):
+        return f"the header says that it is {header_len} bytes long, of {len(raw)} in all"
+    if raw[6] & w.FLAG_CRC and header_len != w.HEADER_LEN_CRC:
+        return f"a header with a checksum is {w.HEADER_LEN_CRC} bytes long, not {header_len}"
+    return None
+
+
+def _checked_header(raw: bytes) -> bytes:
+    if len(raw) < w.HEADER_LEN:
+        raise TruncatedEnvelopeError(f"an envelope has at least {w.HEADER_LEN} bytes, not {len(raw)}", len(raw))
+    if raw[:4] != w.MAGIC:
+        raise BadMagicError(f"not an envelope: it begins with {raw[:4].hex()}, not {w.MAGIC.hex()}", 0)
+    if raw[4] != w.VERSION:
+        raise UnsupportedVersionError(f"envelope version {raw[4]} is not supported, only {w.VERSION}", 4)
+    if fault := _header_len_fault(raw):
+        kind = TruncatedEnvelopeError if raw[5] > len(raw) else MalformedEnvelopeError
+        raise kind(fault, 5)
+    return raw
+
+
+def _payload_start(raw: bytes, kind: MessageType) -> int:
+    _checked_header(raw)
+    if raw[7] != kind:
+        found = MessageType(raw[7])
+        raise WrongTypeError(f"expected an envelope of type {kind.name}, found {found.name} ({raw[7]})", 7)
+    start = raw[5]
+    if raw[6] & w.FLAG_CRC:
+        expected, actual = int.from_bytes(raw[8:12], "big"), crc32c(raw[start:])
+        if actual != expected:
+            raise ChecksumError(f"the header's CRC-32C is {expected:08x}, the payload's {actual:08x}", 8)
+    return start
+
+
+class _Field(NamedTuple):
+    number: int
+    kind: int
+    value: int  # of a varint
+    start: int  # of length-delimited data
+    end: int
+
+
+class _Reader:
+    """Walks the fields of a protobuf message; every position is absolute in the envelope."""
+
+    def __init__(self, raw: bytes, start: int, end: int) -> None:
+        self._raw = raw
+        self._at = start
+        self._end = end
+
+    def fields(self) -> Iterator[_Field]:
+        """Fields in the order of the bytes, those with unknown numbers as well; groups are passed over."""
+        while self._at < self._end:
+            begin = self._at
+            number, kind = self._tag()
+            if kind == w.VARINT:
+                yield _Field(number, kind, self._varint(), 0, 0)
+            elif kind == w.LEN:
+                start, end = self._length_delimited()
+                yield _Field(number, kind, 0, start, end)
+            else:
+                self._skip(number, kind, begin)
+
+    def _tag(self) -> tuple[int, int]:
+        begin = self._at
+        tag = self._varint()
+        if tag > 0xFFFF_FFFF:
+            raise MalformedEnvelopeError(f"field tag {tag:#x} is larger than 32 bits", begin)
+        if tag >> 3 == 0:
+            raise MalformedEnvelopeError("field number 0", begin)
+        return tag >> 3, tag & 7
+
+    def _varint(self) -> int:
+        number = 0
+        for index in range(10):
+            if self._at + index >= self._end:
+                raise TruncatedEnvelopeError("the data ends within a varint", self._at)
+            byte = self._raw[self._at + index]
+            number |= (byte & 0x7F) << (7 * index)
+            if byte < 0x80:
+                if number > 0xFFFF_FFFF_FFFF_FFFF:
+                    raise MalformedEnvelopeError("a varint is larger than 64 bits", self._at)
+                self._at += index + 1
+                return number
+        raise MalformedEnvelopeError("a varint is longer than ten bytes", self._at)
+
+    def _length_delimited(self) -> tuple[int, int]:
+        begin = self._at
+        length = self._varint()
+        if length > self._end - self._at:
+            left = self._end - self._at
+            raise TruncatedEnvelopeError(f"a field of {length} bytes where {left} are left", begin)
+        start = self._at
+        self._at += length
+        return start, self._at
+
+    def _skip(self, number: int, kind: int, begin: int) -> None:
+        if kind in (w.FIXED64, w.FIXED32):
+            size = 8 if kind == w.FIXED64 else 4
+            if size > self._end - self._at:
+                left = self._end - self._at
+                raise TruncatedEnvelopeError(f"a field of {size} bytes where {left} are left", self._at)
+            self._at += size
+        elif kind == w.START_GROUP:
+            self._skip_group(number, begin)
+        elif kind == w.END_GROUP:
+            raise MalformedEnvelopeError("a group ends that has not begun", begin)
+        else:
+            raise MalformedEnvelopeError(f"wire type {kind} does not exist", begin)
+
+    def _skip_group(self, number: int, begin: int) -> None:
+        open_groups = [number]
+        while open_groups:
+            if len(open_groups) > w.MAX_GROUP_DEPTH:
+                raise MalformedEnvelopeError(f"groups nest deeper than {w.MAX_GROUP_DEPTH}", begin)
+            begin = self._at
+            if begin >= self._end:
+                raise TruncatedEnvelopeError("the data ends within a group", begin)
+            number, kind = self._tag()
+            if kind == w.START_GROUP:
+                open_groups.append(number)
+            elif kind == w.END_GROUP:
+                if open_groups.pop() != number:
+                    raise MalformedEnvelopeError("a group ends that has not begun", begin)
+            elif kind == w.VARINT:
+                self._varint()
+            elif kind == w.LEN:
+                self._length_delimited()
+            else:
+                self._skip(number, kind, begin)
+
+
+def _text(raw: bytes, field: _Field, name: str) -> str:
+    try:
+        return raw[field.start : field.end].decode()
+    except UnicodeDecodeError as exc:
+        raise MalformedEnvelopeError(f"{name} is not valid UTF-8", field.start + exc.start) from None
+
+
+def _header(raw: bytes, entry: _Field) -> tuple[str, bytes]:
+    key, value = "", b""
+    for field in _Reader(raw, entry.start, entry.end).fields():
+        if field.kind == w.LEN and field.number == w.ENTRY_KEY:
+            key = _text(raw, field, "a header key")
+        elif field.kind == w.LEN and field.number == w.ENTRY_VALUE:
+            value = raw[field.start : field.end]
+    return key, value
+
+
+def _signed(number: int, bits: int) -> int:
+    number &= (1 << bits) - 1
+    return number - (1 << bits) if number >> (bits - 1) else number
+
+
+# CRC-32C (Castagnoli), reflected, as in RFC 3720 appendix B.4
+
+
+def _crc_table() -> tuple[int, ...]:
+    table = []
+    for byte in range(256):
+        crc = byte
+        for _ in range(8):
+            crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
+        table.append(crc)
+    return tuple(table)
+
+
+_CRC_TABLE: Final = _crc_table()
+
+
+def crc32c(data: Any) -> int:
+    """CRC-32C (Castagnoli) of any bytes-like.
+
+    Example:
+        >>> from liftenvelope._envelope_py import crc32c
+        >>> f"{crc32c(b'123456789'):08x}"
+        'e3069283'
+    """
+    crc = 0xFFFF_FFFF
+    for byte in data:
+        crc = _CRC_TABLE[(crc ^ byte) & 0xFF] ^ crc >> 8
+    return crc ^ 0xFFFF_FFFF

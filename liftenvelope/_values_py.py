@@ -1,0 +1,290 @@
+"""Messages and acks in plain Python: the twins of the value classes in ``src/_fastenv.pyx``.
+
+What does not depend on how the fields are kept (:func:`show`, :func:`rebuild`, :func:`instant`) serves both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from types import MappingProxyType
+from typing import Any, Final, SupportsIndex
+
+from liftenvelope._checks import (
+    as_bytes,
+    as_headers,
+    as_int32,
+    as_int64,
+    as_optional_bytes,
+    as_optional_text,
+    as_text,
+)
+from liftenvelope.errors import publish_error
+from liftenvelope.types import AckError, AckPolicy, OpenIntEnum, as_ack_error, as_ack_policy
+
+MESSAGE_FIELDS: Final = (
+    "value",
+    "key",
+    "headers",
+    "offset",
+    "timestamp_ns",
+    "stream",
+    "partition",
+    "subject",
+    "reply_subject",
+    "ack_inbox",
+    "correlation_id",
+    "ack_policy",
+)
+ACK_FIELDS: Final = (
+    "stream",
+    "partition_subject",
+    "msg_subject",
+    "offset",
+    "ack_inbox",
+    "correlation_id",
+    "ack_policy",
+    "reception_timestamp_ns",
+    "commit_timestamp_ns",
+    "error",
+)
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def instant(timestamp_ns: int) -> datetime | None:
+    """A count of nanoseconds since 1970 as an aware datetime, cut to microseconds; None for 0."""
+    return _EPOCH + timedelta(microseconds=timestamp_ns // 1000) if timestamp_ns else None
+
+
+def _shown(value: Any) -> str:
+    """A field of a repr, long bytes cut."""
+    if isinstance(value, OpenIntEnum):
+        return f"{type(value).__name__}.{value.name}"
+    if isinstance(value, bytes) and len(value) > 64:
+        return f"<{len(value)} bytes: {value[:32]!r}...>"
+    return repr(dict(value) if isinstance(value, Mapping) else value)
+
+
+def show(name: str, fields: tuple[str, ...], values: tuple[Any, ...]) -> str:
+    """The repr of a value: the fields that are not empty, and the enumerations."""
+    pairs = zip(fields, values, strict=True)
+    shown = (f"{field}={_shown(value)}" for field, value in pairs if value or isinstance(value, OpenIntEnum))
+    return f"{name}({', '.join(shown)})"
+
+
+def plain(value: Any) -> Any:
+    """A field as it is pickled: a read-only mapping can't be."""
+    return dict(value) if isinstance(value, MappingProxyType) else value
+
+
+def rebuild(name: str, *values: Any) -> Any:
+    """Make a pickled Message or Ack with whichever twin is loaded here."""
+    from liftenvelope import envelope
+
+    fields = MESSAGE_FIELDS if name == "Message" else ACK_FIELDS
+    return getattr(envelope, name)(**dict(zip(fields, values, strict=True)))
+
+
+class _Value:
+    """What the two value classes share: read-only slots, equality by value, pickling by field."""
+
+    __slots__ = ()
+    _FIELDS: tuple[str, ...] = ()
+
+    def _values(self) -> tuple[Any, ...]:
+        return tuple(getattr(self, name) for name in self._FIELDS)
+
+    def _set(self, name: str, value: object) -> None:
+        object.__setattr__(self, name, value)
+
+    def __setattr__(self, name: str, _value: object) -> None:
+        raise AttributeError(f"{type(self).__name__}.{name} is read-only")
+
+    def __delattr__(self, name: str) -> None:
+        raise AttributeError(f"{type(self).__name__}.{name} is read-only")
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is not type(self):
+            return NotImplemented
+        return self._values() == other._values()
+
+    def __repr__(self) -> str:
+        return show(type(self).__name__, self._FIELDS, self._values())
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return rebuild, (type(self).__name__, *map(plain, self._values()))
+
+    def __copy__(self) -> Any:
+        return self
+
+    def __deepcopy__(self, _memo: object) -> Any:
+        return self
+
+
+class Message(_Value):
+    """A message: what was published, and where the server put it.
+
+    Read-only. Fields that the bytes do not carry have protobuf's defaults, so an absent key, an empty key
+    and ``None`` given for it are all ``b""``. Two are equal when all their fields are.
+
+    Args:
+        value: The payload, any bytes-like.
+        key: The key; ``None`` is the same as empty.
+        headers: Names to values. The server overwrites ``subject`` and ``reply``.
+        offset: Of a stored message, its place in the partition. Of one that is being published, the
+            offset that it must get (optimistic concurrency), -1 for any.
+        timestamp_ns: When the server received it, in ns since 1970.
+        stream: Name of the stream.
+        partition: Number of the partition, from 0.
+        subject: NATS subject that it was published on.
+        reply_subject: NATS reply subject.
+        ack_inbox: NATS subject that the ack is sent to; empty for none.
+        correlation_id: What the ack repeats.
+        ack_policy: When the ack is sent.
+
+    Raises:
+        UsageError: A value is out of range or has the wrong type; its name and value are in the text.
+
+    Example:
+        >>> from liftenvelope.envelope import Message
+        >>> Message(b"21.5", key=b"sensor-1").key
+        b'sensor-1'
+    """
+
+    __slots__ = _FIELDS = MESSAGE_FIELDS
+
+    offset: int
+    key: bytes
+    value: bytes
+    timestamp_ns: int
+    stream: str
+    partition: int
+    subject: str
+    reply_subject: str
+    ack_inbox: str
+    correlation_id: str
+    ack_policy: AckPolicy
+    headers: Mapping[str, bytes]
+
+    def __init__(
+        self,
+        value: Any = b"",
+        *,
+        key: Any = None,
+        headers: Mapping[str, Any] | None = None,
+        offset: SupportsIndex = 0,
+        timestamp_ns: SupportsIndex = 0,
+        stream: str = "",
+        partition: SupportsIndex = 0,
+        subject: str = "",
+        reply_subject: str = "",
+        ack_inbox: str | None = "",
+        correlation_id: str | None = "",
+        ack_policy: AckPolicy | int = AckPolicy.LEADER,
+    ) -> None:
+        put = self._set
+        put("value", as_bytes("value", value))
+        put("key", as_optional_bytes("key", key))
+        put("headers", MappingProxyType(as_headers(headers)))
+        put("offset", as_int64("offset", offset))
+        put("timestamp_ns", as_int64("timestamp_ns", timestamp_ns))
+        put("stream", as_text("stream", stream))
+        put("partition", as_int32("partition", partition))
+        put("subject", as_text("subject", subject))
+        put("reply_subject", as_text("reply_subject", reply_subject))
+        put("ack_inbox", as_optional_text("ack_inbox", ack_inbox))
+        put("correlation_id", as_optional_text("correlation_id", correlation_id))
+        put("ack_policy", as_ack_policy("ack_policy", ack_policy))
+
+    @property
+    def timestamp(self) -> datetime | None:
+        """:attr:`timestamp_ns` as an aware UTC datetime (cut to microseconds), None where it is 0."""
+        return instant(self.timestamp_ns)
+
+    def __hash__(self) -> int:
+        return hash((self.offset, self.stream, self.partition, self.key, self.value, self.correlation_id))
+
+
+class Ack(_Value):
+    """A server's answer to a published message.
+
+    Read-only; two are equal when all their fields are. Look at :attr:`error` first, or call
+    :meth:`raise_for_error`: the offset of an error ack is 0 and means nothing.
+
+    Args:
+        stream: Name of the stream that stored the message.
+        partition_subject: NATS subject of the partition.
+        msg_subject: NATS subject that the message was published on.
+        offset: The message's offset in the partition.
+        ack_inbox: NATS subject that this ack was sent to.
+        correlation_id: As given by the publisher.
+        ack_policy: As given by the publisher.
+        reception_timestamp_ns: When the server received the message, in ns since 1970.
+        commit_timestamp_ns: When the server sent the ack, in ns since 1970; 0 in some error acks.
+        error: ``AckError.OK`` when the message is stored.
+
+    Raises:
+        UsageError: A value is out of range or has the wrong type; its name and value are in the text.
+    """
+
+    __slots__ = _FIELDS = ACK_FIELDS
+
+    stream: str
+    partition_subject: str
+    msg_subject: str
+    offset: int
+    ack_inbox: str
+    correlation_id: str
+    ack_policy: AckPolicy
+    reception_timestamp_ns: int
+    commit_timestamp_ns: int
+    error: AckError
+
+    def __init__(
+        self,
+        *,
+        stream: str = "",
+        partition_subject: str = "",
+        msg_subject: str = "",
+        offset: SupportsIndex = 0,
+        ack_inbox: str | None = "",
+        correlation_id: str | None = "",
+        ack_policy: AckPolicy | int = AckPolicy.LEADER,
+        reception_timestamp_ns: SupportsIndex = 0,
+        commit_timestamp_ns: SupportsIndex = 0,
+        error: AckError | int = AckError.OK,
+    ) -> None:
+        put = self._set
+        put("stream", as_text("stream", stream))
+        put("partition_subject", as_text("partition_subject", partition_subject))
+        put("msg_subject", as_text("msg_subject", msg_subject))
+        put("offset", as_int64("offset", offset))
+        put("ack_inbox", as_optional_text("ack_inbox", ack_inbox))
+        put("correlation_id", as_optional_text("correlation_id", correlation_id))
+        put("ack_policy", as_ack_policy("ack_policy", ack_policy))
+        put("reception_timestamp_ns", as_int64("reception_timestamp_ns", reception_timestamp_ns))
+        put("commit_timestamp_ns", as_int64("commit_timestamp_ns", commit_timestamp_ns))
+        put("error", as_ack_error("error", error))
+
+    @property
+    def reception_timestamp(self) -> datetime | None:
+        """:attr:`reception_timestamp_ns` as an aware UTC datetime (cut to microseconds), None where it is 0."""
+        return instant(self.reception_timestamp_ns)
+
+    @property
+    def commit_timestamp(self) -> datetime | None:
+        """:attr:`commit_timestamp_ns` as an aware UTC datetime (cut to microseconds), None where it is 0."""
+        return instant(self.commit_timestamp_ns)
+
+    def raise_for_error(self) -> None:
+        """Raise the error that the ack reports, if it reports one.
+
+        Raises:
+            PublishError: Or its subclass for the code; it carries this ack.
+        """
+        if self.error != AckError.OK:
+            raise publish_error(self)
+
+    def __hash__(self) -> int:
+        return hash(self._values())

@@ -1,0 +1,441 @@
+# The bounds-checked protobuf cursor and writer, inlined into each extension.
+#
+# A position is a pointer `p` with the `end` that it must not pass. Lengths are compared as `n > end - p`,
+# never `p + n > end`: the sum can overflow. Reading functions return the next position, NULL for a fault.
+# They only say that there is one: what it is and where, the Python twin finds out (_envelope_py).
+
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from libc.string cimport memcpy, memset
+
+cdef extern from "crc32c.h" nogil:
+    void crc32c_init()
+    uint32_t crc32c(const uint8_t* data, size_t size)
+    uint32_t crc32c_table(const uint8_t* data, size_t size)
+    uint32_t crc32c_native(const uint8_t* data, size_t size)
+    int crc32c_has_native()
+
+cdef extern from *:
+    int clz64 "__builtin_clzll"(unsigned long long) noexcept nogil
+
+cdef enum:
+    HEADER_LEN = 8
+    HEADER_LEN_CRC = 12
+    PUBLISH = 0
+    ACK = 1
+    MAX_GROUP_DEPTH = 100
+    MAX_HEADER_KEY = 32767
+    MAX_HEADERS = 65535
+
+# A field's tag byte: its number << 3 | wire type (0 varint, 2 length-delimited). All fit in one byte.
+cdef enum:
+    TAG_OFFSET = 1 << 3
+    TAG_KEY = 2 << 3 | 2
+    TAG_VALUE = 3 << 3 | 2
+    TAG_TIMESTAMP = 4 << 3
+    TAG_STREAM = 5 << 3 | 2
+    TAG_PARTITION = 6 << 3
+    TAG_SUBJECT = 7 << 3 | 2
+    TAG_REPLY_SUBJECT = 8 << 3 | 2
+    TAG_HEADERS = 9 << 3 | 2
+    TAG_ACK_INBOX = 10 << 3 | 2
+    TAG_CORRELATION_ID = 11 << 3 | 2
+    TAG_ACK_POLICY = 12 << 3
+    TAG_ENTRY_KEY = 1 << 3 | 2
+    TAG_ENTRY_VALUE = 2 << 3 | 2
+    TAG_A_STREAM = 1 << 3 | 2
+    TAG_A_PARTITION_SUBJECT = 2 << 3 | 2
+    TAG_A_MSG_SUBJECT = 3 << 3 | 2
+    TAG_A_OFFSET = 4 << 3
+    TAG_A_ACK_INBOX = 5 << 3 | 2
+    TAG_A_CORRELATION_ID = 6 << 3 | 2
+    TAG_A_ACK_POLICY = 7 << 3
+    TAG_A_RECEPTION_TIMESTAMP = 8 << 3
+    TAG_A_COMMIT_TIMESTAMP = 9 << 3
+    TAG_A_ACK_ERROR = 10 << 3
+
+cdef struct Slice:
+    const uint8_t* p  # NULL: null, or none
+    Py_ssize_t n
+
+cdef struct MessageFields:
+    int64_t offset
+    int64_t timestamp
+    int32_t partition
+    int32_t ack_policy
+    Slice key
+    Slice value
+    Slice stream
+    Slice subject
+    Slice reply_subject
+    Slice ack_inbox
+    Slice correlation_id
+    Py_ssize_t headers          # how many entries, repeated names counted each time
+    const uint8_t* first_header  # where the first entry's length stands
+
+cdef struct AckFields:
+    int64_t offset
+    int64_t reception_timestamp
+    int64_t commit_timestamp
+    int32_t ack_policy
+    int32_t error
+    Slice stream
+    Slice partition_subject
+    Slice msg_subject
+    Slice ack_inbox
+    Slice correlation_id
+
+# Reading
+
+cdef inline const uint8_t* get_varint_slow(const uint8_t* p, const uint8_t* end, uint64_t* out) noexcept nogil:
+    cdef uint64_t number = 0
+    cdef int shift = 0
+    while p < end and shift < 70:
+        if shift == 63 and p[0] > 1:
+            return NULL  # more than 64 bits, or an eleventh byte
+        number |= <uint64_t>(p[0] & 0x7F) << shift
+        if p[0] < 0x80:
+            out[0] = number
+            return p + 1
+        p += 1
+        shift += 7
+    return NULL
+
+
+cdef inline const uint8_t* get_varint(const uint8_t* p, const uint8_t* end, uint64_t* out) noexcept nogil:
+    if p < end and p[0] < 0x80:
+        out[0] = p[0]
+        return p + 1
+    return get_varint_slow(p, end, out)
+
+
+cdef inline const uint8_t* get_tag(const uint8_t* p, const uint8_t* end, uint32_t* tag) noexcept nogil:
+    cdef uint64_t number = 0
+    p = get_varint(p, end, &number)
+    if p == NULL or number > 0xFFFFFFFFu or number < 8:
+        return NULL
+    tag[0] = <uint32_t>number
+    return p
+
+
+cdef inline const uint8_t* get_slice(const uint8_t* p, const uint8_t* end, Slice* out) noexcept nogil:
+    cdef uint64_t n
+    p = get_varint(p, end, &n)
+    if p == NULL or n > <uint64_t>(end - p):
+        return NULL
+    out.p = p
+    out.n = <Py_ssize_t>n
+    return p + n
+
+
+cdef inline bint valid_utf8(const uint8_t* p, Py_ssize_t n) noexcept nogil:
+    """RFC 3629: no overlong forms, no surrogates, nothing above U+10FFFF."""
+    cdef const uint8_t* end = p + n
+    cdef uint64_t word
+    cdef uint8_t lead
+    while True:
+        while end - p >= 8:
+            memcpy(&word, p, 8)
+            if word & 0x8080808080808080u:
+                break
+            p += 8
+        while p < end and p[0] < 0x80:
+            p += 1
+        if p >= end:
+            return True
+        lead = p[0]
+        if lead < 0xC2 or lead > 0xF4:
+            return False
+        if lead < 0xE0:
+            if end - p < 2 or (p[1] & 0xC0) != 0x80:
+                return False
+            p += 2
+        elif lead < 0xF0:
+            if end - p < 3 or (p[1] & 0xC0) != 0x80 or (p[2] & 0xC0) != 0x80:
+                return False
+            if (lead == 0xE0 and p[1] < 0xA0) or (lead == 0xED and p[1] > 0x9F):
+                return False
+            p += 3
+        else:
+            if end - p < 4 or (p[1] & 0xC0) != 0x80 or (p[2] & 0xC0) != 0x80 or (p[3] & 0xC0) != 0x80:
+                return False
+            if (lead == 0xF0 and p[1] < 0x90) or (lead == 0xF4 and p[1] > 0x8F):
+                return False
+            p += 4
+
+
+cdef inline const uint8_t* get_text(const uint8_t* p, const uint8_t* end, Slice* out) noexcept nogil:
+    p = get_slice(p, end, out)
+    if p == NULL or not valid_utf8(out.p, out.n):
+        return NULL
+    return p
+
+
+cdef inline const uint8_t* skip_group(const uint8_t* p, const uint8_t* end, uint32_t tag) noexcept nogil:
+    cdef uint32_t open_groups[MAX_GROUP_DEPTH]
+    cdef int depth = 1
+    cdef uint64_t number = 0
+    cdef Slice ignored
+    open_groups[0] = tag >> 3
+    while depth > 0:
+        p = get_tag(p, end, &tag)
+        if p == NULL:
+            return NULL
+        if tag & 7 == 0:
+            p = get_varint(p, end, &number)
+        elif tag & 7 == 2:
+            p = get_slice(p, end, &ignored)
+        elif tag & 7 == 3:
+            if depth == MAX_GROUP_DEPTH:
+                return NULL
+            open_groups[depth] = tag >> 3
+            depth += 1
+        elif tag & 7 == 4:
+            depth -= 1
+            if open_groups[depth] != tag >> 3:
+                return NULL
+        else:
+            p = skip_fixed(p, end, tag)
+        if p == NULL:
+            return NULL
+    return p
+
+
+cdef inline const uint8_t* skip_fixed(const uint8_t* p, const uint8_t* end, uint32_t tag) noexcept nogil:
+    cdef Py_ssize_t size
+    if tag & 7 == 1:
+        size = 8
+    elif tag & 7 == 5:
+        size = 4
+    else:
+        return NULL
+    return p + size if size <= end - p else NULL
+
+
+cdef inline const uint8_t* skip_field(const uint8_t* p, const uint8_t* end, uint32_t tag) noexcept nogil:
+    cdef uint64_t number = 0
+    cdef Slice ignored
+    if tag & 7 == 0:
+        return get_varint(p, end, &number)
+    if tag & 7 == 2:
+        return get_slice(p, end, &ignored)
+    if tag & 7 == 3:
+        return skip_group(p, end, tag)
+    return skip_fixed(p, end, tag)
+
+
+cdef inline bint sound_header(const uint8_t* p, Py_ssize_t n) noexcept nogil:
+    if n < HEADER_LEN or p[0] != 0xB9 or p[1] != 0x0E or p[2] != 0x43 or p[3] != 0xB4 or p[4] != 0:
+        return False
+    if p[5] < HEADER_LEN or p[5] > n:
+        return False
+    return not (p[6] & 1) or p[5] == HEADER_LEN_CRC
+
+
+cdef inline const uint8_t* payload(const uint8_t* p, Py_ssize_t n, uint8_t kind) noexcept nogil:
+    """Where the payload of a sound envelope of this kind begins."""
+    cdef uint32_t expected
+    if not sound_header(p, n) or p[7] != kind:
+        return NULL
+    if p[6] & 1:
+        expected = <uint32_t>p[8] << 24 | <uint32_t>p[9] << 16 | <uint32_t>p[10] << 8 | p[11]
+        if crc32c(p + HEADER_LEN_CRC, n - HEADER_LEN_CRC) != expected:
+            return NULL
+    return p + p[5]
+
+
+cdef inline const uint8_t* get_entry(const uint8_t* p, const uint8_t* end, Slice* key, Slice* value) noexcept nogil:
+    """A map entry, from its length on."""
+    cdef Slice entry
+    cdef const uint8_t* at
+    cdef uint32_t tag
+    p = get_slice(p, end, &entry)
+    if p == NULL:
+        return NULL
+    at = entry.p
+    key.p = value.p = at
+    key.n = value.n = 0
+    while at < p:
+        at = get_tag(at, p, &tag)
+        if at == NULL:
+            return NULL
+        if tag == TAG_ENTRY_KEY:
+            at = get_text(at, p, key)
+        elif tag == TAG_ENTRY_VALUE:
+            at = get_slice(at, p, value)
+        else:
+            at = skip_field(at, p, tag)
+        if at == NULL:
+            return NULL
+    return p
+
+
+cdef inline bint parse_message(const uint8_t* p, Py_ssize_t n, MessageFields* out) noexcept nogil:
+    """Read a whole message envelope; false for any fault."""
+    cdef const uint8_t* end = p + n
+    cdef uint32_t tag
+    cdef uint64_t number = 0
+    cdef Slice key, value
+    memset(out, 0, sizeof(MessageFields))
+    p = payload(p, n, PUBLISH)
+    if p == NULL:
+        return False
+    while p < end:
+        p = get_tag(p, end, &tag)
+        if p == NULL:
+            return False
+        if tag == TAG_VALUE:
+            p = get_slice(p, end, &out.value)
+        elif tag == TAG_KEY:
+            p = get_slice(p, end, &out.key)
+        elif tag == TAG_OFFSET:
+            p = get_varint(p, end, <uint64_t*>&out.offset)
+        elif tag == TAG_ACK_INBOX:
+            p = get_text(p, end, &out.ack_inbox)
+        elif tag == TAG_CORRELATION_ID:
+            p = get_text(p, end, &out.correlation_id)
+        elif tag == TAG_HEADERS:
+            if out.headers == 0:
+                out.first_header = p
+            out.headers += 1
+            p = get_entry(p, end, &key, &value)
+        elif tag == TAG_TIMESTAMP:
+            p = get_varint(p, end, <uint64_t*>&out.timestamp)
+        elif tag == TAG_STREAM:
+            p = get_text(p, end, &out.stream)
+        elif tag == TAG_SUBJECT:
+            p = get_text(p, end, &out.subject)
+        elif tag == TAG_REPLY_SUBJECT:
+            p = get_text(p, end, &out.reply_subject)
+        elif tag == TAG_PARTITION:
+            p = get_varint(p, end, &number)
+            out.partition = <int32_t>number
+        elif tag == TAG_ACK_POLICY:
+            p = get_varint(p, end, &number)
+            out.ack_policy = <int32_t>number
+        else:
+            p = skip_field(p, end, tag)
+        if p == NULL:
+            return False
+    return True
+
+
+cdef inline bint parse_ack(const uint8_t* p, Py_ssize_t n, AckFields* out) noexcept nogil:
+    """Read a whole ack envelope; false for any fault."""
+    cdef const uint8_t* end = p + n
+    cdef uint32_t tag
+    cdef uint64_t number = 0
+    memset(out, 0, sizeof(AckFields))
+    p = payload(p, n, ACK)
+    if p == NULL:
+        return False
+    while p < end:
+        p = get_tag(p, end, &tag)
+        if p == NULL:
+            return False
+        if tag == TAG_A_STREAM:
+            p = get_text(p, end, &out.stream)
+        elif tag == TAG_A_PARTITION_SUBJECT:
+            p = get_text(p, end, &out.partition_subject)
+        elif tag == TAG_A_MSG_SUBJECT:
+            p = get_text(p, end, &out.msg_subject)
+        elif tag == TAG_A_OFFSET:
+            p = get_varint(p, end, <uint64_t*>&out.offset)
+        elif tag == TAG_A_ACK_INBOX:
+            p = get_text(p, end, &out.ack_inbox)
+        elif tag == TAG_A_CORRELATION_ID:
+            p = get_text(p, end, &out.correlation_id)
+        elif tag == TAG_A_ACK_POLICY:
+            p = get_varint(p, end, &number)
+            out.ack_policy = <int32_t>number
+        elif tag == TAG_A_RECEPTION_TIMESTAMP:
+            p = get_varint(p, end, <uint64_t*>&out.reception_timestamp)
+        elif tag == TAG_A_COMMIT_TIMESTAMP:
+            p = get_varint(p, end, <uint64_t*>&out.commit_timestamp)
+        elif tag == TAG_A_ACK_ERROR:
+            p = get_varint(p, end, &number)
+            out.error = <int32_t>number
+        else:
+            p = skip_field(p, end, tag)
+        if p == NULL:
+            return False
+    return True
+
+# Writing. Sizes first, exactly; then one allocation and one pass.
+
+cdef inline Py_ssize_t varint_size(uint64_t number) noexcept nogil:
+    # Seven bits a byte, without a loop: 9/64 is close enough to 1/7 for every length up to 64 bits.
+    return ((63 - clz64(number | 1)) * 9 + 73) >> 6
+
+
+cdef inline Py_ssize_t slice_size(Py_ssize_t n) noexcept nogil:
+    """A length-delimited field with a one-byte tag; nothing when it is empty."""
+    return 1 + varint_size(<uint64_t>n) + n if n else 0
+
+
+cdef inline Py_ssize_t number_size(int64_t number) noexcept nogil:
+    return 1 + varint_size(<uint64_t>number) if number else 0
+
+
+cdef inline Py_ssize_t entry_size(Py_ssize_t key, Py_ssize_t value) noexcept nogil:
+    """What a map entry's length says: both fields are written, also when empty."""
+    return 2 + varint_size(<uint64_t>key) + key + varint_size(<uint64_t>value) + value
+
+
+cdef inline uint8_t* put_varint(uint8_t* p, uint64_t number) noexcept nogil:
+    while number > 0x7F:
+        p[0] = <uint8_t>number | 0x80
+        number >>= 7
+        p += 1
+    p[0] = <uint8_t>number
+    return p + 1
+
+
+cdef inline uint8_t* put_number(uint8_t* p, uint8_t tag, int64_t number) noexcept nogil:
+    if number == 0:
+        return p
+    p[0] = tag
+    return put_varint(p + 1, <uint64_t>number)
+
+
+cdef inline uint8_t* put_raw(uint8_t* p, const uint8_t* data, Py_ssize_t n) noexcept nogil:
+    if n:  # memcpy may not be given a null pointer, even for no bytes
+        memcpy(p, data, <size_t>n)
+    return p + n
+
+
+cdef inline uint8_t* put_slice(uint8_t* p, uint8_t tag, const uint8_t* data, Py_ssize_t n) noexcept nogil:
+    if n == 0:
+        return p
+    p[0] = tag
+    return put_raw(put_varint(p + 1, <uint64_t>n), data, n)
+
+
+cdef inline uint8_t* put_entry(uint8_t* p, const uint8_t* key, Py_ssize_t key_n,
+                               const uint8_t* value, Py_ssize_t value_n) noexcept nogil:
+    p[0] = TAG_HEADERS
+    p = put_varint(p + 1, <uint64_t>entry_size(key_n, value_n))
+    p[0] = TAG_ENTRY_KEY
+    p = put_raw(put_varint(p + 1, <uint64_t>key_n), key, key_n)
+    p[0] = TAG_ENTRY_VALUE
+    return put_raw(put_varint(p + 1, <uint64_t>value_n), value, value_n)
+
+
+cdef inline uint8_t* put_header(uint8_t* p, uint8_t kind, bint crc) noexcept nogil:
+    """The envelope's header; with a checksum, its four bytes are left for put_checksum()."""
+    p[0] = 0xB9
+    p[1] = 0x0E
+    p[2] = 0x43
+    p[3] = 0xB4
+    p[4] = 0
+    p[5] = HEADER_LEN_CRC if crc else HEADER_LEN
+    p[6] = crc
+    p[7] = kind
+    return p + p[5]
+
+
+cdef inline void put_checksum(uint8_t* envelope, const uint8_t* end) noexcept nogil:
+    cdef uint32_t checksum = crc32c(envelope + HEADER_LEN_CRC, end - envelope - HEADER_LEN_CRC)
+    envelope[8] = checksum >> 24
+    envelope[9] = checksum >> 16 & 0xFF
+    envelope[10] = checksum >> 8 & 0xFF
+    envelope[11] = checksum & 0xFF

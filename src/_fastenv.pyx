@@ -1,0 +1,621 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False
+# cython: cdivision=True, auto_pickle=False
+"""The envelope codec in Cython. `liftenvelope/_envelope_py.py` is its readable twin and says what it does.
+
+A quick way for what callers nearly always pass; everything unusual, and every error, goes through the
+twin or the checks that both share (`liftenvelope/_checks.py`), so that no rule is written twice.
+"""
+
+cimport cython
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_CheckBuffer, PyObject_GetBuffer
+from cpython.dict cimport PyDict_Next
+from cpython.object cimport PyObject
+from cpython.ref cimport Py_DECREF, Py_INCREF
+from libc.string cimport memcmp
+
+from _cursor cimport *
+
+cdef extern from "Python.h":
+    object PyUnicode_DecodeUTF8(const char* data, Py_ssize_t size, const char* errors)
+    const char* PyUnicode_AsUTF8AndSize(PyObject* text, Py_ssize_t* size)
+    bint PyUnicode_IS_COMPACT_ASCII(object text)
+    Py_ssize_t PyUnicode_GET_LENGTH(object text)
+    object PyDictProxy_New(object mapping)
+
+cdef extern from *:
+    """
+    #include <structmember.h> /* PyMemberDef and T_OBJECT_EX, before Python 3.12 */
+
+    /* Make a C field an attribute as __slots__ would: CPython's interpreter reads those without a call,
+     * several times faster than the properties that Cython makes of readonly fields. */
+    static int expose(PyObject *cls, PyMemberDef *member, const char *name, Py_ssize_t offset) {
+        PyTypeObject *type = (PyTypeObject *)cls;
+        member->name = name;
+        member->type = T_OBJECT_EX;
+        member->flags = READONLY;
+        member->offset = offset;
+        PyObject *descriptor = PyDescr_NewMember(type, member);
+        if (descriptor == NULL)
+            return -1;
+        int failed = PyDict_SetItemString(type->tp_dict, name, descriptor);
+        Py_DECREF(descriptor);
+        PyType_Modified(type);
+        return failed;
+    }
+    """
+    ctypedef struct PyMemberDef:
+        pass
+    int expose(object cls, PyMemberDef* member, const char* name, Py_ssize_t offset) except -1
+
+from types import MappingProxyType
+
+from liftenvelope import _envelope_py as twin
+from liftenvelope._checks import (
+    as_bytes,
+    as_headers,
+    as_int32,
+    as_int64,
+    as_optional_bytes,
+    as_optional_text,
+    as_text,
+    storable_headers,
+)
+from liftenvelope._values_py import ACK_FIELDS, MESSAGE_FIELDS, instant, plain, rebuild, show
+from liftenvelope.errors import EnvelopeTooLargeError, InternalError, UsageTypeError, publish_error
+from liftenvelope.types import AckError, AckPolicy, MessageType, as_ack_error, as_ack_policy, as_request_policy
+
+crc32c_init()
+
+cdef object LEADER = AckPolicy.LEADER
+cdef object OK = AckError.OK
+cdef tuple POLICIES = tuple(AckPolicy)
+cdef tuple ERRORS = tuple(AckError)
+cdef object ANY_OFFSET = -1
+cdef object NO_HEADERS = MappingProxyType({})
+cdef Py_ssize_t MAX_ENVELOPE = 0x7FFFFFFF
+
+
+cdef inline object policy_of(int32_t number):
+    return POLICIES[number] if 0 <= number < 3 else AckPolicy(number)
+
+
+cdef inline object error_of(int32_t number):
+    return ERRORS[number] if 0 <= number < 5 else AckError(number)
+
+
+cdef inline object text_of(Slice s):
+    return PyUnicode_DecodeUTF8(<const char*>s.p, s.n, "strict") if s.n else ""
+
+
+cdef inline object bytes_of(Slice s):
+    return PyBytes_FromStringAndSize(<const char*>s.p, s.n) if s.n else b""
+
+
+# The last text seen in each field that hardly ever changes from one ack or message to the next: comparing
+# is several times cheaper than making the same string again. A long one is not worth keeping.
+cdef enum:
+    SLOTS = 8
+    LONGEST_KEPT = 256
+
+cdef PyObject* last_text[SLOTS]
+
+
+cdef void empty_last_texts():
+    cdef int slot
+    for slot in range(SLOTS):
+        Py_INCREF("")
+        last_text[slot] = <PyObject*>""
+
+empty_last_texts()
+
+
+cdef inline object repeated_text(int slot, Slice s):
+    if s.n == 0:
+        return ""
+    cdef Py_ssize_t n
+    cdef PyObject* last = last_text[slot]
+    cdef const char* p = PyUnicode_AsUTF8AndSize(last, &n)
+    if n == s.n and memcmp(p, s.p, <size_t>n) == 0:
+        return <object>last
+    cdef object text = text_of(s)
+    if s.n <= LONGEST_KEPT:
+        Py_INCREF(text)
+        last_text[slot] = <PyObject*>text
+        Py_DECREF(<object>last)
+    return text
+
+
+cdef inline int utf8(object text, Slice* out) except -1:
+    """A str's UTF-8, which the str keeps; the checks have made sure that it has one."""
+    out.p = <const uint8_t*>PyUnicode_AsUTF8AndSize(<PyObject*>text, &out.n)
+    return 0 if out.p != NULL else -1
+
+
+cdef inline Slice blob(object data):
+    cdef Slice s
+    s.p = <const uint8_t*>PyBytes_AS_STRING(data)
+    s.n = PyBytes_GET_SIZE(data)
+    return s
+
+
+# The value classes. Their fields are exposed below, once each, as read-only slots. None of them can lead
+# back to the object that holds it, so the garbage collector need not walk through millions of acks.
+
+@cython.final
+@cython.no_gc
+@cython.freelist(512)
+cdef class Message:
+    """A message: what was published, and where the server put it. Read-only; equal by value.
+
+    An absent key, an empty key and None given for it are all ``b""``. Arguments: ``value``, then by name
+    ``key``, ``headers``, ``offset`` (of a message to be published: the one that it must get, -1 for any),
+    ``timestamp_ns`` (since 1970), ``stream``, ``partition``, ``subject``, ``reply_subject``,
+    ``ack_inbox``, ``correlation_id``, ``ack_policy``. A UsageError names the value that is wrong.
+    """
+
+    cdef object value, key, headers, offset, timestamp_ns, stream, partition, subject, reply_subject
+    cdef object ack_inbox, correlation_id, ack_policy
+
+    def __init__(self, value=b"", *, key=None, headers=None, offset=0, timestamp_ns=0, stream="", partition=0,
+                 subject="", reply_subject="", ack_inbox="", correlation_id="", ack_policy=LEADER):
+        if self.ack_policy is not None:
+            raise AttributeError("Message is read-only")
+        self.value = as_bytes("value", value)
+        self.key = as_optional_bytes("key", key)
+        self.headers = MappingProxyType(as_headers(headers))
+        self.offset = as_int64("offset", offset)
+        self.timestamp_ns = as_int64("timestamp_ns", timestamp_ns)
+        self.stream = as_text("stream", stream)
+        self.partition = as_int32("partition", partition)
+        self.subject = as_text("subject", subject)
+        self.reply_subject = as_text("reply_subject", reply_subject)
+        self.ack_inbox = as_optional_text("ack_inbox", ack_inbox)
+        self.correlation_id = as_optional_text("correlation_id", correlation_id)
+        self.ack_policy = as_ack_policy("ack_policy", ack_policy)
+
+    @property
+    def timestamp(self):
+        """``timestamp_ns`` as an aware UTC datetime (cut to microseconds), None where it is 0."""
+        return instant(self.timestamp_ns)
+
+    cdef tuple values(self):
+        return (self.value, self.key, self.headers, self.offset, self.timestamp_ns, self.stream, self.partition,
+                self.subject, self.reply_subject, self.ack_inbox, self.correlation_id, self.ack_policy)
+
+    def __eq__(self, other):
+        if type(other) is not Message:
+            return NotImplemented
+        return self.values() == (<Message>other).values()
+
+    def __hash__(self):
+        return hash((self.offset, self.stream, self.partition, self.key, self.value, self.correlation_id))
+
+    def __repr__(self):
+        return show("Message", MESSAGE_FIELDS, self.values())
+
+    def __copy__(self):
+        return self
+
+    def __deepcopy__(self, _memo):
+        return self
+
+    def __reduce__(self):
+        return rebuild, ("Message", *map(plain, self.values()))
+
+
+@cython.final
+@cython.no_gc
+@cython.freelist(512)
+cdef class Ack:
+    """A server's answer to a published message. Read-only; equal by value.
+
+    Look at ``error`` first, or call ``raise_for_error()``: the offset of an error ack is 0 and means
+    nothing. Arguments, by name: ``stream``, ``partition_subject``, ``msg_subject``, ``offset``,
+    ``ack_inbox``, ``correlation_id``, ``ack_policy``, ``reception_timestamp_ns`` and
+    ``commit_timestamp_ns`` (since 1970), ``error``. A UsageError names the value that is wrong.
+    """
+
+    cdef object stream, partition_subject, msg_subject, offset, ack_inbox, correlation_id, ack_policy
+    cdef object reception_timestamp_ns, commit_timestamp_ns, error
+
+    def __init__(self, *, stream="", partition_subject="", msg_subject="", offset=0, ack_inbox="",
+                 correlation_id="", ack_policy=LEADER, reception_timestamp_ns=0, commit_timestamp_ns=0, error=OK):
+        if self.ack_policy is not None:
+            raise AttributeError("Ack is read-only")
+        self.stream = as_text("stream", stream)
+        self.partition_subject = as_text("partition_subject", partition_subject)
+        self.msg_subject = as_text("msg_subject", msg_subject)
+        self.offset = as_int64("offset", offset)
+        self.ack_inbox = as_optional_text("ack_inbox", ack_inbox)
+        self.correlation_id = as_optional_text("correlation_id", correlation_id)
+        self.ack_policy = as_ack_policy("ack_policy", ack_policy)
+        self.reception_timestamp_ns = as_int64("reception_timestamp_ns", reception_timestamp_ns)
+        self.commit_timestamp_ns = as_int64("commit_timestamp_ns", commit_timestamp_ns)
+        self.error = as_ack_error("error", error)
+
+    @property
+    def reception_timestamp(self):
+        """``reception_timestamp_ns`` as an aware UTC datetime (cut to microseconds), None where it is 0."""
+        return instant(self.reception_timestamp_ns)
+
+    @property
+    def commit_timestamp(self):
+        """``commit_timestamp_ns`` as an aware UTC datetime (cut to microseconds), None where it is 0."""
+        return instant(self.commit_timestamp_ns)
+
+    def raise_for_error(self):
+        """Raise the PublishError that the ack reports, if it reports one."""
+        if self.error is not OK:
+            raise publish_error(self)
+
+    cdef tuple values(self):
+        return (self.stream, self.partition_subject, self.msg_subject, self.offset, self.ack_inbox,
+                self.correlation_id, self.ack_policy, self.reception_timestamp_ns, self.commit_timestamp_ns,
+                self.error)
+
+    def __eq__(self, other):
+        if type(other) is not Ack:
+            return NotImplemented
+        return self.values() == (<Ack>other).values()
+
+    def __hash__(self):
+        return hash(self.values())
+
+    def __repr__(self):
+        return show("Ack", ACK_FIELDS, self.values())
+
+    def __copy__(self):
+        return self
+
+    def __deepcopy__(self, _memo):
+        return self
+
+    def __reduce__(self):
+        return rebuild, ("Ack", *map(plain, self.values()))
+
+
+cdef PyMemberDef message_members[12]
+cdef PyMemberDef ack_members[10]
+cdef list KEPT_NAMES = []
+
+
+cdef void expose_fields(object probe, tuple fields, list marks, PyMemberDef* members) except *:
+    """Find the marks that stand in a probe's fields, and expose each at the place where it was found."""
+    cdef Py_ssize_t word
+    cdef PyObject** words = <PyObject**><PyObject*>probe
+    cdef Py_ssize_t size = type(probe).__basicsize__ // sizeof(PyObject*)
+    for index, name in enumerate(fields):
+        for word in range(size):
+            if words[word] == <PyObject*>marks[index]:
+                encoded = name.encode()
+                KEPT_NAMES.append(encoded)  # CPython keeps a pointer into it
+                expose(type(probe), &members[index], encoded, word * sizeof(PyObject*))
+
+
+cdef void expose_all() except *:
+    cdef Message m = Message()
+    cdef Ack a = Ack()
+    marks = [object() for _ in MESSAGE_FIELDS]
+    (m.value, m.key, m.headers, m.offset, m.timestamp_ns, m.stream, m.partition, m.subject, m.reply_subject,
+     m.ack_inbox, m.correlation_id, m.ack_policy) = marks
+    expose_fields(m, MESSAGE_FIELDS, marks, message_members)
+    marks = [object() for _ in ACK_FIELDS]
+    (a.stream, a.partition_subject, a.msg_subject, a.offset, a.ack_inbox, a.correlation_id, a.ack_policy,
+     a.reception_timestamp_ns, a.commit_timestamp_ns, a.error) = marks
+    expose_fields(a, ACK_FIELDS, marks, ack_members)
+
+expose_all()
+
+
+# Encoding
+
+cdef inline bint plain_headers(dict headers) except -1:
+    """Whether headers need neither conversion nor closer look: short ASCII names, bytes values."""
+    cdef Py_ssize_t at = 0
+    cdef PyObject* name
+    cdef PyObject* value
+    if len(headers) > MAX_HEADERS:
+        return False
+    while PyDict_Next(headers, &at, &name, &value):
+        if type(<object>name) is not str or type(<object>value) is not bytes:
+            return False
+        if not PyUnicode_IS_COMPACT_ASCII(<object>name) or PyUnicode_GET_LENGTH(<object>name) > MAX_HEADER_KEY:
+            return False
+    return True
+
+
+cdef inline Py_ssize_t headers_size(dict headers) except -1:
+    cdef Py_ssize_t at = 0, size = 0, entry
+    cdef PyObject* name
+    cdef PyObject* value
+    cdef Slice key
+    while PyDict_Next(headers, &at, &name, &value):
+        utf8(<object>name, &key)
+        entry = entry_size(key.n, PyBytes_GET_SIZE(<object>value))
+        size += 1 + varint_size(<uint64_t>entry) + entry
+    return size
+
+
+cdef inline uint8_t* put_headers(uint8_t* p, dict headers) except NULL:
+    cdef Py_ssize_t at = 0
+    cdef PyObject* name
+    cdef PyObject* value
+    cdef Slice key, content
+    while PyDict_Next(headers, &at, &name, &value):
+        utf8(<object>name, &key)
+        content = blob(<object>value)
+        p = put_entry(p, key.p, key.n, content.p, content.n)
+    return p
+
+
+cdef inline bytes new_envelope(Py_ssize_t body, uint8_t kind, bint crc):
+    """An envelope with its header written and room for a body of this size."""
+    cdef Py_ssize_t header = HEADER_LEN_CRC if crc else HEADER_LEN
+    if body > MAX_ENVELOPE - header:
+        raise EnvelopeTooLargeError(f"an envelope holds at most {MAX_ENVELOPE} bytes")
+    cdef bytes envelope = PyBytes_FromStringAndSize(NULL, header + body)
+    put_header(<uint8_t*>PyBytes_AS_STRING(envelope), kind, crc)
+    return envelope
+
+
+cdef inline bytes finished(bytes envelope, uint8_t* end, bint crc):
+    cdef uint8_t* begin = <uint8_t*>PyBytes_AS_STRING(envelope)
+    if end != begin + PyBytes_GET_SIZE(envelope):
+        raise InternalError("an envelope came out at another size than was reckoned")
+    if crc:
+        put_checksum(begin, end)
+    return envelope
+
+
+cdef bytes write_new_message(Slice value, Slice key, dict headers, Slice inbox, Slice correlation_id,
+                             int32_t policy, int64_t expected_offset, bint crc):
+    cdef Py_ssize_t size = (
+        number_size(expected_offset) + slice_size(key.n) + slice_size(value.n) + slice_size(inbox.n)
+        + slice_size(correlation_id.n) + number_size(policy)
+    )
+    if headers is not None:
+        size += headers_size(headers)
+    cdef bytes envelope = new_envelope(size, PUBLISH, crc)
+    cdef uint8_t* p = <uint8_t*>PyBytes_AS_STRING(envelope) + (HEADER_LEN_CRC if crc else HEADER_LEN)
+    p = put_number(p, TAG_OFFSET, expected_offset)
+    p = put_slice(p, TAG_KEY, key.p, key.n)
+    p = put_slice(p, TAG_VALUE, value.p, value.n)
+    if headers is not None:
+        p = put_headers(p, headers)
+    p = put_slice(p, TAG_ACK_INBOX, inbox.p, inbox.n)
+    p = put_slice(p, TAG_CORRELATION_ID, correlation_id.p, correlation_id.n)
+    p = put_number(p, TAG_ACK_POLICY, policy)
+    return finished(envelope, p, crc)
+
+
+cdef inline object plain_text(str name, object text):
+    """The text itself where it is an ordinary ASCII string, else what the checks make of it."""
+    if type(text) is str and PyUnicode_IS_COMPACT_ASCII(text):
+        return text
+    return as_optional_text(name, text)
+
+
+def new_message(value, *, key=None, headers=None, ack_inbox=None, correlation_id=None, ack_policy=LEADER,
+                expected_offset=ANY_OFFSET, bint crc=False):
+    cdef Slice value_s, key_s, inbox_s, id_s
+    cdef int32_t policy = 0
+    cdef int64_t offset = -1
+    cdef dict entries = None
+    cdef Py_buffer view
+    key_s.p = inbox_s.p = id_s.p = NULL
+    key_s.n = inbox_s.n = id_s.n = 0
+    if expected_offset is not ANY_OFFSET:
+        offset = as_int64("expected_offset", expected_offset)
+    if key is not None:
+        if type(key) is not bytes:
+            key = as_bytes("key", key)
+        key_s = blob(key)
+    if headers is not None:
+        entries = headers if type(headers) is dict and plain_headers(headers) else storable_headers(headers)
+    if ack_inbox is not None:
+        ack_inbox = plain_text("ack_inbox", ack_inbox)
+        utf8(ack_inbox, &inbox_s)
+    if correlation_id is not None:
+        correlation_id = plain_text("correlation_id", correlation_id)
+        utf8(correlation_id, &id_s)
+    if ack_policy is not LEADER:
+        policy = as_request_policy("ack_policy", ack_policy)
+    if type(value) is bytes:
+        return write_new_message(blob(value), key_s, entries, inbox_s, id_s, policy, offset, crc)
+    if not PyObject_CheckBuffer(value) or not memoryview(value).c_contiguous:
+        as_bytes("value", value)  # says what is wrong with it
+    PyObject_GetBuffer(value, &view, PyBUF_SIMPLE)
+    try:
+        value_s.p = <const uint8_t*>view.buf
+        value_s.n = view.len
+        return write_new_message(value_s, key_s, entries, inbox_s, id_s, policy, offset, crc)
+    finally:
+        PyBuffer_Release(&view)
+
+
+cdef bytes allocated_message(MessageFields* f, dict headers, bint crc):
+    return new_envelope(
+        number_size(f.offset) + slice_size(f.key.n) + slice_size(f.value.n) + number_size(f.timestamp)
+        + slice_size(f.stream.n) + number_size(f.partition) + slice_size(f.subject.n)
+        + slice_size(f.reply_subject.n) + headers_size(headers) + slice_size(f.ack_inbox.n)
+        + slice_size(f.correlation_id.n) + number_size(f.ack_policy),
+        PUBLISH, crc)
+
+
+def marshal_message(message, *, bint crc=False):
+    if type(message) is not Message:
+        raise UsageTypeError(f"message must be a Message, not {type(message).__name__}")
+    return write_message(message, crc)
+
+
+cdef bytes write_message(Message message, bint crc):
+    cdef MessageFields f
+    cdef dict headers = storable_headers(message.headers)
+    f.offset, f.timestamp, f.partition = message.offset, message.timestamp_ns, message.partition
+    f.ack_policy = message.ack_policy
+    f.key, f.value = blob(message.key), blob(message.value)
+    utf8(message.stream, &f.stream)
+    utf8(message.subject, &f.subject)
+    utf8(message.reply_subject, &f.reply_subject)
+    utf8(message.ack_inbox, &f.ack_inbox)
+    utf8(message.correlation_id, &f.correlation_id)
+    cdef bytes envelope = allocated_message(&f, headers, crc)
+    cdef uint8_t* p = <uint8_t*>PyBytes_AS_STRING(envelope) + (HEADER_LEN_CRC if crc else HEADER_LEN)
+    p = put_number(p, TAG_OFFSET, f.offset)
+    p = put_slice(p, TAG_KEY, f.key.p, f.key.n)
+    p = put_slice(p, TAG_VALUE, f.value.p, f.value.n)
+    p = put_number(p, TAG_TIMESTAMP, f.timestamp)
+    p = put_slice(p, TAG_STREAM, f.stream.p, f.stream.n)
+    p = put_number(p, TAG_PARTITION, f.partition)
+    p = put_slice(p, TAG_SUBJECT, f.subject.p, f.subject.n)
+    p = put_slice(p, TAG_REPLY_SUBJECT, f.reply_subject.p, f.reply_subject.n)
+    p = put_headers(p, headers)
+    p = put_slice(p, TAG_ACK_INBOX, f.ack_inbox.p, f.ack_inbox.n)
+    p = put_slice(p, TAG_CORRELATION_ID, f.correlation_id.p, f.correlation_id.n)
+    p = put_number(p, TAG_ACK_POLICY, f.ack_policy)
+    return finished(envelope, p, crc)
+
+
+cdef bytes allocated_ack(AckFields* f, bint crc):
+    return new_envelope(
+        slice_size(f.stream.n) + slice_size(f.partition_subject.n) + slice_size(f.msg_subject.n)
+        + number_size(f.offset) + slice_size(f.ack_inbox.n) + slice_size(f.correlation_id.n)
+        + number_size(f.ack_policy) + number_size(f.reception_timestamp) + number_size(f.commit_timestamp)
+        + number_size(f.error),
+        ACK, crc)
+
+
+def marshal_ack(ack, *, bint crc=False):
+    if type(ack) is not Ack:
+        raise UsageTypeError(f"ack must be an Ack, not {type(ack).__name__}")
+    return write_ack(ack, crc)
+
+
+cdef bytes write_ack(Ack ack, bint crc):
+    cdef AckFields f
+    f.offset, f.ack_policy, f.error = ack.offset, ack.ack_policy, ack.error
+    f.reception_timestamp, f.commit_timestamp = ack.reception_timestamp_ns, ack.commit_timestamp_ns
+    utf8(ack.stream, &f.stream)
+    utf8(ack.partition_subject, &f.partition_subject)
+    utf8(ack.msg_subject, &f.msg_subject)
+    utf8(ack.ack_inbox, &f.ack_inbox)
+    utf8(ack.correlation_id, &f.correlation_id)
+    cdef bytes envelope = allocated_ack(&f, crc)
+    cdef uint8_t* p = <uint8_t*>PyBytes_AS_STRING(envelope) + (HEADER_LEN_CRC if crc else HEADER_LEN)
+    p = put_slice(p, TAG_A_STREAM, f.stream.p, f.stream.n)
+    p = put_slice(p, TAG_A_PARTITION_SUBJECT, f.partition_subject.p, f.partition_subject.n)
+    p = put_slice(p, TAG_A_MSG_SUBJECT, f.msg_subject.p, f.msg_subject.n)
+    p = put_number(p, TAG_A_OFFSET, f.offset)
+    p = put_slice(p, TAG_A_ACK_INBOX, f.ack_inbox.p, f.ack_inbox.n)
+    p = put_slice(p, TAG_A_CORRELATION_ID, f.correlation_id.p, f.correlation_id.n)
+    p = put_number(p, TAG_A_ACK_POLICY, f.ack_policy)
+    p = put_number(p, TAG_A_RECEPTION_TIMESTAMP, f.reception_timestamp)
+    p = put_number(p, TAG_A_COMMIT_TIMESTAMP, f.commit_timestamp)
+    p = put_number(p, TAG_A_ACK_ERROR, f.error)
+    return finished(envelope, p, crc)
+
+
+# Decoding
+
+cdef dict headers_of(MessageFields* f, const uint8_t* end):
+    """The header entries of a message that has been parsed, and so is known to be sound."""
+    cdef dict headers = {}
+    cdef const uint8_t* p = f.first_header
+    cdef Slice key, value
+    cdef uint32_t tag
+    cdef Py_ssize_t left = f.headers
+    while True:
+        p = get_entry(p, end, &key, &value)
+        headers[text_of(key)] = bytes_of(value)
+        left -= 1
+        if left == 0:
+            return headers
+        p = get_tag(p, end, &tag)
+        while tag != TAG_HEADERS:
+            p = get_tag(skip_field(p, end, tag), end, &tag)
+
+
+cdef object message_of(const uint8_t* p, Py_ssize_t n):
+    """The message, or None for any fault."""
+    cdef MessageFields f
+    if not parse_message(p, n, &f):
+        return None
+    cdef Message message = Message.__new__(Message)
+    message.offset = f.offset
+    message.key = bytes_of(f.key)
+    message.value = bytes_of(f.value)
+    message.timestamp_ns = f.timestamp
+    message.stream = repeated_text(0, f.stream)
+    message.partition = f.partition
+    message.subject = repeated_text(1, f.subject)
+    message.reply_subject = text_of(f.reply_subject)
+    message.headers = PyDictProxy_New(headers_of(&f, p + n)) if f.headers else NO_HEADERS
+    message.ack_inbox = repeated_text(2, f.ack_inbox)
+    message.correlation_id = text_of(f.correlation_id)
+    message.ack_policy = policy_of(f.ack_policy)
+    return message
+
+
+cdef object ack_of(const uint8_t* p, Py_ssize_t n):
+    """The ack, or None for any fault."""
+    cdef AckFields f
+    if not parse_ack(p, n, &f):
+        return None
+    cdef Ack ack = Ack.__new__(Ack)
+    ack.stream = repeated_text(3, f.stream)
+    ack.partition_subject = repeated_text(4, f.partition_subject)
+    ack.msg_subject = repeated_text(5, f.msg_subject)
+    ack.offset = f.offset
+    ack.ack_inbox = repeated_text(6, f.ack_inbox)
+    ack.correlation_id = text_of(f.correlation_id)
+    ack.ack_policy = policy_of(f.ack_policy)
+    ack.reception_timestamp_ns = f.reception_timestamp
+    ack.commit_timestamp_ns = f.commit_timestamp
+    ack.error = error_of(f.error)
+    return ack
+
+
+cdef object explain(object reader, bytes raw):
+    """Have the twin raise what is wrong with bytes that the quick path has refused."""
+    reader(raw)
+    raise InternalError(f"the two codecs disagree about {raw[:200].hex()}")
+
+
+def unmarshal_message(data):
+    cdef bytes raw = data if type(data) is bytes else as_bytes("data", data)
+    message = message_of(<const uint8_t*>PyBytes_AS_STRING(raw), PyBytes_GET_SIZE(raw))
+    return message if message is not None else explain(twin.unmarshal_message, raw)
+
+
+def unmarshal_ack(data):
+    cdef bytes raw = data if type(data) is bytes else as_bytes("data", data)
+    ack = ack_of(<const uint8_t*>PyBytes_AS_STRING(raw), PyBytes_GET_SIZE(raw))
+    return ack if ack is not None else explain(twin.unmarshal_ack, raw)
+
+
+def peek_type(data):
+    cdef bytes raw = data if type(data) is bytes else as_bytes("data", data)
+    if not sound_header(<const uint8_t*>PyBytes_AS_STRING(raw), PyBytes_GET_SIZE(raw)):
+        return explain(twin.peek_type, raw)
+    return MessageType(<uint8_t>PyBytes_AS_STRING(raw)[7])
+
+
+def is_envelope(data):
+    cdef bytes raw = data if type(data) is bytes else as_bytes("data", data)
+    return bool(sound_header(<const uint8_t*>PyBytes_AS_STRING(raw), PyBytes_GET_SIZE(raw)))
+
+
+def crc32c_by(data, *, bint native):
+    """CRC-32C by the processor's instruction or by the table: for the tests, which hold one to the other."""
+    cdef bytes raw = as_bytes("data", data)
+    if native and not crc32c_has_native():
+        raise UsageTypeError("this processor has no instruction for CRC-32C")
+    if native:
+        return crc32c_native(<const uint8_t*>PyBytes_AS_STRING(raw), <size_t>PyBytes_GET_SIZE(raw))
+    return crc32c_table(<const uint8_t*>PyBytes_AS_STRING(raw), <size_t>PyBytes_GET_SIZE(raw))
+
+
+def crc32c_is_native():
+    """Whether this processor has an instruction for CRC-32C."""
+    return bool(crc32c_has_native())

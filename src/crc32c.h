@@ -1,0 +1,84 @@
+/* CRC-32C (Castagnoli), with the processor's instruction where it has one.
+ *
+ * crc32c() takes the best; crc32c_table() works everywhere (slicing by eight); crc32c_native() must only
+ * be called where crc32c_has_native() is true. crc32c_init() comes before all of them. The choice is made at run time, so one wheel serves every machine. */
+#ifndef LIFTENVELOPE_CRC32C_H
+#define LIFTENVELOPE_CRC32C_H
+
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))
+#include <nmmintrin.h>
+#define CRC32C_TARGET __attribute__((target("sse4.2")))
+#define CRC32C_U64(crc, word) ((uint32_t)_mm_crc32_u64((crc), (word)))
+#define CRC32C_U8(crc, byte) _mm_crc32_u8((crc), (byte))
+#define CRC32C_PROBE() __builtin_cpu_supports("sse4.2")
+#elif defined(__aarch64__) && defined(__ARM_FEATURE_CRC32)
+#include <arm_acle.h>
+#define CRC32C_TARGET
+#define CRC32C_U64(crc, word) __crc32cd((crc), (word))
+#define CRC32C_U8(crc, byte) __crc32cb((crc), (byte))
+#define CRC32C_PROBE() 1
+#endif
+
+static uint32_t crc32c_tables[8][256];
+
+static int crc32c_use_native;
+static int crc32c_has_native(void);
+
+static void crc32c_init(void) {
+    crc32c_use_native = crc32c_has_native();
+    for (uint32_t byte = 0; byte < 256; byte++) {
+        uint32_t crc = byte;
+        for (int bit = 0; bit < 8; bit++)
+            crc = (crc >> 1) ^ ((crc & 1) ? 0x82F63B78u : 0);
+        crc32c_tables[0][byte] = crc;
+    }
+    for (uint32_t byte = 0; byte < 256; byte++)
+        for (int k = 1; k < 8; k++) {
+            uint32_t before = crc32c_tables[k - 1][byte];
+            crc32c_tables[k][byte] = (before >> 8) ^ crc32c_tables[0][before & 0xFF];
+        }
+}
+
+static uint32_t crc32c_table(const uint8_t *data, size_t size) {
+    uint32_t crc = 0xFFFFFFFFu;
+    for (; size >= 8; data += 8, size -= 8) {
+        uint32_t low = crc ^ ((uint32_t)data[0] | (uint32_t)data[1] << 8 | (uint32_t)data[2] << 16 |
+                              (uint32_t)data[3] << 24);
+        crc = crc32c_tables[7][low & 0xFF] ^ crc32c_tables[6][(low >> 8) & 0xFF] ^
+              crc32c_tables[5][(low >> 16) & 0xFF] ^ crc32c_tables[4][low >> 24] ^
+              crc32c_tables[3][data[4]] ^ crc32c_tables[2][data[5]] ^ crc32c_tables[1][data[6]] ^
+              crc32c_tables[0][data[7]];
+    }
+    for (; size; data++, size--)
+        crc = crc32c_tables[0][(crc ^ *data) & 0xFF] ^ (crc >> 8);
+    return crc ^ 0xFFFFFFFFu;
+}
+
+#ifdef CRC32C_TARGET
+static int crc32c_has_native(void) { return CRC32C_PROBE() != 0; }
+
+CRC32C_TARGET static uint32_t crc32c_native(const uint8_t *data, size_t size) {
+    uint32_t crc = 0xFFFFFFFFu;
+    for (; size >= 8; data += 8, size -= 8) {
+        uint64_t word;
+        memcpy(&word, data, 8);
+        crc = CRC32C_U64(crc, word);
+    }
+    for (; size; data++, size--)
+        crc = CRC32C_U8(crc, *data);
+    return crc ^ 0xFFFFFFFFu;
+}
+#else
+static int crc32c_has_native(void) { return 0; }
+static uint32_t crc32c_native(const uint8_t *data, size_t size) { return crc32c_table(data, size); }
+#endif
+
+static uint32_t crc32c(const uint8_t *data, size_t size) {
+    return crc32c_use_native ? crc32c_native(data, size) : crc32c_table(data, size);
+}
+
+#endif
