@@ -1,0 +1,41 @@
+"""Addresses of servers, as ``host:port`` text."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from liftenvelope.errors import UsageError
+
+__all__ = ["Address", "parse_address"]
+
+
+class Address(NamedTuple):
+    """A host and a port. ``str()`` gives the text again, with brackets around an IPv6 host."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def parse_address(text: str) -> Address:
+    """Return the address that ``text`` names.
+
+    Args:
+        text: ``host:port``, or ``[host]:port`` for an IPv6 host.
+
+    Raises:
+        UsageError: ``text`` is neither, or the port is not one of 1 to 65535.
+
+    >>> parse_address("127.0.0.1:9292")
+    Address(host='127.0.0.1', port=9292)
+    """
+    host, colon, port = text.rpartition(":")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    elif ":" in host:
+        raise UsageError(f"address {text!r}: an IPv6 host needs brackets, as in [::1]:9292")
+    if not (colon and host and port.isascii() and port.isdigit() and 1 <= int(port) <= 65535):
+        raise UsageError(f"address {text!r}: expected host:port")
+    return Address(host, int(port))

@@ -1,0 +1,298 @@
+"""gRPC calls that block, over one socket: for tests, tools and other code without an event loop."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Final, Self
+
+from liftenvelope.errors import TransportError
+from liftenvelope.rpc.address import Address, parse_address
+from liftenvelope.rpc.connection import CallEnded, ClientConnection, Event
+from liftenvelope.rpc.status import RpcError, StatusCode
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+__all__ = ["BlockingChannel", "ResponseStream"]
+
+_RECEIVE_SIZE: Final = 256 * 1024
+# How long telling the server of a cancelled call may take. The connection is given up if it takes longer.
+_CANCEL_TIMEOUT: Final = 1.0
+
+
+def _remaining(deadline: float | None) -> float | None:
+    """Return the seconds until ``deadline``, or raise TimeoutError if none are left."""
+    if deadline is None:
+        return None
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise TimeoutError
+    return left
+
+
+def _earlier(a: float | None, b: float | None) -> float | None:
+    return min((time_ for time_ in (a, b) if time_ is not None), default=None)
+
+
+class _Inbox:
+    """What has come for one call and has not been taken yet."""
+
+    def __init__(self) -> None:
+        self.messages: deque[bytes] = deque()
+        self.ended: CallEnded | None = None
+
+
+class _Session:
+    """One connection: the protocol, its socket, and the inboxes of the calls that are open on it."""
+
+    def __init__(self, address: Address, connect_timeout: float) -> None:
+        self.protocol = ClientConnection(str(address))
+        self._inboxes: dict[int, _Inbox] = {}
+        try:
+            self._socket = socket.create_connection(address, timeout=connect_timeout)
+        except OSError as exc:
+            raise TransportError(f"can't connect to {address}: {exc}") from exc
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def start_call(self, method: str, request: bytes, timeout: float | None) -> tuple[int, _Inbox]:
+        call_id = self.protocol.start_call(method, request, timeout=timeout)
+        inbox = self._inboxes[call_id] = _Inbox()
+        return call_id, inbox
+
+    def cancel(self, call_id: int) -> None:
+        if call_id not in self._inboxes:
+            return
+        self.protocol.cancel(call_id)
+        self._inboxes.pop(call_id, None)
+        self._send(time.monotonic() + _CANCEL_TIMEOUT)
+        self._close_if_done()
+
+    def pump(self, deadline: float | None) -> None:
+        """Send what is due, then wait for something to come and hand it out.
+
+        Raises:
+            TimeoutError: Nothing came before ``deadline``.
+        """
+        self._send(deadline)
+        if not self.protocol.open_calls:
+            return
+        self._socket.settimeout(_remaining(deadline))
+        self._receive()
+
+    def take_what_came(self) -> None:
+        """Hand out what has come already. So an idle session learns that its server has gone."""
+        self._socket.settimeout(0)
+        try:
+            while self.protocol.accepts_calls:
+                self._receive()
+        except BlockingIOError:
+            pass
+
+    def close(self) -> None:
+        self._dispatch(self.protocol.connection_lost("the channel was closed"))
+
+    def _send(self, deadline: float | None) -> None:
+        self._socket.settimeout(_remaining(deadline))
+        try:
+            self._socket.sendall(self.protocol.data_to_send())
+        except OSError as exc:
+            # After a timeout too the connection is of no more use: part of a frame may have gone out.
+            self._dispatch(self.protocol.connection_lost(f"can't send: {exc}"))
+
+    def _receive(self) -> None:
+        try:
+            data = self._socket.recv(_RECEIVE_SIZE)
+        except (BlockingIOError, TimeoutError):
+            raise
+        except OSError as exc:
+            self._dispatch(self.protocol.connection_lost(f"the connection was lost: {exc}"))
+            return
+        if data:
+            self._dispatch(self.protocol.feed(data))
+        else:
+            self._dispatch(self.protocol.connection_lost("the server closed the connection"))
+
+    def _dispatch(self, events: list[Event]) -> None:
+        for event in events:
+            inbox = self._inboxes[event.call_id]
+            if isinstance(event, CallEnded):
+                inbox.ended = event
+                del self._inboxes[event.call_id]
+            else:
+                inbox.messages.append(event.data)
+        self._close_if_done()
+
+    def _close_if_done(self) -> None:
+        if not self.protocol.accepts_calls and not self._inboxes:
+            self._socket.close()
+
+
+class ResponseStream:
+    """The answers to one call. Iterate over it, or take them with :meth:`receive`; then close it.
+
+    Closing it before its end cancels the call. It is a context manager that closes itself. Iteration ends
+    with the call's status OK, and raises what :meth:`receive` raises.
+    """
+
+    def __init__(
+        self, session: _Session, call_id: int, inbox: _Inbox, timeout: float | None, deadline: float | None
+    ) -> None:
+        self._session = session
+        self._call_id = call_id
+        self._inbox = inbox
+        self._timeout = timeout
+        self._deadline = deadline
+
+    def receive(self, *, timeout: float | None = None) -> bytes | None:
+        """Return the next message, or None at the end of the call.
+
+        Args:
+            timeout: Seconds to wait. When they have passed, the call goes on and can be asked again.
+
+        Raises:
+            RpcError: The call ended with a status other than OK. DEADLINE_EXCEEDED also when nothing came
+                within ``timeout``, or within the timeout of the call.
+            TransportError: The connection failed.
+        """
+        limit = _earlier(self._deadline, None if timeout is None else time.monotonic() + timeout)
+        while not self._inbox.messages:
+            if self._inbox.ended is not None:
+                if self._inbox.ended.error is not None:
+                    raise self._inbox.ended.error
+                return None
+            self._session.protocol.release(self._call_id)
+            try:
+                self._session.pump(limit)
+            except TimeoutError:
+                self._timed_out(timeout)
+        return self._inbox.messages.popleft()
+
+    def close(self) -> None:
+        """Cancel the call if it has not ended. Messages that came and were not taken are dropped."""
+        self._inbox.messages.clear()
+        if self._inbox.ended is None:
+            self._cancel(RpcError(StatusCode.CANCELLED, "the call was closed here"))
+
+    def _timed_out(self, timeout: float | None) -> None:
+        """Raise DEADLINE_EXCEEDED, and cancel the call if it is the call's own time that is up."""
+        if self._deadline is None or time.monotonic() < self._deadline:
+            raise RpcError(StatusCode.DEADLINE_EXCEEDED, f"no message came within {timeout} s") from None
+        error = RpcError(StatusCode.DEADLINE_EXCEEDED, f"the call did not end within {self._timeout} s")
+        self._cancel(error)
+
+    def _cancel(self, error: RpcError) -> None:
+        self._inbox.ended = CallEnded(self._call_id, error)
+        self._session.cancel(self._call_id)
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> bytes:
+        message = self.receive()
+        if message is None:
+            raise StopIteration
+        return message
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class BlockingChannel:
+    """Calls to one server over one connection, which is made by the first call, and anew when it is lost.
+
+    A lost connection ends the calls that are open, with an error; they are not repeated. Several calls can
+    be open at once, but a channel is for one thread: it has no lock.
+
+    Args:
+        address: ``host:port`` of the server.
+        connect_timeout: Seconds for making a connection.
+
+    Example:
+        >>> from liftenvelope._pb import api_pb2
+        >>> from liftenvelope.testing import run_liftbridge
+        >>> with run_liftbridge() as cluster, BlockingChannel(cluster.addresses[0]) as channel:
+        ...     answer = channel.unary("/proto.API/FetchMetadata", b"", timeout=5.0)
+        ...     [broker.id for broker in api_pb2.FetchMetadataResponse.FromString(answer).brokers]
+        ['node1']
+    """
+
+    def __init__(self, address: str, *, connect_timeout: float = 5.0) -> None:
+        self._address = parse_address(address)
+        self._connect_timeout = connect_timeout
+        self._session: _Session | None = None
+        self._retired: list[_Session] = []
+
+    def unary(self, method: str, request: bytes, *, timeout: float | None) -> bytes:
+        """Call a method with one answer; return the answer.
+
+        Args:
+            method: Path of the method, such as ``/proto.API/FetchMetadata``.
+            request: The request message.
+            timeout: Seconds for the whole call, None for no limit. The server is told it as well.
+
+        Raises:
+            RpcError: The call ended with a status other than OK; DEADLINE_EXCEEDED when the time is up.
+            TransportError: No connection could be made, or it failed before the status came. The server may
+                have done what was asked.
+            UsageError: ``method`` or ``timeout`` makes no sense.
+        """
+        with self.server_stream(method, request, timeout=timeout) as call:
+            answer = call.receive()
+            if answer is None or call.receive() is not None:
+                raise RpcError(StatusCode.INTERNAL, f"{method}: the server did not send exactly one message")
+        return answer
+
+    def server_stream(self, method: str, request: bytes, *, timeout: float | None = None) -> ResponseStream:
+        """Call a method with any number of answers; return them as a stream.
+
+        Arguments and errors are those of :meth:`unary`; what goes wrong after the call has begun is raised
+        by the stream.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        session = self._connected()
+        call_id, inbox = session.start_call(method, request, timeout)
+        return ResponseStream(session, call_id, inbox, timeout, deadline)
+
+    def connect(self) -> None:
+        """Make the connection now, if there is none. Otherwise the first call does.
+
+        Raises:
+            TransportError: None could be made.
+        """
+        self._connected()
+
+    def close(self) -> None:
+        """Close the connection. Calls that are open end with a TransportError."""
+        for session in self._retired:
+            session.close()
+        self._retired.clear()
+        if self._session is not None:
+            self._session.close()
+        self._session = None
+
+    def _connected(self) -> _Session:
+        session = self._session
+        if session is not None:
+            if session.protocol.accepts_calls:
+                session.take_what_came()
+            if session.protocol.accepts_calls:
+                return session
+            # The server may still answer the calls that are open there.
+            self._retired = [old for old in (*self._retired, session) if old.protocol.open_calls]
+        self._session = _Session(self._address, self._connect_timeout)
+        return self._session
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()

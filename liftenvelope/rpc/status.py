@@ -1,0 +1,111 @@
+"""How a call ends: the gRPC status codes, and the error for every code but OK.
+
+The codes and the mappings onto them are those of gRPC's own documents: `statuscodes.md`,
+`http-grpc-status-mapping.md` and `PROTOCOL-HTTP2.md`.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
+from urllib.parse import unquote_to_bytes
+
+from liftenvelope.errors import ServerError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["RpcError", "StatusCode", "status_error"]
+
+
+class StatusCode(IntEnum):
+    """The status codes of gRPC."""
+
+    OK = 0
+    CANCELLED = 1
+    UNKNOWN = 2
+    INVALID_ARGUMENT = 3
+    DEADLINE_EXCEEDED = 4
+    NOT_FOUND = 5
+    ALREADY_EXISTS = 6
+    PERMISSION_DENIED = 7
+    RESOURCE_EXHAUSTED = 8
+    FAILED_PRECONDITION = 9
+    ABORTED = 10
+    OUT_OF_RANGE = 11
+    UNIMPLEMENTED = 12
+    INTERNAL = 13
+    UNAVAILABLE = 14
+    DATA_LOSS = 15
+    UNAUTHENTICATED = 16
+
+
+class RpcError(ServerError):
+    """A call ended with a gRPC status other than OK.
+
+    Attributes:
+        code: The status: a :class:`StatusCode`, or a plain number where gRPC has no name for it.
+        description: The text that came with it, or the name of the code where none came.
+    """
+
+    def __str__(self) -> str:
+        name = self.code.name if isinstance(self.code, StatusCode) else f"status {int(self.code)}"
+        return f"{name}: {self.description}"
+
+
+_FROM_HTTP: Final[Mapping[int, StatusCode]] = MappingProxyType(
+    {
+        400: StatusCode.INTERNAL,
+        401: StatusCode.UNAUTHENTICATED,
+        403: StatusCode.PERMISSION_DENIED,
+        404: StatusCode.UNIMPLEMENTED,
+        429: StatusCode.UNAVAILABLE,
+        502: StatusCode.UNAVAILABLE,
+        503: StatusCode.UNAVAILABLE,
+        504: StatusCode.UNAVAILABLE,
+    }
+)
+
+# HTTP/2's names and numbers (RFC 9113, 7) of the reasons for a reset, where they mean more than INTERNAL.
+_FROM_RESET: Final[Mapping[int, StatusCode]] = MappingProxyType(
+    {
+        0x7: StatusCode.UNAVAILABLE,  # REFUSED_STREAM: never looked at, so the call may be made again
+        0x8: StatusCode.CANCELLED,  # CANCEL
+        0xB: StatusCode.RESOURCE_EXHAUSTED,  # ENHANCE_YOUR_CALM
+        0xC: StatusCode.PERMISSION_DENIED,  # INADEQUATE_SECURITY
+    }
+)
+
+
+def status_error(code: int, text: str = "") -> RpcError | None:
+    """Return the error for a status, or None for OK."""
+    if code == StatusCode.OK:
+        return None
+    try:
+        named = StatusCode(code)
+    except ValueError:
+        return RpcError(code, text or f"status {code}")
+    return RpcError(named, text or named.name)
+
+
+def http_error(status: str) -> RpcError:
+    """Return the error for a response without a gRPC status, by its HTTP status."""
+    code = _FROM_HTTP.get(int(status), StatusCode.UNKNOWN) if status.isdecimal() else StatusCode.UNKNOWN
+    return RpcError(code, f"the server answered with HTTP status {status} and no gRPC status")
+
+
+def reset_error(http2_code: int) -> RpcError:
+    """Return the error for a stream that the server reset."""
+    code = _FROM_RESET.get(http2_code, StatusCode.INTERNAL)
+    return RpcError(code, f"the server reset the call (HTTP/2 error {http2_code:#x})")
+
+
+def trailers_error(headers: Mapping[bytes, bytes]) -> RpcError | None:
+    """Return the error that the last headers of a response stand for, or None when they say OK."""
+    raw = headers.get(b"grpc-status", b"")
+    if not (raw.isdigit() and len(raw) < 10):
+        return RpcError(StatusCode.UNKNOWN, f"the server ended the call without a valid gRPC status: {raw!r}")
+    # The text is UTF-8, percent-encoded. Whatever else came in it is shown as well as can be.
+    text = unquote_to_bytes(headers.get(b"grpc-message", b"")).decode("utf-8", "replace")
+    return status_error(int(raw), text)
