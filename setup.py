@@ -7,7 +7,7 @@ as errors: what CI builds), or sanitize (ASan and UBSan, for the fuzz and unit r
 import os
 
 from Cython.Build import cythonize
-from setuptools import Extension, setup
+from setuptools import Extension, find_packages, setup
 
 FLAGS = {
     "release": (["-O3", "-fno-plt", "-Wall", "-Wextra"], []),
@@ -37,4 +37,13 @@ def extension(name: str) -> Extension:
     )
 
 
-setup(ext_modules=cythonize([extension("_fastenv")], include_path=["src"], language_level=3))
+# The module that builds the Liftbridge server goes into the wheel: liftenvelope.testing is for users too.
+SERVERS = "liftenvelope.testing._servers"
+
+setup(
+    packages=[*find_packages(include=["liftenvelope*"]), SERVERS],
+    package_dir={SERVERS: "tests/servers"},
+    ext_modules=cythonize(
+        [extension("_fastenv"), extension("_fastbatch")], include_path=["src"], language_level=3
+    ),
+)

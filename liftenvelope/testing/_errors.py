@@ -1,0 +1,11 @@
+"""What goes wrong with the servers of the tests."""
+
+from __future__ import annotations
+
+from liftenvelope.errors import LiftEnvelopeError
+
+__all__ = ["ServerStartError"]
+
+
+class ServerStartError(LiftEnvelopeError):
+    """A server can't be found, built or started. The message ends with what the program itself said."""

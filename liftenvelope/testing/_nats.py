@@ -1,0 +1,202 @@
+"""A nats-server for tests."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+from liftenvelope.errors import UsageError
+from liftenvelope.testing._binaries import find_nats_server
+from liftenvelope.testing._errors import ServerStartError
+from liftenvelope.testing._lifecycle import Managed
+from liftenvelope.testing._ports import LOOPBACK, free_port
+from liftenvelope.testing._process import ServerProcess, make_folder, remove_folder
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["NatsServer", "run_nats_server"]
+
+_POLL_INTERVAL: Final = 0.02
+_PORT_TRIES: Final = 5
+_ADDRESS_IN_USE: Final = "address already in use"
+
+
+def run_nats_server(
+    *,
+    jetstream: bool = False,
+    port: int | None = None,
+    max_payload: int | None = None,
+    config: Mapping[str, object] | None = None,
+    start_timeout: float = 30.0,
+) -> NatsServer:
+    """Return a nats-server on the loopback interface, to be started by ``with`` or ``async with``.
+
+    Its data are in a temporary folder that is removed at the end. It never outlives this Python process.
+
+    Args:
+        jetstream: Whether it has JetStream, with its store in that folder.
+        port: Where it listens. By default on a free port, which it keeps when it is started again.
+        max_payload: The largest message it takes, in bytes; by default the server's own limit, 1 MiB.
+        config: More of its configuration, such as ``{"max_control_line": 8192}``. The names are those of the
+            server's configuration file; what stands here goes before what is written here by default.
+        start_timeout: Seconds within which it must be ready.
+
+    Raises:
+        UsageError: ``port`` or ``max_payload`` makes no sense.
+        ServerStartError: On entering: there is no server program, or it did not start.
+
+    Example:
+        >>> with run_nats_server(max_payload=65536) as server:
+        ...     server.url.startswith("nats://127.0.0.1:")
+        True
+    """
+    if port is not None and not 1 <= port <= 65535:
+        raise UsageError(f"port={port!r}: expected 1 to 65535, or None")
+    if max_payload is not None and max_payload < 1:
+        raise UsageError(f"max_payload={max_payload!r}: expected a positive number of bytes, or None")
+    options: dict[str, object] = {} if max_payload is None else {"max_payload": max_payload}
+    return NatsServer(
+        {**options, **(config or {})}, jetstream=jetstream, port=port, start_timeout=start_timeout
+    )
+
+
+class NatsServer(Managed):
+    """A nats-server, made by :func:`run_nats_server`. For one thread at a time."""
+
+    def __init__(
+        self, config: Mapping[str, object], *, jetstream: bool, port: int | None, start_timeout: float
+    ) -> None:
+        self._config = config
+        self._jetstream = jetstream
+        self._port = port
+        self._start_timeout = start_timeout
+        self._folder = make_folder()
+        self._process = ServerProcess(self._folder, "nats-server.log")
+        self._info: dict[str, Any] = {}
+
+    @property
+    def port(self) -> int:
+        """Where it listens. It stays the same however often it is started."""
+        if self._port is None:
+            raise UsageError("the server has no port before it is started")
+        return self._port
+
+    @property
+    def address(self) -> str:
+        """Its ``host:port``."""
+        return f"{LOOPBACK}:{self.port}"
+
+    @property
+    def url(self) -> str:
+        """Its ``nats://host:port``."""
+        return f"nats://{self.address}"
+
+    @property
+    def version(self) -> str:
+        """What it says its version is, such as ``2.12.1``."""
+        return str(self._info.get("version", ""))
+
+    @property
+    def pid(self) -> int | None:
+        """Its process id, None when it is not running."""
+        return self._process.pid
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the process is there."""
+        return self._process.is_running
+
+    def start(self) -> None:
+        """Start it and wait until it is ready; after a stop, on the same port and with the same data.
+
+        Raises:
+            ServerStartError: It did not become ready; the message ends with its log.
+            UsageError: It is running.
+        """
+        if self._port is not None:
+            return self._start_on(self._port)
+        for _ in range(_PORT_TRIES - 1):
+            port = free_port()
+            try:
+                self._start_on(port)
+            except ServerStartError as exc:
+                # Somebody else took the port since it was found to be free.
+                if _ADDRESS_IN_USE not in str(exc):
+                    raise
+            else:
+                self._port = port
+                return None
+        self._start_on(port := free_port())
+        self._port = port
+        return None
+
+    def stop(self) -> int | None:
+        """Have it stop cleanly; return its exit status. Its data stay. Nothing happens if it is stopped."""
+        return self._process.stop()
+
+    def kill(self) -> int | None:
+        """Kill it with SIGKILL, and wait until it has gone. Its data stay as they are."""
+        return self._process.kill()
+
+    def close(self) -> None:
+        """Stop it and remove its data. The log can still be read."""
+        self._process.stop()
+        self._process.log()
+        remove_folder(self._folder)
+
+    def log(self) -> str:
+        """Return all that it has logged, since its first start."""
+        return self._process.log()
+
+    def _start_on(self, port: int) -> None:
+        name = f"{self._folder.name}-{port}"
+        path = self._folder / "nats-server.conf"
+        # JSON is a valid configuration.
+        path.write_text(json.dumps(self._configuration(name, port), indent=1), "utf-8")
+        self._process.start([str(find_nats_server()), "-c", str(path)], {})
+        try:
+            self._info = self._wait_ready(name, port)
+        except ServerStartError:
+            self._process.kill()
+            raise
+
+    def _configuration(self, name: str, port: int) -> dict[str, object]:
+        config: dict[str, object] = {"server_name": name, "host": LOOPBACK, "port": port}
+        if self._jetstream:
+            config["jetstream"] = {"store_dir": str(self._folder / "jetstream")}
+        return {**config, **self._config}
+
+    def _wait_ready(self, name: str, port: int) -> dict[str, Any]:
+        wanted = self._config.get("server_name", name)
+        deadline = time.monotonic() + self._start_timeout
+        while time.monotonic() < deadline:
+            if not self._process.is_running:
+                raise self._failure(f"ended with status {self._process.returncode}")
+            info = _read_info(port)
+            # Any other name is another server's, which has the port.
+            if info.get("server_name") == wanted:
+                return info
+            time.sleep(_POLL_INTERVAL)
+        raise self._failure(f"was not ready after {self._start_timeout} s")
+
+    def _failure(self, what: str) -> ServerStartError:
+        return ServerStartError(f"nats-server {what}. Its log:\n{self._process.log_tail()}")
+
+
+def _read_info(port: int) -> dict[str, Any]:
+    """Return what the server at a port says in its first line, or nothing if there is no such server."""
+    try:
+        with (
+            socket.create_connection((LOOPBACK, port), timeout=1.0) as connection,
+            connection.makefile("rb") as lines,
+        ):
+            line = lines.readline()
+            if not line.startswith(b"INFO "):
+                return {}
+            info: dict[str, Any] = json.loads(line[5:])
+            return info
+    except (OSError, ValueError):
+        return {}

@@ -1,0 +1,204 @@
+"""A TCP proxy that spoils connections."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar
+
+from liftenvelope.errors import UsageError
+from liftenvelope.rpc.address import Address, parse_address
+from liftenvelope.testing._errors import ServerStartError
+from liftenvelope.testing._lifecycle import Managed
+from liftenvelope.testing._ports import LOOPBACK, free_port
+from liftenvelope.testing._relay import DIRECTIONS, Direction, Lane, Relay
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+__all__ = ["FaultProxy"]
+
+_Which: TypeAlias = Literal["both", "to_server", "to_client"]
+_T = TypeVar("_T")
+
+
+class FaultProxy(Managed):
+    """A TCP proxy in front of a server, to test what a client does when the network fails.
+
+    It listens on a free port of the loopback interface and relays each connection to the target. Its methods
+    take effect before they return, for the connections that there are and for those to come. They can be
+    called from any thread, and are quick enough to be called from a coroutine.
+
+    A direction is ``"to_server"``, ``"to_client"`` or ``"both"``.
+
+    Args:
+        target: The server: ``host:port``, a URL such as ``nats://host:port``, or its host.
+        port: The server's port, if ``target`` is only its host.
+
+    Raises:
+        UsageError: ``target`` is none of these.
+
+    Example:
+        >>> from liftenvelope.testing import run_nats_server
+        >>> with run_nats_server() as server, FaultProxy(server.url) as proxy:
+        ...     proxy.delay(0.05)
+        ...     url = f"nats://{proxy.address}"  # for the client under test
+        ...     proxy.cut()
+        ...     proxy.connections
+        0
+    """
+
+    def __init__(self, target: str, port: int | None = None) -> None:
+        if port is None:
+            self._target = parse_address(target.rpartition("://")[2].rstrip("/"))
+        else:
+            self._target = parse_address(str(Address(target, port)))
+        self._port = 0
+        self._thread: threading.Thread | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._relay: Relay | None = None
+
+    @property
+    def target(self) -> str:
+        """The server's ``host:port``."""
+        return str(self._target)
+
+    @property
+    def port(self) -> int:
+        """Where the proxy listens."""
+        if not self._port:
+            raise UsageError("the proxy has no port before it is started")
+        return self._port
+
+    @property
+    def address(self) -> str:
+        """The proxy's own ``host:port``: what to give to the client."""
+        return f"{LOOPBACK}:{self.port}"
+
+    @property
+    def connections(self) -> int:
+        """How many connections it has taken."""
+        return self._do(lambda relay: relay.connections)
+
+    @property
+    def open_connections(self) -> int:
+        """How many connections there are."""
+        return self._do(lambda relay: relay.open_connections)
+
+    @property
+    def bytes_to_server(self) -> int:
+        """How many bytes it has passed on to the server."""
+        return self._do(lambda relay: relay.lanes["to_server"].forwarded)
+
+    @property
+    def bytes_to_client(self) -> int:
+        """How many bytes it has passed on to clients."""
+        return self._do(lambda relay: relay.lanes["to_client"].forwarded)
+
+    def delay(self, seconds: float, direction: _Which = "both") -> None:
+        """Hold everything for ``seconds`` on its way, as a long wire would; 0 ends that."""
+        if not 0 <= seconds < float("inf"):
+            raise UsageError(f"delay({seconds!r}): expected seconds, 0 or more")
+        self._for_lanes(direction, lambda lane: lane.hold(seconds))
+
+    def stall(self, direction: _Which = "both") -> None:
+        """Pass nothing on. Connections stay open, and new ones are taken, but nothing arrives."""
+        self._for_lanes(direction, lambda lane: lane.open.clear())
+
+    def resume(self, direction: _Which = "both") -> None:
+        """End a stall. What came meanwhile is passed on."""
+        self._for_lanes(direction, lambda lane: lane.open.set())
+
+    def truncate(self, after_bytes: int, direction: Direction = "to_client") -> None:
+        """Pass ``after_bytes`` more bytes on in one direction, then cut the connection that carried the last.
+
+        Its receiver gets exactly these bytes, then the end of the stream; its sender gets a reset. Bytes of
+        all connections count together. With 0, the next bytes to come are dropped and their connection cut.
+        It happens once: connections made afterwards are whole.
+        """
+        if after_bytes < 0:
+            raise UsageError(f"truncate({after_bytes!r}): expected a number of bytes, 0 or more")
+        if direction not in DIRECTIONS:
+            raise UsageError(f"direction={direction!r}: expected one of {', '.join(DIRECTIONS)}")
+        self._for_lanes(direction, lambda lane: lane.limit(after_bytes))
+
+    def cut(self) -> None:
+        """Reset every connection that there is, on both sides. New ones are taken."""
+        self._await(self._running().cut())
+
+    def refuse(self) -> None:
+        """Refuse new connections, as if no server were there. Those that there are go on."""
+        self._await(self._running().refuse())
+
+    def accept(self) -> None:
+        """End a refusal."""
+        self._do(lambda relay: relay.listen((LOOPBACK, self.port)))
+
+    def start(self) -> None:
+        """Listen.
+
+        Raises:
+            UsageError: It has been started before.
+            ServerStartError: No port could be had.
+        """
+        if self._thread is not None:
+            raise UsageError("the proxy has been started before")
+        started = threading.Event()
+        self._thread = threading.Thread(target=self._run, args=(started,), name="fault-proxy", daemon=True)
+        self._thread.start()
+        started.wait()
+        port = free_port()
+        try:
+            self._do(lambda relay: relay.listen((LOOPBACK, port)))
+        except OSError as exc:
+            raise ServerStartError(f"the proxy can't listen on port {port}: {exc}") from exc
+        self._port = port
+
+    def close(self) -> None:
+        """Reset every connection and stop listening. Closing twice is fine."""
+        if self._loop is None or self._relay is None or self._thread is None:
+            return
+        self.refuse()
+        self.cut()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._relay = None
+
+    def _run(self, started: threading.Event) -> None:
+        """The proxy's thread."""
+        with asyncio.Runner() as runner:
+            self._loop = runner.get_loop()
+            self._loop.call_soon(self._begin, started)
+            self._loop.run_forever()
+
+    def _begin(self, started: threading.Event) -> None:
+        self._relay = Relay(self._target)
+        started.set()
+
+    def _running(self) -> Relay:
+        if self._relay is None:
+            raise UsageError("the proxy is not running")
+        return self._relay
+
+    def _await(self, work: Coroutine[None, None, _T]) -> _T:
+        assert self._loop is not None
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    def _do(self, action: Callable[[Relay], _T]) -> _T:
+        relay = self._running()
+
+        async def act() -> _T:
+            return action(relay)
+
+        return self._await(act())
+
+    def _for_lanes(self, direction: _Which, action: Callable[[Lane], None]) -> None:
+        if direction not in ("both", *DIRECTIONS):
+            raise UsageError(f"direction={direction!r}: expected both, {' or '.join(DIRECTIONS)}")
+
+        def act(relay: Relay) -> None:
+            for lane in relay.lanes.values():
+                if direction in ("both", lane.direction):
+                    action(lane)
+
+        self._do(act)

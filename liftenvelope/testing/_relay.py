@@ -1,0 +1,237 @@
+"""The inside of the fault proxy: the relaying of connections, in one event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import struct
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine, Iterable
+
+    from liftenvelope.rpc.address import Address
+
+__all__ = ["DIRECTIONS", "Direction", "Lane", "Relay"]
+
+Direction: TypeAlias = Literal["to_server", "to_client"]
+
+DIRECTIONS: Final[tuple[Direction, ...]] = ("to_server", "to_client")
+
+# Small enough that a stall takes hold soon, even of what the receiver is slow to take.
+_CHUNK: Final = 16 * 1024
+# What is kept of a delayed connection, in chunks. Beyond it the sender is held back, as a real wire would.
+_QUEUE_CHUNKS: Final = 1024
+# How long a truncated connection stays half open for its receiver to read what came.
+_LINGER: Final = 5.0
+
+
+class _TruncatedError(Exception):
+    """Inside one connection: it has carried its last byte."""
+
+    def __init__(self, direction: Direction) -> None:
+        super().__init__(direction)
+        self.direction = direction
+
+
+class Lane:
+    """What is done to the bytes that go in one direction, on every connection."""
+
+    def __init__(self, direction: Direction) -> None:
+        self.direction = direction
+        self.delay = 0.0
+        self.open = asyncio.Event()
+        self.open.set()
+        #: How many more bytes to let through before the connection that carries the last of them is cut.
+        self.budget: int | None = None
+        self.forwarded = 0
+
+    def hold(self, seconds: float) -> None:
+        """Delay what comes from now on."""
+        self.delay = seconds
+
+    def limit(self, budget: int) -> None:
+        """Let no more than ``budget`` bytes through."""
+        self.budget = budget
+
+    def allowance(self, size: int) -> int:
+        """Return how many of ``size`` bytes may go through."""
+        return size if self.budget is None else min(size, self.budget)
+
+    def passed(self, size: int) -> bool:
+        """Note that bytes went through; return whether they were the last."""
+        self.forwarded += size
+        if self.budget is None:
+            return False
+        self.budget -= size
+        if self.budget > 0:
+            return False
+        self.budget = None
+        return True
+
+
+@dataclass(eq=False)
+class _Link:
+    """The two ends of one connection."""
+
+    client: socket.socket
+    server: socket.socket
+    queues: dict[Direction, asyncio.Queue[tuple[float, bytes]]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.queues = {direction: asyncio.Queue(_QUEUE_CHUNKS) for direction in DIRECTIONS}
+
+    def source(self, direction: Direction) -> socket.socket:
+        return self.client if direction == "to_server" else self.server
+
+    def sink(self, direction: Direction) -> socket.socket:
+        return self.server if direction == "to_server" else self.client
+
+
+def _abort(connection: socket.socket) -> None:
+    """Close a connection with a reset, so that the peer gets an error and not an end."""
+    if connection.fileno() >= 0:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        connection.close()
+
+
+class Relay:
+    """Listens, and relays each connection to the target through the two lanes.
+
+    All of it happens in the event loop in which it was made.
+    """
+
+    def __init__(self, target: Address) -> None:
+        self._target = target
+        self._loop = asyncio.get_running_loop()
+        self._accepting: asyncio.Task[None] | None = None
+        self._links: set[asyncio.Task[None]] = set()
+        self.lanes = {direction: Lane(direction) for direction in DIRECTIONS}
+        self.connections = 0
+
+    @property
+    def open_connections(self) -> int:
+        """How many connections there are."""
+        return len(self._links)
+
+    def listen(self, address: tuple[str, int]) -> None:
+        """Take connections at ``address``. Nothing happens if they are taken already."""
+        if self._accepting is not None:
+            return
+        listener = socket.socket()
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+            listener.listen(128)
+            listener.setblocking(False)
+        except OSError:
+            listener.close()
+            raise
+        self._accepting = self._loop.create_task(self._accept(listener))
+
+    async def refuse(self) -> None:
+        """Take no more connections. Those that there are go on."""
+        if self._accepting is not None:
+            await _cancel([self._accepting])
+            self._accepting = None
+
+    async def cut(self) -> None:
+        """Reset every connection."""
+        await _cancel(list(self._links))
+
+    async def _accept(self, listener: socket.socket) -> None:
+        with listener:
+            while True:
+                client, _ = await self._loop.sock_accept(listener)
+                self.connections += 1
+                task = self._loop.create_task(self._carry(client))
+                self._links.add(task)
+                task.add_done_callback(self._links.discard)
+
+    async def _carry(self, client: socket.socket) -> None:
+        """Relay one connection to its end."""
+        client.setblocking(False)
+        server = None
+        try:
+            server = await self._connect()
+            await self._relay(_Link(client, server))
+        except OSError:
+            # The target is down, or one end reset the connection: the finally tells the other.
+            pass
+        finally:
+            _abort(client)
+            if server is not None:
+                _abort(server)
+
+    async def _connect(self) -> socket.socket:
+        infos = await self._loop.getaddrinfo(*self._target, type=socket.SOCK_STREAM)
+        family, kind, protocol, _, address = infos[0]
+        server = socket.socket(family, kind, protocol)
+        try:
+            server.setblocking(False)
+            await self._loop.sock_connect(server, address)
+            server.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        except BaseException:
+            server.close()
+            raise
+        return server
+
+    async def _relay(self, link: _Link) -> None:
+        link.client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        steps = [step(link, lane) for lane in self.lanes.values() for step in (self._receive, self._send)]
+        try:
+            await _all(steps)
+        except _TruncatedError as exc:
+            await self._end_truncated(link, exc.direction)
+        else:
+            # Both ends have finished in good order. A plain close, for a reset could overtake the last bytes.
+            link.client.close()
+            link.server.close()
+
+    async def _receive(self, link: _Link, lane: Lane) -> None:
+        data = b"-"
+        while data:
+            await lane.open.wait()
+            data = await self._loop.sock_recv(link.source(lane.direction), _CHUNK)
+            await link.queues[lane.direction].put((self._loop.time() + lane.delay, data))
+
+    async def _send(self, link: _Link, lane: Lane) -> None:
+        sink = link.sink(lane.direction)
+        while True:
+            due, data = await link.queues[lane.direction].get()
+            await asyncio.sleep(due - self._loop.time())
+            await lane.open.wait()
+            if not data:
+                sink.shutdown(socket.SHUT_WR)
+                return
+            data = data[: lane.allowance(len(data))]
+            await self._loop.sock_sendall(sink, data)
+            if lane.passed(len(data)):
+                raise _TruncatedError(lane.direction)
+
+    async def _end_truncated(self, link: _Link, direction: Direction) -> None:
+        """Reset the sender. The receiver gets an ordinary end: a reset could take back the last bytes."""
+        _abort(link.source(direction))
+        sink = link.sink(direction)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_LINGER):
+                sink.shutdown(socket.SHUT_WR)
+                while await self._loop.sock_recv(sink, _CHUNK):
+                    pass
+
+
+async def _all(steps: Iterable[Coroutine[None, None, None]]) -> None:
+    """Run all at once to their end, or to the first error, which is raised once the others have stopped."""
+    tasks = [asyncio.ensure_future(step) for step in steps]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        await _cancel(tasks)
+
+
+async def _cancel(tasks: list[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

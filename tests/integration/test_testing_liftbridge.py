@@ -1,0 +1,196 @@
+"""run_liftbridge, with real servers."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+
+from liftenvelope._pb import api_pb2
+from liftenvelope.rpc.blocking import BlockingChannel
+from liftenvelope.rpc.status import RpcError, StatusCode
+from liftenvelope.testing import (
+    LiftbridgeAdmin,
+    LiftbridgeCluster,
+    ServerStartError,
+    run_liftbridge,
+    run_nats_server,
+)
+from liftenvelope.testing._binaries import find_liftbridge
+
+
+def publish(address: str, stream: str, value: bytes, *, all_replicas: bool = False) -> api_pb2.Ack:
+    policy = api_pb2.ALL if all_replicas else api_pb2.LEADER
+    request = api_pb2.PublishRequest(stream=stream, value=value, ackPolicy=policy)
+    with BlockingChannel(address) as channel:
+        answer = channel.unary("/proto.API/Publish", request.SerializeToString(), timeout=20.0)
+    return api_pb2.PublishResponse.FromString(answer).ack
+
+
+def test_streams(liftbridge_server: LiftbridgeCluster) -> None:
+    cluster = liftbridge_server
+    cluster.create_stream("testing.streams", "subject", partitions=2, retention_max_messages=100)
+    with pytest.raises(RpcError) as info:
+        cluster.create_stream("testing.streams", "subject")
+    assert info.value.code == StatusCode.ALREADY_EXISTS
+    offsets = [publish(cluster.addresses[0], "testing.streams", b"%d" % n).offset for n in range(10)]
+    assert offsets == list(range(10))
+    messages = cluster.read("testing.streams", start=3, count=7)
+    assert [message.value for message in messages] == [b"%d" % n for n in range(3, 10)]
+    assert cluster.partition_metadata("testing.streams").newestOffset == 9
+    assert cluster.partition_metadata("testing.streams", 1).newestOffset == -1
+    cluster.delete_stream("testing.streams")
+    with pytest.raises(RpcError) as info:
+        cluster.delete_stream("testing.streams")
+    assert info.value.code == StatusCode.NOT_FOUND
+    with pytest.raises(RpcError) as info:
+        cluster.partition_metadata("testing.streams")
+    assert info.value.code == StatusCode.NOT_FOUND
+
+
+def test_read_says_how_much_there_was(liftbridge_server: LiftbridgeCluster) -> None:
+    liftbridge_server.create_stream("testing.read")
+    publish(liftbridge_server.addresses[0], "testing.read", b"only")
+    assert liftbridge_server.read("testing.read", count=0) == []
+    with pytest.raises(RpcError, match="after 1 of 2 messages") as info:
+        liftbridge_server.read("testing.read", count=2, timeout=0.5)
+    assert info.value.code == StatusCode.DEADLINE_EXCEEDED
+
+
+def test_readonly_and_pause(liftbridge_server: LiftbridgeCluster) -> None:
+    admin = LiftbridgeAdmin(liftbridge_server.addresses)
+    admin.create_stream("testing.state", optimistic_concurrency=True, min_isr=1, compact_enabled=True)
+    admin.set_stream_readonly("testing.state")
+    assert admin.partition_metadata("testing.state").readonly
+    admin.set_stream_readonly("testing.state", False)
+    assert not admin.partition_metadata("testing.state").readonly
+    admin.pause_stream("testing.state")
+    with pytest.raises(RpcError) as info:
+        admin.partition_metadata("testing.state", timeout=0.3)
+    assert info.value.code == StatusCode.FAILED_PRECONDITION
+
+
+def test_version_is_that_of_the_program(liftbridge_server: LiftbridgeCluster) -> None:
+    assert liftbridge_server.version == find_liftbridge().version
+    assert liftbridge_server.version
+
+
+@pytest.mark.parametrize("how", ["stop", "kill"])
+def test_restart_keeps_port_and_data(how: str) -> None:
+    with run_liftbridge() as cluster:
+        cluster.create_stream("orders")
+        address = cluster.addresses[0]
+        publish(address, "orders", b"one")
+        (node,) = cluster.nodes
+        pid = node.pid
+        ended = node.stop() if how == "stop" else node.kill()
+        assert ended == (0 if how == "stop" else -signal.SIGKILL)
+        assert node.pid is None
+        cluster.start()
+        assert cluster.addresses == [address]
+        assert cluster.is_running
+        assert node.pid != pid
+        # After a kill the first message is invisible until another one comes.
+        assert publish(address, "orders", b"two").offset == 1
+        assert [message.value for message in cluster.read("orders", count=2)] == [b"one", b"two"]
+        assert cluster.nats is not None
+        assert cluster.nats.is_running
+    assert not node.is_running
+    assert cluster.nats.pid is None
+    assert node.log()
+
+
+async def test_async_use_and_configuration() -> None:
+    async with run_liftbridge(config={"clustering": {"replication.max.bytes": 2000}}) as cluster:
+        cluster.create_stream("small")
+        with pytest.raises(RpcError):
+            publish(cluster.addresses[0], "small", bytes(3000))
+        assert publish(cluster.addresses[0], "small", bytes(1000)).offset == 0
+
+
+def test_two_clusters_on_one_nats() -> None:
+    with (
+        run_nats_server() as nats,
+        run_liftbridge(nats_server=nats) as first,
+        run_liftbridge(nats_url=nats.url) as second,
+    ):
+        assert first.nats is nats
+        assert second.nats is None
+        assert first.nats_url == second.nats_url == nats.url
+        first.create_stream("mine")
+        with pytest.raises(RpcError):
+            second.partition_metadata("mine")
+        first.close()
+        assert nats.is_running
+
+
+def test_close_with_nats_gone_is_quick() -> None:
+    with run_liftbridge() as cluster:
+        assert cluster.nats is not None
+        cluster.nats.kill()
+        began = time.monotonic()
+    assert time.monotonic() - began < 10
+
+
+def test_three_nodes_survive_their_leader() -> None:
+    with run_liftbridge(nodes=3) as cluster:
+        assert len(set(cluster.addresses)) == 3
+        cluster.create_stream("orders", replication_factor=3)
+        metadata = cluster.partition_metadata("orders")
+        assert sorted(metadata.replicas) == [node.id for node in cluster.nodes]
+        leader = next(node for node in cluster.nodes if node.id == metadata.leader)
+        assert publish(leader.address, "orders", b"one", all_replicas=True).offset == 0
+        leader.kill()
+        deadline = time.monotonic() + 40
+        while cluster.partition_metadata("orders", timeout=40.0).leader == leader.id:
+            assert time.monotonic() < deadline
+        cluster.create_stream("more")
+        leader.start()
+        assert leader.is_running
+        assert [message.value for message in cluster.read("orders", count=1)] == [b"one"]
+        cluster.stop()
+        assert not any(node.is_running for node in cluster.nodes)
+        cluster.start()
+        assert [message.value for message in cluster.read("orders", count=1)] == [b"one"]
+
+
+def test_failed_start_shows_the_log() -> None:
+    cluster = run_liftbridge(config={"no.such.key": 1})
+    with pytest.raises(ServerStartError, match=r"no\.such\.key"), cluster:
+        pass
+    assert not cluster.is_running
+    assert cluster.nats is not None
+    assert not cluster.nats.is_running
+
+
+def test_no_nats() -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        url = f"nats://127.0.0.1:{unused.getsockname()[1]}"
+        with pytest.raises(ServerStartError, match=r"NATS|nats"), run_liftbridge(nats_url=url):
+            pass
+
+
+def test_not_ready_in_time() -> None:
+    with pytest.raises(ServerStartError, match="not ready in time"), run_liftbridge(start_timeout=0.01):
+        pass
+
+
+def test_taken_port_is_not_insisted_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(0)
+        real = sys.modules["liftenvelope.testing._liftbridge"].free_port
+        ports = iter([listener.getsockname()[1]])
+        monkeypatch.setattr("liftenvelope.testing._liftbridge.free_port", lambda: next(ports, None) or real())
+        with run_liftbridge() as cluster:
+            assert cluster.nodes[0].port != listener.getsockname()[1]
+
+
+def test_build_command_prints_the_path() -> None:
+    command = [sys.executable, "-m", "liftenvelope.testing", "build"]
+    run = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == str(find_liftbridge().path)

@@ -1,0 +1,168 @@
+"""run_nats_server, with real servers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import nats
+import pytest
+
+from liftenvelope.errors import UsageError
+from liftenvelope.testing import NatsServer, ServerStartError, run_nats_server
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def wait_until(condition: Callable[[], object], timeout: float = 20.0) -> None:
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    # Killed, but nobody has asked yet how it ended: as good as gone.
+    with open(f"/proc/{pid}/stat") as file:
+        return file.read().rpartition(")")[2].split()[0] != "Z"
+
+
+def info(server: NatsServer) -> dict[str, object]:
+    with (
+        socket.create_connection(("127.0.0.1", server.port)) as connection,
+        connection.makefile("rb") as file,
+    ):
+        return dict(json.loads(file.readline()[5:]))
+
+
+def test_it_serves_and_goes() -> None:
+    with run_nats_server(max_payload=12_345, config={"max_control_line": 2048}) as server:
+        said = info(server)
+        assert said["max_payload"] == 12_345
+        assert said["version"] == server.version
+        assert not said.get("jetstream")
+        pid = server.pid
+        assert pid is not None
+        folder = server._folder
+    assert not is_alive(pid)
+    assert not folder.exists()
+    assert not server.is_running
+    assert "Server is ready" in server.log()
+    server.close()
+
+
+def test_restart_keeps_the_port() -> None:
+    with run_nats_server() as server:
+        port = server.port
+        assert server.kill() == -signal.SIGKILL
+        server.start()
+        assert server.port == port
+        assert server.stop() == 0
+        assert server.stop() == 0
+        server.start()
+        assert info(server)["port"] == port
+        with pytest.raises(UsageError, match="running already"):
+            server.start()
+
+
+async def test_jetstream_keeps_its_data() -> None:
+    sequences = []
+    async with run_nats_server(jetstream=True) as server:
+        for end in (server.stop, server.kill):
+            nc = await nats.connect(server.url, allow_reconnect=False)
+            js = nc.jetstream()
+            await js.add_stream(name="orders", subjects=["orders"])
+            sequences.append((await js.publish("orders", b"x")).seq)
+            await nc.close()
+            await asyncio.to_thread(end)
+            await asyncio.to_thread(server.start)
+    assert sequences == [1, 2]
+
+
+async def test_cancelled_start_leaves_nothing() -> None:
+    server = run_nats_server()
+    task = asyncio.create_task(server.__aenter__())
+    await asyncio.to_thread(wait_until, lambda: server.is_running or task.done())
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert not server.is_running
+    assert not server._folder.exists()
+
+
+def test_failed_start_shows_the_log() -> None:
+    server = run_nats_server(config={"no_such_option": True})
+    with pytest.raises(ServerStartError, match="no_such_option"), server:
+        pass
+    assert not server.is_running
+
+
+def test_port_in_use() -> None:
+    with run_nats_server() as server:
+        other = run_nats_server(port=server.port)
+        with pytest.raises(ServerStartError, match="address already in use"), other:
+            pass
+
+
+def test_taken_port_is_not_insisted_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    with run_nats_server() as server:
+        ports = iter([server.port, server.port])
+        real = sys.modules["liftenvelope.testing._nats"].free_port
+        monkeypatch.setattr("liftenvelope.testing._nats.free_port", lambda: next(ports, None) or real())
+        with run_nats_server() as other:
+            assert other.port != server.port
+
+
+def test_silent_stranger_on_the_port_is_no_server() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        server = run_nats_server(port=port, start_timeout=5.0)
+        with pytest.raises(ServerStartError), server:
+            pass
+
+
+def test_server_dies_with_a_killed_python() -> None:
+    code = (
+        "from liftenvelope.testing import run_nats_server\n"
+        "import time\n"
+        "with run_nats_server() as s: print(s.pid, s._folder, flush=True); time.sleep(60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as python:
+        assert python.stdout is not None
+        text, folder = python.stdout.readline().split()
+        pid = int(text)
+        assert is_alive(pid)
+        python.kill()
+    wait_until(lambda: not is_alive(pid))
+    wait_until(lambda: not os.path.exists(folder))
+
+
+def test_server_that_is_never_closed_dies_at_exit() -> None:
+    code = (
+        "from liftenvelope.testing import run_nats_server\n"
+        "s = run_nats_server(); s.start(); print(s.pid, s._folder)"
+    )
+    run = subprocess.run(
+        [sys.executable, "-W", "error", "-X", "dev", "-c", code], capture_output=True, text=True, check=True
+    )
+    pid, folder = run.stdout.split()
+    assert not is_alive(int(pid))
+    assert not os.path.exists(folder)
+    assert run.stderr == ""
+
+
+def test_fixtures(nats_server: NatsServer, jetstream_server: NatsServer) -> None:
+    assert info(nats_server)["port"] == nats_server.port
+    assert info(jetstream_server)["jetstream"]
