@@ -398,8 +398,25 @@ cdef inline uint8_t* put_number(uint8_t* p, uint8_t tag, int64_t number) noexcep
 
 
 cdef inline uint8_t* put_raw(uint8_t* p, const uint8_t* data, Py_ssize_t n) noexcept nogil:
-    if n:  # memcpy may not be given a null pointer, even for no bytes
+    # Most fields are short, and a call of memcpy costs more than they do: two moves that may overlap.
+    cdef uint64_t low, high
+    cdef uint32_t low4, high4
+    if n > 16:
         memcpy(p, data, <size_t>n)
+    elif n >= 8:
+        memcpy(&low, data, 8)
+        memcpy(&high, data + n - 8, 8)
+        memcpy(p, &low, 8)
+        memcpy(p + n - 8, &high, 8)
+    elif n >= 4:
+        memcpy(&low4, data, 4)
+        memcpy(&high4, data + n - 4, 4)
+        memcpy(p, &low4, 4)
+        memcpy(p + n - 4, &high4, 4)
+    elif n:
+        p[0] = data[0]
+        p[n >> 1] = data[n >> 1]
+        p[n - 1] = data[n - 1]
     return p + n
 
 

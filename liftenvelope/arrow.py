@@ -1,0 +1,361 @@
+"""Whole batches of envelopes as Arrow columns, without a Python object per row.
+
+    >>> import pyarrow as pa
+    >>> from liftenvelope.arrow import decode_batch, encode_batch
+    >>> envelopes = encode_batch(pa.array([b"21.5", b"19.0"]), keys=pa.array(["s1", "s2"]))
+    >>> decode_batch(envelopes)["key"].to_pylist()
+    [b's1', b's2']
+
+Needs ``pip install 'liftenvelope[arrow]'``. Slices and nulls are taken as they are, the GIL is released
+while the rows are worked on, and the bytes are copied once.
+
+In the columns an absent key, ack inbox or correlation id is null (the wire can't tell it from an empty
+one); the value of a sound envelope never is. Input in a ``large_binary`` array or in views gives columns with
+64-bit offsets, input in a ``binary`` array such with 32-bit ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+from liftenvelope._backend import batch
+from liftenvelope._checks import as_int64, as_optional_text
+from liftenvelope._extras import require
+from liftenvelope.envelope import unmarshal_ack, unmarshal_message
+from liftenvelope.errors import EnvelopeError, InternalError, UsageError, UsageTypeError
+from liftenvelope.types import AckPolicy, as_request_policy
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+else:
+    pa = require("pyarrow", "arrow")
+
+__all__ = ["ACK_FIELDS", "MESSAGE_FIELDS", "decode_acks", "decode_batch", "encode_batch", "encoded_columns"]
+
+OnError: TypeAlias = Literal["raise", "null", "raw"]
+
+_MAX_CHUNK = 2**31 - 1
+_LARGE = (pa.large_binary(), pa.large_string())
+_SMALL = (pa.binary(), pa.string())
+_VIEWS = (pa.binary_view(), pa.string_view())
+
+#: Names of the columns of :func:`decode_batch`.
+MESSAGE_FIELDS = (
+    "key",
+    "value",
+    "headers",
+    "ack_inbox",
+    "correlation_id",
+    "ack_policy",
+    "expected_offset",
+    "error",
+)
+#: Names of the columns of :func:`decode_acks`.
+ACK_FIELDS = (
+    "stream",
+    "partition_subject",
+    "msg_subject",
+    "offset",
+    "ack_inbox",
+    "correlation_id",
+    "ack_policy",
+    "reception_timestamp",
+    "commit_timestamp",
+    "ack_error",
+    "error",
+)
+
+
+def encode_batch(
+    values: Any,
+    *,
+    keys: Any = None,
+    headers: Any = None,
+    ack_inbox: str | None = None,
+    correlation_ids: Any = None,
+    ack_policy: AckPolicy | int = AckPolicy.LEADER,
+    expected_offsets: Any = -1,
+    crc: bool = False,
+) -> pa.BinaryArray | pa.ChunkedArray:
+    """Make an envelope of every row.
+
+    Args:
+        values: The payloads: an Arrow array or chunked array (binary, string, large or view), or any
+            iterable of bytes-like objects. A null value gives a null envelope.
+        keys: A key for each row, in the same forms; null is none.
+        headers: Headers for each row: an Arrow ``map<string, binary>`` array (or ``map<string, string>``),
+            or an iterable of mappings; null or None is none.
+        ack_inbox: NATS subject that all the acks go to.
+        correlation_ids: A correlation id for each row: strings, in the same forms as values.
+        ack_policy: When the acks are sent; the same for all rows.
+        expected_offsets: The offset that each message must get: an int64 array or an iterable of int, or
+            one int for all; -1 for any.
+        crc: Whether to protect the payloads by a CRC-32C.
+
+    Returns:
+        A ``binary`` array; a chunked one where the envelopes have 2 GiB or more together, or where values
+        are chunked.
+
+    Raises:
+        UsageError: Columns differ in length, or a value is of the wrong type; the row is named.
+        EnvelopeTooLargeError: A row would crash the server or has 2 GiB; the row is named.
+
+    Example:
+        >>> encode_batch([b"hello"], ack_inbox="my.inbox", correlation_ids=["1"])[0].as_py()[-5:]
+        b'inboxZ\\x011'
+    """
+    envelopes = encoded_columns(
+        values,
+        keys=keys,
+        headers=headers,
+        ack_inbox=ack_inbox,
+        correlation_ids=correlation_ids,
+        ack_policy=ack_policy,
+        expected_offsets=expected_offsets,
+        crc=crc,
+    )
+    chunks, start = [], 0
+    while start < envelopes.length or not chunks:
+        stop, size = envelopes.reach(start, _MAX_CHUNK)
+        chunks.append(_binary_array(envelopes, start, stop, size))
+        start = stop
+    chunked = len(chunks) > 1 or isinstance(values, pa.ChunkedArray)
+    return pa.chunked_array(chunks, pa.binary()) if chunked else chunks[0]
+
+
+def encoded_columns(
+    values: Any,
+    *,
+    keys: Any = None,
+    headers: Any = None,
+    ack_inbox: str | None = None,
+    correlation_ids: Any = None,
+    ack_policy: AckPolicy | int = AckPolicy.LEADER,
+    expected_offsets: Any = -1,
+    crc: bool = False,
+) -> Any:
+    """The batch of :func:`encode_batch`, checked and measured but not yet written anywhere."""
+    rows = _column(values, "values")
+    inbox = as_optional_text("ack_inbox", ack_inbox).encode()
+    return batch.Envelopes(
+        rows,
+        None if keys is None else _column(keys, "keys"),
+        None if headers is None else _header_column(headers),
+        batch.Column.same(inbox, rows.length) if inbox else None,
+        None if correlation_ids is None else _column(correlation_ids, "correlation_ids", text=True),
+        int(as_request_policy("ack_policy", ack_policy)),
+        _offsets(expected_offsets, rows.length),
+        crc,
+    )
+
+
+def _binary_array(envelopes: Any, start: int, stop: int, size: int) -> pa.BinaryArray:
+    rows = stop - start
+    # From Arrow's own pool: it keeps its pages, where malloc would have the system map new ones each time.
+    offsets, data, validity = (pa.allocate_buffer(n) for n in ((rows + 1) * 4, size, (rows + 7) // 8))
+    nulls = envelopes.write(start, stop, offsets, data, validity)
+    return pa.Array.from_buffers(pa.binary(), rows, [validity if nulls else None, offsets, data], nulls)
+
+
+def _column(rows: Any, name: str, *, text: bool = False) -> Any:
+    """Rows in any of the accepted forms as a column of the batch codec."""
+    if isinstance(rows, pa.ChunkedArray):
+        rows = _whole(rows)
+    if isinstance(rows, pa.Array):
+        return _arrow_column(rows, name)
+    if isinstance(rows, str | bytes | bytearray | memoryview | Mapping) or not isinstance(rows, Iterable):
+        raise UsageTypeError(f"{name} must be an Arrow array or an iterable of rows, not {type(rows).__name__}")
+    return batch.Column.of_sequence(rows, name, text)
+
+
+def _whole(chunks: pa.ChunkedArray) -> pa.Array:
+    if chunks.num_chunks == 1:
+        return chunks.chunk(0)
+    if chunks.type in _SMALL and chunks.nbytes > _MAX_CHUNK:
+        chunks = chunks.cast(pa.large_binary())
+    return chunks.combine_chunks()
+
+
+def _arrow_column(rows: pa.Array, name: str) -> Any:
+    if isinstance(rows, pa.DictionaryArray):
+        rows = rows.dictionary_decode()
+    kind, buffers = rows.type, rows.buffers()
+    if pa.types.is_null(kind):
+        return batch.Column.of_sequence([None] * len(rows), name, False)
+    if pa.types.is_fixed_size_binary(kind):
+        return _arrow_column(rows.cast(pa.binary()), name)
+    if kind in _SMALL or kind in _LARGE:
+        return batch.Column.of_binary(len(rows), rows.offset, *buffers, kind in _LARGE)
+    if kind in _VIEWS:
+        return batch.Column.of_views(len(rows), rows.offset, buffers[0], buffers[1], buffers[2:])
+    raise UsageTypeError(f"{name} must be an Arrow array of binary or string, not of {kind}")
+
+
+def _header_column(rows: Any) -> Any:
+    if isinstance(rows, pa.ChunkedArray):
+        rows = rows.chunk(0) if rows.num_chunks == 1 else rows.combine_chunks()
+    if not isinstance(rows, pa.Array):
+        return batch.HeaderColumn.of_sequence(rows)
+    if pa.types.is_null(rows.type):
+        return batch.HeaderColumn.of_sequence([None] * len(rows))
+    if not pa.types.is_map(rows.type):
+        raise UsageTypeError(f"headers must be an Arrow array of map<string, binary>, not of {rows.type}")
+    names, values = _arrow_column(rows.keys, "header names"), _arrow_column(rows.items, "header values")
+    return batch.HeaderColumn.of_map(len(rows), rows.offset, *rows.buffers()[:2], names, values)
+
+
+def _offsets(expected: Any, rows: int) -> Any:
+    """One integer, or the buffer of one for each row."""
+    if isinstance(expected, int):
+        return as_int64("expected_offsets", expected)
+    array = _whole(expected) if isinstance(expected, pa.ChunkedArray) else expected
+    if not isinstance(array, pa.Array):
+        array = pa.array([as_int64(f"expected_offsets[{i}]", number) for i, number in enumerate(array)], pa.int64())
+    if not pa.types.is_integer(array.type):
+        raise UsageTypeError(f"expected_offsets must be integers, not {array.type}")
+    array = array.cast(pa.int64()).fill_null(-1)
+    if len(array) != rows:
+        raise UsageError(f"expected_offsets has {len(array)} rows, values {rows}")
+    return memoryview(array.buffers()[1] or b"").cast("B")[array.offset * 8 :]
+
+
+def decode_batch(array: Any, *, on_error: OnError = "raise") -> pa.RecordBatch:
+    """Read message envelopes into columns.
+
+    Args:
+        array: An Arrow array of binary, large binary or binary views (chunks are put together), or an
+            iterable of bytes-like objects. A null gives a row of nulls.
+        on_error: What becomes of a row that is no sound message envelope. ``"raise"``: the first one is
+            raised. ``"null"``: all its columns are null but for ``error``. ``"raw"``: the same, but
+            ``value`` has the whole row, as the server stores it.
+
+    Returns:
+        Columns ``key``, ``value`` (binary), ``headers`` (map<string, binary>), ``ack_inbox``,
+        ``correlation_id`` (string), ``ack_policy`` (int32: the number of an AckPolicy), ``expected_offset``
+        (int64, -1 for any) and ``error`` (string, null for sound rows).
+
+    Raises:
+        EnvelopeError: With ``on_error="raise"``; its text names the row.
+        UsageError: The array is not of bytes, or on_error is unknown.
+
+    Example:
+        >>> decode_batch([b"no envelope"], on_error="raw")["value"].to_pylist()
+        [b'no envelope']
+    """
+    if on_error not in ("raise", "null", "raw"):
+        raise UsageError(f"on_error {on_error!r} is not one of 'raise', 'null', 'raw'")
+    rows, large = _rows(array)
+    decoded = batch.MessageColumns(rows, large, on_error == "raw", pa.allocate_buffer)
+    errors = _errors(rows, decoded.bad, unmarshal_message, on_error)
+    columns = decoded.columns()
+    headers = pa.MapArray.from_buffers(
+        pa.map_(pa.string(), pa.binary()),
+        rows.length,
+        [None if _sound(rows, decoded) else pa.py_buffer(columns["validity"]), pa.py_buffer(columns["header_offsets"])],
+        children=[_entries(columns["header_names"], columns["header_values"])],
+    )
+    made = {
+        "key": _texts(columns["key"], pa.binary(), large),
+        "value": _texts(columns["value"], pa.binary(), large),
+        "headers": headers,
+        "ack_inbox": _texts(columns["ack_inbox"], pa.string(), large),
+        "correlation_id": _texts(columns["correlation_id"], pa.string(), large),
+        "ack_policy": _numbers(columns["ack_policy"], columns["validity"], rows.length).cast(pa.int32()),
+        "expected_offset": _numbers(columns["expected_offset"], columns["validity"], rows.length),
+        "error": errors,
+    }
+    return pa.RecordBatch.from_arrays([made[name] for name in MESSAGE_FIELDS], MESSAGE_FIELDS)
+
+
+def decode_acks(array: Any, *, on_error: Literal["raise", "null"] = "raise") -> pa.RecordBatch:
+    """Read ack envelopes into columns.
+
+    Args:
+        array: As for :func:`decode_batch`.
+        on_error: What becomes of a row that is no sound ack envelope: ``"raise"`` or ``"null"``, as for
+            :func:`decode_batch`.
+
+    Returns:
+        Columns ``stream``, ``partition_subject``, ``msg_subject``, ``ack_inbox``, ``correlation_id``
+        (string), ``offset`` (int64), ``ack_policy``, ``ack_error`` (int32: the numbers of an AckPolicy and
+        an AckError), ``reception_timestamp``, ``commit_timestamp`` (ns, UTC) and ``error`` (string: why the
+        row is no ack, null for sound rows).
+
+    Raises:
+        EnvelopeError: With ``on_error="raise"``; its text names the row.
+        UsageError: The array is not of bytes, or on_error is unknown.
+
+    Example:
+        >>> from liftenvelope.envelope import Ack, marshal_ack
+        >>> decode_acks([marshal_ack(Ack(stream="s", offset=7))])["offset"].to_pylist()
+        [7]
+    """
+    if on_error not in ("raise", "null"):
+        raise UsageError(f"on_error {on_error!r} is not one of 'raise', 'null'")
+    rows, large = _rows(array)
+    decoded = batch.AckColumns(rows, large, pa.allocate_buffer)
+    errors = _errors(rows, decoded.bad, unmarshal_ack, on_error)
+    columns = decoded.columns()
+    made: dict[str, pa.Array] = {"error": errors}
+    for name in ("stream", "partition_subject", "msg_subject", "ack_inbox", "correlation_id"):
+        made[name] = _texts(columns[name], pa.string(), large)
+    for name in ("offset", "ack_policy", "reception_timestamp", "commit_timestamp", "ack_error"):
+        made[name] = _numbers(columns[name], columns["validity"], rows.length)
+    for name in ("ack_policy", "ack_error"):
+        made[name] = made[name].cast(pa.int32())
+    for name in ("reception_timestamp", "commit_timestamp"):
+        made[name] = made[name].view(pa.timestamp("ns", "UTC"))
+    return pa.RecordBatch.from_arrays([made[name] for name in ACK_FIELDS], ACK_FIELDS)
+
+
+def _rows(array: Any) -> tuple[Any, bool]:
+    if isinstance(array, pa.ChunkedArray):
+        array = _whole(array)
+    large = isinstance(array, pa.Array) and (array.type in _LARGE or array.type in _VIEWS)
+    column = _column(array, "array")
+    return column, large or column.nbytes > _MAX_CHUNK
+
+
+def _sound(rows: Any, decoded: Any) -> bool:
+    return not decoded.bad and rows.first_null() is None
+
+
+def _errors(rows: Any, bad: list[int], reader: Callable[[bytes], Any], on_error: OnError) -> pa.Array:
+    """Why each bad row is one; the batch codec has only said that it is."""
+    if not bad:
+        return pa.nulls(rows.length, pa.string())
+    texts: list[str | None] = [None] * rows.length
+    for row in bad:
+        error = _fault(reader, rows.row(row))
+        if on_error == "raise":
+            raise type(error)(f"row {row}: {error.args[0]}", error.offset)
+        texts[row] = str(error)
+    return pa.array(texts, pa.string())
+
+
+def _fault(reader: Callable[[bytes], Any], row: bytes) -> EnvelopeError:
+    try:
+        reader(row)
+    except EnvelopeError as error:
+        return error
+    raise InternalError(f"the batch codec refused what the codec reads: {row[:200].hex()}")
+
+
+def _texts(buffers: tuple[Any, ...], kind: pa.DataType, large: bool) -> pa.Array:
+    rows, nulls, *parts = buffers
+    if large:
+        kind = pa.large_binary() if pa.types.is_binary(kind) else pa.large_string()
+    return pa.Array.from_buffers(kind, rows, [None if part is None else pa.py_buffer(part) for part in parts], nulls)
+
+
+def _numbers(data: Any, validity: Any, rows: int) -> pa.Array:
+    return pa.Array.from_buffers(pa.int64(), rows, [pa.py_buffer(validity), pa.py_buffer(data)])
+
+
+def _entries(names: tuple[Any, ...], values: tuple[Any, ...]) -> pa.StructArray:
+    fields = [pa.field("key", pa.string(), nullable=False), pa.field("value", pa.binary())]
+    children = [_texts(names, pa.string(), False), _texts(values, pa.binary(), False)]
+    return pa.StructArray.from_arrays(children, fields=fields)
+
+
