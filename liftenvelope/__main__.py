@@ -1,0 +1,6 @@
+"""``python -m liftenvelope``: the same as the ``liftenvelope`` command."""
+
+from liftenvelope.cli import main
+
+if __name__ == "__main__":
+    main()

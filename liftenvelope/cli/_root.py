@@ -1,0 +1,32 @@
+"""The group of all commands."""
+
+from __future__ import annotations
+
+import click
+from click.shell_completion import get_completion_class
+
+from liftenvelope._version import __version__
+from liftenvelope.cli.demo import demo
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="liftenvelope")
+def root() -> None:
+    """Durable, keyed, acknowledged messages over NATS."""
+
+
+@root.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(shell: str) -> None:
+    r"""Print what makes SHELL complete this command.
+
+    \b
+    bash, zsh:  eval "$(liftenvelope completion bash)"
+    fish:       liftenvelope completion fish | source
+    """
+    kind = get_completion_class(shell)
+    assert kind is not None
+    click.echo(kind(root, {}, "liftenvelope", "_LIFTENVELOPE_COMPLETE").source())
+
+
+root.add_command(demo)

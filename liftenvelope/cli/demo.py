@@ -1,0 +1,71 @@
+"""``liftenvelope demo``: the main job, with a progress bar and a table."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from liftenvelope.demo import DemoReport, Job, run_demo
+from liftenvelope.errors import LiftEnvelopeError, UsageError
+
+
+@click.command()
+@click.option("--messages", default=100_000, show_default=True, help="How many envelopes to publish.")
+@click.option("--size", default=256, show_default=True, help="Bytes of each value.")
+@click.option(
+    "--window", default=1_000, show_default=True, help="How many may wait for their acks at a time."
+)
+@click.option("--url", metavar="URL", help="A running NATS server, instead of one of our own.")
+@click.option("--liftbridge", metavar="HOST:PORT", help="A running Liftbridge server that uses it.")
+def demo(messages: int, size: int, window: int, url: str | None, liftbridge: str | None) -> None:
+    """Publish envelopes on NATS to a real Liftbridge server and account for every ack.
+
+    Exits with 1 if a single one is lost.
+    """
+    try:
+        job = Job(messages=messages, size=size, window=window, nats_url=url, liftbridge=liftbridge)
+    except UsageError as exc:
+        raise click.UsageError(str(exc)) from exc
+    try:
+        report = asyncio.run(_run(job))
+    except LiftEnvelopeError as exc:
+        raise click.ClickException(str(exc)) from exc
+    _show(report)
+    sys.exit(0 if report.ok else 1)
+
+
+async def _run(job: Job) -> DemoReport:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        task = progress.add_task("starting", total=job.messages)
+        return await run_demo(
+            job,
+            on_stage=lambda stage: progress.update(task, description=stage),
+            on_ack=lambda count: progress.update(task, advance=count),
+        )
+
+
+def _show(report: DemoReport) -> None:
+    console = Console()
+    table = Table(title="Envelopes over NATS, acked by Liftbridge", show_header=False)
+    table.add_row("acked messages", f"{report.published - report.lost:,} of {report.published:,}")
+    table.add_row("lost", f"{report.lost:,}")
+    table.add_row("throughput", f"{report.published / report.seconds:,.0f} acked/s")
+    for name, seconds in (("p50", report.p50), ("p99", report.p99), ("max", report.slowest)):
+        table.add_row(f"ack latency, {name}", f"{seconds * 1e3:.2f} ms")
+    table.add_row("offsets contiguous", "yes" if report.contiguous else "NO")
+    table.add_row("read back, the same", "yes" if report.read_back else "NO")
+    console.print(table)
+    codec = Table("operation", "liftenvelope", "protobuf", "ratio", title="The codec, ns per message")
+    for times in report.codec:
+        codec.add_row(
+            times.operation, f"{times.ours_ns:.0f}", f"{times.protobuf_ns:.0f}", f"{times.ratio:.1f}x"
+        )
+    console.print(codec)
+    if not report.ok:
+        console.print("[bold red]Not everything that was published is safe: see above.")

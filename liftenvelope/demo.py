@@ -1,0 +1,271 @@
+"""The main job, run for real: publish envelopes on NATS, and account for every ack.
+
+Needs ``pip install 'liftenvelope[cli]'``. ``python -m liftenvelope demo`` shows it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass
+from timeit import Timer
+from typing import TYPE_CHECKING, Any, Final
+
+import nats
+import nats.errors
+
+from liftenvelope._values_py import ACK_FIELDS, MESSAGE_FIELDS
+from liftenvelope.envelope import Ack, marshal_ack, new_message, unmarshal_ack, unmarshal_message
+from liftenvelope.errors import TransportError, UsageError
+from liftenvelope.nats import AckInbox, BatchSummary, EnvelopePublisher
+
+if TYPE_CHECKING:
+    from nats.aio.client import Client
+
+    from liftenvelope.testing import LiftbridgeAdmin
+
+__all__ = ["CodecTimes", "DemoReport", "Job", "run_demo", "time_codec"]
+
+_BATCH: Final = 5_000
+#: Headers that the server adds to every message that it stores.
+_SERVER_HEADERS: Final = ("subject", "reply")
+
+
+@dataclass(frozen=True)
+class Job:
+    """What the demo does.
+
+    Attributes:
+        messages: How many envelopes to publish.
+        size: Bytes of each value.
+        window: How many may wait for their acks at a time.
+        nats_url: A running NATS server; None starts one.
+        liftbridge: ``host:port`` of a running Liftbridge on that NATS server; None starts one.
+    """
+
+    messages: int = 100_000
+    size: int = 256
+    window: int = 1_000
+    nats_url: str | None = None
+    liftbridge: str | None = None
+
+    def __post_init__(self) -> None:
+        for name, least in (("messages", 1), ("size", 16), ("window", 1)):
+            if getattr(self, name) < least:
+                raise UsageError(f"{name} must be at least {least}, not {getattr(self, name)}")
+        if (self.nats_url is None) != (self.liftbridge is None):
+            raise UsageError(
+                "--url and --liftbridge go together: a Liftbridge server and the NATS server it uses"
+            )
+
+
+@dataclass(frozen=True)
+class CodecTimes:
+    """Nanoseconds per message of an operation, ours and protobuf's."""
+
+    operation: str
+    ours_ns: float
+    protobuf_ns: float
+
+    @property
+    def ratio(self) -> float:
+        """How many times quicker ours is."""
+        return self.protobuf_ns / self.ours_ns
+
+
+@dataclass(frozen=True)
+class DemoReport:
+    """What came of the demo.
+
+    Attributes:
+        published: How many envelopes were published.
+        seconds: From the first hand-over to the last ack.
+        lost: Messages without an ack, or with one that says they were not stored.
+        contiguous: Whether the offsets are a run without gap or repetition.
+        read_back: Whether a message read from the stream is the one that was published.
+        p50, p99, slowest: Ack latencies in seconds.
+        codec: How long the codec takes, beside protobuf.
+    """
+
+    published: int
+    seconds: float
+    lost: int
+    contiguous: bool
+    read_back: bool
+    p50: float
+    p99: float
+    slowest: float
+    codec: tuple[CodecTimes, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is lost and everything is where it should be."""
+        return not self.lost and self.contiguous and self.read_back
+
+
+async def run_demo(
+    job: Job,
+    *,
+    on_stage: Callable[[str], None] = lambda _: None,
+    on_ack: Callable[[int], None] = lambda _: None,
+) -> DemoReport:
+    """Do the job.
+
+    Args:
+        job: What to do.
+        on_stage: Called with a few words when something new begins.
+        on_ack: Called with the number of messages acked since the last call.
+
+    Raises:
+        TransportError: A server can't be reached.
+        LiftEnvelopeError: Another failure of a server, or of its start.
+    """
+    async with _servers(job, on_stage) as (nc, admin):
+        stream = f"liftenvelope-demo-{secrets.token_hex(4)}"
+        on_stage(f"creating the stream {stream}")
+        admin.create_stream(stream, stream)
+        try:
+            on_stage(f"publishing {job.messages:,} envelopes of {job.size} bytes")
+            started = time.perf_counter()
+            summaries = await _publish(nc, stream, job, on_ack)
+            seconds = time.perf_counter() - started
+            on_stage("reading one back")
+            offset = next((o for s in summaries for o in s.offsets if o >= 0), 0)
+            read_back = _is_same(admin.read(stream, start=offset, count=1)[0], job, summaries)
+        finally:
+            admin.delete_stream(stream)
+        on_stage("timing the codec")
+        return _report(summaries, seconds, read_back)
+
+
+@contextlib.asynccontextmanager
+async def _servers(
+    job: Job, on_stage: Callable[[str], None]
+) -> AsyncIterator[tuple[Client, LiftbridgeAdmin]]:
+    from liftenvelope.testing import LiftbridgeAdmin, run_liftbridge
+
+    async with contextlib.AsyncExitStack() as stack:
+        if job.nats_url is None or job.liftbridge is None:
+            on_stage(
+                "starting nats-server and Liftbridge (the first time, Liftbridge is built: about a minute)"
+            )
+            cluster = await stack.enter_async_context(run_liftbridge())
+            url, admin = cluster.nats_url, LiftbridgeAdmin(cluster.addresses)
+        else:
+            url, admin = job.nats_url, LiftbridgeAdmin([job.liftbridge])
+        nc = await _connect(url)
+        stack.push_async_callback(nc.close)
+        yield nc, admin
+
+
+async def _connect(url: str) -> Client:
+    try:
+        return await nats.connect(url, connect_timeout=5, max_reconnect_attempts=1, error_cb=_quiet)
+    except (OSError, nats.errors.Error) as exc:
+        raise TransportError(f"there is no NATS server at {url}: {exc!r}") from exc
+
+
+async def _quiet(_: Exception) -> None:
+    """The failed connection is reported by the exception."""
+
+
+def _value(job: Job, index: int) -> bytes:
+    return b"%015d " % index + b"x" * (job.size - 16)
+
+
+async def _publish(nc: Client, stream: str, job: Job, on_ack: Callable[[int], None]) -> list[BatchSummary]:
+    summaries, waiting = [], None
+    async with AckInbox(nc, max_outstanding=job.window) as inbox:
+        publisher = EnvelopePublisher(nc, stream, inbox=inbox, timeout=30.0)
+        for start in range(0, job.messages, _BATCH):
+            indexes = range(start, min(start + _BATCH, job.messages))
+            acks = await publisher.publish_batch(
+                [_value(job, i) for i in indexes],
+                keys=[b"key-%d" % (i % 100) for i in indexes],
+                headers=[{"n": b"%d" % i} for i in indexes],
+            )
+            assert acks is not None
+            if waiting is not None:
+                summaries.append(await waiting)
+                on_ack(len(summaries[-1]))
+            waiting = acks
+        if waiting is not None:
+            summaries.append(await waiting)
+            on_ack(len(summaries[-1]))
+    return summaries
+
+
+def _is_same(stored: Any, job: Job, summaries: list[BatchSummary]) -> bool:
+    position = 0
+    for summary in summaries:
+        if stored.offset in summary.offsets:
+            index = position + summary.offsets.index(stored.offset)
+            headers = {name: value for name, value in stored.headers.items() if name not in _SERVER_HEADERS}
+            return bool(
+                stored.value == _value(job, index)
+                and stored.key == b"key-%d" % (index % 100)
+                and headers == {"n": b"%d" % index}
+            )
+        position += len(summary)
+    return False
+
+
+def _report(summaries: list[BatchSummary], seconds: float, read_back: bool) -> DemoReport:
+    offsets = sorted(offset for summary in summaries for offset in summary.offsets if offset >= 0)
+    latencies = sorted(latency for summary in summaries for latency in summary.latencies if latency >= 0) or [
+        0.0
+    ]
+    published = sum(map(len, summaries))
+    return DemoReport(
+        published=published,
+        seconds=seconds,
+        lost=published - len(offsets),
+        contiguous=bool(offsets) and offsets == list(range(offsets[0], offsets[0] + len(offsets))),
+        read_back=read_back,
+        p50=latencies[len(latencies) // 2],
+        p99=latencies[int(len(latencies) * 0.99)],
+        slowest=latencies[-1],
+        codec=tuple(time_codec()),
+    )
+
+
+def time_codec() -> Iterator[CodecTimes]:
+    """How long one message takes to encode and to decode, and an ack to decode, beside protobuf.
+
+    Each is the best of several rounds, in nanoseconds per message, with all fields read after decoding.
+    """
+    from liftenvelope._pb import api_pb2 as pb
+
+    value, head, inbox = b"x" * 100, bytes.fromhex("b90e43b400080000"), "_INBOX.2zTH4SaNZeYPjF9tMYnmJK"
+    envelope = new_message(value, key=b"key-1", ack_inbox=inbox, correlation_id="P-zfbt00")
+    ack = marshal_ack(
+        Ack(stream="sensors", partition_subject="s.t", msg_subject="s.t", offset=10**6, ack_inbox=inbox,
+            correlation_id="P-zfbt00", reception_timestamp_ns=10**18, commit_timestamp_ns=10**18)
+    )  # fmt: skip
+    pb_message, pb_ack = pb.Message.DESCRIPTOR.fields_by_name, pb.Ack.DESCRIPTOR.fields_by_name
+    names = {"pb": pb, "value": value, "head": head, "inbox": inbox, "envelope": envelope, "ack": ack}
+    names |= {f.__name__: f for f in (new_message, unmarshal_message, unmarshal_ack)}
+    ours = "new_message(value, key=b'key-1', ack_inbox=inbox, correlation_id='P-zfbt00')"
+    theirs = "pb.Message(offset=-1, key=b'key-1', value=value, ackInbox=inbox, correlationId='P-zfbt00')"
+    yield CodecTimes("encode a message", _ns(ours, names), _ns(f"head + {theirs}.SerializeToString()", names))
+    yield CodecTimes(
+        "decode a message",
+        _ns("m = unmarshal_message(envelope); " + _reads(MESSAGE_FIELDS), names),
+        _ns("m = pb.Message.FromString(envelope[8:]); " + _reads(pb_message), names),
+    )
+    yield CodecTimes(
+        "decode an ack",
+        _ns("m = unmarshal_ack(ack); " + _reads(ACK_FIELDS), names),
+        _ns("m = pb.Ack.FromString(ack[8:]); " + _reads(pb_ack), names),
+    )
+
+
+def _reads(fields: Any) -> str:
+    return "; ".join(f"m.{name}" for name in fields)
+
+
+def _ns(statement: str, names: dict[str, Any]) -> float:
+    count = 20_000
+    return min(Timer(statement, globals=names).repeat(repeat=7, number=count)) / count * 1e9

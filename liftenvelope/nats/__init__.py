@@ -1,0 +1,11 @@
+"""Envelopes and their acks on your own nats-py connection.
+
+:class:`AckInbox` publishes one message at a time and awaits its ack; :class:`EnvelopePublisher` is the hot
+path for many, with partitions and whole batches. Neither closes the connection nor takes its callbacks.
+"""
+
+from liftenvelope.nats.ack_inbox import AckFuture, AckInbox
+from liftenvelope.nats.batch_acks import BatchAcks, BatchSummary
+from liftenvelope.nats.publisher import EnvelopePublisher
+
+__all__ = ["AckFuture", "AckInbox", "BatchAcks", "BatchSummary", "EnvelopePublisher"]

@@ -1,0 +1,148 @@
+"""One batch on its way: checked whole, then handed to the connection piece by piece."""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+from typing import Any, Final
+
+from liftenvelope.errors import EnvelopeTooLargeError, TransportError, UsageError
+from liftenvelope.nats._batches import Rows
+from liftenvelope.nats._link import Link
+from liftenvelope.nats.ack_inbox import AckInbox
+from liftenvelope.nats.batch_acks import BatchAcks
+from liftenvelope.types import AckPolicy
+
+# Bytes that are handed to the connection in one go: enough to make what each piece costs small, few enough
+# that acks are read in between.
+_PIECE: Final = 128 * 1024
+# Rows whose acks are registered in one go.
+_ROWS: Final = 2_048
+# Stands in for a generated id when sizes are checked; no generated id is longer.
+_LONGEST_ID: Final = "0" * 12
+
+
+class BatchRun:
+    """The state of a batch that is being published.
+
+    Attributes:
+        sent: How many rows have been handed to the connection.
+        epoch: The connection's epoch when the first was, None before.
+        acks: Who is told the outcomes; None without an inbox.
+    """
+
+    def __init__(
+        self,
+        link: Link,
+        rows: Rows,
+        *,
+        inbox: AckInbox | None,
+        subjects: list[bytes],
+        which: array[int] | None,
+        policy: AckPolicy,
+        crc: bool,
+        timeout: float,
+    ) -> None:
+        self._link = link
+        self._rows = rows
+        self._inbox = inbox
+        self._subjects = subjects
+        self._which = which
+        self._options = (None if inbox is None else inbox.subject, policy, crc)
+        self._timeout = timeout
+        self.sent = 0
+        self.epoch: int | None = None
+        self._whole = self._checked()
+        self.acks = None if inbox is None else BatchAcks(len(rows))
+
+    def _checked(self) -> Any:
+        """The whole batch, measured: what is wrong with any row is found before one is sent."""
+        rows = self._rows
+        self._link.check_open()
+        if (ids := rows.ids(0, len(rows))) is not None and len(set(ids)) < len(ids):
+            raise UsageError("a correlation id stands twice in the batch")
+        if ids is None and self._inbox is not None:
+            ids = [_LONGEST_ID] * len(rows)
+        envelopes = rows.envelopes(0, len(rows), ids, *self._options)
+        if (row := envelopes.first_null()) is not None:
+            raise UsageError(f"row {row}: the value is null")
+        limit = self._link.max_payload
+        if (found := envelopes.oversize(limit)) is not None:
+            raise EnvelopeTooLargeError(
+                f"row {found[0]}: the envelope has {found[1]} bytes; the NATS server takes {limit}"
+            )
+        return envelopes
+
+    async def run(self) -> None:
+        """Hand over all rows.
+
+        With an inbox, what goes wrong after the first row is the outcome of the rows that could not be sent:
+        an error here would take from the caller the acks of those that were.
+
+        Raises:
+            TransportError: Nothing could be sent, or, without an inbox, not everything.
+        """
+        try:
+            while self.sent < len(self._rows):
+                if self._inbox is None:
+                    await self._write_piece(self._whole, 0)
+                else:
+                    await self._send_with_acks(self._inbox)
+                await asyncio.sleep(0)  # acks are read, and other tasks run
+        except (TransportError, UsageError) as error:
+            if self.acks is None or not self.sent:
+                raise
+            for row in range(self.sent, len(self._rows)):
+                self.acks.settle(row, TransportError(f"row {row} was never sent, and can be again: {error}"))
+
+    async def _send_with_acks(self, inbox: AckInbox) -> None:
+        """Register and hand over as many rows as there are places for."""
+        start, stop = self.sent, min(self.sent + _ROWS, len(self._rows))
+        # Wait for a good part of the window, not for one place: small pieces cost more than they bring.
+        wanted = max(1, min(stop - start, inbox.max_outstanding // 4))
+        stop = min(stop, start + await inbox.capacity(wanted))
+        await self._room(0)
+        assert self.acks is not None
+        own = self._rows.ids(start, stop)
+        ids = inbox.register_batch(self.acks, start, stop - start, own, self._timeout)
+        self.acks.sent(start, stop)
+        try:
+            envelopes = self._whole if own else self._rows.envelopes(start, stop, ids, *self._options)
+            while self.sent < stop:
+                await self._write_piece(envelopes, 0 if own else start, stop)
+        finally:
+            inbox.withdraw_batch(ids[self.sent - start :])
+
+    async def _write_piece(self, envelopes: Any, base: int, stop: int | None = None) -> None:
+        """Hand over the next piece of the envelopes, whose first is row base of the batch."""
+        at = self.sent - base
+        end, size = envelopes.reach(at, _PIECE)
+        if end == at:  # one row that is larger than a piece
+            end, size = at + 1, envelopes.reach(at, self._link.max_payload)[1]
+        if stop is not None:
+            end = min(end, stop - base)
+        which = None if self._which is None else self._which[base : base + envelopes.length]
+        frames = envelopes.frames(at, end, self._subjects, which)
+        await self._room(len(frames))
+        if self.epoch is None:
+            self.epoch = self._link.epoch
+        if self._link.direct:
+            self._link.write(frames, end - at, size)
+            self.sent = base + end
+        else:
+            await self._publish_singly(frames)
+
+    async def _publish_singly(self, frames: bytes) -> None:
+        """The way of a connection whose buffer is out of reach: take the frames apart again."""
+        at = 0
+        while at < len(frames):
+            head, _, _ = frames[at : at + 4096].partition(b"\r\n")
+            _, subject, size = head.split(b" ")
+            begin = at + len(head) + 2
+            await self._link.publish(subject.decode(), frames[begin : begin + int(size)])
+            self.sent += 1
+            at = begin + int(size) + 2
+
+    async def _room(self, size: int) -> None:
+        deadline = asyncio.get_running_loop().time() + self._timeout
+        await self._link.room(size, deadline, self.sent)

@@ -1,0 +1,218 @@
+"""The user's nats-py connection, as the rest of this package sees it.
+
+All that is known of nats-py's inside stands here. Frames go straight into the connection's buffer of
+commands, which is what ``nc.publish`` does with each message, but for a whole batch at once and without an
+``await``. The private names that this takes are looked for once; where they have changed, everything goes
+through public methods, more slowly, and ``tests/integration/test_nats_link.py`` fails to tell us.
+
+Three habits of nats-py (2.16) that are worked around: ``flush()`` sends its PING ahead of what is buffered,
+so that it is no barrier; it returns at once, without an error, while the connection is being restored; and
+its inner flush swallows a cancellation.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, Final
+
+import nats.errors
+
+from liftenvelope.errors import TransportError
+
+if TYPE_CHECKING:
+    from nats.aio.client import Client
+    from nats.aio.msg import Msg
+    from nats.aio.subscription import Subscription
+
+#: How often what nats-py gives no event for is looked at, in seconds.
+_POLL: Final = 0.02
+#: nats-py's own limit on what is buffered, for connections whose limit can't be seen.
+_PENDING_SIZE: Final = 2 * 1024 * 1024
+_PRIVATE: Final = ("_pending", "_pending_data_size", "_max_pending_size", "_flush_queue", "_flusher_task")
+
+
+class Link:
+    """A connection that belongs to somebody else: never closed, its callbacks never taken.
+
+    Args:
+        nc: The connection.
+
+    Attributes:
+        direct: Whether frames can be put into the buffer without going through ``nc.publish``.
+    """
+
+    def __init__(self, nc: Client) -> None:
+        self._nc: Any = nc
+        self.direct = all(hasattr(nc, name) for name in _PRIVATE)
+
+    @property
+    def max_payload(self) -> int:
+        """The largest message in bytes that the server takes."""
+        return int(self._nc.max_payload)
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether what is written now goes out now."""
+        return bool(self._nc.is_connected)
+
+    @property
+    def epoch(self) -> int:
+        """A number that grows with every reconnection; what is written now goes out in this one."""
+        # What is buffered while the connection is down survives, and goes out in the next one.
+        return int(self._nc.stats["reconnects"]) + (not self._nc.is_connected)
+
+    def new_inbox(self) -> str:
+        """A subject that nobody else uses, with the user's own inbox prefix."""
+        return str(self._nc.new_inbox())
+
+    def check_open(self, published: int = 0) -> None:
+        """Raise TransportError if nothing can be published any more."""
+        if self._nc.is_closed:
+            raise TransportError("the NATS connection is closed", published)
+        if self._nc.is_draining_pubs:
+            raise TransportError("the NATS connection is being drained", published)
+
+    def fits(self, size: int) -> bool:
+        """Whether size bytes may be buffered now, by the connection's own limit.
+
+        A connected one takes anything while it is below its limit, so that no message is too large for it.
+        """
+        limit, pending = self._limit(), self._nc.pending_data_size
+        return bool(pending < limit if self._nc.is_connected else pending + size <= limit)
+
+    def _limit(self) -> int:
+        return int(self._nc._max_pending_size) if self.direct else _PENDING_SIZE
+
+    def write(self, frames: bytes, messages: int, payload: int) -> None:
+        """Buffer PUB commands and see that they are sent. Only for a direct link.
+
+        Args:
+            frames: The commands, whole ones.
+            messages: How many they are.
+            payload: The bytes of their payloads, for the connection's statistics.
+
+        Raises:
+            TransportError: The connection is closed or draining, or it is down and its buffer is full.
+        """
+        nc = self._nc
+        if not nc.is_connected:
+            self.check_open()
+            if not self.fits(len(frames)):
+                raise TransportError(
+                    f"the NATS connection is down and its buffer of {self._limit()} bytes is full"
+                )
+        elif nc.is_draining_pubs:
+            self.check_open()
+        nc._pending.append(frames)
+        nc._pending_data_size += len(frames)
+        nc.stats["out_msgs"] += messages
+        nc.stats["out_bytes"] += payload
+        queue = nc._flush_queue
+        if queue.empty() and nc.is_connected:
+            queue.put_nowait(asyncio.get_running_loop().create_future())
+
+    async def publish(self, subject: str, payload: bytes) -> None:
+        """Publish one message by nats-py's public method: the way of a link that is not direct."""
+        try:
+            await self._nc.publish(subject, payload)
+        except nats.errors.Error as exc:
+            raise TransportError(f"nats-py could not publish: {exc}") from exc
+
+    async def room(self, size: int, deadline: float, published: int = 0) -> None:
+        """Wait until size bytes may be buffered.
+
+        Raises:
+            TransportError: The connection is closed, or there is no room at the deadline, which is on the
+                event loop's clock.
+        """
+        loop = asyncio.get_running_loop()
+        while True:
+            self.check_open(published)
+            if self.fits(size):
+                return
+            if (left := deadline - loop.time()) <= 0:
+                state = "sends too slowly" if self._nc.is_connected else "is down"
+                raise TransportError(f"the NATS connection {state}, and its buffer is full", published)
+            await self._flushed(min(left, _POLL))
+
+    async def _flushed(self, timeout: float) -> None:
+        """Wait until what is buffered has gone to the socket, or for the timeout."""
+        nc = self._nc
+        if not self.direct or not nc.is_connected or nc._flush_queue.full():
+            await asyncio.sleep(timeout)
+            return
+        # A future of our own in the flusher's queue, not its _flush_pending(): that swallows cancellation.
+        done = asyncio.get_running_loop().create_future()
+        nc._flush_queue.put_nowait(done)
+        await asyncio.wait({done}, timeout=timeout)
+
+    async def barrier(self, timeout: float) -> None:
+        """Return when the server has handled everything that was written before.
+
+        Raises:
+            TransportError: The connection is closed, was lost meanwhile, or is not back within the timeout.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout
+        while not self._nc.is_connected:
+            self.check_open()
+            if loop.time() >= deadline:
+                raise TransportError(f"the NATS connection was not restored within {timeout} s")
+            await asyncio.sleep(_POLL)
+        epoch = self.epoch
+        await self._sent(deadline)
+        # Twice, since the first PING may overtake what was buffered when nothing of it can be seen.
+        for _ in range(1 if self.direct else 2):
+            await self._round_trip(deadline, timeout)
+        if not self._nc.is_connected or self.epoch != epoch:
+            raise TransportError("the NATS connection was lost during the flush")
+
+    async def _sent(self, deadline: float) -> None:
+        loop = asyncio.get_running_loop()
+        while self.direct and self._nc._pending and self._nc.is_connected and loop.time() < deadline:
+            await self._flushed(_POLL)
+
+    async def _round_trip(self, deadline: float, timeout: float) -> None:
+        left = deadline - asyncio.get_running_loop().time()
+        self.check_open()
+        try:
+            await self._nc.flush(timeout=max(left, 0.001))
+        except nats.errors.Error as exc:
+            raise TransportError(f"no answer from the NATS server within {timeout} s") from exc
+
+    async def subscribe(self, subject: str, on_message: Callable[[Msg], Awaitable[None]]) -> Subscription:
+        """Subscribe without a limit on what may queue up: a limit of nats-py drops messages."""
+        try:
+            sub: Subscription = await self._nc.subscribe(
+                subject, cb=on_message, pending_msgs_limit=0, pending_bytes_limit=0
+            )
+        except nats.errors.Error as exc:
+            raise TransportError(f"nats-py could not subscribe to {subject!r}: {exc}") from exc
+        return sub
+
+    async def unsubscribe(self, sub: Subscription) -> None:
+        """End a subscription, if the connection has not ended it already."""
+        try:
+            await sub.unsubscribe()
+        except (nats.errors.ConnectionClosedError, nats.errors.ConnectionDrainingError):
+            return  # the connection has ended it, or is about to
+        except nats.errors.BadSubscriptionError:
+            return  # somebody else has
+
+    def when_ended(self, sub: Subscription, callback: Callable[[], None]) -> asyncio.Task[None]:
+        """Have callback called as soon as the subscription delivers nothing more, for whatever reason.
+
+        Returns:
+            The task to cancel when nobody is interested any more.
+        """
+        return asyncio.get_running_loop().create_task(self._watch(sub, callback))
+
+    async def _watch(self, sub: Subscription, callback: Callable[[], None]) -> None:
+        # nats-py tells nobody that a subscription has ended, but the task that calls our callback ends then.
+        delivering = getattr(sub, "_wait_for_msgs_task", None)
+        if delivering is not None:
+            await asyncio.wait({delivering})
+        while delivering is None and not self._nc.is_closed:
+            await asyncio.sleep(_POLL)
+        callback()

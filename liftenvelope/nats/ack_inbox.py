@@ -1,0 +1,607 @@
+"""One subject for all acks: any number of publishes in flight, each answered by its own ack."""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from collections import deque
+from collections.abc import Callable, Mapping
+from itertools import repeat
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, SupportsIndex, TypedDict, Unpack, overload
+
+from liftenvelope.correlation import Ended, PendingAcks, PendingStats, Stray
+from liftenvelope.envelope import Ack, AckPolicy, new_message, unmarshal_ack
+from liftenvelope.errors import (
+    AckTimeoutError,
+    EnvelopeError,
+    EnvelopeTooLargeError,
+    PublishError,
+    TransportError,
+    UsageError,
+    UsageTypeError,
+    publish_error,
+)
+from liftenvelope.nats._link import Link
+from liftenvelope.nats._subjects import publish_subject
+from liftenvelope.types import AckError
+
+if TYPE_CHECKING:
+    from nats.aio.client import Client
+    from nats.aio.msg import Msg
+    from nats.aio.subscription import Subscription
+    from typing_extensions import Buffer
+
+__all__ = ["AckFuture", "AckInbox"]
+
+_UNKNOWN = "it may have been stored, and publishing it again may store it twice"
+_UNSENT = "it was never sent, so publishing it again is safe"
+
+
+class PublishOptions(TypedDict, total=False):
+    """The options of one message: see :func:`liftenvelope.envelope.new_message`."""
+
+    key: Buffer | None
+    headers: Mapping[str, Buffer] | None
+    correlation_id: str | None
+    ack_policy: AckPolicy | int
+    expected_offset: SupportsIndex
+    crc: bool
+
+
+class Settled(Protocol):
+    """Who is told the outcome of each message of a batch."""
+
+    def settle(self, index: int, outcome: Ack | Exception) -> None:
+        """Take the ack, which may carry an error, or the error that came instead of one."""
+        ...
+
+
+class AckFuture(asyncio.Future[Any]):
+    """The ack that a publish waits for; cancelling it gives the publish up.
+
+    Await it for the :class:`Ack`, or for a tuple of acks where other than one was expected.
+
+    Attributes:
+        correlation_id: The id that the ack will carry.
+        sent: Whether the message has been handed to the connection.
+    """
+
+    correlation_id: str
+    sent: bool
+    _inbox: AckInbox
+    _counted: bool
+
+    def cancel(self, msg: Any | None = None) -> bool:
+        """Give the publish up. If it was sent it may be stored all the same; its ack is then a late one."""
+        if self.done():
+            return False
+        # Before the future is done: whoever is woken by it finds its place free.
+        self._inbox._give_up(self)
+        return super().cancel(msg)
+
+
+class AckInbox:
+    """Publishes envelopes and correlates their acks, on a NATS connection that you already have.
+
+    The connection stays yours: it is never closed, and its callbacks are not touched. There is one
+    subscription, from :meth:`start` to :meth:`close`, which ``async with`` calls for you. A reconnect keeps
+    what is pending until its deadline; when the connection is closed or drained, all that is pending fails at
+    once. Use it from the event loop's thread only.
+
+    Args:
+        nc: A connected nats-py client.
+        subject: The subject that acks are sent to. Default: one that nobody else uses.
+        timeout: How long a publish waits for its ack unless it says otherwise, in seconds. Default 5.
+        max_outstanding: How many publishes may be waiting for their acks; more wait until they are sent.
+            Default 65,536.
+        on_stray: Called with each ack that nobody waits for and the reason: late, duplicate or unknown. An
+            exception from it goes to the event loop's exception handler.
+
+    Raises:
+        UsageError: ``max_outstanding`` or ``timeout`` is not positive, or ``subject`` is not a subject.
+
+    Example::
+
+        async with AckInbox(nc) as inbox:
+            ack = await inbox.publish("sensors.temperature", b"21.5", key=b"sensor-1")
+            print(ack.stream, ack.offset)
+    """
+
+    def __init__(
+        self,
+        nc: Client,
+        *,
+        subject: str | None = None,
+        timeout: float = 5.0,
+        max_outstanding: int = 65_536,
+        on_stray: Callable[[Ack, Stray], None] | None = None,
+    ) -> None:
+        if max_outstanding < 1:
+            raise UsageError(f"max_outstanding must be at least 1, not {max_outstanding!r}")
+        self._link = Link(nc)
+        self.subject = self._link.new_inbox() if subject is None else publish_subject(subject)
+        self.timeout = positive("timeout", timeout)
+        self.max_outstanding = max_outstanding
+        #: How many messages came that are no acks.
+        self.malformed = 0
+        self._on_stray = on_stray
+        self._pending = PendingAcks(
+            on_stray=None if on_stray is None else self._stray, remember=max(max_outstanding, 65_536)
+        )
+        self._outstanding = 0
+        self._outbox: deque[tuple[AckFuture, str, bytes]] = deque()
+        self._feeds: list[weakref.ref[_Feed]] = []
+        self._freed = asyncio.Event()
+        self._wake_at = -1
+        self._timer: asyncio.TimerHandle | None = None
+        self._sender: asyncio.Task[None] | None = None
+        self._watcher: asyncio.Task[None] | None = None
+        self._subscription: Subscription | None = None
+        self._ended: str | None = "the ack inbox has not been started: use async with"
+
+    # Life
+
+    async def start(self) -> Self:
+        """Subscribe. Called by ``async with``.
+
+        Raises:
+            TransportError: The connection is closed or draining.
+            UsageError: It was started before.
+        """
+        if self._subscription is not None:
+            raise UsageError("the ack inbox was started before: make a new one")
+        self._link.check_open()
+        self._loop = asyncio.get_running_loop()
+        self._subscription = await self._link.subscribe(self.subject, self._on_message)
+        self._watcher = self._link.when_ended(self._subscription, self._on_ended)
+        self._ended = None
+        return self
+
+    async def close(self) -> None:
+        """Unsubscribe; whatever is still pending fails with a TransportError. May be called again."""
+        if self._subscription is None or self._ended is not None:
+            self._stop_tasks()
+            return
+        self._end("the ack inbox was closed")
+        await self._link.unsubscribe(self._subscription)
+
+    async def drain(self, timeout: float | None = None) -> None:
+        """Wait until nothing is pending any more: every publish has its ack, its error or its time-out.
+
+        Raises:
+            TimeoutError: Something is still pending after ``timeout`` seconds; None, the default, waits as
+                long as the publishes themselves do.
+        """
+        async with asyncio.timeout(timeout):
+            while len(self._pending):
+                self._wake_at = self.max_outstanding
+                self._freed.clear()
+                await self._freed.wait()
+
+    async def __aenter__(self) -> Self:
+        return await self.start()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    # Publishing
+
+    @overload
+    async def publish(  # type: ignore[overload-overlap]  # 1 is the only int with an answer of its own
+        self,
+        subject: str,
+        value: Buffer,
+        *,
+        expected: Literal[1] = 1,
+        timeout: float | None = None,
+        **options: Unpack[PublishOptions],
+    ) -> Ack: ...
+    @overload
+    async def publish(
+        self,
+        subject: str,
+        value: Buffer,
+        *,
+        expected: int | None,
+        timeout: float | None = None,
+        **options: Unpack[PublishOptions],
+    ) -> tuple[Ack, ...]: ...
+    async def publish(
+        self,
+        subject: str,
+        value: Buffer,
+        *,
+        expected: int | None = 1,
+        timeout: float | None = None,
+        **options: Unpack[PublishOptions],
+    ) -> Ack | tuple[Ack, ...]:
+        """Publish an envelope and wait for its ack.
+
+        Args:
+            subject: The NATS subject, one that a stream records.
+            value: The payload, any bytes-like.
+            expected: How many acks to wait for: as many as there are streams that record the subject. None
+                collects until the timeout. Default 1.
+            timeout: How long to wait in seconds. Default: the inbox's.
+            options: ``key``, ``headers``, ``correlation_id``, ``ack_policy``, ``expected_offset``, ``crc``:
+                see :func:`liftenvelope.envelope.new_message`. The ack policy NONE is refused.
+
+        Returns:
+            The ack; with any other ``expected`` than 1 a tuple of acks in the order of their arrival, whose
+            errors are for the caller to look at.
+
+        Raises:
+            PublishError: The ack says that the message was not stored.
+            AckTimeoutError: No ack came. Unless its ``sent`` is false, the outcome is unknown.
+            TransportError: The connection is closed or draining, or ended while the ack was awaited.
+            UsageError: An option is wrong; nothing was sent.
+            EnvelopeTooLargeError: The server takes no message of that size; nothing was sent.
+        """
+        future = self.publish_nowait(subject, value, expected=expected, timeout=timeout, **options)
+        result: Ack | tuple[Ack, ...] = await future
+        return result
+
+    def publish_nowait(
+        self,
+        subject: str,
+        value: Buffer,
+        *,
+        key: Buffer | None = None,
+        headers: Mapping[str, Buffer] | None = None,
+        correlation_id: str | None = None,
+        ack_policy: AckPolicy | int = AckPolicy.LEADER,
+        expected_offset: SupportsIndex = -1,
+        crc: bool = False,
+        expected: int | None = 1,
+        timeout: float | None = None,
+    ) -> AckFuture:
+        """Publish an envelope without waiting; the future is its ack.
+
+        What can't be sent yet, because ``max_outstanding`` publishes are waiting or the connection's buffer
+        is full, is sent in its turn: nothing is dropped. Await :meth:`capacity` in a loop that publishes
+        much, or what waits will fill the memory.
+
+        Args, errors: As for :meth:`publish`; errors of the outcome come from the future.
+        """
+        publish_subject(subject)
+        if ack_policy == AckPolicy.NONE:
+            raise UsageError(
+                "ack_policy NONE: no ack would ever come; publish with an EnvelopePublisher instead"
+            )
+        future = self.expect(correlation_id, expected=expected, timeout=timeout)
+        try:
+            payload = new_message(
+                value,
+                key=key,
+                headers=headers,
+                ack_inbox=self.subject,
+                correlation_id=future.correlation_id,
+                ack_policy=ack_policy,
+                expected_offset=expected_offset,
+                crc=crc,
+            )
+            self._check_size(payload)
+            future.sent = False
+            if self._outbox or self._outstanding >= self.max_outstanding or not self._can_write(len(payload)):
+                self._queue(future, subject, payload)
+            else:
+                self._write(future, subject, payload)
+        except BaseException:
+            self._pending.cancel(future.correlation_id)
+            raise
+        return future
+
+    def expect(
+        self, correlation_id: str | None = None, *, expected: int | None = 1, timeout: float | None = None
+    ) -> AckFuture:
+        """Wait for the ack of an envelope that you build and publish yourself.
+
+        Give the envelope :attr:`subject` as ``ack_inbox`` and the future's ``correlation_id``, and call this
+        before you publish it. Such publishes do not count towards ``max_outstanding``.
+
+        Args:
+            correlation_id: The id that the ack will carry. Default: a new one.
+            expected: As for :meth:`publish`.
+            timeout: How long to wait in seconds. Default: the inbox's.
+
+        Raises:
+            UsageError: The id is outstanding already, or an option is wrong.
+            TransportError: The inbox or its connection has ended.
+        """
+        if self._ended is not None:
+            raise TransportError(self._ended)
+        deadline = self._loop.time() + (self.timeout if timeout is None else positive("timeout", timeout))
+        future = AckFuture(loop=self._loop)
+        future._inbox = self
+        future.sent, future._counted = True, False
+        future.correlation_id = self._pending.register(
+            correlation_id, deadline=deadline, expected=expected, context=future
+        )
+        self._arm(deadline)
+        return future
+
+    async def capacity(self, wanted: int = 1) -> int:
+        """Wait until so many more publishes may be sent at once.
+
+        Returns:
+            How many may be, at least ``wanted``.
+
+        Raises:
+            UsageError: ``wanted`` is more than ``max_outstanding``.
+            TransportError: The inbox or its connection has ended.
+        """
+        if not 1 <= wanted <= self.max_outstanding:
+            raise UsageError(
+                f"wanted must be from 1 to max_outstanding ({self.max_outstanding}), not {wanted}"
+            )
+        while self._ended is None:
+            if not self._outbox and self.max_outstanding - self._outstanding >= wanted:
+                return self.max_outstanding - self._outstanding
+            self._wake_at = max(self._wake_at, self.max_outstanding - wanted)
+            self._freed.clear()
+            await self._freed.wait()
+        raise TransportError(self._ended)
+
+    @property
+    def outstanding(self) -> int:
+        """How many publishes have been sent and wait for their acks."""
+        return self._outstanding
+
+    @property
+    def stats(self) -> PendingStats:
+        """Counts of what was registered, completed, expired, and of late, duplicate and unknown acks."""
+        return self._pending.stats
+
+    def __aiter__(self) -> _Feed:
+        """All acks from now on, claimed or not: for those who correlate by themselves.
+
+        The iteration ends when the inbox is closed, and raises TransportError when its connection ends.
+        """
+        feed = _Feed(self._ended)
+        self._feeds.append(weakref.ref(feed, self._feeds.remove))
+        return feed
+
+    def register_batch(
+        self, batch: Settled, first: int, count: int, ids: list[str] | None, timeout: float
+    ) -> list[str]:
+        """Expect one ack for each of so many messages, which the caller sends next.
+
+        For :class:`EnvelopePublisher`. ``batch.settle(index, ack or error)`` is called for each, with indexes
+        that count from ``first``; they count as outstanding until then.
+
+        Returns:
+            Their correlation ids.
+        """
+        if self._ended is not None:
+            raise TransportError(self._ended)
+        deadline = self._loop.time() + timeout
+        contexts = list(zip(repeat(batch), range(first, first + count), strict=False))
+        if ids is None:
+            ids = self._pending.register_many(contexts, deadline=deadline)
+        else:
+            self._pending.register_ids(ids, contexts, deadline=deadline)
+        self._outstanding += count
+        self._arm(deadline)
+        return ids
+
+    def withdraw_batch(self, ids: list[str]) -> None:
+        """Forget messages of :meth:`register_batch` that were never sent."""
+        self._outstanding -= sum(map(self._pending.cancel, ids))
+
+    # Sending
+
+    def _check_size(self, payload: bytes) -> None:
+        if len(payload) > self._link.max_payload:
+            limit = self._link.max_payload
+            raise EnvelopeTooLargeError(
+                f"the envelope has {len(payload)} bytes; the NATS server takes {limit}"
+            )
+
+    def _can_write(self, size: int) -> bool:
+        return self._link.direct and self._link.fits(size)
+
+    def _write(self, future: AckFuture, subject: str, payload: bytes) -> None:
+        frame = b"PUB %b %d\r\n%b\r\n" % (subject.encode(), len(payload), payload)
+        self._link.write(frame, 1, len(payload))
+        self._claim(future)
+
+    def _queue(self, future: AckFuture, subject: str, payload: bytes) -> None:
+        self._link.check_open()
+        self._outbox.append((future, subject, payload))
+        if self._sender is None or self._sender.done():
+            self._sender = self._loop.create_task(self._send_queued())
+
+    async def _send_queued(self) -> None:
+        """Send what had to wait, in order, as places become free."""
+        while self._outbox:
+            future, subject, payload = self._outbox[0]
+            if future.done():
+                self._outbox.popleft()
+            elif self._outstanding >= self.max_outstanding:
+                self._wake_at = max(self._wake_at, self.max_outstanding - 1)
+                self._freed.clear()
+                await self._freed.wait()
+            else:
+                await self._send_one(future, subject, payload)
+        self._wake()
+
+    async def _send_one(self, future: AckFuture, subject: str, payload: bytes) -> None:
+        try:
+            await self._link.room(len(payload), float("inf"))
+            if future.done():
+                return
+            if self._link.direct:
+                self._write(future, subject, payload)
+            else:
+                self._claim(future)
+                await self._link.publish(subject, payload)
+        except TransportError as error:
+            if self._pending.cancel(future.correlation_id):
+                self._settle(future, error)
+        if self._outbox and self._outbox[0][0] is future:
+            self._outbox.popleft()
+
+    def _claim(self, future: AckFuture) -> None:
+        future.sent = future._counted = True
+        self._outstanding += 1
+
+    # Receiving
+
+    async def _on_message(self, msg: Msg) -> None:
+        try:
+            ack = unmarshal_ack(msg.data)
+        except EnvelopeError:
+            self.malformed += 1
+            return
+        done = self._pending.resolve(ack)
+        if done is not None:
+            context, result = done
+            if type(context) is tuple:
+                self._outstanding -= 1
+                context[0].settle(context[1], result)
+                if self._outstanding <= self._wake_at:
+                    self._wake()
+            else:
+                self._settle(context, _outcome(result))
+        if self._feeds:
+            for feed in [ref() for ref in self._feeds]:
+                if feed is not None:
+                    feed.put(ack)
+
+    def _settle(self, future: AckFuture, outcome: Any) -> None:
+        """Give a future its end. It has just left the table, so it can't have been cancelled."""
+        self._release(future)
+        if isinstance(outcome, BaseException):
+            future.set_exception(outcome)
+        else:
+            future.set_result(outcome)
+
+    def _release(self, future: AckFuture) -> None:
+        if future._counted:
+            self._outstanding -= 1
+        if self._outstanding <= self._wake_at:
+            self._wake()
+
+    def _give_up(self, future: AckFuture) -> None:
+        if self._pending.cancel(future.correlation_id):
+            self._release(future)
+
+    def _wake(self) -> None:
+        self._wake_at = -1
+        self._freed.set()
+
+    def _stray(self, ack: Ack, kind: Stray) -> None:
+        assert self._on_stray is not None
+        try:
+            self._on_stray(ack, kind)
+        except Exception as exc:  # noqa: BLE001 - the user's callback: its fault must not cost the acks that follow
+            self._loop.call_exception_handler({"message": "on_stray of an AckInbox failed", "exception": exc})
+
+    # Time-outs and ends
+
+    def _arm(self, deadline: float) -> None:
+        if self._timer is not None and self._timer.when() <= deadline:
+            return
+        self._rearm()
+
+    def _rearm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        when = self._pending.next_expiry()
+        self._timer = None if when is None else self._loop.call_at(when, self._expire)
+
+    def _expire(self) -> None:
+        self._timer = None
+        for entry in self._pending.expire(self._loop.time()):
+            self._finish(entry, None)
+        self._rearm()
+
+    def _finish(self, entry: Ended, reason: str | None) -> None:
+        """End an entry that has left the table: by its deadline, or for the reason given."""
+        if type(entry.context) is tuple:
+            self._outstanding -= 1
+            entry.context[0].settle(entry.context[1], _failure(entry, True, reason))
+            if self._outstanding <= self._wake_at:
+                self._wake()
+        else:
+            self._settle(
+                entry.context, entry.acks if entry.complete else _failure(entry, entry.context.sent, reason)
+            )
+
+    def _on_ended(self) -> None:
+        """The subscription delivers nothing more, and it was not we who ended it."""
+        if self._ended is None:
+            self._end("the NATS connection was closed or drained", failed=True)
+
+    def _end(self, reason: str, *, failed: bool = False) -> None:
+        self._ended = reason
+        self._stop_tasks()
+        self._outbox.clear()
+        for entry in self._pending.fail_all(TransportError(reason)):
+            self._finish(entry, reason)
+        for ref in list(self._feeds):
+            if (feed := ref()) is not None:
+                feed.end(TransportError(reason) if failed else None)
+        self._wake()
+
+    def _stop_tasks(self) -> None:
+        current = asyncio.current_task()
+        for task in (self._sender, self._watcher):
+            if task is not None and task is not current:
+                task.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+class _Feed:
+    """The acks that an iteration has yet to see."""
+
+    def __init__(self, ended: str | None) -> None:
+        self._acks: asyncio.Queue[Ack | TransportError | None] = asyncio.Queue()
+        if ended is not None:
+            self.end(TransportError(ended))
+
+    def put(self, ack: Ack) -> None:
+        self._acks.put_nowait(ack)
+
+    def end(self, error: TransportError | None) -> None:
+        self._acks.put_nowait(error)
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Ack:
+        ack = await self._acks.get()
+        if isinstance(ack, Ack):
+            return ack
+        self._acks.put_nowait(ack)  # for whoever asks again
+        if ack is None:
+            raise StopAsyncIteration
+        raise ack
+
+
+def positive(name: str, seconds: float) -> float:
+    """A number of seconds that can be waited for."""
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float):
+        raise UsageTypeError(f"{name} must be a number of seconds, not {type(seconds).__name__}")
+    if not 0 < seconds < float("inf"):
+        raise UsageError(f"{name} must be a positive number of seconds, not {seconds!r}")
+    return seconds
+
+
+def _outcome(result: Ack | tuple[Ack, ...]) -> Ack | tuple[Ack, ...] | PublishError:
+    if type(result) is Ack and result.error is not AckError.OK:
+        return publish_error(result)
+    return result
+
+
+def _failure(entry: Ended, sent: bool, reason: str | None) -> AckTimeoutError | TransportError:
+    what = f"the message with correlation id {entry.correlation_id!r}: {_UNKNOWN if sent else _UNSENT}"
+    if reason is not None:
+        return TransportError(f"{reason} before an ack came of {what}")
+    came = f"{len(entry.acks)} of {entry.expected} acks" if entry.acks else "no ack"
+    return AckTimeoutError(f"{came} came in time of {what}", entry.correlation_id, sent)

@@ -1,0 +1,110 @@
+"""The acks of a batch, as columns: no future and no object per message."""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+from collections.abc import Generator
+from time import monotonic
+from typing import Any
+
+from liftenvelope.envelope import Ack
+from liftenvelope.errors import publish_error
+from liftenvelope.types import AckError
+
+__all__ = ["BatchAcks", "BatchSummary"]
+
+
+class BatchSummary:
+    """What became of the messages of a batch, by their index.
+
+    Attributes:
+        offsets: The offset of each stored message, -1 for one that failed (``array('q')``).
+        latencies: Seconds from the hand-over to the connection to the ack, -1.0 for one that has no ack
+            (``array('d')``).
+        failures: Index to error, of those that were not stored or whose outcome is unknown: a PublishError,
+            AckTimeoutError or TransportError.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.offsets = array("q", [-1]) * size
+        self.latencies = array("d", [-1.0]) * size
+        self.failures: dict[int, Exception] = {}
+
+    def __len__(self) -> int:
+        return len(self.offsets)
+
+    @property
+    def ok(self) -> bool:
+        """Whether every message is stored."""
+        return not self.failures
+
+    def raise_for_failures(self) -> None:
+        """Raise what went wrong, if anything did.
+
+        Raises:
+            ExceptionGroup: Of all failures; a note on each tells its index.
+        """
+        if self.failures:
+            failed = f"{len(self.failures)} of {len(self)} messages failed"
+            raise ExceptionGroup(
+                failed, [_noted(error, index) for index, error in sorted(self.failures.items())]
+            )
+
+    def __repr__(self) -> str:
+        return f"BatchSummary({len(self) - len(self.failures)} stored, {len(self.failures)} failed)"
+
+
+def _noted(error: Exception, index: int) -> Exception:
+    note = f"message {index} of the batch"
+    if note not in getattr(error, "__notes__", ()):
+        error.add_note(note)
+    return error
+
+
+class BatchAcks:
+    """The summary of a batch's acks, when it is complete: await it, once or several times.
+
+    Every message ends at its deadline at the latest, so the wait is never longer than the timeout of the last
+    message. Failures are in the summary; awaiting raises none of them.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._summary = BatchSummary(size)
+        self._left = size
+        self._sent_at = array("d", [0.0]) * size
+        self._done: asyncio.Future[BatchSummary] = asyncio.get_running_loop().create_future()
+        if not size:
+            self._done.set_result(self._summary)
+
+    @property
+    def left(self) -> int:
+        """How many messages have no outcome yet."""
+        return self._left
+
+    def done(self) -> bool:
+        """Whether every message has its outcome."""
+        return self._done.done()
+
+    def __await__(self) -> Generator[Any, None, BatchSummary]:
+        # Shielded: who gives up waiting does not take the summary from the others.
+        return asyncio.shield(self._done).__await__()
+
+    def sent(self, start: int, stop: int) -> None:
+        """Note that messages are being handed over now."""
+        self._sent_at[start:stop] = array("d", [monotonic()]) * (stop - start)
+
+    def settle(self, index: int, outcome: Ack | Exception) -> None:
+        """Take the outcome of one message."""
+        summary = self._summary
+        if isinstance(outcome, Exception):
+            summary.failures[index] = outcome
+        else:
+            summary.latencies[index] = monotonic() - self._sent_at[index]
+            if outcome.error is AckError.OK:
+                summary.offsets[index] = outcome.offset
+            else:
+                summary.failures[index] = publish_error(outcome)
+        self._left -= 1
+        if not self._left and not self._done.done():
+            self._done.set_result(summary)

@@ -1,0 +1,263 @@
+"""Envelopes straight onto NATS, one at a time or a whole batch in one go."""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, SupportsIndex
+
+from liftenvelope.envelope import Ack, AckPolicy, new_message
+from liftenvelope.errors import EnvelopeTooLargeError, TransportError, UsageError
+from liftenvelope.nats._batch_run import BatchRun
+from liftenvelope.nats._batches import Rows
+from liftenvelope.nats._link import Link
+from liftenvelope.nats._subjects import publish_subject
+from liftenvelope.nats.ack_inbox import AckInbox, positive
+from liftenvelope.nats.batch_acks import BatchAcks
+from liftenvelope.partition import Partitioner, make_partitioner, partition_subject
+from liftenvelope.types import as_request_policy
+
+if TYPE_CHECKING:
+    from nats.aio.client import Client
+    from typing_extensions import Buffer
+
+__all__ = ["EnvelopePublisher"]
+
+PartitionBy = Literal["key", "round_robin"] | Callable[[bytes, bytes, int], int]
+
+
+class EnvelopePublisher:
+    """Publishes envelopes on the subject of a stream, over a NATS connection that you already have.
+
+    The connection stays yours: it is never closed, and its callbacks are not touched. Use it from the event
+    loop's thread only; several tasks may publish at once.
+
+    Args:
+        nc: A connected nats-py client.
+        subject: The subject that the stream records.
+        inbox: Where acks are awaited; None, the default, publishes without acks.
+        ack_policy: When the server acks. Default LEADER; without an inbox there are no acks at all.
+        partitions: How many partitions the stream has. Partition 0 is ``subject``, partition ``i`` is
+            ``subject.i``, as in the server. Default 1.
+        partition_by: How the partition of a message is chosen: ``"key"``, the default, by CRC-32 (IEEE) of
+            the key, unsigned, modulo ``partitions``, as Liftbridge's clients do it; ``"round_robin"``; or a
+            function of key, value and number of partitions.
+        crc: Whether to protect the payloads by a CRC-32C. Default false.
+        timeout: How long to wait for an ack, or for room in the connection's buffer, in seconds. Default 5.
+
+    Raises:
+        UsageError: The subject can't be published on, or another argument is wrong.
+
+    Example::
+
+        async with AckInbox(nc) as inbox:
+            publisher = EnvelopePublisher(nc, "sensors.temperature", inbox=inbox)
+            acks = await publisher.publish_batch([b"21.5", b"19.0"], keys=[b"s1", b"s2"])
+            print((await acks).offsets)
+    """
+
+    def __init__(
+        self,
+        nc: Client,
+        subject: str,
+        *,
+        inbox: AckInbox | None = None,
+        ack_policy: AckPolicy | int = AckPolicy.LEADER,
+        partitions: int = 1,
+        partition_by: PartitionBy = "key",
+        crc: bool = False,
+        timeout: float = 5.0,
+    ) -> None:
+        if partitions < 1:
+            raise UsageError(f"partitions must be at least 1, not {partitions!r}")
+        self._link = Link(nc)
+        self.subject = publish_subject(subject)
+        self._subjects = [partition_subject(subject, i).encode() for i in range(partitions)]
+        self._heads = [b"PUB %b " % name for name in self._subjects]
+        self._partitioner: Partitioner = make_partitioner(partition_by)
+        self._inbox = inbox
+        self._policy = as_request_policy("ack_policy", ack_policy)
+        if inbox is not None and self._policy == AckPolicy.NONE:
+            raise UsageError("ack_policy NONE with an inbox: no ack would ever come; leave the inbox out")
+        self._crc = crc
+        self._timeout = positive("timeout", timeout)
+        # The connection's epoch when the first message since the last flush was published.
+        self._unflushed: int | None = None
+
+    async def publish(
+        self,
+        value: Buffer,
+        *,
+        key: Buffer | None = None,
+        headers: Mapping[str, Buffer] | None = None,
+        partition: int | None = None,
+        expected_offset: SupportsIndex = -1,
+        correlation_id: str | None = None,
+        timeout: float | None = None,
+    ) -> Ack | None:
+        """Publish one message; with an inbox, wait for its ack.
+
+        Args:
+            value: The payload, any bytes-like.
+            key: Its key, any bytes-like.
+            headers: Names to bytes-like values.
+            partition: Where it goes. Default: as ``partition_by`` says.
+            expected_offset: The offset that it must get (optimistic concurrency); -1, the default, for any.
+            correlation_id: What the ack repeats. Default: with an inbox a new one, else none.
+            timeout: How long to wait in seconds. Default: the publisher's.
+
+        Returns:
+            The ack; None without an inbox: the message is then in the connection's buffer, and :meth:`flush`
+            tells when the server has it.
+
+        Raises:
+            PublishError: The ack says that the message was not stored.
+            AckTimeoutError: No ack came. Unless its ``sent`` is false, the outcome is unknown.
+            TransportError: The connection is closed or draining, or down with its buffer full.
+            UsageError: An argument is wrong; nothing was sent.
+            EnvelopeTooLargeError: The server takes no message of that size; nothing was sent.
+        """
+        chosen = 0 if len(self._heads) == 1 and partition is None else self._choose(key, value, partition)
+        if self._inbox is not None:
+            return await self._inbox.publish(
+                self._subjects[chosen].decode(),
+                value,
+                key=key,
+                headers=headers,
+                ack_policy=self._policy,
+                expected_offset=expected_offset,
+                correlation_id=correlation_id,
+                crc=self._crc,
+                timeout=self._timeout if timeout is None else timeout,
+            )
+        payload = new_message(
+            value,
+            key=key,
+            headers=headers,
+            ack_policy=self._policy,
+            expected_offset=expected_offset,
+            correlation_id=correlation_id,
+            crc=self._crc,
+        )
+        await self._send(chosen, payload, timeout)
+        return None
+
+    async def _send(self, chosen: int, payload: bytes, timeout: float | None) -> None:
+        link, size = self._link, len(payload)
+        if size > link.max_payload:
+            raise EnvelopeTooLargeError(
+                f"the envelope has {size} bytes; the NATS server takes {link.max_payload}"
+            )
+        if not link.fits(size):
+            await link.room(size, self._deadline(timeout))
+        if self._unflushed is None:
+            self._unflushed = link.epoch
+        if link.direct:
+            link.write(b"%b%d\r\n%b\r\n" % (self._heads[chosen], size, payload), 1, size)
+        else:
+            await link.publish(self._subjects[chosen].decode(), payload)
+
+    async def publish_batch(
+        self,
+        values: Any,
+        *,
+        keys: Any = None,
+        headers: Any = None,
+        partitions: Sequence[int] | None = None,
+        expected_offsets: Any = -1,
+        correlation_ids: Any = None,
+        timeout: float | None = None,
+    ) -> BatchAcks | None:
+        """Publish many messages, built and framed in Cython.
+
+        The whole batch is checked before anything of it is sent. With an inbox no more than its
+        ``max_outstanding`` are in flight at a time, and this returns when the last has been handed over.
+
+        Args:
+            values: The payloads: an Arrow array, or any iterable of bytes-like objects. Or all columns at
+                once: an Arrow record batch or table with a column ``value`` and perhaps ``key``,
+                ``headers``, ``partition``, ``expected_offset`` and ``correlation_id``.
+            keys: A key for each message, in the same forms; null or None is none.
+            headers: Headers for each: mappings, or an Arrow map array; null or None is none.
+            partitions: The partition of each message. Default: as ``partition_by`` says.
+            expected_offsets: The offset that each must get, or one for all; -1, the default, for any.
+            correlation_ids: What the acks repeat. Default: with an inbox new ones, else none.
+            timeout: How long to wait for each ack, and for room in the connection's buffer, in seconds.
+                Default: the publisher's.
+
+        Returns:
+            With an inbox an awaitable of the acks' summary, which may be awaited later or not at all; None
+            without.
+
+        Raises:
+            TransportError: The connection is closed, or down for longer than the timeout with its buffer
+                full. Without an inbox, ``published`` says how many messages had been handed over, which may
+                have arrived; with one, this comes only if none had been, and else is the outcome of the rest.
+            UsageError: A row is wrong; it is named, and nothing was sent.
+            EnvelopeTooLargeError: A row is too large; it is named, and nothing was sent.
+        """
+        rows = Rows.of(values, keys, headers, partitions, expected_offsets, correlation_ids)
+        run = BatchRun(
+            self._link,
+            rows,
+            inbox=self._inbox,
+            subjects=self._subjects,
+            which=self._choose_all(rows),
+            policy=self._policy,
+            crc=self._crc,
+            timeout=self._timeout if timeout is None else positive("timeout", timeout),
+        )
+        try:
+            await run.run()
+        finally:
+            if self._unflushed is None:
+                self._unflushed = run.epoch
+        return run.acks
+
+    async def flush(self, timeout: float = 10.0) -> None:
+        """Return when the server has handled everything that was published before.
+
+        A true barrier, unlike nats-py's own. Acks are another matter: this says nothing about a stream.
+
+        Args:
+            timeout: How long to wait in seconds. Default 10.
+
+        Raises:
+            TransportError: The connection is closed; was lost since, so that what had been written may be
+                lost with it; or does not answer within the timeout.
+        """
+        began, self._unflushed = self._unflushed, None
+        await self._link.barrier(positive("timeout", timeout))
+        if began is not None and began != self._link.epoch:
+            raise TransportError(
+                "the NATS connection was lost since the last flush: what was published may not have arrived"
+            )
+
+    def _deadline(self, timeout: float | None) -> float:
+        seconds = self._timeout if timeout is None else positive("timeout", timeout)
+        return asyncio.get_running_loop().time() + seconds
+
+    def _choose(self, key: Any, value: Any, partition: int | None) -> int:
+        if partition is None:
+            return self._partitioner.partition(
+                self.subject, None if key is None else bytes(key), bytes(value), len(self._heads)
+            )
+        return self._checked(partition, "partition")
+
+    def _checked(self, partition: int, what: str) -> int:
+        if not 0 <= partition < len(self._heads):
+            raise UsageError(f"{what} {partition!r} is not from 0 to {len(self._heads) - 1}")
+        return partition
+
+    def _choose_all(self, rows: Rows) -> array[int] | None:
+        """The partition of each row; None where there is but one."""
+        if rows.partitions is not None:
+            return array(
+                "i", [self._checked(p, f"row {i}: partition") for i, p in enumerate(rows.partitions)]
+            )
+        count = len(self._heads)
+        if count == 1:
+            return None
+        choose, subject = self._partitioner.partition, self.subject
+        return array("i", [choose(subject, key, value, count) for key, value in rows.pairs()])
