@@ -1,0 +1,57 @@
+"""What every test against real servers shares."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+from uuid import uuid4
+
+import nats
+import pytest
+from nats.aio.client import Client
+
+from liftenvelope.testing import LiftbridgeCluster, NatsServer
+
+
+@pytest.fixture(autouse=True)
+async def loop_errors() -> AsyncIterator[None]:
+    """Fail a test in whose event loop something went wrong that nobody saw."""
+    seen: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: seen.append(context))
+    yield
+    assert not seen
+
+
+async def _no_noise(_: Exception) -> None:
+    """nats-py prints what goes wrong on the connection; the tests look at the outcome."""
+
+
+async def connect(url: str, **options: Any) -> Client:
+    """A connection that comes back quickly when it is lost."""
+    options = {"reconnect_time_wait": 0.05, "max_reconnect_attempts": -1, "error_cb": _no_noise, **options}
+    return await nats.connect(url, **options)
+
+
+@pytest.fixture
+async def nc(nats_server: NatsServer) -> AsyncIterator[Client]:
+    """A connection to a plain NATS server."""
+    client = await connect(nats_server.url)
+    yield client
+    if not client.is_closed:
+        await client.close()
+
+
+@pytest.fixture
+async def lb_nc(liftbridge_server: LiftbridgeCluster) -> AsyncIterator[Client]:
+    """A connection to the NATS server that the Liftbridge server uses."""
+    client = await connect(liftbridge_server.nats_url)
+    yield client
+    if not client.is_closed:
+        await client.close()
+
+
+@pytest.fixture
+def name() -> str:
+    """A name for a stream and its subject that no other test uses."""
+    return f"t-{uuid4().hex[:12]}"
