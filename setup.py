@@ -31,7 +31,7 @@ def extension(name: str) -> Extension:
         f"liftenvelope.{name}",
         [f"src/{name}.pyx"],
         include_dirs=["src"],
-        depends=["src/crc32c.h", "src/wire.h", "src/_cursor.pxd"],
+        depends=["src/crc32c.h", "src/_cursor.pxd"],
         extra_compile_args=compile_args + CYTHON_NOISE,
         extra_link_args=link_args,
     )

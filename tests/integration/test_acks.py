@@ -184,7 +184,7 @@ async def test_a_checksum_is_checked_by_the_server(
     assert stored(liftbridge_server, name, 3) == [b"sound", damaged, b"batch"]
 
 
-# The inbox itself, on plain NATS: a responder of the tests' own takes the server's part where its timing matters.
+# The inbox itself: places, cancellation, ends.
 
 
 async def test_places_are_waited_for_and_nothing_is_dropped(
@@ -262,7 +262,6 @@ async def test_a_drained_connection_fails_all_at_once(nats_server: NatsServer, n
             with pytest.raises(TransportError, match="may have been stored"):
                 await future
     with pytest.raises(TransportError, match="closed"):
-        EnvelopePublisher(client, name)
         await AckInbox(client).start()
 
 

