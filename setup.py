@@ -5,6 +5,7 @@ as errors: what CI builds), or sanitize (ASan and UBSan, for the fuzz and unit r
 """
 
 import os
+from pathlib import Path
 
 from Cython.Build import cythonize
 from setuptools import Extension, find_packages, setup
@@ -13,7 +14,13 @@ FLAGS = {
     "release": (["-O3", "-fno-plt", "-Wall", "-Wextra"], []),
     "strict": (["-O3", "-fno-plt", "-Wall", "-Wextra", "-Werror"], []),
     "sanitize": (
-        ["-O1", "-g", "-fno-omit-frame-pointer", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"],
+        [
+            "-O1",
+            "-g",
+            "-fno-omit-frame-pointer",
+            "-fsanitize=address,undefined",
+            "-fno-sanitize-recover=undefined",
+        ],
         ["-fsanitize=address,undefined"],
     ),
 }
@@ -44,6 +51,8 @@ setup(
     packages=[*find_packages(include=["liftenvelope*"]), SERVERS],
     package_dir={SERVERS: "tests/servers"},
     ext_modules=cythonize(
-        [extension("_fastenv"), extension("_fastbatch")], include_path=["src"], language_level=3
+        [extension(source.stem) for source in sorted(Path("src").glob("*.pyx"))],
+        include_path=["src"],
+        language_level=3,
     ),
 )
