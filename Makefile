@@ -15,7 +15,7 @@ help:  ## list the targets
 $(VENV)/.ready: pyproject.toml setup.py src/_fastenv.pyx src/_fastbatch.pyx src/_cursor.pxd src/crc32c.h
 	$(PYTHON) -m venv $(VENV)
 	$(RUN) -m pip install --quiet --upgrade 'pip>=25.1'
-	$(RUN) -m pip install --quiet --editable '.[$(EXTRAS)]' --group dev
+	PYTHONWARNINGS=ignore $(RUN) -m pip install --quiet --editable '.[$(EXTRAS)]' --group dev
 	@touch $@
 
 setup: $(VENV)/.ready
