@@ -67,7 +67,12 @@ class Column:
 
     @staticmethod
     def of_binary(
-        length: int, first: int, validity: Buffer | None, offsets: Buffer | None, data: Buffer | None, large: bool
+        length: int,
+        first: int,
+        validity: Buffer | None,
+        offsets: Buffer | None,
+        data: Buffer | None,
+        large: bool,
     ) -> Column:
         """An Arrow (Large)Binary or (Large)String array: its length, offset and buffers."""
         if length == 0:
@@ -88,7 +93,11 @@ class Column:
         """An Arrow BinaryView or StringView array: its length, offset and buffers."""
         if length == 0:
             return Column([])
-        raw, buffers, valid = bytes(views or b""), [bytes(buffer) for buffer in data], _bits(validity, first, length)
+        raw, buffers, valid = (
+            bytes(views or b""),
+            [bytes(buffer) for buffer in data],
+            _bits(validity, first, length),
+        )
         _require(len(raw) >= (first + length) * 16, "its views are too short")
         return Column(
             [_viewed(raw, first + i, buffers) if is_valid else None for i, is_valid in enumerate(valid)]
@@ -127,7 +136,12 @@ class HeaderColumn:
 
     @staticmethod
     def of_map(
-        length: int, first: int, validity: Buffer | None, offsets: Buffer | None, names: Column, values: Column
+        length: int,
+        first: int,
+        validity: Buffer | None,
+        offsets: Buffer | None,
+        names: Column,
+        values: Column,
     ) -> HeaderColumn:
         """An Arrow map array: its length, offset, buffers, and its children as columns."""
         if length == 0:
@@ -158,15 +172,24 @@ class Envelopes:
         crc: bool,
     ) -> None:
         self.length = values.length
-        optional = {"keys": keys, "ack_inboxes": ack_inboxes, "correlation_ids": correlation_ids, "headers": headers}
+        optional = {
+            "keys": keys,
+            "ack_inboxes": ack_inboxes,
+            "correlation_ids": correlation_ids,
+            "headers": headers,
+        }
         for name, column in optional.items():
             if column is not None and column.length != self.length:
                 raise UsageError(f"{name} has {column.length} rows, values {self.length}")
         offsets = self._expected(expected_offset)
         self._rows: list[bytes | None] = []
         for i, value in enumerate(values.rows):
-            row = None if value is None else self._encode(
-                i, value, keys, headers, ack_inboxes, correlation_ids, ack_policy, offsets[i], crc
+            row = (
+                None
+                if value is None
+                else self._encode(
+                    i, value, keys, headers, ack_inboxes, correlation_ids, ack_policy, offsets[i], crc
+                )
             )
             self._rows.append(row)
 
@@ -272,7 +295,13 @@ def _text_buffers(rows: Sequence[bytes | None], code: str) -> TextBuffers:
         ends.append(ends[-1] + len(row or b""))
     nulls = sum(row is None for row in rows)
     validity = _bitmap([row is not None for row in rows]) if nulls else None
-    return len(rows), nulls, validity, struct.pack(f"<{len(ends)}{code}", *ends), b"".join(row or b"" for row in rows)
+    return (
+        len(rows),
+        nulls,
+        validity,
+        struct.pack(f"<{len(ends)}{code}", *ends),
+        b"".join(row or b"" for row in rows),
+    )
 
 
 def _numbers(numbers: Iterable[int]) -> bytes:
@@ -364,4 +393,3 @@ class AckColumns:
 
 
 __all__ = ["AckColumns", "Column", "Envelopes", "HeaderColumn", "MessageColumns"]
-

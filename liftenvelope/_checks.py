@@ -13,6 +13,7 @@ from typing import Any
 from liftenvelope import _wire as w
 from liftenvelope.errors import EnvelopeTooLargeError, UsageError, UsageTypeError
 
+
 def as_bytes(name: str, value: Any) -> bytes:
     """The content of any bytes-like object that is contiguous in memory."""
     if type(value) is bytes:
@@ -74,7 +75,9 @@ def as_headers(headers: Mapping[str, Any] | None) -> dict[str, bytes]:
         return {}
     if not isinstance(headers, Mapping):
         raise UsageTypeError(f"headers must be a mapping, not {type(headers).__name__}")
-    return {as_text("header name", name): as_bytes(f"header {name!r}", value) for name, value in headers.items()}
+    return {
+        as_text("header name", name): as_bytes(f"header {name!r}", value) for name, value in headers.items()
+    }
 
 
 def storable_headers(headers: Mapping[str, Any] | None) -> dict[str, bytes]:

@@ -360,7 +360,9 @@ def _header_len_fault(raw: bytes) -> str | None:
 
 def _checked_header(raw: bytes) -> bytes:
     if len(raw) < w.HEADER_LEN:
-        raise TruncatedEnvelopeError(f"an envelope has at least {w.HEADER_LEN} bytes, not {len(raw)}", len(raw))
+        raise TruncatedEnvelopeError(
+            f"an envelope has at least {w.HEADER_LEN} bytes, not {len(raw)}", len(raw)
+        )
     if raw[:4] != w.MAGIC:
         raise BadMagicError(f"not an envelope: it begins with {raw[:4].hex()}, not {w.MAGIC.hex()}", 0)
     if raw[4] != w.VERSION:

@@ -102,7 +102,7 @@ def encode_batch(
         EnvelopeTooLargeError: A row would crash the server or has 2 GiB; the row is named.
 
     Example:
-        >>> encode_batch([b"hello"], ack_inbox="my.inbox", correlation_ids=["1"])[0].as_py()[-5:]
+        >>> encode_batch([b"hello"], ack_inbox="my.inbox", correlation_ids=["1"])[0].as_py()[-8:]
         b'inboxZ\\x011'
     """
     envelopes = encoded_columns(
@@ -165,7 +165,9 @@ def _column(rows: Any, name: str, *, text: bool = False) -> Any:
     if isinstance(rows, pa.Array):
         return _arrow_column(rows, name)
     if isinstance(rows, str | bytes | bytearray | memoryview | Mapping) or not isinstance(rows, Iterable):
-        raise UsageTypeError(f"{name} must be an Arrow array or an iterable of rows, not {type(rows).__name__}")
+        raise UsageTypeError(
+            f"{name} must be an Arrow array or an iterable of rows, not {type(rows).__name__}"
+        )
     return batch.Column.of_sequence(rows, name, text)
 
 
@@ -211,7 +213,9 @@ def _offsets(expected: Any, rows: int) -> Any:
         return as_int64("expected_offsets", expected)
     array = _whole(expected) if isinstance(expected, pa.ChunkedArray) else expected
     if not isinstance(array, pa.Array):
-        array = pa.array([as_int64(f"expected_offsets[{i}]", number) for i, number in enumerate(array)], pa.int64())
+        array = pa.array(
+            [as_int64(f"expected_offsets[{i}]", number) for i, number in enumerate(array)], pa.int64()
+        )
     if not pa.types.is_integer(array.type):
         raise UsageTypeError(f"expected_offsets must be integers, not {array.type}")
     array = array.cast(pa.int64()).fill_null(-1)
@@ -252,7 +256,10 @@ def decode_batch(array: Any, *, on_error: OnError = "raise") -> pa.RecordBatch:
     headers = pa.MapArray.from_buffers(
         pa.map_(pa.string(), pa.binary()),
         rows.length,
-        [None if _sound(rows, decoded) else pa.py_buffer(columns["validity"]), pa.py_buffer(columns["header_offsets"])],
+        [
+            None if _sound(rows, decoded) else pa.py_buffer(columns["validity"]),
+            pa.py_buffer(columns["header_offsets"]),
+        ],
         children=[_entries(columns["header_names"], columns["header_values"])],
     )
     made = {
@@ -346,7 +353,9 @@ def _texts(buffers: tuple[Any, ...], kind: pa.DataType, large: bool) -> pa.Array
     rows, nulls, *parts = buffers
     if large:
         kind = pa.large_binary() if pa.types.is_binary(kind) else pa.large_string()
-    return pa.Array.from_buffers(kind, rows, [None if part is None else pa.py_buffer(part) for part in parts], nulls)
+    return pa.Array.from_buffers(
+        kind, rows, [None if part is None else pa.py_buffer(part) for part in parts], nulls
+    )
 
 
 def _numbers(data: Any, validity: Any, rows: int) -> pa.Array:
@@ -357,5 +366,3 @@ def _entries(names: tuple[Any, ...], values: tuple[Any, ...]) -> pa.StructArray:
     fields = [pa.field("key", pa.string(), nullable=False), pa.field("value", pa.binary())]
     children = [_texts(names, pa.string(), False), _texts(values, pa.binary(), False)]
     return pa.StructArray.from_arrays(children, fields=fields)
-
-

@@ -5,6 +5,7 @@ Needs ``pip install 'liftenvelope[cli]'``. ``python -m liftenvelope demo`` shows
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import secrets
 import time
@@ -18,8 +19,9 @@ import nats.errors
 
 from liftenvelope._values_py import ACK_FIELDS, MESSAGE_FIELDS
 from liftenvelope.envelope import Ack, marshal_ack, new_message, unmarshal_ack, unmarshal_message
-from liftenvelope.errors import TransportError, UsageError
+from liftenvelope.errors import AckTimeoutError, TransportError, UsageError
 from liftenvelope.nats import AckInbox, BatchSummary, EnvelopePublisher
+from liftenvelope.rpc.address import parse_address
 
 if TYPE_CHECKING:
     from nats.aio.client import Client
@@ -59,6 +61,8 @@ class Job:
             raise UsageError(
                 "--url and --liftbridge go together: a Liftbridge server and the NATS server it uses"
             )
+        if self.liftbridge is not None:
+            parse_address(self.liftbridge)
 
 
 @dataclass(frozen=True)
@@ -125,17 +129,17 @@ async def run_demo(
     async with _servers(job, on_stage) as (nc, admin):
         stream = f"liftenvelope-demo-{secrets.token_hex(4)}"
         on_stage(f"creating the stream {stream}")
-        admin.create_stream(stream, stream)
+        await asyncio.to_thread(admin.create_stream, stream, stream)
         try:
+            await _check_pair(nc, stream, job)
             on_stage(f"publishing {job.messages:,} envelopes of {job.size} bytes")
             started = time.perf_counter()
             summaries = await _publish(nc, stream, job, on_ack)
             seconds = time.perf_counter() - started
             on_stage("reading one back")
-            offset = next((o for s in summaries for o in s.offsets if o >= 0), 0)
-            read_back = _is_same(admin.read(stream, start=offset, count=1)[0], job, summaries)
+            read_back = await asyncio.to_thread(_read_back, admin, stream, job, summaries)
         finally:
-            admin.delete_stream(stream)
+            await asyncio.to_thread(admin.delete_stream, stream)
         on_stage("timing the codec")
         return _report(summaries, seconds, read_back)
 
@@ -155,9 +159,34 @@ async def _servers(
             url, admin = cluster.nats_url, LiftbridgeAdmin(cluster.addresses)
         else:
             url, admin = job.nats_url, LiftbridgeAdmin([job.liftbridge])
+            await asyncio.to_thread(_check_liftbridge, job.liftbridge)
         nc = await _connect(url)
         stack.push_async_callback(nc.close)
         yield nc, admin
+
+
+def _check_liftbridge(address: str) -> None:
+    """Fail at once where nothing listens: the calls that follow would ask again for half a minute."""
+    from liftenvelope.rpc.blocking import BlockingChannel
+
+    try:
+        with BlockingChannel(address, connect_timeout=5) as channel:
+            channel.connect()
+    except TransportError as exc:
+        raise TransportError(f"there is no Liftbridge server at {address}: {exc}") from exc
+
+
+async def _check_pair(nc: Client, stream: str, job: Job) -> None:
+    """Fail before the load where the two servers given don't belong together."""
+    if job.nats_url is None:
+        return
+    try:
+        async with AckInbox(nc, timeout=5) as inbox:
+            await inbox.publish(stream, b"first")
+    except AckTimeoutError as exc:
+        raise TransportError(
+            f"no ack from Liftbridge: does {job.liftbridge} use the NATS server at {job.nats_url}?"
+        ) from exc
 
 
 async def _connect(url: str) -> Client:
@@ -186,7 +215,6 @@ async def _publish(nc: Client, stream: str, job: Job, on_ack: Callable[[int], No
                 keys=[b"key-%d" % (i % 100) for i in indexes],
                 headers=[{"n": b"%d" % i} for i in indexes],
             )
-            assert acks is not None
             if waiting is not None:
                 summaries.append(await waiting)
                 on_ack(len(summaries[-1]))
@@ -195,6 +223,11 @@ async def _publish(nc: Client, stream: str, job: Job, on_ack: Callable[[int], No
             summaries.append(await waiting)
             on_ack(len(summaries[-1]))
     return summaries
+
+
+def _read_back(admin: LiftbridgeAdmin, stream: str, job: Job, summaries: list[BatchSummary]) -> bool:
+    offset = next((offset for summary in summaries for offset in summary.offsets if offset >= 0), None)
+    return offset is not None and _is_same(admin.read(stream, start=offset, count=1)[0], job, summaries)
 
 
 def _is_same(stored: Any, job: Job, summaries: list[BatchSummary]) -> bool:

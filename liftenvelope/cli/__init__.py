@@ -19,6 +19,16 @@ def main() -> None:
         require("rich", "cli")
     except MissingExtraError as exc:
         sys.exit(f"liftenvelope: {exc}")
+    import click
+
     from liftenvelope.cli._root import root
 
-    root(prog_name="liftenvelope")
+    try:
+        # Not standalone: click would exit with 1 when interrupted.
+        sys.exit(root.main(prog_name="liftenvelope", standalone_mode=False))
+    except click.ClickException as exc:
+        exc.show()
+        sys.exit(exc.exit_code)
+    except click.Abort:
+        print("interrupted", file=sys.stderr)
+        sys.exit(130)

@@ -4,7 +4,8 @@
 path for many, with partitions and whole batches. Neither closes the connection nor takes its callbacks.
 """
 
-from liftenvelope.nats.ack_inbox import AckFuture, AckInbox
+from liftenvelope.nats.ack_future import AckFuture
+from liftenvelope.nats.ack_inbox import AckInbox
 from liftenvelope.nats.batch_acks import BatchAcks, BatchSummary
 from liftenvelope.nats.publisher import EnvelopePublisher
 

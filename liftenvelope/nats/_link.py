@@ -3,7 +3,7 @@
 All that is known of nats-py's inside stands here. Frames go straight into the connection's buffer of
 commands, which is what ``nc.publish`` does with each message, but for a whole batch at once and without an
 ``await``. The private names that this takes are looked for once; where they have changed, everything goes
-through public methods, more slowly, and ``tests/integration/test_nats_link.py`` fails to tell us.
+through public methods, more slowly, and ``tests/integration/test_link.py`` fails to tell us.
 
 Three habits of nats-py (2.16) that are worked around: ``flush()`` sends its PING ahead of what is buffered,
 so that it is no barrier; it returns at once, without an error, while the connection is being restored; and

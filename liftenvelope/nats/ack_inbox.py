@@ -7,24 +7,16 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Mapping
 from itertools import repeat
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, SupportsIndex, TypedDict, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, Self, SupportsIndex, Unpack, overload
 
 from liftenvelope.correlation import Ended, PendingAcks, PendingStats, Stray
 from liftenvelope.envelope import Ack, AckPolicy, new_message, unmarshal_ack
-from liftenvelope.errors import (
-    AckTimeoutError,
-    EnvelopeError,
-    EnvelopeTooLargeError,
-    PublishError,
-    TransportError,
-    UsageError,
-    UsageTypeError,
-    publish_error,
-)
+from liftenvelope.errors import EnvelopeError, EnvelopeTooLargeError, TransportError, UsageError
+from liftenvelope.nats._feed import AckFeed
 from liftenvelope.nats._link import Link
+from liftenvelope.nats._outcomes import failure_of, outcome_of, positive
 from liftenvelope.nats._subjects import publish_subject
-from liftenvelope.types import AckError
+from liftenvelope.nats.ack_future import AckFuture, PublishOptions, Settled
 
 if TYPE_CHECKING:
     from nats.aio.client import Client
@@ -32,53 +24,7 @@ if TYPE_CHECKING:
     from nats.aio.subscription import Subscription
     from typing_extensions import Buffer
 
-__all__ = ["AckFuture", "AckInbox"]
-
-_UNKNOWN = "it may have been stored, and publishing it again may store it twice"
-_UNSENT = "it was never sent, so publishing it again is safe"
-
-
-class PublishOptions(TypedDict, total=False):
-    """The options of one message: see :func:`liftenvelope.envelope.new_message`."""
-
-    key: Buffer | None
-    headers: Mapping[str, Buffer] | None
-    correlation_id: str | None
-    ack_policy: AckPolicy | int
-    expected_offset: SupportsIndex
-    crc: bool
-
-
-class Settled(Protocol):
-    """Who is told the outcome of each message of a batch."""
-
-    def settle(self, index: int, outcome: Ack | Exception) -> None:
-        """Take the ack, which may carry an error, or the error that came instead of one."""
-        ...
-
-
-class AckFuture(asyncio.Future[Any]):
-    """The ack that a publish waits for; cancelling it gives the publish up.
-
-    Await it for the :class:`Ack`, or for a tuple of acks where other than one was expected.
-
-    Attributes:
-        correlation_id: The id that the ack will carry.
-        sent: Whether the message has been handed to the connection.
-    """
-
-    correlation_id: str
-    sent: bool
-    _inbox: AckInbox
-    _counted: bool
-
-    def cancel(self, msg: Any | None = None) -> bool:
-        """Give the publish up. If it was sent it may be stored all the same; its ack is then a late one."""
-        if self.done():
-            return False
-        # Before the future is done: whoever is woken by it finds its place free.
-        self._inbox._give_up(self)
-        return super().cancel(msg)
+__all__ = ["AckInbox"]
 
 
 class AckInbox:
@@ -131,7 +77,7 @@ class AckInbox:
         )
         self._outstanding = 0
         self._outbox: deque[tuple[AckFuture, str, bytes]] = deque()
-        self._feeds: list[weakref.ref[_Feed]] = []
+        self._feeds: list[weakref.ref[AckFeed]] = []
         self._freed = asyncio.Event()
         self._wake_at = -1
         self._timer: asyncio.TimerHandle | None = None
@@ -182,9 +128,7 @@ class AckInbox:
     async def __aenter__(self) -> Self:
         return await self.start()
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     # Publishing
@@ -355,12 +299,12 @@ class AckInbox:
         """Counts of what was registered, completed, expired, and of late, duplicate and unknown acks."""
         return self._pending.stats
 
-    def __aiter__(self) -> _Feed:
+    def __aiter__(self) -> AckFeed:
         """All acks from now on, claimed or not: for those who correlate by themselves.
 
         The iteration ends when the inbox is closed, and raises TransportError when its connection ends.
         """
-        feed = _Feed(self._ended)
+        feed = AckFeed(self._ended)
         self._feeds.append(weakref.ref(feed, self._feeds.remove))
         return feed
 
@@ -465,7 +409,7 @@ class AckInbox:
                 if self._outstanding <= self._wake_at:
                     self._wake()
             else:
-                self._settle(context, _outcome(result))
+                self._settle(context, outcome_of(result))
         if self._feeds:
             for feed in [ref() for ref in self._feeds]:
                 if feed is not None:
@@ -523,12 +467,12 @@ class AckInbox:
         """End an entry that has left the table: by its deadline, or for the reason given."""
         if type(entry.context) is tuple:
             self._outstanding -= 1
-            entry.context[0].settle(entry.context[1], _failure(entry, True, reason))
+            entry.context[0].settle(entry.context[1], failure_of(entry, True, reason))
             if self._outstanding <= self._wake_at:
                 self._wake()
         else:
             self._settle(
-                entry.context, entry.acks if entry.complete else _failure(entry, entry.context.sent, reason)
+                entry.context, entry.acks if entry.complete else failure_of(entry, entry.context.sent, reason)
             )
 
     def _on_ended(self) -> None:
@@ -555,53 +499,3 @@ class AckInbox:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-
-
-class _Feed:
-    """The acks that an iteration has yet to see."""
-
-    def __init__(self, ended: str | None) -> None:
-        self._acks: asyncio.Queue[Ack | TransportError | None] = asyncio.Queue()
-        if ended is not None:
-            self.end(TransportError(ended))
-
-    def put(self, ack: Ack) -> None:
-        self._acks.put_nowait(ack)
-
-    def end(self, error: TransportError | None) -> None:
-        self._acks.put_nowait(error)
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> Ack:
-        ack = await self._acks.get()
-        if isinstance(ack, Ack):
-            return ack
-        self._acks.put_nowait(ack)  # for whoever asks again
-        if ack is None:
-            raise StopAsyncIteration
-        raise ack
-
-
-def positive(name: str, seconds: float) -> float:
-    """A number of seconds that can be waited for."""
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float):
-        raise UsageTypeError(f"{name} must be a number of seconds, not {type(seconds).__name__}")
-    if not 0 < seconds < float("inf"):
-        raise UsageError(f"{name} must be a positive number of seconds, not {seconds!r}")
-    return seconds
-
-
-def _outcome(result: Ack | tuple[Ack, ...]) -> Ack | tuple[Ack, ...] | PublishError:
-    if type(result) is Ack and result.error is not AckError.OK:
-        return publish_error(result)
-    return result
-
-
-def _failure(entry: Ended, sent: bool, reason: str | None) -> AckTimeoutError | TransportError:
-    what = f"the message with correlation id {entry.correlation_id!r}: {_UNKNOWN if sent else _UNSENT}"
-    if reason is not None:
-        return TransportError(f"{reason} before an ack came of {what}")
-    came = f"{len(entry.acks)} of {entry.expected} acks" if entry.acks else "no ack"
-    return AckTimeoutError(f"{came} came in time of {what}", entry.correlation_id, sent)

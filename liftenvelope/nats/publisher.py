@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 from array import array
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, SupportsIndex
+from typing import TYPE_CHECKING, Any, Generic, Literal, SupportsIndex, TypeVar, cast, overload
 
 from liftenvelope.envelope import Ack, AckPolicy, new_message
 from liftenvelope.errors import EnvelopeTooLargeError, TransportError, UsageError
 from liftenvelope.nats._batch_run import BatchRun
 from liftenvelope.nats._batches import Rows
 from liftenvelope.nats._link import Link
+from liftenvelope.nats._outcomes import positive
 from liftenvelope.nats._subjects import publish_subject
-from liftenvelope.nats.ack_inbox import AckInbox, positive
+from liftenvelope.nats.ack_inbox import AckInbox
 from liftenvelope.nats.batch_acks import BatchAcks
 from liftenvelope.partition import Partitioner, make_partitioner, partition_subject
 from liftenvelope.types import as_request_policy
@@ -27,7 +28,11 @@ __all__ = ["EnvelopePublisher"]
 PartitionBy = Literal["key", "round_robin"] | Callable[[bytes, bytes, int], int]
 
 
-class EnvelopePublisher:
+_Answer = TypeVar("_Answer")
+_Answers = TypeVar("_Answers")
+
+
+class EnvelopePublisher(Generic[_Answer, _Answers]):
     """Publishes envelopes on the subject of a stream, over a NATS connection that you already have.
 
     The connection stays yours: it is never closed, and its callbacks are not touched. Use it from the event
@@ -57,6 +62,33 @@ class EnvelopePublisher:
             print((await acks).offsets)
     """
 
+    # With an inbox there are acks, without one there is None: the type checker knows which.
+    @overload
+    def __init__(
+        self: EnvelopePublisher[Ack, BatchAcks],
+        nc: Client,
+        subject: str,
+        *,
+        inbox: AckInbox,
+        ack_policy: AckPolicy | int = AckPolicy.LEADER,
+        partitions: int = 1,
+        partition_by: PartitionBy = "key",
+        crc: bool = False,
+        timeout: float = 5.0,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: EnvelopePublisher[None, None],
+        nc: Client,
+        subject: str,
+        *,
+        inbox: None = None,
+        ack_policy: AckPolicy | int = AckPolicy.LEADER,
+        partitions: int = 1,
+        partition_by: PartitionBy = "key",
+        crc: bool = False,
+        timeout: float = 5.0,
+    ) -> None: ...
     def __init__(
         self,
         nc: Client,
@@ -95,7 +127,7 @@ class EnvelopePublisher:
         expected_offset: SupportsIndex = -1,
         correlation_id: str | None = None,
         timeout: float | None = None,
-    ) -> Ack | None:
+    ) -> _Answer:
         """Publish one message; with an inbox, wait for its ack.
 
         Args:
@@ -120,7 +152,7 @@ class EnvelopePublisher:
         """
         chosen = 0 if len(self._heads) == 1 and partition is None else self._choose(key, value, partition)
         if self._inbox is not None:
-            return await self._inbox.publish(
+            ack = await self._inbox.publish(
                 self._subjects[chosen].decode(),
                 value,
                 key=key,
@@ -131,6 +163,7 @@ class EnvelopePublisher:
                 crc=self._crc,
                 timeout=self._timeout if timeout is None else timeout,
             )
+            return cast(_Answer, ack)
         payload = new_message(
             value,
             key=key,
@@ -141,7 +174,7 @@ class EnvelopePublisher:
             crc=self._crc,
         )
         await self._send(chosen, payload, timeout)
-        return None
+        return cast(_Answer, None)
 
     async def _send(self, chosen: int, payload: bytes, timeout: float | None) -> None:
         link, size = self._link, len(payload)
@@ -168,7 +201,7 @@ class EnvelopePublisher:
         expected_offsets: Any = -1,
         correlation_ids: Any = None,
         timeout: float | None = None,
-    ) -> BatchAcks | None:
+    ) -> _Answers:
         """Publish many messages, built and framed in Cython.
 
         The whole batch is checked before anything of it is sent. With an inbox no more than its
@@ -213,7 +246,7 @@ class EnvelopePublisher:
         finally:
             if self._unflushed is None:
                 self._unflushed = run.epoch
-        return run.acks
+        return cast(_Answers, run.acks)
 
     async def flush(self, timeout: float = 10.0) -> None:
         """Return when the server has handled everything that was published before.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 from uuid import uuid4
 
@@ -31,6 +31,13 @@ async def connect(url: str, **options: Any) -> Client:
     """A connection that comes back quickly when it is lost."""
     options = {"reconnect_time_wait": 0.05, "max_reconnect_attempts": -1, "error_cb": _no_noise, **options}
     return await nats.connect(url, **options)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Poll, with a deadline."""
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0.01)
 
 
 @pytest.fixture

@@ -8,11 +8,11 @@ from collections.abc import Callable
 import pytest
 from nats.aio.client import Client
 
-from liftenvelope.envelope import AckPolicy
+from liftenvelope.envelope import Ack, AckPolicy
 from liftenvelope.errors import AckTimeoutError, TransportError
-from liftenvelope.nats import AckInbox, BatchSummary, EnvelopePublisher
+from liftenvelope.nats import AckInbox, BatchAcks, BatchSummary, EnvelopePublisher
 from liftenvelope.testing import FaultProxy, LiftbridgeCluster, run_liftbridge, run_nats_server
-from tests.integration.conftest import connect
+from tests.integration.conftest import connect, until
 
 BATCH = 200
 
@@ -21,7 +21,9 @@ class Load:
     """Publishes batches one after the other and keeps what became of every message."""
 
     def __init__(self, client: Client, inbox: AckInbox, stream: str, policy: AckPolicy) -> None:
-        self.publisher = EnvelopePublisher(client, stream, inbox=inbox, ack_policy=policy, timeout=1.0)
+        self.publisher: EnvelopePublisher[Ack, BatchAcks] = EnvelopePublisher(
+            client, stream, inbox=inbox, ack_policy=policy, timeout=1.0
+        )
         self.outcomes: list[tuple[int, BatchSummary]] = []
         self.refused = 0
         self.stopped = False
@@ -36,7 +38,6 @@ class Load:
                 self.refused += 1
                 await asyncio.sleep(0.01)
                 continue
-            assert acks is not None
             async with asyncio.timeout(10):  # its deadline is 1 s: more would be a hang
                 self.outcomes.append((first, await acks))
             first += BATCH
@@ -128,9 +129,7 @@ async def test_what_is_pending_survives_a_reconnect(name: str) -> None:
             await inbox.publish(name, b"before")
             proxy.refuse()
             proxy.cut()
-            async with asyncio.timeout(10):
-                while client.is_connected:
-                    await asyncio.sleep(0.01)
+            await until(lambda: not client.is_connected)
             future = inbox.publish_nowait(name, b"while down")
             proxy.accept()
             assert (await future).offset == 1

@@ -46,7 +46,14 @@ def test_the_sdist_has_what_a_build_needs(distributions: Path) -> None:
     (sdist,) = distributions.glob("*.tar.gz")
     with tarfile.open(sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
-    needed = {"src/_fastenv.pyx", "src/_fastbatch.pyx", "src/_cursor.pxd", "src/crc32c.h", "setup.py", "README.md"}
+    needed = {
+        "src/_fastenv.pyx",
+        "src/_fastbatch.pyx",
+        "src/_cursor.pxd",
+        "src/crc32c.h",
+        "setup.py",
+        "README.md",
+    }
     assert needed <= names
     assert "tests/servers/go.sum" in names
 
@@ -54,7 +61,13 @@ def test_the_sdist_has_what_a_build_needs(distributions: Path) -> None:
 def test_the_wheel_has_the_types_the_extensions_and_the_server_module(distributions: Path) -> None:
     (wheel,) = distributions.glob("*.whl")
     names = set(zipfile.ZipFile(wheel).namelist())
-    needed = {"py.typed", "_fastenv.pyi", "_fastbatch.pyi", "testing/_servers/go.mod", "testing/_servers/go.sum"}
+    needed = {
+        "py.typed",
+        "_fastenv.pyi",
+        "_fastbatch.pyi",
+        "testing/_servers/go.mod",
+        "testing/_servers/go.sum",
+    }
     assert {f"liftenvelope/{name}" for name in needed} <= names
     extensions = {name.split(".")[0] for name in names if name.endswith(".so")}
     assert extensions == {"liftenvelope/_fastenv", "liftenvelope/_fastbatch"}
@@ -69,7 +82,11 @@ def test_an_empty_environment_encodes(distributions: Path, tmp_path: Path) -> No
     run(python, "-m", "pip", "install", "--quiet", wheel)
     run(python, "-c", PROGRAM, cwd=tmp_path)
     done = subprocess.run(
-        [tmp_path / "venv" / "bin" / "liftenvelope"], capture_output=True, text=True, check=False, cwd=tmp_path
+        [tmp_path / "venv" / "bin" / "liftenvelope"],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
     )
     assert done.returncode == 1
     assert "pip install 'liftenvelope[cli]'" in done.stderr

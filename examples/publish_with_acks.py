@@ -1,0 +1,51 @@
+"""Publish on your own NATS connection, one message at a time, and await each ack.
+
+Shows what comes back for a stored message, for many at once, for one that the server refuses, and for one
+that nobody answers.
+"""
+
+import asyncio
+
+import nats
+
+from liftenvelope.errors import AckTimeoutError, IncorrectOffsetError
+from liftenvelope.nats import AckInbox
+from liftenvelope.testing import run_liftbridge
+
+
+async def main() -> None:
+    async with run_liftbridge() as cluster, await nats.connect(cluster.nats_url) as nc, AckInbox(nc) as inbox:
+        cluster.create_stream("sensors", "sensors.*")
+        cluster.create_stream("accounts", optimistic_concurrency=True)
+
+        # One message. The call returns when the partition's leader has stored it.
+        ack = await inbox.publish("sensors.kitchen", b"21.5", key=b"kitchen", headers={"unit": b"C"})
+        print(f"{ack.msg_subject}: offset {ack.offset} of stream {ack.stream}")
+
+        # Many in flight. capacity() waits while max_outstanding publishes have no ack yet.
+        futures = []
+        for number in range(1_000):
+            await inbox.capacity()
+            futures.append(inbox.publish_nowait("sensors.hall", b"%d" % number, key=b"hall"))
+        acks = await asyncio.gather(*futures)
+        print(f"{len(acks):,} more, the last one at offset {acks[-1].offset:,}")
+
+        # The server refuses a message: its ack carries an error, which is raised.
+        await inbox.publish("accounts", b"opened", expected_offset=0)
+        try:
+            await inbox.publish("accounts", b"opened again", expected_offset=0)
+        except IncorrectOffsetError as error:
+            print(f"refused, and not stored: {error}")
+
+        # No stream records this subject, so no ack comes: the outcome is unknown.
+        try:
+            await inbox.publish("nobody.listens", b"lost", timeout=0.2)
+        except AckTimeoutError as error:
+            print(f"time-out: {error}")
+
+        stats = inbox.stats
+        print(f"{stats.completed:,} acks, {stats.expired} time-out, {stats.outstanding} outstanding")
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

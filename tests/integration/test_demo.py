@@ -1,0 +1,111 @@
+"""``python -m liftenvelope demo`` from end to end, on servers of its own and on running ones."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+
+import pytest
+
+from liftenvelope._pb import api_pb2
+from liftenvelope.rpc.blocking import BlockingChannel
+from liftenvelope.testing import LiftbridgeCluster, NatsServer
+
+#: A port that nothing listens on.
+NOWHERE = "127.0.0.1:1"
+
+
+def demo(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-W", "error", "-m", "liftenvelope", "demo", *arguments],
+        env={**os.environ, "NO_COLOR": "1", "COLUMNS": "120", **environment},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def rows(output: str) -> dict[str, str]:
+    """The rows of the first table."""
+    return {
+        key.strip(): value.strip() for key, value in re.findall(r"│([^│]+)│([^│]+)│$", output, re.MULTILINE)
+    }
+
+
+def assert_all_is_well(done: subprocess.CompletedProcess[str], messages: str) -> None:
+    assert done.returncode == 0, done.stdout + done.stderr
+    table = rows(done.stdout)
+    assert table["acked messages"] == f"{messages} of {messages}"
+    assert table["lost"] == "0"
+    assert table["offsets contiguous"] == table["read back, the same"] == "yes"
+    assert re.fullmatch(r"[\d,]+ acked/s", table["throughput"])
+    latencies = [float(table[f"ack latency, {name}"].removesuffix(" ms")) for name in ("p50", "p99", "max")]
+    assert 0 < latencies[0] <= latencies[1] <= latencies[2]
+    for operation in ("encode a message", "decode a message", "decode an ack"):
+        assert re.search(rf"│ {operation} +│ +\d+ +│ +\d+ +│ +[\d.]+x +│", done.stdout)
+    assert "Traceback" not in done.stderr
+
+
+def assert_failed(done: subprocess.CompletedProcess[str], *words: str) -> None:
+    """It exits with 1 and one sentence."""
+    assert done.returncode == 1, done.stdout + done.stderr
+    (error,) = [line for line in done.stderr.splitlines() if line.startswith("Error: ")]
+    for word in words:
+        assert word in error
+    assert "Traceback" not in done.stderr
+
+
+def streams(cluster: LiftbridgeCluster) -> set[str]:
+    with BlockingChannel(cluster.addresses[0]) as channel:
+        channel.connect()
+        answer = channel.unary("/proto.API/FetchMetadata", b"", timeout=10)
+    return {metadata.name for metadata in api_pb2.FetchMetadataResponse.FromString(answer).streamMetadata}
+
+
+def test_on_servers_of_its_own() -> None:
+    assert_all_is_well(demo("--messages", "7000"), "7,000")
+
+
+@pytest.mark.parametrize("options", [[], ["--window", "1", "--size", "16"], ["--size", "100000"]])
+def test_on_running_servers(liftbridge_server: LiftbridgeCluster, options: list[str]) -> None:
+    before = streams(liftbridge_server)
+    servers = ["--url", liftbridge_server.nats_url, "--liftbridge", liftbridge_server.addresses[0]]
+    assert_all_is_well(demo("--messages", "300", *servers, *options), "300")
+    assert streams(liftbridge_server) == before  # it cleans up
+
+
+def test_no_nats_server(liftbridge_server: LiftbridgeCluster) -> None:
+    began = time.monotonic()
+    url = f"nats://{NOWHERE}"
+    assert_failed(demo("--url", url, "--liftbridge", liftbridge_server.addresses[0]), "no NATS server", url)
+    assert time.monotonic() - began < 15
+
+
+def test_no_liftbridge_server(nats_server: NatsServer) -> None:
+    began = time.monotonic()
+    assert_failed(demo("--url", nats_server.url, "--liftbridge", NOWHERE), "no Liftbridge server", NOWHERE)
+    assert time.monotonic() - began < 15
+
+
+def test_two_servers_that_do_not_belong_together(
+    nats_server: NatsServer, liftbridge_server: LiftbridgeCluster
+) -> None:
+    began = time.monotonic()
+    address = liftbridge_server.addresses[0]
+    before = streams(liftbridge_server)
+    assert_failed(demo("--url", nats_server.url, "--liftbridge", address), "no ack", nats_server.url, address)
+    assert time.monotonic() - began < 20
+    assert streams(liftbridge_server) == before
+
+
+def test_messages_that_nats_does_not_take() -> None:
+    assert_failed(demo("--messages", "10", "--size", "2000000"), "2000", "1048576")
+
+
+@pytest.mark.parametrize("variable", ["LIFTENVELOPE_NATS_SERVER", "LIFTENVELOPE_LIFTBRIDGE"])
+def test_a_server_program_that_is_not_there(variable: str) -> None:
+    assert_failed(demo("--messages", "10", **{variable: "no/such/file"}), variable, "there is no such file")

@@ -1,0 +1,159 @@
+"""The command line: what it prints, and how it exits."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+from click.testing import CliRunner
+
+import liftenvelope
+from liftenvelope.cli import demo as command
+from liftenvelope.cli._root import root
+from liftenvelope.demo import CodecTimes, DemoReport, Job
+from liftenvelope.errors import UsageError
+
+
+def run(*arguments: str, code: str | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
+    start = ["-m", "liftenvelope"] if code is None else ["-c", code]
+    return subprocess.run(
+        [sys.executable, "-W", "error", *start, *arguments],
+        env={**os.environ, "NO_COLOR": "1", "COLUMNS": "100", **environment},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def sentences(text: str) -> list[str]:
+    return [line for line in text.splitlines() if line.strip()]
+
+
+@pytest.mark.parametrize("option", ["--help", "-h"])
+def test_help(option: str) -> None:
+    done = run(option)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("Usage: liftenvelope ")
+    assert {"completion", "demo"} <= set(re.findall(r"^  ([a-z]+) ", done.stdout, re.MULTILINE))
+
+
+def test_version() -> None:
+    done = run("--version")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == f"liftenvelope, version {liftenvelope.__version__}\n"
+
+
+def test_help_of_the_demo() -> None:
+    done = run("demo", "--help")
+    assert done.returncode == 0
+    for option in ("--messages", "--size", "--window", "--url", "--liftbridge"):
+        assert option in done.stdout
+    assert "100000" in done.stdout  # the defaults are shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nosuch"], "No such command 'nosuch'"),
+        (["--nosuch"], "No such option"),
+        (["demo", "--nosuch"], "No such option"),
+        (["demo", "--messages", "many"], "'many' is not a valid integer"),
+        (["demo", "--messages", "0"], "messages must be at least 1, not 0"),
+        (["demo", "--size", "15"], "size must be at least 16, not 15"),
+        (["demo", "--window", "-1"], "window must be at least 1, not -1"),
+        (["demo", "--url", "nats://127.0.0.1:1"], "--url and --liftbridge go together"),
+        (["demo", "--liftbridge", "127.0.0.1:1"], "--url and --liftbridge go together"),
+        (["demo", "--url", "nats://127.0.0.1:1", "--liftbridge", "nohost"], "expected host:port"),
+        (["demo", "extra"], "unexpected extra argument"),
+        (["completion"], "Missing argument"),
+        (["completion", "tcsh"], "'tcsh' is not one of"),
+        ([], "Usage: liftenvelope"),
+    ],
+)
+def test_a_wrong_call_exits_with_2_and_says_why(arguments: list[str], message: str) -> None:
+    done = run(*arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion(shell: str) -> None:
+    done = run("completion", shell)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "_LIFTENVELOPE_COMPLETE" in done.stdout
+    asked = run(
+        COMP_WORDS="liftenvelope de", COMP_CWORD="1" if shell != "fish" else "de",
+        _LIFTENVELOPE_COMPLETE=f"{shell}_complete",
+    )  # fmt: skip
+    assert asked.returncode == 0
+    assert "demo" in asked.stdout
+
+
+def without(module: str) -> str:
+    """A program that runs the command line as if a module were not installed."""
+    return f"import sys; sys.modules[{module!r}] = None; from liftenvelope.cli import main; main()"
+
+
+@pytest.mark.parametrize("arguments", [["--version"], ["demo"]])
+@pytest.mark.parametrize("module", ["click", "rich"])
+def test_without_the_cli_extra(module: str, arguments: list[str]) -> None:
+    done = run(*arguments, code=without(module))
+    assert (done.returncode, done.stdout) == (1, "")
+    assert sentences(done.stderr) == [
+        f"liftenvelope: this needs {module}: run pip install 'liftenvelope[cli]'"
+    ]
+
+
+@pytest.mark.parametrize("module", ["h2", "google.protobuf"])
+def test_without_the_client_extra(module: str) -> None:
+    done = run("demo", "--messages", "1", code=without(module))
+    assert (done.returncode, done.stdout) == (1, "")
+    (error,) = [line for line in sentences(done.stderr) if "Error" in line]
+    assert module.rpartition(".")[2] in error
+    assert "pip install 'liftenvelope[client]'" in error
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("fault", [{"lost": 1}, {"contiguous": False}, {"read_back": False}, {}])
+def test_the_demo_exits_with_1_if_anything_is_lost(
+    monkeypatch: pytest.MonkeyPatch, fault: dict[str, object]
+) -> None:
+    good: dict[str, object] = {"published": 10, "seconds": 0.1, "lost": 0, "contiguous": True}
+    good |= {"read_back": True, "p50": 0.001, "p99": 0.002, "slowest": 0.003}
+    times = (CodecTimes("encode a message", 100.0, 1000.0),)
+
+    async def run_demo(job: Job, **_: object) -> DemoReport:
+        return DemoReport(codec=times, **{**good, **fault})  # type: ignore[arg-type]
+
+    monkeypatch.setattr(command, "run_demo", run_demo)
+    done = CliRunner().invoke(root, ["demo", "--messages", "10"])
+    assert done.exit_code == (1 if fault else 0)
+    assert ("not everything" in done.output.lower()) is bool(fault)
+    assert "encode a message" in done.output
+    assert "10.0x" in done.output
+
+
+def test_an_interrupt_exits_with_130() -> None:
+    code = (
+        "from liftenvelope.cli import demo, main\n"
+        "def interrupted(*args): raise KeyboardInterrupt\n"
+        "demo._run = interrupted\n"
+        "main()"
+    )
+    done = run("demo", code=code)
+    assert (done.returncode, done.stdout) == (130, "")
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"messages": 0}, {"size": 1}, {"window": 0}, {"nats_url": "nats://localhost"}, {"liftbridge": "a:1"}],
+)
+def test_a_job_is_checked_before_anything_starts(wrong: dict[str, object]) -> None:
+    with pytest.raises(UsageError):
+        Job(**wrong)  # type: ignore[arg-type]

@@ -1,0 +1,47 @@
+"""The examples in the docstrings do what they say, under whichever backend is active.
+
+Those of liftenvelope.testing start servers: tests/integration/test_examples.py runs them.
+"""
+
+from __future__ import annotations
+
+import doctest
+import pkgutil
+from importlib import import_module
+
+import pytest
+
+import liftenvelope
+
+# Extension modules take their docstrings from their twins, and under NO_EXTENSIONS they are not to be loaded.
+_EXTENSIONS = ("liftenvelope._fastenv", "liftenvelope._fastbatch")
+
+
+def _modules() -> list[str]:
+    # Not walk_packages alone: it passes over a package that can't be imported, where an extra is missing.
+    def fail(name: str) -> None:
+        raise AssertionError(f"{name} can't be imported")
+
+    found = pkgutil.walk_packages(liftenvelope.__path__, "liftenvelope.", onerror=fail)
+    names = [module.name for module in found if not module.name.startswith("liftenvelope.testing")]
+    return ["liftenvelope", *(name for name in names if name not in _EXTENSIONS)]
+
+
+MODULES = _modules()
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_doctests(name: str) -> None:
+    assert doctest.testmod(import_module(name)).failed == 0
+
+
+def test_they_are_found() -> None:
+    finder = doctest.DocTestFinder(exclude_empty=True)
+    tested = {test.name for name in MODULES for test in finder.find(import_module(name)) if test.examples}
+    assert {
+        "liftenvelope.arrow.decode_batch",
+        "liftenvelope.correlation.PendingAcks",
+        "liftenvelope.envelope",
+        "liftenvelope._envelope_py.new_message",
+        "liftenvelope.partition.partition_subject",
+    } <= tested
