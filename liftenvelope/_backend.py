@@ -11,7 +11,10 @@ import os
 import warnings
 from importlib import import_module
 from importlib.util import find_spec
-from types import ModuleType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from types import ModuleType
 
 _TWINS = {"_fastenv": "_envelope_py", "_fastbatch": "_batch_py"}
 

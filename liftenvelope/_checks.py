@@ -22,6 +22,8 @@ def as_bytes(name: str, value: Any) -> bytes:
         view = memoryview(value)
     except TypeError:
         raise UsageTypeError(f"{name} must be bytes-like, not {type(value).__name__}") from None
+    except (BufferError, ValueError) as exc:  # released, closed, or laid out in a way that has no buffer
+        raise UsageError(f"{name} can't be read: {exc}") from exc
     if not view.c_contiguous:
         raise UsageTypeError(f"{name} must be contiguous in memory; pass bytes({name})")
     return view.tobytes()
@@ -89,6 +91,6 @@ def storable_headers(headers: Mapping[str, Any] | None) -> dict[str, bytes]:
         # Four bytes a character are the most that UTF-8 takes: short names need no encoding to be sure.
         if len(name) > w.MAX_HEADER_KEY // 4 and (size := len(name.encode())) > w.MAX_HEADER_KEY:
             raise EnvelopeTooLargeError(
-                f"header name {name[:20]!r}... has {size} bytes; more than {w.MAX_HEADER_KEY} crash the server"
+                f"header name {name[:20]!r}... has {size} bytes; over {w.MAX_HEADER_KEY} crash the server"
             )
     return copy

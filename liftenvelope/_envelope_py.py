@@ -6,11 +6,21 @@ offset; the tests hold them to it. The layouts are drawn in :mod:`liftenvelope._
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any, Final, NamedTuple, SupportsIndex
+from typing import TYPE_CHECKING, Any, Final, SupportsIndex
 
 from liftenvelope import _wire as w
 from liftenvelope._checks import as_bytes, as_int64, as_optional_bytes, as_optional_text, storable_headers
+from liftenvelope._protobuf_py import (
+    Field,
+    Reader,
+    put_bytes,
+    put_text,
+    put_varint,
+    put_varint_field,
+    read_text,
+    signed,
+)
+from liftenvelope._values_py import Ack, Message
 from liftenvelope.errors import (
     BadMagicError,
     ChecksumError,
@@ -21,8 +31,10 @@ from liftenvelope.errors import (
     UsageTypeError,
     WrongTypeError,
 )
-from liftenvelope._values_py import Ack, Message
 from liftenvelope.types import AckError, AckPolicy, MessageType, as_request_policy
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 _LEADER: Final = AckPolicy.LEADER
 
@@ -71,14 +83,21 @@ def new_message(
         >>> new_message(b"hello").hex()
         'b90e43b40008000008ffffffffffffffffff011a0568656c6c6f'
     """
+    # In the order of the Cython twin, so that of several faults both name the same one.
+    offset = as_int64("expected_offset", expected_offset)
+    key = as_optional_bytes("key", key)
+    ack_inbox = as_optional_text("ack_inbox", ack_inbox)
+    correlation_id = as_optional_text("correlation_id", correlation_id)
+    policy = as_request_policy("ack_policy", ack_policy)
+    value = as_bytes("value", value)
     body = bytearray()
-    _put_varint_field(body, w.MSG_OFFSET, as_int64("expected_offset", expected_offset))
-    _put_bytes(body, w.MSG_KEY, as_optional_bytes("key", key))
-    _put_bytes(body, w.MSG_VALUE, as_bytes("value", value))
+    put_varint_field(body, w.MSG_OFFSET, offset)
+    put_bytes(body, w.MSG_KEY, key)
+    put_bytes(body, w.MSG_VALUE, value)
     _put_headers(body, storable_headers(headers))
-    _put_text(body, w.MSG_ACK_INBOX, as_optional_text("ack_inbox", ack_inbox))
-    _put_text(body, w.MSG_CORRELATION_ID, as_optional_text("correlation_id", correlation_id))
-    _put_varint_field(body, w.MSG_ACK_POLICY, as_request_policy("ack_policy", ack_policy))
+    put_text(body, w.MSG_ACK_INBOX, ack_inbox)
+    put_text(body, w.MSG_CORRELATION_ID, correlation_id)
+    put_varint_field(body, w.MSG_ACK_POLICY, policy)
     return _envelope(MessageType.PUBLISH, body, crc)
 
 
@@ -104,18 +123,18 @@ def marshal_message(message: Message, *, crc: bool = False) -> bytes:
     if not isinstance(message, Message):
         raise UsageTypeError(f"message must be a Message, not {type(message).__name__}")
     body = bytearray()
-    _put_varint_field(body, w.MSG_OFFSET, message.offset)
-    _put_bytes(body, w.MSG_KEY, message.key)
-    _put_bytes(body, w.MSG_VALUE, message.value)
-    _put_varint_field(body, w.MSG_TIMESTAMP, message.timestamp_ns)
-    _put_text(body, w.MSG_STREAM, message.stream)
-    _put_varint_field(body, w.MSG_PARTITION, message.partition)
-    _put_text(body, w.MSG_SUBJECT, message.subject)
-    _put_text(body, w.MSG_REPLY_SUBJECT, message.reply_subject)
+    put_varint_field(body, w.MSG_OFFSET, message.offset)
+    put_bytes(body, w.MSG_KEY, message.key)
+    put_bytes(body, w.MSG_VALUE, message.value)
+    put_varint_field(body, w.MSG_TIMESTAMP, message.timestamp_ns)
+    put_text(body, w.MSG_STREAM, message.stream)
+    put_varint_field(body, w.MSG_PARTITION, message.partition)
+    put_text(body, w.MSG_SUBJECT, message.subject)
+    put_text(body, w.MSG_REPLY_SUBJECT, message.reply_subject)
     _put_headers(body, storable_headers(message.headers))
-    _put_text(body, w.MSG_ACK_INBOX, message.ack_inbox)
-    _put_text(body, w.MSG_CORRELATION_ID, message.correlation_id)
-    _put_varint_field(body, w.MSG_ACK_POLICY, message.ack_policy)
+    put_text(body, w.MSG_ACK_INBOX, message.ack_inbox)
+    put_text(body, w.MSG_CORRELATION_ID, message.correlation_id)
+    put_varint_field(body, w.MSG_ACK_POLICY, message.ack_policy)
     return _envelope(MessageType.PUBLISH, body, crc)
 
 
@@ -140,16 +159,16 @@ def marshal_ack(ack: Ack, *, crc: bool = False) -> bytes:
     if not isinstance(ack, Ack):
         raise UsageTypeError(f"ack must be an Ack, not {type(ack).__name__}")
     body = bytearray()
-    _put_text(body, w.ACK_STREAM, ack.stream)
-    _put_text(body, w.ACK_PARTITION_SUBJECT, ack.partition_subject)
-    _put_text(body, w.ACK_MSG_SUBJECT, ack.msg_subject)
-    _put_varint_field(body, w.ACK_OFFSET, ack.offset)
-    _put_text(body, w.ACK_ACK_INBOX, ack.ack_inbox)
-    _put_text(body, w.ACK_CORRELATION_ID, ack.correlation_id)
-    _put_varint_field(body, w.ACK_ACK_POLICY, ack.ack_policy)
-    _put_varint_field(body, w.ACK_RECEPTION_TIMESTAMP, ack.reception_timestamp_ns)
-    _put_varint_field(body, w.ACK_COMMIT_TIMESTAMP, ack.commit_timestamp_ns)
-    _put_varint_field(body, w.ACK_ACK_ERROR, ack.error)
+    put_text(body, w.ACK_STREAM, ack.stream)
+    put_text(body, w.ACK_PARTITION_SUBJECT, ack.partition_subject)
+    put_text(body, w.ACK_MSG_SUBJECT, ack.msg_subject)
+    put_varint_field(body, w.ACK_OFFSET, ack.offset)
+    put_text(body, w.ACK_ACK_INBOX, ack.ack_inbox)
+    put_text(body, w.ACK_CORRELATION_ID, ack.correlation_id)
+    put_varint_field(body, w.ACK_ACK_POLICY, ack.ack_policy)
+    put_varint_field(body, w.ACK_RECEPTION_TIMESTAMP, ack.reception_timestamp_ns)
+    put_varint_field(body, w.ACK_COMMIT_TIMESTAMP, ack.commit_timestamp_ns)
+    put_varint_field(body, w.ACK_ACK_ERROR, ack.error)
     return _envelope(MessageType.ACK, body, crc)
 
 
@@ -161,44 +180,18 @@ def _envelope(kind: MessageType, body: bytearray, crc: bool) -> bytes:
     return head + (crc32c(body).to_bytes(4, "big") if crc else b"") + body
 
 
-def _put_varint(out: bytearray, number: int) -> None:
-    # Negative numbers go as 64-bit two's complement: ten bytes.
-    number &= 0xFFFF_FFFF_FFFF_FFFF
-    while number > 0x7F:
-        out.append(number & 0x7F | 0x80)
-        number >>= 7
-    out.append(number)
-
-
-def _put_varint_field(out: bytearray, field: int, number: int) -> None:
-    if number:
-        out.append(field << 3 | w.VARINT)
-        _put_varint(out, number)
-
-
-def _put_bytes(out: bytearray, field: int, data: bytes) -> None:
-    if data:
-        out.append(field << 3 | w.LEN)
-        _put_varint(out, len(data))
-        out += data
-
-
-def _put_text(out: bytearray, field: int, text: str) -> None:
-    _put_bytes(out, field, text.encode())
-
-
 def _put_headers(out: bytearray, headers: Mapping[str, bytes]) -> None:
     # A map entry is written with both its fields, also when they are empty, as protobuf does it.
     for name, value in headers.items():
         key = name.encode()
         entry = bytearray((w.ENTRY_KEY << 3 | w.LEN,))
-        _put_varint(entry, len(key))
+        put_varint(entry, len(key))
         entry += key
         entry.append(w.ENTRY_VALUE << 3 | w.LEN)
-        _put_varint(entry, len(value))
+        put_varint(entry, len(value))
         entry += value
         out.append(w.MSG_HEADERS << 3 | w.LEN)
-        _put_varint(out, len(entry))
+        put_varint(out, len(entry))
         out += entry
 
 
@@ -238,10 +231,10 @@ def unmarshal_message(data: Any) -> Message:
     numbers = {w.MSG_OFFSET: "offset", w.MSG_TIMESTAMP: "timestamp_ns"}
     fields: dict[str, Any] = {}
     headers: dict[str, bytes] = {}
-    for field in _Reader(raw, _payload_start(raw, MessageType.PUBLISH), len(raw)).fields():
+    for field in Reader(raw, _payload_start(raw, MessageType.PUBLISH), len(raw)).fields():
         if field.kind == w.LEN:
             if name := texts.get(field.number):
-                fields[name] = _text(raw, field, name)
+                fields[name] = read_text(raw, field, name)
             elif name := blobs.get(field.number):
                 fields[name] = raw[field.start : field.end]
             elif field.number == w.MSG_HEADERS:
@@ -249,11 +242,11 @@ def unmarshal_message(data: Any) -> Message:
                 headers[key] = value
         elif field.kind == w.VARINT:
             if name := numbers.get(field.number):
-                fields[name] = _signed(field.value, 64)
+                fields[name] = signed(field.value, 64)
             elif field.number == w.MSG_PARTITION:
-                fields["partition"] = _signed(field.value, 32)
+                fields["partition"] = signed(field.value, 32)
             elif field.number == w.MSG_ACK_POLICY:
-                fields["ack_policy"] = AckPolicy(_signed(field.value, 32))
+                fields["ack_policy"] = AckPolicy(signed(field.value, 32))
     return Message(**fields, headers=headers)
 
 
@@ -291,17 +284,17 @@ def unmarshal_ack(data: Any) -> Ack:
         w.ACK_COMMIT_TIMESTAMP: "commit_timestamp_ns",
     }
     fields: dict[str, Any] = {}
-    for field in _Reader(raw, _payload_start(raw, MessageType.ACK), len(raw)).fields():
+    for field in Reader(raw, _payload_start(raw, MessageType.ACK), len(raw)).fields():
         if field.kind == w.LEN:
             if name := texts.get(field.number):
-                fields[name] = _text(raw, field, name)
+                fields[name] = read_text(raw, field, name)
         elif field.kind == w.VARINT:
             if name := numbers.get(field.number):
-                fields[name] = _signed(field.value, 64)
+                fields[name] = signed(field.value, 64)
             elif field.number == w.ACK_ACK_POLICY:
-                fields["ack_policy"] = AckPolicy(_signed(field.value, 32))
+                fields["ack_policy"] = AckPolicy(signed(field.value, 32))
             elif field.number == w.ACK_ACK_ERROR:
-                fields["error"] = AckError(_signed(field.value, 32))
+                fields["error"] = AckError(signed(field.value, 32))
     return Ack(**fields)
 
 
@@ -386,124 +379,14 @@ def _payload_start(raw: bytes, kind: MessageType) -> int:
     return start
 
 
-class _Field(NamedTuple):
-    number: int
-    kind: int
-    value: int  # of a varint
-    start: int  # of length-delimited data
-    end: int
-
-
-class _Reader:
-    """Walks the fields of a protobuf message; every position is absolute in the envelope."""
-
-    def __init__(self, raw: bytes, start: int, end: int) -> None:
-        self._raw = raw
-        self._at = start
-        self._end = end
-
-    def fields(self) -> Iterator[_Field]:
-        """Fields in the order of the bytes, those with unknown numbers as well; groups are passed over."""
-        while self._at < self._end:
-            begin = self._at
-            number, kind = self._tag()
-            if kind == w.VARINT:
-                yield _Field(number, kind, self._varint(), 0, 0)
-            elif kind == w.LEN:
-                start, end = self._length_delimited()
-                yield _Field(number, kind, 0, start, end)
-            else:
-                self._skip(number, kind, begin)
-
-    def _tag(self) -> tuple[int, int]:
-        begin = self._at
-        tag = self._varint()
-        if tag > 0xFFFF_FFFF:
-            raise MalformedEnvelopeError(f"field tag {tag:#x} is larger than 32 bits", begin)
-        if tag >> 3 == 0:
-            raise MalformedEnvelopeError("field number 0", begin)
-        return tag >> 3, tag & 7
-
-    def _varint(self) -> int:
-        number = 0
-        for index in range(10):
-            if self._at + index >= self._end:
-                raise TruncatedEnvelopeError("the data ends within a varint", self._at)
-            byte = self._raw[self._at + index]
-            number |= (byte & 0x7F) << (7 * index)
-            if byte < 0x80:
-                if number > 0xFFFF_FFFF_FFFF_FFFF:
-                    raise MalformedEnvelopeError("a varint is larger than 64 bits", self._at)
-                self._at += index + 1
-                return number
-        raise MalformedEnvelopeError("a varint is longer than ten bytes", self._at)
-
-    def _length_delimited(self) -> tuple[int, int]:
-        begin = self._at
-        length = self._varint()
-        if length > self._end - self._at:
-            left = self._end - self._at
-            raise TruncatedEnvelopeError(f"a field of {length} bytes where {left} are left", begin)
-        start = self._at
-        self._at += length
-        return start, self._at
-
-    def _skip(self, number: int, kind: int, begin: int) -> None:
-        if kind in (w.FIXED64, w.FIXED32):
-            size = 8 if kind == w.FIXED64 else 4
-            if size > self._end - self._at:
-                left = self._end - self._at
-                raise TruncatedEnvelopeError(f"a field of {size} bytes where {left} are left", self._at)
-            self._at += size
-        elif kind == w.START_GROUP:
-            self._skip_group(number, begin)
-        elif kind == w.END_GROUP:
-            raise MalformedEnvelopeError("a group ends that has not begun", begin)
-        else:
-            raise MalformedEnvelopeError(f"wire type {kind} does not exist", begin)
-
-    def _skip_group(self, number: int, begin: int) -> None:
-        open_groups = [number]
-        while open_groups:
-            if len(open_groups) > w.MAX_GROUP_DEPTH:
-                raise MalformedEnvelopeError(f"groups nest deeper than {w.MAX_GROUP_DEPTH}", begin)
-            begin = self._at
-            if begin >= self._end:
-                raise TruncatedEnvelopeError("the data ends within a group", begin)
-            number, kind = self._tag()
-            if kind == w.START_GROUP:
-                open_groups.append(number)
-            elif kind == w.END_GROUP:
-                if open_groups.pop() != number:
-                    raise MalformedEnvelopeError("a group ends that has not begun", begin)
-            elif kind == w.VARINT:
-                self._varint()
-            elif kind == w.LEN:
-                self._length_delimited()
-            else:
-                self._skip(number, kind, begin)
-
-
-def _text(raw: bytes, field: _Field, name: str) -> str:
-    try:
-        return raw[field.start : field.end].decode()
-    except UnicodeDecodeError as exc:
-        raise MalformedEnvelopeError(f"{name} is not valid UTF-8", field.start + exc.start) from None
-
-
-def _header(raw: bytes, entry: _Field) -> tuple[str, bytes]:
+def _header(raw: bytes, entry: Field) -> tuple[str, bytes]:
     key, value = "", b""
-    for field in _Reader(raw, entry.start, entry.end).fields():
+    for field in Reader(raw, entry.start, entry.end).fields():
         if field.kind == w.LEN and field.number == w.ENTRY_KEY:
-            key = _text(raw, field, "a header key")
+            key = read_text(raw, field, "a header key")
         elif field.kind == w.LEN and field.number == w.ENTRY_VALUE:
             value = raw[field.start : field.end]
     return key, value
-
-
-def _signed(number: int, bits: int) -> int:
-    number &= (1 << bits) - 1
-    return number - (1 << bits) if number >> (bits - 1) else number
 
 
 # CRC-32C (Castagnoli), reflected, as in RFC 3720 appendix B.4

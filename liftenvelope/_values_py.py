@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from types import MappingProxyType
-from typing import Any, Final, SupportsIndex
+from typing import Any, Final, SupportsIndex, cast
 
 from liftenvelope._checks import (
     as_bytes,
@@ -86,11 +86,19 @@ def rebuild(name: str, *values: Any) -> Any:
     return getattr(envelope, name)(**dict(zip(fields, values, strict=True)))
 
 
-class _Value:
+class _Value:  # noqa: PLW1641 - each class hashes its own choice of fields
     """What the two value classes share: read-only slots, equality by value, pickling by field."""
 
     __slots__ = ()
     _FIELDS: tuple[str, ...] = ()
+
+    def __init_subclass__(cls) -> None:
+        if cls.__base__ is not _Value:  # as Cython says it of its final classes
+            raise TypeError(f"type '{cls.__mro__[1].__name__}' is not an acceptable base type")
+
+    def _check_new(self) -> None:
+        if hasattr(self, "ack_policy"):
+            raise AttributeError(f"{type(self).__name__} is read-only")
 
     def _values(self) -> tuple[Any, ...]:
         return tuple(getattr(self, name) for name in self._FIELDS)
@@ -183,6 +191,7 @@ class Message(_Value):
         correlation_id: str | None = "",
         ack_policy: AckPolicy | int = AckPolicy.LEADER,
     ) -> None:
+        self._check_new()
         put = self._set
         put("value", as_bytes("value", value))
         put("key", as_optional_bytes("key", key))
@@ -255,6 +264,7 @@ class Ack(_Value):
         commit_timestamp_ns: SupportsIndex = 0,
         error: AckError | int = AckError.OK,
     ) -> None:
+        self._check_new()
         put = self._set
         put("stream", as_text("stream", stream))
         put("partition_subject", as_text("partition_subject", partition_subject))
@@ -269,12 +279,12 @@ class Ack(_Value):
 
     @property
     def reception_timestamp(self) -> datetime | None:
-        """:attr:`reception_timestamp_ns` as an aware UTC datetime (cut to microseconds), None where it is 0."""
+        """:attr:`reception_timestamp_ns` as a UTC datetime, cut to microseconds; None where it is 0."""
         return instant(self.reception_timestamp_ns)
 
     @property
     def commit_timestamp(self) -> datetime | None:
-        """:attr:`commit_timestamp_ns` as an aware UTC datetime (cut to microseconds), None where it is 0."""
+        """:attr:`commit_timestamp_ns` as a UTC datetime, cut to microseconds; None where it is 0."""
         return instant(self.commit_timestamp_ns)
 
     def raise_for_error(self) -> None:
@@ -284,7 +294,7 @@ class Ack(_Value):
             PublishError: Or its subclass for the code; it carries this ack.
         """
         if self.error != AckError.OK:
-            raise publish_error(self)
+            raise publish_error(cast(Any, self))  # the Ack that it names is the one of the loaded twin
 
     def __hash__(self) -> int:
         return hash(self._values())

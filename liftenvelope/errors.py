@@ -112,7 +112,8 @@ class TransportError(LiftEnvelopeError, ConnectionError):
     retriable = True
 
     def __init__(self, message: str, published: int = 0) -> None:
-        super().__init__(message, published)
+        super().__init__(message)
+        self.args = (message, published)  # set here: OSError would take them for errno and strerror
         self.published = published
 
     def __str__(self) -> str:
@@ -133,7 +134,8 @@ class AckTimeoutError(LiftEnvelopeError, TimeoutError):
     retriable = True
 
     def __init__(self, message: str, correlation_id: str = "", sent: bool = True) -> None:
-        super().__init__(message, correlation_id, sent)
+        super().__init__(message)
+        self.args = (message, correlation_id, sent)  # set here: OSError would take them for errno and so on
         self.correlation_id = correlation_id
         self.sent = sent
 

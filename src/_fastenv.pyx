@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False
-# cython: cdivision=True, auto_pickle=False
+# cython: cdivision=True, auto_pickle=False, autotestdict=False
 """The envelope codec in Cython. `liftenvelope/_envelope_py.py` is its readable twin and says what it does.
 
 A quick way for what callers nearly always pass; everything unusual, and every error, goes through the
@@ -8,7 +8,7 @@ twin or the checks that both share (`liftenvelope/_checks.py`), so that no rule 
 
 cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
-from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_CheckBuffer, PyObject_GetBuffer
+from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.dict cimport PyDict_Next
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_DECREF, Py_INCREF
@@ -61,7 +61,8 @@ from liftenvelope._checks import (
     as_text,
     storable_headers,
 )
-from liftenvelope._values_py import ACK_FIELDS, MESSAGE_FIELDS, instant, plain, rebuild, show
+from liftenvelope._values_py import ACK_FIELDS as _ACK_FIELDS, MESSAGE_FIELDS as _MESSAGE_FIELDS
+from liftenvelope._values_py import instant, plain, rebuild, show
 from liftenvelope.errors import EnvelopeTooLargeError, InternalError, UsageTypeError, publish_error
 from liftenvelope.types import AckError, AckPolicy, MessageType, as_ack_error, as_ack_policy, as_request_policy
 
@@ -146,7 +147,11 @@ cdef inline Slice blob(object data):
 @cython.no_gc
 @cython.freelist(512)
 cdef class Message:
-    """A message: what was published, and where the server put it. Read-only; equal by value.
+    """Message(value=b"", *, key=None, headers=None, offset=0, timestamp_ns=0, stream="", partition=0, subject="",
+            reply_subject="", ack_inbox="", correlation_id="", ack_policy=AckPolicy.LEADER)
+--
+
+    A message: what was published, and where the server put it. Read-only; equal by value.
 
     An absent key, an empty key and None given for it are all ``b""``. Arguments: ``value``, then by name
     ``key``, ``headers``, ``offset`` (of a message to be published: the one that it must get, -1 for any),
@@ -192,7 +197,7 @@ cdef class Message:
         return hash((self.offset, self.stream, self.partition, self.key, self.value, self.correlation_id))
 
     def __repr__(self):
-        return show("Message", MESSAGE_FIELDS, self.values())
+        return show("Message", _MESSAGE_FIELDS, self.values())
 
     def __copy__(self):
         return self
@@ -208,7 +213,11 @@ cdef class Message:
 @cython.no_gc
 @cython.freelist(512)
 cdef class Ack:
-    """A server's answer to a published message. Read-only; equal by value.
+    """Ack(*, stream="", partition_subject="", msg_subject="", offset=0, ack_inbox="", correlation_id="",
+        ack_policy=AckPolicy.LEADER, reception_timestamp_ns=0, commit_timestamp_ns=0, error=AckError.OK)
+--
+
+    A server's answer to a published message. Read-only; equal by value.
 
     Look at ``error`` first, or call ``raise_for_error()``: the offset of an error ack is 0 and means
     nothing. Arguments, by name: ``stream``, ``partition_subject``, ``msg_subject``, ``offset``,
@@ -263,7 +272,7 @@ cdef class Ack:
         return hash(self.values())
 
     def __repr__(self):
-        return show("Ack", ACK_FIELDS, self.values())
+        return show("Ack", _ACK_FIELDS, self.values())
 
     def __copy__(self):
         return self
@@ -296,14 +305,14 @@ cdef void expose_fields(object probe, tuple fields, list marks, PyMemberDef* mem
 cdef void expose_all() except *:
     cdef Message m = Message()
     cdef Ack a = Ack()
-    marks = [object() for _ in MESSAGE_FIELDS]
+    marks = [object() for _ in _MESSAGE_FIELDS]
     (m.value, m.key, m.headers, m.offset, m.timestamp_ns, m.stream, m.partition, m.subject, m.reply_subject,
      m.ack_inbox, m.correlation_id, m.ack_policy) = marks
-    expose_fields(m, MESSAGE_FIELDS, marks, message_members)
-    marks = [object() for _ in ACK_FIELDS]
+    expose_fields(m, _MESSAGE_FIELDS, marks, message_members)
+    marks = [object() for _ in _ACK_FIELDS]
     (a.stream, a.partition_subject, a.msg_subject, a.offset, a.ack_inbox, a.correlation_id, a.ack_policy,
      a.reception_timestamp_ns, a.commit_timestamp_ns, a.error) = marks
-    expose_fields(a, ACK_FIELDS, marks, ack_members)
+    expose_fields(a, _ACK_FIELDS, marks, ack_members)
 
 expose_all()
 
@@ -396,12 +405,25 @@ cdef inline object plain_text(str name, object text):
     return as_optional_text(name, text)
 
 
+cdef inline dict sendable(object headers):
+    if headers is None or type(headers) is dict and plain_headers(headers):
+        return headers
+    return storable_headers(headers)
+
+
+cdef bint has_buffer(object value, Py_buffer* view) except -1:
+    try:
+        PyObject_GetBuffer(value, view, PyBUF_SIMPLE)
+    except (BufferError, TypeError, ValueError):
+        return False
+    return True
+
+
 def new_message(value, *, key=None, headers=None, ack_inbox=None, correlation_id=None, ack_policy=LEADER,
                 expected_offset=ANY_OFFSET, bint crc=False):
     cdef Slice value_s, key_s, inbox_s, id_s
     cdef int32_t policy = 0
     cdef int64_t offset = -1
-    cdef dict entries = None
     cdef Py_buffer view
     key_s.p = inbox_s.p = id_s.p = NULL
     key_s.n = inbox_s.n = id_s.n = 0
@@ -411,8 +433,6 @@ def new_message(value, *, key=None, headers=None, ack_inbox=None, correlation_id
         if type(key) is not bytes:
             key = as_bytes("key", key)
         key_s = blob(key)
-    if headers is not None:
-        entries = headers if type(headers) is dict and plain_headers(headers) else storable_headers(headers)
     if ack_inbox is not None:
         ack_inbox = plain_text("ack_inbox", ack_inbox)
         utf8(ack_inbox, &inbox_s)
@@ -421,15 +441,15 @@ def new_message(value, *, key=None, headers=None, ack_inbox=None, correlation_id
         utf8(correlation_id, &id_s)
     if ack_policy is not LEADER:
         policy = as_request_policy("ack_policy", ack_policy)
+    if type(value) is not bytes and not has_buffer(value, &view):
+        value = as_bytes("value", value)  # says what is wrong with it
+    # The headers come last: between the look at a dict that is not copied and its use no Python code may run.
     if type(value) is bytes:
-        return write_new_message(blob(value), key_s, entries, inbox_s, id_s, policy, offset, crc)
-    if not PyObject_CheckBuffer(value) or not memoryview(value).c_contiguous:
-        as_bytes("value", value)  # says what is wrong with it
-    PyObject_GetBuffer(value, &view, PyBUF_SIMPLE)
+        return write_new_message(blob(value), key_s, sendable(headers), inbox_s, id_s, policy, offset, crc)
     try:
         value_s.p = <const uint8_t*>view.buf
         value_s.n = view.len
-        return write_new_message(value_s, key_s, entries, inbox_s, id_s, policy, offset, crc)
+        return write_new_message(value_s, key_s, sendable(headers), inbox_s, id_s, policy, offset, crc)
     finally:
         PyBuffer_Release(&view)
 

@@ -102,6 +102,8 @@ class AckInbox:
         self._subscription = await self._link.subscribe(self.subject, self._on_message)
         self._watcher = self._link.when_ended(self._subscription, self._on_ended)
         self._ended = None
+        if self._link.is_connected:  # else the subscription is made with the next connection
+            await self._link.barrier(self.timeout)  # acks may be asked for by other connections from now on
         return self
 
     async def close(self) -> None:
@@ -121,9 +123,7 @@ class AckInbox:
         """
         async with asyncio.timeout(timeout):
             while len(self._pending):
-                self._wake_at = self.max_outstanding
-                self._freed.clear()
-                await self._freed.wait()
+                await self._until_freed(self.max_outstanding)
 
     async def __aenter__(self) -> Self:
         return await self.start()
@@ -255,8 +255,7 @@ class AckInbox:
             UsageError: The id is outstanding already, or an option is wrong.
             TransportError: The inbox or its connection has ended.
         """
-        if self._ended is not None:
-            raise TransportError(self._ended)
+        self._check_started()
         deadline = self._loop.time() + (self.timeout if timeout is None else positive("timeout", timeout))
         future = AckFuture(loop=self._loop)
         future._inbox = self
@@ -284,9 +283,7 @@ class AckInbox:
         while self._ended is None:
             if not self._outbox and self.max_outstanding - self._outstanding >= wanted:
                 return self.max_outstanding - self._outstanding
-            self._wake_at = max(self._wake_at, self.max_outstanding - wanted)
-            self._freed.clear()
-            await self._freed.wait()
+            await self._until_freed(self.max_outstanding - wanted)
         raise TransportError(self._ended)
 
     @property
@@ -319,8 +316,7 @@ class AckInbox:
         Returns:
             Their correlation ids.
         """
-        if self._ended is not None:
-            raise TransportError(self._ended)
+        self._check_started()
         deadline = self._loop.time() + timeout
         contexts = list(zip(repeat(batch), range(first, first + count), strict=False))
         if ids is None:
@@ -337,12 +333,13 @@ class AckInbox:
 
     # Sending
 
+    def _check_started(self) -> None:
+        if self._ended is not None:
+            raise TransportError(self._ended)
+
     def _check_size(self, payload: bytes) -> None:
-        if len(payload) > self._link.max_payload:
-            limit = self._link.max_payload
-            raise EnvelopeTooLargeError(
-                f"the envelope has {len(payload)} bytes; the NATS server takes {limit}"
-            )
+        if len(payload) > (limit := self._link.max_payload):
+            raise EnvelopeTooLargeError(f"the envelope has {len(payload)} bytes; the server takes {limit}")
 
     def _can_write(self, size: int) -> bool:
         return self._link.direct and self._link.fits(size)
@@ -365,9 +362,7 @@ class AckInbox:
             if future.done():
                 self._outbox.popleft()
             elif self._outstanding >= self.max_outstanding:
-                self._wake_at = max(self._wake_at, self.max_outstanding - 1)
-                self._freed.clear()
-                await self._freed.wait()
+                await self._until_freed(self.max_outstanding - 1)
             else:
                 await self._send_one(future, subject, payload)
         self._wake()
@@ -432,6 +427,12 @@ class AckInbox:
     def _give_up(self, future: AckFuture) -> None:
         if self._pending.cancel(future.correlation_id):
             self._release(future)
+
+    async def _until_freed(self, outstanding: int) -> None:
+        """Wait until a publish ends and leaves no more than so many outstanding, or the inbox ends."""
+        self._wake_at = max(self._wake_at, outstanding)
+        self._freed.clear()
+        await self._freed.wait()
 
     def _wake(self) -> None:
         self._wake_at = -1
