@@ -86,8 +86,6 @@ class AckInbox:
         self._subscription: Subscription | None = None
         self._ended: str | None = "the ack inbox has not been started: use async with"
 
-    # Life
-
     async def start(self) -> Self:
         """Subscribe. Called by ``async with``.
 
@@ -130,8 +128,6 @@ class AckInbox:
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
-
-    # Publishing
 
     @overload
     async def publish(  # type: ignore[overload-overlap]  # 1 is the only int with an answer of its own
@@ -386,8 +382,6 @@ class AckInbox:
     def _claim(self, future: AckFuture) -> None:
         future.sent = future._counted = True
         self._outstanding += 1
-
-    # Receiving
 
     async def _on_message(self, msg: Msg) -> None:
         try:

@@ -34,6 +34,8 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc]
             return grpc.unary_unary_rpc_method_handler(getattr(self, name))
         if name in ("count", "flood", "forever"):
             return grpc.unary_stream_rpc_method_handler(getattr(self, name))
+        if name in ("chat", "total", "metadata"):
+            return grpc.stream_stream_rpc_method_handler(getattr(self, name))
         return None
 
     def echo(self, request: bytes, context: grpc.ServicerContext) -> bytes:
@@ -56,6 +58,19 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc]
         for _ in range(200):
             self.sent += 1
             yield bytes(100_000)
+
+    def chat(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        yield from requests
+
+    def total(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        yield b"ready"
+        yield str(sum(map(len, requests))).encode()
+
+    def metadata(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        mine = [(name, value) for name, value in context.invocation_metadata() if name.startswith("x-")]
+        context.send_initial_metadata(mine)
+        context.set_trailing_metadata((("x-end-bin", b"\xff\x00"),))
+        yield str(context.time_remaining()).encode()
 
     def forever(self, request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
         context.add_callback(self.cancelled.set)
@@ -97,7 +112,7 @@ def address(service: Service) -> Iterator[str]:
 
 @pytest.fixture
 def channel(address: str) -> Iterator[BlockingChannel]:
-    with BlockingChannel(address) as channel:
+    with BlockingChannel(address, max_message=8_000_000) as channel:
         yield channel
 
 

@@ -14,15 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from liftenvelope.errors import TransportError, UsageError
-from liftenvelope.rpc.connection import (
-    CallEnded,
-    ClientConnection,
-    Event,
-    MessageReceived,
-    timeout_header,
-)
+from liftenvelope.rpc.client_side import ClientConnection
+from liftenvelope.rpc.events import CallEnded, Event, HeadersReceived, MessagesReceived
 from liftenvelope.rpc.framing import frame_message
-from liftenvelope.rpc.status import RpcError, StatusCode
+from liftenvelope.rpc.headers import timeout_header
+from liftenvelope.rpc.status import CallNotProcessedError, RpcError, StatusCode
 
 OK_HEADERS = [(":status", "200"), ("content-type", "application/grpc")]
 OK_TRAILERS = [("grpc-status", "0")]
@@ -56,7 +52,8 @@ class Pair:
                 self._serve(self.server.receive_data(up))
             step = size or max(1, len(down))
             for start in range(0, len(down), step):
-                events += self.client.feed(down[start : start + step])
+                came = self.client.feed(down[start : start + step])
+                events += [event for event in came if not isinstance(event, HeadersReceived)]
 
     def _serve(self, events: list[h2_events.Event]) -> None:
         for event in events:
@@ -73,7 +70,9 @@ class Pair:
                     self.resets[event.stream_id] = event.error_code
 
     def start(self, request: bytes = b"", timeout: float | None = None) -> int:
-        call_id = self.client.start_call(METHOD, request, timeout=timeout)
+        call_id = self.client.start_call(METHOD, timeout=timeout)
+        self.client.send(call_id, [request])
+        self.client.half_close(call_id)
         self.exchange()
         return call_id
 
@@ -84,6 +83,12 @@ class Pair:
             self.server.send_data(call_id, body[start : start + 16_384])
         if end:
             self.server.send_headers(call_id, OK_TRAILERS, end_stream=True)
+
+
+def messages(events: list[Event]) -> list[bytes]:
+    """Return the messages in ``events``, of which one call had any."""
+    assert len({event.call_id for event in events if isinstance(event, MessagesReceived)}) <= 1
+    return [m for event in events if isinstance(event, MessagesReceived) for m in event.messages]
 
 
 def failure(events: list[Event]) -> RpcError | TransportError:
@@ -116,13 +121,11 @@ def test_request_is_that_of_grpc() -> None:
 def test_answers_come_in_order_however_divided(size: int | None) -> None:
     pair = Pair()
     call_id = pair.start()
-    messages = [b"", b"first", b"x" * 40_000]
-    pair.answer(call_id, b"".join(map(frame_message, messages)))
+    sent = [b"", b"first", b"x" * 40_000]
+    pair.answer(call_id, b"".join(map(frame_message, sent)))
     events = pair.exchange(size)
-    assert events == [
-        *(MessageReceived(call_id, message) for message in messages),
-        CallEnded(call_id, None),
-    ]
+    assert messages(events) == sent
+    assert events[-1] == CallEnded(call_id, None)
     assert pair.client.open_calls == 0
 
 
@@ -137,7 +140,7 @@ def test_message_over_several_data_frames(sizes: list[int]) -> None:
         pair.server.send_data(call_id, body[start : start + size], pad_length=size)
         start += size
     pair.server.send_data(call_id, body[start:])
-    assert pair.exchange() == [MessageReceived(call_id, b"0123456789"), MessageReceived(call_id, b"abc")]
+    assert messages(pair.exchange()) == [b"0123456789", b"abc"]
 
 
 def test_status_in_headers_alone() -> None:
@@ -168,7 +171,7 @@ def test_end_without_trailers() -> None:
     pair.server.send_headers(call_id, OK_HEADERS)
     pair.server.send_data(call_id, frame_message(b"x"), end_stream=True)
     message, *rest = pair.exchange()
-    assert message == MessageReceived(call_id, b"x")
+    assert messages([message]) == [b"x"]
     error = failure(rest)
     assert isinstance(error, RpcError)
     assert error.code == StatusCode.UNKNOWN
@@ -193,7 +196,7 @@ def test_compressed_message_resets_the_call_alone() -> None:
     assert isinstance(error, RpcError)
     assert "compressed" in error.description
     assert pair.resets == {first: ErrorCodes.CANCEL}
-    assert events[1:] == [MessageReceived(second, b"fine"), CallEnded(second, None)]
+    assert events[1:] == [MessagesReceived(second, [b"fine"], 9), CallEnded(second, None)]
 
 
 def test_reset_by_the_server() -> None:
@@ -201,8 +204,8 @@ def test_reset_by_the_server() -> None:
     call_id = pair.start()
     pair.server.reset_stream(call_id, ErrorCodes.REFUSED_STREAM)
     error = failure(pair.exchange())
-    assert isinstance(error, RpcError)
-    assert error.code == StatusCode.UNAVAILABLE
+    assert isinstance(error, CallNotProcessedError)
+    assert error.retriable
 
 
 def test_reset_with_the_request_half_sent() -> None:
@@ -255,15 +258,15 @@ def test_server_is_held_back_until_what_came_is_released() -> None:
     call_id = pair.start()
     pair.server.send_headers(call_id, OK_HEADERS)
     pair.exchange()
-    sent = 0
+    sent = taken = 0
     while (room := pair.server.local_flow_control_window(call_id)) > 0:
         pair.server.send_data(call_id, bytes(min(room, 16_384)))
         sent += min(room, 16_384)
-        pair.exchange()
-    assert sent == 4 * 1024 * 1024
-    pair.client.release(call_id)
+        taken += sum(event.size for event in pair.exchange() if isinstance(event, MessagesReceived))
+    assert sent == 8 * 1024 * 1024
+    pair.client.release(call_id, taken)
     pair.exchange()
-    assert pair.server.local_flow_control_window(call_id) == sent
+    assert sent - 16_384 <= pair.server.local_flow_control_window(call_id) <= sent
     # Another call is not held back by it.
     other = pair.start()
     pair.answer(other, frame_message(b"x" * 100_000))
@@ -277,8 +280,9 @@ def test_many_messages_with_release_never_stall() -> None:
     body = frame_message(bytes(16_000))
     for _ in range(1_000):
         pair.server.send_data(call_id, body)
-        assert len(pair.exchange()) == 1
-        pair.client.release(call_id)
+        (event,) = pair.exchange()
+        assert isinstance(event, MessagesReceived)
+        pair.client.release(call_id, event.size)
 
 
 def test_cancel_resets_and_hides_what_still_comes() -> None:
@@ -306,14 +310,14 @@ def test_after_goaway_accepted_calls_go_on(size: int) -> None:
     data = goaway(accepted, 0xB, b"too_many_pings")
     events = [event for i in range(0, len(data), size) for event in pair.client.feed(data[i : i + size])]
     error = failure(events)
-    assert isinstance(error, TransportError)
+    assert isinstance(error, CallNotProcessedError)
     assert events == [CallEnded(refused, error)]
     assert "too_many_pings" in str(error)
     assert not pair.client.accepts_calls
     with pytest.raises(TransportError, match="going away"):
-        pair.client.start_call(METHOD, b"")
+        pair.client.start_call(METHOD)
     pair.answer(accepted, frame_message(b"done"))
-    assert pair.exchange() == [MessageReceived(accepted, b"done"), CallEnded(accepted, None)]
+    assert pair.exchange() == [MessagesReceived(accepted, [b"done"], 9), CallEnded(accepted, None)]
 
 
 def test_second_goaway_narrows_the_first() -> None:
@@ -335,12 +339,12 @@ def test_connection_lost_ends_every_call() -> None:
     pair = Pair()
     calls = [pair.start(), pair.start()]
     events = pair.client.connection_lost("reset by peer")
-    assert [event.call_id for event in events] == calls
+    assert [event.call_id for event in events if isinstance(event, CallEnded)] == calls
     assert all(isinstance(event, CallEnded) and "reset" in str(event.error) for event in events)
     assert pair.client.feed(goaway(0)) == []
-    pair.client.release(calls[0])
+    pair.client.release(calls[0], 0)
     with pytest.raises(TransportError, match="reset by peer"):
-        pair.client.start_call(METHOD, b"")
+        pair.client.start_call(METHOD)
 
 
 @pytest.mark.parametrize("garbage", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"\0\0\x04\x08\0\0\0\0\0\0\0\0\0"])
@@ -357,18 +361,34 @@ def test_events_before_a_fault_are_kept() -> None:
     call_id = pair.start()
     pair.answer(call_id, frame_message(b"x"), end=False)
     events = pair.client.feed(pair.server.data_to_send() + b"\0\0\x01\x08\0\0\0\0\0\0")
-    assert events[0] == MessageReceived(call_id, b"x")
-    assert isinstance(failure(events[1:]), TransportError)
+    assert events[1] == MessagesReceived(call_id, [b"x"], 6)
+    assert isinstance(failure(events[2:]), TransportError)
 
 
 def test_limit_of_calls_at_once() -> None:
     pair = Pair(MAX_CONCURRENT_STREAMS=1)
-    call_id = pair.start()
-    with pytest.raises(TransportError, match="no further call"):
-        pair.client.start_call(METHOD, b"")
-    pair.answer(call_id, b"")
+    first, second, third = pair.start(), pair.start(b"second"), pair.start()
+    assert set(pair.requests) == {first}
+    pair.client.cancel(second)
+    assert pair.exchange() == []
+    pair.answer(first, b"")
+    assert pair.exchange() == [CallEnded(first, None)]
+    assert pair.ended == {first, third}
+    fourth = pair.start()
+    pair.client.cancel(third)
     pair.exchange()
-    assert pair.start() in pair.ended
+    assert pair.ended == {first, third, fourth}
+
+
+@pytest.mark.parametrize("cut", [False, True])
+def test_calls_that_wait_are_safe_to_repeat(cut: bool) -> None:
+    pair = Pair(MAX_CONCURRENT_STREAMS=1)
+    pair.start()
+    waiting = pair.start(b"x")
+    (event, *_) = pair.client.connection_lost("cut") if cut else pair.client.feed(goaway(99))
+    assert isinstance(event, CallEnded)
+    assert event.call_id == waiting
+    assert isinstance(event.error, CallNotProcessedError)
 
 
 def test_ping_is_answered() -> None:
@@ -383,13 +403,13 @@ def test_ping_is_answered() -> None:
 def test_timeout_that_makes_no_sense(timeout: float) -> None:
     pair = Pair()
     with pytest.raises(UsageError, match="timeout"):
-        pair.client.start_call(METHOD, b"", timeout=timeout)
+        pair.client.start_call(METHOD, timeout=timeout)
     assert pair.client.open_calls == 0
 
 
 def test_method_that_is_no_path() -> None:
     with pytest.raises(UsageError, match="method"):
-        Pair().client.start_call("FetchMetadata", b"")
+        Pair().client.start_call("FetchMetadata")
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import pytest
 from liftenvelope.errors import ServerError, UsageError
 from liftenvelope.rpc.address import Address, parse_address
 from liftenvelope.rpc.status import (
+    CallNotProcessedError,
     RpcError,
     StatusCode,
     http_error,
@@ -73,14 +74,19 @@ def test_http_status(status: str, code: StatusCode) -> None:
     ("reason", "code"),
     [
         (0x0, StatusCode.INTERNAL),
-        (0x7, StatusCode.UNAVAILABLE),
         (0x8, StatusCode.CANCELLED),
         (0xB, StatusCode.RESOURCE_EXHAUSTED),
         (0xFFFF, StatusCode.INTERNAL),
     ],
 )
 def test_reset_reason(reason: int, code: StatusCode) -> None:
-    assert reset_error(reason).code == code
+    error = reset_error(reason)
+    assert isinstance(error, RpcError)
+    assert error.code == code
+
+
+def test_refused_stream_is_safe_to_repeat() -> None:
+    assert isinstance(reset_error(0x7), CallNotProcessedError)
 
 
 def test_error_can_be_pickled() -> None:

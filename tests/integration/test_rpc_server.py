@@ -1,0 +1,262 @@
+"""Our server, with Google's client and with ours."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+
+from liftenvelope.errors import TransportError, UsageError
+from liftenvelope.rpc.aio import Channel
+from liftenvelope.rpc.server import Server, ServerCall, unary
+from liftenvelope.rpc.status import RpcError, StatusCode
+
+
+class Service:
+    """Methods on plain bytes."""
+
+    def __init__(self) -> None:
+        self.cancelled = asyncio.Event()
+        self.timeouts: list[float | None] = []
+        self.sent = 0
+
+    async def echo(self, request: bytes) -> bytes:
+        return request
+
+    async def fail(self, call: ServerCall) -> None:
+        call.trailing_metadata = [("x-why", "because")]
+        raise RpcError(StatusCode.FAILED_PRECONDITION, "nöt so: 100%\n")
+
+    async def chat(self, call: ServerCall) -> None:
+        call.send_headers([("x-bytes-bin", b"\x00\xff")])
+        while (requests := await call.receive()) is not None:
+            await call.send(requests)
+
+    async def count(self, call: ServerCall) -> None:
+        (number,) = [int(request) async for request in call]
+        await call.send([b"%d" % n for n in range(number)])
+
+    async def flood(self, call: ServerCall) -> None:
+        for _ in range(200):
+            await call.send([bytes(100_000)])
+            self.sent += 1
+
+    async def wait(self, call: ServerCall) -> None:
+        self.timeouts.append(call.timeout)
+        await call.send([b"first"])
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.cancelled.set()
+
+    async def early(self, call: ServerCall) -> None:
+        await call.receive()
+        raise RpcError(StatusCode.ABORTED, "enough")
+
+    async def broken(self, call: ServerCall) -> None:
+        raise KeyError("secret")
+
+    def methods(self) -> dict[str, Any]:
+        names = ("fail", "chat", "count", "flood", "wait", "early", "broken")
+        return {"/test/echo": unary(self.echo), **{f"/test/{name}": getattr(self, name) for name in names}}
+
+
+@pytest.fixture
+async def service() -> Service:
+    return Service()
+
+
+@pytest.fixture
+async def server(service: Service) -> AsyncIterator[Server]:
+    async with Server(service.methods(), max_message=6_000_000) as server:
+        await server.start()
+        yield server
+    assert not [task for task in asyncio.all_tasks() if task.get_name().startswith("serve ")]
+
+
+@pytest.fixture
+async def google(server: Server) -> AsyncIterator[grpc.aio.Channel]:
+    options = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
+    async with grpc.aio.insecure_channel(server.address, options=options) as channel:
+        yield channel
+
+
+@pytest.fixture
+async def ours(server: Server) -> AsyncIterator[Channel]:
+    async with await Channel.connect(server.address, max_message=6_000_000) as channel:
+        yield channel
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(20):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("size", [0, 1, 16_384, 65_536, 5_000_000])
+async def test_unary(google: grpc.aio.Channel, size: int) -> None:
+    assert await google.unary_unary("/test/echo")(bytes(size)) == bytes(size)
+
+
+async def test_status(google: grpc.aio.Channel) -> None:
+    with pytest.raises(grpc.aio.AioRpcError) as info:
+        await google.unary_unary("/test/fail")(b"")
+    assert info.value.code() == grpc.StatusCode.FAILED_PRECONDITION
+    assert info.value.details() == "nöt so: 100%\n"
+    assert dict(info.value.trailing_metadata()) == {"x-why": "because"}
+    with pytest.raises(grpc.aio.AioRpcError) as info:
+        await google.unary_unary("/test/none")(b"")
+    assert info.value.code() == grpc.StatusCode.UNIMPLEMENTED
+
+
+async def test_streams(google: grpc.aio.Channel) -> None:
+    call = google.unary_stream("/test/count")(b"5000")
+    assert [int(message) async for message in call] == list(range(5000))
+    assert [message async for message in google.unary_stream("/test/count")(b"0")] == []
+    chat = google.stream_stream("/test/chat")()
+    for turn in range(10):
+        await chat.write(b"%d" % turn)
+        assert await chat.read() == b"%d" % turn
+    await chat.done_writing()
+    assert await chat.read() == grpc.aio.EOF
+    assert dict(await chat.initial_metadata())["x-bytes-bin"] == b"\x00\xff"
+
+
+async def test_large_requests_both_ways(google: grpc.aio.Channel) -> None:
+    chat = google.stream_stream("/test/chat")()
+
+    async def write() -> None:
+        for _ in range(20):
+            await chat.write(bytes(1_000_000))
+        await chat.done_writing()
+
+    writing = asyncio.create_task(write())
+    assert [len(message) async for message in chat] == [1_000_000] * 20
+    await writing
+
+
+async def test_end_before_the_requests_end(google: grpc.aio.Channel) -> None:
+    chat = google.stream_stream("/test/early")()
+    await chat.write(b"x")
+    assert await chat.code() == grpc.StatusCode.ABORTED
+
+
+async def test_deadline(google: grpc.aio.Channel, service: Service) -> None:
+    with pytest.raises(grpc.aio.AioRpcError) as info:
+        await google.unary_unary("/test/wait")(b"", timeout=0.2)
+    assert info.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
+    await service.cancelled.wait()
+    (timeout,) = service.timeouts
+    assert timeout is not None
+    assert 0 < timeout < 1
+
+
+async def test_cancelled_by_the_client(google: grpc.aio.Channel, service: Service) -> None:
+    call = google.unary_stream("/test/wait")(b"")
+    assert await call.read() == b"first"
+    call.cancel()
+    await service.cancelled.wait()
+
+
+async def test_slow_client_holds_the_handler_back(ours: Channel, service: Service) -> None:
+    async with ours.server_stream("/test/flood", b"") as call:
+        for _ in range(50):
+            assert await ours.unary("/test/echo", b"x") == b"x"
+        assert service.sent < 120
+        assert sum([len(message) async for message in call]) == 200 * 100_000
+
+
+async def test_oversize_request(ours: Channel) -> None:
+    with pytest.raises(RpcError, match="6000001 bytes") as info:
+        await ours.unary("/test/echo", bytes(6_000_001))
+    assert info.value.code == StatusCode.RESOURCE_EXHAUSTED
+    assert await ours.unary("/test/echo", b"on") == b"on"
+
+
+async def test_not_exactly_one_request(ours: Channel) -> None:
+    async with ours.bidi("/test/echo") as call:
+        call.half_close()
+        with pytest.raises(RpcError, match="one request, 0 came"):
+            await call.receive()
+
+
+async def test_handler_that_fails_is_reported(ours: Channel) -> None:
+    seen: list[dict[str, Any]] = []
+    loop = asyncio.get_running_loop()
+    handler = loop.get_exception_handler()
+    loop.set_exception_handler(lambda _, context: seen.append(context))
+    with pytest.raises(RpcError, match="KeyError") as info:
+        await ours.unary("/test/broken", b"")
+    loop.set_exception_handler(handler)
+    assert info.value.code == StatusCode.UNKNOWN
+    assert "secret" not in str(info.value)
+    assert isinstance(seen[0]["exception"], KeyError)
+
+
+async def test_close_lets_calls_finish(server: Server, service: Service) -> None:
+    async with await Channel.connect(server.address) as channel, channel.bidi("/test/chat") as call:
+        await call.send([b"a"])
+        assert await anext(call) == b"a"
+        closing = asyncio.create_task(server.close(grace=20.0))
+        await until(lambda: not channel.is_usable)
+        with pytest.raises(TransportError, match="going away"):
+            await channel.unary("/test/echo", b"")
+        await call.send([b"b"])
+        assert await anext(call) == b"b"
+        call.half_close()
+        assert await call.receive() is None
+        await closing
+
+
+async def test_close_cancels_what_goes_on(server: Server, service: Service) -> None:
+    channel = await Channel.connect(server.address)
+    async with channel, channel.server_stream("/test/wait", b"") as call:
+        assert await anext(call) == b"first"
+        await server.close()
+        with pytest.raises(RpcError) as info:
+            await call.receive()
+        assert info.value.code == StatusCode.CANCELLED
+    assert service.cancelled.is_set()
+
+
+async def test_address_in_use(server: Server) -> None:
+    host, _, port = server.address.rpartition(":")
+    with pytest.raises(TransportError, match="can't listen"):
+        await Server({}).start(host, int(port))
+    with pytest.raises(UsageError, match="already"):
+        await server.start()
+    with pytest.raises(UsageError, match="does not listen"):
+        _ = Server({}).address
+
+
+async def test_ipv6() -> None:
+    async with Server(Service().methods()) as server:
+        address = await server.start("::1")
+        assert address.startswith("[::1]:")
+        async with await Channel.connect(address) as channel:
+            assert await channel.unary("/test/echo", b"six") == b"six"
+
+
+async def test_client_that_is_not_grpc(server: Server) -> None:
+    host, _, port = server.address.rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(b"GET / HTTP/1.1\r\n\r\n")
+    await reader.read()
+    writer.close()
+    await writer.wait_closed()
+
+
+async def test_calls_beyond_the_limit_wait() -> None:
+    service = Service()
+    server = Server(service.methods(), max_calls=1)
+    async with server, await Channel.connect(await server.start()) as channel:
+        async with channel.server_stream("/test/wait", b"") as call:
+            assert await anext(call) == b"first"
+            waiting = asyncio.create_task(channel.unary("/test/echo", b"x"))
+            await until(lambda: channel.open_calls == 2)
+            assert not waiting.done()
+        assert await waiting == b"x"

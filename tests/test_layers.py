@@ -1,0 +1,198 @@
+"""The house's plan, enforced: imports go up the list of layers, files are small, names say something."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "liftenvelope"
+SOURCES = sorted(PACKAGE.rglob("*.py"))
+CYTHON = sorted((ROOT / "src").glob("*.p[yx][xd]"))
+
+#: A module may import those above its line; those in one line may not import each other.
+LAYERS: tuple[tuple[str, ...], ...] = (
+    ("errors", "_version", "_wire"),
+    ("_checks", "_extras", "_protobuf_py"),
+    ("types",),
+    ("_values_py",),
+    ("_envelope_py", "_frames_py"),
+    ("_fastenv", "_fastwire"),
+    ("_batch_py",),
+    ("_fastbatch",),
+    ("_backend",),
+    ("envelope",),
+    ("arrow", "_correlation_ids", "_deadlines", "partition"),
+    ("correlation",),
+    ("nats",),
+    ("_pb",),
+    ("rpc",),
+    ("jetstream", "client"),
+    ("group",),
+    ("gateway",),
+    ("bulk",),
+    ("spark",),
+    ("testing",),
+    ("demo",),
+    ("cli",),
+    ("__init__", "__main__"),
+)
+RANK = {name: rank for rank, line in enumerate(LAYERS) for name in line}
+#: What the order alone would allow.
+FORBIDDEN = {
+    "gateway": {"client"},
+    "bulk": {"gateway", "group"},
+    "spark": {"gateway"},
+    "__init__": {"spark", "testing", "cli", "gateway", "bulk"},
+    # Servers to test against: of the package's own work no more than what it takes to ask them.
+    "testing": set(RANK) - {"errors", "_version", "_extras", "_pb", "rpc", "gateway"},
+}
+#: Said in the module itself: a pickled value is made by whichever twin is loaded.
+EXCEPTIONS = {("_values_py", "envelope")}
+#: Sans-io: no event loop, no socket, no clock, no thread.
+SANS_IO = {"errors", "types", "envelope", "arrow", "correlation", "partition"} | {
+    name for name in RANK if name.startswith("_") and name not in ("_pb", "__init__", "__main__")
+}
+IO_MODULES = {"asyncio", "socket", "selectors", "ssl", "time", "threading", "signal", "subprocess"}
+
+
+def unit_of(path: Path) -> str:
+    """The name in the list of layers that a source file stands under."""
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py") if path.suffix == ".py" else path.stem
+
+
+def for_types_alone(node: ast.stmt) -> bool:
+    return isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+
+
+def imported(tree: ast.AST, package: str) -> set[str]:
+    """Dotted names of all that is imported when the module runs, inside functions as well."""
+    names: set[str] = set()
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.If) and for_types_alone(node):
+            names |= imported(ast.Module(node.orelse, []), package)
+        elif isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            parents = package.split(".")
+            base = ".".join(parents[: len(parents) - node.level + 1]) + "." if node.level else ""
+            module = (base + (node.module or "")).rstrip(".")
+            names |= {f"{module}.{alias.name}" for alias in node.names}
+        else:
+            names |= imported(node, package)
+    return names
+
+
+def imports_of(path: Path) -> set[str]:
+    if path.suffix == ".py":
+        package = ".".join(("liftenvelope", *path.relative_to(PACKAGE).parent.parts))
+        return imported(ast.parse(path.read_text()), package)
+    found = re.findall(r"^\s*from (liftenvelope\S*) import (\([^)]*\)|.*)", path.read_text(), re.MULTILINE)
+    return {
+        f"{module}.{name}" for module, names in found for name in re.findall(r"(?<! as )\b(?!as\b)\w+", names)
+    }
+
+
+def violations(unit: str, names: set[str]) -> list[str]:
+    """Which of the imported names the layers do not allow."""
+    bad = []
+    for name in sorted(names):
+        target = name.split(".")[1] if name.startswith("liftenvelope.") else unit
+        if target not in RANK:  # something that the root itself defines
+            bad.append(f"{unit} imports {name}: not in LAYERS")
+        elif target == unit or (unit, target) in EXCEPTIONS:
+            continue
+        elif RANK[target] >= RANK[unit] or target in FORBIDDEN.get(unit, ()):
+            bad.append(f"{unit} may not import {name}")
+    return bad
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("path", SOURCES + CYTHON, ids=name_of)
+def test_imports_go_up(path: Path) -> None:
+    if path.stem == "_cursor":
+        assert not imports_of(path)
+        return
+    unit = unit_of(path)
+    assert unit in RANK, f"{unit} has no place in LAYERS"
+    assert violations(unit, imports_of(path)) == []
+
+
+@pytest.mark.parametrize("path", [path for path in SOURCES if unit_of(path) in SANS_IO], ids=name_of)
+def test_sans_io(path: Path) -> None:
+    assert {name.split(".")[0] for name in imports_of(path)} & IO_MODULES == set()
+
+
+@pytest.mark.parametrize("path", SOURCES + CYTHON, ids=name_of)
+def test_sizes(path: Path) -> None:
+    limit = 500 if path.suffix == ".py" else 900
+    assert len(path.read_text().splitlines()) < limit
+
+
+@pytest.mark.parametrize("path", SOURCES + CYTHON, ids=name_of)
+def test_names(path: Path) -> None:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    assert {part.strip("_") for part in parts} & {
+        "utils",
+        "util",
+        "common",
+        "helpers",
+        "helper",
+        "misc",
+    } == set()
+
+
+class TestTheRules:
+    """That what is forbidden is found."""
+
+    @pytest.mark.parametrize(
+        ("unit", "source"),
+        [
+            ("envelope", "from liftenvelope import arrow"),
+            ("envelope", "from liftenvelope.correlation import PendingAcks"),
+            ("errors", "def f():\n    import liftenvelope.envelope"),
+            ("client", "from liftenvelope.jetstream import Consumer"),
+            ("jetstream", "import liftenvelope.client.client"),
+            ("gateway", "from liftenvelope import client"),
+            ("spark", "try:\n    from liftenvelope.gateway import run\nexcept ImportError:\n    pass"),
+            ("__init__", "from liftenvelope.spark import sources"),
+            ("testing", "from liftenvelope.nats import AckInbox"),
+            ("nats", "from liftenvelope.new_thing import x"),
+            ("types", "if TYPE_CHECKING:\n    pass\nelse:\n    from liftenvelope import envelope"),
+        ],
+    )
+    def test_found(self, unit: str, source: str) -> None:
+        assert len(violations(unit, imported(ast.parse(source), "liftenvelope"))) == 1
+
+    @pytest.mark.parametrize(
+        ("unit", "source"),
+        [
+            ("arrow", "from liftenvelope.envelope import unmarshal_ack"),
+            ("errors", "if TYPE_CHECKING:\n    from liftenvelope.envelope import Ack"),
+            ("group", "from liftenvelope.jetstream import Consumer"),
+            ("cli", "from liftenvelope import gateway, spark, testing"),
+            ("testing", "from liftenvelope.rpc import blocking"),
+            ("nats", "import nats.aio\nimport asyncio"),
+        ],
+    )
+    def test_allowed(self, unit: str, source: str) -> None:
+        assert violations(unit, imported(ast.parse(source), "liftenvelope")) == []
+
+    def test_relative_imports_are_resolved(self) -> None:
+        tree = ast.parse("from . import a\nfrom .b import c\nfrom ..envelope import d")
+        names = {"liftenvelope.nats.a", "liftenvelope.nats.b.c", "liftenvelope.envelope.d"}
+        assert imported(tree, "liftenvelope.nats") == names
+
+    def test_cython_imports_are_read(self) -> None:
+        names = imports_of(ROOT / "src" / "_fastenv.pyx")
+        assert {"liftenvelope._envelope_py", "liftenvelope._checks.storable_headers"} <= names
+
+    def test_every_source_is_looked_at(self) -> None:
+        assert len(SOURCES) > 20
+        assert {path.name for path in CYTHON} >= {"_fastenv.pyx", "_fastbatch.pyx", "_cursor.pxd"}

@@ -1,0 +1,206 @@
+"""The Cython codec and its Python twin, held to one another. They fail where the extension is not built."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from liftenvelope import _envelope_py as slow
+from liftenvelope import _fastenv as fast
+from liftenvelope import _values_py as values
+from liftenvelope.errors import EnvelopeError, LiftEnvelopeError
+from tests.twin import strategies as make
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+MANY = settings(max_examples=2_000, deadline=None)
+SOME = settings(max_examples=400, deadline=None)
+
+
+def plain(value: Any) -> Any:
+    """A value without the class of the twin that made it; types of the fields count."""
+    if isinstance(value, fast.Message | values.Message):
+        return [(type(field), field) for field in (getattr(value, name) for name in values.MESSAGE_FIELDS)]
+    if isinstance(value, fast.Ack | values.Ack):
+        return [(type(field), field) for field in (getattr(value, name) for name in values.ACK_FIELDS)]
+    return type(value), value
+
+
+def outcome(call: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    """A value, or the class, message and offset of the error; headers in their order."""
+    try:
+        value = call(*args, **options)
+    except LiftEnvelopeError as error:
+        return type(error), error.args, str(error)
+    return plain(value), list(getattr(value, "headers", {}).items()), repr(value)
+
+
+@MANY
+@given(make.ANYTHING)
+@example(b"")
+@example(b"\xb9\x0e\x43\xb4\x00\x08\x00\x00")
+@example(b"\xb9\x0e\x43\xb4\x00\x0c\x01\x00\x00\x00\x00\x00")
+def test_any_bytes(data: bytes) -> None:
+    for name in ("unmarshal_message", "unmarshal_ack", "peek_type", "is_envelope"):
+        assert outcome(getattr(fast, name), data) == outcome(getattr(slow, name), data), name
+
+
+@MANY
+@given(make.PAYLOADS, st.sampled_from([0, 1]))
+def test_any_payload(payload: bytes, kind: int) -> None:
+    data = make.envelope(kind, payload, False)
+    name = ("unmarshal_message", "unmarshal_ack")[kind]
+    assert outcome(getattr(fast, name), data) == outcome(getattr(slow, name), data)
+
+
+@SOME
+@given(make.SOUND)
+def test_every_cut(data: bytes) -> None:
+    for size in range(len(data)):
+        for name in ("unmarshal_message", "unmarshal_ack"):
+            assert outcome(getattr(fast, name), data[:size]) == outcome(getattr(slow, name), data[:size])
+
+
+@SOME
+@given(make.MESSAGES, st.booleans())
+def test_messages_are_written_alike(fields: dict[str, Any], crc: bool) -> None:
+    written = fast.marshal_message(fast.Message(**fields), crc=crc)
+    assert written == slow.marshal_message(values.Message(**fields), crc=crc)
+    assert fast.unmarshal_message(written) == fast.Message(**fields)
+    assert slow.unmarshal_message(written) == values.Message(**fields)
+
+
+@SOME
+@given(make.ACKS, st.booleans())
+def test_acks_are_written_alike(fields: dict[str, Any], crc: bool) -> None:
+    written = fast.marshal_ack(fast.Ack(**fields), crc=crc)
+    assert written == slow.marshal_ack(values.Ack(**fields), crc=crc)
+    assert fast.unmarshal_ack(written) == fast.Ack(**fields)
+    assert slow.unmarshal_ack(written) == values.Ack(**fields)
+
+
+NEW_MESSAGE: dict[str, st.SearchStrategy[Any]] = {
+    "key": st.none() | make.BYTES | make.BYTES.map(bytearray),
+    "headers": st.none() | make.HEADERS | st.dictionaries(make.TEXT, make.BYTES.map(bytearray), max_size=2),
+    "ack_inbox": st.none() | make.TEXT,
+    "correlation_id": st.none() | make.TEXT,
+    "ack_policy": st.integers(0, 2),
+    "expected_offset": make.INT64,
+    "crc": st.booleans(),
+}
+
+
+@SOME
+@given(st.fixed_dictionaries({"value": make.BYTES | make.BYTES.map(bytearray)}, optional=NEW_MESSAGE))
+def test_new_messages_are_written_alike(options: dict[str, Any]) -> None:
+    assert fast.new_message(**options) == slow.new_message(**options)
+
+
+ODD = st.one_of(
+    st.none(),
+    st.integers(-(2**70), 2**70),
+    st.floats(allow_nan=False),
+    st.text(max_size=4),
+    st.binary(max_size=4),
+    st.binary(min_size=2, max_size=4).map(lambda data: memoryview(data)[::2]),
+    st.dictionaries(
+        st.text(max_size=2) | st.integers(), st.binary(max_size=2) | st.text(max_size=2), max_size=2
+    ),
+    st.lists(st.integers(), max_size=2),
+)
+OPTIONS = ("value", "key", "headers", "ack_inbox", "correlation_id", "ack_policy", "expected_offset")
+
+
+@SOME
+@given(st.fixed_dictionaries({"value": ODD}, optional=dict.fromkeys(OPTIONS[1:], ODD)))
+def test_odd_arguments_are_refused_alike(options: dict[str, Any]) -> None:
+    assert outcome(fast.new_message, **options) == outcome(slow.new_message, **options)
+
+
+@SOME
+@given(st.fixed_dictionaries({}, optional=dict.fromkeys(values.MESSAGE_FIELDS, ODD)))
+def test_odd_fields_of_a_message_are_refused_alike(fields: dict[str, Any]) -> None:
+    assert outcome(fast.Message, **fields) == outcome(values.Message, **fields)
+
+
+@SOME
+@given(st.fixed_dictionaries({}, optional=dict.fromkeys(values.ACK_FIELDS, ODD)))
+def test_odd_fields_of_an_ack_are_refused_alike(fields: dict[str, Any]) -> None:
+    assert outcome(fast.Ack, **fields) == outcome(values.Ack, **fields)
+
+
+@SOME
+@given(make.MESSAGES, make.MESSAGES)
+def test_values_behave_alike(one: dict[str, Any], other: dict[str, Any]) -> None:
+    assert (fast.Message(**one) == fast.Message(**other)) is (
+        values.Message(**one) == values.Message(**other)
+    )
+    assert hash(fast.Message(**one)) == hash(values.Message(**one))
+    assert repr(fast.Message(**one)) == repr(values.Message(**one))
+    assert fast.Message(**one).timestamp == values.Message(**one).timestamp
+    assert fast.Message(**one).__reduce__() == values.Message(**one).__reduce__()
+    assert (fast.Message(**one) == values.Message(**one)) is False
+
+
+@SOME
+@given(make.ACKS)
+def test_acks_behave_alike(fields: dict[str, Any]) -> None:
+    one, other = fast.Ack(**fields), values.Ack(**fields)
+    assert (hash(one), repr(one), one.__reduce__()) == (hash(other), repr(other), other.__reduce__())
+    assert one.reception_timestamp == other.reception_timestamp
+    assert one.commit_timestamp == other.commit_timestamp
+    assert outcome(one.raise_for_error)[0] == outcome(other.raise_for_error)[0]
+
+
+@SOME
+@given(st.binary(max_size=100))
+def test_checksums(data: bytes) -> None:
+    expected = slow.crc32c(data)
+    assert fast.crc32c_by(data, native=False) == expected
+    if fast.crc32c_is_native():
+        assert fast.crc32c_by(data, native=True) == expected
+
+
+@pytest.mark.parametrize("start", range(8))
+def test_checksums_at_any_alignment(start: int) -> None:
+    data = bytes(range(256)) * 2
+    for size in range(40):
+        part = memoryview(data)[start : start + size]
+        assert fast.crc32c_by(part, native=False) == slow.crc32c(part)
+
+
+@pytest.mark.parametrize("native", [False, fast.crc32c_is_native()])
+@pytest.mark.parametrize(
+    ("data", "crc"),
+    [
+        (bytes(32), 0x8A91_36AA),
+        (b"\xff" * 32, 0x62A8_AB43),
+        (bytes(range(32)), 0x46DD_794E),
+        (bytes(range(31, -1, -1)), 0x113F_DB5C),
+        (b"123456789", 0xE306_9283),
+        (b"", 0),
+    ],
+)
+def test_checksum_vectors_of_rfc_3720(data: bytes, crc: int, native: bool) -> None:
+    assert fast.crc32c_by(data, native=native) == crc
+
+
+def test_signatures_are_the_same() -> None:
+    import inspect
+
+    for name in ("new_message", "marshal_message", "marshal_ack", "unmarshal_message", "unmarshal_ack"):
+        ours, theirs = (inspect.signature(getattr(twin, name)).parameters for twin in (fast, slow))
+        assert [(p.name, p.kind, p.default) for p in ours.values()] == [
+            (p.name, p.kind, p.default) for p in theirs.values()
+        ], name
+
+
+def test_what_is_made_here_is_of_this_twin() -> None:
+    with pytest.raises(EnvelopeError):
+        fast.unmarshal_message(b"")
+    assert type(fast.unmarshal_message(slow.new_message(b"x"))) is fast.Message
+    assert type(slow.unmarshal_message(fast.new_message(b"x"))) is values.Message

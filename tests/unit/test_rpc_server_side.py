@@ -1,0 +1,244 @@
+"""The server's side of a connection, against h2 in the client's role."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from h2 import events as h2_events
+from h2.config import H2Configuration
+from h2.connection import H2Connection
+from h2.errors import ErrorCodes
+
+from liftenvelope.rpc.events import CallEnded, CallStarted, Event, MessagesReceived, RequestsEnded
+from liftenvelope.rpc.framing import frame_message
+from liftenvelope.rpc.server_side import ServerConnection
+from liftenvelope.rpc.status import RpcError, StatusCode
+
+REQUEST = {
+    ":method": "POST",
+    ":scheme": "http",
+    ":path": "/test/echo",
+    ":authority": "here",
+    "te": "trailers",
+    "content-type": "application/grpc+proto",
+}
+
+
+class Pair:
+    """A server connection and a client in memory."""
+
+    def __init__(self, **options: int) -> None:
+        self.server = ServerConnection(**options)
+        self.client = H2Connection(H2Configuration(client_side=True, header_encoding="utf-8"))
+        self.client.initiate_connection()
+        self.answers: list[Any] = []
+        self.exchange()
+
+    def exchange(self, size: int | None = None) -> list[Event]:
+        events: list[Event] = []
+        while True:
+            up, down = self.client.data_to_send(), self.server.data_to_send()
+            if not up and not down:
+                return events
+            step = size or max(1, len(up))
+            for start in range(0, len(up), step):
+                events += self.server.feed(up[start : start + step])
+            if down:
+                self.answers += self.client.receive_data(down)
+
+    def start(self, body: bytes | None = None, **headers: str) -> int:
+        call_id: int = self.client.get_next_available_stream_id()
+        given = {**REQUEST, **{name.replace("_", "-"): value for name, value in headers.items()}}
+        self.client.send_headers(call_id, list(given.items()))
+        if body is not None:
+            self.client.send_data(call_id, body, end_stream=True)
+        return call_id
+
+    def seen(self, kind: type) -> list[Any]:
+        return [event for event in self.answers if isinstance(event, kind)]
+
+
+@pytest.mark.parametrize("size", [None, 1, 7])
+def test_call_from_beginning_to_end(size: int | None) -> None:
+    pair = Pair()
+    call_id = pair.start(frame_message(b"a") + frame_message(b""), grpc_timeout="250m", x_name="v")
+    started, *rest = pair.exchange(size)
+    assert started == CallStarted(call_id, "/test/echo", [("x-name", "v")], 0.25)
+    assert [m for event in rest if isinstance(event, MessagesReceived) for m in event.messages] == [b"a", b""]
+    assert rest[-1] == RequestsEnded(call_id)
+    pair.server.send_headers(call_id, [("x-begin", "b")])
+    pair.server.send(call_id, [b"one", b"two"])
+    pair.server.finish(call_id, metadata=[("x-end", "e")])
+    pair.server.finish(call_id, StatusCode.ABORTED)
+    pair.exchange()
+    (head,), (data,) = pair.seen(h2_events.ResponseReceived), pair.seen(h2_events.DataReceived)
+    assert dict(head.headers)["x-begin"] == "b"
+    assert data.data == frame_message(b"one") + frame_message(b"two")
+    (trailers,) = pair.seen(h2_events.TrailersReceived)
+    assert dict(trailers.headers) == {"grpc-status": "0", "x-end": "e"}
+    assert pair.server.open_calls == 0
+
+
+def test_status_in_headers_alone() -> None:
+    pair = Pair()
+    call_id = pair.start(b"")
+    pair.exchange()
+    pair.server.finish(call_id, StatusCode.NOT_FOUND, "nö")
+    pair.exchange()
+    (head,) = pair.seen(h2_events.ResponseReceived)
+    assert head.stream_ended is not None
+    assert dict(head.headers)["grpc-message"] == "n%C3%B6"
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [({":method": "GET"}, "405"), ({"content-type": "text/html"}, "415"), ({"content_type": ""}, "415")],
+)
+@pytest.mark.parametrize("body", [None, b""])
+def test_request_that_is_none_of_grpcs(headers: dict[str, str], status: str, body: bytes | None) -> None:
+    pair = Pair()
+    call_id = pair.start(body, **headers)
+    assert pair.exchange() == []
+    (head,) = pair.seen(h2_events.ResponseReceived)
+    assert dict(head.headers)[":status"] == status
+    assert pair.server.open_calls == 0
+    assert [reset.stream_id for reset in pair.seen(h2_events.StreamReset)] == (
+        [call_id] if body is None else []
+    )
+
+
+def test_malformed_timeout() -> None:
+    pair = Pair()
+    pair.start(frame_message(b"x"), grpc_timeout="soon")
+    assert pair.exchange() == []
+    (head,) = pair.seen(h2_events.ResponseReceived)
+    assert dict(head.headers)["grpc-status"] == "13"
+
+
+@pytest.mark.parametrize("ended", [False, True])
+def test_refused_message(ended: bool) -> None:
+    pair = Pair(max_message=4)
+    call_id = pair.start(frame_message(b"12345") if ended else None)
+    if not ended:
+        pair.client.send_data(call_id, frame_message(b"12345") * 3)
+    _, end, *rest = pair.exchange()
+    assert isinstance(end, CallEnded)
+    assert isinstance(end.error, RpcError)
+    assert end.error.code == StatusCode.RESOURCE_EXHAUSTED
+    assert rest == []
+    (head,) = pair.seen(h2_events.ResponseReceived)
+    assert dict(head.headers)["grpc-status"] == "8"
+
+
+def test_requests_that_end_inside_a_message() -> None:
+    pair = Pair()
+    pair.start(frame_message(b"abc")[:-1])
+    _, end = pair.exchange()
+    assert isinstance(end, CallEnded)
+    assert isinstance(end.error, RpcError)
+    assert end.error.code == StatusCode.INTERNAL
+
+
+def test_reset_by_the_client() -> None:
+    pair = Pair()
+    call_id = pair.start()
+    pair.exchange()
+    pair.client.reset_stream(call_id, ErrorCodes.CANCEL)
+    (end,) = pair.exchange()
+    assert isinstance(end, CallEnded)
+    assert isinstance(end.error, RpcError)
+    assert end.error.code == StatusCode.CANCELLED
+    pair.server.send(call_id, [b"late"])
+    pair.server.send_headers(call_id)
+    pair.server.finish(call_id)
+    assert pair.server.data_to_send() == b""
+
+
+def test_answer_waits_for_the_window_and_the_status_for_the_answer() -> None:
+    pair = Pair()
+    call_id = pair.start(b"")
+    pair.exchange()
+    pair.server.send(call_id, [bytes(100_000)])
+    pair.server.finish(call_id, StatusCode.ABORTED, "half")
+    pair.exchange()
+    assert sum(len(event.data) for event in pair.seen(h2_events.DataReceived)) == 65_535
+    assert pair.seen(h2_events.TrailersReceived) == []
+    pair.client.increment_flow_control_window(100_000, call_id)
+    pair.client.increment_flow_control_window(100_000)
+    pair.exchange()
+    assert sum(len(event.data) for event in pair.seen(h2_events.DataReceived)) == 100_005
+    assert len(pair.seen(h2_events.TrailersReceived)) == 1
+
+
+def test_client_that_resets_while_the_answer_waits() -> None:
+    pair = Pair()
+    call_id = pair.start(b"")
+    pair.exchange()
+    pair.server.send(call_id, [bytes(100_000)])
+    pair.server.finish(call_id)
+    pair.exchange()
+    pair.client.reset_stream(call_id, ErrorCodes.CANCEL)
+    assert pair.exchange() == []
+    assert pair.server.open_calls == 0
+
+
+def test_end_before_the_requests_end() -> None:
+    pair = Pair()
+    call_id = pair.start()
+    pair.exchange()
+    pair.server.finish(call_id, StatusCode.ABORTED, "enough")
+    pair.client.send_data(call_id, frame_message(b"late"))
+    assert pair.exchange() == []
+    (reset,) = pair.seen(h2_events.StreamReset)
+    assert reset.error_code == ErrorCodes.NO_ERROR
+
+
+def test_requests_after_the_answer_was_decided_are_dropped() -> None:
+    pair = Pair(window=20_000)
+    call_id = pair.start()
+    pair.exchange()
+    pair.server.send(call_id, [bytes(100_000)])
+    pair.server.finish(call_id)
+    for _ in range(20):
+        pair.client.send_data(call_id, frame_message(bytes(5_000)))
+        assert pair.exchange() == []
+
+
+def test_going_away() -> None:
+    pair = Pair()
+    call_id = pair.start()
+    pair.exchange()
+    late = pair.start()
+    pair.server.go_away()
+    pair.server.go_away()
+    up = pair.client.data_to_send()
+    assert pair.server.feed(up) == []
+    assert not pair.server.accepts_calls
+    frames = pair.server.data_to_send()
+    assert frames.startswith(b"\0\0\x08\x07\0\0\0\0\0\0\0\0\x01")
+    refusal = b"\0\0\x04\x03\0" + late.to_bytes(4, "big") + int(ErrorCodes.REFUSED_STREAM).to_bytes(4, "big")
+    assert refusal in frames
+    pair.server.finish(call_id)
+    assert pair.server.data_to_send()
+    assert pair.server.open_calls == 0
+
+
+def test_client_that_goes_away_gets_its_answers() -> None:
+    pair = Pair()
+    call_id = pair.start(b"")
+    pair.exchange()
+    assert pair.server.feed(b"\0\0\x08\x07\0\0\0\0\0" + bytes(8)) == []
+    pair.server.send(call_id, [b"x"])
+    pair.server.finish(call_id)
+    pair.exchange()
+    assert len(pair.seen(h2_events.TrailersReceived)) == 1
+
+
+@pytest.mark.parametrize("size", [1, 100])
+def test_client_that_does_not_speak_http2(size: int) -> None:
+    server = ServerConnection()
+    data = b"GET / HTTP/1.1\r\n\r\n"
+    for start in range(0, len(data), size):
+        assert server.feed(data[start : start + size]) == []
+    assert server.failed
