@@ -200,6 +200,11 @@ class TestFaults:
             (b"\x5a\x01\xff", MalformedEnvelopeError, "correlation_id is not valid UTF-8", 2),
             (b"\x4a\x04\x0a\x02a\xff", MalformedEnvelopeError, "a header key is not valid UTF-8", 5),
             (b"\x4a\x04\x0a\x03ab\x08\x01", TruncatedEnvelopeError, "a field of 3 bytes where 2 are left", 3),
+            # One byte more than the entry has, and there is one behind it.
+            (b"\x4a\x03\x0a\x02a\x08\x01", TruncatedEnvelopeError, "a field of 2 bytes where 1 are left", 3),
+            (b"\x4a\x03\x12\x02a\x08\x01", TruncatedEnvelopeError, "a field of 2 bytes where 1 are left", 3),
+            (b"\x4a\x03\x1a\x02a\x08\x01", TruncatedEnvelopeError, "a field of 2 bytes where 1 are left", 3),
+            (b"\x4a\x04\x1dabc\x08\x01", TruncatedEnvelopeError, "a field of 4 bytes where 3 are left", 3),
             (b"\x4a\x02\x08\x80\x01", TruncatedEnvelopeError, "the data ends within a varint", 3),
             (b"\x4a\x01\x80\x01", TruncatedEnvelopeError, "the data ends within a varint", 2),
             (b"\x4a\x02\x00\x01", MalformedEnvelopeError, "field number 0", 2),

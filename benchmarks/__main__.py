@@ -1,0 +1,23 @@
+"""Measure everything and write RESULTS.md; arguments go to pytest: ``python -m benchmarks -k codec``."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+_HERE = Path(__file__).parent
+_RESULTS = () if sys.argv[1:] else (f"--results={_HERE / 'RESULTS.md'}",)
+
+sys.exit(
+    pytest.main(
+        [
+            str(_HERE),
+            "-q",
+            "--benchmark-enable",
+            "--benchmark-quiet",
+            "--timeout=900",
+            *_RESULTS,
+            *sys.argv[1:],
+        ]
+    )
+)

@@ -1,0 +1,93 @@
+"""What the benchmarks share: servers, connections, peers, and the table at the end.
+
+``pytest benchmarks`` runs each once, small, and checks that it does what it says. ``--benchmark-enable``
+measures.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pytest_benchmark.fixture import BenchmarkFixture
+
+from benchmarks.go_peers import GoPeers
+from benchmarks.report import Report
+from benchmarks.rounds import Comparison
+from liftenvelope._backend import BACKEND
+from liftenvelope.testing import LiftbridgeCluster, NatsServer, run_liftbridge, run_nats_server
+
+_REPORT = pytest.StashKey[Report]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--results", type=Path, help="write the table of results to this file")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[_REPORT] = Report()
+
+
+def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Module | None:
+    wanted = file_path.match("bench_*.py") and not parent.session.isinitpath(file_path)
+    return pytest.Module.from_parent(parent, path=file_path) if wanted else None
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    report = config.stash[_REPORT]
+    if not report.rows:
+        return
+    terminalreporter.write_sep("=", "results")
+    terminalreporter.write_line(report.table())
+    path: Path | None = config.getoption("results")
+    if (
+        path is not None
+        and not terminalreporter.stats.get("failed")
+        and not terminalreporter.stats.get("error")
+    ):
+        path.write_text(report.markdown(), "utf-8")
+
+
+@pytest.fixture(scope="session")
+def report(pytestconfig: pytest.Config) -> Report:
+    return pytestconfig.stash[_REPORT]
+
+
+@pytest.fixture
+def compare(benchmark: BenchmarkFixture, report: Report) -> Comparison:
+    comparison = Comparison(benchmark, report)
+    assert comparison.quick or BACKEND == "cython", (
+        "figures of the Python twins mean nothing: build the extensions"
+    )
+    return comparison
+
+
+@pytest.fixture(scope="session")
+def go(tmp_path_factory: pytest.TempPathFactory, report: Report) -> GoPeers:
+    peers = GoPeers(tmp_path_factory.mktemp("go"))
+    report.versions["Go"] = peers.version.removeprefix("go")
+    return peers
+
+
+@pytest.fixture(scope="session")
+def plain_nats(report: Report) -> Iterator[NatsServer]:
+    # Room for every ack of a round, and time to send them: they are all there before the client reads one.
+    with run_nats_server(config={"max_pending": 2**30, "write_deadline": "60s"}) as server:
+        report.versions["nats-server"] = server.version
+        yield server
+
+
+@pytest.fixture(scope="session")
+def liftbridge(report: Report) -> Iterator[LiftbridgeCluster]:
+    with run_liftbridge() as cluster:
+        report.versions["Liftbridge"] = cluster.version
+        yield cluster
+
+
+@pytest.fixture
+def loop() -> Iterator[asyncio.Runner]:
+    """Runs the coroutines of a benchmark, all on one event loop."""
+    with asyncio.Runner() as runner:
+        yield runner

@@ -1,0 +1,153 @@
+"""The table of results, and the machine and versions that they are of."""
+
+from __future__ import annotations
+
+import os
+import platform
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+
+_PACKAGES = ("nats-py", "protobuf", "pyarrow", "Cython")
+_HEAD = ("what", "ours", "peer", "peer's", "times as fast", "of single rounds", "target", "met")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One comparison; times are seconds per operation, medians of the rounds.
+
+    Attributes:
+        what, rate: What was measured, and whether it is shown per second.
+        ours, theirs: The times.
+        peer: Whose the other one is.
+        worst, best: The ratio of the worst and the best pair of rounds.
+        target: The ratio that is wanted, None where there is none.
+        limit: What limits ours, for when the target is missed.
+    """
+
+    what: str
+    ours: float
+    peer: str
+    theirs: float
+    worst: float
+    best: float
+    rate: bool
+    target: float | None
+    limit: str
+
+    @property
+    def ratio(self) -> float:
+        """How many times as fast ours is."""
+        return self.theirs / self.ours
+
+    @property
+    def met(self) -> bool:
+        """Whether the target is met, or there is none."""
+        return self.target is None or self.ratio >= self.target
+
+    def cells(self) -> tuple[str, ...]:
+        """What the table shows."""
+        wanted = (
+            ("-", "") if self.target is None else (f"≥ {self.target:.3g}", "yes" if self.met else "**no**")
+        )
+        spread = f"{self.worst:.3g} - {self.best:.3g}"
+        return (
+            self.what,
+            self._shown(self.ours),
+            self.peer,
+            self._shown(self.theirs),
+            f"{self.ratio:.3g}",
+            spread,
+            *wanted,
+        )
+
+    def _shown(self, seconds: float) -> str:
+        if self.rate:
+            return f"{1 / seconds:,.0f}/s"
+        for scale, name in ((1e9, "ns"), (1e6, "µs")):
+            if seconds * scale < 10_000:
+                return (
+                    f"{seconds * scale:.3g} {name}"
+                    if seconds * scale < 1000
+                    else f"{seconds * scale:,.0f} {name}"
+                )
+        return f"{seconds * 1e3:,.0f} ms"
+
+
+@dataclass
+class Report:
+    """Everything that a run found.
+
+    Attributes:
+        rows: The comparisons in the order in which they were made.
+        versions: Names and versions of servers and peers, as they tell them themselves.
+    """
+
+    rows: list[Row] = field(default_factory=list)
+    versions: dict[str, str] = field(default_factory=dict)
+    load: float = field(default_factory=lambda: os.getloadavg()[0])
+
+    def table(self) -> str:
+        """The results in columns."""
+        cells = [_HEAD, *(row.cells() for row in self.rows)]
+        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+        lines = [_line(row, widths) for row in cells]
+        lines.insert(1, "|" + "|".join("-" * (width + 2) for width in widths) + "|")
+        return "\n".join(lines)
+
+    def missed(self) -> list[Row]:
+        """The rows that do not meet their targets."""
+        return [row for row in self.rows if not row.met]
+
+    def markdown(self) -> str:
+        """The page RESULTS.md."""
+        missed = [
+            f"- **{row.what}, beside {row.peer}**: {row.ratio:.3g}, not {row.target:.3g}. {row.limit}"
+            for row in self.missed()
+        ]
+        return "\n".join(
+            [
+                "# Results",
+                "",
+                "Written by `make bench` (`python -m benchmarks`). Ours and its peers ran in turn, round by",
+                "round, after one round that does not count; figures are medians of the rounds. The ratio is",
+                "how many times as fast ours is, then its range over single pairs of rounds. Rows without a",
+                "target are for information.",
+                "",
+                self.table(),
+                "",
+                *(["## Missed", "", *missed, ""] if missed else ["All targets are met.", ""]),
+                "## Machine",
+                "",
+                *(f"- {line}" for line in self.machine()),
+                "",
+            ]
+        )
+
+    def machine(self) -> list[str]:
+        """What the figures were measured on."""
+        packages = {"Python": platform.python_version(), **{name: version(name) for name in _PACKAGES}}
+        cores = os.cpu_count() or 1
+        note = ": other work ran beside, so all times are long and rounds vary"
+        busy = note if self.load > cores / 2 else ""
+        return [
+            f"{_processor()}, {cores} cores; load when the run began {self.load:.2f}{busy}",
+            ", ".join(f"{name} {number}" for name, number in packages.items()),
+            ", ".join(f"{name} {number}" for name, number in self.versions.items()),
+        ]
+
+
+def _line(cells: tuple[str, ...], widths: list[int]) -> str:
+    return "| " + " | ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)) + " |"
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    pairs = (line.split(":", 1) for line in reversed(lines) if ":" in line)
+    fields = {name.strip(): text.strip() for name, text in pairs}
+    names = ("model name", "cpu family", "model", "stepping")
+    model, *numbers = (fields.get(name, "?") for name in names)
+    return f"{model} (family {numbers[0]}, model {numbers[1]}, stepping {numbers[2]})"
