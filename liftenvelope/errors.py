@@ -107,14 +107,17 @@ class TransportError(LiftEnvelopeError, ConnectionError):
     Attributes:
         published: For a batch, how many of its messages had been handed to the connection, counted from
             the first; these may or may not have arrived. 0 for a single message that never left.
+        sent: Where this is the outcome of one message: whether it had been handed to the connection. If so
+            it may be stored, and publishing it again may store it twice; if not, that is safe.
     """
 
     retriable = True
 
-    def __init__(self, message: str, published: int = 0) -> None:
+    def __init__(self, message: str, published: int = 0, sent: bool = False) -> None:
         super().__init__(message)
-        self.args = (message, published)  # set here: OSError would take them for errno and strerror
+        self.args = (message, published, sent)  # set here: OSError would take them for errno and strerror
         self.published = published
+        self.sent = sent
 
     def __str__(self) -> str:
         return str(self.args[0])

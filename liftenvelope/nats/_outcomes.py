@@ -38,6 +38,6 @@ def failure_of(entry: Ended, sent: bool, reason: str | None) -> AckTimeoutError 
     """What a publish is told that got no ack: in time, or before the end that the reason names."""
     what = f"the message with correlation id {entry.correlation_id!r}: {_UNKNOWN if sent else _UNSENT}"
     if reason is not None:
-        return TransportError(f"{reason} before an ack came for {what}")
+        return TransportError(f"{reason} before an ack came for {what}", sent=sent)
     came = f"{len(entry.acks)} of {entry.expected} acks" if entry.acks else "no ack"
     return AckTimeoutError(f"{came} came in time for {what}", entry.correlation_id, sent)

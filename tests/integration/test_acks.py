@@ -240,6 +240,7 @@ async def test_a_closed_connection_fails_all_at_once(nats_server: NatsServer, na
                 await anext(feed)
         assert [type(result) for result in results] == [TransportError] * 4
         assert ["never sent" in str(result) for result in results] == [False, False, True, True]
+        assert [getattr(result, "sent", None) for result in results] == [True, True, False, False]
         with pytest.raises(TransportError, match="closed"):
             await inbox.publish(name, b"v")
         with pytest.raises(TransportError, match="closed"):

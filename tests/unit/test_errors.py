@@ -104,9 +104,10 @@ class TestAttributes:
 
     def test_transport_error_is_no_system_error(self) -> None:
         error = TransportError("closed", 3)
-        assert (str(error), error.published, error.args) == ("closed", 3, ("closed", 3))
+        assert (str(error), error.published, error.args) == ("closed", 3, ("closed", 3, False))
         assert (error.errno, error.strerror, error.filename) == (None, None, None)
-        assert TransportError("closed").published == 0
+        assert (TransportError("closed").published, TransportError("closed").sent) == (0, False)
+        assert TransportError("closed", sent=True).sent
 
     def test_timeout_is_no_system_error(self) -> None:
         error = AckTimeoutError("no ack", "id-1", False)
