@@ -56,7 +56,8 @@ bench: servers  ## the figures, each beside its peer, into benchmarks/RESULTS.md
 	$(RUN) -m benchmarks
 
 soak: servers  ## long campaigns: fuzzing under sanitizers, at least ten million inputs per decoder
-	$(RUN) tests/fuzz/sanitized.py --inputs 10000000
+	$(RUN) tests/fuzz/campaign.py --inputs 10000000
+	$(RUN) tests/fuzz/sanitized.py test
 
 clean:  ## remove what was built
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

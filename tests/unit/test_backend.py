@@ -10,6 +10,7 @@ from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 import liftenvelope
+from liftenvelope import _backend
 
 PACKAGE = Path(liftenvelope.__path__[0])
 SHOW = "from liftenvelope import _backend as b; print(b.BACKEND, b.codec.__name__, b.batch.__name__)"
@@ -77,7 +78,7 @@ class TestNeverBuilt:
     def test_require_extensions_says_which_are_missing(self, tmp_path: Path) -> None:
         done = run(copy_of_the_package(tmp_path, extensions=False), LIFTENVELOPE_REQUIRE_EXTENSIONS="1")
         assert done.returncode == 1
-        assert "_fastenv, _fastbatch not built: run pip install . again" in done.stderr
+        assert f"{', '.join(_backend._TWINS)} not built: run pip install . again" in done.stderr
 
     def test_one_alone_is_not_used(self, tmp_path: Path) -> None:
         where = copy_of_the_package(tmp_path, extensions=True)
