@@ -12,7 +12,7 @@ GO := 1.25.3
 help:  ## list the targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
-$(VENV)/.ready: pyproject.toml setup.py src/_fastenv.pyx src/_fastbatch.pyx src/_cursor.pxd src/crc32c.h
+$(VENV)/.ready: pyproject.toml setup.py $(wildcard src/*.pyx src/*.pxd src/*.h)
 	$(PYTHON) -m venv $(VENV)
 	$(RUN) -m pip install --quiet --upgrade 'pip>=25.1'
 	PYTHONWARNINGS=ignore $(RUN) -m pip install --quiet --editable '.[$(EXTRAS)]' --group dev
@@ -43,7 +43,7 @@ lint: setup
 
 types: setup
 	$(RUN) -m mypy
-	$(RUN) -m mypy.stubtest liftenvelope._fastenv liftenvelope._fastbatch
+	$(RUN) -m mypy.stubtest liftenvelope._fastenv liftenvelope._fastbatch liftenvelope._fastwire
 
 unit: strict
 	LIFTENVELOPE_REQUIRE_EXTENSIONS=1 $(RUN) -m pytest -q tests/unit tests/twin tests/test_layers.py

@@ -5,6 +5,7 @@ as errors: what CI builds), or sanitize (ASan and UBSan, for the fuzz and unit r
 """
 
 import os
+from glob import glob
 from pathlib import Path
 
 from Cython.Build import cythonize
@@ -39,7 +40,7 @@ def extension(name: str) -> Extension:
         f"liftenvelope.{name}",
         [f"src/{name}.pyx"],
         include_dirs=["src"],
-        depends=["src/crc32c.h", "src/_cursor.pxd"],
+        depends=["src/crc32c.h", *glob("src/*.pxd")],
         extra_compile_args=compile_args + CYTHON_NOISE,
         extra_link_args=link_args,
     )

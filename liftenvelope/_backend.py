@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from types import ModuleType
 
-_TWINS = {"_fastenv": "_envelope_py", "_fastbatch": "_batch_py"}
+_TWINS = {"_fastenv": "_envelope_py", "_fastbatch": "_batch_py", "_fastwire": "_frames_py"}
 
 
 def _extensions_wanted() -> bool:
@@ -44,3 +44,4 @@ def _load() -> tuple[str, dict[str, ModuleType]]:
 BACKEND, _modules = _load()
 codec = _modules["_fastenv"]
 batch = _modules["_fastbatch"]
+frames = _modules["_fastwire"]

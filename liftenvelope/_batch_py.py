@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from liftenvelope._checks import as_bytes, as_text, storable_headers
 from liftenvelope._envelope_py import new_message, unmarshal_ack, unmarshal_message
+from liftenvelope._wire import MAX_ENVELOPE
 from liftenvelope.errors import EnvelopeError, EnvelopeTooLargeError, UsageError
 
 if TYPE_CHECKING:
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
 
 #: Rows, nulls, validity bitmap (None: no nulls), offsets, data.
 TextBuffers: TypeAlias = "tuple[int, int, bytes | None, bytes, bytes]"
+#: Names to values of one row. A null name is an error, once the row is encoded; a null value is empty.
+_Headers: TypeAlias = "Mapping[bytes | None, bytes | None]"
 
 
 def _require(sound: bool, what: str) -> None:
@@ -31,22 +35,27 @@ def _bits(validity: Buffer | None, first: int, length: int) -> list[bool]:
     if validity is None:
         return [True] * length
     raw = bytes(validity)
-    _require(not length or len(raw) > (first + length - 1) >> 3, "its validity bitmap is too short")
+    _require(first <= len(raw) * 8 - length, "its validity bitmap is too short")
     return [bool(raw[i >> 3] >> (i & 7) & 1) for i in range(first, first + length)]
 
 
 def _ends(offsets: Buffer | None, first: int, length: int, code: str) -> tuple[int, ...]:
     raw, width = bytes(offsets or b""), struct.calcsize(code)
-    _require(len(raw) >= (first + length + 1) * width, "its offsets are too short")
-    return struct.unpack_from(f"<{length + 1}{code}", raw, first * width)
+    _require(first < len(raw) // width - length, "its offsets are too short")
+    return struct.unpack_from(f"={length + 1}{code}", raw, first * width)
+
+
+def _ascending(ends: Sequence[int], size: int) -> bool:
+    return ends[0] >= 0 and ends[-1] <= size and all(begin <= end for begin, end in pairwise(ends))
 
 
 class Column:
     """Rows of bytes, each perhaps null."""
 
-    def __init__(self, rows: list[bytes | None]) -> None:
+    def __init__(self, rows: Sequence[bytes | None] = ()) -> None:
         self.rows = rows
         self.length = len(rows)
+        #: What the rows have together, or a little more: null ones may count.
         self.nbytes = sum(len(row) for row in rows if row is not None)
 
     @staticmethod
@@ -63,7 +72,7 @@ class Column:
                 return None
             return as_text(f"{name}[{index}]", item).encode() if text else as_bytes(f"{name}[{index}]", item)
 
-        return Column([converted(index, item) for index, item in enumerate(rows)])
+        return Column([converted(index, item) for index, item in enumerate(tuple(rows))])
 
     @staticmethod
     def of_binary(
@@ -76,15 +85,11 @@ class Column:
     ) -> Column:
         """An Arrow (Large)Binary or (Large)String array: its length, offset and buffers."""
         if length == 0:
-            return Column([])
-        valid, raw = _bits(validity, first, length), bytes(data or b"")
+            return Column()
         ends = _ends(offsets, first, length, "q" if large else "i")
-        rows: list[bytes | None] = []
-        for i in range(length):
-            sound = not valid[i] or 0 <= ends[i] <= ends[i + 1] <= len(raw)
-            _require(sound, "its offsets point outside of its data")
-            rows.append(raw[ends[i] : ends[i + 1]] if valid[i] else None)
-        return Column(rows)
+        valid, raw = _bits(validity, first, length), bytes(data or b"")
+        _require(_ascending(ends, len(raw)), "its offsets point outside of its data")
+        return Column([raw[ends[i] : ends[i + 1]] if valid[i] else None for i in range(length)])
 
     @staticmethod
     def of_views(
@@ -92,20 +97,13 @@ class Column:
     ) -> Column:
         """An Arrow BinaryView or StringView array: its length, offset and buffers."""
         if length == 0:
-            return Column([])
-        raw, buffers, valid = (
-            bytes(views or b""),
-            [bytes(buffer) for buffer in data],
-            _bits(validity, first, length),
-        )
-        _require(len(raw) >= (first + length) * 16, "its views are too short")
+            return Column()
+        raw, buffers = bytes(views or b""), [bytes(buffer) for buffer in data]
+        _require(first <= len(raw) // 16 - length, "its views are too short")
+        valid = _bits(validity, first, length)
         return Column(
             [_viewed(raw, first + i, buffers) if is_valid else None for i, is_valid in enumerate(valid)]
         )
-
-    def first_null(self) -> int | None:
-        """The first null row; None where no row is."""
-        return next((i for i, row in enumerate(self.rows) if row is None), None)
 
     def row(self, i: int) -> bytes | None:
         """The bytes of one row, None for null."""
@@ -113,7 +111,8 @@ class Column:
 
 
 def _viewed(views: bytes, i: int, buffers: list[bytes]) -> bytes:
-    size, _, buffer, offset = struct.unpack_from("<4i", views, i * 16)
+    header: tuple[int, ...] = struct.unpack_from("=4i", views, i * 16)
+    size, _, buffer, offset = header
     if 0 <= size <= 12:
         return views[i * 16 + 4 : i * 16 + 4 + size]
     sound = size >= 0 and 0 <= buffer < len(buffers) and 0 <= offset <= len(buffers[buffer]) - size
@@ -121,18 +120,26 @@ def _viewed(views: bytes, i: int, buffers: list[bytes]) -> bytes:
     return buffers[buffer][offset : offset + size]
 
 
-class HeaderColumn:
-    """The headers of each row."""
+def row_headers(i: int, headers: Mapping[str, Any] | None) -> dict[str, bytes]:
+    """The headers of one row, checked; an error names the row. Used by both twins."""
+    try:
+        return storable_headers(headers)
+    except (UsageError, EnvelopeError) as exc:
+        raise type(exc)(f"row {i}: {exc.args[0]}") from None
 
-    def __init__(self, rows: list[list[tuple[bytes | None, bytes]]]) -> None:
+
+class HeaderColumn:
+    """The headers of each row; of a repeated name the last value counts, at the first one's place."""
+
+    def __init__(self, rows: Sequence[_Headers]) -> None:
         self.rows = rows
         self.length = len(rows)
 
     @staticmethod
     def of_sequence(rows: Iterable[Mapping[str, Any] | None]) -> HeaderColumn:
         """Mappings of str to bytes-like; None is none."""
-        checked = (storable_headers(headers) for headers in rows)
-        return HeaderColumn([[(name.encode(), value) for name, value in row.items()] for row in checked])
+        checked = [row_headers(i, headers) for i, headers in enumerate(rows)]
+        return HeaderColumn([{name.encode(): value for name, value in row.items()} for row in checked])
 
     @staticmethod
     def of_map(
@@ -145,16 +152,48 @@ class HeaderColumn:
     ) -> HeaderColumn:
         """An Arrow map array: its length, offset, buffers, and its children as columns."""
         if length == 0:
-            return HeaderColumn([])
-        valid, ends = _bits(validity, first, length), _ends(offsets, first, length, "i")
-        rows: list[list[tuple[bytes | None, bytes]]] = []
-        for i in range(length):
-            sound = 0 <= ends[i] <= ends[i + 1] <= names.length
-            _require(sound, "its offsets point outside of its entries")
-            empty = ends[i] == ends[i + 1]
-            _require(valid[i] or empty, "a null map has entries, which liftenvelope does not read")
-            rows.append([(names.rows[j], values.rows[j] or b"") for j in range(ends[i], ends[i + 1])])
-        return HeaderColumn(rows)
+            return HeaderColumn(())
+        ends, valid = _ends(offsets, first, length, "i"), _bits(validity, first, length)
+        sound = values.length == names.length and _ascending(ends, names.length)
+        _require(sound, "its offsets point outside of its entries")
+        runs = [range(ends[i], ends[i + 1]) if valid[i] else range(0) for i in range(length)]
+        return HeaderColumn([{names.rows[j]: values.rows[j] for j in run} for run in runs])
+
+
+def encode_row(
+    i: int, value: bytes, fields: Sequence[Any], ack_policy: int, expected_offset: int, crc: bool
+) -> bytes:
+    """The envelope of one row; an error names the row.
+
+    Used by both twins: the other one only knows that a row has a fault, and asks here for the error.
+
+    Args:
+        i: The row.
+        value: Its value.
+        fields: Its key, its headers (:data:`_Headers`), its ack inbox and its correlation id: bytes, or
+            None for none.
+        ack_policy: As new_message() has it.
+        expected_offset: As new_message() has it.
+        crc: As new_message() has it.
+    """
+    key, headers, ack_inbox, correlation_id = fields
+    try:
+        if headers and None in headers:
+            raise UsageError(f"row {i}: a header name is null")
+        return new_message(
+            value,
+            key=key,
+            headers={name.decode(): content or b"" for name, content in (headers or {}).items()},
+            ack_inbox=(ack_inbox or b"").decode(),
+            correlation_id=(correlation_id or b"").decode(),
+            ack_policy=ack_policy,
+            expected_offset=expected_offset,
+            crc=crc,
+        )
+    except UnicodeDecodeError:
+        raise UsageError(f"row {i}: a string is not valid UTF-8") from None
+    except EnvelopeTooLargeError as exc:
+        raise EnvelopeTooLargeError(f"row {i}: {exc}") from None
 
 
 class Envelopes:
@@ -182,16 +221,12 @@ class Envelopes:
             if column is not None and column.length != self.length:
                 raise UsageError(f"{name} has {column.length} rows, values {self.length}")
         offsets = self._expected(expected_offset)
+        columns = (keys, headers, ack_inboxes, correlation_ids)
         self._rows: list[bytes | None] = []
         for i, value in enumerate(values.rows):
-            row = (
-                None
-                if value is None
-                else self._encode(
-                    i, value, keys, headers, ack_inboxes, correlation_ids, ack_policy, offsets[i], crc
-                )
-            )
-            self._rows.append(row)
+            fields: list[Any] = [None if column is None else column.rows[i] for column in columns]
+            envelope = None if value is None else encode_row(i, value, fields, ack_policy, offsets[i], crc)
+            self._rows.append(envelope)
 
     def _expected(self, expected_offset: int | Buffer) -> Sequence[int]:
         if isinstance(expected_offset, int):
@@ -199,35 +234,12 @@ class Envelopes:
         raw = bytes(expected_offset)
         if len(raw) < self.length * 8:
             raise UsageError(f"expected_offsets must have {self.length} rows")
-        return struct.unpack_from(f"<{self.length}q", raw)
+        return struct.unpack_from(f"={self.length}q", raw)
 
-    @staticmethod
-    def _encode(
-        i: int,
-        value: bytes,
-        keys: Column | None,
-        headers: HeaderColumn | None,
-        ack_inboxes: Column | None,
-        correlation_ids: Column | None,
-        ack_policy: int,
-        expected_offset: int,
-        crc: bool,
-    ) -> bytes:
-        try:
-            return new_message(
-                value,
-                key=keys.rows[i] if keys else None,
-                headers=_header_dict(headers.rows[i]) if headers else None,
-                ack_inbox=((ack_inboxes.rows[i] if ack_inboxes else None) or b"").decode(),
-                correlation_id=((correlation_ids.rows[i] if correlation_ids else None) or b"").decode(),
-                ack_policy=ack_policy,
-                expected_offset=expected_offset,
-                crc=crc,
-            )
-        except UnicodeDecodeError:
-            raise UsageError(f"row {i}: a string is not valid UTF-8") from None
-        except EnvelopeTooLargeError as exc:
-            raise EnvelopeTooLargeError(f"row {i}: {exc}") from None
+    def _span(self, start: int, stop: int) -> list[bytes | None]:
+        if not 0 <= start <= stop <= self.length:
+            raise UsageError(f"rows {start} to {stop} are not a span of {self.length} rows")
+        return self._rows[start:stop]
 
     def oversize(self, limit: int) -> tuple[int, int] | None:
         """(row, bytes) of the first envelope that is larger than the limit; None where none is."""
@@ -241,45 +253,48 @@ class Envelopes:
     def reach(self, start: int, limit: int) -> tuple[int, int]:
         """(stop, bytes) of the longest span from start whose envelopes have at most limit bytes together."""
         total = 0
-        for i in range(start, self.length):
-            size = len(self._rows[i] or b"")
-            if size > limit - total:
+        for i, row in enumerate(self._span(start, self.length), start):
+            if len(row or b"") > limit - total:
                 return i, total
-            total += size
+            total += len(row or b"")
         return self.length, total
 
     def write(self, start: int, stop: int, offsets: Buffer, data: Buffer, validity: Buffer) -> int:
         """Write a span as the three buffers of an Arrow binary array; returns how many rows are null."""
-        rows = self._rows[start:stop]
+        rows = self._span(start, stop)
+        if (room := sum(len(row or b"") for row in rows)) > MAX_ENVELOPE:
+            raise UsageError(f"an Arrow binary array holds at most {MAX_ENVELOPE} bytes, not {room}")
         _, nulls, bits, ends, content = _text_buffers(rows, "i")
-        _fill(offsets, ends)
-        _fill(data, content)
-        _fill(validity, bits or _bitmap([True] * len(rows)))
+        targets = [memoryview(target).cast("B") for target in (offsets, data, validity)]
+        parts = [ends, content, bits or b"\xff" * ((len(rows) + 7) >> 3)]
+        if any(len(target) < len(part) for target, part in zip(targets, parts, strict=True)):
+            raise UsageError("the buffers are too small for the span")
+        for target, part in zip(targets, parts, strict=True):
+            target[: len(part)] = part
         return nulls
 
-    def frames(self, start: int, stop: int, subjects: Sequence[bytes], which: Buffer | None) -> bytes:
-        """A span as NATS PUB commands: ``which`` holds the index of each row's subject as 32-bit integers,
-        None where all rows go to the first.
+    def frames(self, start: int, stop: int, subjects: list[bytes], which: Buffer | None) -> bytes:
+        """A span as NATS PUB commands.
+
+        ``which`` holds the index of each row's subject as 32-bit integers, None where all rows go to the
+        first. A null row has an empty payload.
         """
-        chosen = None if which is None else struct.unpack_from(f"<{self.length}i", bytes(which))
+        rows = self._span(start, stop)
+        chosen = self._chosen(which)
         out = bytearray()
-        for i in range(start, stop):
-            subject, row = subjects[chosen[i] if chosen else 0], self._rows[i] or b""
-            out += b"PUB %s %d\r\n%s\r\n" % (subject, len(row), row)
+        for i, row in enumerate(rows, start):
+            if not 0 <= chosen[i] < len(subjects):
+                raise UsageError(f"row {i}: subject {chosen[i]} of {len(subjects)}")
+            out += b"PUB %s %d\r\n%s\r\n" % (subjects[chosen[i]], len(row or b""), row or b"")
         return bytes(out)
 
-
-def _header_dict(entries: list[tuple[bytes | None, bytes]]) -> dict[str, bytes]:
-    if any(name is None for name, _ in entries):
-        raise UsageError("a header name is null")
-    return {(name or b"").decode(): value for name, value in entries}
-
-
-def _fill(target: Buffer, content: bytes) -> None:
-    view = memoryview(target).cast("B")
-    if len(view) < len(content):
-        raise UsageError("the buffers are too small for the span")
-    view[: len(content)] = content
+    def _chosen(self, which: Buffer | None) -> Sequence[int]:
+        if which is None:
+            return [0] * self.length
+        raw = bytes(which)
+        if len(raw) < self.length * 4:
+            raise UsageError(f"which must have {self.length} rows")
+        return struct.unpack_from(f"={self.length}i", raw)
 
 
 def _bitmap(valid: Sequence[bool]) -> bytes:
@@ -293,19 +308,19 @@ def _text_buffers(rows: Sequence[bytes | None], code: str) -> TextBuffers:
     ends = [0]
     for row in rows:
         ends.append(ends[-1] + len(row or b""))
-    nulls = sum(row is None for row in rows)
-    validity = _bitmap([row is not None for row in rows]) if nulls else None
-    return (
-        len(rows),
-        nulls,
-        validity,
-        struct.pack(f"<{len(ends)}{code}", *ends),
-        b"".join(row or b"" for row in rows),
+    nulls, data = sum(row is None for row in rows), b"".join(row or b"" for row in rows)
+    return len(rows), nulls, _validity(rows), struct.pack(f"={len(ends)}{code}", *ends), data
+
+
+def _numbers(rows: Sequence[Any], name: str, code: str) -> bytes:
+    return struct.pack(
+        f"={len(rows)}{code}", *(0 if row is None else int(getattr(row, name)) for row in rows)
     )
 
 
-def _numbers(numbers: Iterable[int]) -> bytes:
-    return b"".join(number.to_bytes(8, "little", signed=True) for number in numbers)
+def _validity(rows: Sequence[Any]) -> bytes | None:
+    valid = [row is not None for row in rows]
+    return None if all(valid) else _bitmap(valid)
 
 
 def _decoded(rows: Column, reader: Callable[[bytes], Any], bad: list[int]) -> list[Any]:
@@ -327,22 +342,22 @@ class MessageColumns:
         self.bad: list[int] = []
         self._messages = _decoded(rows, unmarshal_message, self.bad)
         self._code = "q" if large else "i"
-        self._values = [message and message.value for message in self._messages]
+        self._values = [None if message is None else message.value for message in self._messages]
         if raw:
             for i in self.bad:
                 self._values[i] = rows.rows[i]
 
     def _texts(self, name: str) -> TextBuffers:
-        fields = [getattr(message, name) if message else None for message in self._messages]
+        fields = [None if message is None else getattr(message, name) for message in self._messages]
         encoded = [field.encode() if isinstance(field, str) else field for field in fields]
         return _text_buffers([field or None for field in encoded], self._code)
 
-    def _ints(self, name: str) -> bytes:
-        return _numbers(int(getattr(message, name)) if message else 0 for message in self._messages)
-
     def columns(self) -> dict[str, Any]:
-        """Field name to (rows, nulls, validity, offsets, data) of texts, to data of numbers."""
-        headers = [message.headers if message else {} for message in self._messages]
+        """Field name to (rows, nulls, validity, offsets, data) of texts, to data of numbers.
+
+        Under "validity" stands the bitmap of the rows, None where all of them are sound.
+        """
+        headers = [{} if message is None else message.headers for message in self._messages]
         ends = [0]
         for row in headers:
             ends.append(ends[-1] + len(row))
@@ -351,12 +366,12 @@ class MessageColumns:
             "value": _text_buffers(self._values, self._code),
             "ack_inbox": self._texts("ack_inbox"),
             "correlation_id": self._texts("correlation_id"),
-            "ack_policy": self._ints("ack_policy"),
-            "expected_offset": self._ints("offset"),
-            "header_offsets": struct.pack(f"<{len(ends)}i", *ends),
+            "ack_policy": _numbers(self._messages, "ack_policy", "i"),
+            "expected_offset": _numbers(self._messages, "offset", "q"),
+            "header_offsets": struct.pack(f"={len(ends)}i", *ends),
             "header_names": _text_buffers([name.encode() for row in headers for name in row], "i"),
             "header_values": _text_buffers([value for row in headers for value in row.values()], "i"),
-            "validity": _bitmap([message is not None for message in self._messages]),
+            "validity": _validity(self._messages),
         }
 
 
@@ -369,27 +384,27 @@ class AckColumns:
         self._code = "q" if large else "i"
 
     def _texts(self, name: str, *, empty_is_null: bool = False) -> TextBuffers:
-        fields = [getattr(ack, name).encode() if ack else None for ack in self._acks]
+        fields = [None if ack is None else getattr(ack, name).encode() for ack in self._acks]
         return _text_buffers([field or None for field in fields] if empty_is_null else fields, self._code)
 
-    def _ints(self, name: str) -> bytes:
-        return _numbers(int(getattr(ack, name)) if ack else 0 for ack in self._acks)
-
     def columns(self) -> dict[str, Any]:
-        """Field name to (rows, nulls, validity, offsets, data) of texts, to data of numbers."""
+        """Field name to (rows, nulls, validity, offsets, data) of texts, to data of numbers.
+
+        Under "validity" stands the bitmap of the rows, None where all of them are sound.
+        """
         return {
             "stream": self._texts("stream"),
             "partition_subject": self._texts("partition_subject"),
             "msg_subject": self._texts("msg_subject"),
             "ack_inbox": self._texts("ack_inbox", empty_is_null=True),
             "correlation_id": self._texts("correlation_id", empty_is_null=True),
-            "offset": self._ints("offset"),
-            "ack_policy": self._ints("ack_policy"),
-            "reception_timestamp": self._ints("reception_timestamp_ns"),
-            "commit_timestamp": self._ints("commit_timestamp_ns"),
-            "ack_error": self._ints("error"),
-            "validity": _bitmap([ack is not None for ack in self._acks]),
+            "offset": _numbers(self._acks, "offset", "q"),
+            "ack_policy": _numbers(self._acks, "ack_policy", "i"),
+            "reception_timestamp": _numbers(self._acks, "reception_timestamp_ns", "q"),
+            "commit_timestamp": _numbers(self._acks, "commit_timestamp_ns", "q"),
+            "ack_error": _numbers(self._acks, "error", "i"),
+            "validity": _validity(self._acks),
         }
 
 
-__all__ = ["AckColumns", "Column", "Envelopes", "HeaderColumn", "MessageColumns"]
+__all__ = ["AckColumns", "Column", "Envelopes", "HeaderColumn", "MessageColumns", "encode_row", "row_headers"]

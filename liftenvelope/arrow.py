@@ -65,6 +65,13 @@ ACK_FIELDS = (
     "ack_error",
     "error",
 )
+_ACK_NUMBERS = {
+    "offset": pa.int64(),
+    "ack_policy": pa.int32(),
+    "reception_timestamp": pa.timestamp("ns", "UTC"),
+    "commit_timestamp": pa.timestamp("ns", "UTC"),
+    "ack_error": pa.int32(),
+}
 
 
 def encode_batch(
@@ -78,19 +85,20 @@ def encode_batch(
     expected_offsets: Any = -1,
     crc: bool = False,
 ) -> pa.BinaryArray | pa.ChunkedArray:
-    """Make an envelope of every row.
+    r"""Make an envelope of every row.
 
     Args:
         values: The payloads: an Arrow array or chunked array (binary, string, large or view), or any
             iterable of bytes-like objects. A null value gives a null envelope.
         keys: A key for each row, in the same forms; null is none.
         headers: Headers for each row: an Arrow ``map<string, binary>`` array (or ``map<string, string>``),
-            or an iterable of mappings; null or None is none.
+            or an iterable of mappings; null or None is none. Of a name that stands twice in a row the last
+            value counts, at the first one's place.
         ack_inbox: NATS subject that all the acks go to.
         correlation_ids: A correlation id for each row: strings, in the same forms as values.
         ack_policy: When the acks are sent; the same for all rows.
-        expected_offsets: The offset that each message must get: an int64 array or an iterable of int, or
-            one int for all; -1 for any.
+        expected_offsets: The offset that each message must get: an Arrow array of integers or an iterable
+            of int, or one int for all; -1 or null for any.
         crc: Whether to protect the payloads by a CRC-32C.
 
     Returns:
@@ -98,12 +106,13 @@ def encode_batch(
         are chunked.
 
     Raises:
-        UsageError: Columns differ in length, or a value is of the wrong type; the row is named.
+        UsageError: Columns differ in length, an array's buffers are broken, or a value is of the wrong type;
+            then the row is named.
         EnvelopeTooLargeError: A row would crash the server or has 2 GiB; the row is named.
 
     Example:
         >>> encode_batch([b"hello"], ack_inbox="my.inbox", correlation_ids=["1"])[0].as_py()[-8:]
-        b'inboxZ\\x011'
+        b'inboxZ\x011'
     """
     envelopes = encoded_columns(
         values,
@@ -115,7 +124,8 @@ def encode_batch(
         expected_offsets=expected_offsets,
         crc=crc,
     )
-    chunks, start = [], 0
+    chunks: list[pa.BinaryArray] = []
+    start = 0
     while start < envelopes.length or not chunks:
         stop, size = envelopes.reach(start, _MAX_CHUNK)
         chunks.append(_binary_array(envelopes, start, stop, size))
@@ -164,29 +174,43 @@ def _column(rows: Any, name: str, *, text: bool = False) -> Any:
         rows = _whole(rows)
     if isinstance(rows, pa.Array):
         return _arrow_column(rows, name)
-    if isinstance(rows, str | bytes | bytearray | memoryview | Mapping) or not isinstance(rows, Iterable):
-        raise UsageTypeError(
-            f"{name} must be an Arrow array or an iterable of rows, not {type(rows).__name__}"
-        )
-    return batch.Column.of_sequence(rows, name, text)
+    return batch.Column.of_sequence(_iterable(rows, name), name, text)
+
+
+def _iterable(rows: Any, name: str) -> Iterable[Any]:
+    single = isinstance(rows, str | bytes | bytearray | memoryview | Mapping)
+    if single or not isinstance(rows, Iterable):
+        kind = type(rows).__name__
+        raise UsageTypeError(f"{name} must be an Arrow array or an iterable of rows, not {kind}")
+    return rows
 
 
 def _whole(chunks: pa.ChunkedArray) -> pa.Array:
     if chunks.num_chunks == 1:
         return chunks.chunk(0)
+    _checked(chunks)
     if chunks.type in _SMALL and chunks.nbytes > _MAX_CHUNK:
         chunks = chunks.cast(pa.large_binary())
     return chunks.combine_chunks()
 
 
+def _checked(rows: Any, *, full: bool = False) -> Any:
+    """An array that Arrow's own functions can work on: they trust their input, which we don't."""
+    try:
+        rows.validate(full=full)
+    except pa.ArrowInvalid as exc:
+        raise UsageError(f"the Arrow array is broken: {exc}") from exc
+    return rows
+
+
 def _arrow_column(rows: pa.Array, name: str) -> Any:
     if isinstance(rows, pa.DictionaryArray):
-        rows = rows.dictionary_decode()
+        rows = _checked(rows, full=True).dictionary_decode()
+    if pa.types.is_fixed_size_binary(rows.type):
+        rows = rows.cast(pa.large_binary())
     kind, buffers = rows.type, rows.buffers()
     if pa.types.is_null(kind):
         return batch.Column.of_sequence([None] * len(rows), name, False)
-    if pa.types.is_fixed_size_binary(kind):
-        return _arrow_column(rows.cast(pa.binary()), name)
     if kind in _SMALL or kind in _LARGE:
         return batch.Column.of_binary(len(rows), rows.offset, *buffers, kind in _LARGE)
     if kind in _VIEWS:
@@ -196,9 +220,9 @@ def _arrow_column(rows: pa.Array, name: str) -> Any:
 
 def _header_column(rows: Any) -> Any:
     if isinstance(rows, pa.ChunkedArray):
-        rows = rows.chunk(0) if rows.num_chunks == 1 else rows.combine_chunks()
+        rows = _whole(rows)
     if not isinstance(rows, pa.Array):
-        return batch.HeaderColumn.of_sequence(rows)
+        return batch.HeaderColumn.of_sequence(_iterable(rows, "headers"))
     if pa.types.is_null(rows.type):
         return batch.HeaderColumn.of_sequence([None] * len(rows))
     if not pa.types.is_map(rows.type):
@@ -209,19 +233,25 @@ def _header_column(rows: Any) -> Any:
 
 def _offsets(expected: Any, rows: int) -> Any:
     """One integer, or the buffer of one for each row."""
-    if isinstance(expected, int):
+    if not isinstance(expected, pa.Array | pa.ChunkedArray | Iterable):
         return as_int64("expected_offsets", expected)
     array = _whole(expected) if isinstance(expected, pa.ChunkedArray) else expected
     if not isinstance(array, pa.Array):
-        array = pa.array(
-            [as_int64(f"expected_offsets[{i}]", number) for i, number in enumerate(array)], pa.int64()
-        )
-    if not pa.types.is_integer(array.type):
+        numbers = [_expected_offset(i, number) for i, number in enumerate(array)]
+        array = pa.array(numbers, pa.int64())
+    if not pa.types.is_integer(array.type) and not pa.types.is_null(array.type):
         raise UsageTypeError(f"expected_offsets must be integers, not {array.type}")
-    array = array.cast(pa.int64()).fill_null(-1)
     if len(array) != rows:
         raise UsageError(f"expected_offsets has {len(array)} rows, values {rows}")
+    try:
+        array = array.cast(pa.int64()).fill_null(-1)
+    except pa.ArrowInvalid as exc:
+        raise UsageError(f"expected_offsets: {exc}") from exc
     return memoryview(array.buffers()[1] or b"").cast("B")[array.offset * 8 :]
+
+
+def _expected_offset(row: int, number: Any) -> int:
+    return -1 if number is None else as_int64(f"expected_offsets[{row}]", number)
 
 
 def decode_batch(array: Any, *, on_error: OnError = "raise") -> pa.RecordBatch:
@@ -236,12 +266,14 @@ def decode_batch(array: Any, *, on_error: OnError = "raise") -> pa.RecordBatch:
 
     Returns:
         Columns ``key``, ``value`` (binary), ``headers`` (map<string, binary>), ``ack_inbox``,
-        ``correlation_id`` (string), ``ack_policy`` (int32: the number of an AckPolicy), ``expected_offset``
-        (int64, -1 for any) and ``error`` (string, null for sound rows).
+        ``correlation_id`` (string), ``ack_policy`` (int32: the number of an AckPolicy, and a number without a
+        name as it stands: the enumeration is open), ``expected_offset`` (int64, -1 for any) and ``error``
+        (string, null for sound rows).
 
     Raises:
         EnvelopeError: With ``on_error="raise"``; its text names the row.
-        UsageError: The array is not of bytes, or on_error is unknown.
+        EnvelopeTooLargeError: The header names or values have more than 2 GiB together.
+        UsageError: The array is not of bytes or its buffers are broken, or on_error is unknown.
 
     Example:
         >>> decode_batch([b"no envelope"], on_error="raw")["value"].to_pylist()
@@ -256,10 +288,7 @@ def decode_batch(array: Any, *, on_error: OnError = "raise") -> pa.RecordBatch:
     headers = pa.MapArray.from_buffers(
         pa.map_(pa.string(), pa.binary()),
         rows.length,
-        [
-            None if _sound(rows, decoded) else pa.py_buffer(columns["validity"]),
-            pa.py_buffer(columns["header_offsets"]),
-        ],
+        [_optional(columns["validity"]), pa.py_buffer(columns["header_offsets"])],
         children=[_entries(columns["header_names"], columns["header_values"])],
     )
     made = {
@@ -268,8 +297,8 @@ def decode_batch(array: Any, *, on_error: OnError = "raise") -> pa.RecordBatch:
         "headers": headers,
         "ack_inbox": _texts(columns["ack_inbox"], pa.string(), large),
         "correlation_id": _texts(columns["correlation_id"], pa.string(), large),
-        "ack_policy": _numbers(columns["ack_policy"], columns["validity"], rows.length).cast(pa.int32()),
-        "expected_offset": _numbers(columns["expected_offset"], columns["validity"], rows.length),
+        "ack_policy": _numbers(columns, "ack_policy", pa.int32(), rows.length),
+        "expected_offset": _numbers(columns, "expected_offset", pa.int64(), rows.length),
         "error": errors,
     }
     return pa.RecordBatch.from_arrays([made[name] for name in MESSAGE_FIELDS], MESSAGE_FIELDS)
@@ -286,12 +315,12 @@ def decode_acks(array: Any, *, on_error: Literal["raise", "null"] = "raise") -> 
     Returns:
         Columns ``stream``, ``partition_subject``, ``msg_subject``, ``ack_inbox``, ``correlation_id``
         (string), ``offset`` (int64), ``ack_policy``, ``ack_error`` (int32: the numbers of an AckPolicy and
-        an AckError), ``reception_timestamp``, ``commit_timestamp`` (ns, UTC) and ``error`` (string: why the
-        row is no ack, null for sound rows).
+        an AckError; one without a name is kept), ``reception_timestamp``, ``commit_timestamp`` (ns, UTC) and
+        ``error`` (string: why the row is no ack, null for sound rows).
 
     Raises:
         EnvelopeError: With ``on_error="raise"``; its text names the row.
-        UsageError: The array is not of bytes, or on_error is unknown.
+        UsageError: The array is not of bytes or its buffers are broken, or on_error is unknown.
 
     Example:
         >>> from liftenvelope.envelope import Ack, marshal_ack
@@ -307,12 +336,8 @@ def decode_acks(array: Any, *, on_error: Literal["raise", "null"] = "raise") -> 
     made: dict[str, pa.Array] = {"error": errors}
     for name in ("stream", "partition_subject", "msg_subject", "ack_inbox", "correlation_id"):
         made[name] = _texts(columns[name], pa.string(), large)
-    for name in ("offset", "ack_policy", "reception_timestamp", "commit_timestamp", "ack_error"):
-        made[name] = _numbers(columns[name], columns["validity"], rows.length)
-    for name in ("ack_policy", "ack_error"):
-        made[name] = made[name].cast(pa.int32())
-    for name in ("reception_timestamp", "commit_timestamp"):
-        made[name] = made[name].view(pa.timestamp("ns", "UTC"))
+    for name, kind in _ACK_NUMBERS.items():
+        made[name] = _numbers(columns, name, kind, rows.length)
     return pa.RecordBatch.from_arrays([made[name] for name in ACK_FIELDS], ACK_FIELDS)
 
 
@@ -322,10 +347,6 @@ def _rows(array: Any) -> tuple[Any, bool]:
     large = isinstance(array, pa.Array) and (array.type in _LARGE or array.type in _VIEWS)
     column = _column(array, "array")
     return column, large or column.nbytes > _MAX_CHUNK
-
-
-def _sound(rows: Any, decoded: Any) -> bool:
-    return not decoded.bad and rows.first_null() is None
 
 
 def _errors(rows: Any, bad: list[int], reader: Callable[[bytes], Any], on_error: OnError) -> pa.Array:
@@ -353,13 +374,15 @@ def _texts(buffers: tuple[Any, ...], kind: pa.DataType, large: bool) -> pa.Array
     rows, nulls, *parts = buffers
     if large:
         kind = pa.large_binary() if pa.types.is_binary(kind) else pa.large_string()
-    return pa.Array.from_buffers(
-        kind, rows, [None if part is None else pa.py_buffer(part) for part in parts], nulls
-    )
+    return pa.Array.from_buffers(kind, rows, [_optional(part) for part in parts], nulls)
 
 
-def _numbers(data: Any, validity: Any, rows: int) -> pa.Array:
-    return pa.Array.from_buffers(pa.int64(), rows, [pa.py_buffer(validity), pa.py_buffer(data)])
+def _numbers(columns: Mapping[str, Any], name: str, kind: pa.DataType, rows: int) -> pa.Array:
+    return pa.Array.from_buffers(kind, rows, [_optional(columns["validity"]), pa.py_buffer(columns[name])])
+
+
+def _optional(buffer: Any) -> pa.Buffer | None:
+    return None if buffer is None else pa.py_buffer(buffer)
 
 
 def _entries(names: tuple[Any, ...], values: tuple[Any, ...]) -> pa.StructArray:

@@ -16,6 +16,7 @@ cdef extern from "crc32c.h" nogil:
 
 cdef extern from *:
     int clz64 "__builtin_clzll"(unsigned long long) noexcept nogil
+    int ctz64 "__builtin_ctzll"(unsigned long long) noexcept nogil
 
 cdef enum:
     HEADER_LEN = 8
@@ -86,12 +87,20 @@ cdef struct AckFields:
 
 # Reading
 
+cdef inline uint64_t load_le64(const uint8_t* p) noexcept nogil:
+    # Compilers make one load of it, and a swap where the machine is big endian.
+    return (
+        <uint64_t>p[0] | <uint64_t>p[1] << 8 | <uint64_t>p[2] << 16 | <uint64_t>p[3] << 24
+        | <uint64_t>p[4] << 32 | <uint64_t>p[5] << 40 | <uint64_t>p[6] << 48 | <uint64_t>p[7] << 56
+    )
+
+
 cdef inline const uint8_t* get_varint_slow(const uint8_t* p, const uint8_t* end, uint64_t* out) noexcept nogil:
     cdef uint64_t number = 0
     cdef int shift = 0
-    while p < end and shift < 70:
-        if shift == 63 and p[0] > 1:
-            return NULL  # more than 64 bits, or an eleventh byte
+    if end - p >= 10:
+        return get_varint_wide(p, out)
+    while p < end and shift < 63:
         number |= <uint64_t>(p[0] & 0x7F) << shift
         if p[0] < 0x80:
             out[0] = number
@@ -99,6 +108,33 @@ cdef inline const uint8_t* get_varint_slow(const uint8_t* p, const uint8_t* end,
         p += 1
         shift += 7
     return NULL
+
+
+cdef inline const uint8_t* get_varint_wide(const uint8_t* p, uint64_t* out) noexcept nogil:
+    """A varint where ten bytes may be read: eight at once, without a branch for each.
+
+    Timestamps take nine bytes, and the offset of nearly every message, -1, ten.
+    """
+    cdef uint64_t word = load_le64(p), high
+    cdef uint64_t stops = ~word & 0x8080808080808080u
+    cdef int size = 8
+    if stops:
+        size = (ctz64(stops) >> 3) + 1
+        word &= stops ^ (stops - 1)  # the bytes up to the one that ends it
+    word = (word & 0x007F007F007F007Fu) | (word & 0x7F007F007F007F00u) >> 1
+    word = (word & 0x00003FFF00003FFFu) | (word & 0x3FFF00003FFF0000u) >> 2
+    word = (word & 0x000000000FFFFFFFu) | (word & 0x0FFFFFFF00000000u) >> 4
+    if not stops:
+        high = p[8]
+        word |= (high & 0x7F) << 56
+        size = 9
+        if high > 0x7F:
+            if p[9] > 1:
+                return NULL  # more than 64 bits, or an eleventh byte
+            word |= <uint64_t>p[9] << 63
+            size = 10
+    out[0] = word
+    return p + size
 
 
 cdef inline const uint8_t* get_varint(const uint8_t* p, const uint8_t* end, uint64_t* out) noexcept nogil:
@@ -110,6 +146,9 @@ cdef inline const uint8_t* get_varint(const uint8_t* p, const uint8_t* end, uint
 
 cdef inline const uint8_t* get_tag(const uint8_t* p, const uint8_t* end, uint32_t* tag) noexcept nogil:
     cdef uint64_t number = 0
+    if p < end and 8 <= p[0] < 0x80:
+        tag[0] = p[0]
+        return p + 1
     p = get_varint(p, end, &number)
     if p == NULL or number > 0xFFFFFFFFu or number < 8:
         return NULL
@@ -127,7 +166,31 @@ cdef inline const uint8_t* get_slice(const uint8_t* p, const uint8_t* end, Slice
     return p + n
 
 
+cdef inline bint is_ascii(const uint8_t* p, Py_ssize_t n) noexcept nogil:
+    # The last bytes are read by a word that may overlap the one before: no loop over single ones.
+    cdef const uint8_t* end = p + n
+    cdef uint64_t word, seen = 0
+    cdef uint32_t first, last
+    if n >= 8:
+        memcpy(&seen, end - 8, 8)
+        while end - p > 8:
+            memcpy(&word, p, 8)
+            seen |= word
+            p += 8
+    elif n >= 4:
+        memcpy(&first, p, 4)
+        memcpy(&last, end - 4, 4)
+        seen = first | last
+    elif n:
+        seen = p[0] | p[n >> 1] | p[n - 1]
+    return not seen & 0x8080808080808080u
+
+
 cdef inline bint valid_utf8(const uint8_t* p, Py_ssize_t n) noexcept nogil:
+    return is_ascii(p, n) or valid_utf8_slow(p, n)
+
+
+cdef inline bint valid_utf8_slow(const uint8_t* p, Py_ssize_t n) noexcept nogil:
     """RFC 3629: no overlong forms, no surrogates, nothing above U+10FFFF."""
     cdef const uint8_t* end = p + n
     cdef uint64_t word
@@ -224,7 +287,7 @@ cdef inline const uint8_t* skip_field(const uint8_t* p, const uint8_t* end, uint
 
 
 cdef inline bint sound_header(const uint8_t* p, Py_ssize_t n) noexcept nogil:
-    if n < HEADER_LEN or p[0] != 0xB9 or p[1] != 0x0E or p[2] != 0x43 or p[3] != 0xB4 or p[4] != 0:
+    if n < HEADER_LEN or load_le64(p) & 0xFFFFFFFFFFu != 0x00B4430EB9u:  # magic and version
         return False
     if p[5] < HEADER_LEN or p[5] > n:
         return False
@@ -269,13 +332,43 @@ cdef inline const uint8_t* get_entry(const uint8_t* p, const uint8_t* end, Slice
     return p
 
 
+cdef inline void clear_slice(Slice* s) noexcept nogil:
+    s.p = NULL
+    s.n = 0
+
+
+cdef inline void clear_message(MessageFields* out) noexcept nogil:
+    # Not by memset: compilers make "rep stos" of that, which takes longer than half of the parsing.
+    out.offset = out.timestamp = 0
+    out.partition = out.ack_policy = 0
+    clear_slice(&out.key)
+    clear_slice(&out.value)
+    clear_slice(&out.stream)
+    clear_slice(&out.subject)
+    clear_slice(&out.reply_subject)
+    clear_slice(&out.ack_inbox)
+    clear_slice(&out.correlation_id)
+    out.headers = 0
+    out.first_header = NULL
+
+
+cdef inline void clear_ack(AckFields* out) noexcept nogil:
+    out.offset = out.reception_timestamp = out.commit_timestamp = 0
+    out.ack_policy = out.error = 0
+    clear_slice(&out.stream)
+    clear_slice(&out.partition_subject)
+    clear_slice(&out.msg_subject)
+    clear_slice(&out.ack_inbox)
+    clear_slice(&out.correlation_id)
+
+
 cdef inline bint parse_message(const uint8_t* p, Py_ssize_t n, MessageFields* out) noexcept nogil:
     """Read a whole message envelope; false for any fault."""
     cdef const uint8_t* end = p + n
     cdef uint32_t tag
     cdef uint64_t number = 0
     cdef Slice key, value
-    memset(out, 0, sizeof(MessageFields))
+    clear_message(out)
     p = payload(p, n, PUBLISH)
     if p == NULL:
         return False
@@ -324,7 +417,7 @@ cdef inline bint parse_ack(const uint8_t* p, Py_ssize_t n, AckFields* out) noexc
     cdef const uint8_t* end = p + n
     cdef uint32_t tag
     cdef uint64_t number = 0
-    memset(out, 0, sizeof(AckFields))
+    clear_ack(out)
     p = payload(p, n, ACK)
     if p == NULL:
         return False
@@ -397,12 +490,23 @@ cdef inline uint8_t* put_number(uint8_t* p, uint8_t tag, int64_t number) noexcep
     return put_varint(p + 1, <uint64_t>number)
 
 
+cdef struct Block:
+    uint64_t low
+    uint64_t high
+
+
 cdef inline uint8_t* put_raw(uint8_t* p, const uint8_t* data, Py_ssize_t n) noexcept nogil:
     # Most fields are short, and a call of memcpy costs more than they do: two moves that may overlap.
+    cdef Block low16, high16
     cdef uint64_t low, high
     cdef uint32_t low4, high4
-    if n > 16:
+    if n > 32:
         memcpy(p, data, <size_t>n)
+    elif n > 16:
+        memcpy(&low16, data, 16)
+        memcpy(&high16, data + n - 16, 16)
+        memcpy(p, &low16, 16)
+        memcpy(p + n - 16, &high16, 16)
     elif n >= 8:
         memcpy(&low, data, 8)
         memcpy(&high, data + n - 8, 8)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import socket
+import ssl
 import time
 from collections import deque
 from typing import TYPE_CHECKING, Final, Self
 
 from liftenvelope.errors import TransportError
 from liftenvelope.rpc.address import Address, parse_address
-from liftenvelope.rpc.connection import CallEnded, ClientConnection, Event
+from liftenvelope.rpc.client_side import ClientConnection
+from liftenvelope.rpc.events import CallEnded, Event, MessagesReceived
+from liftenvelope.rpc.framing import DEFAULT_MAX_MESSAGE
 from liftenvelope.rpc.status import RpcError, StatusCode
+from liftenvelope.rpc.tls import check_protocol, offer_http2
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -41,23 +45,28 @@ class _Inbox:
 
     def __init__(self) -> None:
         self.messages: deque[bytes] = deque()
+        self.size = 0
         self.ended: CallEnded | None = None
 
 
 class _Session:
     """One connection: the protocol, its socket, and the inboxes of the calls that are open on it."""
 
-    def __init__(self, address: Address, connect_timeout: float) -> None:
-        self.protocol = ClientConnection(str(address))
+    def __init__(
+        self, address: Address, tls: ssl.SSLContext | None, connect_timeout: float, max_message: int
+    ) -> None:
+        scheme = "http" if tls is None else "https"
+        self.protocol = ClientConnection(str(address), scheme=scheme, max_message=max_message)
         self._inboxes: dict[int, _Inbox] = {}
         try:
-            self._socket = socket.create_connection(address, timeout=connect_timeout)
+            self._socket = _connect(address, tls, connect_timeout)
         except OSError as exc:
             raise TransportError(f"can't connect to {address}: {exc}") from exc
-        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def start_call(self, method: str, request: bytes, timeout: float | None) -> tuple[int, _Inbox]:
-        call_id = self.protocol.start_call(method, request, timeout=timeout)
+        call_id = self.protocol.start_call(method, timeout=timeout)
+        self.protocol.send(call_id, [request])
+        self.protocol.half_close(call_id)
         inbox = self._inboxes[call_id] = _Inbox()
         return call_id, inbox
 
@@ -87,7 +96,7 @@ class _Session:
         try:
             while self.protocol.accepts_calls:
                 self._receive()
-        except BlockingIOError:
+        except (BlockingIOError, ssl.SSLWantReadError):
             pass
 
     def close(self) -> None:
@@ -104,7 +113,7 @@ class _Session:
     def _receive(self) -> None:
         try:
             data = self._socket.recv(_RECEIVE_SIZE)
-        except (BlockingIOError, TimeoutError):
+        except (BlockingIOError, TimeoutError, ssl.SSLWantReadError):
             raise
         except OSError as exc:
             self._dispatch(self.protocol.connection_lost(f"the connection was lost: {exc}"))
@@ -116,17 +125,37 @@ class _Session:
 
     def _dispatch(self, events: list[Event]) -> None:
         for event in events:
-            inbox = self._inboxes[event.call_id]
             if isinstance(event, CallEnded):
-                inbox.ended = event
-                del self._inboxes[event.call_id]
-            else:
-                inbox.messages.append(event.data)
+                self._inboxes.pop(event.call_id).ended = event
+            elif isinstance(event, MessagesReceived):
+                inbox = self._inboxes[event.call_id]
+                inbox.messages += event.messages
+                inbox.size += event.size
         self._close_if_done()
 
     def _close_if_done(self) -> None:
         if not self.protocol.accepts_calls and not self._inboxes:
             self._socket.close()
+
+
+def _connect(address: Address, tls: ssl.SSLContext | None, timeout: float) -> socket.socket:
+    """Return a connected socket, on which TLS is spoken already if it is to be."""
+    connection = socket.create_connection(address, timeout=timeout)
+    try:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if tls is None:
+            return connection
+        offer_http2(tls)
+        secured = tls.wrap_socket(connection, server_hostname=address.host)
+    except BaseException:
+        connection.close()
+        raise
+    try:
+        check_protocol(secured, address)
+    except TransportError:
+        secured.close()
+        raise
+    return secured
 
 
 class ResponseStream:
@@ -162,7 +191,8 @@ class ResponseStream:
                 if self._inbox.ended.error is not None:
                     raise self._inbox.ended.error
                 return None
-            self._session.protocol.release(self._call_id)
+            self._session.protocol.release(self._call_id, self._inbox.size)
+            self._inbox.size = 0
             try:
                 self._session.pump(limit)
             except TimeoutError:
@@ -212,7 +242,9 @@ class BlockingChannel:
 
     Args:
         address: ``host:port`` of the server.
+        tls: How to speak TLS, None for plain TCP. The context is made to offer HTTP/2.
         connect_timeout: Seconds for making a connection.
+        max_message: The longest message to take in, in bytes. A longer one ends its call.
 
     Example:
         >>> from liftenvelope._pb import api_pb2
@@ -223,9 +255,18 @@ class BlockingChannel:
         ['node1']
     """
 
-    def __init__(self, address: str, *, connect_timeout: float = 5.0) -> None:
+    def __init__(
+        self,
+        address: str,
+        *,
+        tls: ssl.SSLContext | None = None,
+        connect_timeout: float = 5.0,
+        max_message: int = DEFAULT_MAX_MESSAGE,
+    ) -> None:
         self._address = parse_address(address)
+        self._tls = tls
         self._connect_timeout = connect_timeout
+        self._max_message = max_message
         self._session: _Session | None = None
         self._retired: list[_Session] = []
 
@@ -286,7 +327,7 @@ class BlockingChannel:
                 return session
             # The server may still answer the calls that are open there.
             self._retired = [old for old in (*self._retired, session) if old.protocol.open_calls]
-        self._session = _Session(self._address, self._connect_timeout)
+        self._session = _Session(self._address, self._tls, self._connect_timeout, self._max_message)
         return self._session
 
     def __enter__(self) -> Self:

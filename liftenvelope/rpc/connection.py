@@ -1,194 +1,206 @@
-"""The client's side of one gRPC connection, without any I/O.
+"""One gRPC connection without any I/O: what the client's and the server's side have in common.
 
-The shell around a :class:`ClientConnection` sends what :meth:`~ClientConnection.data_to_send` returns,
-feeds what it receives, and hands the events to whoever made the calls. HTTP/2 itself is h2's work, all but
-GOAWAY: after one, the calls that the server has accepted go on (RFC 9113, 6.8), but h2 counts the
-connection as closed and refuses their frames. So those frames are handled here, and h2 never sees them.
+The shell around a connection sends what :meth:`~Connection.data_to_send` returns, feeds what it receives,
+and hands the events to whoever the calls belong to. HTTP/2 is h2's work, with two exceptions:
+
+- DATA frames without flags never reach h2 (see :mod:`liftenvelope._frames_py`). So they don't shrink the
+  windows for receiving that h2 keeps, and room for them is given again here, by WINDOW_UPDATE frames of our
+  own. The other DATA frames are in h2's books, and h2 gives room for them again when told that they were
+  taken. The peer's windows are what was announced, less all frames, plus both kinds of updates. h2's leave
+  out the frames that it never saw and the updates for them, which are never more; so h2's are never the
+  smaller ones, and it can't find a fault where there is none. Each kind waits until half a window is due:
+  together they hold back less than a window, and the peer is never stuck. The windows for sending are h2's
+  alone, also when SETTINGS_INITIAL_WINDOW_SIZE changes with calls open, as grpc-go does.
+- GOAWAY: the calls that the peer has accepted go on after it (RFC 9113, 6.8), but h2 counts the connection as
+  closed and refuses their frames. So h2 never sees it.
 """
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
-from typing import Final, TypeAlias
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
 
-from liftenvelope._version import __version__
-from liftenvelope.errors import MissingExtraError, TransportError, UsageError
-from liftenvelope.rpc.frames import GOAWAY, MAX_FRAME_SIZE, FrameSplitter, payload_length
-from liftenvelope.rpc.framing import DEFAULT_MAX_MESSAGE, MessageReader, frame_message
-from liftenvelope.rpc.status import RpcError, StatusCode, http_error, reset_error, trailers_error
+from liftenvelope import _backend
+from liftenvelope.errors import TransportError
+from liftenvelope.rpc._http2 import (
+    ErrorCodes,
+    H2Configuration,
+    H2Connection,
+    ProtocolError,
+    SettingCodes,
+    Settings,
+)
+from liftenvelope.rpc._http2 import events as h2_events
+from liftenvelope.rpc.events import CallEnded, Event, MessagesReceived
+from liftenvelope.rpc.framing import message_error
 
-try:
-    from h2 import events as h2_events
-    from h2.config import H2Configuration
-    from h2.connection import H2Connection
-    from h2.errors import ErrorCodes
-    from h2.exceptions import NoAvailableStreamIDError, ProtocolError, TooManyStreamsError
-    from h2.settings import SettingCodes, Settings
-except ImportError as _exc:
-    raise MissingExtraError("gRPC needs h2: pip install 'liftenvelope[client]'") from _exc
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
-__all__ = ["CallEnded", "ClientConnection", "Event", "MessageReceived"]
+    from liftenvelope._frames_py import MessageCutter
+    from liftenvelope.rpc.status import RpcError
 
-# What the server may send on one call before the caller has taken any of it. Larger than any message of
-# Liftbridge, so that none needs a round trip in its middle.
-_STREAM_WINDOW: Final = 4 * 1024 * 1024
-# As far as HTTP/2 goes. The windows of the streams hold the server back; if that of the connection did as
-# well, a call that nobody reads could stall the others.
+__all__ = ["DEFAULT_WINDOW", "CallState", "Connection"]
+
+#: What the peer may send on one call before any of it was taken, in bytes.
+DEFAULT_WINDOW: Final = 8 * 1024 * 1024
+# As far as HTTP/2 goes. The windows of the calls hold the peer back; if that of the connection did as well, a
+# call that nobody reads could stall the others.
 _CONNECTION_WINDOW: Final = 2**31 - 1
 _INITIAL_CONNECTION_WINDOW: Final = 65_535
-
-# gRPC's timeouts have 8 digits at most. The finest unit that holds the time is used.
-_TIMEOUT_UNITS: Final = (("u", 1_000_000), ("m", 1_000), ("S", 1))
-_LONGEST_TIMEOUT: Final = 99_999_999
-
-
-@dataclass(frozen=True, slots=True)
-class MessageReceived:
-    """A message came in answer to a call."""
-
-    call_id: int
-    data: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class CallEnded:
-    """The last event of a call.
-
-    Attributes:
-        call_id: The call.
-        error: None for status OK; :class:`~liftenvelope.rpc.status.RpcError` for any other;
-            :class:`~liftenvelope.errors.TransportError` when the connection failed before a status came.
-    """
-
-    call_id: int
-    error: RpcError | TransportError | None
-
-
-Event: TypeAlias = MessageReceived | CallEnded
+# What HTTP/2 starts with, and we announce no other.
+_MAX_FRAME_SIZE: Final = 16_384
+_PREFACE_SIZE: Final = 24
+_GOAWAY: Final = b"\x07"
+# Of how many calls that were cancelled last what still comes is dropped without asking h2, which would answer
+# every frame with a reset.
+_MUTED: Final = 1024
 
 
 @dataclass(slots=True)
-class _Call:
-    unsent: memoryview
-    reader: MessageReader
-    #: Bytes that the server has sent and has not been given room for again.
+class CallState:
+    """A call that has not ended."""
+
+    cutter: MessageCutter | None = None
+    #: Messages that are to be sent, and what could not be sent yet of those before them.
+    outbox: list[bytes] = field(default_factory=list)
+    unsent: bytearray = field(default_factory=bytearray)
+    #: Whether our side closes when all of that is sent; whether it has; whether the other side has.
+    closing: bool = False
+    closed_here: bool = False
+    closed_there: bool = False
+    #: Bytes that came of a message that is not complete, and bytes of all kinds that were not released.
+    partial: int = 0
     unreleased: int = 0
+    #: How many of the unreleased ones h2 knows of, and what was released and the peer has not been told.
+    via_h2: int = 0
+    room_due: int = 0
 
 
-def timeout_header(timeout: float) -> str:
-    """Return the value of ``grpc-timeout`` for a time in seconds, rounded up.
-
-    Raises:
-        UsageError: ``timeout`` is not a positive, finite number.
-
-    >>> timeout_header(1.5), timeout_header(3600)
-    ('1500000u', '3600000m')
-    """
-    if not 0 < timeout < math.inf:
-        raise UsageError(f"timeout={timeout!r}: expected a positive number of seconds, or None")
-    for unit, per_second in _TIMEOUT_UNITS:
-        if (count := math.ceil(timeout * per_second)) <= _LONGEST_TIMEOUT:
-            return f"{count}{unit}"
-    return f"{_LONGEST_TIMEOUT}S"
+def window_update(stream_id: int, increment: int) -> bytes:
+    """Return the frame that gives the peer room for more bytes (RFC 9113, 6.9)."""
+    return b"\0\0\x04\x08\0" + stream_id.to_bytes(4, "big") + increment.to_bytes(4, "big")
 
 
-def _new_h2_connection() -> H2Connection:
-    connection = H2Connection(H2Configuration(client_side=True, header_encoding=None))
-    connection.local_settings = Settings(
-        client=True,
-        initial_values={SettingCodes.ENABLE_PUSH: 0, SettingCodes.INITIAL_WINDOW_SIZE: _STREAM_WINDOW},
-    )
-    connection.initiate_connection()
-    connection.increment_flow_control_window(_CONNECTION_WINDOW - _INITIAL_CONNECTION_WINDOW)
-    return connection
-
-
-class ClientConnection:
-    """The protocol of one connection to a gRPC server, for calls with one request message.
+class Connection:
+    """What both sides of a connection do. See :class:`ClientConnection` and :class:`ServerConnection`.
 
     Args:
-        authority: Name of the server for the ``:authority`` header, such as ``127.0.0.1:9292``.
+        client_side: Which side this is.
+        settings: HTTP/2 settings to announce, besides the window.
         max_message: The longest message to take in, in bytes. A longer one ends its call.
+        window: What the peer may send on one call before any of it was released, in bytes.
     """
 
-    def __init__(self, authority: str, *, max_message: int = DEFAULT_MAX_MESSAGE) -> None:
-        self._authority = authority
+    #: Whether the last DATA frame says that our side is done. If not, :meth:`_finish` does.
+    _ends_with_data: bool
+
+    def __init__(
+        self, *, client_side: bool, settings: dict[SettingCodes, int], max_message: int, window: int
+    ) -> None:
         self._max_message = max_message
-        self._h2 = _new_h2_connection()
-        self._frames = FrameSplitter()
-        self._calls: dict[int, _Call] = {}
+        self._window = window
+        # What we send was checked or made here, in the form that h2 would give it.
+        config = H2Configuration(
+            client_side=client_side,
+            header_encoding=None,
+            validate_outbound_headers=False,
+            normalize_outbound_headers=False,
+        )
+        self._h2 = H2Connection(config)
+        settings = {**settings, SettingCodes.INITIAL_WINDOW_SIZE: window}
+        self._h2.local_settings = Settings(client=client_side, initial_values=settings)
+        self._h2.initiate_connection()
+        self._h2.increment_flow_control_window(_CONNECTION_WINDOW - _INITIAL_CONNECTION_WINDOW)
+        preface = 0 if client_side else _PREFACE_SIZE
+        self._walker = _backend.frames.FrameWalker(_MAX_FRAME_SIZE, max_message, preface)
+        self._calls: dict[int, CallState] = {}
+        self._sending: dict[int, CallState] = {}
+        self._muted: deque[int] = deque()
+        self._room_due = 0
+        # Frames that h2 does not know of. They go before its own: what they speak of is older.
+        self._own_frames = bytearray()
         self._no_more_calls = ""
         self._failed = False
 
     @property
     def accepts_calls(self) -> bool:
-        """Whether a new call can be started: not after a failure, or once the server is going away."""
+        """Whether a new call can be started: not after a failure, or once either side is going away."""
         return not self._no_more_calls
+
+    @property
+    def failed(self) -> bool:
+        """Whether the connection is of no more use."""
+        return self._failed
 
     @property
     def open_calls(self) -> int:
         """How many calls have not ended."""
         return len(self._calls)
 
-    def start_call(self, method: str, request: bytes, *, timeout: float | None = None) -> int:
-        """Start a call, with the whole of its request; return its id.
+    def send(self, call_id: int, messages: Iterable[bytes]) -> None:
+        """Send messages on a call, as soon as the peer's windows allow. Nothing happens if it has ended."""
+        call = self._calls.get(call_id)
+        if call is not None and not call.closing:
+            call.outbox += messages
+            self._sending[call_id] = call
 
-        Args:
-            method: Path of the method, such as ``/proto.API/FetchMetadata``.
-            request: The request message.
-            timeout: Seconds after which the server gives up. It is only told to the server: the shell
-                watches the clock, and cancels the call if need be.
+    def unsent(self, call_id: int) -> int:
+        """How many bytes of messages wait for the peer's windows, of a call."""
+        call = self._calls.get(call_id)
+        return 0 if call is None else len(call.unsent) + sum(map(len, call.outbox))
 
-        Raises:
-            UsageError: ``timeout`` or ``method`` makes no sense.
-            TransportError: The connection takes no more calls.
-        """
-        headers = self._request_headers(method, timeout)
-        if self._no_more_calls:
-            raise TransportError(self._no_more_calls)
-        try:
-            call_id = self._h2.get_next_available_stream_id()
-            self._h2.send_headers(call_id, headers)
-        except (TooManyStreamsError, NoAvailableStreamIDError) as exc:
-            raise TransportError(f"the connection takes no further call: {exc}") from exc
-        self._calls[call_id] = _Call(memoryview(frame_message(request)), MessageReader(self._max_message))
-        self._send_requests()
-        return call_id
+    def release(self, call_id: int, size: int) -> None:
+        """Let the peer send as much again on a call as an event said, because its messages were taken.
 
-    def cancel(self, call_id: int) -> None:
-        """End a call from our side. No event of it comes any more; nothing happens if it has ended."""
-        if call_id in self._calls:
-            self._forget(call_id, reset=True)
-
-    def release(self, call_id: int) -> None:
-        """Let the server send as much again as came on this call since the last time.
-
-        To be called when the caller wants more. As long as it is not, the server stops after 4 MiB.
+        As long as that is not done, the peer stops after the window. Nothing happens if the call has ended.
         """
         call = self._calls.get(call_id)
-        if call is not None and call.unreleased and not self._failed:
-            self._h2.acknowledge_received_data(call.unreleased, call_id)
-            call.unreleased = 0
+        if call is None or self._failed:
+            return
+        call.unreleased -= size
+        if via_h2 := min(size, call.via_h2):
+            call.via_h2 -= via_h2
+            self._h2.acknowledge_received_data(via_h2, call_id)
+        self._give_room(size - via_h2)
+        call.room_due += size - via_h2
+        if call.room_due >= self._window // 2 and not call.closed_there:
+            self._own_frames += window_update(call_id, call.room_due)
+            call.room_due = 0
+
+    def ping(self) -> None:
+        """Ask the peer for a sign of life. Its answer is an event."""
+        if not self._failed:
+            self._h2.ping(b"liftping")
 
     def data_to_send(self) -> bytes:
-        """Return what is to go to the server now, and forget it."""
-        return self._h2.data_to_send()
+        """Return what is to go to the peer now, and forget it."""
+        if not self._failed:
+            for call_id, call in list(self._sending.items()):
+                self._send_call(call_id, call)
+        data = bytes(self._own_frames) + self._h2.data_to_send()
+        self._own_frames.clear()
+        return data
 
     def feed(self, data: bytes) -> list[Event]:
-        """Take in bytes from the server; return what they mean, in order.
+        """Take in bytes from the peer; return what they mean, in order.
 
         If they are not HTTP/2 as it should be, the connection has failed: every call ends. What
-        :meth:`data_to_send` then returns tells the server why.
+        :meth:`data_to_send` then returns tells the peer why.
         """
         events: list[Event] = []
-        for frame in self._frames.feed(data):
-            if self._failed:
+        self._walker.feed(data)
+        while not self._failed:
+            taken, frame = self._walker.walk()
+            for call_id, size, messages in taken:
+                events += self._data_taken(call_id, size, messages)
+            if not frame:
                 break
             try:
                 events += self._handle_frame(frame)
             except ProtocolError as exc:
-                events += self.connection_lost(f"the server broke the rules of HTTP/2: {exc}")
+                events += self.connection_lost(f"the peer broke the rules of HTTP/2: {exc}")
         return events
 
     def connection_lost(self, reason: str) -> list[Event]:
@@ -197,110 +209,124 @@ class ClientConnection:
         self._failed = True
         ended = [CallEnded(call_id, TransportError(self._no_more_calls)) for call_id in self._calls]
         self._calls.clear()
+        self._sending.clear()
         return list[Event](ended)
 
-    def _request_headers(self, method: str, timeout: float | None) -> list[tuple[str, str]]:
-        if not method.startswith("/"):
-            raise UsageError(f"method {method!r}: expected a path such as /proto.API/FetchMetadata")
-        headers = [
-            (":method", "POST"),
-            (":scheme", "http"),
-            (":path", method),
-            (":authority", self._authority),
-            ("te", "trailers"),
-            ("content-type", "application/grpc"),
-            ("user-agent", f"liftenvelope/{__version__}"),
-        ]
-        if timeout is not None:
-            headers.append(("grpc-timeout", timeout_header(timeout)))
-        return headers
+    # Sending
 
-    def _send_requests(self) -> None:
-        """Send as much of the requests as the server's windows and frame size allow."""
-        for call_id, call in self._calls.items():
-            while call.unsent:
-                room = min(self._h2.local_flow_control_window(call_id), self._h2.max_outbound_frame_size)
-                if room <= 0:
-                    break
-                chunk, call.unsent = call.unsent[:room], call.unsent[room:]
-                self._h2.send_data(call_id, bytes(chunk), end_stream=not call.unsent)
+    def _send_call(self, call_id: int, call: CallState) -> None:
+        """Send as much of a call's messages as the peer's windows and frame size allow."""
+        if call.outbox:
+            call.unsent += _backend.frames.pack_messages(call.outbox)
+            call.outbox.clear()
+        while call.unsent:
+            room = min(self._h2.local_flow_control_window(call_id), self._h2.max_outbound_frame_size)
+            if room <= 0:
+                return
+            chunk = bytes(call.unsent[:room])
+            del call.unsent[:room]
+            call.closed_here = self._ends_with_data and call.closing and not call.unsent
+            self._h2.send_data(call_id, chunk, end_stream=call.closed_here)
+        del self._sending[call_id]
+        if call.closing and not call.closed_here:
+            self._finish(call_id, call)
+
+    def _finish(self, call_id: int, call: CallState) -> None:
+        """Close our side of a call: all its messages are sent."""
+        raise NotImplementedError
+
+    def _give_room(self, size: int) -> None:
+        """Give room again on the connection for bytes that h2 has not seen."""
+        self._room_due += size
+        if self._room_due >= _CONNECTION_WINDOW // 2:
+            self._own_frames += window_update(0, self._room_due)
+            self._room_due = 0
+
+    # Receiving
+
+    def _data_taken(self, call_id: int, size: int, messages: list[bytes]) -> list[Event]:
+        call = self._calls.get(call_id)
+        if call is None:
+            self._give_room(size)
+            return []
+        return self._deliver(call_id, call, size, messages)
+
+    def _deliver(self, call_id: int, call: CallState, size: int, messages: list[bytes]) -> list[Event]:
+        events: list[Event] = []
+        call.unreleased += size
+        call.partial += size
+        if messages:
+            events.append(MessagesReceived(call_id, messages, call.partial))
+            call.partial = 0
+        elif call.partial >= self._window // 2:
+            # The rest of this message may need the room.
+            self.release(call_id, call.partial)
+            call.partial = 0
+        if call.cutter is not None and (error := message_error(call.cutter, self._max_message)) is not None:
+            events += self._refuse(call_id, error)
+        return events
+
+    def _refuse(self, call_id: int, error: RpcError) -> list[Event]:
+        """End a call because of what came on it."""
+        raise NotImplementedError
 
     def _handle_frame(self, frame: bytes) -> list[Event]:
-        if (length := payload_length(frame)) > MAX_FRAME_SIZE:
-            raise ProtocolError(f"a frame of {length} bytes, if it is one: {frame[:32]!r}")
-        if frame[3] == GOAWAY:
-            return self._going_away(frame[9:])
+        if self._walker.oversize:
+            self._h2.close_connection(ErrorCodes.FRAME_SIZE_ERROR)
+            raise ProtocolError(f"a frame of {self._walker.oversize} bytes, if it is one: {frame!r}")
+        if frame[3:4] == _GOAWAY:
+            return self._handle_goaway(frame[9:])
         return [event for h2_event in self._h2.receive_data(frame) for event in self._handle(h2_event)]
 
-    def _handle(self, event: h2_events.Event) -> list[Event]:
-        match event:
-            case h2_events.DataReceived():
-                return self._data_received(event)
-            case h2_events.ResponseReceived():
-                return self._response_started(event)
-            case h2_events.TrailersReceived():
-                return self._end(event.stream_id, trailers_error(dict(event.headers)))
-            case h2_events.StreamReset():
-                return self._reset(event.stream_id, event.error_code)
-            case h2_events.StreamEnded():
-                # Trailers have ended the call already: these are for a response that has none.
-                return self._end(event.stream_id, trailers_error({}))
-            case h2_events.WindowUpdated() | h2_events.RemoteSettingsChanged():
-                self._send_requests()
-        return []
-
-    def _response_started(self, event: h2_events.ResponseReceived) -> list[Event]:
-        headers = dict(event.headers)
-        status = headers[b":status"]
-        if status != b"200" and b"grpc-status" not in headers:
-            error = http_error(status.decode("ascii", "replace"))
-            return self._end(event.stream_id, error, server_done=event.stream_ended is not None)
-        if event.stream_ended is not None:
-            return self._end(event.stream_id, trailers_error(headers))
-        return []
-
-    def _data_received(self, event: h2_events.DataReceived) -> list[Event]:
-        call = self._calls.get(event.stream_id)
-        if call is None:
-            self._h2.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
-            return []
-        call.unreleased += event.flow_controlled_length
-        try:
-            messages = call.reader.feed(event.data)
-        except RpcError as exc:
-            return self._end(event.stream_id, exc, server_done=False)
-        return [MessageReceived(event.stream_id, message) for message in messages]
-
-    def _reset(self, call_id: int, code: int) -> list[Event]:
-        call = self._calls.get(call_id)
-        if call is not None:
-            call.unsent = memoryview(b"")
-        return self._end(call_id, reset_error(code))
-
-    def _end(self, call_id: int, error: RpcError | None, *, server_done: bool = True) -> list[Event]:
-        call = self._calls.get(call_id)
-        if call is None:
-            return []
-        if error is None and call.reader.inside_message:
-            error = RpcError(StatusCode.INTERNAL, "the call ended with status OK inside a message")
-        self._forget(call_id, reset=not server_done or len(call.unsent) > 0)
-        return [CallEnded(call_id, error)]
-
-    def _forget(self, call_id: int, *, reset: bool) -> None:
-        """Drop a call. ``reset`` tells the server, which must be done unless both sides have finished."""
-        self.release(call_id)
-        del self._calls[call_id]
-        if reset and not self._failed:
-            self._h2.reset_stream(call_id, ErrorCodes.CANCEL)
-
-    def _going_away(self, payload: bytes) -> list[Event]:
+    def _handle_goaway(self, payload: bytes) -> list[Event]:
         if len(payload) < 8:
+            self._h2.close_connection(ErrorCodes.FRAME_SIZE_ERROR)
             raise ProtocolError(f"a GOAWAY frame of {len(payload)} bytes")
-        last_id = int.from_bytes(payload[:4], "big") & 0x7FFFFFFF
         code = int.from_bytes(payload[4:8], "big")
         text = payload[8:].decode("utf-8", "replace")
-        self._no_more_calls = f"the server is going away (HTTP/2 error {code:#x}{', ' if text else ''}{text})"
-        refused = [call_id for call_id in self._calls if call_id > last_id]
-        for call_id in refused:
-            self._forget(call_id, reset=True)
-        return [CallEnded(call_id, TransportError(self._no_more_calls)) for call_id in refused]
+        return self._going_away(int.from_bytes(payload[:4], "big") & 0x7FFFFFFF, code, text)
+
+    def _going_away(self, last_id: int, code: int, text: str) -> list[Event]:
+        raise NotImplementedError
+
+    def _handle(self, event: h2_events.Event) -> list[Event]:
+        raise NotImplementedError
+
+    def _data_received(self, event: h2_events.DataReceived) -> list[Event]:
+        """Take what h2 had to look at: a DATA frame with a flag, or of a call that has ended."""
+        call = self._calls.get(event.stream_id)
+        if call is None or call.cutter is None:
+            self._h2.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
+            return []
+        call.via_h2 += event.flow_controlled_length
+        messages = call.cutter.feed(event.data)
+        return self._deliver(event.stream_id, call, event.flow_controlled_length, messages)
+
+    def _open_call(self, call_id: int, call: CallState, headers: dict[bytes, bytes]) -> None:
+        """Get ready for the messages of a call, whose headers have come."""
+        if b"content-length" in headers:
+            # h2 counts the bytes of such a stream, so it must see them all.
+            call.cutter = _backend.frames.MessageCutter(self._max_message)
+        else:
+            call.cutter = self._walker.open(call_id)
+
+    def _forget(self, call_id: int, reset: ErrorCodes | None) -> None:
+        """Drop a call. ``reset`` tells the peer, which must be done unless both sides have finished."""
+        call = self._calls.pop(call_id)
+        self._sending.pop(call_id, None)
+        if self._failed:
+            return
+        if call.via_h2:
+            self._h2.acknowledge_received_data(call.via_h2, call_id)
+        self._give_room(call.unreleased - call.via_h2)
+        self._walker.close(call_id)
+        if reset is not None:
+            self._h2.reset_stream(call_id, reset)
+            if not call.closed_there:
+                self._mute(call_id)
+
+    def _mute(self, call_id: int) -> None:
+        self._walker.mute(call_id)
+        self._muted.append(call_id)
+        if len(self._muted) > _MUTED:
+            self._walker.close(self._muted.popleft())

@@ -1,72 +1,33 @@
-"""gRPC messages in the bytes of a stream.
-
-Each message has a prefix of 5 bytes::
-
-    0        compressed: 0 or 1
-    1..4     length of the message, big-endian
-"""
+"""gRPC messages in the bytes of a stream: the errors of what :mod:`liftenvelope._frames_py` finds."""
 
 from __future__ import annotations
 
-import struct
+from typing import TYPE_CHECKING, Final
 
+from liftenvelope import _backend
 from liftenvelope.rpc.status import RpcError, StatusCode
 
-__all__ = ["DEFAULT_MAX_MESSAGE", "MessageReader", "frame_message"]
+if TYPE_CHECKING:
+    from liftenvelope._frames_py import MessageCutter
 
-#: The longest message that is taken in unless told otherwise, in bytes. Servers send at most a little over
-#: their replication limit, 1 MiB by default; what is far above that is a fault, not a message.
-DEFAULT_MAX_MESSAGE = 64 * 1024 * 1024
+__all__ = ["DEFAULT_MAX_MESSAGE", "frame_message", "message_error"]
 
-_PREFIX = struct.Struct(">BI")
+#: The longest message that is taken in unless told otherwise, in bytes: what gRPC's own libraries allow.
+DEFAULT_MAX_MESSAGE: Final = 4 * 1024 * 1024
 
 
 def frame_message(message: bytes) -> bytes:
     """Return ``message`` with its prefix."""
-    return _PREFIX.pack(0, len(message)) + message
+    packed: bytes = _backend.frames.pack_messages([message])
+    return packed
 
 
-class MessageReader:
-    """Cuts the bytes of one stream into messages, however they were divided on the way.
-
-    Args:
-        max_message: The longest message to take in, in bytes.
-    """
-
-    def __init__(self, max_message: int = DEFAULT_MAX_MESSAGE) -> None:
-        self._max_message = max_message
-        self._buffer = bytearray()
-
-    @property
-    def inside_message(self) -> bool:
-        """Whether what came last was not the end of a message."""
-        return bool(self._buffer)
-
-    def feed(self, data: bytes) -> list[bytes]:
-        """Take in more of the stream; return the messages that are complete now.
-
-        Raises:
-            RpcError: A message is compressed (INTERNAL: none was offered) or too long
-                (RESOURCE_EXHAUSTED). The reader can't go on after either.
-        """
-        self._buffer += data
-        messages = []
-        start = 0
-        while (end := self._message_end(start)) is not None:
-            messages.append(bytes(self._buffer[start + _PREFIX.size : end]))
-            start = end
-        del self._buffer[:start]
-        return messages
-
-    def _message_end(self, start: int) -> int | None:
-        if len(self._buffer) - start < _PREFIX.size:
-            return None
-        flag, length = _PREFIX.unpack_from(self._buffer, start)
-        if flag != 0:
-            text = f"a message came compressed (flag {flag}), which was not offered"
-            raise RpcError(StatusCode.INTERNAL, text)
-        if length > self._max_message:
-            text = f"a message of {length} bytes came, the limit is {self._max_message}"
-            raise RpcError(StatusCode.RESOURCE_EXHAUSTED, text)
-        end: int = start + _PREFIX.size + length
-        return end if end <= len(self._buffer) else None
+def message_error(cutter: MessageCutter, max_message: int) -> RpcError | None:
+    """Return why a stream takes in no more messages, None if it does."""
+    if cutter.fault == _backend.frames.COMPRESSED:
+        text = f"a message came compressed (flag {cutter.fault_value}), which was not offered"
+        return RpcError(StatusCode.INTERNAL, text)
+    if cutter.fault == _backend.frames.TOO_LONG:
+        text = f"a message of {cutter.fault_value} bytes came, the limit is {max_message}"
+        return RpcError(StatusCode.RESOURCE_EXHAUSTED, text)
+    return None

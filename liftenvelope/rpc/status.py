@@ -11,12 +11,12 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote_to_bytes
 
-from liftenvelope.errors import ServerError
+from liftenvelope.errors import ServerError, TransportError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["RpcError", "StatusCode", "status_error"]
+__all__ = ["CallNotProcessedError", "RpcError", "StatusCode", "status_error"]
 
 
 class StatusCode(IntEnum):
@@ -54,6 +54,14 @@ class RpcError(ServerError):
         return f"{name}: {self.description}"
 
 
+class CallNotProcessedError(TransportError):
+    """The server never looked at the call, so that making it again can't do it twice.
+
+    It had not left yet; or the server went away and said that it was not among the last it took (RFC 9113,
+    6.8); or it refused the stream (8.7).
+    """
+
+
 _FROM_HTTP: Final[Mapping[int, StatusCode]] = MappingProxyType(
     {
         400: StatusCode.INTERNAL,
@@ -67,10 +75,11 @@ _FROM_HTTP: Final[Mapping[int, StatusCode]] = MappingProxyType(
     }
 )
 
+_REFUSED_STREAM: Final = 0x7
+
 # HTTP/2's names and numbers (RFC 9113, 7) of the reasons for a reset, where they mean more than INTERNAL.
 _FROM_RESET: Final[Mapping[int, StatusCode]] = MappingProxyType(
     {
-        0x7: StatusCode.UNAVAILABLE,  # REFUSED_STREAM: never looked at, so the call may be made again
         0x8: StatusCode.CANCELLED,  # CANCEL
         0xB: StatusCode.RESOURCE_EXHAUSTED,  # ENHANCE_YOUR_CALM
         0xC: StatusCode.PERMISSION_DENIED,  # INADEQUATE_SECURITY
@@ -95,10 +104,13 @@ def http_error(status: str) -> RpcError:
     return RpcError(code, f"the server answered with HTTP status {status} and no gRPC status")
 
 
-def reset_error(http2_code: int) -> RpcError:
-    """Return the error for a stream that the server reset."""
+def reset_error(http2_code: int) -> RpcError | CallNotProcessedError:
+    """Return the error for a stream that the other side reset."""
+    if http2_code == _REFUSED_STREAM:
+        text = "the server refused the call without having looked at it (HTTP/2 REFUSED_STREAM)"
+        return CallNotProcessedError(f"{text}: it is safe to make it again")
     code = _FROM_RESET.get(http2_code, StatusCode.INTERNAL)
-    return RpcError(code, f"the server reset the call (HTTP/2 error {http2_code:#x})")
+    return RpcError(code, f"the call was reset (HTTP/2 error {http2_code:#x})")
 
 
 def trailers_error(headers: Mapping[bytes, bytes]) -> RpcError | None:

@@ -1,0 +1,84 @@
+# What src/_fastbatch.pyx offers; stubtest holds this file to it. Documentation: _batch_py.py.
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, final
+
+from typing_extensions import Buffer
+
+@final
+class Column:
+    @property
+    def length(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
+    @staticmethod
+    def same(item: bytes, length: int) -> Column: ...
+    @staticmethod
+    def of_sequence(rows: Iterable[Any], name: str, text: bool) -> Column: ...
+    @staticmethod
+    def of_binary(
+        length: int,
+        first: int,
+        validity: Buffer | None,
+        offsets: Buffer | None,
+        data: Buffer | None,
+        large: bool,
+    ) -> Column: ...
+    @staticmethod
+    def of_views(
+        length: int, first: int, validity: Buffer | None, views: Buffer | None, data: Sequence[Buffer]
+    ) -> Column: ...
+    def row(self, i: int) -> bytes | None: ...
+
+@final
+class HeaderColumn:
+    @property
+    def length(self) -> int: ...
+    @staticmethod
+    def of_sequence(rows: Iterable[Mapping[str, Any] | None]) -> HeaderColumn: ...
+    @staticmethod
+    def of_map(
+        length: int,
+        first: int,
+        validity: Buffer | None,
+        offsets: Buffer | None,
+        names: Column,
+        values: Column,
+    ) -> HeaderColumn: ...
+
+@final
+class Envelopes:
+    @property
+    def length(self) -> int: ...
+    def __new__(
+        cls,
+        values: Column,
+        keys: Column | None,
+        headers: HeaderColumn | None,
+        ack_inboxes: Column | None,
+        correlation_ids: Column | None,
+        ack_policy: int,
+        expected_offset: int | Buffer,
+        crc: bool,
+    ) -> Envelopes: ...
+    def oversize(self, limit: int) -> tuple[int, int] | None: ...
+    def first_null(self) -> int | None: ...
+    def reach(self, start: int, limit: int) -> tuple[int, int]: ...
+    def write(self, start: int, stop: int, offsets: Buffer, data: Buffer, validity: Buffer) -> int: ...
+    def frames(self, start: int, stop: int, subjects: list[bytes], which: Buffer | None) -> bytes: ...
+
+@final
+class MessageColumns:
+    @property
+    def bad(self) -> list[int]: ...
+    def __new__(
+        cls, rows: Column, large: bool, raw: bool, allocate: Callable[[int], Any]
+    ) -> MessageColumns: ...
+    def columns(self) -> dict[str, Any]: ...
+
+@final
+class AckColumns:
+    @property
+    def bad(self) -> list[int]: ...
+    def __new__(cls, rows: Column, large: bool, allocate: Callable[[int], Any]) -> AckColumns: ...
+    def columns(self) -> dict[str, Any]: ...

@@ -1,0 +1,174 @@
+"""A connection of asyncio with the sans-io protocol on it: what the client and the server share."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+
+from liftenvelope.rpc.events import Event, MessagesReceived
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from liftenvelope.rpc.connection import Connection
+
+__all__ = ["Flow", "Link"]
+
+#: A sender waits while more than this is unsent on its call.
+_SEND_BUFFER: Final = 256 * 1024
+_CLOSE_TIMEOUT: Final = 1.0
+
+_C = TypeVar("_C", bound="Connection")
+
+
+class Link(asyncio.Protocol, Generic[_C]):
+    """Carries bytes between a transport and a protocol, and wakes those who wait for either."""
+
+    def __init__(self, protocol: _C) -> None:
+        self.protocol = protocol
+        self.loop = asyncio.get_running_loop()
+        self.flows: dict[int, Flow] = {}
+        self.closed: asyncio.Future[None] = self.loop.create_future()
+        self._transport: asyncio.Transport | None = None
+        self._paused = False
+        self._flush_due = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """The connection stands: send the preface."""
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        self.flush()
+
+    def data_received(self, data: bytes) -> None:
+        """Hand out what came, and send what that calls for."""
+        self.dispatch(self.protocol.feed(data))
+        self.flush()
+        if self.protocol.failed:
+            self.close_transport()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The connection is gone: end every call."""
+        why = f"the connection was lost: {exc}" if exc else "the other side closed the connection"
+        self.fail(why)
+        self.closed.set_result(None)
+
+    def pause_writing(self) -> None:
+        """The socket takes no more for now."""
+        self._paused = True
+
+    def resume_writing(self) -> None:
+        """The socket takes more again."""
+        self._paused = False
+        self.flush()
+
+    def flush_soon(self) -> None:
+        """Send before the loop waits again: what is sent until then goes out in one piece."""
+        if not self._flush_due:
+            self._flush_due = True
+            self.loop.call_soon(self.flush)
+
+    def flush(self) -> None:
+        """Send what is due, unless the socket takes no more."""
+        self._flush_due = False
+        if self._transport is None or self._transport.is_closing() or self._paused:
+            return
+        if data := self.protocol.data_to_send():
+            self._transport.write(data)
+        for flow in self.flows.values():
+            flow.wake_sender()
+
+    def fail(self, reason: str) -> None:
+        """Give the connection up."""
+        if not self.protocol.failed:
+            self.dispatch(self.protocol.connection_lost(reason))
+        self.close_transport()
+
+    def close_transport(self) -> None:
+        """Close the connection after what was sent on it."""
+        if self._transport is not None:
+            self._transport.close()
+
+    async def wait_closed(self) -> None:
+        """Return when the connection is closed, which a peer that takes nothing can't delay for long."""
+        await asyncio.wait([self.closed], timeout=_CLOSE_TIMEOUT)
+        if self._transport is not None:
+            self._transport.abort()
+            # Who waits may be cancelled; the others still want to know.
+            await asyncio.shield(self.closed)
+
+    def dispatch(self, events: list[Event]) -> None:
+        """Hand events to their calls."""
+        raise NotImplementedError
+
+
+class Flow:
+    """Messages of one call, both ways."""
+
+    def __init__(self, link: Link[Any], call_id: int) -> None:
+        self._link = link
+        self.call_id = call_id
+        #: Whether no more messages come, and whether the call has ended, so that none go either.
+        self.exhausted = False
+        self.done = False
+        self._inbox: deque[MessagesReceived] = deque()
+        self._receiver: asyncio.Future[None] | None = None
+        self._sender: asyncio.Future[None] | None = None
+
+    def received(self, event: MessagesReceived) -> None:
+        """Messages came."""
+        self._inbox.append(event)
+        self.wake_receiver()
+
+    def exhaust(self) -> None:
+        """No more messages come."""
+        self.exhausted = True
+        self.wake_receiver()
+
+    def finish(self) -> None:
+        """The call has ended. Whoever waits finds out."""
+        self.done = True
+        self.exhaust()
+        self.wake_sender()
+
+    def discard(self) -> None:
+        """Drop what came and was not taken."""
+        self._inbox.clear()
+
+    async def take(self) -> list[bytes] | None:
+        """Return the next messages, None if there are no more."""
+        while not self._inbox:
+            if self.exhausted:
+                return None
+            self._receiver = self._link.loop.create_future()
+            try:
+                await self._receiver
+            finally:
+                self._receiver = None
+        event = self._inbox.popleft()
+        self._link.protocol.release(self.call_id, event.size)
+        self._link.flush_soon()
+        return event.messages
+
+    async def put(self, messages: Iterable[bytes]) -> None:
+        """Send messages; wait while too many are unsent."""
+        protocol = self._link.protocol
+        protocol.send(self.call_id, messages)
+        self._link.flush_soon()
+        while not self.done and protocol.unsent(self.call_id) > _SEND_BUFFER:
+            self._sender = self._sender or self._link.loop.create_future()
+            # Several may wait; the cancellation of one must not reach the others.
+            await asyncio.shield(self._sender)
+
+    def wake_receiver(self) -> None:
+        """Have :meth:`take` look again."""
+        if self._receiver is not None and not self._receiver.done():
+            self._receiver.set_result(None)
+
+    def wake_sender(self) -> None:
+        """Have :meth:`put` look again, if there is room."""
+        if self._sender is None:
+            return
+        if self.done or self._link.protocol.unsent(self.call_id) <= _SEND_BUFFER:
+            self._sender.set_result(None)
+            self._sender = None

@@ -1,0 +1,217 @@
+"""The client's side of one gRPC connection, without any I/O."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Final
+
+from liftenvelope._version import __version__
+from liftenvelope.errors import TransportError, UsageError
+from liftenvelope.rpc._http2 import ErrorCodes, SettingCodes
+from liftenvelope.rpc._http2 import events as h2_events
+from liftenvelope.rpc.connection import DEFAULT_WINDOW, CallState, Connection
+from liftenvelope.rpc.events import CallEnded, Event, HeadersReceived, Pong
+from liftenvelope.rpc.framing import DEFAULT_MAX_MESSAGE
+from liftenvelope.rpc.headers import Metadata, decode_metadata, encode_metadata, timeout_header
+from liftenvelope.rpc.status import (
+    CallNotProcessedError,
+    RpcError,
+    StatusCode,
+    http_error,
+    reset_error,
+    trailers_error,
+)
+
+__all__ = ["ClientConnection"]
+
+_LAST_ID: Final = 2**31 - 1
+
+
+class ClientConnection(Connection):
+    """The client's side of a connection to a gRPC server.
+
+    Args:
+        authority: Name of the server for the ``:authority`` header, such as ``127.0.0.1:9292``.
+        scheme: ``http``, or ``https`` over TLS.
+        max_message: The longest message to take in, in bytes. A longer one ends its call.
+        window: What the server may send on one call before any of it was released, in bytes.
+    """
+
+    _ends_with_data = True
+
+    def __init__(
+        self,
+        authority: str,
+        *,
+        scheme: str = "http",
+        max_message: int = DEFAULT_MAX_MESSAGE,
+        window: int = DEFAULT_WINDOW,
+    ) -> None:
+        super().__init__(
+            client_side=True, settings={SettingCodes.ENABLE_PUSH: 0}, max_message=max_message, window=window
+        )
+        self._authority = authority
+        self._scheme = scheme
+        self._next_id = 1
+        # Calls that wait for the server to allow another one, with their headers.
+        self._waiting: deque[tuple[int, list[tuple[str, str]]]] = deque()
+
+    def start_call(self, method: str, *, timeout: float | None = None, metadata: Metadata = ()) -> int:
+        """Start a call; return its id. Where the server allows no further call, it begins when another ends.
+
+        Args:
+            method: Path of the method, such as ``/proto.API/FetchMetadata``.
+            timeout: Seconds after which the server gives up. It is only told to the server: the shell
+                watches the clock, and cancels the call if need be.
+            metadata: Names and values to send along.
+
+        Raises:
+            UsageError: An argument makes no sense.
+            TransportError: The connection takes no more calls.
+        """
+        headers = self._request_headers(method, timeout, metadata)
+        if self._next_id > _LAST_ID and not self._no_more_calls:
+            self._no_more_calls = "the connection has used up its ids of calls"
+        if self._no_more_calls:
+            raise CallNotProcessedError(self._no_more_calls)
+        call_id = self._next_id
+        self._next_id += 2
+        self._calls[call_id] = CallState()
+        self._waiting.append((call_id, headers))
+        return call_id
+
+    def half_close(self, call_id: int) -> None:
+        """Say that no more messages will be sent on a call. Nothing happens if it has ended."""
+        call = self._calls.get(call_id)
+        if call is not None:
+            call.closing = True
+            self._sending[call_id] = call
+
+    def cancel(self, call_id: int) -> None:
+        """End a call from our side. No event of it comes any more; nothing happens if it has ended."""
+        if call_id in self._calls:
+            self._drop(call_id)
+            self._start_waiting()
+
+    def data_to_send(self) -> bytes:
+        """Return what is to go to the server now, and forget it."""
+        if not self._failed:
+            self._start_waiting()
+        return super().data_to_send()
+
+    def connection_lost(self, reason: str) -> list[Event]:
+        """Note that nothing can be sent or received any more; return the end of every call."""
+        events = self._end_waiting(f"the call had not begun when the connection was lost: {reason}")
+        return events + super().connection_lost(reason)
+
+    def _request_headers(
+        self, method: str, timeout: float | None, metadata: Metadata
+    ) -> list[tuple[str, str]]:
+        if not (method.startswith("/") and method.isascii() and method.isprintable() and " " not in method):
+            raise UsageError(f"method {method!r}: expected a path such as /proto.API/FetchMetadata")
+        headers = [
+            (":method", "POST"),
+            (":scheme", self._scheme),
+            (":path", method),
+            (":authority", self._authority),
+            ("te", "trailers"),
+            ("content-type", "application/grpc"),
+            ("user-agent", f"liftenvelope/{__version__}"),
+        ]
+        if timeout is not None:
+            headers.append(("grpc-timeout", timeout_header(timeout)))
+        return headers + encode_metadata(metadata)
+
+    def _start_waiting(self) -> None:
+        limit = self._h2.remote_settings.max_concurrent_streams
+        while self._waiting and len(self._calls) - len(self._waiting) < limit:
+            call_id, headers = self._waiting.popleft()
+            self._h2.send_headers(call_id, headers)
+
+    def _send_call(self, call_id: int, call: CallState) -> None:
+        if not (self._waiting and call_id >= self._waiting[0][0]):
+            super()._send_call(call_id, call)
+
+    def _finish(self, call_id: int, call: CallState) -> None:
+        self._h2.end_stream(call_id)
+        call.closed_here = True
+
+    def _handle(self, event: h2_events.Event) -> list[Event]:
+        match event:
+            case h2_events.DataReceived():
+                return self._data_received(event)
+            case h2_events.ResponseReceived():
+                return self._response_started(event)
+            case h2_events.TrailersReceived() | h2_events.StreamEnded():
+                # The end of the stream comes after the trailers, and is news only where there are none.
+                return self._status_received(event.stream_id, getattr(event, "headers", []))
+            case h2_events.StreamReset():
+                return self._end(event.stream_id, reset_error(event.error_code), reset=False)
+            case h2_events.PingAckReceived():
+                return [Pong()]
+        return []
+
+    def _response_started(self, event: h2_events.ResponseReceived) -> list[Event]:
+        call_id, headers = event.stream_id, dict(event.headers)
+        call = self._calls.get(call_id)
+        if call is None:
+            return []
+        if event.stream_ended is not None:
+            call.closed_there = True
+        status = headers[b":status"]
+        if status != b"200" and b"grpc-status" not in headers:
+            return self._end(call_id, http_error(status.decode("ascii", "replace")))
+        if call.closed_there:
+            return self._status_received(call_id, event.headers)
+        self._open_call(call_id, call, headers)
+        return [HeadersReceived(call_id, decode_metadata(event.headers))]
+
+    def _status_received(self, call_id: int, headers: list[tuple[bytes, bytes]]) -> list[Event]:
+        call = self._calls.get(call_id)
+        if call is None:
+            return []
+        call.closed_there = True
+        return self._end(call_id, trailers_error(dict(headers)), tuple(decode_metadata(headers)))
+
+    def _end(
+        self,
+        call_id: int,
+        error: RpcError | TransportError | None,
+        metadata: tuple[tuple[str, str | bytes], ...] = (),
+        *,
+        reset: bool = True,
+    ) -> list[Event]:
+        call = self._calls.get(call_id)
+        if call is None:
+            return []
+        if error is None and call.cutter is not None and call.cutter.inside_message:
+            error = RpcError(StatusCode.INTERNAL, "the call ended with status OK inside a message")
+        unfinished = not (call.closed_here and call.closed_there)
+        self._forget(call_id, ErrorCodes.CANCEL if reset and unfinished else None)
+        return [CallEnded(call_id, error, metadata)]
+
+    def _refuse(self, call_id: int, error: RpcError) -> list[Event]:
+        return self._end(call_id, error)
+
+    def _drop(self, call_id: int) -> None:
+        """Forget a call that has not ended, whether the server knows of it or not."""
+        waiting = [entry for entry in self._waiting if entry[0] != call_id]
+        begun = len(waiting) == len(self._waiting)
+        self._waiting = deque(waiting)
+        self._forget(call_id, ErrorCodes.CANCEL if begun else None)
+
+    def _end_waiting(self, reason: str) -> list[Event]:
+        ended = [call_id for call_id, _ in self._waiting]
+        self._waiting.clear()
+        for call_id in ended:
+            self._forget(call_id, None)
+        return [CallEnded(call_id, CallNotProcessedError(reason)) for call_id in ended]
+
+    def _going_away(self, last_id: int, code: int, text: str) -> list[Event]:
+        reason = f"the server is going away (HTTP/2 error {code:#x}{', ' if text else ''}{text})"
+        self._no_more_calls = reason
+        unseen = f"{reason}, and has not looked at the call: it is safe to make it again elsewhere"
+        events = self._end_waiting(unseen)
+        for call_id in [call_id for call_id in self._calls if call_id > last_id]:
+            events += self._end(call_id, CallNotProcessedError(unseen))
+        return events

@@ -1,0 +1,116 @@
+"""The headers of gRPC calls: timeouts, metadata and status texts, as `PROTOCOL-HTTP2.md` writes them."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import math
+import re
+from typing import TYPE_CHECKING, Final, TypeAlias
+from urllib.parse import quote_from_bytes
+
+from liftenvelope.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+__all__ = ["Metadata", "decode_metadata", "encode_metadata", "encode_text", "parse_timeout", "timeout_header"]
+
+#: Names and values. The value of a name that ends in ``-bin`` is bytes, any other is str.
+Metadata: TypeAlias = "Sequence[tuple[str, str | bytes]]"
+
+# gRPC's timeouts have 8 digits at most. The finest unit that holds the time is used.
+_TIMEOUT_UNITS: Final = (("u", 1_000_000), ("m", 1_000), ("S", 1))
+_LONGEST_TIMEOUT: Final = 99_999_999
+_UNIT_SECONDS: Final = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
+
+_NAME: Final = re.compile(r"[0-9a-z_.-]+")
+# Printable ASCII without blanks at the ends, which HTTP would drop.
+_VALUE: Final = re.compile(r"(?:[!-~](?:[ -~]*[!-~])?)?")
+# What the protocol itself says in headers; what else begins with grpc- is kept for it.
+_OWN: Final = frozenset({"te", "content-type", "user-agent", "content-length", "connection"})
+# All of printable ASCII but the percent sign stands for itself in grpc-message.
+_PLAIN: Final = "".join(chr(code) for code in range(0x20, 0x7F) if chr(code) != "%")
+
+
+def timeout_header(timeout: float) -> str:
+    """Return the value of ``grpc-timeout`` for a time in seconds, rounded up.
+
+    Raises:
+        UsageError: ``timeout`` is not a positive, finite number.
+
+    >>> timeout_header(1.5), timeout_header(3600)
+    ('1500000u', '3600000m')
+    """
+    if not 0 < timeout < math.inf:
+        raise UsageError(f"timeout={timeout!r}: expected a positive number of seconds, or None")
+    for unit, per_second in _TIMEOUT_UNITS:
+        if (count := math.ceil(timeout * per_second)) <= _LONGEST_TIMEOUT:
+            return f"{count}{unit}"
+    return f"{_LONGEST_TIMEOUT}S"
+
+
+def parse_timeout(value: bytes) -> float | None:
+    """Return the seconds that a ``grpc-timeout`` stands for, None if it is malformed.
+
+    >>> parse_timeout(b"250m"), parse_timeout(b"1 S")
+    (0.25, None)
+    """
+    digits, unit = value[:-1], value[-1:].decode("latin-1")
+    if not (digits.isdigit() and len(digits) <= 8 and unit in _UNIT_SECONDS):
+        return None
+    return int(digits) * _UNIT_SECONDS[unit]
+
+
+def encode_text(text: str) -> str:
+    r"""Return the value of ``grpc-message`` for a text: its UTF-8, percent-encoded.
+
+    >>> encode_text("100% n\u00f6\n")
+    '100%25 n%C3%B6%0A'
+    """
+    return quote_from_bytes(text.encode("utf-8", "replace"), safe=_PLAIN)
+
+
+def encode_metadata(metadata: Metadata) -> list[tuple[str, str]]:
+    """Return metadata as HTTP/2 headers.
+
+    Raises:
+        UsageError: A name or a value can't be sent, or the name belongs to the protocol.
+    """
+    return [(name, _encode_value(name, value)) for name, value in metadata]
+
+
+def _encode_value(name: str, value: str | bytes) -> str:
+    if not _NAME.fullmatch(name) or name in _OWN or name.startswith("grpc-"):
+        raise UsageError(
+            f"metadata name {name!r}: expected lower-case letters, digits, '_.-', and none of gRPC's own"
+        )
+    if name.endswith("-bin"):
+        if isinstance(value, str):
+            raise UsageError(f"metadata {name!r}: a name that ends in -bin takes bytes, not str")
+        return base64.b64encode(value).rstrip(b"=").decode("ascii")
+    if isinstance(value, bytes) or not _VALUE.fullmatch(value):
+        raise UsageError(f"metadata {name!r}: {value!r} is not printable ASCII; bytes go under names in -bin")
+    return value
+
+
+def decode_metadata(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[str, str | bytes]]:
+    """Return what is metadata among received headers. A binary value that is no base64 is left out."""
+    metadata: list[tuple[str, str | bytes]] = []
+    for raw_name, raw_value in headers:
+        name = raw_name.decode("latin-1")
+        if name.startswith((":", "grpc-")) or name in _OWN:
+            continue
+        if name.endswith("-bin"):
+            metadata += ((name, value) for value in _decode_binary(raw_value))
+        else:
+            metadata.append((name, raw_value.decode("utf-8", "replace")))
+    return metadata
+
+
+def _decode_binary(raw: bytes) -> list[bytes]:
+    # Several values under one name may have been joined with commas on the way.
+    try:
+        return [base64.b64decode(part + b"=" * (-len(part) % 4), validate=True) for part in raw.split(b",")]
+    except binascii.Error:
+        return []

@@ -1,0 +1,183 @@
+"""The server's side of one gRPC connection, without any I/O."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from liftenvelope.rpc._http2 import ErrorCodes, SettingCodes
+from liftenvelope.rpc._http2 import events as h2_events
+from liftenvelope.rpc.connection import DEFAULT_WINDOW, CallState, Connection
+from liftenvelope.rpc.events import CallEnded, CallStarted, Event, Pong, RequestsEnded
+from liftenvelope.rpc.framing import DEFAULT_MAX_MESSAGE
+from liftenvelope.rpc.headers import Metadata, decode_metadata, encode_metadata, encode_text, parse_timeout
+from liftenvelope.rpc.status import RpcError, StatusCode, reset_error
+
+__all__ = ["ServerConnection"]
+
+#: How many calls a client may have open at once on one connection.
+DEFAULT_MAX_CALLS: Final = 1000
+_RESPONSE_HEADERS: Final = [(":status", "200"), ("content-type", "application/grpc")]
+
+
+@dataclass(slots=True)
+class _ServedCall(CallState):
+    began: bool = False
+    trailers: list[tuple[str, str]] | None = None
+
+
+class ServerConnection(Connection):
+    """The server's side of a connection from a gRPC client.
+
+    Args:
+        max_message: The longest message to take in, in bytes. A longer one ends its call.
+        window: What the client may send on one call before any of it was released, in bytes.
+        max_calls: How many calls may be open at once.
+    """
+
+    _ends_with_data = False
+
+    def __init__(
+        self,
+        *,
+        max_message: int = DEFAULT_MAX_MESSAGE,
+        window: int = DEFAULT_WINDOW,
+        max_calls: int = DEFAULT_MAX_CALLS,
+    ) -> None:
+        settings = {SettingCodes.MAX_CONCURRENT_STREAMS: max_calls}
+        super().__init__(client_side=False, settings=settings, max_message=max_message, window=window)
+        self._last_id = 0
+
+    def send_headers(self, call_id: int, metadata: Metadata = ()) -> None:
+        """Begin to answer. The first message does so as well; nothing happens if the answer has begun.
+
+        Raises:
+            UsageError: The metadata can't be sent.
+        """
+        headers = encode_metadata(metadata)
+        call = self._served(call_id)
+        if call is not None and not call.began:
+            call.began = True
+            self._h2.send_headers(call_id, [*_RESPONSE_HEADERS, *headers])
+
+    def finish(
+        self, call_id: int, code: int = StatusCode.OK, text: str = "", metadata: Metadata = ()
+    ) -> None:
+        """End a call with a status, after all its messages. Nothing happens if it has ended.
+
+        Raises:
+            UsageError: The metadata can't be sent.
+        """
+        trailers = [("grpc-status", str(int(code))), *encode_metadata(metadata)]
+        if text:
+            trailers.append(("grpc-message", encode_text(text)))
+        call = self._served(call_id)
+        if call is not None and not call.closing:
+            call.trailers = trailers
+            call.closing = True
+            self._sending[call_id] = call
+
+    def go_away(self) -> None:
+        """Take no more calls, and tell the client so. Those that are open go on."""
+        if self._no_more_calls or self._failed:
+            return
+        self._no_more_calls = "the server is going away"
+        payload = self._last_id.to_bytes(4, "big") + bytes(4)
+        # Not by h2, which would count the connection as closed.
+        self._own_frames += b"\0\0\x08\x07\0\0\0\0\0" + payload
+
+    def _served(self, call_id: int) -> _ServedCall | None:
+        call = self._calls.get(call_id)
+        assert call is None or isinstance(call, _ServedCall)
+        return call
+
+    def _send_call(self, call_id: int, call: CallState) -> None:
+        if call.outbox:
+            self.send_headers(call_id)
+        super()._send_call(call_id, call)
+
+    def _finish(self, call_id: int, call: CallState) -> None:
+        assert isinstance(call, _ServedCall)
+        assert call.trailers is not None
+        # A call without any message is answered with one block of headers.
+        head = [] if call.began else _RESPONSE_HEADERS
+        self._h2.send_headers(call_id, [*head, *call.trailers], end_stream=True)
+        # What the client still wants to send is of no use to anybody (RFC 9113, 8.1).
+        self._forget(call_id, None if call.closed_there else ErrorCodes.NO_ERROR)
+
+    def _handle(self, event: h2_events.Event) -> list[Event]:
+        match event:
+            case h2_events.RequestReceived():
+                return self._call_started(event)
+            case h2_events.DataReceived():
+                return self._data_received(event)
+            case h2_events.StreamEnded():
+                return self._requests_ended(event.stream_id)
+            case h2_events.StreamReset():
+                return self._reset(event.stream_id, event.error_code)
+            case h2_events.PingAckReceived():
+                return [Pong()]
+        return []
+
+    def _call_started(self, event: h2_events.RequestReceived) -> list[Event]:
+        call_id, headers = event.stream_id, dict(event.headers)
+        if self._no_more_calls:
+            self._h2.reset_stream(call_id, ErrorCodes.REFUSED_STREAM)
+            return []
+        self._last_id = call_id
+        call = self._calls[call_id] = _ServedCall(closed_there=event.stream_ended is not None)
+        if (status := _http_fault(headers)) is not None:
+            self._h2.send_headers(call_id, [(":status", status)], end_stream=True)
+            self._forget(call_id, None if call.closed_there else ErrorCodes.NO_ERROR)
+            return []
+        timeout = None
+        if (raw := headers.get(b"grpc-timeout")) is not None and (timeout := parse_timeout(raw)) is None:
+            self.finish(call_id, StatusCode.INTERNAL, f"malformed grpc-timeout: {raw!r}")
+            return []
+        self._open_call(call_id, call, headers)
+        method = headers[b":path"].decode("utf-8", "replace")
+        return [CallStarted(call_id, method, decode_metadata(event.headers), timeout)]
+
+    def _deliver(self, call_id: int, call: CallState, size: int, messages: list[bytes]) -> list[Event]:
+        if call.closing:
+            # It was answered already; nobody takes these.
+            call.unreleased += size
+            self.release(call_id, size)
+            return []
+        return super()._deliver(call_id, call, size, messages)
+
+    def _requests_ended(self, call_id: int) -> list[Event]:
+        call = self._calls.get(call_id)
+        if call is None:
+            return []
+        call.closed_there = True
+        if call.closing:
+            return []
+        if call.cutter is not None and call.cutter.inside_message:
+            return self._refuse(call_id, RpcError(StatusCode.INTERNAL, "the requests ended inside a message"))
+        return [RequestsEnded(call_id)]
+
+    def _refuse(self, call_id: int, error: RpcError) -> list[Event]:
+        self.finish(call_id, error.code, error.description)
+        return [CallEnded(call_id, error)]
+
+    def _reset(self, call_id: int, code: int) -> list[Event]:
+        call = self._calls.get(call_id)
+        if call is None:
+            return []
+        answered = call.closing
+        self._forget(call_id, None)
+        return [] if answered else [CallEnded(call_id, reset_error(code))]
+
+    def _going_away(self, last_id: int, code: int, text: str) -> list[Event]:  # noqa: ARG002
+        # A client that goes away makes no more calls; we make none to it. There is nothing to do.
+        return []
+
+
+def _http_fault(headers: dict[bytes, bytes]) -> str | None:
+    """The HTTP status for a request that is none of gRPC's, None if it is."""
+    if headers.get(b":method") != b"POST":
+        return "405"
+    if not headers.get(b"content-type", b"").startswith(b"application/grpc"):
+        return "415"
+    return None

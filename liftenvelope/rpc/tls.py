@@ -1,0 +1,27 @@
+"""What gRPC asks of TLS: that both sides agree on HTTP/2 while they shake hands (ALPN, RFC 9113, 3.2)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from liftenvelope.errors import TransportError
+
+if TYPE_CHECKING:
+    import ssl
+
+__all__ = ["check_protocol", "offer_http2"]
+
+
+def offer_http2(context: ssl.SSLContext) -> None:
+    """Have a context offer HTTP/2 and nothing else. The context is changed: it should be for gRPC alone."""
+    context.set_alpn_protocols(["h2"])
+
+
+def check_protocol(connection: ssl.SSLObject | ssl.SSLSocket, peer: object) -> None:
+    """Make sure that the other side has agreed to HTTP/2.
+
+    Raises:
+        TransportError: It has not.
+    """
+    if (chosen := connection.selected_alpn_protocol()) != "h2":
+        raise TransportError(f"{peer} does not speak HTTP/2 over TLS (ALPN chose {chosen!r})")

@@ -1,0 +1,308 @@
+# Columns of rows for the batch codec, read where they lie; and what is written for each row but its fields.
+
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdlib cimport free, malloc
+from libc.string cimport memcmp, memcpy, memset
+
+from _cursor cimport (
+    MAX_HEADER_KEY, MAX_HEADERS, Slice, entry_size, is_ascii, put_entry, put_raw, slice_size, valid_utf8, varint_size
+)
+
+cdef extern from *:
+    void prefetch "__builtin_prefetch"(const void* p, int write) noexcept nogil
+
+cdef struct Rows:
+    const Slice* items         # a slice for each row; NULL: an Arrow array with offsets, whose parts follow
+    Py_ssize_t stride          # of items; 0 where one serves every row
+    const uint8_t* bits        # validity, NULL where no row is null
+    Py_ssize_t first           # which bit row 0 has
+    const int32_t* ends        # where row i begins and i - 1 ends; NULL where they are 64-bit ones
+    const int64_t* large_ends
+    const uint8_t* data
+    bint utf8                  # known to be valid UTF-8
+
+# The headers of each row: a run of names and values.
+cdef struct HeaderRows:
+    Rows names
+    Rows values
+    const uint8_t* bits        # validity, NULL where no row is null
+    Py_ssize_t first           # which bit row 0 has
+    const int64_t* starts      # where the run of each row begins, and one more
+
+cdef struct CacheLine:
+    uint64_t words[8]
+
+# Reading
+
+cdef inline bint has_bit(const uint8_t* bitmap, Py_ssize_t i) noexcept nogil:
+    return (bitmap[i >> 3] >> (i & 7)) & 1
+
+
+cdef inline void clear_bit(uint8_t* bitmap, Py_ssize_t i) noexcept nogil:
+    bitmap[i >> 3] &= <uint8_t>~(1 << (i & 7))
+
+
+cdef inline Slice row_at(const Rows* rows, Py_ssize_t i) noexcept nogil:
+    """One row; its pointer is NULL where it is null."""
+    cdef Slice s
+    cdef int64_t begin
+    if rows.items != NULL:
+        return rows.items[i * rows.stride]
+    if rows.bits != NULL and not has_bit(rows.bits, rows.first + i):
+        s.p = NULL
+        s.n = 0
+        return s
+    if rows.ends != NULL:
+        begin = rows.ends[i]
+        s.n = rows.ends[i + 1] - begin
+    else:
+        begin = rows.large_ends[i]
+        s.n = rows.large_ends[i + 1] - begin
+    s.p = rows.data + begin
+    return s
+
+
+ctypedef fused end_t:
+    const int32_t
+    const int64_t
+
+
+cdef inline bint ascending(end_t* ends, Py_ssize_t length, int64_t size) noexcept nogil:
+    """Whether the length + 1 offsets never fall, and lie in data of this size."""
+    cdef Py_ssize_t i
+    cdef bint falls = False
+    for i in range(length):
+        falls |= ends[i + 1] < ends[i]
+    return not falls and ends[0] >= 0 and ends[length] <= size
+
+
+cdef inline bint slice_views(Slice* out, Py_ssize_t length, Py_ssize_t first, const uint8_t* bits,
+                             const uint8_t* views, const Slice* data, Py_ssize_t buffers,
+                             Py_ssize_t* nbytes) noexcept nogil:
+    cdef Py_ssize_t i
+    cdef int32_t header[4]  # length; then 12 bytes of data, or: prefix, buffer, offset
+    for i in range(first, first + length):
+        memcpy(header, views + i * 16, 16)
+        if bits != NULL and not has_bit(bits, i):
+            out.p = NULL
+            out.n = 0
+        elif header[0] < 0:
+            return False
+        else:
+            out.n = header[0]
+            nbytes[0] += out.n
+            if header[0] <= 12:
+                out.p = views + i * 16 + 4
+            elif header[2] < 0 or header[2] >= buffers or header[3] < 0:
+                return False
+            elif header[3] > data[header[2]].n or header[0] > data[header[2]].n - header[3]:
+                return False
+            else:
+                out.p = data[header[2]].p + header[3]
+        out += 1
+    return True
+
+# The headers of one message; of a repeated name the last value counts, at the first one's place.
+cdef struct HeaderSet:
+    Slice* names
+    Slice* values
+    int32_t* table       # open addressing: entry + 1, 0 for none
+    Py_ssize_t count
+    Py_ssize_t capacity
+    Py_ssize_t mask      # 0 where they are so few that all are compared
+
+
+cdef inline void free_headers(HeaderSet* out) noexcept nogil:
+    free(out.names)
+    free(out.values)
+    free(out.table)
+    memset(out, 0, sizeof(HeaderSet))
+
+
+cdef inline bint begin_headers(HeaderSet* out, Py_ssize_t entries) noexcept nogil:
+    """Make room for so many, and forget those of the message before; false where memory has run out."""
+    cdef Py_ssize_t size = 32
+    while size < 2 * entries:
+        size *= 2
+    if size > out.capacity:
+        free_headers(out)
+        out.names = <Slice*>malloc(<size_t>size * sizeof(Slice))
+        out.values = <Slice*>malloc(<size_t>size * sizeof(Slice))
+        out.table = <int32_t*>malloc(<size_t>size * sizeof(int32_t))
+        if out.names == NULL or out.values == NULL or out.table == NULL:
+            return False
+        out.capacity = size
+    out.count = 0
+    out.mask = size - 1 if entries > 8 else 0
+    if out.mask:
+        memset(out.table, 0, <size_t>size * sizeof(int32_t))
+    return True
+
+
+cdef inline bint same_bytes(Slice a, Slice b) noexcept nogil:
+    return a.n == b.n and (a.n == 0 or memcmp(a.p, b.p, <size_t>a.n) == 0)
+
+
+cdef inline Py_ssize_t find_header(const HeaderSet* headers, Slice name, Py_ssize_t* cell) noexcept nogil:
+    """Where the name stands, or would stand, and in which cell of the table."""
+    cdef uint64_t mix = 0xcbf29ce484222325u  # FNV-1a
+    cdef Py_ssize_t i = 0
+    if headers.mask == 0:
+        while i < headers.count and not same_bytes(headers.names[i], name):
+            i += 1
+        return i
+    for i in range(name.n):
+        mix = (mix ^ name.p[i]) * 0x100000001b3u
+    i = <Py_ssize_t>(mix >> 20) & headers.mask
+    while headers.table[i] and not same_bytes(headers.names[headers.table[i] - 1], name):
+        i = (i + 1) & headers.mask
+    cell[0] = i
+    return headers.table[i] - 1 if headers.table[i] else headers.count
+
+
+cdef inline bint add_header(HeaderSet* out, Slice name, Slice value) noexcept nogil:
+    """Whether the name is new."""
+    cdef Py_ssize_t cell = 0
+    cdef Py_ssize_t i = find_header(out, name, &cell)
+    out.values[i] = value
+    if i < out.count:
+        return False
+    out.names[i] = name
+    out.count += 1
+    if out.mask:
+        out.table[cell] = <int32_t>out.count
+    return True
+
+cdef inline Py_ssize_t header_count(const HeaderRows* rows, Py_ssize_t i) noexcept nogil:
+    if rows.bits != NULL and not has_bit(rows.bits, rows.first + i):
+        return 0
+    return rows.starts[i + 1] - rows.starts[i]
+
+
+cdef inline int repeats(const HeaderRows* rows, Py_ssize_t length, HeaderSet* seen) noexcept nogil:
+    """Whether a name stands twice in a row; -1 where memory has run out."""
+    cdef Py_ssize_t i, j, count
+    for i in range(length):
+        count = header_count(rows, i)
+        if count < 2:
+            continue
+        if not begin_headers(seen, count):
+            return -1
+        for j in range(rows.starts[i], rows.starts[i] + count):
+            if not add_header(seen, row_at(&rows.names, j), row_at(&rows.values, j)):
+                return 1
+    return 0
+
+# Measuring
+
+cdef inline Py_ssize_t constant_size(const Rows* rows) noexcept nogil:
+    """The size of a field that is the same for every row; nothing for others."""
+    return 0 if rows.stride else slice_size(rows.items.n)
+
+
+cdef inline void add_sizes(int64_t* sizes, const Rows* rows, Py_ssize_t length) noexcept nogil:
+    """Add what constant_size() has not counted."""
+    cdef Py_ssize_t i
+    if rows.items == NULL and rows.bits == NULL and rows.ends != NULL:
+        for i in range(length):  # column by column and without a branch: done four rows at a time
+            sizes[i] += narrow_size(rows.ends[i + 1] - rows.ends[i])
+    elif rows.stride:
+        for i in range(length):
+            sizes[i] += slice_size(row_at(rows, i).n)
+
+
+cdef inline uint32_t narrow_size(int32_t n) noexcept nogil:
+    """slice_size() in comparisons."""
+    return <uint32_t>n + 2 * (n > 0) + (n > 0x7F) + (n > 0x3FFF) + (n > 0x1FFFFF) + (n > 0xFFFFFFF)
+
+
+cdef inline bint all_ascii(const Rows* rows, Py_ssize_t length) noexcept nogil:
+    """Whether an Arrow array is ASCII as a whole, which saves a look at each of its rows."""
+    if rows.items != NULL or length == 0:
+        return False
+    if rows.ends != NULL:
+        return is_ascii(rows.data + rows.ends[0], rows.ends[length] - rows.ends[0])
+    return is_ascii(rows.data + rows.large_ends[0], rows.large_ends[length] - rows.large_ends[0])
+
+
+cdef inline void add_text_sizes(int64_t* sizes, const Rows* rows, Py_ssize_t length, int64_t faulty) noexcept nogil:
+    """The same for text; added to the sizes of rows that are not valid UTF-8: faulty."""
+    cdef Py_ssize_t i
+    cdef Slice s
+    add_sizes(sizes, rows, length)
+    if not rows.utf8 and not all_ascii(rows, length):
+        for i in range(length):
+            s = row_at(rows, i)
+            if not valid_utf8(s.p, s.n):
+                sizes[i] += faulty
+
+cdef inline int64_t headers_size(const HeaderRows* rows, Py_ssize_t i, int64_t faulty) noexcept nogil:
+    """The size of all headers of a row; faulty where one of them would crash the server or is none."""
+    cdef Py_ssize_t size = 0, entry, j, count = header_count(rows, i)
+    cdef Slice name
+    if count > MAX_HEADERS:
+        return faulty
+    for j in range(rows.starts[i], rows.starts[i] + count):
+        name = row_at(&rows.names, j)
+        if name.p == NULL or name.n > MAX_HEADER_KEY or not (rows.names.utf8 or valid_utf8(name.p, name.n)):
+            return faulty
+        entry = entry_size(name.n, row_at(&rows.values, j).n)
+        size += 1 + varint_size(<uint64_t>entry) + entry
+    return size
+
+# Writing
+
+cdef inline uint8_t* put_headers(uint8_t* p, const HeaderRows* rows, Py_ssize_t i) noexcept nogil:
+    cdef Py_ssize_t j, begin = rows.starts[i]
+    cdef Slice name, value
+    for j in range(begin, begin + header_count(rows, i)):
+        name = row_at(&rows.names, j)
+        value = row_at(&rows.values, j)
+        p = put_entry(p, name.p, name.n, value.p, value.n)
+    return p
+
+
+cdef inline uint8_t* put_bulk(uint8_t* p, const uint8_t* data, Py_ssize_t n) noexcept nogil:
+    """Copy what is mostly longer than a cache line, and fetch the lines that are written to next.
+
+    Nobody has read the output, so that the processor does not know that it will be wanted: without the
+    prefetch each line waits for the memory. 14 ns instead of 19 for 174 bytes, 86 instead of 116 for 1,098.
+    """
+    cdef CacheLine line
+    cdef Py_ssize_t i = 0
+    if n < 64:
+        return put_raw(p, data, n)
+    while i < n - 64:
+        prefetch(p + i + 1024, 1)
+        memcpy(&line, data + i, 64)
+        memcpy(p + i, &line, 64)
+        i += 64
+    prefetch(p + i + 1024, 1)
+    memcpy(&line, data + n - 64, 64)
+    memcpy(p + n - 64, &line, 64)
+    return p + n
+
+
+cdef inline Py_ssize_t digits(Py_ssize_t number) noexcept nogil:
+    cdef Py_ssize_t count = 1
+    while number > 9:
+        number //= 10
+        count += 1
+    return count
+
+
+cdef inline Py_ssize_t command_size(Py_ssize_t subject, Py_ssize_t payload) noexcept nogil:
+    # "PUB subject size\r\n", and the "\r\n" after the payload
+    return 4 + subject + 1 + digits(payload) + 2 + 2
+
+
+cdef inline uint8_t* put_pub(uint8_t* p, Slice subject, Py_ssize_t payload) noexcept nogil:
+    cdef Py_ssize_t left = payload if payload > 0 else 0, count = digits(left), i
+    p = put_raw(p, <const uint8_t*>"PUB ", 4)
+    p = put_raw(p, subject.p, subject.n)
+    p[0] = b" "
+    p += 1
+    for i in range(count - 1, -1, -1):
+        p[i] = <uint8_t>(48 + left % 10)
+        left //= 10
+    return put_raw(p + count, <const uint8_t*>"\r\n", 2)
