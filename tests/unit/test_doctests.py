@@ -14,7 +14,7 @@ import pytest
 import liftenvelope
 
 # Extension modules take their docstrings from their twins, and under NO_EXTENSIONS they are not to be loaded.
-_EXTENSIONS = ("liftenvelope._fastenv", "liftenvelope._fastbatch")
+_EXTENSIONS = ("liftenvelope._fastenv", "liftenvelope._fastbatch", "liftenvelope._fastwire")
 
 
 def _modules() -> list[str]:
