@@ -23,7 +23,8 @@ def run(
 ) -> subprocess.CompletedProcess[str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("LIFTENVELOPE_")}
     kept["PYTHONPATH"] = os.pathsep.join([str(where), *sys.path])
-    command = [sys.executable, "-W", warnings, "-c", program]
+    # Without site: an editable install's finder would find the checkout's extensions behind a copy's back.
+    command = [sys.executable, "-S", "-W", warnings, "-c", program]
     return subprocess.run(
         command, env=kept | env, cwd=where, check=False, capture_output=True, text=True, timeout=60
     )
