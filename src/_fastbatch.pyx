@@ -464,7 +464,7 @@ cdef class Envelopes:
         if ends.n < (rows + 1) * 4 or content.n < room or bits.n < (rows + 7) >> 3:
             raise UsageError("the buffers are too small for the span")
         with nogil:
-            memset(<uint8_t*>bits.p, 0xFF, <size_t>((rows + 7) >> 3))
+            set_bits(<uint8_t*>bits.p, rows)
             nulls = self.put_span(start, stop, <int32_t*>ends.p, <uint8_t*>content.p, <uint8_t*>bits.p)
         return nulls
 
@@ -570,12 +570,10 @@ cdef class _Memory:
         return True
 
 
-cdef _Memory full(object allocate, Py_ssize_t n, bint ones=False):
-    """Memory whose bytes all count already; bits that are set, or whatever the allocator had there."""
+cdef _Memory full(object allocate, Py_ssize_t n):
+    """Memory whose bytes all count already, whatever the allocator had there."""
     cdef _Memory memory = _Memory(allocate, n)
     memory.n = n
-    if ones and n:
-        memset(memory.p, 0xFF, <size_t>n)
     return memory
 
 
@@ -588,8 +586,9 @@ cdef class _Bits:
     cdef Py_ssize_t nulls
 
     def __cinit__(self, allocate, Py_ssize_t rows):
-        self.memory = full(allocate, (rows + 7) >> 3, True)
+        self.memory = full(allocate, (rows + 7) >> 3)
         self.p = self.memory.p
+        set_bits(self.p, rows)
 
     cdef inline void clear(self, Py_ssize_t i) noexcept nogil:
         clear_bit(self.p, i)

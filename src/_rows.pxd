@@ -38,6 +38,13 @@ cdef inline bint has_bit(const uint8_t* bitmap, Py_ssize_t i) noexcept nogil:
     return (bitmap[i >> 3] >> (i & 7)) & 1
 
 
+cdef inline void set_bits(uint8_t* bitmap, Py_ssize_t n) noexcept nogil:
+    """Ones for n rows, and zeros behind the last."""
+    if n:
+        memset(bitmap, 0xFF, <size_t>((n + 7) >> 3))
+        bitmap[(n - 1) >> 3] = <uint8_t>(0xFF >> (7 - ((n - 1) & 7)))
+
+
 cdef inline void clear_bit(uint8_t* bitmap, Py_ssize_t i) noexcept nogil:
     bitmap[i >> 3] &= <uint8_t>~(1 << (i & 7))
 

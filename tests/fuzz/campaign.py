@@ -124,7 +124,7 @@ def plain(column: Any) -> Any:
     """The buffers of a column as bytes."""
     if isinstance(column, tuple):
         return tuple(part if part is None or isinstance(part, int) else bytes(part) for part in column)
-    return bytes(column)
+    return None if column is None else bytes(column)
 
 
 def work(decoder: str, inputs: int, seed: int, note_file: Path) -> None:

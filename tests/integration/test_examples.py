@@ -39,12 +39,13 @@ OUTPUT = re.compile(r"\n\s*```text\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 FRAGMENT_NAMES = {
     "nc": "Client",
     "inbox": "AckInbox",
-    "publisher": "EnvelopePublisher",
+    "publisher": "EnvelopePublisher[Ack, BatchAcks]",
     "cluster": "LiftbridgeCluster",
 }
 FRAGMENT_HEAD = f"""
 from nats.aio.client import Client
-from liftenvelope.nats import AckInbox, EnvelopePublisher
+from liftenvelope import Ack
+from liftenvelope.nats import AckInbox, BatchAcks, EnvelopePublisher
 from liftenvelope.testing import LiftbridgeCluster
 async def fragment({", ".join(f"{name}: {kind}" for name, kind in FRAGMENT_NAMES.items())}) -> None:
 """.lstrip()
