@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from liftenvelope._checks import as_bytes, as_text, storable_headers
 from liftenvelope._envelope_py import new_message, unmarshal_ack, unmarshal_message
+from liftenvelope._payloads_py import read_message
 from liftenvelope._wire import MAX_ENVELOPE
 from liftenvelope.errors import EnvelopeError, EnvelopeTooLargeError, UsageError
 
@@ -318,6 +319,17 @@ def _numbers(rows: Sequence[Any], name: str, code: str) -> bytes:
     )
 
 
+def _header_buffers(rows: Sequence[Mapping[str, bytes]]) -> dict[str, Any]:
+    ends = [0]
+    for row in rows:
+        ends.append(ends[-1] + len(row))
+    return {
+        "header_offsets": struct.pack(f"={len(ends)}i", *ends),
+        "header_names": _text_buffers([name.encode() for row in rows for name in row], "i"),
+        "header_values": _text_buffers([value for row in rows for value in row.values()], "i"),
+    }
+
+
 def _validity(rows: Sequence[Any]) -> bytes | None:
     valid = [row is not None for row in rows]
     return None if all(valid) else _bitmap(valid)
@@ -357,10 +369,6 @@ class MessageColumns:
 
         Under "validity" stands the bitmap of the rows, None where all of them are sound.
         """
-        headers = [{} if message is None else message.headers for message in self._messages]
-        ends = [0]
-        for row in headers:
-            ends.append(ends[-1] + len(row))
         return {
             "key": self._texts("key"),
             "value": _text_buffers(self._values, self._code),
@@ -368,10 +376,8 @@ class MessageColumns:
             "correlation_id": self._texts("correlation_id"),
             "ack_policy": _numbers(self._messages, "ack_policy", "i"),
             "expected_offset": _numbers(self._messages, "offset", "q"),
-            "header_offsets": struct.pack(f"={len(ends)}i", *ends),
-            "header_names": _text_buffers([name.encode() for row in headers for name in row], "i"),
-            "header_values": _text_buffers([value for row in headers for value in row.values()], "i"),
             "validity": _validity(self._messages),
+            **_header_buffers([{} if message is None else message.headers for message in self._messages]),
         }
 
 
@@ -407,4 +413,54 @@ class AckColumns:
         }
 
 
-__all__ = ["AckColumns", "Column", "Envelopes", "HeaderColumn", "MessageColumns", "encode_row", "row_headers"]
+def _sound(row: bytes) -> Any:
+    try:
+        return read_message(row, 0, strip_headers=True)
+    except EnvelopeError:
+        return None
+
+
+class StoredColumns:
+    """Messages as servers send them to subscribers, without envelopes, decoded into columns."""
+
+    def __init__(self, rows: Column, _allocate: Callable[[int], Any]) -> None:
+        if rows.nbytes > MAX_ENVELOPE:
+            raise EnvelopeTooLargeError("the messages have more than 2 GiB together: decode fewer at a time")
+        #: The first row that is no sound message; -1 where all are.
+        self.bad = -1
+        self._messages: list[Any] = []
+        for i, row in enumerate(rows.rows):
+            message = None if row is None else _sound(row)
+            if message is None:
+                self.bad = i
+                break
+            self._messages.append(message)
+
+    def columns(self) -> dict[str, Any]:
+        """As :meth:`MessageColumns.columns`; no row of any column is null."""
+        texts = ("stream", "subject", "reply_subject", "correlation_id")
+        return {
+            "offset": _numbers(self._messages, "offset", "q"),
+            "timestamp": _numbers(self._messages, "timestamp_ns", "q"),
+            "partition": _numbers(self._messages, "partition", "i"),
+            "key": _text_buffers([message.key for message in self._messages], "i"),
+            "value": _text_buffers([message.value for message in self._messages], "i"),
+            **{
+                name: _text_buffers([getattr(message, name).encode() for message in self._messages], "i")
+                for name in texts
+            },
+            "validity": None,
+            **_header_buffers([message.headers for message in self._messages]),
+        }
+
+
+__all__ = [
+    "AckColumns",
+    "Column",
+    "Envelopes",
+    "HeaderColumn",
+    "MessageColumns",
+    "StoredColumns",
+    "encode_row",
+    "row_headers",
+]

@@ -71,6 +71,13 @@ def as_int64(name: str, value: Any) -> int:
     return _as_int(name, value, 64)
 
 
+def as_list(name: str, value: Any) -> list[Any]:
+    """A list, as it is."""
+    if not isinstance(value, list):
+        raise UsageTypeError(f"{name} must be a list, not {type(value).__name__}")
+    return value
+
+
 def as_headers(headers: Mapping[str, Any] | None) -> dict[str, bytes]:
     """A copy of headers with plain bytes for values."""
     if headers is None:

@@ -10,16 +10,15 @@ from typing import TYPE_CHECKING, Any, Final, SupportsIndex
 
 from liftenvelope import _wire as w
 from liftenvelope._checks import as_bytes, as_int64, as_optional_bytes, as_optional_text, storable_headers
-from liftenvelope._protobuf_py import (
-    Field,
-    Reader,
-    put_bytes,
-    put_text,
-    put_varint,
-    put_varint_field,
-    read_text,
-    signed,
+from liftenvelope._payloads_py import (
+    ack_fields,
+    publish_request,
+    put_headers,
+    read_message,
+    read_messages,
+    read_publish_responses,
 )
+from liftenvelope._protobuf_py import put_bytes, put_text, put_varint_field
 from liftenvelope._values_py import Ack, Message
 from liftenvelope.errors import (
     BadMagicError,
@@ -31,10 +30,27 @@ from liftenvelope.errors import (
     UsageTypeError,
     WrongTypeError,
 )
-from liftenvelope.types import AckError, AckPolicy, MessageType, as_request_policy
+from liftenvelope.types import AckPolicy, MessageType, as_request_policy
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+#: All that the Cython twin has; requests and bare messages come from :mod:`liftenvelope._payloads_py`.
+__all__ = [
+    "Ack",
+    "Message",
+    "crc32c",
+    "is_envelope",
+    "marshal_ack",
+    "marshal_message",
+    "new_message",
+    "peek_type",
+    "publish_request",
+    "read_messages",
+    "read_publish_responses",
+    "unmarshal_ack",
+    "unmarshal_message",
+]
 
 _LEADER: Final = AckPolicy.LEADER
 
@@ -94,7 +110,7 @@ def new_message(
     put_varint_field(body, w.MSG_OFFSET, offset)
     put_bytes(body, w.MSG_KEY, key)
     put_bytes(body, w.MSG_VALUE, value)
-    _put_headers(body, storable_headers(headers))
+    put_headers(body, w.MSG_HEADERS, storable_headers(headers))
     put_text(body, w.MSG_ACK_INBOX, ack_inbox)
     put_text(body, w.MSG_CORRELATION_ID, correlation_id)
     put_varint_field(body, w.MSG_ACK_POLICY, policy)
@@ -131,7 +147,7 @@ def marshal_message(message: Message, *, crc: bool = False) -> bytes:
     put_varint_field(body, w.MSG_PARTITION, message.partition)
     put_text(body, w.MSG_SUBJECT, message.subject)
     put_text(body, w.MSG_REPLY_SUBJECT, message.reply_subject)
-    _put_headers(body, storable_headers(message.headers))
+    put_headers(body, w.MSG_HEADERS, storable_headers(message.headers))
     put_text(body, w.MSG_ACK_INBOX, message.ack_inbox)
     put_text(body, w.MSG_CORRELATION_ID, message.correlation_id)
     put_varint_field(body, w.MSG_ACK_POLICY, message.ack_policy)
@@ -180,21 +196,6 @@ def _envelope(kind: MessageType, body: bytearray, crc: bool) -> bytes:
     return head + (crc32c(body).to_bytes(4, "big") if crc else b"") + body
 
 
-def _put_headers(out: bytearray, headers: Mapping[str, bytes]) -> None:
-    # A map entry is written with both its fields, also when they are empty, as protobuf does it.
-    for name, value in headers.items():
-        key = name.encode()
-        entry = bytearray((w.ENTRY_KEY << 3 | w.LEN,))
-        put_varint(entry, len(key))
-        entry += key
-        entry.append(w.ENTRY_VALUE << 3 | w.LEN)
-        put_varint(entry, len(value))
-        entry += value
-        out.append(w.MSG_HEADERS << 3 | w.LEN)
-        put_varint(out, len(entry))
-        out += entry
-
-
 # Decoding
 
 
@@ -220,34 +221,7 @@ def unmarshal_message(data: Any) -> Message:
         b'k'
     """
     raw = as_bytes("data", data)
-    texts = {
-        w.MSG_STREAM: "stream",
-        w.MSG_SUBJECT: "subject",
-        w.MSG_REPLY_SUBJECT: "reply_subject",
-        w.MSG_ACK_INBOX: "ack_inbox",
-        w.MSG_CORRELATION_ID: "correlation_id",
-    }
-    blobs = {w.MSG_KEY: "key", w.MSG_VALUE: "value"}
-    numbers = {w.MSG_OFFSET: "offset", w.MSG_TIMESTAMP: "timestamp_ns"}
-    fields: dict[str, Any] = {}
-    headers: dict[str, bytes] = {}
-    for field in Reader(raw, _payload_start(raw, MessageType.PUBLISH), len(raw)).fields():
-        if field.kind == w.LEN:
-            if name := texts.get(field.number):
-                fields[name] = read_text(raw, field, name)
-            elif name := blobs.get(field.number):
-                fields[name] = raw[field.start : field.end]
-            elif field.number == w.MSG_HEADERS:
-                key, value = _header(raw, field)
-                headers[key] = value
-        elif field.kind == w.VARINT:
-            if name := numbers.get(field.number):
-                fields[name] = signed(field.value, 64)
-            elif field.number == w.MSG_PARTITION:
-                fields["partition"] = signed(field.value, 32)
-            elif field.number == w.MSG_ACK_POLICY:
-                fields["ack_policy"] = AckPolicy(signed(field.value, 32))
-    return Message(**fields, headers=headers)
+    return read_message(raw, _payload_start(raw, MessageType.PUBLISH))
 
 
 def unmarshal_ack(data: Any) -> Ack:
@@ -271,31 +245,7 @@ def unmarshal_ack(data: Any) -> Ack:
         <AckError.INCORRECT_OFFSET: 2>
     """
     raw = as_bytes("data", data)
-    texts = {
-        w.ACK_STREAM: "stream",
-        w.ACK_PARTITION_SUBJECT: "partition_subject",
-        w.ACK_MSG_SUBJECT: "msg_subject",
-        w.ACK_ACK_INBOX: "ack_inbox",
-        w.ACK_CORRELATION_ID: "correlation_id",
-    }
-    numbers = {
-        w.ACK_OFFSET: "offset",
-        w.ACK_RECEPTION_TIMESTAMP: "reception_timestamp_ns",
-        w.ACK_COMMIT_TIMESTAMP: "commit_timestamp_ns",
-    }
-    fields: dict[str, Any] = {}
-    for field in Reader(raw, _payload_start(raw, MessageType.ACK), len(raw)).fields():
-        if field.kind == w.LEN:
-            if name := texts.get(field.number):
-                fields[name] = read_text(raw, field, name)
-        elif field.kind == w.VARINT:
-            if name := numbers.get(field.number):
-                fields[name] = signed(field.value, 64)
-            elif field.number == w.ACK_ACK_POLICY:
-                fields["ack_policy"] = AckPolicy(signed(field.value, 32))
-            elif field.number == w.ACK_ACK_ERROR:
-                fields["error"] = AckError(signed(field.value, 32))
-    return Ack(**fields)
+    return Ack(**ack_fields(raw, _payload_start(raw, MessageType.ACK), len(raw)))
 
 
 def peek_type(data: Any) -> MessageType:
@@ -377,16 +327,6 @@ def _payload_start(raw: bytes, kind: MessageType) -> int:
         if actual != expected:
             raise ChecksumError(f"the header's CRC-32C is {expected:08x}, the payload's {actual:08x}", 8)
     return start
-
-
-def _header(raw: bytes, entry: Field) -> tuple[str, bytes]:
-    key, value = "", b""
-    for field in Reader(raw, entry.start, entry.end).fields():
-        if field.kind == w.LEN and field.number == w.ENTRY_KEY:
-            key = read_text(raw, field, "a header key")
-        elif field.kind == w.LEN and field.number == w.ENTRY_VALUE:
-            value = raw[field.start : field.end]
-    return key, value
 
 
 # CRC-32C (Castagnoli), reflected, as in RFC 3720 appendix B.4

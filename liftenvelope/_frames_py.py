@@ -1,4 +1,4 @@
-"""HTTP/2 DATA frames and gRPC messages in the bytes of a connection: the twin of ``_fastwire``.
+r"""HTTP/2 DATA frames, gRPC and NATS messages in the bytes of a connection: the twin of ``_fastwire``.
 
 An HTTP/2 frame (RFC 9113, 4.1) has a header of 9 bytes, a gRPC message a prefix of 5::
 
@@ -10,16 +10,27 @@ An HTTP/2 frame (RFC 9113, 4.1) has a header of 9 bytes, a gRPC message a prefix
 :class:`FrameWalker` takes DATA frames out of what was received and cuts them into messages, so that h2, which
 needs some 12 us for a frame, sees only the few others. It takes those without any flag of streams that it was
 told of: no flag means no padding and no end of the stream, so there is nothing in them but bytes of messages.
+
+What a NATS server sends are lines, some of them followed by a message; sizes are decimal, and the size of an
+``HMSG`` includes that of its headers::
+
+    MSG <subject> <sid> [<reply> ]<size>\r\n<payload>\r\n
+    HMSG <subject> <sid> [<reply> ]<size of headers> <size>\r\n<headers><payload>\r\n
+    PING\r\n   PONG\r\n   +OK\r\n   -ERR '<text>'\r\n   INFO <json>\r\n
+
+:class:`NatsWalker` takes the messages of chosen subscriptions out of them, and leaves everything else, byte
+for byte, to the client that holds the connection.
 """
 
 from __future__ import annotations
 
-from typing import Any, Final, final
+import re
+from typing import Any, Final, NamedTuple, final
 
 from liftenvelope._checks import as_bytes
 from liftenvelope.errors import UsageError
 
-__all__ = ["COMPRESSED", "TOO_LONG", "FrameWalker", "MessageCutter", "pack_messages"]
+__all__ = ["COMPRESSED", "TOO_LONG", "FrameWalker", "MessageCutter", "NatsWalker", "pack_messages"]
 
 #: What :attr:`MessageCutter.fault` says.
 COMPRESSED: Final = 1
@@ -33,6 +44,14 @@ _END_HEADERS: Final = 0x4
 _LONGEST: Final = 0xFFFFFFFF
 # How much of a frame that is too long is shown.
 _SHOWN: Final = 32
+
+# The only forms that a server writes. Whatever else a client may understand is left to it.
+_MSG: Final = re.compile(rb"MSG ([^\s]+) (\d{1,18}) (?:([^\s]+) )?()(\d{1,18})")
+_HMSG: Final = re.compile(rb"HMSG ([^\s]+) (\d{1,18}) (?:([^\s]+) )?(\d{1,18}) (\d{1,18})")
+_OTHER_LINE: Final = re.compile(rb"PING|PONG|\+OK|-ERR '.+'|INFO [^\r]+")
+# A line that is longer has no end, for all we know.
+_LONGEST_LINE: Final = 65_536
+_CRLF: Final = 2
 
 
 def pack_messages(messages: list[Any]) -> bytes:
@@ -214,3 +233,139 @@ class FrameWalker:
         if cutter is not None:
             messages += cutter.feed(payload)
         taken[stream_id] = size + len(payload), messages
+
+
+class _Head(NamedTuple):
+    """The line before a message."""
+
+    subject: str
+    sid: int
+    reply: bytes
+    header_size: int
+    size: int
+
+
+@final
+class NatsWalker:
+    """Takes the messages of chosen subscriptions out of what a NATS server sends.
+
+    What it takes must have exactly the form that servers write. From the first line that has not, everything
+    is left: whoever holds the connection sees the fault as it would have without the walker.
+
+    Args:
+        max_message: The longest message to take, headers included, in bytes. From a longer one on,
+            everything is left.
+    """
+
+    __slots__ = ("_buffer", "_max_message", "_opened", "_pass_all", "_passing")
+
+    def __init__(self, max_message: int) -> None:
+        self._max_message = max_message
+        self._opened: dict[int, bool] = {}
+        self._buffer = bytearray()
+        self._passing = 0
+        self._pass_all = False
+
+    def open(self, sid: int, payloads: bool = False) -> None:
+        """Take the messages of this subscription from now on.
+
+        Args:
+            sid: Its id.
+            payloads: Whether only their payloads are wanted.
+        """
+        self._opened[sid] = payloads
+
+    def close(self, sid: int) -> None:
+        """Leave the messages of this subscription, one that has come in part among them."""
+        self._opened.pop(sid, None)
+
+    def skip(self, size: int) -> None:
+        """Leave so many bytes: the rest of a message that somebody else has begun to read.
+
+        Only for the first ones: before the first :meth:`feed`, or the first after :meth:`reset`.
+        """
+        self._passing = size
+
+    def pass_all(self) -> None:
+        """Leave everything, until :meth:`reset`."""
+        self._pass_all = True
+
+    def reset(self) -> None:
+        """Begin anew, with the first byte of another connection. The subscriptions stay open."""
+        self._buffer.clear()
+        self._passing = 0
+        self._pass_all = False
+
+    def feed(self, data: Any) -> None:
+        """Take in more bytes; then call :meth:`walk` until it leaves nothing."""
+        self._buffer += as_bytes("data", data)
+
+    def walk(self) -> tuple[list[tuple[int, int, list[Any]]], bytes]:
+        """Go on to where messages are taken after something was left, or to the end.
+
+        Returns:
+            For each subscription with messages, in the order of the first: its id, the length of their
+            payloads, and they themselves: payloads, or tuples of subject, reply (``b""`` if none), headers
+            (None if none) and payload. Then the bytes that are left, which came after these messages.
+        """
+        taken: dict[int, tuple[int, list[Any]]] = {}
+        start, at = 0, self._passed(0)
+        while at < len(self._buffer):
+            head, body = self._read_line(at)
+            if head is None:
+                if body == at:  # more of the line must come
+                    break
+                at = self._passed(body)
+            elif head.sid not in self._opened:
+                self._passing = head.size + _CRLF
+                at = self._passed(body)
+            elif start < at or head.size + _CRLF > len(self._buffer) - body:
+                break
+            else:
+                self._take(taken, head, body)
+                start = at = body + head.size + _CRLF
+        left = bytes(self._buffer[start:at])
+        del self._buffer[:at]
+        return [(sid, size, messages) for sid, (size, messages) in taken.items()], left
+
+    def _passed(self, at: int) -> int:
+        """Where that ends which must be left from here on."""
+        if self._pass_all:
+            return len(self._buffer)
+        step = min(self._passing, len(self._buffer) - at)
+        self._passing -= step
+        return at + step
+
+    def _read_line(self, at: int) -> tuple[_Head | None, int]:
+        """What a line says if a message follows it, and where the line ends: where it began if not yet."""
+        end = self._buffer.find(b"\n", at)
+        if end < 0:
+            self._pass_all = len(self._buffer) - at > _LONGEST_LINE
+            return None, at + self._pass_all  # whatever is more than nothing: all is left now
+        line = bytes(self._buffer[at:end])
+        head = _head(line[:-1])
+        sound = line.endswith(b"\r") and (head is not None or _OTHER_LINE.fullmatch(line[:-1]))
+        if not sound or (head is not None and head.size > self._max_message):
+            self._pass_all, head = True, None
+        return head, end + 1
+
+    def _take(self, taken: dict[int, tuple[int, list[Any]]], head: _Head, body: int) -> None:
+        begin = body + head.header_size
+        payload = bytes(self._buffer[begin : body + head.size])
+        headers = bytes(self._buffer[body:begin]) if head.header_size else None
+        size, messages = taken.setdefault(head.sid, (0, []))
+        messages.append(payload if self._opened[head.sid] else (head.subject, head.reply, headers, payload))
+        taken[head.sid] = size + len(payload), messages
+
+
+def _head(line: bytes) -> _Head | None:
+    """What the line before a message says; None if it is not such a line, or one that can't be."""
+    found = _MSG.fullmatch(line) or _HMSG.fullmatch(line)
+    if found is None:
+        return None
+    subject, sid, reply, header_size, size = found.groups()
+    try:
+        head = _Head(subject.decode(), int(sid), reply or b"", int(header_size or 0), int(size))
+    except UnicodeDecodeError:
+        return None
+    return head if head.header_size <= head.size else None

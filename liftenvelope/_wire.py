@@ -54,7 +54,10 @@ MSG_ACK_INBOX: Final = 10
 MSG_CORRELATION_ID: Final = 11
 MSG_ACK_POLICY: Final = 12
 
-# Message.HeadersEntry
+#: Headers that the server adds to every message that it stores; they repeat subject and replySubject.
+SERVER_HEADERS: Final = ("subject", "reply")
+
+# Message.HeadersEntry, and that of PublishRequest
 ENTRY_KEY: Final = 1
 ENTRY_VALUE: Final = 2
 
@@ -69,3 +72,23 @@ ACK_ACK_POLICY: Final = 7
 ACK_RECEPTION_TIMESTAMP: Final = 8
 ACK_COMMIT_TIMESTAMP: Final = 9
 ACK_ACK_ERROR: Final = 10
+
+# PublishRequest
+REQUEST_KEY: Final = 1
+REQUEST_VALUE: Final = 2
+REQUEST_STREAM: Final = 3
+REQUEST_PARTITION: Final = 4
+REQUEST_HEADERS: Final = 5
+REQUEST_ACK_INBOX: Final = 6
+REQUEST_CORRELATION_ID: Final = 7
+REQUEST_ACK_POLICY: Final = 8
+REQUEST_EXPECTED_OFFSET: Final = 9
+
+# PublishResponse
+RESPONSE_ACK: Final = 1
+RESPONSE_ASYNC_ERROR: Final = 2
+RESPONSE_CORRELATION_ID: Final = 3
+
+# PublishAsyncError
+ASYNC_ERROR_CODE: Final = 1
+ASYNC_ERROR_MESSAGE: Final = 2

@@ -20,8 +20,9 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from liftenvelope._backend import batch
-from liftenvelope._checks import as_int64, as_optional_text
+from liftenvelope._checks import as_bytes, as_int64, as_list, as_optional_text
 from liftenvelope._extras import require
+from liftenvelope._payloads_py import read_stored
 from liftenvelope.envelope import unmarshal_ack, unmarshal_message
 from liftenvelope.errors import EnvelopeError, InternalError, UsageError, UsageTypeError
 from liftenvelope.types import AckPolicy, as_request_policy
@@ -31,7 +32,16 @@ if TYPE_CHECKING:
 else:
     pa = require("pyarrow", "arrow")
 
-__all__ = ["ACK_FIELDS", "MESSAGE_FIELDS", "decode_acks", "decode_batch", "encode_batch", "encoded_columns"]
+__all__ = [
+    "ACK_FIELDS",
+    "MESSAGE_FIELDS",
+    "STORED_SCHEMA",
+    "decode_acks",
+    "decode_batch",
+    "encode_batch",
+    "encoded_columns",
+    "stored_batch",
+]
 
 OnError: TypeAlias = Literal["raise", "null", "raw"]
 
@@ -64,6 +74,24 @@ ACK_FIELDS = (
     "commit_timestamp",
     "ack_error",
     "error",
+)
+#: Columns of :func:`stored_batch`.
+STORED_SCHEMA = pa.schema(
+    [
+        pa.field(name, kind, nullable=False)
+        for name, kind in {
+            "offset": pa.int64(),
+            "key": pa.binary(),
+            "value": pa.binary(),
+            "timestamp": pa.timestamp("ns", "UTC"),
+            "stream": pa.string(),
+            "partition": pa.int32(),
+            "subject": pa.string(),
+            "reply_subject": pa.string(),
+            "headers": pa.map_(pa.string(), pa.binary()),
+            "correlation_id": pa.string(),
+        }.items()
+    ]
 )
 _ACK_NUMBERS = {
     "offset": pa.int64(),
@@ -285,16 +313,10 @@ def decode_batch(array: Any, *, on_error: OnError = "raise") -> pa.RecordBatch:
     decoded = batch.MessageColumns(rows, large, on_error == "raw", pa.allocate_buffer)
     errors = _errors(rows, decoded.bad, unmarshal_message, on_error)
     columns = decoded.columns()
-    headers = pa.MapArray.from_buffers(
-        pa.map_(pa.string(), pa.binary()),
-        rows.length,
-        [_optional(columns["validity"]), pa.py_buffer(columns["header_offsets"])],
-        children=[_entries(columns["header_names"], columns["header_values"])],
-    )
     made = {
         "key": _texts(columns["key"], pa.binary(), large),
         "value": _texts(columns["value"], pa.binary(), large),
-        "headers": headers,
+        "headers": _headers(columns, rows.length),
         "ack_inbox": _texts(columns["ack_inbox"], pa.string(), large),
         "correlation_id": _texts(columns["correlation_id"], pa.string(), large),
         "ack_policy": _numbers(columns, "ack_policy", pa.int32(), rows.length),
@@ -341,6 +363,48 @@ def decode_acks(array: Any, *, on_error: Literal["raise", "null"] = "raise") -> 
     return pa.RecordBatch.from_arrays([made[name] for name in ACK_FIELDS], ACK_FIELDS)
 
 
+def stored_batch(payloads: list[bytes]) -> pa.RecordBatch:
+    r"""Read messages as a server sends them to subscribers into columns.
+
+    Args:
+        payloads: Serialised ``Message``\ s, bytes-like; without envelopes around them.
+
+    Returns:
+        A row for each, with the columns of :data:`STORED_SCHEMA`: ``offset`` (int64), ``key``, ``value``
+        (binary), ``timestamp`` (ns, UTC), ``stream``, ``subject``, ``reply_subject``, ``correlation_id``
+        (string), ``partition`` (int32) and ``headers`` (map<string, binary>, without the two that the
+        server adds: ``subject`` and ``reply``). Nothing is null: what a message does not have is empty or 0,
+        as protobuf has it.
+
+    Raises:
+        EnvelopeError: A payload is malformed or ends too early; its text begins with ``message`` and its
+            index, and the offset is that within the payload.
+        EnvelopeTooLargeError: The payloads have more than 2 GiB together.
+        UsageTypeError: Not a list, or one of them is not bytes-like; its index is named.
+
+    Example:
+        >>> stored_batch([bytes.fromhex("08071a0568656c6c6f")])["value"].to_pylist()
+        [b'hello']
+    """
+    rows = batch.Column.of_sequence(as_list("payloads", payloads), "payloads", False)
+    stored = batch.StoredColumns(rows, pa.allocate_buffer)
+    if stored.bad >= 0:
+        row = as_bytes(f"payloads[{stored.bad}]", rows.row(stored.bad))
+        read_stored(stored.bad, row)
+        raise InternalError(f"the batch codec refused what the codec reads: {row[:200].hex()}")
+    columns = stored.columns()
+    arrays = [_stored_column(columns, field, rows.length) for field in STORED_SCHEMA]
+    return pa.RecordBatch.from_arrays(arrays, schema=STORED_SCHEMA)
+
+
+def _stored_column(columns: Mapping[str, Any], field: pa.Field, rows: int) -> pa.Array:
+    if pa.types.is_map(field.type):
+        return _headers(columns, rows)
+    if pa.types.is_binary(field.type) or pa.types.is_string(field.type):
+        return _texts(columns[field.name], field.type, False)
+    return _numbers(columns, field.name, field.type, rows)
+
+
 def _rows(array: Any) -> tuple[Any, bool]:
     if isinstance(array, pa.ChunkedArray):
         array = _whole(array)
@@ -383,6 +447,15 @@ def _numbers(columns: Mapping[str, Any], name: str, kind: pa.DataType, rows: int
 
 def _optional(buffer: Any) -> pa.Buffer | None:
     return None if buffer is None else pa.py_buffer(buffer)
+
+
+def _headers(columns: Mapping[str, Any], rows: int) -> pa.MapArray:
+    return pa.MapArray.from_buffers(
+        pa.map_(pa.string(), pa.binary()),
+        rows,
+        [_optional(columns["validity"]), pa.py_buffer(columns["header_offsets"])],
+        children=[_entries(columns["header_names"], columns["header_values"])],
+    )
 
 
 def _entries(names: tuple[Any, ...], values: tuple[Any, ...]) -> pa.StructArray:

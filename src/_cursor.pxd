@@ -5,7 +5,7 @@
 # They only say that there is one: what it is and where, the Python twin finds out (_envelope_py).
 
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
-from libc.string cimport memcpy, memset
+from libc.string cimport memcmp, memcpy, memset
 
 cdef extern from "crc32c.h" nogil:
     void crc32c_init()
@@ -53,6 +53,20 @@ cdef enum:
     TAG_A_RECEPTION_TIMESTAMP = 8 << 3
     TAG_A_COMMIT_TIMESTAMP = 9 << 3
     TAG_A_ACK_ERROR = 10 << 3
+    TAG_Q_KEY = 1 << 3 | 2  # PublishRequest
+    TAG_Q_VALUE = 2 << 3 | 2
+    TAG_Q_STREAM = 3 << 3 | 2
+    TAG_Q_PARTITION = 4 << 3
+    TAG_Q_HEADERS = 5 << 3 | 2
+    TAG_Q_ACK_INBOX = 6 << 3 | 2
+    TAG_Q_CORRELATION_ID = 7 << 3 | 2
+    TAG_Q_ACK_POLICY = 8 << 3
+    TAG_Q_EXPECTED_OFFSET = 9 << 3
+    TAG_R_ACK = 1 << 3 | 2  # PublishResponse
+    TAG_R_ASYNC_ERROR = 2 << 3 | 2
+    TAG_R_CORRELATION_ID = 3 << 3 | 2
+    TAG_E_CODE = 1 << 3  # PublishAsyncError
+    TAG_E_MESSAGE = 2 << 3 | 2
 
 cdef struct Slice:
     const uint8_t* p  # NULL: null, or none
@@ -83,6 +97,14 @@ cdef struct AckFields:
     Slice partition_subject
     Slice msg_subject
     Slice ack_inbox
+    Slice correlation_id
+
+cdef struct ResponseFields:
+    AckFields ack
+    bint has_ack
+    bint has_error
+    int32_t error_code
+    Slice error_text
     Slice correlation_id
 
 # Reading
@@ -362,14 +384,12 @@ cdef inline void clear_ack(AckFields* out) noexcept nogil:
     clear_slice(&out.correlation_id)
 
 
-cdef inline bint parse_message(const uint8_t* p, Py_ssize_t n, MessageFields* out) noexcept nogil:
-    """Read a whole message envelope; false for any fault."""
-    cdef const uint8_t* end = p + n
+cdef inline bint parse_message(const uint8_t* p, const uint8_t* end, MessageFields* out) noexcept nogil:
+    """Read a message, bare or from where the payload of its envelope begins; false for any fault, and for NULL."""
     cdef uint32_t tag
     cdef uint64_t number = 0
     cdef Slice key, value
     clear_message(out)
-    p = payload(p, n, PUBLISH)
     if p == NULL:
         return False
     while p < end:
@@ -412,15 +432,16 @@ cdef inline bint parse_message(const uint8_t* p, Py_ssize_t n, MessageFields* ou
     return True
 
 
-cdef inline bint parse_ack(const uint8_t* p, Py_ssize_t n, AckFields* out) noexcept nogil:
-    """Read a whole ack envelope; false for any fault."""
-    cdef const uint8_t* end = p + n
+cdef inline bint parse_ack(const uint8_t* p, const uint8_t* end, AckFields* out) noexcept nogil:
+    """Read an ack, bare or from where the payload of its envelope begins; false for any fault, and for NULL."""
+    clear_ack(out)
+    return p != NULL and merge_ack(p, end, out)
+
+
+cdef inline bint merge_ack(const uint8_t* p, const uint8_t* end, AckFields* out) noexcept nogil:
+    """Read an ack over what is there already, as protobuf does with a message that comes in parts."""
     cdef uint32_t tag
     cdef uint64_t number = 0
-    clear_ack(out)
-    p = payload(p, n, ACK)
-    if p == NULL:
-        return False
     while p < end:
         p = get_tag(p, end, &tag)
         if p == NULL:
@@ -452,6 +473,64 @@ cdef inline bint parse_ack(const uint8_t* p, Py_ssize_t n, AckFields* out) noexc
         if p == NULL:
             return False
     return True
+
+
+cdef inline bint merge_async_error(const uint8_t* p, const uint8_t* end, ResponseFields* out) noexcept nogil:
+    cdef uint32_t tag
+    cdef uint64_t number = 0
+    while p < end:
+        p = get_tag(p, end, &tag)
+        if p == NULL:
+            return False
+        if tag == TAG_E_CODE:
+            p = get_varint(p, end, &number)
+            out.error_code = <int32_t>number
+        elif tag == TAG_E_MESSAGE:
+            p = get_text(p, end, &out.error_text)
+        else:
+            p = skip_field(p, end, tag)
+        if p == NULL:
+            return False
+    return True
+
+
+cdef inline bint parse_response(const uint8_t* p, const uint8_t* end, ResponseFields* out) noexcept nogil:
+    """Read a bare PublishResponse; false for any fault."""
+    cdef uint32_t tag
+    cdef Slice part
+    clear_ack(&out.ack)
+    clear_slice(&out.error_text)
+    clear_slice(&out.correlation_id)
+    out.has_ack = out.has_error = False
+    out.error_code = 0
+    while p < end:
+        p = get_tag(p, end, &tag)
+        if p == NULL:
+            return False
+        if tag == TAG_R_ACK:
+            p = get_slice(p, end, &part)
+            out.has_ack = True
+            if p == NULL or not merge_ack(part.p, p, &out.ack):
+                return False
+        elif tag == TAG_R_ASYNC_ERROR:
+            p = get_slice(p, end, &part)
+            out.has_error = True
+            if p == NULL or not merge_async_error(part.p, p, out):
+                return False
+        elif tag == TAG_R_CORRELATION_ID:
+            p = get_text(p, end, &out.correlation_id)
+        else:
+            p = skip_field(p, end, tag)
+        if p == NULL:
+            return False
+    return True
+
+
+cdef inline bint is_server_header(Slice name) noexcept nogil:
+    """Whether it is one of those that the server adds to every message that it stores."""
+    if name.n == 7:
+        return memcmp(name.p, <const char*>"subject", 7) == 0
+    return name.n == 5 and memcmp(name.p, <const char*>"reply", 5) == 0
 
 # Writing. Sizes first, exactly; then one allocation and one pass.
 
@@ -531,9 +610,9 @@ cdef inline uint8_t* put_slice(uint8_t* p, uint8_t tag, const uint8_t* data, Py_
     return put_raw(put_varint(p + 1, <uint64_t>n), data, n)
 
 
-cdef inline uint8_t* put_entry(uint8_t* p, const uint8_t* key, Py_ssize_t key_n,
+cdef inline uint8_t* put_entry(uint8_t* p, uint8_t tag, const uint8_t* key, Py_ssize_t key_n,
                                const uint8_t* value, Py_ssize_t value_n) noexcept nogil:
-    p[0] = TAG_HEADERS
+    p[0] = tag
     p = put_varint(p + 1, <uint64_t>entry_size(key_n, value_n))
     p[0] = TAG_ENTRY_KEY
     p = put_raw(put_varint(p + 1, <uint64_t>key_n), key, key_n)

@@ -530,171 +530,7 @@ cdef class Envelopes:
 
 # Decoding
 
-@cython.final
-cdef class _Memory:
-    """Bytes that grow. They come from an allocator of the caller's: Arrow's pool keeps its pages, where
-    malloc would have the system map and clear new ones for every batch."""
-
-    cdef object allocate  # bytes -> a writable buffer
-    cdef object store     # a memoryview of the buffer that holds them now
-    cdef uint8_t* p
-    cdef Py_ssize_t n, capacity
-
-    def __cinit__(self, allocate, Py_ssize_t capacity):
-        self.allocate = allocate
-        self.hold(capacity)
-
-    cdef int hold(self, Py_ssize_t capacity) except -1:
-        store = memoryview(self.allocate(capacity))
-        cdef Slice s = span(store)
-        if s.n < capacity:
-            raise MemoryError
-        if self.n:
-            memcpy(<uint8_t*>s.p, self.p, <size_t>self.n)
-        self.store, self.p, self.capacity = store, <uint8_t*>s.p, s.n
-        return 0
-
-    def __getbuffer__(self, Py_buffer* view, int flags):
-        PyBuffer_FillInfo(view, self, self.p if self.n else <void*>"", self.n, 1, flags & ~PyBUF_WRITABLE)
-
-    cdef inline bint fits(self, Py_ssize_t more, Py_ssize_t likely) noexcept nogil:
-        """Make room for more bytes, and ahead for as many in all as are likely; false where memory has run out."""
-        return more <= self.capacity - self.n or self.grow(more, likely)
-
-    cdef bint grow(self, Py_ssize_t more, Py_ssize_t likely) noexcept nogil:
-        with gil:
-            try:
-                self.hold(max(self.n + more, 2 * self.capacity, likely))
-            except MemoryError:
-                return False
-        return True
-
-
-cdef _Memory full(object allocate, Py_ssize_t n):
-    """Memory whose bytes all count already, whatever the allocator had there."""
-    cdef _Memory memory = _Memory(allocate, n)
-    memory.n = n
-    return memory
-
-
-@cython.final
-cdef class _Bits:
-    """A validity bitmap: ones, until a row is found to be null."""
-
-    cdef _Memory memory
-    cdef uint8_t* p
-    cdef Py_ssize_t nulls
-
-    def __cinit__(self, allocate, Py_ssize_t rows):
-        self.memory = full(allocate, (rows + 7) >> 3)
-        self.p = self.memory.p
-        set_bits(self.p, rows)
-
-    cdef inline void clear(self, Py_ssize_t i) noexcept nogil:
-        clear_bit(self.p, i)
-        self.nulls += 1
-
-    cdef object buffer(self):
-        return self.memory if self.nulls else None
-
-
-@cython.final
-cdef class _Texts:
-    """A column of bytes or text that is being filled, row by row."""
-
-    cdef _Memory data, end_memory
-    cdef _Bits valid
-    cdef uint8_t* begin        # the data, where its next byte goes, and where the room for it ends
-    cdef uint8_t* next
-    cdef uint8_t* limit
-    cdef int32_t* ends         # NULL where they have 64 bits
-    cdef int64_t* large_ends
-    cdef Py_ssize_t rows, most  # most: what all the data can come to
-
-    def __cinit__(self, allocate, Py_ssize_t rows, bint large, Py_ssize_t most, Py_ssize_t capacity=0):
-        self.valid = _Bits(allocate, rows)
-        self.end_memory = full(allocate, (rows + 1) * (8 if large else 4))
-        self.data = _Memory(allocate, capacity)
-        self.take_room(0)
-        self.rows, self.most = rows, most
-        if large:
-            self.large_ends = <int64_t*>self.end_memory.p
-            self.large_ends[0] = 0
-        else:
-            self.ends = <int32_t*>self.end_memory.p
-            self.ends[0] = 0
-
-    cdef void take_room(self, Py_ssize_t n) noexcept nogil:
-        self.begin = self.data.p
-        self.next = self.begin + n
-        self.limit = self.begin + self.data.capacity
-
-    cdef bint grow(self, Py_ssize_t i, Py_ssize_t more) noexcept nogil:
-        # If the rows so far are like those to come, the column is allocated once.
-        cdef Py_ssize_t n = self.next - self.begin, likely = (n + more) // (i + 1) + 1
-        self.data.n = n
-        if not self.data.grow(more, self.most if likely > self.most // self.rows else likely * self.rows):
-            return False
-        self.take_room(n)
-        return True
-
-    cdef inline bint add(self, Py_ssize_t i, Slice s, bint null) noexcept nogil:
-        if s.n > self.limit - self.next and not self.grow(i, s.n):
-            return False
-        self.next = put_raw(self.next, s.p, s.n)
-        self.end(i, null)
-        return True
-
-    cdef inline bint add_bulk(self, Py_ssize_t i, Slice s, bint null) noexcept nogil:
-        if s.n > self.limit - self.next and not self.grow(i, s.n):
-            return False
-        self.next = put_bulk(self.next, s.p, s.n)
-        self.end(i, null)
-        return True
-
-    cdef inline void end(self, Py_ssize_t i, bint null) noexcept nogil:
-        if null:
-            self.valid.clear(i)
-        if self.ends != NULL:
-            self.ends[i + 1] = <int32_t>(self.next - self.begin)
-        else:
-            self.large_ends[i + 1] = self.next - self.begin
-
-    def buffers(self):
-        """(rows, nulls, validity, offsets, data)."""
-        self.data.n = self.next - self.begin
-        return self.rows, self.valid.nulls, self.valid.buffer(), self.end_memory, self.data
-
-
-@cython.final
-cdef class _Entries:
-    """A column of header names or values: how many rows it gets is not known, and none of them is null."""
-
-    cdef _Memory ends, data
-    cdef Py_ssize_t rows
-
-    def __cinit__(self, allocate):
-        self.ends, self.data = _Memory(allocate, 0), _Memory(allocate, 0)
-        self.put_end()
-
-    cdef inline bint add(self, Slice s) noexcept nogil:
-        if not self.data.fits(s.n, 0):
-            return False
-        put_raw(self.data.p + self.data.n, s.p, s.n)
-        self.data.n += s.n
-        self.rows += 1
-        return self.put_end()
-
-    cdef inline bint put_end(self) noexcept nogil:
-        if not self.ends.fits(4, 4096):
-            return False
-        (<int32_t*>(self.ends.p + self.ends.n))[0] = <int32_t>self.data.n
-        self.ends.n += 4
-        return True
-
-    def buffers(self):
-        """(rows, nulls, validity, offsets, data)."""
-        return self.rows, 0, None, self.ends, self.data
+include "_columns.pxi"
 
 
 cdef list bad_rows(const Rows* rows, Py_ssize_t length, _Bits valid):
@@ -709,10 +545,9 @@ cdef class MessageColumns:
     """Message envelopes decoded into columns."""
 
     cdef _Texts keys, values, inboxes, idents
-    cdef _Entries names, contents
-    cdef _Memory policies, offsets, header_ends
+    cdef _Headers headers
+    cdef _Memory policies, offsets
     cdef _Bits valid
-    cdef HeaderSet seen
     cdef bint raw
     cdef readonly list bad  # rows that are no sound envelopes
 
@@ -722,34 +557,26 @@ cdef class MessageColumns:
         # The values can't be larger than their envelopes: one allocation that never has to grow.
         self.keys, self.values = _Texts(allocate, n, large, most), _Texts(allocate, n, large, most, most)
         self.inboxes, self.idents = _Texts(allocate, n, large, most), _Texts(allocate, n, large, most)
-        self.names, self.contents = _Entries(allocate), _Entries(allocate)
+        self.headers = _Headers(allocate, n)
         self.policies, self.offsets = full(allocate, n * 4), full(allocate, n * 8)
-        self.header_ends = full(allocate, (n + 1) * 4)
         self.valid, self.raw = _Bits(allocate, n), raw
         with nogil:
             enough = self.fill(&rows.rows, n)
         if not enough:
             raise MemoryError
-        if self.names.data.n > MAX_ENVELOPE or self.contents.data.n > MAX_ENVELOPE:
-            raise EnvelopeTooLargeError("the headers have more than 2 GiB together: decode fewer rows at a time")
+        self.headers.require_room()
         self.bad = bad_rows(&rows.rows, n, self.valid)
 
-    def __dealloc__(self):
-        free_headers(&self.seen)
-
     cdef bint fill(self, const Rows* rows, Py_ssize_t n) noexcept nogil:
-        cdef int32_t* header_ends = <int32_t*>self.header_ends.p
         cdef Py_ssize_t i
-        header_ends[0] = 0
         for i in range(n):
             if not self.add(i, row_at(rows, i)):
                 return False
-            header_ends[i + 1] = <int32_t>self.names.rows
         return True
 
     cdef inline bint add(self, Py_ssize_t i, Slice row) noexcept nogil:
         cdef MessageFields f
-        cdef bint sound = row.p != NULL and parse_message(row.p, row.n, &f)
+        cdef bint sound = row.p != NULL and parse_message(payload(row.p, row.n, PUBLISH), row.p + row.n, &f)
         if not sound:
             clear_message(&f)
             if self.raw:
@@ -762,29 +589,8 @@ cdef class MessageColumns:
             and self.keys.add(i, f.key, f.key.n == 0)
             and self.inboxes.add(i, f.ack_inbox, f.ack_inbox.n == 0)
             and self.idents.add(i, f.correlation_id, f.correlation_id.n == 0)
-            and (f.headers == 0 or self.add_headers(&f, row.p + row.n))
+            and self.headers.add(i, &f, row.p + row.n, False)
         )
-
-    cdef bint add_headers(self, MessageFields* f, const uint8_t* end) noexcept nogil:
-        cdef Py_ssize_t left = f.headers, j
-        cdef const uint8_t* p = f.first_header
-        cdef Slice name, value
-        cdef uint32_t tag
-        if not begin_headers(&self.seen, left):
-            return False
-        while True:
-            p = get_entry(p, end, &name, &value)
-            add_header(&self.seen, name, value)
-            left -= 1
-            if left == 0:
-                break
-            p = get_tag(p, end, &tag)
-            while tag != TAG_HEADERS:
-                p = get_tag(skip_field(p, end, tag), end, &tag)
-        for j in range(self.seen.count):
-            if not self.names.add(self.seen.names[j]) or not self.contents.add(self.seen.values[j]):
-                return False
-        return True
 
     def columns(self):
         """Field name to buffers; see the twin."""
@@ -795,10 +601,8 @@ cdef class MessageColumns:
             "correlation_id": self.idents.buffers(),
             "ack_policy": self.policies,
             "expected_offset": self.offsets,
-            "header_offsets": self.header_ends,
-            "header_names": self.names.buffers(),
-            "header_values": self.contents.buffers(),
             "validity": self.valid.buffer(),
+            **self.headers.columns(),
         }
 
 
@@ -835,7 +639,7 @@ cdef class AckColumns:
 
     cdef inline bint add(self, Py_ssize_t i, Slice row) noexcept nogil:
         cdef AckFields f
-        cdef bint sound = row.p != NULL and parse_ack(row.p, row.n, &f)
+        cdef bint sound = row.p != NULL and parse_ack(payload(row.p, row.n, ACK), row.p + row.n, &f)
         if not sound:
             clear_ack(&f)
             self.valid.clear(i)
@@ -866,4 +670,75 @@ cdef class AckColumns:
             "commit_timestamp": self.commits,
             "ack_error": self.errors,
             "validity": self.valid.buffer(),
+        }
+
+
+@cython.final
+cdef class StoredColumns:
+    """Messages as servers send them to subscribers, without envelopes, decoded into columns."""
+
+    cdef _Texts keys, values, streams, subjects, reply_subjects, idents
+    cdef _Headers headers
+    cdef _Memory offsets, timestamps, partitions
+    cdef readonly Py_ssize_t bad  # the first row that is no sound message; -1 where all are
+
+    def __cinit__(self, Column rows not None, allocate):
+        cdef Py_ssize_t n = rows.length, most = rows.nbytes
+        cdef bint enough
+        if most > MAX_ENVELOPE:
+            raise EnvelopeTooLargeError("the messages have more than 2 GiB together: decode fewer at a time")
+        # The values can't be larger than the messages: one allocation that never has to grow.
+        self.keys, self.values = _Texts(allocate, n, False, most), _Texts(allocate, n, False, most, most)
+        self.streams, self.subjects = _Texts(allocate, n, False, most), _Texts(allocate, n, False, most)
+        self.reply_subjects, self.idents = _Texts(allocate, n, False, most), _Texts(allocate, n, False, most)
+        self.headers, self.bad = _Headers(allocate, n), -1
+        self.offsets, self.timestamps = full(allocate, n * 8), full(allocate, n * 8)
+        self.partitions = full(allocate, n * 4)
+        with nogil:
+            enough = self.fill(&rows.rows, n)
+        if not enough:
+            raise MemoryError
+
+    cdef bint fill(self, const Rows* rows, Py_ssize_t n) noexcept nogil:
+        """False where memory has run out; a row that is not sound is noted, and ends it."""
+        cdef MessageFields f
+        cdef Slice row
+        cdef Py_ssize_t i
+        for i in range(n):
+            row = row_at(rows, i)
+            if not parse_message(row.p, row.p + row.n, &f):
+                self.bad = i
+                return True
+            if not self.add(i, &f, row.p + row.n):
+                return False
+        return True
+
+    cdef inline bint add(self, Py_ssize_t i, const MessageFields* f, const uint8_t* end) noexcept nogil:
+        (<int64_t*>self.offsets.p)[i] = f.offset
+        (<int64_t*>self.timestamps.p)[i] = f.timestamp
+        (<int32_t*>self.partitions.p)[i] = f.partition
+        return (
+            self.values.add_bulk(i, f.value, False)
+            and self.keys.add(i, f.key, False)
+            and self.streams.add(i, f.stream, False)
+            and self.subjects.add(i, f.subject, False)
+            and self.reply_subjects.add(i, f.reply_subject, False)
+            and self.idents.add(i, f.correlation_id, False)
+            and self.headers.add(i, f, end, True)
+        )
+
+    def columns(self):
+        """Field name to buffers; see the twin."""
+        return {
+            "offset": self.offsets,
+            "key": self.keys.buffers(),
+            "value": self.values.buffers(),
+            "timestamp": self.timestamps,
+            "stream": self.streams.buffers(),
+            "partition": self.partitions,
+            "subject": self.subjects.buffers(),
+            "reply_subject": self.reply_subjects.buffers(),
+            "correlation_id": self.idents.buffers(),
+            "validity": None,
+            **self.headers.columns(),
         }

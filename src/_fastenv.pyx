@@ -22,6 +22,7 @@ cdef extern from "Python.h":
     bint PyUnicode_IS_COMPACT_ASCII(object text)
     Py_ssize_t PyUnicode_GET_LENGTH(object text)
     object PyDictProxy_New(object mapping)
+    long long PyLong_AsLongLongAndOverflow(object number, int* overflow) except? -1
 
 cdef extern from *:
     """
@@ -48,14 +49,16 @@ cdef extern from *:
         pass
     int expose(object cls, PyMemberDef* member, const char* name, Py_ssize_t offset) except -1
 
+from functools import partial
 from types import MappingProxyType
 
-from liftenvelope import _envelope_py as twin
+from liftenvelope import _envelope_py as twin, _payloads_py as bare_twin
 from liftenvelope._checks import (
     as_bytes,
     as_headers,
     as_int32,
     as_int64,
+    as_list,
     as_optional_bytes,
     as_optional_text,
     as_text,
@@ -346,7 +349,7 @@ cdef inline Py_ssize_t headers_size(dict headers) except -1:
     return size
 
 
-cdef inline uint8_t* put_headers(uint8_t* p, dict headers) except NULL:
+cdef inline uint8_t* put_headers(uint8_t* p, uint8_t tag, dict headers) except NULL:
     cdef Py_ssize_t at = 0
     cdef PyObject* name
     cdef PyObject* value
@@ -354,7 +357,7 @@ cdef inline uint8_t* put_headers(uint8_t* p, dict headers) except NULL:
     while PyDict_Next(headers, &at, &name, &value):
         utf8(<object>name, &key)
         content = blob(<object>value)
-        p = put_entry(p, key.p, key.n, content.p, content.n)
+        p = put_entry(p, tag, key.p, key.n, content.p, content.n)
     return p
 
 
@@ -377,25 +380,65 @@ cdef inline bytes finished(bytes envelope, uint8_t* end, bint crc):
     return envelope
 
 
-cdef bytes write_new_message(Slice value, Slice key, dict headers, Slice inbox, Slice correlation_id,
-                             int32_t policy, int64_t expected_offset, bint crc):
+# What is published, checked: as an envelope or as a request.
+cdef struct Outgoing:
+    Slice value
+    Slice key
+    Slice stream
+    Slice inbox
+    Slice correlation_id
+    int64_t offset
+    int32_t partition
+    int32_t policy
+
+
+cdef bytes write_new_message(const Outgoing* out, dict headers, bint crc):
     cdef Py_ssize_t size = (
-        number_size(expected_offset) + slice_size(key.n) + slice_size(value.n) + slice_size(inbox.n)
-        + slice_size(correlation_id.n) + number_size(policy)
+        number_size(out.offset) + slice_size(out.key.n) + slice_size(out.value.n) + slice_size(out.inbox.n)
+        + slice_size(out.correlation_id.n) + number_size(out.policy)
     )
     if headers is not None:
         size += headers_size(headers)
     cdef bytes envelope = new_envelope(size, PUBLISH, crc)
     cdef uint8_t* p = <uint8_t*>PyBytes_AS_STRING(envelope) + (HEADER_LEN_CRC if crc else HEADER_LEN)
-    p = put_number(p, TAG_OFFSET, expected_offset)
-    p = put_slice(p, TAG_KEY, key.p, key.n)
-    p = put_slice(p, TAG_VALUE, value.p, value.n)
+    p = put_number(p, TAG_OFFSET, out.offset)
+    p = put_slice(p, TAG_KEY, out.key.p, out.key.n)
+    p = put_slice(p, TAG_VALUE, out.value.p, out.value.n)
     if headers is not None:
-        p = put_headers(p, headers)
-    p = put_slice(p, TAG_ACK_INBOX, inbox.p, inbox.n)
-    p = put_slice(p, TAG_CORRELATION_ID, correlation_id.p, correlation_id.n)
-    p = put_number(p, TAG_ACK_POLICY, policy)
+        p = put_headers(p, TAG_HEADERS, headers)
+    p = put_slice(p, TAG_ACK_INBOX, out.inbox.p, out.inbox.n)
+    p = put_slice(p, TAG_CORRELATION_ID, out.correlation_id.p, out.correlation_id.n)
+    p = put_number(p, TAG_ACK_POLICY, out.policy)
     return finished(envelope, p, crc)
+
+
+cdef bytes write_publish_request(const Outgoing* out, dict headers):
+    cdef Py_ssize_t size = (
+        slice_size(out.key.n) + slice_size(out.value.n) + slice_size(out.stream.n) + number_size(out.partition)
+        + slice_size(out.inbox.n) + slice_size(out.correlation_id.n) + number_size(out.policy)
+        + number_size(out.offset)
+    )
+    if headers is not None:
+        size += headers_size(headers)
+    if size > MAX_ENVELOPE:
+        raise EnvelopeTooLargeError(f"a request holds at most {MAX_ENVELOPE} bytes")
+    cdef bytes request = PyBytes_FromStringAndSize(NULL, size)
+    cdef uint8_t* p = <uint8_t*>PyBytes_AS_STRING(request)
+    p = put_slice(p, TAG_Q_KEY, out.key.p, out.key.n)
+    p = put_slice(p, TAG_Q_VALUE, out.value.p, out.value.n)
+    p = put_slice(p, TAG_Q_STREAM, out.stream.p, out.stream.n)
+    p = put_number(p, TAG_Q_PARTITION, out.partition)
+    if headers is not None:
+        p = put_headers(p, TAG_Q_HEADERS, headers)
+    p = put_slice(p, TAG_Q_ACK_INBOX, out.inbox.p, out.inbox.n)
+    p = put_slice(p, TAG_Q_CORRELATION_ID, out.correlation_id.p, out.correlation_id.n)
+    p = put_number(p, TAG_Q_ACK_POLICY, out.policy)
+    p = put_number(p, TAG_Q_EXPECTED_OFFSET, out.offset)
+    return finished(request, p, False)
+
+
+cdef inline bytes write_outgoing(const Outgoing* out, dict headers, bint bare, bint crc):
+    return write_publish_request(out, headers) if bare else write_new_message(out, headers, crc)
 
 
 cdef inline object plain_text(str name, object text):
@@ -419,39 +462,85 @@ cdef bint has_buffer(object value, Py_buffer* view) except -1:
     return True
 
 
-def new_message(value, *, key=None, headers=None, ack_inbox=None, correlation_id=None, ack_policy=LEADER,
-                expected_offset=ANY_OFFSET, bint crc=False):
-    cdef Slice value_s, key_s, inbox_s, id_s
-    cdef int32_t policy = 0
-    cdef int64_t offset = -1
+cdef inline bint plain_integer(object number, long long* out) except -1:
+    """Whether it is an ordinary int of 64 bits; the checks look closer at all else."""
+    cdef int overflow = 0
+    if type(number) is not int:
+        return False
+    out[0] = PyLong_AsLongLongAndOverflow(number, &overflow)
+    return not overflow
+
+
+cdef inline int32_t int32_of(str name, object number) except? -1:
+    cdef long long plain
+    if plain_integer(number, &plain) and <int32_t>plain == plain:
+        return <int32_t>plain
+    return as_int32(name, number)
+
+
+cdef inline int64_t int64_of(str name, object number) except? -1:
+    cdef long long plain
+    return plain if plain_integer(number, &plain) else <int64_t>as_int64(name, number)
+
+
+cdef inline int32_t request_policy(object policy) except -1:
+    cdef int number
+    for number in range(1, 3):
+        if policy is POLICIES[number]:
+            return number
+    return as_request_policy("ack_policy", policy)
+
+
+cdef bytes checked(Outgoing* out, object value, object key, object headers, object ack_inbox, object correlation_id,
+                   object ack_policy, object expected_offset, bint bare, bint crc):
+    """Check what envelopes and requests have in common, and write the one or the other."""
     cdef Py_buffer view
-    key_s.p = inbox_s.p = id_s.p = NULL
-    key_s.n = inbox_s.n = id_s.n = 0
+    clear_slice(&out.key)
+    clear_slice(&out.inbox)
+    clear_slice(&out.correlation_id)
+    out.policy, out.offset = 0, -1
     if expected_offset is not ANY_OFFSET:
-        offset = as_int64("expected_offset", expected_offset)
+        out.offset = int64_of("expected_offset", expected_offset)
     if key is not None:
         if type(key) is not bytes:
             key = as_bytes("key", key)
-        key_s = blob(key)
+        out.key = blob(key)
     if ack_inbox is not None:
         ack_inbox = plain_text("ack_inbox", ack_inbox)
-        utf8(ack_inbox, &inbox_s)
+        utf8(ack_inbox, &out.inbox)
     if correlation_id is not None:
         correlation_id = plain_text("correlation_id", correlation_id)
-        utf8(correlation_id, &id_s)
+        utf8(correlation_id, &out.correlation_id)
     if ack_policy is not LEADER:
-        policy = as_request_policy("ack_policy", ack_policy)
+        out.policy = request_policy(ack_policy)
     if type(value) is not bytes and not has_buffer(value, &view):
         value = as_bytes("value", value)  # says what is wrong with it
     # The headers come last: between the look at a dict that is not copied and its use no Python code may run.
     if type(value) is bytes:
-        return write_new_message(blob(value), key_s, sendable(headers), inbox_s, id_s, policy, offset, crc)
+        out.value = blob(value)
+        return write_outgoing(out, sendable(headers), bare, crc)
     try:
-        value_s.p = <const uint8_t*>view.buf
-        value_s.n = view.len
-        return write_new_message(value_s, key_s, sendable(headers), inbox_s, id_s, policy, offset, crc)
+        out.value.p = <const uint8_t*>view.buf
+        out.value.n = view.len
+        return write_outgoing(out, sendable(headers), bare, crc)
     finally:
         PyBuffer_Release(&view)
+
+
+def new_message(value, *, key=None, headers=None, ack_inbox=None, correlation_id=None, ack_policy=LEADER,
+                expected_offset=ANY_OFFSET, bint crc=False):
+    cdef Outgoing out
+    return checked(&out, value, key, headers, ack_inbox, correlation_id, ack_policy, expected_offset, False, crc)
+
+
+def publish_request(stream, value, *, key=None, headers=None, partition=0, ack_inbox=None, correlation_id=None,
+                    ack_policy=LEADER, expected_offset=ANY_OFFSET):
+    cdef Outgoing out
+    if type(stream) is not str or not PyUnicode_IS_COMPACT_ASCII(stream):
+        stream = as_text("stream", stream)
+    utf8(stream, &out.stream)
+    out.partition = int32_of("partition", partition)
+    return checked(&out, value, key, headers, ack_inbox, correlation_id, ack_policy, expected_offset, True, False)
 
 
 cdef bytes allocated_message(MessageFields* f, dict headers, bint crc):
@@ -490,7 +579,7 @@ cdef bytes write_message(Message message, bint crc):
     p = put_number(p, TAG_PARTITION, f.partition)
     p = put_slice(p, TAG_SUBJECT, f.subject.p, f.subject.n)
     p = put_slice(p, TAG_REPLY_SUBJECT, f.reply_subject.p, f.reply_subject.n)
-    p = put_headers(p, headers)
+    p = put_headers(p, TAG_HEADERS, headers)
     p = put_slice(p, TAG_ACK_INBOX, f.ack_inbox.p, f.ack_inbox.n)
     p = put_slice(p, TAG_CORRELATION_ID, f.correlation_id.p, f.correlation_id.n)
     p = put_number(p, TAG_ACK_POLICY, f.ack_policy)
@@ -538,28 +627,31 @@ cdef bytes write_ack(Ack ack, bint crc):
 
 # Decoding
 
-cdef dict headers_of(MessageFields* f, const uint8_t* end):
+cdef object headers_of(MessageFields* f, const uint8_t* end, bint strip):
     """The header entries of a message that has been parsed, and so is known to be sound."""
-    cdef dict headers = {}
+    cdef dict headers = None
     cdef const uint8_t* p = f.first_header
     cdef Slice key, value
     cdef uint32_t tag
     cdef Py_ssize_t left = f.headers
     while True:
         p = get_entry(p, end, &key, &value)
-        headers[text_of(key)] = bytes_of(value)
+        if not strip or not is_server_header(key):
+            if headers is None:
+                headers = {}
+            headers[text_of(key)] = bytes_of(value)
         left -= 1
         if left == 0:
-            return headers
+            return NO_HEADERS if headers is None else PyDictProxy_New(headers)
         p = get_tag(p, end, &tag)
         while tag != TAG_HEADERS:
             p = get_tag(skip_field(p, end, tag), end, &tag)
 
 
-cdef object message_of(const uint8_t* p, Py_ssize_t n):
-    """The message, or None for any fault."""
+cdef object message_of(const uint8_t* p, const uint8_t* end, bint strip):
+    """The message, or None for any fault; without the server's own headers where they are to be stripped."""
     cdef MessageFields f
-    if not parse_message(p, n, &f):
+    if not parse_message(p, end, &f):
         return None
     cdef Message message = Message.__new__(Message)
     message.offset = f.offset
@@ -570,18 +662,14 @@ cdef object message_of(const uint8_t* p, Py_ssize_t n):
     message.partition = f.partition
     message.subject = repeated_text(1, f.subject)
     message.reply_subject = text_of(f.reply_subject)
-    message.headers = PyDictProxy_New(headers_of(&f, p + n)) if f.headers else NO_HEADERS
+    message.headers = headers_of(&f, end, strip) if f.headers else NO_HEADERS
     message.ack_inbox = repeated_text(2, f.ack_inbox)
     message.correlation_id = text_of(f.correlation_id)
     message.ack_policy = policy_of(f.ack_policy)
     return message
 
 
-cdef object ack_of(const uint8_t* p, Py_ssize_t n):
-    """The ack, or None for any fault."""
-    cdef AckFields f
-    if not parse_ack(p, n, &f):
-        return None
+cdef object ack_of(const AckFields* f):
     cdef Ack ack = Ack.__new__(Ack)
     ack.stream = repeated_text(3, f.stream)
     ack.partition_subject = repeated_text(4, f.partition_subject)
@@ -596,22 +684,60 @@ cdef object ack_of(const uint8_t* p, Py_ssize_t n):
     return ack
 
 
+cdef object response_of(const ResponseFields* f):
+    ack = ack_of(&f.ack) if f.has_ack else None
+    ident = (<Ack>ack).correlation_id if ack is not None and f.correlation_id.n == 0 else text_of(f.correlation_id)
+    return ident, ack, f.error_code if f.has_error else -1, text_of(f.error_text)
+
+
 cdef object explain(object reader, bytes raw):
     """Have the twin raise what is wrong with bytes that the quick path has refused."""
     reader(raw)
     raise InternalError(f"the two codecs disagree about {raw[:200].hex()}")
 
 
+cdef inline const uint8_t* begin_of(bytes raw):
+    return <const uint8_t*>PyBytes_AS_STRING(raw)
+
+
+cdef inline const uint8_t* end_of(bytes raw):
+    return <const uint8_t*>PyBytes_AS_STRING(raw) + PyBytes_GET_SIZE(raw)
+
+
 def unmarshal_message(data):
     cdef bytes raw = data if type(data) is bytes else as_bytes("data", data)
-    message = message_of(<const uint8_t*>PyBytes_AS_STRING(raw), PyBytes_GET_SIZE(raw))
+    message = message_of(payload(begin_of(raw), PyBytes_GET_SIZE(raw), PUBLISH), end_of(raw), False)
     return message if message is not None else explain(twin.unmarshal_message, raw)
 
 
 def unmarshal_ack(data):
     cdef bytes raw = data if type(data) is bytes else as_bytes("data", data)
-    ack = ack_of(<const uint8_t*>PyBytes_AS_STRING(raw), PyBytes_GET_SIZE(raw))
-    return ack if ack is not None else explain(twin.unmarshal_ack, raw)
+    cdef AckFields f
+    if not parse_ack(payload(begin_of(raw), PyBytes_GET_SIZE(raw), ACK), end_of(raw), &f):
+        return explain(twin.unmarshal_ack, raw)
+    return ack_of(&f)
+
+
+def read_messages(payloads, /, *, bint strip_headers=True):
+    cdef list messages = []
+    cdef bytes raw
+    for i, data in enumerate(as_list("payloads", payloads)):
+        raw = data if type(data) is bytes else as_bytes(f"payloads[{i}]", data)
+        message = message_of(begin_of(raw), end_of(raw), strip_headers)
+        messages.append(message if message is not None else explain(partial(bare_twin.read_stored, i), raw))
+    return messages
+
+
+def read_publish_responses(payloads, /):
+    cdef list responses = []
+    cdef bytes raw
+    cdef ResponseFields f
+    for i, data in enumerate(as_list("payloads", payloads)):
+        raw = data if type(data) is bytes else as_bytes(f"payloads[{i}]", data)
+        if not parse_response(begin_of(raw), end_of(raw), &f):
+            explain(partial(bare_twin.read_response, i), raw)
+        responses.append(response_of(&f))
+    return responses
 
 
 def peek_type(data):

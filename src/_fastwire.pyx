@@ -1,11 +1,12 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False
 # cython: cdivision=True, auto_pickle=False, autotestdict=False
-"""HTTP/2 DATA frames and gRPC messages. `liftenvelope/_frames_py.py` is the readable twin and says what it does."""
+"""HTTP/2 DATA frames, gRPC and NATS messages. `liftenvelope/_frames_py.py` is the readable twin and says what it does."""
 
 cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
-from libc.stdint cimport uint8_t, uint32_t
-from libc.string cimport memcpy
+from cpython.unicode cimport PyUnicode_DecodeUTF8
+from libc.stdint cimport int64_t, uint8_t, uint32_t
+from libc.string cimport memchr, memcmp, memcpy
 
 from liftenvelope._checks import as_bytes
 from liftenvelope.errors import UsageError
@@ -24,6 +25,10 @@ cdef enum:
     SHOWN = 32
     FAULT_COMPRESSED = 1
     FAULT_TOO_LONG = 2
+    LONGEST_LINE = 65_536
+    CRLF = 2
+    MOST_DIGITS = 18  # no number of so many overflows
+    LONGEST_KEPT = 256
 
 
 cdef inline uint32_t be32(const uint8_t* p) noexcept nogil:
@@ -260,3 +265,357 @@ cdef class FrameWalker:
         if cutter is not None:
             cutter.cut(p + FRAME_HEADER, length, one.messages)
         return True
+
+
+# NATS
+
+cdef enum:
+    OTHER = 0  # a line after which no message comes
+    MESSAGE = 1
+    UNKNOWN = 2
+
+cdef struct Slice:
+    const uint8_t* p
+    Py_ssize_t n
+
+cdef struct Head:
+    Slice subject
+    Slice reply
+    int64_t sid
+    int64_t header_size
+    int64_t size
+
+
+cdef inline bint is_space(uint8_t c) noexcept nogil:
+    return c == 32 or 9 <= c <= 13
+
+
+cdef inline const uint8_t* get_word(const uint8_t* p, const uint8_t* end, Slice* word) noexcept nogil:
+    """The word at `p`; the place behind it, NULL if there is none."""
+    word.p = p
+    while p < end and not is_space(p[0]):
+        p += 1
+    word.n = p - word.p
+    return p if word.n else NULL
+
+
+cdef inline bint get_number(Slice word, int64_t* out) noexcept nogil:
+    cdef int64_t number = 0
+    cdef Py_ssize_t i
+    if word.n > MOST_DIGITS:
+        return False
+    for i in range(word.n):
+        if not 48 <= word.p[i] <= 57:
+            return False
+        number = number * 10 + (word.p[i] - 48)
+    out[0] = number
+    return True
+
+
+cdef bint is_text(Slice word) except -1:
+    cdef uint8_t seen = 0
+    cdef Py_ssize_t i
+    for i in range(word.n):
+        seen |= word.p[i]
+    if seen < 0x80:
+        return True
+    try:
+        PyUnicode_DecodeUTF8(<const char*>word.p, word.n, "strict")
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+cdef bint parse_head(const uint8_t* p, const uint8_t* end, Py_ssize_t sizes, Head* head) noexcept nogil:
+    """Read what follows the first word and its blank: subject, sid, a reply or none, so many sizes."""
+    cdef Slice words[5]
+    cdef Py_ssize_t count = 0
+    while True:
+        if count == 5:
+            return False
+        p = get_word(p, end, &words[count])
+        if p == NULL:
+            return False
+        count += 1
+        if p == end:
+            break
+        if p[0] != 32:
+            return False
+        p += 1
+    if count != sizes + 2 and count != sizes + 3:
+        return False
+    head.subject = words[0]
+    head.reply.p = NULL
+    head.reply.n = 0
+    if count == sizes + 3:
+        head.reply = words[2]
+    head.header_size = 0
+    if sizes == 2 and not get_number(words[count - 2], &head.header_size):
+        return False
+    return (get_number(words[1], &head.sid) and get_number(words[count - 1], &head.size)
+            and head.header_size <= head.size)
+
+
+cdef inline bint begins(const uint8_t* p, Py_ssize_t n, const char* text, Py_ssize_t size) noexcept nogil:
+    return n >= size and memcmp(p, text, <size_t>size) == 0
+
+
+cdef int parse_line(const uint8_t* p, Py_ssize_t n, Head* head) noexcept nogil:
+    """What kind of a line the `n` bytes at `p` are, without their CRLF."""
+    if begins(p, n, b"MSG ", 4):
+        return MESSAGE if parse_head(p + 4, p + n, 1, head) else UNKNOWN
+    if begins(p, n, b"HMSG ", 5):
+        return MESSAGE if parse_head(p + 5, p + n, 2, head) else UNKNOWN
+    if n == 4 and (begins(p, n, b"PING", 4) or begins(p, n, b"PONG", 4)):
+        return OTHER
+    if n == 3 and begins(p, n, b"+OK", 3):
+        return OTHER
+    if begins(p, n, b"-ERR '", 6) and n >= 8 and p[n - 1] == 39:
+        return OTHER
+    if begins(p, n, b"INFO ", 5) and n > 5 and memchr(p + 5, 13, <size_t>(n - 5)) == NULL:
+        return OTHER
+    return UNKNOWN
+
+
+@cython.final
+cdef class _Opened:
+    """A subscription whose messages are taken."""
+
+    cdef object sid
+    cdef int64_t number
+    cdef bint payloads
+    cdef Py_ssize_t size       # of the payloads of this walk
+    cdef list messages         # of this walk; None if there are none yet
+    cdef str subject           # of the last message, which most often is that of the next
+    cdef bytes subject_bytes
+
+    cdef int take(self, const Head* head, const uint8_t* body, bytes whole) except -1:
+        """Append a message. `whole` is its headers and its payload, where they are bytes already."""
+        cdef Py_ssize_t n = <Py_ssize_t>(head.size - head.header_size)
+        cdef bytes payload = whole
+        cdef bytes headers = None
+        if whole is None or head.header_size:
+            payload = PyBytes_FromStringAndSize(<const char*>body + head.header_size, n)
+        self.size += n
+        if self.payloads:
+            self.messages.append(payload)
+            return 0
+        if head.header_size:
+            headers = PyBytes_FromStringAndSize(<const char*>body, <Py_ssize_t>head.header_size)
+        cdef bytes reply = PyBytes_FromStringAndSize(<const char*>head.reply.p, head.reply.n) if head.reply.n else b""
+        self.messages.append((self.subject_of(head.subject), reply, headers, payload))
+        return 0
+
+    cdef str subject_of(self, Slice subject):
+        if (subject.n != PyBytes_GET_SIZE(self.subject_bytes)
+                or memcmp(subject.p, PyBytes_AS_STRING(self.subject_bytes), <size_t>subject.n) != 0):
+            self.subject = PyUnicode_DecodeUTF8(<const char*>subject.p, subject.n, "strict")
+            self.subject_bytes = b""
+            if subject.n <= LONGEST_KEPT:
+                self.subject_bytes = PyBytes_FromStringAndSize(<const char*>subject.p, subject.n)
+        return self.subject
+
+
+@cython.final
+cdef class NatsWalker:
+    """Takes the messages of chosen subscriptions out of what a NATS server sends."""
+
+    cdef int64_t max_message
+    cdef dict opened
+    cdef _Opened last          # the one that was looked up last
+    cdef bytes buffer
+    cdef Py_ssize_t start
+    cdef int64_t passing
+    cdef bint passing_all
+    # A message to take that came in part: its line, its body allocated whole, how much of it and its CRLF is here.
+    cdef bytes line
+    cdef bytes body
+    cdef int64_t body_filled
+    cdef uint8_t first_of_crlf
+
+    def __init__(self, int64_t max_message):
+        self.max_message = max_message
+        self.opened = {}
+        self.clear()
+
+    cdef void clear(self):
+        self.last = None
+        self.buffer = b""
+        self.start = 0
+        self.passing = 0
+        self.passing_all = False
+        self.line = self.body = None
+
+    def open(self, int64_t sid, bint payloads=False):
+        """Take the messages of this subscription from now on."""
+        cdef _Opened one = _Opened.__new__(_Opened)
+        one.sid = sid
+        one.number = sid
+        one.payloads = payloads
+        one.subject = ""
+        one.subject_bytes = b""
+        self.opened[sid] = one
+        self.last = None
+
+    def close(self, int64_t sid):
+        """Leave the messages of this subscription, one that has come in part among them."""
+        self.opened.pop(sid, None)
+        self.last = None
+
+    def skip(self, int64_t size):
+        """Leave so many bytes: the rest of a message that somebody else has begun to read."""
+        self.passing = size
+
+    def pass_all(self):
+        """Leave everything, until reset()."""
+        self.passing_all = True
+
+    def reset(self):
+        """Begin anew, with the first byte of another connection. The subscriptions stay open."""
+        self.clear()
+
+    def feed(self, data):
+        """Take in more bytes; then call walk() until it leaves nothing."""
+        cdef bytes given = data if type(data) is bytes else as_bytes("data", data)
+        if self.start < PyBytes_GET_SIZE(self.buffer):
+            given = self.buffer[self.start:] + given
+        self.buffer = given
+        self.start = 0
+
+    def walk(self):
+        """Go on to where messages are taken after something was left, or to the end."""
+        cdef list taken = []
+        cdef Py_ssize_t at, left
+        self.put_back()
+        self.fill(taken)
+        left = at = self.start
+        try:
+            at = self.walk_from(taken, &left)
+            rest = self.buffer[left:at]
+            self.start = at
+            return [((<_Opened>one).sid, (<_Opened>one).size, (<_Opened>one).messages) for one in taken], rest
+        finally:
+            for one in taken:
+                (<_Opened>one).messages = None
+
+    cdef Py_ssize_t walk_from(self, list taken, Py_ssize_t* left) except -1:
+        """Take messages until one comes after something that is left; return where that ends, and where it began."""
+        cdef const uint8_t* p = start_of(self.buffer)
+        cdef Py_ssize_t end = PyBytes_GET_SIZE(self.buffer), at = self.passed(self.start), body
+        cdef Head head
+        cdef _Opened one
+        cdef int kind
+        while at < end:
+            kind = self.read_line(p + at, end - at, &head, &body)
+            if kind == OTHER and body == 0:
+                break
+            body += at
+            one = self.lookup(head.sid) if kind == MESSAGE else None
+            if one is None:
+                if kind == MESSAGE:
+                    self.passing = head.size + CRLF
+                at = self.passed(body)
+                continue
+            if left[0] < at:
+                break
+            if head.size + CRLF > end - body:
+                self.keep_part(at, body, head.size)
+                left[0] = at = end
+                break
+            self.start_run(one, taken)
+            one.take(&head, p + body, None)
+            left[0] = at = body + <Py_ssize_t>head.size + CRLF
+        return at
+
+    cdef int read_line(self, const uint8_t* p, Py_ssize_t n, Head* head, Py_ssize_t* size) except -1:
+        """The kind of the line at `p` and its size, 0 if more of it must come. One of no kind begins what is left."""
+        cdef const uint8_t* found = <const uint8_t*>memchr(p, 10, <size_t>n)
+        cdef int kind
+        size[0] = 0
+        if found == NULL:
+            self.passing_all = n > LONGEST_LINE
+            size[0] = self.passing_all
+            return OTHER
+        size[0] = found - p + 1
+        kind = parse_line(p, size[0] - CRLF, head) if size[0] >= CRLF and (found - 1)[0] == 13 else UNKNOWN
+        if kind == MESSAGE and (head.size > self.max_message or not is_text(head.subject)):
+            kind = UNKNOWN
+        if kind == UNKNOWN:
+            self.passing_all = True
+        return kind
+
+    cdef _Opened lookup(self, int64_t sid):
+        if self.last is not None and self.last.number == sid:
+            return self.last
+        cdef _Opened one = self.opened.get(sid)
+        if one is not None:
+            self.last = one
+        return one
+
+    cdef int start_run(self, _Opened one, list taken) except -1:
+        if one.messages is None:
+            one.messages = []
+            one.size = 0
+            taken.append(one)
+        return 0
+
+    cdef Py_ssize_t passed(self, Py_ssize_t at) noexcept:
+        """Where that ends which must be left from here on."""
+        cdef Py_ssize_t n = PyBytes_GET_SIZE(self.buffer) - at
+        if self.passing_all:
+            return at + n
+        if self.passing < n:
+            n = <Py_ssize_t>self.passing
+        self.passing -= n
+        return at + n
+
+    cdef int keep_part(self, Py_ssize_t at, Py_ssize_t body, int64_t size) except -1:
+        """Keep the beginning of a message, and have room for the rest of it."""
+        self.line = self.buffer[at:body]
+        self.body = PyBytes_FromStringAndSize(NULL, <Py_ssize_t>size)
+        self.body_filled = 0
+        self.add_to_body(start_of(self.buffer) + body, PyBytes_GET_SIZE(self.buffer) - body)
+        return 0
+
+    cdef Py_ssize_t add_to_body(self, const uint8_t* p, Py_ssize_t n) except -1:
+        """How many of the `n` bytes at `p` belong to the message and its CRLF."""
+        cdef int64_t size = PyBytes_GET_SIZE(self.body)
+        cdef int64_t used = min(size + CRLF - self.body_filled, <int64_t>n)
+        cdef int64_t copied = min(size - self.body_filled, used)
+        if copied > 0:
+            memcpy(<uint8_t*>PyBytes_AS_STRING(self.body) + self.body_filled, p, <size_t>copied)
+        self.body_filled += used
+        if self.body_filled == size + 1:
+            self.first_of_crlf = p[used - 1] if used else self.first_of_crlf
+        return <Py_ssize_t>used
+
+    cdef int fill(self, list taken) except -1:
+        """Go on with the message that came in part, if there is one; take it if it is whole now."""
+        cdef Head head
+        cdef _Opened one
+        if self.body is None:
+            return 0
+        self.start += self.add_to_body(start_of(self.buffer) + self.start, PyBytes_GET_SIZE(self.buffer) - self.start)
+        if self.body_filled == PyBytes_GET_SIZE(self.body) + CRLF:
+            parse_line(start_of(self.line), PyBytes_GET_SIZE(self.line) - CRLF, &head)
+            one = self.lookup(head.sid)
+            self.start_run(one, taken)
+            one.take(&head, start_of(self.body), self.body)
+            self.line = self.body = None
+        return 0
+
+    cdef int put_back(self) except -1:
+        """A message that came in part is to be left after all: have it before what came after it."""
+        cdef Head head
+        if self.body is None:
+            return 0
+        parse_line(start_of(self.line), PyBytes_GET_SIZE(self.line) - CRLF, &head)
+        if not self.passing_all and self.lookup(head.sid) is not None:
+            return 0
+        cdef bytes came = self.body[:min(self.body_filled, <int64_t>PyBytes_GET_SIZE(self.body))]
+        if self.body_filled > PyBytes_GET_SIZE(self.body):
+            came += bytes((self.first_of_crlf,))
+        self.buffer = self.line + came + self.buffer[self.start:]
+        self.start = 0
+        self.line = self.body = None
+        return 0

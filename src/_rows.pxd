@@ -5,7 +5,8 @@ from libc.stdlib cimport free, malloc
 from libc.string cimport memcmp, memcpy, memset
 
 from _cursor cimport (
-    MAX_HEADER_KEY, MAX_HEADERS, Slice, entry_size, is_ascii, put_entry, put_raw, slice_size, valid_utf8, varint_size
+    MAX_HEADER_KEY, MAX_HEADERS, TAG_HEADERS, Slice, entry_size, is_ascii, put_entry, put_raw, slice_size, valid_utf8,
+    varint_size
 )
 
 cdef extern from *:
@@ -265,7 +266,7 @@ cdef inline uint8_t* put_headers(uint8_t* p, const HeaderRows* rows, Py_ssize_t 
     for j in range(begin, begin + header_count(rows, i)):
         name = row_at(&rows.names, j)
         value = row_at(&rows.values, j)
-        p = put_entry(p, name.p, name.n, value.p, value.n)
+        p = put_entry(p, TAG_HEADERS, name.p, name.n, value.p, value.n)
     return p
 
 

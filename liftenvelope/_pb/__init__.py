@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-try:
-    import google.protobuf as _protobuf  # noqa: F401
-except ImportError as exc:
-    from liftenvelope.errors import MissingExtraError
+from liftenvelope._extras import require
 
-    raise MissingExtraError("the Liftbridge API needs protobuf: pip install 'liftenvelope[client]'") from exc
+require("google.protobuf", "client")

@@ -13,7 +13,8 @@ from typing import Any
 
 atheris: Any = import_module("atheris")
 
-with atheris.instrument_imports(include=["liftenvelope._envelope_py", "liftenvelope._protobuf_py"]):
+TWINS = [f"liftenvelope.{name}" for name in ("_envelope_py", "_payloads_py", "_protobuf_py")]
+with atheris.instrument_imports(include=TWINS):
     from liftenvelope import _envelope_py as slow
     from liftenvelope import _fastenv as fast
     from liftenvelope import _values_py as values

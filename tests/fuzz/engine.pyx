@@ -11,7 +11,10 @@ from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
 
-from _cursor cimport AckFields, MessageFields, crc32c_init, parse_ack, parse_message
+from _cursor cimport (
+    ACK, HEADER_LEN, PUBLISH, AckFields, MessageFields, ResponseFields, crc32c_init, parse_ack, parse_message,
+    parse_response, payload
+)
 
 cdef extern from "crc32c.h":
     pass
@@ -31,6 +34,14 @@ cdef extern from "mutate.h" nogil:
 
 crc32c_init()
 
+# What is read. The last two stand bare on the wire: they are kept, and changed, behind the header of an
+# envelope, which is taken off before they are read.
+cdef enum:
+    MESSAGES = 0
+    ACKS = 1
+    STORED = 2
+    RESPONSES = 3
+
 
 cdef class Fuzzer:
     """Makes inputs of one kind and reads them. The coverage counts are the module's: one Fuzzer a process."""
@@ -38,7 +49,7 @@ cdef class Fuzzer:
     cdef list sound        # inputs that did something new, and were taken
     cdef list broken       # and such as were refused
     cdef bint was_new
-    cdef uint8_t kind      # 0: messages, 1: acks
+    cdef uint8_t kind
     cdef object read       # the public function
     cdef object refusal    # the exception that it may raise
     cdef object note       # a writable buffer: the input that is being read, for whoever finds us dead
@@ -52,7 +63,7 @@ cdef class Fuzzer:
         self.sound, self.broken = [], []
         for data in seeds:
             if len(data) <= LARGEST:
-                self.keep_if_new(data, self.parsed(data))
+                self.keep_if_new(data, self.parsed(self.read_of(data)))
 
     @property
     def edges(self):
@@ -62,19 +73,28 @@ cdef class Fuzzer:
     def kept(self):
         return len(self.sound) + len(self.broken)
 
+    cdef bytes read_of(self, bytes data):
+        """The part of an input that is read."""
+        return data if self.kind < STORED else data[HEADER_LEN:]
+
     def parsed(self, bytes data):
         """Whether the parser takes an input, from a block of its own."""
         cdef size_t n = <size_t>PyBytes_GET_SIZE(data)
-        cdef uint8_t* block = <uint8_t*>malloc(n)
+        cdef uint8_t* block = <uint8_t*>malloc(n if n else 1)  # NULL is no place to begin
         cdef MessageFields message
         cdef AckFields ack
+        cdef ResponseFields response
         cdef bint sound
         memcpy(block, PyBytes_AS_STRING(data), n)
         coverage_begin()
-        if self.kind == 0:
-            sound = parse_message(block, <Py_ssize_t>n, &message)
+        if self.kind == MESSAGES:
+            sound = parse_message(payload(block, <Py_ssize_t>n, PUBLISH), block + n, &message)
+        elif self.kind == ACKS:
+            sound = parse_ack(payload(block, <Py_ssize_t>n, ACK), block + n, &ack)
+        elif self.kind == STORED:
+            sound = parse_message(block, block + n, &message)
         else:
-            sound = parse_ack(block, <Py_ssize_t>n, &ack)
+            sound = parse_response(block, block + n, &response)
         self.was_new = coverage_end()
         free(block)
         return sound
@@ -102,16 +122,17 @@ cdef class Fuzzer:
         """Make and read inputs; returns them with whether each was taken. Of those that were, every so-manyth
         goes to check(input, value) as well."""
         cdef Py_ssize_t i
-        cdef bytes data
+        cdef bytes made, data
         cdef bint sound
         cdef list inputs = [], taken = []
         cdef uint8_t[::1] note = self.note
         for i in range(count):
-            data = self.made()
+            made = self.made()
+            data = self.read_of(made)
             (<uint32_t*>&note[0])[0] = <uint32_t>len(data)
             memcpy(&note[4], PyBytes_AS_STRING(data), <size_t>len(data))
             sound = self.parsed(data)
-            self.keep_if_new(data, sound)
+            self.keep_if_new(made, sound)
             try:
                 value = self.read(data)
             except self.refusal:

@@ -1,7 +1,8 @@
 """Frames and messages under random bytes, for as long as wanted: ``python -m tests.fuzz.frames_campaign``.
 
-Both twins must find the same in whatever comes, however it is divided; and a connection of either side must
-take it without any error but those that it is made to raise.
+Both twins must find the same in whatever comes, however it is divided; a connection of either side must take
+it without any error but those that it is made to raise; and what is taken out of a NATS connection must be
+what nats-py would have found there.
 """
 
 from __future__ import annotations
@@ -9,7 +10,11 @@ from __future__ import annotations
 import argparse
 import random
 import time
+from collections.abc import Iterator
 from typing import Any
+
+from nats.errors import ProtocolError
+from nats.protocol.parser import Parser
 
 from liftenvelope import _fastwire, _frames_py
 from liftenvelope.rpc.client_side import ClientConnection
@@ -108,7 +113,116 @@ def feed_server(choice: random.Random) -> None:
         server.data_to_send()
 
 
-TARGETS = (walk_twins, feed_client, feed_server)
+def nats_bytes(choice: random.Random) -> bytes:
+    """What a NATS server sends, mostly."""
+    parts = []
+    for _ in range(choice.randrange(1, 12)):
+        body = choice.randbytes(choice.choice([0, 1, 5, 30, MAX_MESSAGE, MAX_MESSAGE + 1]))
+        line = b"%b %d %b" % (
+            choice.choice([b"a", b"a.b", "\u00e9".encode()]),
+            choice.choice([1, 1, 1, 2, 3]),
+            choice.choice([b"", b"r "]),
+        )
+        block = b"NATS/1.0\r\nk: v\r\n\r\n"
+        parts += choice.choice(
+            [
+                [b"MSG %b%d\r\n%b\r\n" % (line, len(body), body)],
+                [b"HMSG %b%d %d\r\n%b%b\r\n" % (line, len(block), len(block) + len(body), block, body)],
+                [choice.choice([b"PING\r\n", b"PONG\r\n", b"+OK\r\n", b"-ERR 'x'\r\n", b"INFO {}\r\n"])],
+            ]
+        )
+    return b"".join(parts)
+
+
+def spoiled(choice: random.Random, data: bytes) -> bytes:
+    """The bytes, some of them changed, dropped or doubled."""
+    changed = bytearray(data)
+    for _ in range(choice.choice([0, 1, 1, 3])):
+        at = choice.randrange(len(changed) + 1)
+        changed[at : at + choice.randrange(3)] = choice.choice(
+            [b"", b"\r\n", b" ", b"9", choice.randbytes(2)]
+        )
+    return bytes(changed)
+
+
+def walk_nats_twins(choice: random.Random) -> None:
+    """Have both twins walk the same bytes of a NATS connection."""
+    walkers: list[Any] = [m.NatsWalker(MAX_MESSAGE) for m in (_frames_py, _fastwire)]
+    for piece in pieces(choice, spoiled(choice, nats_bytes(choice)) + nats_bytes(choice)):
+        action, sid = choice.choice(["open"] * 4 + ["close", "skip", "reset", "pass_all"] + [""] * 20), 1
+        for walker in walkers:
+            if action == "skip":
+                walker.reset()  # only the first bytes can be skipped
+            if action:
+                getattr(walker, action)(*([] if action in ("reset", "pass_all") else [sid]))
+            walker.feed(piece)
+        left = b"-"
+        while left:
+            ours, theirs = (walker.walk() for walker in walkers)
+            assert ours == theirs
+            left = ours[1]
+
+
+class Seen(list[Any]):
+    """What nats-py's parser finds: stands where it expects its client."""
+
+    async def _process_msg(self, *message: Any) -> None:
+        self.append(message)
+
+    async def _process_ping(self) -> None:
+        self.append("ping")
+
+    async def _process_pong(self) -> None:
+        self.append("pong")
+
+    async def _process_err(self, text: str) -> None:
+        self.append(text)
+
+    async def _process_info(self, info: Any) -> None:
+        self.append(info)
+
+
+def parse(parser: Parser, data: bytes) -> None:
+    """Run nats-py's parser, which waits for nothing here, without an event loop."""
+    try:
+        parser.parse(data).send(None)
+    except StopIteration:
+        return
+
+
+def walk_beside_nats_py(choice: random.Random) -> None:
+    """Have nats-py find the same messages, in the same order, with a walker before it and without."""
+    data = nats_bytes(choice) + choice.choice([b"", b"MSG a 1 x\r\n", b"oops\r\n", b"\r\n"])
+    alone, behind = Seen(), Seen()
+    parsers = [Parser(alone), Parser(behind)]
+    walker: Any = choice.choice([_frames_py, _fastwire]).NatsWalker(choice.choice([MAX_MESSAGE, 10_000]))
+    walker.open(1)
+    for piece in pieces(choice, data):
+        ends = []
+        for parser, steps in zip(parsers, ([piece], through(walker, piece, behind)), strict=True):
+            try:
+                for step in steps:
+                    parse(parser, step)
+            except ProtocolError as error:
+                ends.append(str(error))
+        assert alone == behind
+        assert len(ends) in (0, 2)
+        if ends:
+            break
+
+
+def through(walker: Any, piece: bytes, seen: Seen) -> Iterator[bytes]:
+    """Have the walker take its part of the bytes, and give the rest."""
+    walker.feed(piece)
+    left = b"-"
+    while left:
+        taken, left = walker.walk()
+        for sid, _, messages in taken:
+            seen += [(sid, text.encode(), reply, body, block) for text, reply, block, body in messages]
+        yield left
+
+
+TARGETS = (walk_twins, feed_client, feed_server, walk_nats_twins, walk_beside_nats_py)
 
 
 def run(inputs: int, seed: int, seconds: float = float("inf")) -> int:

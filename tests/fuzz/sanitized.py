@@ -36,7 +36,7 @@ FLAGS = [
 def sources() -> list[Path]:
     """All that the build is made of."""
     found = [
-        *(ROOT / "src").glob("*.p[yx][xd]"),
+        *(ROOT / "src").glob("*.p[yx][xdi]"),
         *(ROOT / "src").glob("*.h"),
         *Path(__file__).parent.iterdir(),
     ]

@@ -37,9 +37,9 @@ def test_a_slice() -> None:
     done = run(str(HERE / "campaign.py"), "--inputs", str(INPUTS))
     assert done.returncode == 0, done.stdout + done.stderr
     finished = re.findall(
-        rf"(message|ack) +{INPUTS:,} of {INPUTS:,} inputs .* (\d+)% taken +(\d+) edges", done.stdout
+        rf"(\w+) +{INPUTS:,} of {INPUTS:,} inputs .* (\d+)% taken +(\d+) edges", done.stdout
     )
-    assert {decoder for decoder, _, _ in finished} == {"message", "ack"}, done.stdout
+    assert {decoder for decoder, _, _ in finished} == {"message", "ack", "stored", "response"}, done.stdout
     for _, taken, edges in finished:  # a mutator that breaks everything, or nothing, finds nothing
         assert 10 < int(taken) < 90
         assert int(edges) > 300

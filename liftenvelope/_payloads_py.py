@@ -1,0 +1,295 @@
+"""Bare protobuf messages of the Liftbridge API in plain Python: the reference for ``src/_fastenv.pyx``.
+
+Only those that every message passes through: Message and Ack, which envelopes carry as well, PublishRequest
+and PublishResponse. For any bytes both twins give the same value, or the same error class, text and offset.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, NoReturn, SupportsIndex
+
+from liftenvelope import _wire as w
+from liftenvelope._checks import (
+    as_bytes,
+    as_int32,
+    as_int64,
+    as_list,
+    as_optional_bytes,
+    as_optional_text,
+    as_text,
+    storable_headers,
+)
+from liftenvelope._protobuf_py import (
+    Field,
+    Reader,
+    put_bytes,
+    put_text,
+    put_varint,
+    put_varint_field,
+    read_text,
+    signed,
+)
+from liftenvelope._values_py import Ack, Message
+from liftenvelope.errors import EnvelopeError, EnvelopeTooLargeError
+from liftenvelope.types import AckError, AckPolicy, as_request_policy
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_LEADER: Final = AckPolicy.LEADER
+
+_MESSAGE_TEXTS: Final = {
+    w.MSG_STREAM: "stream",
+    w.MSG_SUBJECT: "subject",
+    w.MSG_REPLY_SUBJECT: "reply_subject",
+    w.MSG_ACK_INBOX: "ack_inbox",
+    w.MSG_CORRELATION_ID: "correlation_id",
+}
+_MESSAGE_BLOBS: Final = {w.MSG_KEY: "key", w.MSG_VALUE: "value"}
+_MESSAGE_NUMBERS: Final = {w.MSG_OFFSET: "offset", w.MSG_TIMESTAMP: "timestamp_ns"}
+_ACK_TEXTS: Final = {
+    w.ACK_STREAM: "stream",
+    w.ACK_PARTITION_SUBJECT: "partition_subject",
+    w.ACK_MSG_SUBJECT: "msg_subject",
+    w.ACK_ACK_INBOX: "ack_inbox",
+    w.ACK_CORRELATION_ID: "correlation_id",
+}
+_ACK_NUMBERS: Final = {
+    w.ACK_OFFSET: "offset",
+    w.ACK_RECEPTION_TIMESTAMP: "reception_timestamp_ns",
+    w.ACK_COMMIT_TIMESTAMP: "commit_timestamp_ns",
+}
+
+
+# Writing
+
+
+def publish_request(
+    stream: str,
+    value: Any,
+    *,
+    key: Any = None,
+    headers: Mapping[str, Any] | None = None,
+    partition: SupportsIndex = 0,
+    ack_inbox: str | None = None,
+    correlation_id: str | None = None,
+    ack_policy: AckPolicy | int = _LEADER,
+    expected_offset: SupportsIndex = -1,
+) -> bytes:
+    """Make a PublishRequest, byte for byte what protobuf makes of it.
+
+    Args:
+        stream: Name of the stream.
+        value: The payload, any bytes-like.
+        key: Any bytes-like; None is the same as empty.
+        headers: Names to bytes-like values. The server overwrites ``subject`` and ``reply``.
+        partition: Number of the partition.
+        ack_inbox: NATS subject to send the ack to. With PublishAsync the server puts its own here.
+        correlation_id: What the ack repeats.
+        ack_policy: When the ack is sent; default: once the partition's leader has stored the message.
+        expected_offset: The offset that the message must get, on a stream with optimistic concurrency;
+            -1, the default, for any.
+
+    Returns:
+        The serialised request, without any framing.
+
+    Raises:
+        UsageError: A value is out of range or of the wrong type; its name and value are in the text.
+        EnvelopeTooLargeError: A header name of more than 32,767 bytes, more than 65,535 headers (both
+            would crash the server), or a request of 2 GiB.
+
+    Example:
+        >>> publish_request("s", b"hello", partition=1, expected_offset=7).hex()
+        '120568656c6c6f1a017320014807'
+    """
+    # In the order of the Cython twin, so that of several faults both name the same one.
+    stream = as_text("stream", stream)
+    number = as_int32("partition", partition)
+    offset = as_int64("expected_offset", expected_offset)
+    key = as_optional_bytes("key", key)
+    ack_inbox = as_optional_text("ack_inbox", ack_inbox)
+    correlation_id = as_optional_text("correlation_id", correlation_id)
+    policy = as_request_policy("ack_policy", ack_policy)
+    value = as_bytes("value", value)
+    out = bytearray()
+    put_bytes(out, w.REQUEST_KEY, key)
+    put_bytes(out, w.REQUEST_VALUE, value)
+    put_text(out, w.REQUEST_STREAM, stream)
+    put_varint_field(out, w.REQUEST_PARTITION, number)
+    put_headers(out, w.REQUEST_HEADERS, storable_headers(headers))
+    put_text(out, w.REQUEST_ACK_INBOX, ack_inbox)
+    put_text(out, w.REQUEST_CORRELATION_ID, correlation_id)
+    put_varint_field(out, w.REQUEST_ACK_POLICY, policy)
+    put_varint_field(out, w.REQUEST_EXPECTED_OFFSET, offset)
+    if len(out) > w.MAX_ENVELOPE:
+        raise EnvelopeTooLargeError(f"a request holds at most {w.MAX_ENVELOPE} bytes")
+    return bytes(out)
+
+
+def put_headers(out: bytearray, number: int, headers: Mapping[str, bytes]) -> None:
+    """Write headers as a map field of this number."""
+    # A map entry is written with both its fields, also when they are empty, as protobuf does it.
+    for name, value in headers.items():
+        key = name.encode()
+        entry = bytearray((w.ENTRY_KEY << 3 | w.LEN,))
+        put_varint(entry, len(key))
+        entry += key
+        entry.append(w.ENTRY_VALUE << 3 | w.LEN)
+        put_varint(entry, len(value))
+        entry += value
+        out.append(number << 3 | w.LEN)
+        put_varint(out, len(entry))
+        out += entry
+
+
+# Reading
+
+
+def read_messages(payloads: list[Any], /, *, strip_headers: bool = True) -> list[Message]:
+    r"""Read messages as a server sends them to subscribers.
+
+    Args:
+        payloads: Serialised ``Message``\ s, bytes-like; without envelopes around them.
+        strip_headers: Whether to leave out the headers ``subject`` and ``reply``, which the server adds to
+            every message that it stores, and which repeat its subject and reply subject; default True.
+
+    Returns:
+        The messages. Unknown fields are passed over; of a repeated field the last one counts.
+
+    Raises:
+        EnvelopeError: A payload is malformed or ends too early. The text begins with ``message`` and its
+            index, and the offset is that within the payload.
+        UsageTypeError: Not a list, or one of them is not bytes-like; its index is named.
+
+    Example:
+        >>> [message.value for message in read_messages([bytes.fromhex("1a0568656c6c6f"), b""])]
+        [b'hello', b'']
+    """
+    raws = ((i, as_bytes(f"payloads[{i}]", data)) for i, data in enumerate(as_list("payloads", payloads)))
+    return [read_stored(i, raw, strip_headers=strip_headers) for i, raw in raws]
+
+
+def read_stored(index: int, raw: bytes, *, strip_headers: bool = True) -> Message:
+    """Read one of several messages; an error names it."""
+    try:
+        return read_message(raw, 0, strip_headers=strip_headers)
+    except EnvelopeError as error:
+        _fail("message", index, error)
+
+
+def read_publish_responses(payloads: list[Any], /) -> list[tuple[str, Ack | None, int, str]]:
+    r"""Read what a server answers to publishes.
+
+    Args:
+        payloads: Serialised ``PublishResponse``\ s, bytes-like.
+
+    Returns:
+        For each: its correlation id, or that of the ack where it has none; the ack, None where it is
+        unset; the code of the async error, -1 where there is no error (0 is a code: UNKNOWN); its text.
+
+    Raises:
+        EnvelopeError: A payload is malformed or ends too early. The text begins with ``response`` and its
+            index, and the offset is that within the payload.
+        UsageTypeError: Not a list, or one of them is not bytes-like; its index is named.
+
+    Example:
+        >>> read_publish_responses([bytes.fromhex("120608021202676f1a0137"), b""])
+        [('7', None, 2, 'go'), ('', None, -1, '')]
+    """
+    raws = ((i, as_bytes(f"payloads[{i}]", data)) for i, data in enumerate(as_list("payloads", payloads)))
+    return [read_response(i, raw) for i, raw in raws]
+
+
+def read_response(index: int, raw: bytes) -> tuple[str, Ack | None, int, str]:
+    """Read one of several responses; an error names it."""
+    try:
+        return _response(raw)
+    except EnvelopeError as error:
+        _fail("response", index, error)
+
+
+def _fail(what: str, index: int, error: EnvelopeError) -> NoReturn:
+    raise type(error)(f"{what} {index}: {error.args[0]}", error.offset) from None
+
+
+def read_message(raw: bytes, start: int, *, strip_headers: bool = False) -> Message:
+    """Read the message from start to the end, bare or within its envelope."""
+    fields: dict[str, Any] = {}
+    headers: dict[str, bytes] = {}
+    for field in Reader(raw, start, len(raw)).fields():
+        if field.kind == w.LEN:
+            if name := _MESSAGE_TEXTS.get(field.number):
+                fields[name] = read_text(raw, field, name)
+            elif name := _MESSAGE_BLOBS.get(field.number):
+                fields[name] = raw[field.start : field.end]
+            elif field.number == w.MSG_HEADERS:
+                key, value = _header(raw, field)
+                headers[key] = value
+        elif field.kind == w.VARINT:
+            if name := _MESSAGE_NUMBERS.get(field.number):
+                fields[name] = signed(field.value, 64)
+            elif field.number == w.MSG_PARTITION:
+                fields["partition"] = signed(field.value, 32)
+            elif field.number == w.MSG_ACK_POLICY:
+                fields["ack_policy"] = AckPolicy(signed(field.value, 32))
+    for name in w.SERVER_HEADERS if strip_headers else ():
+        headers.pop(name, None)
+    return Message(**fields, headers=headers)
+
+
+def _header(raw: bytes, entry: Field) -> tuple[str, bytes]:
+    key, value = "", b""
+    for field in Reader(raw, entry.start, entry.end).fields():
+        if field.kind == w.LEN and field.number == w.ENTRY_KEY:
+            key = read_text(raw, field, "a header key")
+        elif field.kind == w.LEN and field.number == w.ENTRY_VALUE:
+            value = raw[field.start : field.end]
+    return key, value
+
+
+def ack_fields(raw: bytes, start: int, end: int) -> dict[str, Any]:
+    """Read an ack, bare or within its envelope: the fields that are there."""
+    fields: dict[str, Any] = {}
+    for field in Reader(raw, start, end).fields():
+        if field.kind == w.LEN:
+            if name := _ACK_TEXTS.get(field.number):
+                fields[name] = read_text(raw, field, name)
+        elif field.kind == w.VARINT:
+            if name := _ACK_NUMBERS.get(field.number):
+                fields[name] = signed(field.value, 64)
+            elif field.number == w.ACK_ACK_POLICY:
+                fields["ack_policy"] = AckPolicy(signed(field.value, 32))
+            elif field.number == w.ACK_ACK_ERROR:
+                fields["error"] = AckError(signed(field.value, 32))
+    return fields
+
+
+def _response(raw: bytes) -> tuple[str, Ack | None, int, str]:
+    correlation_id = ""
+    # None: unset. A message that comes in parts is one, says protobuf: later fields go over those before.
+    ack: dict[str, Any] | None = None
+    error: dict[int, Any] | None = None
+    for field in Reader(raw, 0, len(raw)).fields():
+        if field.kind != w.LEN:
+            continue
+        if field.number == w.RESPONSE_ACK:
+            ack = (ack or {}) | ack_fields(raw, field.start, field.end)
+        elif field.number == w.RESPONSE_ASYNC_ERROR:
+            error = (error or {}) | _async_error(raw, field)
+        elif field.number == w.RESPONSE_CORRELATION_ID:
+            correlation_id = read_text(raw, field, "correlation_id")
+    code = -1 if error is None else error.get(w.ASYNC_ERROR_CODE, 0)
+    text = (error or {}).get(w.ASYNC_ERROR_MESSAGE, "")
+    if ack is None:
+        return correlation_id, None, code, text
+    return correlation_id or ack.get("correlation_id", ""), Ack(**ack), code, text
+
+
+def _async_error(raw: bytes, part: Field) -> dict[int, Any]:
+    fields: dict[int, Any] = {}
+    for field in Reader(raw, part.start, part.end).fields():
+        if field.kind == w.VARINT and field.number == w.ASYNC_ERROR_CODE:
+            fields[field.number] = signed(field.value, 32)
+        elif field.kind == w.LEN and field.number == w.ASYNC_ERROR_MESSAGE:
+            fields[field.number] = read_text(raw, field, "the error's message")
+    return fields
