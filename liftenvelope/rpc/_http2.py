@@ -1,23 +1,33 @@
-"""What is used of h2, imported in one place, which says what to install where it is missing."""
+"""What is used of h2 and hpack, imported in one place, which says what to install where it is missing."""
 
 from __future__ import annotations
 
-from liftenvelope.errors import MissingExtraError
+from typing import TYPE_CHECKING
 
-try:
-    from h2 import events
-    from h2.config import H2Configuration
-    from h2.connection import H2Connection
-    from h2.errors import ErrorCodes
-    from h2.exceptions import ProtocolError
-    from h2.settings import SettingCodes, Settings
-except ImportError as _exc:
-    raise MissingExtraError("gRPC needs h2: pip install 'liftenvelope[client]'") from _exc
+from liftenvelope._extras import require
+
+if not TYPE_CHECKING:
+    for _module in ("hpack", "h2"):
+        require(_module, "client")
+
+from h2 import events
+from h2.config import H2Configuration
+from h2.connection import H2Connection
+from h2.errors import ErrorCodes
+from h2.exceptions import ProtocolError
+from h2.settings import SettingCodes, Settings
+from hpack import Decoder, Encoder, HeaderTuple, NeverIndexedHeaderTuple
+from hpack.table import HeaderTable
 
 __all__ = [
+    "Decoder",
+    "Encoder",
     "ErrorCodes",
     "H2Configuration",
     "H2Connection",
+    "HeaderTable",
+    "HeaderTuple",
+    "NeverIndexedHeaderTuple",
     "ProtocolError",
     "SettingCodes",
     "Settings",

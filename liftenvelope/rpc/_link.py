@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Self, TypeVar
 
 from liftenvelope.rpc.events import Event, MessagesReceived
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from liftenvelope.rpc.connection import Connection
 
-__all__ = ["Flow", "Link"]
+__all__ = ["Flow", "Incoming", "Link"]
 
 #: A sender waits while more than this is unsent on its call.
 _SEND_BUFFER: Final = 256 * 1024
@@ -22,8 +22,11 @@ _CLOSE_TIMEOUT: Final = 1.0
 _C = TypeVar("_C", bound="Connection")
 
 
-class Link(asyncio.Protocol, Generic[_C]):
+class Link(asyncio.BufferedProtocol, Generic[_C]):
     """Carries bytes between a transport and a protocol, and wakes those who wait for either."""
+
+    #: How much may come at once, in bytes.
+    receive_size: ClassVar[int] = 256 * 1024
 
     def __init__(self, protocol: _C) -> None:
         self.protocol = protocol
@@ -33,6 +36,8 @@ class Link(asyncio.Protocol, Generic[_C]):
         self._transport: asyncio.Transport | None = None
         self._paused = False
         self._flush_due = False
+        # One for all that comes: asyncio would make new room for every piece and cut it to size, for 10 us.
+        self._buffer = memoryview(bytearray(self.receive_size))
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """The connection stands: send the preface."""
@@ -40,12 +45,19 @@ class Link(asyncio.Protocol, Generic[_C]):
         self._transport = transport
         self.flush()
 
-    def data_received(self, data: bytes) -> None:
+    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002
+        """Where to put what comes."""
+        return self._buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
         """Hand out what came, and send what that calls for."""
-        self.dispatch(self.protocol.feed(data))
-        self.flush()
+        self.dispatch(self.protocol.feed(bytes(self._buffer[:nbytes])))
         if self.protocol.failed:
+            self.flush()
             self.close_transport()
+        else:
+            # Whoever was woken may send something too, such as the next call: one write for both.
+            self.flush_soon()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The connection is gone: end every call."""
@@ -61,6 +73,11 @@ class Link(asyncio.Protocol, Generic[_C]):
         """The socket takes more again."""
         self._paused = False
         self.flush()
+
+    @property
+    def flush_due(self) -> bool:
+        """Whether something is to be sent before the loop waits again."""
+        return self._flush_due
 
     def flush_soon(self) -> None:
         """Send before the loop waits again: what is sent until then goes out in one piece."""
@@ -114,9 +131,15 @@ class Flow:
         self._inbox: deque[MessagesReceived] = deque()
         self._receiver: asyncio.Future[None] | None = None
         self._sender: asyncio.Future[None] | None = None
+        #: Gets messages as they come, in the place of :meth:`take`.
+        self.listener: Callable[[list[bytes]], object] | None = None
 
     def received(self, event: MessagesReceived) -> None:
         """Messages came."""
+        if self.listener is not None:
+            self._link.protocol.release(self.call_id, event.size)
+            self.listener(event.messages)
+            return
         self._inbox.append(event)
         self.wake_receiver()
 
@@ -146,8 +169,9 @@ class Flow:
             finally:
                 self._receiver = None
         event = self._inbox.popleft()
-        self._link.protocol.release(self.call_id, event.size)
-        self._link.flush_soon()
+        if not self.done:
+            self._link.protocol.release(self.call_id, event.size)
+            self._link.flush_soon()
         return event.messages
 
     async def put(self, messages: Iterable[bytes]) -> None:
@@ -172,3 +196,30 @@ class Flow:
         if self.done or self._link.protocol.unsent(self.call_id) <= _SEND_BUFFER:
             self._sender.set_result(None)
             self._sender = None
+
+
+class Incoming:
+    """The messages that come on a call: in lists with :meth:`receive`, or one by one with ``async for``."""
+
+    def __init__(self, flow: Flow) -> None:
+        self._flow = flow
+        # What came with the message that was taken last, and is not taken yet: the next one at the end.
+        self._begun: list[bytes] = []
+
+    async def receive(self) -> list[bytes] | None:
+        """Return the next messages, at least one, or None when there are no more."""
+        if self._begun:
+            messages, self._begun = self._begun[::-1], []
+            return messages
+        return await self._flow.take()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> bytes:
+        if not self._begun:
+            received = await self.receive()
+            if received is None:
+                raise StopAsyncIteration
+            self._begun = received[::-1]
+        return self._begun.pop()

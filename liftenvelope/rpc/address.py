@@ -36,6 +36,7 @@ def parse_address(text: str) -> Address:
         host = host[1:-1]
     elif ":" in host:
         raise UsageError(f"address {text!r}: an IPv6 host needs brackets, as in [::1]:9292")
-    if not (colon and host and port.isascii() and port.isdigit() and 1 <= int(port) <= 65535):
+    blank = any(character.isspace() for character in host)
+    if blank or not (colon and host and port.isascii() and port.isdigit() and 1 <= int(port) <= 65535):
         raise UsageError(f"address {text!r}: expected host:port")
     return Address(host, int(port))

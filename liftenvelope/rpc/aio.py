@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, Final, Self
 
 from liftenvelope.errors import TransportError
-from liftenvelope.rpc._link import Flow, Link
+from liftenvelope.rpc._link import Flow, Incoming, Link
 from liftenvelope.rpc.address import Address, parse_address
 from liftenvelope.rpc.client_side import ClientConnection
 from liftenvelope.rpc.connection import DEFAULT_WINDOW
@@ -18,7 +18,7 @@ from liftenvelope.rpc.tls import check_protocol, offer_http2
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from types import TracebackType
 
     from liftenvelope.rpc.headers import Metadata
@@ -73,7 +73,7 @@ class _ClientLink(Link[ClientConnection]):
             self._timer = self.loop.call_later(wait, self._keep_alive)
 
 
-class Call:
+class Call(Incoming):
     """One call: messages both ways. Leave it by ``async with``, which cancels it if it has not ended.
 
     Receive from one task at a time. Messages come in lists, one for each piece of what the socket gave, so
@@ -86,14 +86,13 @@ class Call:
     """
 
     def __init__(self, link: _ClientLink, call_id: int, timeout: float | None) -> None:
+        super().__init__(Flow(link, call_id))
         self.initial_metadata: Sequence[tuple[str, str | bytes]] | None = None
         self.trailing_metadata: Sequence[tuple[str, str | bytes]] = ()
         self._link = link
         self._id = call_id
-        self._flow = Flow(link, call_id)
         self._error: RpcError | TransportError | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._begun: list[bytes] = []
         link.calls[call_id] = self
         link.flows[call_id] = self._flow
         if timeout is not None:
@@ -113,6 +112,30 @@ class Call:
         if self._flow.done:
             raise self._error or RpcError(StatusCode.FAILED_PRECONDITION, "the server has ended the call")
 
+    @property
+    def is_over(self) -> bool:
+        """Whether the call has ended, though :meth:`receive` may have messages still."""
+        return self._flow.done
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing waits to be sent: neither on this call nor, in this turn, on its connection."""
+        flow, link = self._flow, self._link
+        return not flow.done and not link.flush_due and not link.protocol.unsent(self._id)
+
+    def send_soon(self, messages: Iterable[bytes]) -> None:
+        """Send messages, without waiting where :meth:`send` would: for those who look at :attr:`is_idle`."""
+        self._link.protocol.send(self._id, messages)
+        self._link.flush_soon()
+
+    def listen(self, listener: Callable[[list[bytes]], object]) -> None:
+        """Have messages given to a function as they come, which saves two turns of the loop.
+
+        :meth:`receive` then only tells of the end. The function must be quick and must not raise: it is
+        called between the socket and everything else on the connection.
+        """
+        self._flow.listener = listener
+
     def half_close(self) -> None:
         """Say that no more messages will be sent. The server's may still come."""
         self._link.protocol.half_close(self._id)
@@ -126,10 +149,7 @@ class Call:
             TransportError: The connection failed; a CallNotProcessedError if the server never looked at the
                 call.
         """
-        if self._begun:
-            messages, self._begun = self._begun[::-1], []
-            return messages
-        received = await self._flow.take()
+        received = await super().receive()
         if received is None and self._error is not None:
             raise self._error
         return received
@@ -159,17 +179,6 @@ class Call:
             self._link.protocol.cancel(self._id)
             self._link.flush()
             self.ended(CallEnded(self._id, error))
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> bytes:
-        if not self._begun:
-            received = await self.receive()
-            if received is None:
-                raise StopAsyncIteration
-            self._begun = received[::-1]
-        return self._begun.pop()
 
     async def __aenter__(self) -> Self:
         return self

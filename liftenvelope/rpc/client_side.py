@@ -7,10 +7,11 @@ from typing import Final
 
 from liftenvelope._version import __version__
 from liftenvelope.errors import TransportError, UsageError
-from liftenvelope.rpc._http2 import ErrorCodes, SettingCodes
+from liftenvelope.rpc._fields import RESPONSE, TRAILERS
+from liftenvelope.rpc._http2 import ErrorCodes, NeverIndexedHeaderTuple, SettingCodes
 from liftenvelope.rpc._http2 import events as h2_events
 from liftenvelope.rpc.connection import DEFAULT_WINDOW, CallState, Connection
-from liftenvelope.rpc.events import CallEnded, Event, HeadersReceived, Pong
+from liftenvelope.rpc.events import CallEnded, Event, HeadersReceived
 from liftenvelope.rpc.framing import DEFAULT_MAX_MESSAGE
 from liftenvelope.rpc.headers import Metadata, decode_metadata, encode_metadata, timeout_header
 from liftenvelope.rpc.status import (
@@ -25,6 +26,8 @@ from liftenvelope.rpc.status import (
 __all__ = ["ClientConnection"]
 
 _LAST_ID: Final = 2**31 - 1
+# Of how many methods the headers are kept.
+_METHODS: Final = 100
 
 
 class ClientConnection(Connection):
@@ -54,7 +57,9 @@ class ClientConnection(Connection):
         self._scheme = scheme
         self._next_id = 1
         # Calls that wait for the server to allow another one, with their headers.
-        self._waiting: deque[tuple[int, list[tuple[str, str]]]] = deque()
+        self._waiting: deque[tuple[int, list[tuple[bytes, bytes]]]] = deque()
+        # The headers that all calls of a method have.
+        self._fixed_headers: dict[str, list[tuple[bytes, bytes]]] = {}
 
     def start_call(self, method: str, *, timeout: float | None = None, metadata: Metadata = ()) -> int:
         """Start a call; return its id. Where the server allows no further call, it begins when another ends.
@@ -106,21 +111,30 @@ class ClientConnection(Connection):
 
     def _request_headers(
         self, method: str, timeout: float | None, metadata: Metadata
-    ) -> list[tuple[str, str]]:
+    ) -> list[tuple[bytes, bytes]]:
+        fixed = self._fixed_headers.get(method)
+        if fixed is None:
+            fixed = self._headers_of(method)
+            if len(self._fixed_headers) < _METHODS:
+                self._fixed_headers[method] = fixed
+        headers = fixed.copy()
+        if timeout is not None:
+            # It differs from call to call, and would only throw what does not out of HPACK's table.
+            headers.append(NeverIndexedHeaderTuple(b"grpc-timeout", timeout_header(timeout).encode()))
+        return headers + [(name.encode(), value.encode()) for name, value in encode_metadata(metadata)]
+
+    def _headers_of(self, method: str) -> list[tuple[bytes, bytes]]:
         if not (method.startswith("/") and method.isascii() and method.isprintable() and " " not in method):
             raise UsageError(f"method {method!r}: expected a path such as /proto.API/FetchMetadata")
-        headers = [
-            (":method", "POST"),
-            (":scheme", self._scheme),
-            (":path", method),
-            (":authority", self._authority),
-            ("te", "trailers"),
-            ("content-type", "application/grpc"),
-            ("user-agent", f"liftenvelope/{__version__}"),
+        return [
+            (b":method", b"POST"),
+            (b":scheme", self._scheme.encode()),
+            (b":path", method.encode()),
+            (b":authority", self._authority.encode()),
+            (b"te", b"trailers"),
+            (b"content-type", b"application/grpc"),
+            (b"user-agent", f"liftenvelope/{__version__}".encode()),
         ]
-        if timeout is not None:
-            headers.append(("grpc-timeout", timeout_header(timeout)))
-        return headers + encode_metadata(metadata)
 
     def _start_waiting(self) -> None:
         limit = self._h2.remote_settings.max_concurrent_streams
@@ -142,16 +156,18 @@ class ClientConnection(Connection):
                 return self._data_received(event)
             case h2_events.ResponseReceived():
                 return self._response_started(event)
-            case h2_events.TrailersReceived() | h2_events.StreamEnded():
-                # The end of the stream comes after the trailers, and is news only where there are none.
-                return self._status_received(event.stream_id, getattr(event, "headers", []))
+            case h2_events.TrailersReceived():
+                self._check_fields(event.headers, TRAILERS)
+                return self._status_received(event.stream_id, event.headers)
+            case h2_events.StreamEnded():
+                # It comes after the trailers, and is news only where there are none.
+                return self._status_received(event.stream_id, [])
             case h2_events.StreamReset():
                 return self._end(event.stream_id, reset_error(event.error_code), reset=False)
-            case h2_events.PingAckReceived():
-                return [Pong()]
         return []
 
     def _response_started(self, event: h2_events.ResponseReceived) -> list[Event]:
+        self._check_fields(event.headers, RESPONSE)
         call_id, headers = event.stream_id, dict(event.headers)
         call = self._calls.get(call_id)
         if call is None:

@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, Final, Self, TypeAlias
 
 from liftenvelope.errors import TransportError, UsageError
-from liftenvelope.rpc._link import Flow, Link
+from liftenvelope.rpc._link import Flow, Incoming, Link
 from liftenvelope.rpc.address import Address
 from liftenvelope.rpc.connection import DEFAULT_WINDOW
 from liftenvelope.rpc.events import CallEnded, CallStarted, Event, MessagesReceived, RequestsEnded
@@ -42,7 +42,7 @@ def unary(answer: Callable[[bytes], Awaitable[bytes]]) -> Handler:
     return serve
 
 
-class ServerCall:
+class ServerCall(Incoming):
     """One call, on the side that serves it.
 
     Attributes:
@@ -53,13 +53,12 @@ class ServerCall:
     """
 
     def __init__(self, link: _ServerLink, event: CallStarted) -> None:
+        super().__init__(Flow(link, event.call_id))
         self.method = event.method
         self.metadata = event.metadata
         self.timeout = event.timeout
         self.trailing_metadata: Metadata = ()
-        self.flow = Flow(link, event.call_id)
         self._link = link
-        self._begun: list[bytes] = []
 
     def send_headers(self, metadata: Metadata) -> None:
         """Begin the answer with metadata. The first message does so without."""
@@ -70,27 +69,17 @@ class ServerCall:
         """Send messages; wait while much is unsent because the client takes no more."""
         await self.flow.put(messages)
 
-    async def receive(self) -> list[bytes] | None:
-        """Return the next requests, at least one, or None when the client has sent them all."""
-        if self._begun:
-            messages, self._begun = self._begun[::-1], []
-            return messages
-        return await self.flow.take()
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> bytes:
-        if not self._begun:
-            received = await self.receive()
-            if received is None:
-                raise StopAsyncIteration
-            self._begun = received[::-1]
-        return self._begun.pop()
+    @property
+    def flow(self) -> Flow:
+        """What the call's link hands its requests to."""
+        return self._flow
 
 
 class _ServerLink(Link[ServerConnection]):
     """A connection from a client, and the calls that are open on it."""
+
+    # There may be many of these.
+    receive_size = 32 * 1024
 
     def __init__(self, server: Server, protocol: ServerConnection) -> None:
         super().__init__(protocol)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from liftenvelope.rpc._fields import REQUEST, TRAILERS
 from liftenvelope.rpc._http2 import ErrorCodes, SettingCodes
 from liftenvelope.rpc._http2 import events as h2_events
 from liftenvelope.rpc.connection import DEFAULT_WINDOW, CallState, Connection
-from liftenvelope.rpc.events import CallEnded, CallStarted, Event, Pong, RequestsEnded
+from liftenvelope.rpc.events import CallEnded, CallStarted, Event, RequestsEnded
 from liftenvelope.rpc.framing import DEFAULT_MAX_MESSAGE
 from liftenvelope.rpc.headers import Metadata, decode_metadata, encode_metadata, encode_text, parse_timeout
 from liftenvelope.rpc.status import RpcError, StatusCode, reset_error
@@ -115,11 +116,12 @@ class ServerConnection(Connection):
                 return self._requests_ended(event.stream_id)
             case h2_events.StreamReset():
                 return self._reset(event.stream_id, event.error_code)
-            case h2_events.PingAckReceived():
-                return [Pong()]
+            case h2_events.TrailersReceived():
+                self._check_fields(event.headers, TRAILERS)
         return []
 
     def _call_started(self, event: h2_events.RequestReceived) -> list[Event]:
+        self._check_fields(event.headers, REQUEST)
         call_id, headers = event.stream_id, dict(event.headers)
         if self._no_more_calls:
             self._h2.reset_stream(call_id, ErrorCodes.REFUSED_STREAM)

@@ -108,7 +108,7 @@ def test_address(text: str, address: Address) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "localhost", "localhost:", ":80", "a:0", "a:65536", "a:-1", "a:8o", "::1:80", "a:٣"]
+    "text", ["", "a b:1", "localhost", "localhost:", ":80", "a:0", "a:65536", "a:-1", "a:8o", "::1:80", "a:٣"]
 )
 def test_malformed_address_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="address"):
