@@ -38,6 +38,7 @@ from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from liftenvelope.testing._admin import LiftbridgeAdmin
+    from liftenvelope.testing._build import find_go
     from liftenvelope.testing._errors import ServerStartError
     from liftenvelope.testing._liftbridge import LiftbridgeCluster, LiftbridgeNode, run_liftbridge
     from liftenvelope.testing._nats import NatsServer, run_nats_server
@@ -50,6 +51,7 @@ __all__ = [
     "LiftbridgeNode",
     "NatsServer",
     "ServerStartError",
+    "find_go",
     "run_liftbridge",
     "run_nats_server",
 ]
@@ -63,6 +65,7 @@ _MODULES: Final = {
     "LiftbridgeNode": "_liftbridge",
     "NatsServer": "_nats",
     "ServerStartError": "_errors",
+    "find_go": "_build",
     "run_liftbridge": "_liftbridge",
     "run_nats_server": "_nats",
 }

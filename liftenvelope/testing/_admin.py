@@ -6,13 +6,14 @@ import time
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from liftenvelope._pb import api_pb2
+from liftenvelope._stream_names import check_settings, check_stream_name
 from liftenvelope.errors import TransportError, UsageError
 from liftenvelope.rpc.address import parse_address
 from liftenvelope.rpc.blocking import BlockingChannel, ResponseStream
 from liftenvelope.rpc.status import RpcError, StatusCode
-from liftenvelope.testing._stream_names import check_settings, check_stream_name
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import Callable, Sequence
 
     from google.protobuf.message import Message
@@ -60,15 +61,17 @@ class LiftbridgeAdmin:
 
     Args:
         addresses: ``host:port`` of each broker: of all of them, since it looks for no others.
+        tls: How to speak TLS with them, None for plain TCP.
 
     Raises:
         UsageError: An address is malformed, or there is none.
     """
 
-    def __init__(self, addresses: Sequence[str]) -> None:
+    def __init__(self, addresses: Sequence[str], tls: ssl.SSLContext | None = None) -> None:
         if not addresses:
             raise UsageError("addresses: expected at least one")
         self._addresses = [str(parse_address(address)) for address in addresses]
+        self._tls = tls
 
     @property
     def addresses(self) -> list[str]:
@@ -204,7 +207,7 @@ class LiftbridgeAdmin:
             for address in self.addresses:
                 timeout = max(0.001, min(_ATTEMPT_TIMEOUT, deadline - time.monotonic()))
                 try:
-                    with BlockingChannel(address, connect_timeout=timeout) as channel:
+                    with BlockingChannel(address, connect_timeout=timeout, tls=self._tls) as channel:
                         channel.connect()
                         return attempt(channel, timeout)
                 except (RpcError, TransportError) as exc:

