@@ -4,8 +4,11 @@ The codec is at hand here; the rest has its own modules, so that importing this 
 
 * ``liftenvelope.envelope``: messages and acks as bytes. ``liftenvelope.arrow``: whole batches.
 * ``liftenvelope.nats``: publish on your own NATS connection, and await the acks.
+* ``liftenvelope.connect``, ``liftenvelope.connect_blocking``: a client of a Liftbridge cluster.
 * ``liftenvelope.testing``: real servers for your own tests.
 """
+
+from typing import TYPE_CHECKING
 
 from liftenvelope._backend import BACKEND
 from liftenvelope._version import __version__
@@ -28,11 +31,17 @@ from liftenvelope.envelope import (
 )
 from liftenvelope.errors import LiftEnvelopeError
 
+if TYPE_CHECKING:
+    from liftenvelope.client import Client, connect
+    from liftenvelope.client.blocking import BlockingClient, connect_blocking
+
 __all__ = [
     "BACKEND",
     "Ack",
     "AckError",
     "AckPolicy",
+    "BlockingClient",
+    "Client",
     "LiftEnvelopeError",
     "Message",
     "MessageType",
@@ -40,6 +49,8 @@ __all__ = [
     "UnmarshalAck",
     "UnmarshalMessage",
     "__version__",
+    "connect",
+    "connect_blocking",
     "is_envelope",
     "marshal_ack",
     "marshal_message",
@@ -48,3 +59,15 @@ __all__ = [
     "unmarshal_ack",
     "unmarshal_message",
 ]
+
+# The client needs the [client] extra, and time to load.
+_LAZY = frozenset({"BlockingClient", "Client", "connect", "connect_blocking"})
+
+
+def __getattr__(name: str) -> object:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from liftenvelope import client
+    from liftenvelope.client import blocking
+
+    return getattr(blocking if name in blocking.__all__ else client, name)

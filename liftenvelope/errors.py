@@ -10,29 +10,71 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
+    from liftenvelope.client.publish_many import PublishSummary
     from liftenvelope.envelope import Ack
 
 __all__ = [
     "AckTimeoutError",
+    "AlreadyMemberError",
     "BadMagicError",
+    "BadRequestError",
+    "CallTimeoutError",
     "ChecksumError",
+    "ConnectionClosedError",
+    "ConsumerDeletedError",
+    "ConsumerExistsError",
+    "ConsumerNotFoundError",
+    "CursorsUnavailableError",
     "EncryptionFailedError",
     "EnvelopeError",
     "EnvelopeTooLargeError",
+    "FencedError",
+    "GroupError",
     "IncorrectOffsetError",
     "InternalError",
+    "InvalidConfigError",
+    "JetStreamError",
     "LiftEnvelopeError",
     "MalformedEnvelopeError",
+    "MessageNotFoundError",
     "MessageTooLargeError",
+    "MessageTtlError",
     "MissingExtraError",
+    "NoCursorError",
+    "NoJetStreamError",
+    "NoSuchGroupError",
+    "NoSuchPartitionError",
+    "NoSuchStreamError",
+    "NotLeaderError",
+    "NotMemberError",
+    "OffsetOutOfRangeError",
+    "PartitionPausedError",
+    "PermissionDeniedError",
     "PublishError",
+    "PushConsumerError",
+    "ReadonlyPartitionError",
+    "ResourcesExceededError",
     "ServerError",
+    "StreamDeletedError",
+    "StreamExistsError",
+    "StreamMessageTooLargeError",
+    "StreamNameInUseError",
+    "StreamNotFoundError",
+    "StreamSealedError",
+    "StreamStoreFailedError",
+    "SubjectsOverlapError",
+    "SubscriptionLostError",
     "TransportError",
     "TruncatedEnvelopeError",
+    "UnsupportedByServerError",
     "UnsupportedVersionError",
     "UsageError",
     "UsageTypeError",
+    "WrongLastMessageIdError",
+    "WrongLastSequenceError",
+    "WrongStreamError",
     "WrongTypeError",
+    "jetstream_error",
     "publish_error",
 ]
 
@@ -42,6 +84,8 @@ class LiftEnvelopeError(Exception):
 
     #: Whether the same call, made again, may succeed without any change on the caller's side.
     retriable: ClassVar[bool] = False
+    #: Of the error that ends a ``publish_many``: what became of its messages.
+    summary: PublishSummary | None = None
 
 
 class UsageError(LiftEnvelopeError, ValueError):
@@ -188,6 +232,209 @@ class EncryptionFailedError(PublishError):
     """The server could not encrypt the message at rest."""
 
 
+class StreamExistsError(ServerError):
+    """There is a stream of that name already."""
+
+
+class NoSuchStreamError(ServerError):
+    """There is no stream of that name."""
+
+
+class NoSuchPartitionError(ServerError):
+    """The stream has no partition of that number."""
+
+
+class ReadonlyPartitionError(ServerError):
+    """The partition takes no messages; of a subscription: all was read, and no more will come."""
+
+
+class PartitionPausedError(ServerError):
+    """The partition is paused. Publish to it through gRPC, or subscribe with ``resume=True``, to wake it."""
+
+
+class StreamDeletedError(ServerError):
+    """The stream was deleted while it was read."""
+
+
+class NotLeaderError(ServerError):
+    """No broker was found in time that leads the partition, or coordinates the group."""
+
+    retriable = True
+
+
+class PermissionDeniedError(ServerError):
+    """The server does not allow this client to do that."""
+
+
+class CursorsUnavailableError(ServerError):
+    """The server keeps no cursors: ``cursors.stream.partitions`` is 0 there; or it has only just started."""
+
+    retriable = True
+
+
+class ConnectionClosedError(TransportError):
+    """The connection was closed, or drained, while something was read from it."""
+
+
+class JetStreamError(ServerError):
+    """JetStream refused an operation.
+
+    Attributes:
+        code: The kind of error, in the manner of HTTP: 400, 404, 503 and so on.
+        err_code: JetStream's own number, more precise than ``code``; 0 where the server gives none.
+        description: The server's own text.
+    """
+
+    def __init__(self, code: int, description: str, err_code: int = 0) -> None:
+        ServerError.__init__(self, code, description)
+        self.args = (code, description, err_code)
+        self.err_code = err_code
+
+    def __str__(self) -> str:
+        precise = f", error {self.err_code}" if self.err_code else ""
+        return f"{self.description} (code {self.code}{precise})"
+
+
+class NoJetStreamError(JetStreamError):
+    """Nothing answers on the subject: JetStream is off, not up yet, or knows no stream or consumer there."""
+
+    retriable = True
+
+
+class BadRequestError(JetStreamError):
+    """The server could not make sense of the request, or of a pull."""
+
+
+class StreamNotFoundError(JetStreamError):
+    """There is no stream of that name."""
+
+
+class StreamNameInUseError(JetStreamError):
+    """There is a stream of that name already, with another configuration."""
+
+
+class SubjectsOverlapError(JetStreamError):
+    """Another stream records one of the subjects."""
+
+
+class InvalidConfigError(JetStreamError):
+    """The server takes no such configuration of a stream, or no such change of it."""
+
+
+class StreamSealedError(JetStreamError):
+    """The stream is sealed: nothing in it changes any more."""
+
+
+class ConsumerNotFoundError(JetStreamError):
+    """The stream has no consumer of that name."""
+
+
+class ConsumerExistsError(JetStreamError):
+    """The stream has a consumer of that name already, with another configuration."""
+
+
+class ConsumerDeletedError(JetStreamError):
+    """The consumer, or its stream, was deleted while it was read."""
+
+
+class PushConsumerError(JetStreamError):
+    """The consumer pushes its messages to a subject, so nothing can be pulled from it."""
+
+
+class MessageNotFoundError(JetStreamError):
+    """The stream has no such message."""
+
+
+class WrongLastSequenceError(JetStreamError):
+    """The last sequence, of the stream or of a subject, is not the one that the publish expected."""
+
+
+class WrongLastMessageIdError(JetStreamError):
+    """The last message id of the stream is not the one that the publish expected."""
+
+
+class WrongStreamError(JetStreamError):
+    """Another stream than the one that the publish expected records the subject."""
+
+
+class MessageTtlError(JetStreamError):
+    """The time to live of the message is malformed, or the stream allows none."""
+
+
+class StreamMessageTooLargeError(JetStreamError):
+    """The message is larger than the stream's ``max_msg_size``."""
+
+
+class StreamStoreFailedError(JetStreamError):
+    """The message was not stored: the stream is full and discards new messages, or its store failed."""
+
+
+class ResourcesExceededError(JetStreamError):
+    """A limit of the account or of the server is reached: on memory, storage, streams or consumers."""
+
+
+class UnsupportedByServerError(LiftEnvelopeError):
+    """The server is too old for what was asked; the message says what it did instead."""
+
+
+class CallTimeoutError(LiftEnvelopeError, TimeoutError):
+    """The server did not answer in time. Whether it did what was asked is unknown."""
+
+    retriable = True
+
+
+class OffsetOutOfRangeError(LiftEnvelopeError):
+    """The partition ends before an offset that had been read: it lost messages, or the stream is a new one.
+
+    Attributes:
+        stream: Name of the stream.
+        partition: Number of the partition.
+        wanted: The offset that was to be read next.
+        newest: The newest offset that there is, -1 for none.
+    """
+
+    def __init__(self, message: str, stream: str, partition: int, wanted: int, newest: int) -> None:
+        super().__init__(message, stream, partition, wanted, newest)
+        self.stream = stream
+        self.partition = partition
+        self.wanted = wanted
+        self.newest = newest
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class SubscriptionLostError(TransportError):
+    """The connection of a subscription was lost, and could not be made again in ``resubscribe_wait`` seconds.
+
+    Nothing is skipped by subscribing again at the subscription's position.
+    """
+
+
+class GroupError(LiftEnvelopeError):
+    """Something is wrong with a consumer group, or with a consumer's place in it."""
+
+
+class NoSuchGroupError(GroupError):
+    """There is no group of that name: a group goes with its last member."""
+
+
+class NotMemberError(GroupError):
+    """The consumer is no member of the group: it never was, has left, or was silent for too long."""
+
+
+class AlreadyMemberError(GroupError):
+    """The group has a member of that id: another consumer, or this one before it was started again."""
+
+
+class FencedError(GroupError):
+    """Another consumer of the group has taken the partition over."""
+
+
+class NoCursorError(GroupError):
+    """The consumer was told to begin at its cursor, and there is none."""
+
+
 _PUBLISH_ERRORS: dict[int, tuple[type[PublishError], str]] = {
     1: (PublishError, "the server failed to store the message and gave no reason"),
     2: (IncorrectOffsetError, "the expected offset is not the next one of the partition"),
@@ -201,6 +448,35 @@ def publish_error(ack: Ack) -> PublishError:
     kind, reason = _PUBLISH_ERRORS.get(ack.error, (PublishError, "the server did not store the message"))
     where = f" (stream {ack.stream!r}, correlation id {ack.correlation_id!r})"
     return kind(int(ack.error), reason + where, ack)
+
+
+_JETSTREAM_ERRORS: dict[int, type[JetStreamError]] = {
+    **dict.fromkeys((10003, 10025), BadRequestError),
+    **dict.fromkeys((10008, 10039, 10076), NoJetStreamError),
+    **dict.fromkeys((10013, 10105, 10148), ConsumerExistsError),
+    **dict.fromkeys((10014, 10149), ConsumerNotFoundError),
+    **dict.fromkeys((10002, 10023, 10026, 10027, 10028, 10047), ResourcesExceededError),
+    **dict.fromkeys((10037, 10043), MessageNotFoundError),
+    **dict.fromkeys((10071, 10164), WrongLastSequenceError),
+    **dict.fromkeys((10165, 10166), MessageTtlError),
+    10052: InvalidConfigError,
+    10054: StreamMessageTooLargeError,
+    10058: StreamNameInUseError,
+    10059: StreamNotFoundError,
+    10060: WrongStreamError,
+    10065: SubjectsOverlapError,
+    10070: WrongLastMessageIdError,
+    10077: StreamStoreFailedError,
+    10109: StreamSealedError,
+}
+
+
+def jetstream_error(code: int, err_code: int, description: str) -> JetStreamError:
+    """The error of that number; one without a class of its own here keeps its numbers."""
+    kind = _JETSTREAM_ERRORS.get(err_code, JetStreamError)
+    if not err_code and code == 503:
+        kind = NoJetStreamError
+    return kind(code, description or "the server gave no reason", err_code)
 
 
 class InternalError(LiftEnvelopeError):

@@ -1,0 +1,98 @@
+"""The Liftbridge client: streams, publish, subscribe, metadata, cursors and consumer groups over gRPC.
+
+:func:`connect` makes a client; :mod:`liftenvelope.errors` has what it raises. What else a program may want to
+name is here: places to begin at, values that come back, and events. :mod:`liftenvelope.client.blocking` has
+the same for code without an event loop.
+"""
+
+from liftenvelope.client.activity import (
+    ActivityEvent,
+    ActivityStream,
+    GroupJoined,
+    GroupLeft,
+    StreamCreated,
+    StreamDeleted,
+    StreamPaused,
+    StreamReadonlySet,
+    StreamResumed,
+    UnknownActivity,
+)
+from liftenvelope.client.checkpointer import Checkpointer
+from liftenvelope.client.client import Client, connect
+from liftenvelope.client.consumer import Consumer
+from liftenvelope.client.events import (
+    CheckpointFailed,
+    ClientEvent,
+    CursorAheadOfStream,
+    EventHandler,
+    GroupCoordinatorReported,
+    GroupLeaveFailed,
+    GroupMemberExpired,
+    GroupPartitionFenced,
+    LiftEnvelopeWarning,
+    MetadataRefreshed,
+    PublishFailed,
+    StoppedAtHighWatermark,
+    SubscriptionLost,
+    SubscriptionResumed,
+)
+from liftenvelope.client.health import HealthStatus
+from liftenvelope.client.merged import MergedSubscription
+from liftenvelope.client.metadata import (
+    BrokerInfo,
+    EventTimes,
+    GroupInfo,
+    Metadata,
+    PartitionInfo,
+    StreamInfo,
+)
+from liftenvelope.client.positions import Cursor, Timestamp
+from liftenvelope.client.publish_many import OutgoingMessage, PublishMany, PublishSummary
+from liftenvelope.client.streams import MAX_REPLICATION
+from liftenvelope.client.subscription import Subscription
+
+__all__ = [
+    "MAX_REPLICATION",
+    "ActivityEvent",
+    "ActivityStream",
+    "BrokerInfo",
+    "CheckpointFailed",
+    "Checkpointer",
+    "Client",
+    "ClientEvent",
+    "Consumer",
+    "Cursor",
+    "CursorAheadOfStream",
+    "EventHandler",
+    "EventTimes",
+    "GroupCoordinatorReported",
+    "GroupInfo",
+    "GroupJoined",
+    "GroupLeaveFailed",
+    "GroupLeft",
+    "GroupMemberExpired",
+    "GroupPartitionFenced",
+    "HealthStatus",
+    "LiftEnvelopeWarning",
+    "MergedSubscription",
+    "Metadata",
+    "MetadataRefreshed",
+    "OutgoingMessage",
+    "PartitionInfo",
+    "PublishFailed",
+    "PublishMany",
+    "PublishSummary",
+    "StoppedAtHighWatermark",
+    "StreamCreated",
+    "StreamDeleted",
+    "StreamInfo",
+    "StreamPaused",
+    "StreamReadonlySet",
+    "StreamResumed",
+    "Subscription",
+    "SubscriptionLost",
+    "SubscriptionResumed",
+    "Timestamp",
+    "UnknownActivity",
+    "connect",
+]

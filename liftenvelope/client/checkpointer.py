@@ -1,0 +1,348 @@
+"""A reader's cursor, kept with few calls to the server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection, Hashable
+from typing import TYPE_CHECKING, Generic, Self, TypeVar, overload
+
+from liftenvelope.client.checkpoints import Checkpoints
+from liftenvelope.client.cluster import Deadline
+from liftenvelope.client.core import check_partition
+from liftenvelope.client.events import CheckpointFailed
+from liftenvelope.client.options import check_count, check_seconds
+from liftenvelope.errors import LiftEnvelopeError, UsageError, UsageTypeError
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from liftenvelope.client.cursors import CursorName, CursorsMixin
+    from liftenvelope.envelope import Message
+
+__all__ = ["CheckpointWriter", "Checkpointer"]
+
+_K = TypeVar("_K", bound=Hashable)
+_T = TypeVar("_T")
+
+
+class CheckpointWriter(Generic[_K]):
+    """Stores checkpoints in a background task when they are due, and at once when asked to.
+
+    Args:
+        checkpoints: What to store, and when.
+        store: Stores one offset; returns what is stored then, which is more where somebody else was further.
+        on_failure: Is told of what could not be stored in the background. It is tried again.
+        timeout: Seconds for one round.
+        allowed: Picks those that may be stored, before a round; by default all.
+    """
+
+    def __init__(
+        self,
+        checkpoints: Checkpoints[_K],
+        store: Callable[[_K, int, Deadline], Awaitable[int]],
+        on_failure: Callable[[_K, int, LiftEnvelopeError], object],
+        timeout: float,
+        allowed: Callable[[list[tuple[_K, int]], Deadline], Awaitable[list[tuple[_K, int]]]] | None = None,
+    ) -> None:
+        self.checkpoints = checkpoints
+        self._store = store
+        self._on_failure = on_failure
+        self._allowed = allowed
+        self._timeout = timeout
+        self._wake = asyncio.Event()
+        self._lock = asyncio.Lock()
+        self._task: asyncio.Task[None] | None = None
+        self._clock = asyncio.get_running_loop().time
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the background task is there."""
+        return self._task is not None and not self._task.done()
+
+    def start(self, on_done: Callable[[asyncio.Task[None]], object] = lambda _: None) -> None:
+        """Begin to store in the background; tell of the end."""
+        if self._task is None:
+            self._task = asyncio.create_task(self._run())
+            self._task.add_done_callback(on_done)
+
+    async def stop(self) -> None:
+        """End the background task, and raise what it ended with. What is not stored stays so.
+
+        Raises:
+            Exception: What ``on_failure`` raised, such as a warning where those are errors.
+        """
+        task, self._task = self._task, None
+        if task is None:
+            return
+        task.cancel()
+        await asyncio.wait([task])
+        if not task.cancelled() and (failure := task.exception()) is not None:
+            raise failure
+
+    def processed(self, key: _K, offset: int) -> None:
+        """Note that a message was processed."""
+        if self.checkpoints.processed(key, offset, self._clock()):
+            self._wake.set()
+
+    async def flush(self, keys: Collection[_K] | None = None, timeout: float | None = None) -> None:
+        """Store what was processed, of these partitions or of all.
+
+        Raises:
+            LiftEnvelopeError: Something could not be stored. All of it was tried.
+        """
+        errors = await self._round(lambda: self.checkpoints.pending(keys), timeout or self._timeout)
+        if errors:
+            raise errors[0][2]
+
+    async def _run(self) -> None:
+        while True:
+            wait = self.checkpoints.wait(self._clock())
+            if wait is None or wait > 0:
+                await self._pause(wait)
+                continue
+            for key, offset, error in await self._round(
+                lambda: self.checkpoints.due(self._clock()), self._timeout
+            ):
+                self._on_failure(key, offset, error)
+
+    async def _pause(self, seconds: float | None) -> None:
+        """Wait so long, or until something has changed."""
+        self._wake.clear()
+        try:
+            async with asyncio.timeout(seconds):
+                await self._wake.wait()
+        except TimeoutError:
+            return
+
+    async def _round(
+        self, choose: Callable[[], list[tuple[_K, int]]], timeout: float
+    ) -> list[tuple[_K, int, LiftEnvelopeError]]:
+        """Store one after the other, as servers do anyway; return what failed."""
+        failed: list[tuple[_K, int, LiftEnvelopeError]] = []
+        async with self._lock:
+            deadline, chosen = Deadline(timeout), choose()
+            try:
+                allowed = await self._allowed(chosen, deadline) if self._allowed and chosen else chosen
+            except LiftEnvelopeError as exc:
+                failed = [(key, offset, exc) for key, offset in chosen]
+                allowed = []
+            for key, offset in allowed:
+                token = self.checkpoints.token(key)
+                try:
+                    stored = await self._store(key, offset, deadline)
+                except LiftEnvelopeError as exc:
+                    failed.append((key, offset, exc))
+                else:
+                    if self.checkpoints.token(key) is token:
+                        self.checkpoints.stored(key, stored, self._clock())
+            refused = {key for key, _ in chosen} - {key for key, _ in allowed}
+            for key in refused | {key for key, _, _ in failed}:
+                self.checkpoints.failed(key, self._clock())
+        return failed
+
+
+class Checkpointer:
+    """Keeps a cursor for a reader of a stream. Made by :meth:`Client.checkpointer`; used with ``async with``.
+
+    The cursor is the offset of the last processed message: call :meth:`processed` after each. It is stored in
+    the background, and when the block ends. A reader that dies in between reads up to ``every_messages``
+    messages, or those of ``every_seconds`` seconds, for a second time. The cursor never goes back: what is
+    stored is looked at first, so of two readers with one cursor the one that is further counts. (Servers have
+    no way to do both in one step. Readers that must share a stream belong in a consumer group.)
+
+    Example:
+        >>> async with client.checkpointer("billing", "orders") as checkpoints:  # doctest: +SKIP
+        ...     start = await checkpoints.start(0)
+        ...     async with client.subscribe("orders", start=start) as messages:
+        ...         async for message in messages:
+        ...             ...
+        ...             checkpoints.processed(message)
+    """
+
+    def __init__(
+        self,
+        client: CursorsMixin,
+        cursor_id: str,
+        stream: str,
+        *,
+        every_messages: int,
+        every_seconds: float,
+    ) -> None:
+        from liftenvelope.client.cursors import cursor_key
+
+        cursor_key(cursor_id, stream, 0)
+        self._client = client
+        self._cursor_id = cursor_id
+        self._stream = stream
+        self._checkpoints = Checkpoints[int](
+            check_count("every_messages", every_messages), check_seconds("every_seconds", every_seconds)
+        )
+        self._writer: CheckpointWriter[int] | None = None
+        self._closed = False
+
+    async def __aenter__(self) -> Self:
+        if self._writer is not None:
+            raise UsageError("a checkpointer can be entered only once")
+        timeout = self._client._deadline(None).timeout
+        self._writer = CheckpointWriter(self._checkpoints, self._store, self._report, timeout)
+        self._writer.start()
+        self._client._open.add(self)
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if exc is None:
+            await self.close()
+            return
+        try:
+            await self.close()
+        except LiftEnvelopeError as failure:
+            # The block's own error goes on, and must not be replaced: a cancellation, for one.
+            exc.add_note(
+                f"what was processed could not be stored as the cursor {self._cursor_id!r}: {failure}"
+            )
+
+    async def start(self, partition: int, default: _T | str = "earliest") -> int | _T | str:
+        """Return where to start reading: behind the cursor, as ``start`` of :meth:`Client.subscribe`.
+
+        Args:
+            partition: Number of the partition.
+            default: What to return where there is no cursor.
+
+        Raises:
+            CursorsUnavailableError: The cluster keeps no cursors.
+            CallTimeoutError: No answer came in time.
+            TransportError: No broker could be reached.
+        """
+        stored = await self._client.fetch_cursor(self._cursor_id, self._stream, partition)
+        if stored is None:
+            return default
+        self._running().checkpoints.stored(partition, stored, asyncio.get_running_loop().time())
+        return stored + 1
+
+    @overload
+    def processed(self, message: Message, /) -> None: ...
+    @overload
+    def processed(self, partition: int, offset: int, /) -> None: ...
+
+    def processed(self, message: Message | int, offset: int | None = None, /) -> None:
+        """Note that a message was processed, and with it all before it in its partition.
+
+        It only remembers that; nothing is sent here. A smaller offset than before changes nothing. Where
+        messages of one partition are processed at the same time, and may be done in another order, announce
+        each with :meth:`delivered` first.
+
+        Args:
+            message: The message; or the number of its partition,
+            offset: and its offset.
+
+        Raises:
+            UsageError: The message is of another stream, or the checkpointer is not open.
+        """
+        self._running().processed(*self._place(message, offset))
+
+    @overload
+    def delivered(self, message: Message, /) -> None: ...
+    @overload
+    def delivered(self, partition: int, offset: int, /) -> None: ...
+
+    def delivered(self, message: Message | int, offset: int | None = None, /) -> None:
+        """Announce a message that is going to be processed: until it is, the cursor stays in front of it.
+
+        Args:
+            message: The message; or the number of its partition,
+            offset: and its offset. To be called in the order of offsets.
+
+        Raises:
+            UsageError: The message is of another stream, or the checkpointer is not open.
+        """
+        self._running().checkpoints.delivered(*self._place(message, offset))
+
+    async def flush(self, *, timeout: float | None = None) -> None:
+        """Store what was processed so far. What failed in the background is tried again here.
+
+        Args:
+            timeout: Seconds for all of it; default: the client's.
+
+        Raises:
+            LiftEnvelopeError: It could not be stored, as :meth:`Client.set_cursor` says.
+        """
+        limit = None if timeout is None else check_seconds("timeout", timeout)
+        await self._running().flush(timeout=limit)
+
+    async def close(self) -> None:
+        """Store what was processed, and end. Closing twice is fine.
+
+        Raises:
+            LiftEnvelopeError: It could not be stored. The checkpointer is closed all the same.
+        """
+        writer = self._writer
+        if self._closed or writer is None:
+            return
+        self._closed = True
+        try:
+            await writer.flush()
+        finally:
+            self._client._open.discard(self)
+            await writer.stop()
+
+    async def lag(self, partition: int, *, timeout: float | None = None) -> int:
+        """Return how many offsets the partition is ahead: its newest one, less the last processed one.
+
+        Where this checkpointer was told of none, the stored cursor counts; where there is none, all of them.
+
+        Args:
+            partition: Number of the partition.
+            timeout: Seconds for each call; default: the client's.
+
+        Raises:
+            NoSuchStreamError: There is no such stream.
+            NoSuchPartitionError: It has no such partition.
+            CallTimeoutError: No answer came in time.
+            TransportError: No broker could be reached.
+        """
+        last = self._checkpoints.last(check_partition(partition))
+        if last is None:
+            last = await self._client.fetch_cursor(self._cursor_id, self._stream, partition, timeout=timeout)
+        info = await self._client.fetch_partition_metadata(self._stream, partition, timeout=timeout)
+        return info.newest_offset - (-1 if last is None else last)
+
+    async def reset(self, partition: int, *, timeout: float | None = None) -> None:
+        """Take the cursor away, and forget what was processed.
+
+        Args:
+            partition: Number of the partition.
+            timeout: Seconds for all of it; default: the client's.
+
+        Raises:
+            LiftEnvelopeError: As :meth:`Client.reset_cursor` says.
+        """
+        writer = self._running()
+        async with writer._lock:
+            self._checkpoints.forget(partition)
+            await self._client.reset_cursor(self._cursor_id, self._stream, partition, timeout=timeout)
+
+    def _running(self) -> CheckpointWriter[int]:
+        if self._writer is None or self._closed:
+            raise UsageError("the checkpointer is not open: use it in a 'with' block")
+        return self._writer
+
+    def _place(self, message: Message | int, offset: int | None) -> tuple[int, int]:
+        if isinstance(message, int):
+            if offset is None:
+                raise UsageTypeError("a partition needs an offset beside it")
+            return message, offset
+        if message.stream != self._stream:
+            raise UsageError(f"a message of stream {message.stream!r}: expected one of {self._stream!r}")
+        return message.partition, message.offset
+
+    def _name(self, partition: int) -> CursorName:
+        return self._cursor_id, self._stream, partition
+
+    async def _store(self, partition: int, offset: int, deadline: Deadline) -> int:
+        return await self._client._raise_cursor(self._name(partition), offset, deadline)
+
+    def _report(self, partition: int, offset: int, error: LiftEnvelopeError) -> None:
+        event = CheckpointFailed(self._cursor_id, self._stream, partition, offset, error)
+        self._client._options.notify(event)

@@ -1,0 +1,163 @@
+"""The connections to the brokers: made when a call needs one, shared, and closed when nobody used them."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+from liftenvelope.errors import TransportError
+from liftenvelope.rpc.aio import Channel
+from liftenvelope.rpc.status import CallNotProcessedError
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable
+
+    from liftenvelope.client.options import Options
+
+__all__ = ["Connections"]
+
+
+@dataclass(slots=True, eq=False)
+class _Pooled:
+    """A connection, and whether it was without a call when it was looked at last."""
+
+    channel: Channel
+    was_idle: bool = False
+
+
+class Connections:
+    """Up to ``max_conns_per_broker`` connections to each address.
+
+    A call gets a connection without any other call on it if there is one or one more may be made, since what
+    comes for one call can hold up the answer to another on the same connection.
+    """
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self._pool: dict[str, list[_Pooled]] = {}
+        self._making: dict[str, asyncio.Lock] = {}
+        self._latencies: dict[str, float] = {}
+        self._closing: set[asyncio.Task[None]] = set()
+        self._sweep: asyncio.TimerHandle | None = None
+        self._closed = False
+
+    async def channel(self, address: str, timeout: float | None = None) -> Channel:
+        """Return a connection on which a call can be made now, before anything is awaited.
+
+        Args:
+            address: ``host:port`` of the broker, as the cluster calls it.
+            timeout: Seconds for making a connection, where one is needed; at most ``connect_timeout``.
+
+        Raises:
+            CallNotProcessedError: None could be made, or the client is closed.
+        """
+        if (free := self._free(address)) is not None:
+            return free
+        limit = self._options.connect_timeout if timeout is None else timeout
+        try:
+            # Also for those who wait while others try to connect, one after the other.
+            async with asyncio.timeout(limit), self._making.setdefault(address, asyncio.Lock()):
+                await self._make_room(address, timeout)
+        except TimeoutError as exc:
+            raise CallNotProcessedError(f"{address}: no connection within {limit:.3g} s") from exc
+        pooled = self._usable(address)
+        if self._closed or not pooled:
+            raise CallNotProcessedError(
+                "the client is closed" if self._closed else f"{address}: no connection"
+            )
+        return self._given(min(pooled, key=lambda one: one.channel.open_calls))
+
+    def latency(self, address: str) -> float | None:
+        """How long it took to connect to an address at best, in seconds; None if it was not done yet."""
+        return self._latencies.get(address)
+
+    async def close(self) -> None:
+        """Close every connection. Calls that are open end with a TransportError. Closing twice is fine."""
+        self._closed = True
+        if self._sweep is not None:
+            self._sweep.cancel()
+        pools, self._pool = list(self._pool.values()), {}
+        for pooled in pools:
+            for one in pooled:
+                self._spawn(one.channel.close())
+        while self._closing:
+            await asyncio.gather(*self._closing)
+
+    async def _make_room(self, address: str, timeout: float | None) -> None:
+        """Make a connection, unless there are enough, or one without a call by now."""
+        pooled = self._usable(address)
+        if len(pooled) >= self._options.max_conns_per_broker or self._free(address) is not None:
+            return
+        try:
+            await self._connect(address, timeout)
+        except TransportError as exc:
+            if not self._usable(address):
+                raise CallNotProcessedError(str(exc)) from exc
+
+    async def _connect(self, address: str, timeout: float | None) -> None:
+        if self._closed:
+            return
+        options = self._options
+        limit = options.connect_timeout if timeout is None else min(timeout, options.connect_timeout)
+        begun = perf_counter()
+        channel = await Channel.connect(
+            options.reachable(address),
+            tls=options.context,
+            connect_timeout=max(limit, 0.001),
+            keepalive=options.ping_interval,
+            max_message=options.max_message_bytes,
+            window=options.window,
+        )
+        taken = perf_counter() - begun
+        self._latencies[address] = min(taken, self._latencies.get(address, taken))
+        self._keep(address, channel)
+
+    def _keep(self, address: str, channel: Channel) -> None:
+        if self._closed:  # in the meantime
+            self._spawn(channel.close())
+            return
+        self._pool.setdefault(address, []).append(_Pooled(channel))
+        self._look_later()
+
+    def _usable(self, address: str) -> list[_Pooled]:
+        """The connections that take calls. Others are dropped; what is open on them goes on to its end."""
+        pooled = self._pool.get(address, [])
+        for one in [one for one in pooled if not one.channel.is_usable and not one.channel.open_calls]:
+            pooled.remove(one)
+            self._spawn(one.channel.close())
+        return [one for one in pooled if one.channel.is_usable]
+
+    def _free(self, address: str) -> Channel | None:
+        idle = (one for one in self._usable(address) if not one.channel.open_calls)
+        found = next(idle, None)
+        return None if found is None else self._given(found)
+
+    def _given(self, pooled: _Pooled) -> Channel:
+        """Note that a connection is used, be it for shorter than between two looks."""
+        pooled.was_idle = False
+        return pooled.channel
+
+    def _look_later(self) -> None:
+        if self._sweep is None and not self._closed:
+            loop = asyncio.get_running_loop()
+            self._sweep = loop.call_later(self._options.keep_alive_time / 2, self._close_idle)
+
+    def _close_idle(self) -> None:
+        """Close what was without a call twice in a row, half of ``keep_alive_time`` apart."""
+        self._sweep = None
+        for address in list(self._pool):
+            for one in self._usable(address):
+                is_idle = not one.channel.open_calls
+                if is_idle and one.was_idle:
+                    self._pool[address].remove(one)
+                    self._spawn(one.channel.close())
+                one.was_idle = is_idle
+        if any(self._pool.values()):
+            self._look_later()
+
+    def _spawn(self, closing: Awaitable[None]) -> None:
+        task = asyncio.ensure_future(closing)
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)

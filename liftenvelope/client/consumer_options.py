@@ -1,0 +1,70 @@
+"""How a consumer is set up. Checked when it is made, before any I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+from liftenvelope.client.core import check_stream
+from liftenvelope.client.cursors import check_cursor_id, cursor_key
+from liftenvelope.client.options import check_seconds
+from liftenvelope.errors import UsageError, UsageTypeError
+
+__all__ = ["ConsumerOptions", "PartitionsCallback", "check_streams"]
+
+#: Gets streams and numbers of partitions; a function or a coroutine function.
+PartitionsCallback: TypeAlias = Callable[[list[tuple[str, int]]], Awaitable[object] | object]
+
+_AUTO_OFFSETS: Final = ("new", "earliest", "latest", "error")
+
+
+def check_streams(streams: str | Iterable[str]) -> tuple[str, ...]:
+    """Return the names of the streams that a consumer reads.
+
+    Raises:
+        UsageError: There are none, or one can have no cursors.
+        UsageTypeError: One is not a str.
+    """
+    names = (streams,) if isinstance(streams, str) else tuple(dict.fromkeys(map(check_stream, streams)))
+    if not names:
+        raise UsageError("streams: expected the name of at least one stream")
+    for name in names:
+        cursor_key("any", name, 0)
+    return names
+
+
+def _check_consumer_id(consumer_id: object) -> None:
+    if consumer_id is not None and (not isinstance(consumer_id, str) or not consumer_id):
+        raise UsageError(f"consumer_id={consumer_id!r}: expected some text, or None for a new id")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConsumerOptions:
+    """The options of :meth:`Client.consumer`, where they are described."""
+
+    group: str
+    streams: tuple[str, ...]
+    consumer_id: str | None
+    auto_commit_interval: float | None
+    auto_offset: str
+    on_assigned: PartitionsCallback | None
+    on_revoked: PartitionsCallback | None
+    resume: bool
+
+    def __post_init__(self) -> None:
+        check_cursor_id(self.group, "group")
+        _check_consumer_id(self.consumer_id)
+        if self.auto_commit_interval is not None:
+            check_seconds("auto_commit_interval", self.auto_commit_interval)
+        if self.auto_offset not in _AUTO_OFFSETS:
+            expected = ", ".join(map(repr, _AUTO_OFFSETS))
+            raise UsageError(f"auto_offset={self.auto_offset!r}: expected one of {expected}")
+        for name in ("on_assigned", "on_revoked"):
+            if getattr(self, name) is not None and not callable(getattr(self, name)):
+                raise UsageTypeError(f"{name} must be a function, not {getattr(self, name)!r}")
+
+    @property
+    def cursor_id(self) -> str:
+        """Id of the group's cursors, the one that other Liftbridge clients use as well."""
+        return f"__group:{self.group}"

@@ -1,0 +1,176 @@
+"""The errors of calls as the errors of this package: the one place that reads a server's codes and texts."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from liftenvelope.errors import (
+    AckTimeoutError,
+    AlreadyMemberError,
+    CallTimeoutError,
+    CursorsUnavailableError,
+    EncryptionFailedError,
+    FencedError,
+    GroupError,
+    IncorrectOffsetError,
+    LiftEnvelopeError,
+    MessageTooLargeError,
+    NoSuchGroupError,
+    NoSuchPartitionError,
+    NoSuchStreamError,
+    NotLeaderError,
+    NotMemberError,
+    PartitionPausedError,
+    PermissionDeniedError,
+    PublishError,
+    ReadonlyPartitionError,
+    ServerError,
+    StreamDeletedError,
+    StreamExistsError,
+    TransportError,
+)
+from liftenvelope.rpc.status import CallNotProcessedError, RpcError, StatusCode
+
+__all__ = ["call_error", "publish_async_error", "publish_call_error", "resolved_start"]
+
+_GROUP_METHODS: Final = frozenset(
+    {
+        "JoinConsumerGroup",
+        "LeaveConsumerGroup",
+        "FetchConsumerGroupAssignments",
+        "ReportConsumerGroupCoordinator",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Rule:
+    """An answer of the server, and its error. There is a text only where the code is not enough."""
+
+    kind: type[ServerError] | type[GroupError]
+    code: StatusCode
+    text: str = ""
+    methods: frozenset[str] | None = None
+
+
+def _rule(
+    kind: type[ServerError] | type[GroupError], code: StatusCode, text: str = "", *methods: str
+) -> _Rule:
+    return _Rule(kind, code, text, frozenset(methods) if methods else None)
+
+
+_C = StatusCode
+# The first one that fits counts. Texts: liftbridge server/api.go, metadata.go, partition.go, cursors.go.
+_RULES: Final = (
+    _rule(PermissionDeniedError, _C.PERMISSION_DENIED),
+    _rule(StreamExistsError, _C.ALREADY_EXISTS, "", "CreateStream"),
+    _rule(NoSuchGroupError, _C.NOT_FOUND, "", *_GROUP_METHODS),
+    _rule(NoSuchGroupError, _C.FAILED_PRECONDITION, "No such consumer group", *_GROUP_METHODS),
+    _rule(NoSuchStreamError, _C.FAILED_PRECONDITION, "stream does not exist", *_GROUP_METHODS),
+    _rule(AlreadyMemberError, _C.FAILED_PRECONDITION, "already a member", *_GROUP_METHODS),
+    _rule(NotMemberError, _C.FAILED_PRECONDITION, "not a member", *_GROUP_METHODS),
+    _rule(NotLeaderError, _C.FAILED_PRECONDITION, "not the consumer group coordinator", *_GROUP_METHODS),
+    _rule(FencedError, _C.FAILED_PRECONDITION, "not currently assigned this partition", "Subscribe"),
+    _rule(PartitionPausedError, _C.FAILED_PRECONDITION, "commit log was closed", "Subscribe"),
+    _rule(PartitionPausedError, _C.INTERNAL, "segment has been closed", "Subscribe"),
+    _rule(StreamDeletedError, _C.NOT_FOUND, "commit log was deleted", "Subscribe"),
+    _rule(ReadonlyPartitionError, _C.RESOURCE_EXHAUSTED, "End of readonly partition", "Subscribe"),
+    _rule(NotLeaderError, _C.FAILED_PRECONDITION, "leader"),
+    _rule(NoSuchPartitionError, _C.NOT_FOUND, "artition"),
+    _rule(NoSuchStreamError, _C.NOT_FOUND, "tream"),
+    _rule(NoSuchStreamError, _C.NOT_FOUND, "", "DeleteStream"),
+    _rule(NotLeaderError, _C.INTERNAL, "no known metadata leader"),
+    _rule(NotLeaderError, _C.INTERNAL, "nats: no responders available for request"),
+    _rule(CursorsUnavailableError, _C.INTERNAL, "Cursors stream does not exist"),
+)
+
+
+def call_error(method: str, error: RpcError | TransportError, about: str) -> LiftEnvelopeError:
+    """Return the error to raise for a call that failed.
+
+    Args:
+        method: Name of the method, such as ``CreateStream``.
+        error: What the call ended with.
+        about: What it was about, such as ``stream 'orders'``; begins the text.
+    """
+    if isinstance(error, TransportError):
+        return type(error)(f"{about}: {error}", error.published, error.sent)
+    if error.code == StatusCode.DEADLINE_EXCEEDED:
+        return CallTimeoutError(f"{about}: {method} was not answered in time: {error.description}")
+    for rule in _RULES:
+        fits = rule.code == error.code and rule.text in error.description
+        if fits and (rule.methods is None or method in rule.methods):
+            return _made(rule.kind, error, about)
+    if method in _GROUP_METHODS and error.code == StatusCode.FAILED_PRECONDITION:
+        return GroupError(f"{about}: {error.description}")
+    return RpcError(error.code, f"{about}: {error.description}")
+
+
+def _made(
+    kind: type[ServerError] | type[GroupError], error: RpcError, about: str
+) -> ServerError | GroupError:
+    text = f"{about}: {error.description}"
+    return kind(error.code, text) if issubclass(kind, ServerError) else kind(text)
+
+
+#: Of a unary publish: the code, a part of the text, and the error that both stand for.
+_PUBLISH_RULES: Final[tuple[tuple[StatusCode, str, type[ServerError]], ...]] = (
+    (_C.INVALID_ARGUMENT, "exceeds max replication size", MessageTooLargeError),
+    (_C.UNKNOWN, "maximum payload exceeded", MessageTooLargeError),
+    (_C.UNKNOWN, "incorrect expected offset", IncorrectOffsetError),
+    (_C.INTERNAL, "ncrypt", EncryptionFailedError),
+    (_C.FAILED_PRECONDITION, "", ReadonlyPartitionError),
+)
+
+
+def publish_call_error(
+    error: RpcError | TransportError, about: str, correlation_id: str
+) -> LiftEnvelopeError:
+    """Return the error for a unary publish that failed: it says whether the message may be stored."""
+    text = f"{about}: {error}"
+    if isinstance(error, CallNotProcessedError):
+        return TransportError(text, 0, False)
+    if isinstance(error, TransportError) or error.code == StatusCode.UNAVAILABLE:
+        return TransportError(f"{text}; the message may be stored", 1, True)
+    if error.code == StatusCode.DEADLINE_EXCEEDED:
+        return AckTimeoutError(f"{text}: no ack came in time; the message may be stored", correlation_id)
+    for code, part, kind in _PUBLISH_RULES:
+        if error.code == code and part in error.description:
+            return kind(code, f"{about}: {error.description}")
+    return call_error("Publish", error, about)
+
+
+#: By the codes of PublishAsyncError: UNKNOWN, BAD_REQUEST, NOT_FOUND, INTERNAL, READONLY, INCORRECT_OFFSET,
+#: ENCRYPTION_FAILED, PERMISSION_DENIED.
+_ASYNC_ERRORS: Final[dict[int, type[ServerError]]] = {
+    2: NoSuchStreamError,
+    4: ReadonlyPartitionError,
+    5: IncorrectOffsetError,
+    6: EncryptionFailedError,
+    7: PermissionDeniedError,
+}
+
+
+#: What Liftbridge says of a message that it does not replicate, and NATS of one that it does not take.
+_TOO_LARGE_TEXTS: Final = ("exceeds max replication size", "maximum payload exceeded")
+
+
+def publish_async_error(code: int, text: str, about: str) -> ServerError:
+    """Return the error for a message that a PublishAsync stream reports as not stored."""
+    kind = _ASYNC_ERRORS.get(code, PublishError)
+    if any(part in text for part in _TOO_LARGE_TEXTS):
+        kind = MessageTooLargeError
+    elif code == 2 and "artition" in text:
+        kind = NoSuchPartitionError
+    return kind(code, f"{about}: {text}")
+
+
+_BEFORE_START: Final = re.compile(r"Stop offset is before start offset: -?\d+ < (\d+)")
+
+
+def resolved_start(error: RpcError) -> int | None:
+    """Return the offset that a subscription would have begun at, if it was refused for ending before that."""
+    found = _BEFORE_START.search(error.description)
+    return int(found[1]) if found and error.code == StatusCode.INVALID_ARGUMENT else None

@@ -1,0 +1,272 @@
+"""What is on its way on one PublishAsync stream: what waits, what was sent, and what becomes of it.
+
+Sans-io. The states of a message, and what moves it on::
+
+    WAITING --take--> SENT --answer, deadline, loss--> DONE
+       |               |
+       |               +--the stream is lost, and it may be sent again--> AGAIN --take--> SENT
+       +--deadline, given up--> DONE
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from enum import Enum, auto
+from typing import Final, Protocol, TypeAlias
+
+from liftenvelope.client.failures import call_error, publish_async_error
+from liftenvelope.client.publish_codec import Response
+from liftenvelope.envelope import Ack
+from liftenvelope.errors import AckTimeoutError, LiftEnvelopeError, TransportError, publish_error
+from liftenvelope.rpc.status import CallNotProcessedError, RpcError, StatusCode
+
+__all__ = ["Ending", "Entry", "InFlight", "Outcome", "Sink", "ending_of"]
+
+Outcome: TypeAlias = Ack | LiftEnvelopeError
+
+#: States of an entry.
+WAITING: Final = 0
+SENT: Final = 1
+AGAIN: Final = 2
+DONE: Final = 3
+
+
+class Sink(Protocol):
+    """Who is told what became of a message.
+
+    Attributes:
+        stream: The stream that the message is for.
+        retry: Whether it may be sent again though it may be stored already.
+    """
+
+    stream: str
+    retry: bool
+
+    def settle(self, entry: Entry, outcome: Outcome) -> None:
+        """Take the outcome of a message."""
+        ...
+
+
+class Entry:
+    """A message without an outcome.
+
+    Attributes:
+        correlation_id: What its ack repeats.
+        request: The PublishRequest; empty once it has an outcome.
+        partition: Number of the partition.
+        sink: Who is told.
+        index: Its number there.
+        bucket: Where it stands for its deadline.
+        serial: Grows with what a client publishes; messages added together have the same.
+        flight: Where it is on its way.
+        state: WAITING, SENT, AGAIN or DONE.
+    """
+
+    __slots__ = (
+        "bucket",
+        "correlation_id",
+        "flight",
+        "index",
+        "partition",
+        "request",
+        "serial",
+        "sink",
+        "state",
+    )
+
+    # Set when it is added.
+    bucket: dict[str, Entry]
+    flight: InFlight
+    serial: int
+
+    def __init__(self, correlation_id: str, request: bytes, partition: int, sink: Sink, index: int) -> None:
+        self.correlation_id = correlation_id
+        self.request = request
+        self.partition = partition
+        self.sink = sink
+        self.index = index
+        self.state = WAITING
+
+    @property
+    def about(self) -> str:
+        """What to call it in the text of an error."""
+        return f"{self.sink.stream}[{self.partition}]"
+
+    def timed_out(self) -> AckTimeoutError:
+        """Return the error for a deadline that has passed."""
+        if self.state == WAITING:
+            text = "it could not be sent in time; it is not stored"
+        else:
+            text = "no ack came in time; the message may be stored"
+        return AckTimeoutError(f"{self.about}: {text}", self.correlation_id, self.state != WAITING)
+
+    def lost(self, why: str) -> TransportError:
+        """Return the error for a stream that ended before the ack came."""
+        if self.state == WAITING:
+            return TransportError(f"{self.about}: {why}; the message was not sent", 0, False)
+        return TransportError(f"{self.about}: {why}; the message may be stored", 1, True)
+
+
+class Ending(Enum):
+    """What the end of a stream means for the messages on it."""
+
+    #: The server never looked at any of them.
+    UNSEEN = auto()
+    #: The broker or the connection is gone. What was sent may be stored.
+    LOST = auto()
+    #: The server gave the stream up over one of them: to send them all again might end the next one as well.
+    BROKEN = auto()
+    #: The server does not let this client publish. Nothing is stored, and waiting helps nothing.
+    REFUSED = auto()
+
+
+_REFUSALS: Final = frozenset(
+    {StatusCode.PERMISSION_DENIED, StatusCode.UNAUTHENTICATED, StatusCode.UNIMPLEMENTED}
+)
+
+
+def ending_of(error: RpcError | TransportError | None) -> Ending:
+    """Return what the end of a stream means. None is an end with OK, which a server that stops gives."""
+    if isinstance(error, CallNotProcessedError):
+        return Ending.UNSEEN
+    if error is None or isinstance(error, TransportError) or error.code == StatusCode.UNAVAILABLE:
+        return Ending.LOST
+    return Ending.REFUSED if error.code in _REFUSALS else Ending.BROKEN
+
+
+class InFlight:
+    """The messages of one stream, in the order in which they were given."""
+
+    def __init__(self) -> None:
+        #: By correlation id, the waiting ones last.
+        self.pending: dict[str, Entry] = {}
+        #: How many bytes wait.
+        self.waiting_bytes = 0
+        self._waiting: deque[Entry] = deque()
+
+    @property
+    def has_waiting(self) -> bool:
+        """Whether something is to be taken."""
+        return bool(self._waiting)
+
+    @property
+    def partitions(self) -> list[tuple[str, int]]:
+        """Of which streams and partitions there are messages here."""
+        return list(dict.fromkeys((entry.sink.stream, entry.partition) for entry in self.pending.values()))
+
+    def add(self, entries: Sequence[Entry], bucket: dict[str, Entry], serial: int) -> None:
+        """Take messages in, of one deadline. Their ids must not be those of others here."""
+        by_id = {entry.correlation_id: entry for entry in entries}
+        self.pending.update(by_id)
+        bucket.update(by_id)
+        self._waiting.extend(entries)
+        for entry in entries:
+            entry.flight, entry.bucket, entry.serial = self, bucket, serial
+            self.waiting_bytes += len(entry.request)
+
+    def take(self, max_bytes: int) -> list[bytes]:
+        """Return the next requests to send, which count as sent now: a first one, and more up to so much."""
+        waiting, taken, size = self._waiting, list[bytes](), 0
+        while waiting and size < max_bytes:
+            entry = waiting.popleft()
+            if entry.state == DONE:
+                continue
+            taken.append(entry.request)
+            size += len(entry.request)
+            entry.state = SENT
+        self.waiting_bytes -= size
+        return taken
+
+    def feed(self, responses: Iterable[Response]) -> list[tuple[Entry, Outcome]]:
+        """Take answers; return what they settle.
+
+        An answer to none of the messages is that of a late one, or of one that was given up. An ack of
+        another stream, which records the same subject, settles nothing.
+        """
+        pending, settled = self.pending, list[tuple[Entry, Outcome]]()
+        for correlation_id, ack, code, text in responses:
+            entry = pending.get(correlation_id)
+            if entry is None:
+                continue
+            outcome: Outcome
+            if code >= 0:  # an empty ack stands beside it
+                outcome = publish_async_error(code, text, entry.about)
+            elif ack is None or ack.stream != entry.sink.stream:
+                continue
+            else:
+                outcome = publish_error(ack) if ack.error else ack
+            # As _finish does, without the call: this is done for every message.
+            if entry.state == SENT:
+                entry.state, entry.request = DONE, b""
+                bucket = entry.bucket
+                del pending[correlation_id], bucket[correlation_id]
+                if not bucket:
+                    bucket.clear()  # or it keeps its room until its deadline, for nobody
+            else:
+                self._finish(entry)
+            settled.append((entry, outcome))
+        return settled
+
+    def drop(self, entry: Entry) -> bool:
+        """Give a message up; return whether it was still here. It may be stored if it was sent."""
+        if entry.state == DONE:
+            return False
+        self._finish(entry)
+        return True
+
+    def abandon(self, why: str) -> list[tuple[Entry, Outcome]]:
+        """Give every message up; return what that settles: all of them, as lost."""
+        settled: list[tuple[Entry, Outcome]] = [(entry, entry.lost(why)) for entry in self.pending.values()]
+        for entry, _ in settled:
+            self._finish(entry)
+        return settled
+
+    def ended(self, error: RpcError | TransportError | None) -> list[tuple[Entry, Outcome]]:
+        """Note that the stream has ended, with an error or with OK. Return what that settles.
+
+        The rest is to be taken again, in the same order.
+        """
+        ending = ending_of(error)
+        settled: list[tuple[Entry, Outcome]] = []
+        kept: list[Entry] = []
+        for entry in list(self.pending.values()):
+            outcome = _outcome(entry, ending, error)
+            if outcome is None:
+                kept.append(entry)
+            else:
+                self._finish(entry)
+                settled.append((entry, outcome))
+        self._wait_again(kept, unseen=ending is Ending.UNSEEN)
+        return settled
+
+    def _wait_again(self, entries: list[Entry], *, unseen: bool) -> None:
+        for entry in entries:
+            if entry.state == SENT:
+                # Unseen ones were not sent in any way that matters, but may have been before.
+                entry.state = WAITING if unseen and not entry.sink.retry else AGAIN
+        self._waiting = deque(entries)
+        self.waiting_bytes = sum(len(entry.request) for entry in entries)
+
+    def _finish(self, entry: Entry) -> None:
+        if entry.state != SENT:
+            self.waiting_bytes -= len(entry.request)
+        entry.state, entry.request = DONE, b""
+        del self.pending[entry.correlation_id]
+        del entry.bucket[entry.correlation_id]
+        if not entry.bucket:
+            entry.bucket.clear()
+        while self._waiting and self._waiting[0].state == DONE:
+            self._waiting.popleft()
+
+
+def _outcome(entry: Entry, ending: Ending, error: RpcError | TransportError | None) -> Outcome | None:
+    """Return what the end of its stream means for a message; None if it is to be sent, or sent again."""
+    if ending is Ending.REFUSED:
+        assert error is not None  # only an error refuses
+        return call_error("PublishAsync", error, entry.about)
+    if entry.state != SENT or ending is Ending.UNSEEN:
+        return None
+    if ending is Ending.LOST and entry.sink.retry:
+        return None
+    return entry.lost(f"the publish stream ended: {error or 'the server stopped'}")

@@ -1,0 +1,130 @@
+"""All partitions of a stream as one reader."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import TYPE_CHECKING, Self
+
+from liftenvelope.client.message_reader import MessageReader
+from liftenvelope.client.partition_read import read_messages
+from liftenvelope.errors import TransportError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from liftenvelope.client.core import ClientCore
+    from liftenvelope.client.subscription import Subscription
+
+__all__ = ["MergedSubscription"]
+
+
+class MergedSubscription(MessageReader):
+    """The messages of every partition. Made by :meth:`Client.subscribe` with ``partition="all"``.
+
+    As a :class:`Subscription`, but for the order: that of the offsets within a partition, any between them.
+    No partition holds the others up. It ends when all have ended; the first error of one ends it.
+    """
+
+    def __init__(
+        self, core: ClientCore, stream: str, find: Callable[[], Awaitable[Sequence[Subscription]]]
+    ) -> None:
+        super().__init__()
+        self._core = core
+        self._stream = stream
+        self._find = find
+        self._parts: Sequence[Subscription] = ()
+        self._pumps: set[asyncio.Task[None]] = set()
+        # At most one list of each partition, which waits for its turn.
+        self._ready: deque[tuple[list[bytes], asyncio.Event]] = deque()
+        self._error: BaseException | None = None
+        self._wake = asyncio.Event()
+        self._opened = False
+
+    @property
+    def stream(self) -> str:
+        """Name of the stream."""
+        return self._stream
+
+    @property
+    def positions(self) -> dict[tuple[str, int], int | None]:
+        """By stream and partition, the offset that will be handed out next, or a later one.
+
+        None before that is known. A subscription that starts there goes on where this one is.
+        """
+        found = {(part.stream, part.partition): part.position for part in self._parts}
+        first = max if any(part._read.reverse for part in self._parts) else min
+        waiting = [payload for payloads, _ in self._ready for payload in payloads]
+        for message in (*read_messages(self._unread + waiting), *self._buffer):
+            key = (self._stream, message.partition)
+            known = found.get(key)
+            found[key] = message.offset if known is None else first(known, message.offset)
+        return found
+
+    async def open(self) -> Self:
+        """Subscribe to every partition; ``async with`` does it.
+
+        Raises:
+            LiftEnvelopeError: What :meth:`Subscription.open` raises.
+        """
+        if self._opened:
+            raise UsageError(f"stream {self._stream!r}: the subscription was opened before")
+        self._opened = True
+        self._core._open.add(self)
+        try:
+            self._parts = await self._find()
+            for part in self._parts:
+                await part.open()
+            if self.closed:
+                raise TransportError(
+                    f"stream {self._stream!r}: the subscription was closed while it was opened"
+                )
+        except BaseException:
+            await self.close()
+            raise
+        self._pumps = {asyncio.create_task(self._pump(part)) for part in self._parts}
+        for pump in self._pumps:
+            pump.add_done_callback(self._pumped)
+        return self
+
+    async def close(self) -> None:
+        """End the subscriptions. What was not handed out is dropped. Closing twice is fine."""
+        self._core._open.discard(self)
+        pumps, self._pumps = self._pumps, set()
+        for pump in pumps:
+            pump.cancel()
+        await asyncio.gather(*pumps, return_exceptions=True)
+        for part in self._parts:
+            await part.close()
+        self._ready.clear()
+        await super().close()
+        self._wake.set()
+
+    async def _pump(self, part: Subscription) -> None:
+        while (payloads := await part._take()) is not None:
+            taken = asyncio.Event()
+            self._ready.append((payloads, taken))
+            self._wake.set()
+            await taken.wait()
+
+    def _pumped(self, pump: asyncio.Task[None]) -> None:
+        """A partition has ended. Whatever it ended with, one that failed is not one that was read."""
+        self._pumps.discard(pump)
+        if not pump.cancelled():
+            error = pump.exception()
+            self._error = self._error or error
+        self._wake.set()
+
+    async def _next_payloads(self) -> list[bytes] | None:
+        if not self._opened:
+            raise UsageError(f"stream {self._stream!r}: open the subscription first, in a 'with' block")
+        while not self._ready:
+            if self._error is not None:
+                raise self._error
+            if not self._pumps:
+                return None
+            self._wake.clear()
+            await self._wake.wait()
+        payloads, taken = self._ready.popleft()
+        taken.set()
+        return payloads

@@ -1,0 +1,158 @@
+"""How a client is set up. Checked when it is made, before any I/O."""
+
+from __future__ import annotations
+
+import ssl
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from liftenvelope.client.events import EventHandler, warn
+from liftenvelope.client.metadata import BrokerInfo
+from liftenvelope.errors import UsageError, UsageTypeError
+from liftenvelope.rpc.address import parse_address
+
+__all__ = ["BrokerSelection", "Options", "check_count", "check_seconds"]
+
+#: ``"random"``, ``"latency"``, ``"workload"``, or a function that picks one of the brokers.
+BrokerSelection: TypeAlias = str | Callable[[Sequence[BrokerInfo]], BrokerInfo]
+
+# No stored message takes less on the wire: gRPC's prefix, the timestamp, the names of stream and subject,
+# and the two headers that servers add.
+_SMALLEST_MESSAGE = 40
+_SELECTIONS = ("random", "latency", "workload")
+#: Any float that is finite. A larger int is none.
+_MOST_SECONDS = sys.float_info.max
+#: Of HTTP/2's windows (RFC 9113, 6.9.1).
+_LARGEST_WINDOW = 2**31 - 1
+
+
+def check_seconds(name: str, value: float, *, zero: bool = False) -> float:
+    """Return a number of seconds.
+
+    Raises:
+        UsageError: It is not positive (or zero, where that is allowed), or not finite.
+        UsageTypeError: It is no number.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise UsageTypeError(f"{name} must be a number of seconds, not {value!r}")
+    if not (0 < value <= _MOST_SECONDS or (zero and value == 0)):
+        raise UsageError(f"{name}={value!r}: expected a {'' if zero else 'positive '}number of seconds")
+    return float(value)
+
+
+def check_count(name: str, value: int) -> int:
+    """Return a number of things.
+
+    Raises:
+        UsageError: It is less than 1.
+        UsageTypeError: It is not an int.
+    """
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise UsageTypeError(f"{name} must be an int, not {value!r}")
+    if value < 1:
+        raise UsageError(f"{name}={value!r}: expected 1 or more")
+    return value
+
+
+def _addresses(addresses: str | Iterable[str]) -> tuple[str, ...]:
+    if not isinstance(addresses, Iterable):
+        raise UsageTypeError(f"addresses must be host:port strings, not {addresses!r}")
+    given = [addresses] if isinstance(addresses, str) else list(addresses)
+    if not given:
+        raise UsageError("addresses: expected at least one host:port")
+    return tuple(dict.fromkeys(_address("addresses", address) for address in given))
+
+
+def _address(name: str, address: object) -> str:
+    if not isinstance(address, str):
+        raise UsageTypeError(f"{name}: expected host:port strings, not {address!r}")
+    return str(parse_address(address))
+
+
+def _address_map(addresses: Mapping[str, str]) -> dict[str, str]:
+    if not isinstance(addresses, Mapping):
+        raise UsageTypeError(f"address_map must be a mapping of host:port to host:port, not {addresses!r}")
+    return {_address("address_map", a): _address("address_map", b) for a, b in addresses.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """The options of :func:`liftenvelope.connect`, where they are described."""
+
+    addresses: str | Iterable[str]
+    tls: ssl.SSLContext | bool | None = None
+    timeout: float = 10.0
+    ack_wait: float = 5.0
+    resubscribe_wait: float = 30.0
+    connect_timeout: float = 5.0
+    max_conns_per_broker: int = 2
+    keep_alive_time: float = 30.0
+    ping_interval: float | None = 30.0
+    metadata_max_age: float = 60.0
+    max_message_bytes: int = 4 * 1024 * 1024
+    prefetch_bytes: int = 8 * 1024 * 1024
+    prefetch_messages: int | None = None
+    broker_selection: BrokerSelection = "random"
+    address_map: Mapping[str, str] = field(default_factory=dict)
+    on_event: EventHandler | None = None
+
+    def __post_init__(self) -> None:
+        put = object.__setattr__
+        put(self, "addresses", _addresses(self.addresses))
+        for name in ("timeout", "ack_wait", "connect_timeout", "keep_alive_time", "metadata_max_age"):
+            put(self, name, check_seconds(name, getattr(self, name)))
+        put(self, "resubscribe_wait", check_seconds("resubscribe_wait", self.resubscribe_wait, zero=True))
+        if self.ping_interval is not None:
+            check_seconds("ping_interval", self.ping_interval)
+        for name in ("max_conns_per_broker", "max_message_bytes", "prefetch_bytes"):
+            check_count(name, getattr(self, name))
+        if self.prefetch_messages is not None:
+            check_count("prefetch_messages", self.prefetch_messages)
+        if self.prefetch_bytes > _LARGEST_WINDOW:
+            raise UsageError(f"prefetch_bytes={self.prefetch_bytes!r}: expected less than 2**31")
+        if self.on_event is not None and not callable(self.on_event):
+            raise UsageTypeError(f"on_event must be a function or None, not {self.on_event!r}")
+        if not callable(self.broker_selection) and self.broker_selection not in _SELECTIONS:
+            expected = ", ".join(map(repr, _SELECTIONS))
+            raise UsageError(
+                f"broker_selection={self.broker_selection!r}: expected one of {expected}, or a function"
+            )
+        put(self, "tls", self._context())
+        put(self, "address_map", _address_map(self.address_map))
+
+    def _context(self) -> ssl.SSLContext | None:
+        if self.tls is None or isinstance(self.tls, ssl.SSLContext):
+            return self.tls
+        if self.tls is True:
+            return ssl.create_default_context()
+        if self.tls is False:
+            return None
+        raise UsageTypeError(f"tls must be an ssl.SSLContext, True, False or None, not {self.tls!r}")
+
+    @property
+    def seeds(self) -> tuple[str, ...]:
+        """The addresses as they were given, checked, each once."""
+        return tuple(self.addresses)
+
+    @property
+    def context(self) -> ssl.SSLContext | None:
+        """How to speak TLS, None for plain TCP."""
+        return self.tls if isinstance(self.tls, ssl.SSLContext) else None
+
+    @property
+    def window(self) -> int:
+        """What a server may send ahead on one call, in bytes: servers can't count messages."""
+        if self.prefetch_messages is None:
+            return self.prefetch_bytes
+        return min(self.prefetch_bytes, self.prefetch_messages * _SMALLEST_MESSAGE)
+
+    @property
+    def notify(self) -> EventHandler:
+        """Where events go."""
+        return self.on_event or warn
+
+    def reachable(self, address: str) -> str:
+        """Where to connect to for an address that a broker gave."""
+        return self.address_map.get(address, address)

@@ -1,0 +1,427 @@
+"""Many messages at once: what is given, how it is sent, and what became of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Generator, Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeAlias
+
+from liftenvelope._checks import as_bytes
+from liftenvelope.client.cluster import Deadline
+from liftenvelope.client.core import check_partition
+from liftenvelope.client.in_flight import Entry, Outcome
+from liftenvelope.client.publish_checks import MAX_REQUEST, check_headers, check_size
+from liftenvelope.client.publish_codec import publish_request
+from liftenvelope.client.publish_stream import MAX_WAITING_BYTES, Lane, PublishStreams
+from liftenvelope.envelope import Ack, AckPolicy, Message
+from liftenvelope.errors import LiftEnvelopeError, NoSuchPartitionError, UsageError, UsageTypeError
+from liftenvelope.partition import KeyPartitioner, Partitioner
+from liftenvelope.rpc.status import StatusCode
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+
+__all__ = ["Item", "Messages", "OutgoingMessage", "Plan", "PublishMany", "PublishSummary"]
+
+#: So many are made ready before the loop has its turn again.
+_AT_ONCE: Final = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutgoingMessage:
+    """A message for ``publish_many`` with more than a key and a value.
+
+    Attributes:
+        value: The payload, any bytes-like.
+        key: Its key, any bytes-like.
+        headers: Names to bytes-like values.
+        partition: Where it goes; None for what the call or its partitioner says.
+        expected_offset: The offset that it must get, on a stream with optimistic concurrency; -1 for any.
+    """
+
+    value: Buffer
+    key: Buffer | None = None
+    headers: Mapping[str, Buffer] | None = None
+    partition: int | None = None
+    expected_offset: int = -1
+
+
+#: A value, a key and a value, or a message with all that belongs to it.
+Item: TypeAlias = "Buffer | tuple[Buffer | None, Buffer] | OutgoingMessage | Message"
+Messages: TypeAlias = "Iterable[Item] | AsyncIterable[Item]"
+
+
+@dataclass(frozen=True, slots=True)
+class PublishSummary:
+    """What became of the messages of a ``publish_many``.
+
+    Attributes:
+        acked: How many are stored.
+        failed: Of the others the index in the input and the error, by index. A TransportError or
+            AckTimeoutError with ``sent`` true says that the outcome is unknown.
+        offsets: By partition, the first and the last offset that the stored ones got.
+    """
+
+    acked: int
+    failed: tuple[tuple[int, LiftEnvelopeError], ...]
+    offsets: Mapping[int, tuple[int, int]]
+
+    def __str__(self) -> str:
+        return f"{self.acked} stored, {len(self.failed)} failed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """How messages are to be published."""
+
+    stream: str
+    partition: int | None
+    partitioner: Partitioner
+    ack_policy: AckPolicy
+    timeout: float
+    retry_unacked: bool
+    max_in_flight: int
+    on_error: Literal["raise", "collect"]
+
+
+def _parts(item: Any) -> tuple[bytes | None, bytes, Mapping[str, Buffer] | None, int | None, int]:
+    """Return a message's key, value, headers, partition if it names one, and expected offset."""
+    key, value, headers, partition, expected = None, item, None, None, -1
+    if type(item) is tuple:
+        if len(item) != 2:
+            raise UsageError(f"expected (key, value), not a tuple of {len(item)}: {item!r}")
+        key, value = item
+    elif isinstance(item, OutgoingMessage):
+        key, value, headers = item.key, item.value, item.headers
+        partition, expected = item.partition, item.expected_offset
+    elif isinstance(item, Message):
+        key, value, headers = item.key, item.value, item.headers
+    check_headers(headers)
+    return (
+        (None if key is None else as_bytes("key", key)),
+        as_bytes("value", value),
+        headers,
+        partition,
+        expected,
+    )
+
+
+class PublishMany:
+    """Messages on their way: made by :meth:`Client.publish_many`, and to be awaited or iterated over.
+
+    ``await`` sends all of them and gives the :class:`PublishSummary`. ``async for index, ack in ...`` gives
+    the acks in the order of the input as they come, and sends on meanwhile; a slow loop slows the sending.
+    Nothing is sent before one of the two has begun. Leaving the loop early leaves the rest unsent;
+    :meth:`aclose` then forgets what is in flight.
+
+    Attributes:
+        stream: The stream that they are for.
+        retry: Whether messages without an ack may be sent again.
+    """
+
+    def __init__(self, streams: PublishStreams, messages: Messages, plan: Plan) -> None:
+        self.stream = plan.stream
+        self.retry = plan.retry_unacked
+        self._plan = plan
+        self._streams = streams
+        self._feed: AsyncIterator[Item] | None = None
+        self._next: Callable[[], Item] = self._open_source(messages)
+        self._puller: asyncio.Task[None] | None = None
+        self._buffer: deque[Item] = deque()
+        # Whether the puller waits for room.
+        self._is_held = False
+        # All that follows is counted in messages from the first; results are kept only for a loop.
+        self._taken = self._settled = self._delivered = self._acked = 0
+        self._results: dict[int, Outcome] | None = None
+        self._failed: dict[int, LiftEnvelopeError] = {}
+        self._spans: dict[int, list[int]] = {}
+        self._partitions = 0
+        self._goes_by_key = isinstance(plan.partitioner, KeyPartitioner)
+        self._no_more = False
+        self._error: Exception | None = None
+
+    def _open_source(self, messages: Messages) -> Callable[[], Item]:
+        """Return what gives the next message, or raises StopIteration where there is none now."""
+        if isinstance(messages, AsyncIterable):
+            self._feed = aiter(messages)
+            return self._pop
+        if isinstance(messages, bytes | bytearray | str | Mapping) or not hasattr(messages, "__iter__"):
+            raise UsageTypeError(
+                f"messages must be an iterable or async iterable of messages, not {type(messages).__name__}"
+            )
+        return iter(messages).__next__
+
+    def _pop(self) -> Item:
+        if not self._buffer:
+            raise StopIteration
+        return self._buffer.popleft()
+
+    # For the caller
+
+    @property
+    def summary(self) -> PublishSummary:
+        """What became of the messages that have an outcome by now."""
+        offsets = {number: (first, last) for number, (first, last) in sorted(self._spans.items())}
+        return PublishSummary(self._acked, tuple(sorted(self._failed.items())), offsets)
+
+    def __await__(self) -> Generator[Any, None, PublishSummary]:
+        return self._finish().__await__()
+
+    def __aiter__(self) -> Self:
+        if self._results is None:
+            self._results, self._delivered = {}, self._taken
+        return self
+
+    async def __anext__(self) -> tuple[int, Ack]:
+        if self._results is None:
+            self._results, self._delivered = {}, self._taken
+        while True:
+            while (outcome := self._results.pop(self._delivered, None)) is not None:
+                self._delivered += 1
+                if isinstance(outcome, Ack):
+                    return self._delivered - 1, outcome
+            if self._is_over:
+                await self._end()
+                self._raise()
+                raise StopAsyncIteration
+            await self._work()
+
+    async def aclose(self) -> None:
+        """Take no more messages, and forget what is in flight: it may be stored or not. Twice is fine."""
+        self._take_no_more()
+        self._streams.drop(self)
+        self._settled = self._taken
+        self._buffer.clear()
+        if self._results is not None:
+            self._results.clear()
+        await self._end()
+
+    def stop(self) -> None:
+        """Take no more messages."""
+        self._take_no_more()
+        if self._puller is not None:
+            self._puller.cancel()
+
+    # Doing it
+
+    async def _finish(self) -> PublishSummary:
+        self._results = None
+        while not self._is_over:
+            await self._work()
+        await self._end()
+        self._raise()
+        return self.summary
+
+    @property
+    def _is_over(self) -> bool:
+        return self._no_more and not self._buffer and self._settled == self._taken
+
+    @property
+    def _room(self) -> int:
+        """How many more messages may be in flight, those counted in that a loop has not fetched."""
+        done = self._settled if self._results is None else self._delivered
+        return self._plan.max_in_flight - (self._taken - done)
+
+    @property
+    def _has_room(self) -> bool:
+        """Whether one more may be taken from an async iterator."""
+        return self._room > len(self._buffer)
+
+    async def _work(self) -> None:
+        """Send what there is room for, then wait for what comes of it."""
+        try:
+            if not self._partitions:
+                await self._begin()
+            if await self._send(min(self._room, _AT_ONCE)) == _AT_ONCE:
+                await asyncio.sleep(0)
+            elif not self._is_over and not self._has_result:
+                if self._is_held and self._has_room:  # a loop has fetched something
+                    self._is_held = False
+                    self._streams.wake()
+                await self._streams.progress()
+        except asyncio.CancelledError:
+            await self.aclose()
+            raise
+
+    @property
+    def _has_result(self) -> bool:
+        return self._results is not None and self._delivered in self._results
+
+    async def _begin(self) -> None:
+        info = await self._streams.partition_info(
+            self.stream, Deadline(self._plan.timeout), self._plan.partition
+        )
+        self._partitions = len(info.partitions)
+        if self._feed is not None:
+            self._puller = asyncio.create_task(self._pull(self._feed))
+            self._streams.runs.add(self)
+
+    async def _pull(self, feed: AsyncIterator[Item]) -> None:
+        """Take messages from an async iterator while there is room, so that it and the acks need not wait."""
+        while not self._no_more:
+            if not self._has_room:
+                self._is_held = True
+                await self._streams.progress()
+                continue
+            try:
+                item = await anext(feed)
+            except StopAsyncIteration:
+                self._no_more = True
+            except Exception as exc:  # noqa: BLE001 - the caller's own: raised once all in flight is settled
+                self._stop(exc)
+            else:
+                self._buffer.append(item)
+            self._streams.wake()
+
+    async def _send(self, limit: int) -> int:
+        """Send up to so many messages; return how many were taken for that."""
+        if self._streams.is_full:
+            return 0
+        first = self._taken
+        by_partition: dict[int, list[Entry]] = {}
+        for entry in self._make_ready(limit):
+            by_partition.setdefault(entry.partition, []).append(entry)
+        for partition, entries in by_partition.items():
+            try:
+                lane = await self._lane(partition)
+            except LiftEnvelopeError as exc:
+                for entry in entries:
+                    self._keep(entry.index, exc)
+            else:
+                self._streams.submit(lane, entries, self._plan.timeout)
+        return self._taken - first
+
+    def _make_ready(self, limit: int) -> list[Entry]:
+        """Take up to so many messages, and return those of them that can be sent."""
+        entries: list[Entry] = []
+        last, size = self._taken + limit, 0
+        while self._taken < last and size < MAX_WAITING_BYTES:
+            try:
+                item = self._next()
+            except StopIteration:
+                if self._feed is None:
+                    self._take_no_more()
+                break
+            except Exception as exc:  # noqa: BLE001 - the iterable's: raised once all in flight is settled
+                self._stop(exc)
+                break
+            index = self._taken
+            self._taken = index + 1
+            try:
+                entry = self._entry(index, item)
+            except Exception as exc:  # noqa: BLE001 - ours, or the partitioner's: it is raised or collected
+                exc.add_note(f"message {index} of publish_many")
+                self._keep(index, exc)
+                continue
+            entries.append(entry)
+            size += len(entry.request)
+        return entries
+
+    def _entry(self, index: int, item: Item) -> Entry:
+        """Return a message as it will be sent."""
+        plan, partition, value, expected = self._plan, self._plan.partition, item, -1
+        key: bytes | None = None
+        headers: Mapping[str, Buffer] | None = None
+        if type(value) is not bytes:
+            key, value, headers, given, expected = _parts(item)
+            if given is not None:
+                partition = self._existing(given)
+        if partition is None and key is None and self._goes_by_key:
+            partition = 0  # as of an empty key
+        elif partition is None:
+            partition = plan.partitioner.partition(plan.stream, key, value, self._partitions)
+        correlation_id = next(self._streams.ids)
+        request = publish_request(
+            plan.stream,
+            value,
+            key=key,
+            headers=headers,
+            partition=partition,
+            correlation_id=correlation_id,
+            ack_policy=plan.ack_policy,
+            expected_offset=expected,
+        )
+        if len(request) > MAX_REQUEST:
+            check_size(request)
+        return Entry(correlation_id, request, partition, self, index)
+
+    def _existing(self, partition: int) -> int:
+        if check_partition(partition) >= self._partitions:
+            text = f"stream {self.stream!r} has no partition {partition}, but {self._partitions} from 0"
+            raise NoSuchPartitionError(StatusCode.NOT_FOUND, text)
+        return partition
+
+    async def _lane(self, partition: int) -> Lane:
+        lane = self._streams.pinned(self.stream, partition)
+        if lane is not None:
+            return lane
+        deadline = Deadline(self._plan.timeout)
+        try:
+            info = await self._streams.partition_info(self.stream, deadline, partition)
+            return await self._streams.pin(info, partition, deadline)
+        except LiftEnvelopeError as exc:  # it would be the same for the next one
+            self._stop(exc)
+            raise
+
+    # Outcomes
+
+    def settle(self, entry: Entry, outcome: Outcome) -> None:
+        """Take the outcome of a message."""
+        if type(outcome) is not Ack:
+            self._keep(entry.index, outcome)
+            return
+        self._settled += 1
+        self._acked += 1
+        offset, span = outcome.offset, self._spans.get(entry.partition)
+        if span is None:
+            self._spans[entry.partition] = [offset, offset]
+        elif offset > span[1]:
+            span[1] = offset
+        elif offset < span[0]:
+            span[0] = offset
+        if self._results is not None:
+            self._results[entry.index] = outcome
+
+    def _keep(self, index: int, error: Any) -> None:
+        """Take the failure of a message."""
+        self._settled += 1
+        if self._results is not None:
+            self._results[index] = error
+        if not isinstance(error, LiftEnvelopeError):
+            self._stop(error)
+            return
+        self._failed[index] = error
+        if self._plan.on_error == "raise":
+            self._take_no_more()
+
+    def _stop(self, error: Exception) -> None:
+        """Take no more messages, because of an error that is to be raised in the end."""
+        self._take_no_more()
+        self._error = self._error or error
+
+    def _take_no_more(self) -> None:
+        """Take no more from the iterable. What was taken is sent."""
+        self._no_more = True
+        self._next = self._pop
+
+    def _raise(self) -> None:
+        """Raise what is to be raised in the end, if anything is."""
+        error = self._error
+        if error is None and self._failed and self._plan.on_error == "raise":
+            error = self._failed[min(self._failed)]
+        if error is None:
+            return
+        if isinstance(error, LiftEnvelopeError):
+            error.summary = self.summary
+        raise error
+
+    async def _end(self) -> None:
+        """Have no task left."""
+        puller, self._puller = self._puller, None
+        self._streams.runs.discard(self)
+        if puller is not None:
+            puller.cancel()
+            await asyncio.gather(puller, return_exceptions=True)

@@ -1,0 +1,488 @@
+"""Publish: one message and its ack, many in flight, whole iterables, and on NATS subjects."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from liftenvelope._checks import as_bytes, as_int64, as_optional_bytes, as_optional_text, storable_headers
+from liftenvelope._pb import api_pb2
+from liftenvelope.client.cluster import Deadline
+from liftenvelope.client.core import ClientCore, check_partition
+from liftenvelope.client.failures import publish_call_error
+from liftenvelope.client.in_flight import Entry, Outcome
+from liftenvelope.client.options import Options, check_count, check_seconds
+from liftenvelope.client.publish_checks import (
+    check_headers,
+    check_publish_subject,
+    check_published_stream,
+    check_size,
+)
+from liftenvelope.client.publish_codec import ack_in, policy_of, publish_request
+from liftenvelope.client.publish_many import Messages, Plan, PublishMany
+from liftenvelope.client.publish_stream import PublishStreams
+from liftenvelope.envelope import Ack, AckPolicy
+from liftenvelope.errors import AckTimeoutError, LiftEnvelopeError, TransportError, UsageError, UsageTypeError
+from liftenvelope.partition import (
+    CustomPartitioner,
+    KeyPartitioner,
+    PartitionChoice,
+    Partitioner,
+)
+from liftenvelope.rpc.status import RpcError
+from liftenvelope.types import as_request_policy
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+__all__ = ["PublishMixin"]
+
+_BY_KEY = KeyPartitioner()
+
+
+class _AckFuture(asyncio.Future[Any]):
+    """The ack of one message. Cancelling it gives the message up: it may be stored if it was sent."""
+
+    def __init__(self, streams: PublishStreams, stream: str, retry: bool) -> None:
+        super().__init__()
+        self.stream = stream
+        self.retry = retry
+        self._streams = streams
+        self.entry: Entry | None = None
+
+    def settle(self, _entry: Entry, outcome: Outcome) -> None:
+        if self.done():
+            return
+        if type(outcome) is Ack:
+            self.set_result(outcome)
+        else:
+            self.set_exception(outcome)
+
+    def cancel(self, msg: Any | None = None) -> bool:
+        if not self.done() and self.entry is not None:
+            self.entry.flight.drop(self.entry)
+            self._streams.wake()
+        return super().cancel(msg)
+
+
+@dataclass(slots=True)
+class _Outgoing:
+    """One message that is to be published, checked."""
+
+    stream: str
+    value: Any
+    key: Any
+    headers: Any
+    partition: int | None
+    partitioner: Partitioner
+    ack_policy: Any
+    ack_inbox: str | None
+    correlation_id: str | None
+    expected_offset: int
+    retry: bool
+
+    def __post_init__(self) -> None:
+        check_published_stream(self.stream)
+        self.ack_policy = as_request_policy("ack_policy", self.ack_policy)
+        if self.partition is not None:
+            check_partition(self.partition)
+        if self.headers is not None:
+            self.headers = storable_headers(self.headers)
+            check_headers(self.headers)
+        self.value = as_bytes("value", self.value)
+        self.key = None if self.key is None else as_bytes("key", self.key)
+        self.expected_offset = as_int64("expected_offset", self.expected_offset)
+        as_optional_text("ack_inbox", self.ack_inbox)
+        as_optional_text("correlation_id", self.correlation_id)
+
+    @property
+    def is_unary(self) -> bool:
+        """Whether PublishAsync can't do it: it confirms no NONE, and puts its own inbox in."""
+        return self.ack_policy is AckPolicy.NONE or bool(self.ack_inbox)
+
+    def request(self, partition: int, correlation_id: str | None) -> bytes:
+        """Return it as the API has it."""
+        request = publish_request(
+            self.stream,
+            self.value,
+            key=self.key,
+            headers=self.headers,
+            partition=partition,
+            ack_inbox=self.ack_inbox,
+            correlation_id=correlation_id,
+            ack_policy=self.ack_policy,
+            expected_offset=self.expected_offset,
+        )
+        return check_size(request)
+
+
+class PublishMixin(ClientCore):
+    """The part of the client that publishes."""
+
+    def __init__(self, options: Options) -> None:
+        super().__init__(options)
+        self._publishing = PublishStreams(self._cluster)
+        self._open.add(self._publishing)
+
+    async def publish(
+        self,
+        stream: str,
+        value: Buffer,
+        *,
+        key: Buffer | None = None,
+        headers: Mapping[str, Buffer] | None = None,
+        partition: int | None = None,
+        partitioner: str | PartitionChoice | Partitioner = "key",
+        ack_policy: AckPolicy | int = AckPolicy.LEADER,
+        ack_inbox: str | None = None,
+        correlation_id: str | None = None,
+        expected_offset: int = -1,
+        timeout: float | None = None,
+        retry_unacked: bool = False,
+    ) -> Ack | None:
+        """Publish one message and wait for its ack.
+
+        Args:
+            stream: Name of the stream. A paused one is woken.
+            value: The payload, any bytes-like.
+            key: Its key, any bytes-like.
+            headers: Names to bytes-like values. ``subject`` and ``reply`` are the server's.
+            partition: Number of the partition; it goes before ``partitioner``.
+            partitioner: ``"key"``, the default, for the CRC-32 (IEEE) of the key modulo the partitions;
+                ``"round_robin"`` for one partition after the other, counted by stream for this client; or a
+                function ``(key, value, partitions) -> partition``.
+            ack_policy: When the server acks: LEADER (default), ALL, or NONE for never.
+            ack_inbox: A NATS subject of your own that gets the ack as well.
+            correlation_id: What the ack repeats. Default: a new one.
+            expected_offset: The offset that the message must get, on a stream with optimistic concurrency;
+                -1, the default, for any.
+            timeout: Seconds until the outcome must be known. Default: the client's ``ack_wait``.
+            retry_unacked: Whether to send it again when the broker was lost before the ack came: it may then
+                be stored twice. Default: not. With NONE or an ``ack_inbox`` it makes no difference.
+
+        Returns:
+            The ack; None for the ack policy NONE.
+
+        Raises:
+            NoSuchStreamError: There is no such stream.
+            NoSuchPartitionError: It has no such partition.
+            ReadonlyPartitionError: The partition takes no messages.
+            IncorrectOffsetError: The message would have got another offset than the expected one.
+            MessageTooLargeError: It is longer than the server replicates (1 MiB by default) or takes (4 MiB).
+            EnvelopeTooLargeError: A header name is longer than what the server survives.
+            PublishError: The server did not store it for another reason.
+            AckTimeoutError: No ack came in time. If its ``sent`` is true the message may be stored.
+            CallTimeoutError: No broker said in time which partitions the stream has. Nothing was sent.
+            TransportError: The broker was lost before the ack came. If its ``sent`` is true the message may
+                be stored.
+            UsageError: An argument makes no sense; nothing was sent.
+
+        Example::
+
+            ack = await client.publish("orders", b"one tea", key=b"customer-8", headers={"shop": b"7"})
+        """
+        message = _Outgoing(
+            stream,
+            value,
+            key,
+            headers,
+            partition,
+            self._partitioner(partitioner),
+            ack_policy,
+            ack_inbox,
+            correlation_id,
+            expected_offset,
+            retry_unacked,
+        )
+        deadline = self._ack_deadline(timeout)
+        if message.is_unary:
+            return await self._publish_unary(message, deadline)
+        ack: Ack = await (await self._publish_piped(message, deadline))
+        return ack
+
+    async def publish_async(
+        self,
+        stream: str,
+        value: Buffer,
+        *,
+        key: Buffer | None = None,
+        headers: Mapping[str, Buffer] | None = None,
+        partition: int | None = None,
+        partitioner: str | PartitionChoice | Partitioner = "key",
+        ack_policy: AckPolicy | int = AckPolicy.LEADER,
+        ack_inbox: str | None = None,
+        correlation_id: str | None = None,
+        expected_offset: int = -1,
+        timeout: float | None = None,
+        retry_unacked: bool = False,
+        max_outstanding: int = 10_000,
+    ) -> asyncio.Future[Ack | None]:
+        """Publish one message without waiting for its ack.
+
+        It waits where too much is on its way: for a place among those without an ack, and for the transport.
+        Messages for one partition are stored in the order of the calls.
+
+        Args:
+            stream: This and the others as in :meth:`publish`.
+            value: The payload, any bytes-like.
+            key: Its key.
+            headers: Names to bytes-like values.
+            partition: Number of the partition.
+            partitioner: What chooses it.
+            ack_policy: When the server acks.
+            ack_inbox: A NATS subject of your own that gets the ack as well.
+            correlation_id: What the ack repeats.
+            expected_offset: The offset that the message must get.
+            timeout: Seconds until the outcome must be known, from this call on. Default: the client's
+                ``ack_wait``.
+            retry_unacked: Whether it may be sent again, and so perhaps stored twice.
+            max_outstanding: How many messages of this client may be without an outcome. Default 10,000.
+
+        Returns:
+            A future of the ack, or of None for the ack policy NONE. It ends with the errors of
+            :meth:`publish`, at the timeout at the latest. Cancelling it gives the message up: if it was sent
+            it may be stored all the same.
+
+        Raises:
+            NoSuchStreamError: There is no such stream.
+            NoSuchPartitionError: It has no such partition.
+            AckTimeoutError: No place was free in time. Nothing was sent.
+            UsageError: An argument makes no sense; nothing was sent.
+
+        Example::
+
+            futures = [await client.publish_async("orders", order) for order in orders]
+            acks = await asyncio.gather(*futures)
+        """
+        message = _Outgoing(
+            stream,
+            value,
+            key,
+            headers,
+            partition,
+            self._partitioner(partitioner),
+            ack_policy,
+            ack_inbox,
+            correlation_id,
+            expected_offset,
+            retry_unacked,
+        )
+        check_count("max_outstanding", max_outstanding)
+        deadline = self._ack_deadline(timeout)
+        await self._wait_for_place(max_outstanding, deadline)
+        if message.is_unary:
+            task = asyncio.create_task(self._publish_unary(message, deadline))
+            self._publishing.track(task)
+            return task
+        return await self._publish_piped(message, deadline)
+
+    def publish_many(
+        self,
+        stream: str,
+        messages: Messages,
+        *,
+        max_in_flight: int = 1000,
+        partition: int | None = None,
+        partitioner: str | PartitionChoice | Partitioner = "key",
+        ack_policy: AckPolicy | int = AckPolicy.LEADER,
+        timeout: float | None = None,
+        retry_unacked: bool = False,
+        on_error: Literal["raise", "collect"] = "raise",
+    ) -> PublishMany:
+        """Publish what an iterable gives, many in flight, in bounded memory.
+
+        Args:
+            stream: Name of the stream.
+            messages: An iterable or async iterable, which may be endless, of values, of ``(key, value)``, of
+                :class:`OutgoingMessage`, or of :class:`Message` (its value, key and headers).
+            max_in_flight: How many may be without an ack; in a loop over the acks, how many may be without
+                one or not fetched. Default 1,000.
+            partition: Number of the partition, where a message names none.
+            partitioner: What chooses it otherwise, as in :meth:`publish`.
+            ack_policy: When the server acks: LEADER (default) or ALL. NONE has no acks to wait for.
+            timeout: Seconds for each message, from when it is taken. Default: the client's ``ack_wait``.
+            retry_unacked: Whether to send again what had no ack when a broker was lost: it may then be stored
+                twice, and after later ones. Default: such a message fails, as its outcome is unknown.
+            on_error: ``"raise"``, the default: after a failure no more messages are taken, and when all that
+                was taken has an outcome, the error of the first failure is raised, with the ``summary`` in
+                it. ``"collect"``: go on, and have failures in the summary.
+
+        Returns:
+            What to await for the :class:`PublishSummary`, or to iterate over for ``(index, ack)`` in the
+            order of the input. An error of the iterable or the partitioner is raised when all that was taken
+            has an outcome.
+
+        Raises:
+            UsageError: An argument makes no sense; it is named.
+
+        Example::
+
+            summary = await client.publish_many("orders", (b"order %d" % i for i in range(100_000)))
+            async for index, ack in client.publish_many("orders", [(b"key", b"value")]):
+                print(index, ack.offset)
+        """
+        policy = as_request_policy("ack_policy", ack_policy)
+        if policy is AckPolicy.NONE:
+            raise UsageError("ack_policy NONE: publish_many waits for acks; use publish without them")
+        if on_error not in ("raise", "collect"):
+            raise UsageError(f"on_error={on_error!r}: expected 'raise' or 'collect'")
+        if partition is not None:
+            check_partition(partition)
+        plan = Plan(
+            stream=check_published_stream(stream),
+            partition=partition,
+            partitioner=self._partitioner(partitioner),
+            ack_policy=policy,
+            timeout=self._ack_deadline(timeout).timeout,
+            retry_unacked=retry_unacked,
+            max_in_flight=check_count("max_in_flight", max_in_flight),
+            on_error=on_error,
+        )
+        return PublishMany(self._publishing, messages, plan)
+
+    async def publish_to_subject(
+        self,
+        subject: str,
+        value: Buffer,
+        *,
+        key: Buffer | None = None,
+        headers: Mapping[str, Buffer] | None = None,
+        ack_policy: AckPolicy | int = AckPolicy.LEADER,
+        ack_inbox: str | None = None,
+        correlation_id: str | None = None,
+        timeout: float | None = None,
+    ) -> Ack | None:
+        """Publish on a NATS subject, for whichever streams record it, and wait for the first ack.
+
+        The server checks nothing: where no stream records the subject, or the partition is paused or
+        read-only, no ack comes. On a stream with optimistic concurrency it works for the first message only.
+
+        Args:
+            subject: The subject, without wildcards. Partition i > 0 of a stream records ``subject.i``.
+            value: The payload, any bytes-like.
+            key: Its key.
+            headers: Names to bytes-like values.
+            ack_policy: When the server acks.
+            ack_inbox: A NATS subject of your own that gets the ack as well.
+            correlation_id: What the ack repeats.
+            timeout: Seconds for the ack. Default: the client's ``ack_wait``.
+
+        Returns:
+            The ack; None for the ack policy NONE.
+
+        Raises:
+            PublishError: Or its subclass: the ack says that the message was not stored.
+            MessageTooLargeError: It is longer than the server replicates or takes.
+            AckTimeoutError: No ack came in time. If its ``sent`` is true the message may be stored.
+            TransportError: The broker was lost. If its ``sent`` is true the message may be stored.
+            UsageError: An argument makes no sense; nothing was sent.
+        """
+        check_publish_subject(subject)
+        check_headers(headers)
+        policy = as_request_policy("ack_policy", ack_policy)
+        request = api_pb2.PublishToSubjectRequest(
+            subject=subject,
+            value=as_bytes("value", value),
+            key=as_optional_bytes("key", key),
+            headers=storable_headers(headers),
+            ackPolicy=policy_of(policy),
+            ackInbox=ack_inbox or "",
+            correlationId=self._publishing.new_id(correlation_id),
+        )
+        data = check_size(request.SerializeToString())
+        deadline = self._ack_deadline(timeout)
+        about = f"subject {subject!r}"
+        answer = await self._publish_call("PublishToSubject", data, deadline, about, request.correlationId)
+        ack = ack_in(answer)
+        if ack is None or policy is AckPolicy.NONE:
+            return None
+        ack.raise_for_error()
+        return ack
+
+    async def flush(self) -> None:
+        """Wait until every message that was published until now has an outcome: its ack, or an error.
+
+        That takes no longer than the timeout of the last one.
+        """
+        await self._publishing.flush()
+
+    # Inside
+
+    def _ack_deadline(self, timeout: float | None) -> Deadline:
+        return self._deadline(
+            self._options.ack_wait if timeout is None else check_seconds("timeout", timeout)
+        )
+
+    def _partitioner(self, given: str | PartitionChoice | Partitioner) -> Partitioner:
+        if given == "key":
+            return _BY_KEY
+        if given == "round_robin":
+            return self._publishing.round_robin
+        if isinstance(given, str) or not (callable(given) or hasattr(given, "partition")):
+            problem = UsageError if isinstance(given, str) else UsageTypeError
+            raise problem(f'partitioner must be "key", "round_robin" or a function, not {given!r}')
+        return given if not callable(given) else CustomPartitioner(given)
+
+    async def _choose(self, message: _Outgoing, deadline: Deadline) -> int:
+        """Return the partition of a message, which exists."""
+        info = await self._publishing.partition_info(message.stream, deadline, message.partition)
+        if message.partition is not None:
+            return message.partition
+        return message.partitioner.partition(message.stream, message.key, message.value, len(info.partitions))
+
+    async def _wait_for_place(self, max_outstanding: int, deadline: Deadline) -> None:
+        streams = self._publishing
+        if streams.count < max_outstanding and not streams.is_full:
+            return
+        try:
+            async with asyncio.timeout(deadline.left):
+                while streams.count >= max_outstanding or streams.is_full:
+                    await streams.progress()
+        except TimeoutError as exc:
+            text = f"no place was free in {deadline.timeout} s: {streams.count} messages are without an ack"
+            raise AckTimeoutError(text, "", False) from exc
+
+    async def _publish_piped(self, message: _Outgoing, deadline: Deadline) -> asyncio.Future[Any]:
+        """Send a message by the publish stream of its partition's leader."""
+        streams, stream = self._publishing, message.stream
+        partition = await self._choose(message, deadline)
+        lane = streams.pinned(stream, partition)
+        if lane is None:
+            info = await streams.partition_info(stream, deadline, partition)
+            lane = await streams.pin(info, partition, deadline)
+        # Nothing is awaited from here on: the id is free until it is used, and calls keep their order.
+        correlation_id = streams.new_id(message.correlation_id)
+        request = message.request(partition, correlation_id)
+        future = _AckFuture(streams, stream, message.retry)
+        future.entry = Entry(correlation_id, request, partition, future, 0)
+        streams.submit(lane, (future.entry,), deadline.left)
+        return future
+
+    async def _publish_unary(self, message: _Outgoing, deadline: Deadline) -> Ack | None:
+        partition = await self._choose(message, deadline)
+        correlation_id = self._publishing.new_id(message.correlation_id)
+        data = message.request(partition, correlation_id)
+        about = f"{message.stream}[{partition}]"
+        answer = await self._publish_call("Publish", data, deadline, about, correlation_id)
+        ack = ack_in(answer)
+        if ack is None or message.ack_policy is AckPolicy.NONE:
+            return None
+        if ack.stream != message.stream:
+            text = f"the ack of stream {ack.stream!r} came, which records the same subject, and hid the other"
+            raise AckTimeoutError(f"{about}: {text}; the message may be stored", correlation_id)
+        ack.raise_for_error()
+        return ack
+
+    async def _publish_call(
+        self, method: str, data: bytes, deadline: Deadline, about: str, correlation_id: str
+    ) -> bytes:
+        """Make a unary call that publishes: never again once it may have been done."""
+        try:
+            answer = await self._cluster.call(method, data, self._cluster.any_broker, deadline, about)
+        except LiftEnvelopeError as exc:
+            if isinstance(exc.__cause__, RpcError | TransportError):
+                raise publish_call_error(exc.__cause__, about, correlation_id) from exc.__cause__
+            raise
+        return answer or b""

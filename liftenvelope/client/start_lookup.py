@@ -1,0 +1,131 @@
+"""Where the places of a partition are, asked of its leader without reading what is there.
+
+A subscription whose stop lies before every start is refused, and the refusal names the offset that its start
+was resolved to. So a stop of -2 turns ``Subscribe`` into a question. It is needed where servers go wrong:
+
+- While the newest segment of a log is empty, because it was begun and nothing came since, every start by time
+  is resolved to the end of the log (the lookup's end of file comes out as "later than everything"), so that
+  messages that are there would be skipped without a word. Then the offset is searched for by reading.
+- A partition from which retention has removed everything has a newest offset and no message. A read up to
+  that offset would wait for the next message that is published.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+
+from liftenvelope._pb import api_pb2
+from liftenvelope.client.failures import resolved_start
+from liftenvelope.client.partition_read import read_messages
+from liftenvelope.errors import TransportError
+from liftenvelope.rpc.status import RpcError
+
+if TYPE_CHECKING:
+    from liftenvelope.client.cluster import Cluster, Deadline
+    from liftenvelope.envelope import Message
+
+__all__ = ["StartLookup"]
+
+# Before every start, and not -1, which servers take for no stop at all.
+_BEFORE_ALL: Final = -2
+# How long a message that is there may take to come.
+_PEEK_TIMEOUT: Final = 2.0
+
+
+class StartLookup:
+    """Questions to the leader of one partition. What can't be found out is None."""
+
+    def __init__(self, cluster: Cluster, stream: str, partition: int, deadline: Deadline) -> None:
+        self._cluster = cluster
+        self._stream = stream
+        self._partition = partition
+        self._deadline = deadline
+
+    async def at_time(self, time_ns: int, newest: int) -> int | None:
+        """Return where the first message is that is not older; the offset after the newest if there is none.
+
+        Args:
+            time_ns: The time, in ns since 1970.
+            newest: The newest offset of the partition.
+        """
+        found = await self._resolve(api_pb2.TIMESTAMP, time_ns)
+        if found is None or found <= newest or newest < 0:
+            return found
+        if await self._times_work(newest):
+            return found
+        oldest = await self._resolve(api_pb2.EARLIEST)
+        return None if oldest is None else await self._search(time_ns, oldest, newest)
+
+    async def is_empty(self, stop: int, newest: int) -> bool:
+        """Return whether no message is left up to an offset, of a partition that has none to send.
+
+        Args:
+            stop: The offset.
+            newest: The newest offset of the partition, not lower.
+        """
+        oldest = await self._resolve(api_pb2.EARLIEST)
+        if oldest is None or oldest > stop:
+            return oldest is not None
+        # Of an empty log, servers say that it begins at 0, and know no times.
+        if oldest > 0 or await self._times_work(newest):
+            return False
+        return await self._peek(0, 0) is None
+
+    async def _times_work(self, newest: int) -> bool:
+        """Whether a start by time can be trusted: the beginning of time must not be the end of the log."""
+        first = await self._resolve(api_pb2.TIMESTAMP, 0)
+        return first is None or first <= newest
+
+    async def _search(self, time_ns: int, low: int, newest: int) -> int:
+        """Search by halves for the first message that is not older."""
+        high = newest + 1
+        while low < high:
+            middle = (low + high) // 2
+            message = await self._peek(middle, newest)
+            if message is None or message.timestamp_ns >= time_ns:
+                high = middle
+            else:
+                low = message.offset + 1
+        return low
+
+    async def _resolve(self, position: api_pb2.StartPosition, time_ns: int = 0) -> int | None:
+        request = self._request(_BEFORE_ALL)
+        request.startPosition, request.startTimestamp = position, time_ns
+        try:
+            await self._first(request, after_handshake=False)
+        except RpcError as exc:
+            return resolved_start(exc)
+        except TransportError:
+            return None
+        return None
+
+    async def _peek(self, offset: int, stop: int) -> Message | None:
+        """Return the message at an offset, or the next one that there is up to another offset."""
+        request = self._request(stop)
+        request.startPosition, request.startOffset = api_pb2.OFFSET, offset
+        try:
+            payload = await self._first(request, after_handshake=True)
+        except (RpcError, TransportError):
+            return None
+        return None if payload is None else read_messages([payload])[0]
+
+    def _request(self, stop: int) -> api_pb2.SubscribeRequest:
+        return api_pb2.SubscribeRequest(
+            stream=self._stream,
+            partition=self._partition,
+            stopPosition=api_pb2.STOP_OFFSET,
+            stopOffset=stop,
+        )
+
+    async def _first(self, request: api_pb2.SubscribeRequest, *, after_handshake: bool) -> bytes | None:
+        """Return the first message that comes, or the handshake; None if it does not come in time."""
+        address = await self._cluster.leader_address(self._stream, self._partition, self._deadline)
+        channel = await self._cluster.connections.channel(address, self._deadline.left)
+        async with channel.server_stream("/proto.API/Subscribe", request.SerializeToString()) as call:
+            try:
+                async with asyncio.timeout(min(_PEEK_TIMEOUT, self._deadline.left)):
+                    handshake = await anext(call, None)
+                    return await anext(call, None) if after_handshake else handshake
+            except TimeoutError:
+                return None

@@ -1,0 +1,414 @@
+"""Streams: create, delete, pause, make read-only; and what the cluster says of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
+from typing import Final
+
+from liftenvelope._pb import api_pb2
+from liftenvelope._stream_names import check_settings, check_stream_name
+from liftenvelope.client.core import ClientCore, check_partition, check_stream, check_text
+from liftenvelope.client.metadata import Metadata, PartitionInfo, partition_info
+from liftenvelope.client.options import check_seconds
+from liftenvelope.errors import InternalError, StreamExistsError, UsageError, UsageTypeError
+from liftenvelope.rpc.status import StatusCode
+
+__all__ = ["MAX_REPLICATION", "StreamsMixin"]
+
+#: As a stream's ``replication_factor``: every broker of the cluster holds each partition.
+MAX_REPLICATION: Final = -1
+# Characters that NATS has no place for in a subject.
+_BAD_IN_SUBJECT: Final = frozenset(" \t\r\n\f\0")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Settings:
+    """What may be left to the server, in the units of the caller. None: as the server is configured."""
+
+    retention_max_bytes: int | None
+    retention_max_messages: int | None
+    retention_max_age: float | None
+    cleaner_interval: float | None
+    segment_max_bytes: int | None
+    segment_max_age: float | None
+    compact_max_goroutines: int | None
+    compact_enabled: bool | None
+    auto_pause_time: float | None
+    auto_pause_disable_if_subscribers: bool | None
+    min_isr: int | None
+    optimistic_concurrency: bool | None
+    encryption: bool | None
+
+
+_FIELD_NAMES: Final = {"optimistic_concurrency": "optimisticConcurrencyControl"}
+_SECONDS: Final = ("retention_max_age", "cleaner_interval", "segment_max_age", "auto_pause_time")
+_FLAGS: Final = (
+    "compact_enabled",
+    "auto_pause_disable_if_subscribers",
+    "optimistic_concurrency",
+    "encryption",
+)
+_INT32: Final = ("compact_max_goroutines", "min_isr")
+
+
+def _field_name(setting: str) -> str:
+    first, *rest = setting.split("_")
+    return _FIELD_NAMES.get(setting, first + "".join(word.capitalize() for word in rest))
+
+
+def _integer(name: str, value: object, bits: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise UsageTypeError(f"{name} must be an int, not {value!r}")
+    if not 0 <= value < 2 ** (bits - 1):
+        raise UsageError(f"{name}={value!r}: expected 0 or more, in {bits} bits")
+    return value
+
+
+def _wire_value(name: str, value: object) -> int | bool:
+    """A setting in the units of the API: times in milliseconds, rounded up so that a short one is not 0."""
+    if name in _FLAGS:
+        if not isinstance(value, bool):
+            raise UsageTypeError(f"{name} must be True, False or None, not {value!r}")
+        return value
+    if name in _SECONDS:
+        # Too many are refused below.
+        milliseconds = min(check_seconds(name, value, zero=True) * 1000, 2.0**63)  # type: ignore[arg-type]
+        nearest = round(milliseconds)
+        # 16.1 s are 16100.000000000002 ms in floats, and not 16101; 8464247.89 s are 8464247890.000001.
+        if nearest and math.isclose(milliseconds, nearest, rel_tol=5e-16, abs_tol=1e-6):
+            return nearest
+        return math.ceil(milliseconds)
+    return _integer(name, value, 32 if name in _INT32 else 64)
+
+
+def _put_settings(request: api_pb2.CreateStreamRequest, settings: _Settings) -> None:
+    given = {field.name: getattr(settings, field.name) for field in fields(settings)}
+    for name, value in given.items():
+        if value is None:
+            continue
+        wire = _wire_value(name, value)
+        if not isinstance(wire, bool):
+            check_settings({_field_name(name): wire})
+        getattr(request, _field_name(name)).value = wire
+        # A default value inside a message that is there says 0, not "as configured".
+        getattr(request, _field_name(name)).SetInParent()
+
+
+def check_subject(subject: str) -> str:
+    """Return a NATS subject that a stream can record.
+
+    Raises:
+        UsageError: It is empty, or has an empty part or a character that NATS has no place for.
+        UsageTypeError: It is not a str.
+    """
+    check_text("subject", subject)
+    if not all(subject.split(".")) or not _BAD_IN_SUBJECT.isdisjoint(subject):
+        raise UsageError(f"subject {subject!r}: expected parts without blanks, with dots between them")
+    return subject
+
+
+def _check_recorded(subject: str, partitions: int) -> str:
+    """Return a subject of which every partition's can be recorded.
+
+    Raises:
+        UsageError: It is none; or partition 1 would record ``foo.>.1``, at which NATS cuts the server off,
+            and with it every stream that the server records.
+    """
+    parts = check_subject(subject).split(".")
+    if ">" in parts[:-1]:
+        raise UsageError(f"subject {subject!r}: '>' can only be the last part")
+    if parts[-1] == ">" and partitions > 1:
+        raise UsageError(f"subject {subject!r} with partitions={partitions}: a subject with '>' takes one")
+    return subject
+
+
+def _check_group(group: str) -> str:
+    if not _BAD_IN_SUBJECT.isdisjoint(check_text("group", group)):
+        raise UsageError(f"group {group!r}: expected no blanks")
+    return group
+
+
+def _names(name: str, values: Sequence[str]) -> list[str]:
+    if isinstance(values, str):
+        raise UsageTypeError(f"{name} must be a list of names, not the str {values!r}")
+    return [check_stream(value) if name == "streams" else check_text(name, value) for value in values]
+
+
+def _partitions(partitions: Iterable[int] | None) -> list[int]:
+    if partitions is None:
+        return []
+    numbers = sorted({check_partition(number) for number in partitions})
+    if not numbers:  # which would ask for all of them
+        raise UsageError(f"partitions={partitions!r}: expected at least one, or None for all")
+    return numbers
+
+
+def _replication_factor(value: int) -> int:
+    return MAX_REPLICATION if value == MAX_REPLICATION else _at_least_one("replication_factor", value)
+
+
+def _at_least_one(name: str, value: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise UsageTypeError(f"{name} must be an int, not {value!r}")
+    if not 1 <= value < 2**31:
+        raise UsageError(f"{name}={value!r}: expected 1 or more")
+    return value
+
+
+class StreamsMixin(ClientCore):
+    """The part of the client that has to do with streams as a whole."""
+
+    async def create_stream(
+        self,
+        subject: str,
+        name: str,
+        *,
+        group: str = "",
+        partitions: int = 1,
+        replication_factor: int = 1,
+        retention_max_bytes: int | None = None,
+        retention_max_messages: int | None = None,
+        retention_max_age: float | None = None,
+        cleaner_interval: float | None = None,
+        segment_max_bytes: int | None = None,
+        segment_max_age: float | None = None,
+        compact_enabled: bool | None = None,
+        compact_max_goroutines: int | None = None,
+        auto_pause_time: float | None = None,
+        auto_pause_disable_if_subscribers: bool | None = None,
+        min_isr: int | None = None,
+        optimistic_concurrency: bool | None = None,
+        encryption: bool | None = None,
+        timeout: float | None = None,
+    ) -> None:
+        """Create a stream: a durable log that records what is published on a NATS subject.
+
+        Settings that are None are as the server is configured; 0 is no limit. Names and settings that would
+        kill a Liftbridge server, some of them for good, are refused here.
+
+        Args:
+            subject: What to record. Partition 0 records the subject itself, partition i > 0 ``subject.i``;
+                another stream whose subject covers those records the messages as well.
+            name: By which the stream is known.
+            group: NATS queue group that the partitions join: of several streams with the same subject and
+                group, one gets each message. Empty for none.
+            partitions: How many.
+            replication_factor: How many brokers hold each partition; ``MAX_REPLICATION`` for all.
+            retention_max_bytes: Bytes that a partition keeps, oldest segments go first.
+            retention_max_messages: Messages that a partition keeps.
+            retention_max_age: Seconds that a message is kept.
+            cleaner_interval: Seconds between looks for what can go.
+            segment_max_bytes: Bytes after which a segment of the log is full; what can go, goes by segments.
+            segment_max_age: Seconds after which a segment is full.
+            compact_enabled: Keep only the last message of each key, of full segments.
+            compact_max_goroutines: How many workers that may take.
+            auto_pause_time: Seconds without a message after which a partition is paused.
+            auto_pause_disable_if_subscribers: Not while somebody is subscribed.
+            min_isr: How many replicas must be in sync for a message with ``AckPolicy.ALL``.
+            optimistic_concurrency: Refuse messages whose expected offset is not the one that they would get.
+            encryption: Encrypt values on disk. The server needs its key.
+            timeout: Seconds for all of it; default: the client's.
+
+        Raises:
+            StreamExistsError: There is a stream of that name already.
+            UsageError: An argument makes no sense, or would break the server; it is named.
+            ServerError: The server refused it, with code INVALID_ARGUMENT for a bad subject or replication
+                factor.
+            CallTimeoutError: No answer came: the stream may exist, now or soon.
+            TransportError: No broker could be reached.
+
+        Example:
+            >>> import asyncio, liftenvelope
+            >>> from liftenvelope.testing import run_liftbridge
+            >>> async def main(addresses):
+            ...     async with liftenvelope.connect(addresses) as client:
+            ...         await client.create_stream("orders", "orders-stream", partitions=3)
+            ...         return (await client.fetch_metadata()).partition_count("orders-stream")
+            >>> with run_liftbridge() as cluster:
+            ...     asyncio.run(main(cluster.addresses))
+            3
+        """
+        check_stream_name(check_stream(name))
+        request = api_pb2.CreateStreamRequest(
+            subject=_check_recorded(subject, partitions),
+            name=name,
+            group=_check_group(group),
+            partitions=_at_least_one("partitions", partitions),
+            replicationFactor=_replication_factor(replication_factor),
+        )
+        settings = _Settings(
+            retention_max_bytes=retention_max_bytes,
+            retention_max_messages=retention_max_messages,
+            retention_max_age=retention_max_age,
+            cleaner_interval=cleaner_interval,
+            segment_max_bytes=segment_max_bytes,
+            segment_max_age=segment_max_age,
+            compact_enabled=compact_enabled,
+            compact_max_goroutines=compact_max_goroutines,
+            auto_pause_time=auto_pause_time,
+            auto_pause_disable_if_subscribers=auto_pause_disable_if_subscribers,
+            min_isr=min_isr,
+            optimistic_concurrency=optimistic_concurrency,
+            encryption=encryption,
+        )
+        _put_settings(request, settings)
+        await self._create(request, timeout)
+
+    async def _create(self, request: api_pb2.CreateStreamRequest, timeout: float | None) -> None:
+        deadline, about = self._deadline(timeout), f"stream {request.name!r}"
+        answer = await self._call("CreateStream", request, api_pb2.CreateStreamResponse, deadline, about)
+        self._cluster.forget(request.name)
+        if answer is not None:
+            return
+        # An attempt whose answer was lost came before. It was ours if what there is, is what we asked for.
+        found = await self._cluster.stream(request.name, deadline, refresh=True)
+        if found.subject != request.subject or len(found.partitions) != request.partitions:
+            raise StreamExistsError(StatusCode.ALREADY_EXISTS, f"{about}: there is another one of that name")
+
+    async def delete_stream(self, name: str, *, timeout: float | None = None) -> None:
+        """Delete a stream and all that it holds.
+
+        Args:
+            name: Its name.
+            timeout: Seconds for all of it; default: the client's.
+
+        Raises:
+            NoSuchStreamError: There is none.
+            CallTimeoutError: No answer came: it may be gone, now or soon.
+            TransportError: No broker could be reached.
+        """
+        request = api_pb2.DeleteStreamRequest(name=check_stream(name))
+        about = f"stream {name!r}"
+        await self._call(
+            "DeleteStream", request, api_pb2.DeleteStreamResponse, self._deadline(timeout), about
+        )
+        self._cluster.deleted(name)
+
+    async def pause_stream(
+        self,
+        name: str,
+        *,
+        partitions: Iterable[int] | None = None,
+        resume_all: bool = False,
+        timeout: float | None = None,
+    ) -> None:
+        """Have partitions let go of their files and of their NATS subscription until they are needed again.
+
+        A publish through this client wakes a partition, and so does a subscription with ``resume=True``. What
+        is published straight on NATS in the meantime is lost.
+
+        Args:
+            name: Name of the stream.
+            partitions: Numbers of its partitions, None for all.
+            resume_all: Whether a publish to one of them wakes them all.
+            timeout: Seconds for all of it; default: the client's.
+
+        Raises:
+            NoSuchStreamError: There is no such stream.
+            NoSuchPartitionError: It has no such partition.
+            CallTimeoutError: No answer came: they may be paused, now or soon.
+            TransportError: No broker could be reached.
+        """
+        numbers = _partitions(partitions)
+        request = api_pb2.PauseStreamRequest(
+            name=check_stream(name), partitions=numbers, resumeAll=resume_all
+        )
+        about = f"stream {name!r}"
+        await self._call("PauseStream", request, api_pb2.PauseStreamResponse, self._deadline(timeout), about)
+
+    async def set_stream_readonly(
+        self,
+        name: str,
+        *,
+        partitions: Iterable[int] | None = None,
+        readonly: bool = True,
+        timeout: float | None = None,
+    ) -> None:
+        """Have partitions refuse messages, or take them again.
+
+        Subscriptions to a read-only partition end once they have read all of it.
+
+        Args:
+            name: Name of the stream.
+            partitions: Numbers of its partitions, None for all.
+            readonly: Whether to refuse.
+            timeout: Seconds for all of it; default: the client's.
+
+        Raises:
+            NoSuchStreamError: There is no such stream.
+            NoSuchPartitionError: It has no such partition.
+            CallTimeoutError: No answer came: it may be done, now or soon.
+            TransportError: No broker could be reached.
+        """
+        numbers = _partitions(partitions)
+        request = api_pb2.SetStreamReadonlyRequest(
+            name=check_stream(name), partitions=numbers, readonly=readonly
+        )
+        deadline, about = self._deadline(timeout), f"stream {name!r}"
+        await self._call("SetStreamReadonly", request, api_pb2.SetStreamReadonlyResponse, deadline, about)
+
+    async def fetch_metadata(
+        self,
+        *,
+        streams: Sequence[str] | None = None,
+        groups: Sequence[str] = (),
+        timeout: float | None = None,
+    ) -> Metadata:
+        """Ask the cluster what it knows of brokers, streams and consumer groups.
+
+        It always asks a server; where that does not know all of what is asked, as happens in a young cluster,
+        it asks others as well and puts together what they say.
+
+        Args:
+            streams: Names of streams; None, the default, for all.
+            groups: Names of consumer groups. Servers list none by themselves.
+            timeout: Seconds for all of it; default: the client's.
+
+        Returns:
+            What there is. A stream or group that does not exist is left out.
+
+        Raises:
+            CallTimeoutError: No broker answered in time.
+            TransportError: No broker could be reached.
+        """
+        wanted = None if streams is None else _names("streams", streams)
+        group_names = _names("groups", groups)
+        return await self._cluster.fetch(wanted, group_names, deadline=self._deadline(timeout))
+
+    async def fetch_partition_metadata(
+        self, stream: str, partition: int = 0, *, timeout: float | None = None
+    ) -> PartitionInfo:
+        """Ask the leader of a partition for the partition's state.
+
+        Args:
+            stream: Name of the stream.
+            partition: Number of the partition.
+            timeout: Seconds for all of it; default: the client's.
+
+        Returns:
+            The partition, with its high watermark and newest offset as the leader sees them.
+
+        Raises:
+            NoSuchStreamError: There is no such stream.
+            NoSuchPartitionError: It has no such partition.
+            NotLeaderError: It had no leader in all that time: it is paused, or its brokers are down.
+            CallTimeoutError: The leader did not answer in time.
+            TransportError: No broker could be reached.
+        """
+        deadline = self._deadline(timeout)
+        request = api_pb2.FetchPartitionMetadataRequest(
+            stream=check_stream(stream), partition=check_partition(partition)
+        )
+        answer = await self._call(
+            "FetchPartitionMetadata",
+            request,
+            api_pb2.FetchPartitionMetadataResponse,
+            deadline,
+            f"{stream}[{partition}]",
+            self._cluster.leader_of(stream, partition),
+        )
+        if answer is None:
+            raise InternalError("a call that changes nothing was taken for done")
+        return partition_info(answer.metadata)

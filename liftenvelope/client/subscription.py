@@ -1,0 +1,441 @@
+"""Subscriptions: messages of a stream's partitions, over as many connections as it takes."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING, Final, Self
+
+from liftenvelope.client.cluster import Deadline
+from liftenvelope.client.events import (
+    CursorAheadOfStream,
+    StoppedAtHighWatermark,
+    SubscriptionLost,
+    SubscriptionResumed,
+)
+from liftenvelope.client.failures import call_error
+from liftenvelope.client.message_reader import MessageReader
+from liftenvelope.client.partition_read import PartitionRead, Verdict, read_messages
+from liftenvelope.client.positions import At, StartAt, parse_start
+from liftenvelope.client.retries import Fate, fate_of
+from liftenvelope.client.start_lookup import StartLookup
+from liftenvelope.errors import (
+    CallTimeoutError,
+    LiftEnvelopeError,
+    NoSuchPartitionError,
+    NoSuchStreamError,
+    NotLeaderError,
+    OffsetOutOfRangeError,
+    PartitionPausedError,
+    StreamDeletedError,
+    SubscriptionLostError,
+    TransportError,
+    UsageError,
+)
+from liftenvelope.rpc.status import RpcError, StatusCode
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from liftenvelope.client.metadata import PartitionInfo
+    from liftenvelope.client.positions import Cursor
+    from liftenvelope.client.streams import StreamsMixin
+    from liftenvelope.rpc.aio import Call
+
+__all__ = ["Subscription"]
+
+#: Seconds that the server has for the message that says that a subscription stands.
+_HANDSHAKE_TIMEOUT: Final = 5.0
+# How long a read that is to end at the newest message waits for it to be committed.
+_COMMIT_WAIT: Final = 1.0
+_COMMIT_POLL: Final = 0.05
+# How long a subscription that stands again waits to hear that its partition is still whole.
+_CHECK_TIMEOUT: Final = 3.0
+_CLOSED_CHECK_TIMEOUT: Final = 0.5
+# How long a read with an end waits for its first message before it asks whether there is any.
+_SILENCE: Final = 0.5
+# A leader that has only just become one may not know its partition yet: it is asked so often.
+_LATE_ATTEMPTS: Final = 10
+
+
+class Subscription(MessageReader):
+    """The messages of one partition. Made by :meth:`Client.subscribe`; open it with ``async with``.
+
+    Iterate over it, or take lists with :meth:`batches`, or Arrow with :meth:`arrow_batches`; all go on where
+    the others left off. Messages come in the order of their offsets, each once, also when the connection is
+    lost: it is made again for up to ``resubscribe_wait`` seconds. For one task at a time.
+
+    Iteration ends when what was asked for has been read, or after :meth:`close`. It raises:
+
+    Raises:
+        StreamDeletedError: The stream is gone.
+        PartitionPausedError: The partition was paused.
+        ReadonlyPartitionError: The partition is read-only, all of it was read, and the stop was not reached.
+        SubscriptionLostError: The connection was lost and did not come back in time.
+        OffsetOutOfRangeError: The partition has lost messages that had been read already.
+        UnsupportedByServerError: The server can't read backwards.
+    """
+
+    def __init__(
+        self,
+        core: StreamsMixin,
+        read: PartitionRead,
+        *,
+        resume: bool = False,
+        find_cursor: Callable[[Cursor, PartitionRead], Awaitable[int | None]] | None = None,
+    ) -> None:
+        super().__init__()
+        self._core = core
+        self._cluster = core._cluster
+        self._options = core._options
+        self._read = read
+        self._resume = resume
+        self._find_cursor = find_cursor
+        self._call: Call | None = None
+        self._came: list[bytes] = []
+        self._lost: RpcError | TransportError = TransportError("the subscription has no call")
+        # Makes the next call after one has ended. A task of its own, since readers give up, and come back.
+        self._recovery: asyncio.Task[None] | None = None
+        self._opened = False
+        self._may_be_empty = False
+
+    @property
+    def stream(self) -> str:
+        """Name of the stream."""
+        return self._read.stream
+
+    @property
+    def partition(self) -> int:
+        """Number of the partition."""
+        return self._read.partition
+
+    @property
+    def position(self) -> int | None:
+        """Offset of the message that will be handed out next, or a later one; None before that is known.
+
+        A subscription that starts there goes on where this one is.
+        """
+        if self._buffer:
+            return self._buffer[-1].offset
+        return read_messages(self._unread[:1])[0].offset if self._unread else self._read.next_offset
+
+    @property
+    def positions(self) -> dict[tuple[str, int], int | None]:
+        """:attr:`position` by stream and partition."""
+        return {(self.stream, self.partition): self.position}
+
+    async def open(self) -> Self:
+        """Subscribe; ``async with`` does it.
+
+        Raises:
+            NoSuchStreamError: There is no such stream.
+            NoSuchPartitionError: It has no such partition.
+            PartitionPausedError: The partition is paused, and ``resume`` was not asked for.
+            ReadonlyPartitionError: The partition is read-only, and there is nothing left to be read.
+            FencedError: Another member of the consumer group has the partition.
+            NotLeaderError: The partition had no leader in all that time.
+            CallTimeoutError: The server did not answer in time.
+            TransportError: No broker could be reached.
+        """
+        if self._opened:
+            raise UsageError(f"{self._read.name}: the subscription was opened before")
+        self._opened = True
+        self._core._open.add(self)
+        try:
+            deadline = self._core._deadline(None)
+            await self._begin(deadline)
+            if not self._read.finished:
+                await self._subscribe(deadline)
+            if self.closed:
+                raise TransportError(f"{self._read.name}: the subscription was closed while it was opened")
+        except BaseException:
+            await self.close()
+            raise
+        return self
+
+    async def close(self) -> None:
+        """End the subscription. What was not handed out is dropped. Closing twice is fine."""
+        self._core._open.discard(self)
+        self._drop_call()
+        await super().close()
+        recovery, self._recovery = self._recovery, None
+        if recovery is not None:
+            recovery.cancel()
+            await asyncio.wait([recovery])
+            if not recovery.cancelled():
+                recovery.exception()  # there is nobody left to be told
+            self._drop_call()
+
+    # Where it begins
+
+    async def _begin(self, deadline: Deadline) -> None:
+        read, start = self._read, self._read.start
+        found: int | None = None
+        if start.cursor is not None and self._find_cursor is not None:
+            found = await self._find_cursor(start.cursor, read)
+        info = await self._info(deadline) if read.needs_info else None
+        if start.cursor is not None:
+            start = self._after_cursor(start.cursor, found, info)
+        if info is not None and read.ends_at_newest:
+            info = await self._committed(info, deadline)
+        first = None
+        if start.at is At.TIME and info is not None:
+            first = await self._lookup(deadline).at_time(start.number, info.newest_offset)
+        read.begin(start, info, first)
+        self._may_be_empty = read.stop_offset is not None and not read.reverse
+
+    def _lookup(self, deadline: Deadline) -> StartLookup:
+        return StartLookup(self._cluster, self.stream, self.partition, deadline)
+
+    def _after_cursor(self, cursor: Cursor, offset: int | None, info: PartitionInfo | None) -> StartAt:
+        assert info is not None
+        if offset is None:
+            return parse_start(cursor.default, 0)
+        if offset > info.newest_offset:
+            # Cursors outlive streams: this one is of an earlier stream of that name.
+            event = CursorAheadOfStream(
+                self.stream, self.partition, cursor.id, offset, info.newest_offset, cursor.default
+            )
+            self._options.notify(event)
+            return parse_start(cursor.default, 0)
+        return StartAt(At.OFFSET, offset + 1)
+
+    async def _info(self, deadline: Deadline) -> PartitionInfo:
+        stream = await self._cluster.stream(self.stream, deadline, refresh=True)
+        known = stream.partitions.get(self.partition)
+        if known is not None and known.paused:
+            # A paused partition has no leader to ask. Whether it still is paused, only a subscription tells.
+            probe = PartitionRead(self.stream, self.partition, StartAt(At.NEW), None)
+            await self._subscribe(deadline, probe)
+            self._drop_call()
+        return await self._core.fetch_partition_metadata(self.stream, self.partition, timeout=deadline.left)
+
+    async def _committed(self, info: PartitionInfo, deadline: Deadline) -> PartitionInfo:
+        """Wait until what is the newest message now can be seen; say so if that does not happen."""
+        newest, limit = info.newest_offset, Deadline(min(_COMMIT_WAIT, deadline.left))
+        while info.high_watermark < newest and not limit.is_over:
+            await asyncio.sleep(min(_COMMIT_POLL, limit.left))
+            info = await self._core.fetch_partition_metadata(
+                self.stream, self.partition, timeout=deadline.left
+            )
+        if info.high_watermark < newest:
+            self._options.notify(
+                StoppedAtHighWatermark(self.stream, self.partition, info.high_watermark, newest)
+            )
+        return info
+
+    # Calls
+
+    async def _subscribe(self, deadline: Deadline, read: PartitionRead | None = None) -> None:
+        """Make a call that stands, with another broker or a little later where that may help."""
+        attempt = 0
+        while True:
+            try:
+                await self._attempt(read or self._read, deadline, resume=self._resume, refresh=attempt > 0)
+            except (RpcError, TransportError) as exc:
+                verdict = (read or self._read).ended(exc)
+                if verdict is Verdict.FINISHED:
+                    self._read.finished = read is None
+                    return
+                late = attempt < _LATE_ATTEMPTS and await self._may_be_late(verdict, deadline)
+                again = late or (verdict is Verdict.LOST and fate_of(exc) is not Fate.REFUSED)
+                if deadline.is_over or self.closed or not again:
+                    raise self._to_raise(verdict, exc) from exc
+                attempt += 1
+                await deadline.pause(attempt)
+                if deadline.is_over:
+                    raise self._to_raise(verdict, exc) from exc
+            else:
+                return
+
+    async def _may_be_late(self, verdict: Verdict | LiftEnvelopeError, deadline: Deadline) -> bool:
+        """Whether a refusal may be over soon: the leader is new, or is just removing old messages."""
+        if isinstance(verdict, PartitionPausedError):
+            # Retention closes segments as well, some time before it takes them off the list of segments.
+            stream = await self._cluster.stream(self.stream, deadline, refresh=True)
+            known = stream.partitions.get(self.partition)
+            return known is not None and not known.paused
+        return isinstance(verdict, NoSuchPartitionError | NoSuchStreamError)
+
+    def _to_raise(self, verdict: Verdict | LiftEnvelopeError, error: RpcError | TransportError) -> Exception:
+        if isinstance(verdict, Verdict):
+            return call_error("Subscribe", error, self._read.name)
+        return verdict
+
+    async def _attempt(self, read: PartitionRead, deadline: Deadline, *, resume: bool, refresh: bool) -> str:
+        """Make one call and wait for its handshake; return the address of the broker."""
+        find = self._cluster.replica_address if read.read_isr_replica else self._cluster.leader_address
+        address = await find(self.stream, self.partition, deadline, refresh=refresh)
+        channel = await self._cluster.connections.channel(address, deadline.left)
+        # No deadline: servers can end a call whose time is up with OK, as if it had been fenced.
+        request = read.request(resume=resume).SerializeToString()
+        call = channel.server_stream("/proto.API/Subscribe", request)
+        async with AsyncExitStack() as unless_it_stands:
+            unless_it_stands.callback(call.cancel)
+            came = await self._handshake(call, min(_HANDSHAKE_TIMEOUT, deadline.left))
+            unless_it_stands.pop_all()
+        self._call, self._came = call, came
+        return address
+
+    async def _handshake(self, call: Call, timeout: float) -> list[bytes]:
+        try:
+            async with asyncio.timeout(timeout):
+                came = await call.receive()
+        except TimeoutError as exc:
+            text = f"the subscription did not stand after {timeout:.3g} s"
+            raise RpcError(StatusCode.DEADLINE_EXCEEDED, text) from exc
+        if not came:
+            raise RpcError(StatusCode.UNAVAILABLE, "the server ended the subscription before it stood")
+        if came[0]:
+            raise RpcError(StatusCode.INTERNAL, "the server sent a message where its handshake belongs")
+        return came[1:]
+
+    def _drop_call(self) -> None:
+        call, self._call, self._came = self._call, None, []
+        if call is not None:
+            call.cancel()
+
+    # Messages
+
+    async def _next_payloads(self) -> list[bytes] | None:
+        """Wait for messages; None when the read is over."""
+        if not self._opened:
+            raise UsageError(f"{self._read.name}: open the subscription first, in a 'with' block")
+        while self._goes_on():
+            came = await self._receive()
+            if came and (wanted := self._read.accept(came)):
+                if self._read.finished:
+                    self._drop_call()
+                return wanted
+        self._drop_call()
+        return None
+
+    def _goes_on(self) -> bool:
+        return not self._read.finished and not self.closed
+
+    async def _receive(self) -> list[bytes]:
+        """Wait for what the server sends; empty where the call ended and the read goes on or is over."""
+        if self._recovery is not None:
+            await self._recovered(self._recovery)
+            return []
+        if self._came:
+            came, self._came = self._came, []
+            return came
+        error: RpcError | TransportError | None = None
+        try:
+            if self._call is None:
+                raise self._lost
+            if self._may_be_empty:
+                return await self._first(self._call)
+            if (received := await self._call.receive()) is not None:
+                return received
+        except (RpcError, TransportError) as exc:
+            error = exc
+        if self._goes_on():
+            self._recovery = asyncio.create_task(self._after_end(error))
+            await self._recovered(self._recovery)
+        return []
+
+    async def _first(self, call: Call) -> list[bytes]:
+        """Wait for the first messages of a read with an end. If none come, there may be none left."""
+        try:
+            async with asyncio.timeout(_SILENCE):
+                received = await call.receive()
+        except TimeoutError:
+            self._read.finished = await self._is_empty()
+            self._may_be_empty = False
+            return []
+        self._may_be_empty = False
+        return received or []
+
+    async def _is_empty(self) -> bool:
+        deadline, stop = self._core._deadline(None), self._read.stop_offset
+        info = await self._core.fetch_partition_metadata(self.stream, self.partition)
+        if stop is None or info.newest_offset < stop:
+            return False  # what is waited for is yet to be published
+        return await self._lookup(deadline).is_empty(stop, info.newest_offset)
+
+    async def _recovered(self, recovery: asyncio.Task[None]) -> None:
+        """Wait until the read goes on, or raise why it does not."""
+        await asyncio.wait([recovery])
+        if self._recovery is recovery:  # and it was not closed
+            self._recovery = None
+            recovery.result()
+
+    async def _after_end(self, error: RpcError | TransportError | None) -> None:
+        self._drop_call()
+        self._lost = error or TransportError("the server ended the subscription and gave no reason")
+        verdict = self._read.ended(error)
+        if verdict is Verdict.FINISHED:
+            self._read.finished = True
+        elif verdict is Verdict.GO_ON:
+            await self._subscribe(self._core._deadline(None))
+        elif isinstance(verdict, LiftEnvelopeError):
+            raise verdict from error
+        else:
+            await self._resubscribe(closed=verdict is Verdict.CLOSED)
+
+    async def _resubscribe(self, *, closed: bool) -> None:
+        """Go on where the read is, as soon as there is a broker for it."""
+        read, wait = self._read, self._options.resubscribe_wait
+        error: LiftEnvelopeError = self._lost
+        self._options.notify(SubscriptionLost(self.stream, self.partition, read.next_offset, error))
+        deadline, attempt = Deadline(max(wait, 0.001)), 0
+        # A partition that was closed is tried once in any case, without waking it, to find out why.
+        while closed or (wait and not deadline.is_over):
+            attempt += 1
+            await deadline.pause(attempt)  # also at first: many may have lost the same broker
+            try:
+                await self._regain(deadline, closed=closed)
+            except (TransportError, RpcError, CallTimeoutError, NotLeaderError) as exc:
+                self._drop_call()
+                if not self._goes_on_after(exc):
+                    return
+                error, closed = exc, False
+            else:
+                return
+        text = f"{read.name}: the subscription was lost and not regained in {wait:g} s: {error}"
+        raise SubscriptionLostError(text) from error
+
+    async def _regain(self, deadline: Deadline, *, closed: bool) -> None:
+        read = self._read
+        try:
+            address = await self._attempt(read, deadline, resume=False, refresh=True)
+            await self._check_not_truncated(_CLOSED_CHECK_TIMEOUT if closed else _CHECK_TIMEOUT)
+        except NotLeaderError as exc:
+            if not closed:
+                raise
+            # At the end of a paused partition a subscription stands, but nobody leads it.
+            raise PartitionPausedError(exc.code, f"{read.name}: the partition was paused") from exc
+        except (NoSuchStreamError, NoSuchPartitionError) as exc:
+            raise StreamDeletedError(exc.code, f"{read.name}: the stream is gone") from exc
+        self._options.notify(SubscriptionResumed(self.stream, self.partition, read.next_offset, address))
+
+    def _goes_on_after(self, error: LiftEnvelopeError) -> bool:
+        """Whether to try again after an attempt that failed; not where the read turns out to be over."""
+        if not isinstance(error, RpcError):
+            return True
+        verdict = self._read.ended(error)
+        if isinstance(verdict, NoSuchStreamError | NoSuchPartitionError):
+            return True  # the metadata of the next attempt knows better than a broker that is starting
+        if isinstance(verdict, LiftEnvelopeError):
+            raise verdict from error
+        if verdict is Verdict.CLOSED:
+            raise PartitionPausedError(error.code, f"{self._read.name}: {error.description}") from error
+        self._read.finished = verdict is Verdict.FINISHED
+        return not self._read.finished
+
+    async def _check_not_truncated(self, timeout: float) -> None:
+        """Make sure that the partition still has what was read, so that no offset is used a second time."""
+        read = self._read
+        if read.reached is None:
+            return
+        info = await self._core.fetch_partition_metadata(self.stream, self.partition, timeout=timeout)
+        if info.newest_offset < read.reached:
+            text = (
+                f"{read.name}: message {read.reached} was there, and the partition now ends at "
+                f"{info.newest_offset}: it lost messages, or the stream was made anew"
+            )
+            raise OffsetOutOfRangeError(
+                text, self.stream, self.partition, read.reached + 1, info.newest_offset
+            )
