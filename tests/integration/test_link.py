@@ -23,7 +23,7 @@ async def test_nats_py_still_has_the_names_that_make_publishing_quick(nc: Client
     assert isinstance(nc._flush_queue, asyncio.Queue)
     async with AckInbox(nc) as inbox:
         assert inbox._subscription is not None
-        assert isinstance(inbox._subscription._wait_for_msgs_task, asyncio.Task)
+        assert isinstance(inbox._subscription.subscription._wait_for_msgs_task, asyncio.Task)
 
 
 @pytest.fixture

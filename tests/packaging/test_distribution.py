@@ -50,6 +50,7 @@ def test_the_sdist_has_what_a_build_needs(distributions: Path) -> None:
         "src/_fastenv.pyx",
         "src/_fastbatch.pyx",
         "src/_cursor.pxd",
+        "src/_columns.pxi",
         "src/crc32c.h",
         "setup.py",
         "README.md",

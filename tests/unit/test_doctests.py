@@ -1,6 +1,6 @@
 """The examples in the docstrings do what they say, under whichever backend is active.
 
-Those of liftenvelope.testing start servers: tests/integration/test_examples.py runs them.
+Those of liftenvelope.testing and .client start servers: tests/integration/test_examples.py runs them.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import pytest
 import liftenvelope
 
 # Extension modules take their docstrings from their twins, and under NO_EXTENSIONS they are not to be loaded.
+_WITH_SERVERS = ("liftenvelope.testing", "liftenvelope.client")
 _EXTENSIONS = ("liftenvelope._fastenv", "liftenvelope._fastbatch", "liftenvelope._fastwire")
 
 
@@ -23,7 +24,7 @@ def _modules() -> list[str]:
         raise AssertionError(f"{name} can't be imported")
 
     found = pkgutil.walk_packages(liftenvelope.__path__, "liftenvelope.", onerror=fail)
-    names = [module.name for module in found if not module.name.startswith("liftenvelope.testing")]
+    names = [module.name for module in found if not module.name.startswith(_WITH_SERVERS)]
     return ["liftenvelope", *(name for name in names if name not in _EXTENSIONS)]
 
 

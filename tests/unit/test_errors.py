@@ -9,6 +9,7 @@ import pickle
 import pytest
 
 from liftenvelope import errors
+from liftenvelope.client.publish_many import PublishSummary
 from liftenvelope.envelope import Ack, new_message, unmarshal_message
 from liftenvelope.errors import (
     AckTimeoutError,
@@ -16,13 +17,16 @@ from liftenvelope.errors import (
     IncorrectOffsetError,
     LiftEnvelopeError,
     MissingExtraError,
+    OffsetOutOfRangeError,
     PublishError,
     ServerError,
     TransportError,
     UsageError,
     UsageTypeError,
 )
+from liftenvelope.rpc.status import CallNotProcessedError, RpcError, StatusCode
 
+SUMMARY = PublishSummary(3, ((1, TransportError("lost", 1, True)),), {0: (4, 6)})
 CLASSES: list[type[LiftEnvelopeError]] = [
     kind for kind in vars(errors).values() if inspect.isclass(kind) and issubclass(kind, LiftEnvelopeError)
 ]
@@ -39,9 +43,11 @@ def example(kind: type[LiftEnvelopeError]) -> LiftEnvelopeError:
     if issubclass(kind, AckTimeoutError):
         return kind("no ack", "id-1", False)
     if issubclass(kind, TransportError):
-        return kind("closed", 3)
+        return kind("closed", 3, True)
     if issubclass(kind, MissingExtraError):
         return kind("run pip install", name="h2")
+    if issubclass(kind, OffsetOutOfRangeError):
+        return kind("it lost messages", "foo", 3, 9, 4)
     return kind("said so")
 
 
@@ -66,6 +72,27 @@ class TestEvery:
         again = copy.copy(error)
         assert (type(again), str(again), vars(again)) == (kind, str(error), vars(error))
 
+    def test_copies_deeply(self, kind: type[LiftEnvelopeError]) -> None:
+        error = example(kind)
+        again = copy.deepcopy(error)
+        assert (type(again), str(again), again.args, vars(again)) == (
+            kind,
+            str(error),
+            error.args,
+            vars(error),
+        )
+
+    def test_keeps_what_was_put_on_it(self, kind: type[LiftEnvelopeError]) -> None:
+        error = example(kind)
+        error.add_note("while reading")
+        error.summary = SUMMARY
+        again = pickle.loads(pickle.dumps(error))
+        assert (again.__notes__, str(again.summary), again.summary.offsets) == (
+            ["while reading"],
+            "3 stored, 1 failed",
+            {0: (4, 6)},
+        )
+
 
 def test_no_exception_stands_outside_of_the_tree() -> None:
     exported = [getattr(errors, name) for name in errors.__all__]
@@ -85,13 +112,26 @@ class TestBases:
             (AckTimeoutError, TimeoutError),
             (IncorrectOffsetError, PublishError),
             (PublishError, ServerError),
+            (errors.CallTimeoutError, TimeoutError),
+            (errors.SubscriptionLostError, TransportError),
+            (errors.NoSuchStreamError, ServerError),
+            (errors.FencedError, errors.GroupError),
         ],
     )
     def test_also_the_standard_ones(self, kind: type[Exception], base: type[Exception]) -> None:
         assert issubclass(kind, base)
 
     def test_what_may_succeed_again(self) -> None:
-        assert {kind for kind in CLASSES if kind.retriable} == {TransportError, AckTimeoutError}
+        assert {kind for kind in CLASSES if kind.retriable} == {
+            TransportError,
+            AckTimeoutError,
+            errors.CallTimeoutError,
+            errors.ConnectionClosedError,
+            errors.CursorsUnavailableError,
+            errors.NoJetStreamError,
+            errors.NotLeaderError,
+            errors.SubscriptionLostError,
+        }
 
 
 class TestAttributes:
@@ -126,6 +166,27 @@ class TestAttributes:
         assert type(error) is IncorrectOffsetError
         assert (error.code, error.ack) == (2, ack)
         assert PublishError(1, "said so").ack is None
+
+    def test_offsets_that_are_gone(self) -> None:
+        error = OffsetOutOfRangeError("it lost messages", "foo", 3, 9, 4)
+        assert str(error) == "it lost messages"
+        assert (error.stream, error.partition, error.wanted, error.newest) == ("foo", 3, 9, 4)
+
+    def test_call_timeout_is_no_system_error(self) -> None:
+        error = errors.CallTimeoutError("late")
+        assert (str(error), error.args, error.errno) == ("late", ("late",), None)
+
+    @pytest.mark.parametrize("code", [StatusCode.NOT_FOUND, 77])
+    def test_ends_of_calls(self, code: int) -> None:
+        error = RpcError(code, "said so")
+        for again in (pickle.loads(pickle.dumps(error)), copy.copy(error), copy.deepcopy(error)):
+            assert (type(again), again.code, str(again)) == (RpcError, code, str(error))
+        assert str(error) == ("NOT_FOUND: said so" if code == 5 else "status 77: said so")
+
+    def test_calls_that_nobody_saw(self) -> None:
+        error = CallNotProcessedError("refused")
+        for again in (pickle.loads(pickle.dumps(error)), copy.copy(error), copy.deepcopy(error)):
+            assert (type(again), str(again), again.args) == (CallNotProcessedError, "refused", error.args)
 
     def test_missing_extra_names_the_module(self) -> None:
         assert MissingExtraError("run pip install", name="h2").name == "h2"

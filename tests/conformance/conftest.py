@@ -1,0 +1,96 @@
+"""What a server of the Liftbridge API owes its clients: tests that hold for any server that gives it.
+
+The fixture ``server`` is all that they know of it. Which one that is, the environment variable
+``LIFTENVELOPE_CONFORMANCE_SERVER`` says, a name in ``SERVERS``: a server of another make is put into that
+table. Tests marked ``liftbridge_only`` are about what the Liftbridge server itself does wrong, or about
+its own configuration; they are left out for others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from typing import Any, Final, Protocol
+from uuid import uuid4
+
+import nats
+import pytest
+from nats.aio.client import Client as NatsClient
+
+import liftenvelope
+from liftenvelope.client import Client
+from liftenvelope.client.events import ClientEvent
+
+#: By name, the fixture that starts the server.
+SERVERS: Final = {"liftbridge": "liftbridge_server"}
+CHOSEN: Final = os.environ.get("LIFTENVELOPE_CONFORMANCE_SERVER", "liftbridge")
+
+
+class Server(Protocol):
+    """A running server, or a cluster of them."""
+
+    @property
+    def addresses(self) -> list[str]:
+        """``host:port`` of each broker."""
+        ...
+
+    @property
+    def nats_url(self) -> str:
+        """The NATS server whose subjects its streams record."""
+        ...
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what is about one make of server where another is tested."""
+    if CHOSEN == "liftbridge":
+        return
+    others = [item for item in items if item.get_closest_marker("liftbridge_only") is not None]
+    config.hook.pytest_deselected(items=others)
+    items[:] = [item for item in items if item not in others]
+
+
+@pytest.fixture(scope="session")
+def server(request: pytest.FixtureRequest) -> Server:
+    """The server under test, shared by the whole run: with cursors, groups and the activity stream."""
+    found: Server = request.getfixturevalue(SERVERS[CHOSEN])
+    return found
+
+
+@pytest.fixture
+def name() -> str:
+    """A name for a stream and its subject that no other test uses."""
+    return f"c-{uuid4().hex[:12]}"
+
+
+@pytest.fixture(autouse=True)
+async def loop_errors() -> AsyncIterator[None]:
+    """Fail a test in whose event loop something went wrong that nobody saw."""
+    seen: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: seen.append(context))
+    yield
+    assert not seen
+
+
+@pytest.fixture
+def events() -> list[ClientEvent]:
+    """What happened to ``client`` in the background."""
+    return []
+
+
+@pytest.fixture
+async def client(server: Server, events: list[ClientEvent]) -> AsyncIterator[Client]:
+    """A client of the server. Closing it must leave no task behind."""
+    before = asyncio.all_tasks()
+    async with liftenvelope.connect(server.addresses, on_event=events.append) as client:
+        yield client
+    left = asyncio.all_tasks() - before - {asyncio.current_task()}
+    assert not left
+
+
+@pytest.fixture
+async def nc(server: Server) -> AsyncIterator[NatsClient]:
+    """A connection to the NATS server that the streams record."""
+    connection = await nats.connect(server.nats_url)
+    yield connection
+    await connection.close()

@@ -1,0 +1,226 @@
+"""Brokers that are killed while messages are on their way: what was acked is there, and nothing hangs."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import pytest
+
+import liftenvelope
+from liftenvelope.client import Client
+from liftenvelope.client.publish_many import PublishMany
+from liftenvelope.errors import AckTimeoutError, TransportError
+from liftenvelope.testing import FaultProxy, LiftbridgeCluster, run_liftbridge
+from tests.integration.conftest import until
+
+pytestmark = pytest.mark.timeout(120)
+
+
+async def collect(many: PublishMany) -> dict[int, int]:
+    """The offset of each acked message, by its index."""
+    return {index: ack.offset async for index, ack in many}
+
+
+def stored(cluster: LiftbridgeCluster, stream: str) -> list[bytes]:
+    newest = cluster.partition_metadata(stream).newestOffset
+    return [message.value for message in cluster.read(stream, count=newest + 1)]
+
+
+async def kill_and_restart(cluster: LiftbridgeCluster) -> None:
+    await asyncio.to_thread(cluster.nodes[0].kill)
+    await asyncio.to_thread(cluster.nodes[0].start)
+
+
+@pytest.mark.parametrize("retry", [False, True])
+async def test_a_broker_that_is_killed_and_comes_back(retry: bool) -> None:
+    tasks = asyncio.all_tasks()
+    async with run_liftbridge() as cluster, liftenvelope.connect(cluster.addresses) as client:
+        await client.create_stream("orders", "orders")
+        enough = asyncio.Event()
+
+        async def messages() -> AsyncIterator[bytes]:
+            for i in itertools.count():
+                if enough.is_set():
+                    return
+                if i % 100 == 0:
+                    await asyncio.sleep(0)
+                yield b"%d" % i
+
+        many = client.publish_many(
+            "orders", messages(), max_in_flight=200, timeout=30, retry_unacked=retry, on_error="collect"
+        )
+        run = asyncio.create_task(collect(many))
+        await until(lambda: many.summary.acked > 1000)
+        await kill_and_restart(cluster)
+        before = many.summary.acked
+        await until(lambda: many.summary.acked > before + 1000)
+        enough.set()
+        offsets = await run
+        failed = dict(many.summary.failed)
+        # A killed server shows the last messages only once another one was published.
+        assert await client.publish("orders", b"last") is not None
+        kept = await asyncio.to_thread(stored, cluster, "orders")
+    assert offsets.keys() | failed.keys() == set(range(len(offsets) + len(failed)))
+    for index, offset in offsets.items():
+        assert kept[offset] == b"%d" % index
+    if retry:
+        assert not failed
+    else:
+        assert 0 < len(failed) <= 200
+        assert all(isinstance(error, TransportError) and error.sent for error in failed.values())
+        assert len(set(kept)) == len(kept), "doubled"
+    assert asyncio.all_tasks() == tasks
+
+
+async def test_a_broker_that_came_back_while_nothing_was_published() -> None:
+    async with run_liftbridge() as cluster, liftenvelope.connect(cluster.addresses) as client:
+        await client.create_stream("orders", "orders")
+        offsets = []
+        for _ in range(3):
+            ack = await client.publish("orders", b"v", timeout=20)
+            assert ack is not None
+            offsets.append(ack.offset)
+            await kill_and_restart(cluster)
+        assert offsets == [0, 1, 2]
+
+
+@pytest.mark.parametrize("retry", [False, True])
+async def test_a_cut_connection_in_the_midst(
+    liftbridge_server: LiftbridgeCluster, name: str, retry: bool
+) -> None:
+    address = liftbridge_server.addresses[0]
+    with FaultProxy(address) as proxy:
+        async with liftenvelope.connect(address, address_map={address: proxy.address}) as client:
+            await client.create_stream(name, name)
+            many = client.publish_many(
+                name,
+                (b"%d" % i for i in range(20_000)),
+                max_in_flight=100,
+                retry_unacked=retry,
+                on_error="collect",
+            )
+            run = asyncio.create_task(collect(many))
+            for acked in (2000, 8000, 14_000):
+                await until(lambda acked=acked: many.summary.acked > acked)  # type: ignore[misc]
+                proxy.cut()
+            offsets = await run
+            failed = dict(many.summary.failed)
+    kept = await asyncio.to_thread(stored, liftbridge_server, name)
+    assert len(offsets) + len(failed) == 20_000
+    assert all(kept[offset] == b"%d" % index for index, offset in offsets.items())
+    if retry:
+        assert not failed
+        assert set(kept) == {b"%d" % i for i in range(20_000)}
+    else:
+        assert len(failed) <= 300
+        assert len(set(kept)) == len(kept)
+        # Order is kept: what is there is there in the order of the input.
+        assert [int(value) for value in kept] == sorted(int(value) for value in kept)
+
+
+async def test_truncated_answers(liftbridge_server: LiftbridgeCluster, name: str) -> None:
+    address = liftbridge_server.addresses[0]
+    with FaultProxy(address) as proxy:
+        async with liftenvelope.connect(address, address_map={address: proxy.address}) as client:
+            await client.create_stream(name, name)
+            await client.publish(name, b"first")
+            proxy.truncate(1000)
+            summary = await client.publish_many(name, [b"v"] * 500, max_in_flight=50, on_error="collect")
+            assert summary.acked + len(summary.failed) == 500
+            assert 0 < len(summary.failed) <= 50
+            assert all(isinstance(e, TransportError) and e.sent for _, e in summary.failed)
+
+
+async def test_what_was_never_sent_says_so(liftbridge_server: LiftbridgeCluster, name: str) -> None:
+    address = liftbridge_server.addresses[0]
+    with FaultProxy(address) as proxy:
+        async with liftenvelope.connect(address, address_map={address: proxy.address}) as client:
+            await client.create_stream(name, name)
+            await client.publish(name, b"first")
+            proxy.refuse()
+            proxy.cut()
+            await until(lambda: proxy.open_connections == 0)
+            outcomes = await asyncio.gather(
+                *(client.publish(name, b"never", timeout=0.5) for _ in range(5)), return_exceptions=True
+            )
+            for outcome in outcomes:
+                assert isinstance(outcome, AckTimeoutError | TransportError)
+            late = asyncio.create_task(client.publish(name, b"late", timeout=20))
+            with pytest.raises(TransportError) as refused:
+                await client.publish(name, b"unary", timeout=0.5, ack_policy=2)
+            assert not refused.value.sent
+            proxy.accept()
+            ack = await late
+            assert ack is not None
+    kept = await asyncio.to_thread(stored, liftbridge_server, name)
+    assert kept[0] == b"first"
+    assert kept[ack.offset] == b"late"
+
+
+async def _until_acked(many: PublishMany, more: int) -> None:
+    goal = many.summary.acked + more
+    async with asyncio.timeout(60):
+        while many.summary.acked < goal:
+            await asyncio.sleep(0.05)
+
+
+async def test_a_leader_that_is_killed() -> None:
+    async with run_liftbridge(nodes=3) as cluster, liftenvelope.connect(cluster.addresses) as client:
+        await client.create_stream("orders", "orders", replication_factor=3)
+        await client.publish("orders", b"first", ack_policy=1, timeout=30)
+        leader = (await client.fetch_metadata(streams=["orders"])).streams["orders"].partitions[0].leader
+        stop = asyncio.Event()
+
+        def messages() -> Iterator[bytes]:
+            for i in itertools.count():
+                if stop.is_set():
+                    return
+                yield b"%d" % i
+
+        many = client.publish_many(
+            "orders", messages(), ack_policy=1, max_in_flight=50, timeout=2, on_error="collect"
+        )
+        run = asyncio.create_task(collect(many))
+        await _until_acked(many, 300)
+        node = next(node for node in cluster.nodes if node.id == leader)
+        await asyncio.to_thread(node.kill)
+        await _until_acked(many, 300)
+        stop.set()
+        offsets = await run
+        failed = dict(many.summary.failed)
+        assert await client.publish("orders", b"last", ack_policy=1, timeout=30) is not None
+        kept = await asyncio.to_thread(stored, cluster, "orders")
+    assert len(offsets) >= 600
+    for index, offset in offsets.items():
+        assert kept[offset] == b"%d" % index
+    assert failed
+    for index, error in failed.items():
+        assert isinstance(error, TransportError | AckTimeoutError)
+        assert error.sent or b"%d" % index not in kept
+    assert len(set(kept)) == len(kept)
+
+
+async def test_the_broker_that_messages_go_by_is_killed_and_another_serves() -> None:
+    async with run_liftbridge(nodes=3) as cluster, liftenvelope.connect(cluster.addresses) as client:
+        await client.create_stream("orders", "orders", replication_factor=3)
+        await client.publish("orders", b"first", ack_policy=1, timeout=30)
+        await _kill_leader(cluster, client)
+        retried = await client.publish("orders", b"again", timeout=30, retry_unacked=True)
+        assert retried is not None or pytest.fail("no ack")
+        kept = await asyncio.to_thread(stored, cluster, "orders")
+        assert kept[retried.offset] == b"again"
+
+
+async def _kill_leader(cluster: LiftbridgeCluster, client: Client) -> None:
+    """Kill the leader, and return when there is another one."""
+    old: Any = (await client.fetch_metadata(streams=["orders"])).streams["orders"].partitions[0].leader
+    await asyncio.to_thread(next(node for node in cluster.nodes if node.id == old).kill)
+    async with asyncio.timeout(60):
+        while True:
+            found = (await client.fetch_metadata(streams=["orders"])).streams.get("orders")
+            if found is not None and found.partitions[0].leader not in ("", old):
+                return
+            await asyncio.sleep(0.1)

@@ -1,0 +1,71 @@
+"""What a Liftbridge server gets wrong about old messages, and the client must not pass on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from datetime import timedelta
+
+import pytest
+
+import liftenvelope
+from liftenvelope._pb import api_pb2
+from liftenvelope.client import Client
+from liftenvelope.client.start_lookup import StartLookup
+from liftenvelope.testing import LiftbridgeCluster
+
+
+@pytest.fixture
+async def client(liftbridge_server: LiftbridgeCluster) -> AsyncIterator[Client]:
+    async with liftenvelope.connect(liftbridge_server.addresses) as client:
+        yield client
+
+
+async def until_times_are_lost(client: Client, stream: str, *, empty: bool) -> None:
+    """Wait until the server takes the beginning of time for the end of the log; or has removed all of it."""
+    async with asyncio.timeout(30):
+        while True:
+            lookup = StartLookup(client._cluster, stream, 0, client._deadline(None))
+            newest = (await client.fetch_partition_metadata(stream)).newest_offset
+            first = await lookup._resolve(api_pb2.TIMESTAMP, 0)
+            if first is not None and first > newest and (await lookup._peek(0, newest) is None) == empty:
+                return
+            await asyncio.sleep(0.1)
+
+
+async def offsets(client: Client, stream: str, **options: object) -> list[int]:
+    async with asyncio.timeout(15), client.subscribe(stream, **options) as messages:  # type: ignore[call-overload]
+        return [message.offset async for message in messages]
+
+
+async def test_a_time_with_an_empty_newest_segment(client: Client, name: str) -> None:
+    await client.create_stream(name, name, segment_max_age=0.5, cleaner_interval=0.2)
+    sent = [await client.publish(name, str(number).encode()) for number in range(5)]
+    await until_times_are_lost(client, name, empty=False)
+    assert await offsets(client, name, start=timedelta(hours=1), stop="latest") == [0, 1, 2, 3, 4]
+    third = sent[2]
+    assert third is not None
+    since = liftenvelope.client.Timestamp(third.reception_timestamp_ns)
+    assert (await offsets(client, name, start=since, stop="latest"))[-2:] == [3, 4]
+    assert await offsets(client, name, start=timedelta(0), stop="latest") == []
+
+
+async def test_all_was_removed(client: Client, name: str) -> None:
+    await client.create_stream(name, name, segment_max_age=0.3, cleaner_interval=0.2, retention_max_age=0.6)
+    for number in range(3):
+        await client.publish(name, str(number).encode())
+    await until_times_are_lost(client, name, empty=True)
+    for start in ("earliest", "latest", 0, 2, timedelta(hours=1)):
+        assert await offsets(client, name, start=start, stop="latest") == []
+    await client.publish(name, b"one more")
+    assert await offsets(client, name, start="earliest", stop="latest") == [3]
+
+
+async def test_a_stop_that_is_yet_to_come_is_waited_for(client: Client, name: str) -> None:
+    await client.create_stream(name, name)
+    reading = asyncio.create_task(offsets(client, name, start="earliest", stop=1))
+    await asyncio.sleep(1.0)  # longer than a read waits before it asks whether there is anything
+    assert not reading.done()
+    await client.publish(name, b"0")
+    await client.publish(name, b"1")
+    assert await reading == [0, 1]

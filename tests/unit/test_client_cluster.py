@@ -1,0 +1,455 @@
+"""Finding brokers, metadata and leaders, and making calls again: with brokers that are scripted."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from scripted_broker import ScriptedBroker, client_of, scripted, stall, until
+
+import liftenvelope
+from liftenvelope.client import cluster as cluster_module
+from liftenvelope.client.client import Client
+from liftenvelope.client.cluster import Deadline
+from liftenvelope.client.events import MetadataRefreshed
+from liftenvelope.client.retries import Retry
+from liftenvelope.errors import (
+    CallTimeoutError,
+    LiftEnvelopeError,
+    NoSuchPartitionError,
+    NoSuchStreamError,
+    NotLeaderError,
+    StreamExistsError,
+    TransportError,
+    UsageError,
+    UsageTypeError,
+)
+from liftenvelope.rpc.status import RpcError, StatusCode
+
+pytestmark = pytest.mark.usefixtures("loop_errors")
+
+UNAVAILABLE = RpcError(StatusCode.UNAVAILABLE, "try later")
+NOT_LEADER = RpcError(StatusCode.FAILED_PRECONDITION, "Server not partition leader")
+EXISTS = RpcError(StatusCode.ALREADY_EXISTS, "stream already exists")
+MISSING = RpcError(StatusCode.NOT_FOUND, "stream does not exist")
+
+
+async def make_call(client: Client, method: str, timeout: float = 2.0) -> bytes | None:
+    """Call a method of any broker as parts of the client do."""
+    route = client._cluster.any_broker
+    return await client._cluster.call(method, b"", route, Deadline(timeout), "it")
+
+
+class TestMetadata:
+    async def test_of_a_young_cluster_is_put_together(self) -> None:
+        # Each broker lists only itself, and knows of one stream.
+        async with scripted(2) as (first, second):
+            first.log(0)
+            first.streams["foo"] = ["b0", "b1"]
+            first.lists, second.lists = [first], [second]
+            second.streams["bar"] = ["b1"]
+            async with client_of([first, second]) as client:
+                for _ in range(5):
+                    found = await client.fetch_metadata(streams=["foo", "bar"])
+                    assert set(found.brokers) == {"b0", "b1"}
+                    assert set(found.streams) == {"foo", "bar"}
+                    assert found.missing_brokers() == set()
+
+    async def test_of_a_stream_that_only_one_broker_knows_yet(self) -> None:
+        async with scripted(3) as brokers:
+            brokers[2].log(0)
+            async with client_of(brokers) as client:
+                assert (await client.fetch_partition_metadata("foo")).newest_offset == 0
+
+    async def test_of_nothing_is_not_of_everything(self) -> None:
+        async with scripted() as (broker,):
+            broker.log(0)
+            async with client_of([broker]) as client:
+                assert dict((await client.fetch_metadata(streams=[])).streams) == {}
+                assert set((await client.fetch_metadata()).streams) == {"foo"}
+
+    async def test_names_in_a_str_are_a_mistake(self) -> None:
+        async with scripted() as (broker,), client_of([broker]) as client:
+            for given in ({"streams": "foo"}, {"groups": "foo"}, {"streams": [5]}, {"groups": [5]}):
+                with pytest.raises(UsageTypeError):
+                    await client.fetch_metadata(**given)
+            with pytest.raises(UsageError):
+                await client.fetch_metadata(streams=[""])
+            assert broker.calls["FetchMetadata"] == 1
+
+    async def test_what_does_not_exist_is_left_out(self) -> None:
+        async with scripted() as (broker,), client_of([broker]) as client:
+            assert dict((await client.fetch_metadata(streams=["foo"], groups=["g"])).streams) == {}
+            with pytest.raises(NoSuchStreamError, match="'foo'"):
+                await client.fetch_partition_metadata("foo")
+
+    async def test_a_broker_that_stalls_is_left_for_another(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        quick = {"FetchMetadata": Retry(repeatable=True, attempt_timeout=0.2)}
+        monkeypatch.setattr(cluster_module, "RETRIES", quick)
+        async with scripted(2) as (stalling, other):
+            stalling.always("FetchMetadata", stall)
+            async with client_of([stalling, other], timeout=8.0) as client:
+                async with asyncio.timeout(6):
+                    for _ in range(4):
+                        await client.fetch_metadata()
+            assert other.calls["FetchMetadata"] >= 5
+
+    async def test_all_brokers_stall(self) -> None:
+        async with scripted(2) as brokers:
+            for broker in brokers:
+                broker.always("FetchMetadata", stall)
+            with pytest.raises(CallTimeoutError):
+                await client_of(brokers, timeout=0.2)
+
+    async def test_no_broker_is_there(self) -> None:
+        before = asyncio.all_tasks()
+        with pytest.raises(TransportError, match="can't connect"):
+            await liftenvelope.connect(["127.0.0.1:1", "127.0.0.1:2"], timeout=0.3)
+        assert asyncio.all_tasks() == before
+
+    async def test_a_client_that_can_not_be_opened_leaves_no_connection(self) -> None:
+        async with scripted() as (broker,):
+            broker.always("FetchMetadata", RpcError(StatusCode.PERMISSION_DENIED, "no"))
+            with pytest.raises(LiftEnvelopeError):
+                await client_of([broker])
+            await until(lambda: not broker.server.links)
+
+    async def test_is_shared_by_those_who_ask_at_the_same_time(self) -> None:
+        async with scripted() as (broker,), client_of([broker]) as client:
+            broker.log(0)
+            before = broker.calls["FetchMetadata"]
+            await asyncio.gather(*(client.fetch_partition_metadata("foo") for _ in range(20)))
+            assert broker.calls["FetchMetadata"] == before + 1
+            assert broker.calls["FetchPartitionMetadata"] == 20
+
+    async def test_is_used_again_until_it_is_too_old(self) -> None:
+        async with scripted() as (broker,):
+            broker.log(0)
+            async with client_of([broker], metadata_max_age=0.1) as client:
+                await client.fetch_partition_metadata("foo")
+                before = broker.calls["FetchMetadata"]
+                await client.fetch_partition_metadata("foo")
+                assert broker.calls["FetchMetadata"] == before
+                kept = client._cluster._streams["foo"][1]
+                await until(lambda: asyncio.get_running_loop().time() > kept + 0.1)
+                await client.fetch_partition_metadata("foo")
+                assert broker.calls["FetchMetadata"] == before + 1
+
+    async def test_one_who_gives_up_does_not_take_it_from_the_others(self) -> None:
+        go_on = asyncio.Event()
+        async with scripted() as (broker,):
+
+            async def later(call: Any, request: bytes) -> bytes:
+                await go_on.wait()
+                return broker.metadata(request).SerializeToString()
+
+            async with client_of([broker]) as client:
+                broker.log(0)
+                broker.next("FetchMetadata", later)
+                tasks = [asyncio.create_task(client.fetch_partition_metadata("foo")) for _ in range(2)]
+                await until(lambda: broker.calls["FetchMetadata"] == 2)
+                tasks[0].cancel()
+                go_on.set()
+                assert (await tasks[1]).newest_offset == 0
+                assert tasks[0].cancelled()
+
+    async def test_that_nobody_waits_for_any_more_may_fail(self) -> None:
+        async with scripted() as (broker,), client_of([broker]) as client:
+            broker.next("FetchMetadata", stall)
+            waiting = asyncio.create_task(client.fetch_partition_metadata("foo"))
+            await until(lambda: broker.calls["FetchMetadata"] == 2)
+            waiting.cancel()
+            await asyncio.wait([waiting])
+            broker.always("FetchMetadata", RpcError(StatusCode.PERMISSION_DENIED, "no"))
+            (fetching,) = client._cluster._fetching.values()
+            broker.drop()
+            await until(fetching.done)  # the fixture sees to it that nothing is said of it
+
+    async def test_tells_of_itself(self) -> None:
+        events: list[Any] = []
+        async with scripted() as (broker,), client_of([broker], events=events) as client:
+            await client.fetch_metadata(streams=["foo"])
+        assert events == [MetadataRefreshed(broker.address, ()), MetadataRefreshed(broker.address, ("foo",))]
+
+
+class TestLeaders:
+    async def test_are_asked_for_anew(self) -> None:
+        async with scripted(2) as (old, new):
+            old.log(0)
+            new.streams["foo"] = ["b0"]
+            async with client_of([old, new]) as client:
+                await client.fetch_partition_metadata("foo")
+                old.logs.clear()
+                new.log(*range(4))
+                old.streams["foo"] = new.streams["foo"] = ["b1"]
+                assert (await client.fetch_partition_metadata("foo")).newest_offset == 3
+            assert old.calls["FetchPartitionMetadata"] == 2
+
+    async def test_are_waited_for(self) -> None:
+        async with scripted() as (broker,):
+            broker.log(0)
+            broker.streams["foo"] = [""]
+            async with client_of([broker]) as client:
+                waiting = asyncio.create_task(client.fetch_partition_metadata("foo"))
+                await until(lambda: broker.calls["FetchMetadata"] > 3)
+                broker.streams["foo"] = ["b0"]
+                assert (await waiting).newest_offset == 0
+
+    @pytest.mark.parametrize("leader", ["", "unheard-of"])
+    async def test_that_never_come(self, leader: str) -> None:
+        async with scripted() as (broker,):
+            broker.log(0)
+            broker.streams["foo"] = [leader]
+            async with client_of([broker]) as client:
+                with pytest.raises((NotLeaderError, CallTimeoutError)):
+                    await client.fetch_partition_metadata("foo", timeout=0.3)
+
+    async def test_that_deny_it_until_the_end(self) -> None:
+        async with scripted() as (broker,):
+            broker.log(0)
+            broker.always("FetchPartitionMetadata", NOT_LEADER)
+            async with client_of([broker]) as client:
+                with pytest.raises((NotLeaderError, CallTimeoutError)):
+                    await client.fetch_partition_metadata("foo", timeout=0.3)
+            assert broker.calls["FetchPartitionMetadata"] > 1
+
+    async def test_of_partitions_that_there_are_not(self) -> None:
+        async with scripted() as (broker,):
+            broker.log(0)
+            async with client_of([broker]) as client:
+                with pytest.raises(NoSuchPartitionError, match="no partition 5"):
+                    await client.fetch_partition_metadata("foo", 5)
+
+    async def test_of_partitions_that_came_later(self) -> None:
+        async with scripted() as (broker,):
+            broker.log(0)
+            async with client_of([broker]) as client:
+                await client.fetch_partition_metadata("foo")
+                broker.log(0, 1, partition=1)
+                assert (await client.fetch_partition_metadata("foo", 1)).newest_offset == 1
+
+
+class TestAgain:
+    @pytest.mark.parametrize(
+        "method", ["CreateStream", "DeleteStream", "PauseStream", "SetStreamReadonly", "SetCursor"]
+    )
+    @pytest.mark.parametrize("how", ["unavailable", "lost"])
+    async def test_what_may_be_done_twice(self, method: str, how: str) -> None:
+        async with scripted() as (broker,), client_of([broker]) as client:
+            broker.next(method, UNAVAILABLE if how == "unavailable" else broker.drop_at)
+            assert await make_call(client, method) is not None
+            assert broker.calls[method] == 2
+
+    @pytest.mark.parametrize("method", ["Publish", "JoinConsumerGroup"])
+    @pytest.mark.parametrize("how", ["unavailable", "lost", "stalled"])
+    async def test_not_what_must_be_done_once(self, method: str, how: str) -> None:
+        async with scripted() as (broker,), client_of([broker]) as client:
+            steps: dict[str, Any] = {"unavailable": UNAVAILABLE, "lost": broker.drop_at, "stalled": stall}
+            broker.always(method, steps[how])
+            with pytest.raises(LiftEnvelopeError):
+                await make_call(client, method, 0.4)
+            assert broker.calls[method] == 1
+
+    @pytest.mark.parametrize("method", ["Publish", "CreateStream"])
+    async def test_what_a_server_that_goes_away_never_saw(self, method: str) -> None:
+        async with scripted() as (broker,), client_of([broker]) as client:
+            for link in broker.server.links:
+                link.protocol.go_away()  # and the client is told only when it calls
+            assert await make_call(client, method) is not None
+            assert broker.calls[method] == 1
+
+    async def test_not_what_was_refused(self) -> None:
+        async with scripted() as (broker,), client_of([broker]) as client:
+            broker.always("CreateStream", RpcError(StatusCode.INVALID_ARGUMENT, "Subject is invalid"))
+            with pytest.raises(RpcError, match="Subject is invalid"):
+                await make_call(client, "CreateStream")
+            assert broker.calls["CreateStream"] == 1
+
+    async def test_with_another_broker(self) -> None:
+        async with scripted(3) as brokers:
+            for broker in brokers[:2]:
+                broker.always("DeleteStream", UNAVAILABLE)
+            async with client_of(brokers) as client:
+                for _ in range(6):
+                    assert await make_call(client, "DeleteStream") is not None
+            assert brokers[2].calls["DeleteStream"] == 6
+            assert all(broker.calls["DeleteStream"] <= 6 for broker in brokers)
+
+    async def test_until_the_time_is_up(self) -> None:
+        async with scripted() as (broker,), client_of([broker]) as client:
+            broker.always("DeleteStream", UNAVAILABLE)
+            begun = asyncio.get_running_loop().time()
+            with pytest.raises(RpcError, match="try later"):
+                await make_call(client, "DeleteStream", 0.5)
+            assert 0.4 < asyncio.get_running_loop().time() - begun < 2
+            assert 3 < broker.calls["DeleteStream"] < 30
+
+    async def test_no_answer_in_time(self) -> None:
+        async with scripted() as (broker,), client_of([broker]) as client:
+            broker.always("DeleteStream", stall)
+            with pytest.raises(CallTimeoutError, match="DeleteStream was not answered in time"):
+                await client.delete_stream("foo", timeout=0.2)
+            assert broker.calls["DeleteStream"] == 1
+
+    async def test_not_once_the_client_is_closed(self) -> None:
+        async with scripted() as (broker,):
+            client = await client_of([broker], timeout=30.0)
+            broker.always("DeleteStream", stall)
+            waiting = asyncio.create_task(client.delete_stream("foo"))
+            await until(lambda: broker.calls["DeleteStream"])
+            async with asyncio.timeout(3):
+                await client.close()
+                with pytest.raises(TransportError):
+                    await waiting
+            with pytest.raises(TransportError, match="the client is closed"):
+                await client.delete_stream("foo")
+
+
+class TestDoneAlready:
+    async def test_a_stream_that_the_lost_attempt_made(self) -> None:
+        async with scripted() as (broker,), client_of([broker]) as client:
+            broker.next("CreateStream", broker.drop_at, EXISTS)
+            broker.streams["foo"], broker.subjects["foo"] = ["b0", "b0"], "bar"
+            await client.create_stream("bar", "foo", partitions=2)
+            assert broker.calls["CreateStream"] == 2
+
+    @pytest.mark.parametrize(("subject", "partitions"), [("other", 2), ("bar", 3)])
+    async def test_a_stream_that_somebody_else_made(self, subject: str, partitions: int) -> None:
+        async with scripted() as (broker,), client_of([broker]) as client:
+            broker.next("CreateStream", broker.drop_at, EXISTS)
+            broker.streams["foo"], broker.subjects["foo"] = ["b0"] * partitions, subject
+            with pytest.raises(StreamExistsError, match="another one"):
+                await client.create_stream("bar", "foo", partitions=2)
+
+    async def test_a_stream_that_was_there_before(self) -> None:
+        async with scripted() as (broker,), client_of([broker]) as client:
+            broker.next("CreateStream", EXISTS)
+            broker.streams["foo"] = ["b0"]
+            with pytest.raises(StreamExistsError, match="already exists"):
+                await client.create_stream("foo", "foo")
+
+    async def test_a_stream_that_the_lost_attempt_deleted(self) -> None:
+        async with scripted() as (broker,), client_of([broker]) as client:
+            broker.next("DeleteStream", broker.drop_at, MISSING)
+            await client.delete_stream("foo")
+            broker.next("DeleteStream", MISSING)
+            with pytest.raises(NoSuchStreamError):
+                await client.delete_stream("foo")
+
+    async def test_a_wrong_broker_says_nothing_of_what_was_done(self) -> None:
+        # Both answers have the same code.
+        elsewhere = RpcError(StatusCode.FAILED_PRECONDITION, "broker is not the consumer group coordinator")
+        gone = RpcError(StatusCode.FAILED_PRECONDITION, "consumer is not a member of the consumer group")
+        async with scripted() as (broker,), client_of([broker]) as client:
+            broker.next("LeaveConsumerGroup", broker.drop_at, elsewhere)
+            assert await make_call(client, "LeaveConsumerGroup") == b""
+            assert broker.calls["LeaveConsumerGroup"] == 3
+            broker.next("LeaveConsumerGroup", broker.drop_at, gone)
+            assert await make_call(client, "LeaveConsumerGroup") is None
+
+
+class TestTime:
+    async def test_connecting_and_calling_share_it(self) -> None:
+        seen: list[float | None] = []
+
+        async def note(call: Any, request: bytes) -> bytes:
+            seen.append(call.timeout)
+            return b""
+
+        async with scripted() as (broker,), client_of([broker]) as client:
+            broker.always("DeleteStream", note)
+            await client.delete_stream("foo", timeout=1.5)
+        assert len(seen) == 1
+        assert 0 < (seen[0] or 0) <= 1.5
+
+    @pytest.mark.parametrize("timeout", [0, -1, float("nan"), "1"])
+    async def test_that_makes_no_sense(self, timeout: Any) -> None:
+        async with scripted() as (broker,), client_of([broker]) as client:
+            with pytest.raises(UsageError, match="timeout"):
+                await client.delete_stream("foo", timeout=timeout)
+            assert broker.calls["DeleteStream"] == 0
+
+
+class TestSelection:
+    async def asked(self, brokers: list[ScriptedBroker], selection: Any, times: int = 12) -> list[int]:
+        """How often each broker is asked to delete a stream."""
+        async with client_of(brokers, broker_selection=selection) as client:
+            for _ in range(times):
+                await make_call(client, "DeleteStream")
+        return [broker.calls["DeleteStream"] for broker in brokers]
+
+    async def test_at_random(self) -> None:
+        async with scripted(2) as brokers:
+            found = await self.asked(brokers, "random", 40)
+        assert sum(found) == 40
+        assert min(found) > 0
+
+    async def test_by_workload(self) -> None:
+        async with scripted(3) as brokers:
+            for broker, count in zip(brokers, (7, 2, 5), strict=True):
+                broker.partition_count = count
+            assert await self.asked(brokers, "workload") == [0, 12, 0]
+
+    async def test_by_latency(self) -> None:
+        async with scripted(3) as brokers:
+            async with client_of(brokers, broker_selection="latency") as client:
+                taken = dict(zip([broker.address for broker in brokers], (0.3, 0.1, 0.2), strict=True))
+                client._cluster.connections._latencies.update(taken)
+                for _ in range(5):
+                    await make_call(client, "DeleteStream")
+            assert [broker.calls["DeleteStream"] for broker in brokers] == [0, 5, 0]
+
+    async def test_by_a_function(self) -> None:
+        async with scripted(3) as brokers:
+            assert await self.asked(brokers, lambda known: max(known, key=lambda one: one.id)) == [0, 0, 12]
+
+    async def test_by_a_function_that_makes_something_up(self) -> None:
+        async with scripted(2) as brokers, client_of(brokers, broker_selection=lambda known: None) as client:
+            with pytest.raises(UsageTypeError, match="broker_selection returned None"):
+                await make_call(client, "DeleteStream")
+
+    async def test_those_that_failed_come_last(self) -> None:
+        async with scripted(2) as brokers:
+            brokers[0].always("DeleteStream", UNAVAILABLE)
+            assert await self.asked(brokers, lambda known: min(known, key=lambda one: one.id), 3) == [3, 3]
+
+
+class TestAddresses:
+    async def test_are_mapped(self) -> None:
+        async with scripted() as (broker,):
+            broker.log(0)
+            broker.advertised = "broker.invalid:9292"
+            mapped = {"broker.invalid:9292": broker.address}
+            async with client_of([broker], address_map=mapped) as client:
+                assert (await client.fetch_partition_metadata("foo")).newest_offset == 0
+                assert (await client.fetch_metadata()).addresses == ("broker.invalid:9292",)
+
+    async def test_that_lead_nowhere_leave_those_that_were_given(self) -> None:
+        async with scripted() as (broker,):
+            broker.advertised = "127.0.0.1:1"
+            async with client_of([broker]) as client:
+                for _ in range(3):
+                    assert await make_call(client, "DeleteStream") is not None
+
+    async def test_of_brokers_by_id(self) -> None:
+        async with scripted(2) as brokers, client_of(brokers[:1]) as client:
+            assert await client._cluster.broker_address("b1", Deadline(2)) == brokers[1].address
+            with pytest.raises(NotLeaderError, match="'b7'"):
+                await client._cluster.broker_address("b7", Deadline(2))
+
+
+async def test_one_that_can_not_be_closed_does_not_keep_the_rest_open() -> None:
+    class StuckError(Exception):
+        pass
+
+    class Stuck:
+        async def close(self) -> None:
+            raise StuckError
+
+    async with scripted() as (broker,):
+        client = await client_of([broker])
+        client._open.add(Stuck())
+        with pytest.raises(StuckError):
+            await client.close()
+        await until(lambda: not broker.server.links)

@@ -1,0 +1,237 @@
+"""The pool of connections, to servers that are scripted."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from scripted_broker import ScriptedBroker, client_of, scripted, stall, until
+
+from liftenvelope._pb import api_pb2
+from liftenvelope.client.connections import Connections
+from liftenvelope.client.options import Options
+from liftenvelope.errors import TransportError
+from liftenvelope.rpc.status import CallNotProcessedError
+
+pytestmark = pytest.mark.usefixtures("loop_errors")
+
+METHOD = "/proto.API/FetchMetadata"
+
+
+def pool(**options: Any) -> Connections:
+    return Connections(Options(**{"addresses": "127.0.0.1:1", **options}))
+
+
+def pause_all(broker: ScriptedBroker) -> asyncio.Event:
+    """Have the broker answer FetchMetadata only when the event is set."""
+    go_on = asyncio.Event()
+
+    async def wait(call: Any, request: bytes) -> bytes:
+        await go_on.wait()
+        return api_pb2.FetchMetadataResponse().SerializeToString()
+
+    broker.always("FetchMetadata", wait)
+    return go_on
+
+
+async def call(connections: Connections, address: str) -> bytes:
+    channel = await connections.channel(address)
+    return await channel.unary(METHOD, b"", timeout=5)
+
+
+@pytest.fixture
+def black_hole() -> Iterator[str]:
+    """An address where connections are never accepted, nor refused."""
+    with socket.socket() as listener, socket.socket() as first, socket.socket() as second:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(0)
+        for filler in (first, second):
+            filler.setblocking(False)
+            filler.connect_ex(listener.getsockname())
+        yield "{}:{}".format(*listener.getsockname())
+
+
+class TestSharing:
+    @pytest.mark.parametrize("most", [1, 2, 5])
+    async def test_no_more_than_allowed(self, most: int) -> None:
+        async with scripted() as (broker,):
+            go_on = pause_all(broker)
+            connections = pool(max_conns_per_broker=most)
+            calls = [asyncio.create_task(call(connections, broker.address)) for _ in range(50)]
+            await until(lambda: broker.calls["FetchMetadata"] == 50)
+            assert len(broker.server.links) == most
+            loads = sorted(len(link.tasks) for link in broker.server.links)
+            assert loads[-1] - loads[0] <= 1
+            go_on.set()
+            await asyncio.gather(*calls)
+            await connections.close()
+
+    async def test_calls_one_after_the_other_need_one(self) -> None:
+        async with scripted() as (broker,):
+            connections = pool()
+            for _ in range(10):
+                await call(connections, broker.address)
+            assert len(broker.server.links) == 1
+            await connections.close()
+
+    async def test_one_that_goes_away_is_replaced(self) -> None:
+        async with scripted() as (broker,):
+            connections = pool()
+            await call(connections, broker.address)
+            (link,) = broker.server.links
+            broker.go_away()
+            await until(lambda: not connections._usable(broker.address))
+            await call(connections, broker.address)
+            await until(lambda: link not in broker.server.links)
+            assert len(broker.server.links) == 1
+            await connections.close()
+
+    async def test_what_is_open_on_one_that_goes_away_goes_on(self) -> None:
+        async with scripted() as (broker,):
+            go_on = pause_all(broker)
+            connections = pool()
+            first = asyncio.create_task(call(connections, broker.address))
+            await until(lambda: broker.calls["FetchMetadata"] == 1)
+            broker.go_away()
+            await until(lambda: not connections._usable(broker.address))
+            second = asyncio.create_task(call(connections, broker.address))
+            await until(lambda: broker.calls["FetchMetadata"] == 2)
+            go_on.set()
+            assert [await first, await second] == [b"", b""]
+            await connections.close()
+
+    async def test_one_that_is_lost_is_replaced(self) -> None:
+        async with scripted() as (broker,):
+            connections = pool()
+            await call(connections, broker.address)
+            broker.drop()
+            await until(lambda: not connections._usable(broker.address))
+            await call(connections, broker.address)
+            await connections.close()
+
+
+class TestIdle:
+    async def test_is_closed(self) -> None:
+        async with scripted() as (broker,):
+            connections = pool(keep_alive_time=0.1)
+            await call(connections, broker.address)
+            assert len(broker.server.links) == 1
+            await until(lambda: not broker.server.links, 3)
+            assert connections._sweep is None  # nothing is left to look after
+            await call(connections, broker.address)
+            await connections.close()
+
+    async def test_is_not_closed_while_a_call_is_open(self) -> None:
+        async with scripted() as (broker,):
+            go_on = pause_all(broker)
+            connections = pool(keep_alive_time=0.05)
+            waiting = asyncio.create_task(call(connections, broker.address))
+            await until(lambda: broker.calls["FetchMetadata"] == 1)
+            begun = asyncio.get_running_loop().time()
+            await until(lambda: asyncio.get_running_loop().time() > begun + 0.3)
+            go_on.set()
+            assert await waiting == b""
+            await connections.close()
+
+    async def test_is_not_closed_when_it_was_used_in_between(self) -> None:
+        # Two looks find it without a call, and there was one between them.
+        async with scripted() as (broker,):
+            connections = pool(keep_alive_time=1000)
+            for _ in range(3):
+                await call(connections, broker.address)
+                connections._close_idle()
+            assert len(connections._usable(broker.address)) == 1
+            connections._close_idle()
+            assert connections._usable(broker.address) == []
+            await connections.close()
+
+
+class TestFailure:
+    async def test_nobody_listens(self) -> None:
+        connections = pool()
+        with pytest.raises(CallNotProcessedError, match="can't connect"):
+            await connections.channel("127.0.0.1:1")
+        assert connections.latency("127.0.0.1:1") is None
+        await connections.close()
+
+    async def test_an_address_that_does_not_answer(self, black_hole: str) -> None:
+        connections = pool(connect_timeout=0.2)
+        begun = asyncio.get_running_loop().time()
+        with pytest.raises(CallNotProcessedError):
+            await connections.channel(black_hole, 30)
+        assert asyncio.get_running_loop().time() - begun < 3
+        await connections.close()
+
+    async def test_nobody_waits_for_the_attempts_of_others(self, black_hole: str) -> None:
+        # Ten that connect one after the other would take two seconds and a half.
+        connections = pool(connect_timeout=0.25)
+        begun = asyncio.get_running_loop().time()
+        waits = [connections.channel(black_hole, 0.3) for _ in range(10)]
+        found = await asyncio.gather(*waits, return_exceptions=True)
+        assert asyncio.get_running_loop().time() - begun < 1.5
+        assert {type(one) for one in found} == {CallNotProcessedError}
+        await connections.close()
+
+    async def test_an_attempt_that_is_given_up(self, black_hole: str) -> None:
+        connections = pool()
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.05):
+                await connections.channel(black_hole)
+        await connections.close()
+
+    async def test_a_second_connection_that_fails_is_not_missed(self) -> None:
+        async with scripted() as (broker,):
+            go_on = pause_all(broker)
+            connections = pool()
+            first = asyncio.create_task(call(connections, broker.address))
+            await until(lambda: broker.calls["FetchMetadata"] == 1)
+            assert broker.server._listener is not None
+            broker.server._listener.close()
+            second = asyncio.create_task(call(connections, broker.address))
+            await until(lambda: broker.calls["FetchMetadata"] == 2)
+            assert len(broker.server.links) == 1
+            go_on.set()
+            await asyncio.gather(first, second)
+            await connections.close()
+
+
+class TestClose:
+    async def test_ends_what_is_open(self) -> None:
+        async with scripted() as (broker,):
+            broker.always("FetchMetadata", stall)
+            connections = pool()
+            waiting = asyncio.create_task(call(connections, broker.address))
+            await until(lambda: broker.calls["FetchMetadata"] == 1)
+            await connections.close()
+            with pytest.raises(TransportError):
+                await waiting
+            await connections.close()
+            with pytest.raises(CallNotProcessedError, match="the client is closed"):
+                await connections.channel(broker.address)
+
+    async def test_leaves_nothing_behind(self) -> None:
+        async with scripted() as (broker,):
+            before = asyncio.all_tasks()
+            async with client_of([broker]) as client:
+                await client.fetch_metadata()
+            mine = {task for task in asyncio.all_tasks() - before if not task.get_name().startswith("serve")}
+            assert mine == set()
+            await until(lambda: not broker.server.links)
+
+
+async def test_knows_how_long_connecting_took() -> None:
+    async with scripted() as (broker,):
+        connections = pool()
+        await connections.channel(broker.address)
+        assert 0 < (connections.latency(broker.address) or 0) < 5
+        await connections.close()
+
+
+async def test_connects_where_the_map_says() -> None:
+    async with scripted() as (broker,):
+        connections = pool(address_map={"elsewhere.invalid:9292": broker.address})
+        assert await call(connections, "elsewhere.invalid:9292")
+        await connections.close()

@@ -1,0 +1,83 @@
+"""The table of what is made again after which failures."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scripted_broker import METHODS
+
+from liftenvelope._pb import api_pb2
+from liftenvelope.client.retries import RETRIES, Fate, fate_of, pause_before
+from liftenvelope.errors import TransportError
+from liftenvelope.rpc.status import CallNotProcessedError, RpcError, StatusCode
+
+
+@pytest.mark.parametrize(
+    ("error", "fate"),
+    [
+        (CallNotProcessedError("refused"), Fate.NOT_SENT),
+        (TransportError("lost"), Fate.LOST),
+        (RpcError(StatusCode.UNAVAILABLE, "gone"), Fate.LOST),
+        (RpcError(StatusCode.DEADLINE_EXCEEDED, "late"), Fate.TIMED_OUT),
+        (RpcError(StatusCode.FAILED_PRECONDITION, "Server not partition leader"), Fate.NOT_LEADER),
+        (
+            RpcError(StatusCode.FAILED_PRECONDITION, "The request should be sent to partition leader"),
+            Fate.NOT_LEADER,
+        ),
+        (
+            RpcError(StatusCode.FAILED_PRECONDITION, "Server not leader for cursors partition 2"),
+            Fate.NOT_LEADER,
+        ),
+        (
+            RpcError(StatusCode.FAILED_PRECONDITION, "broker is not the consumer group coordinator"),
+            Fate.NOT_LEADER,
+        ),
+        (RpcError(StatusCode.FAILED_PRECONDITION, "commit log was closed"), Fate.REFUSED),
+        (RpcError(StatusCode.INTERNAL, "no known metadata leader"), Fate.NO_LEADER),
+        (RpcError(StatusCode.INTERNAL, "disk on fire"), Fate.REFUSED),
+        (RpcError(StatusCode.NOT_FOUND, "Server not partition leader"), Fate.REFUSED),
+        (RpcError(StatusCode.RESOURCE_EXHAUSTED, "too long"), Fate.REFUSED),
+        (RpcError(StatusCode.CANCELLED, "stopping"), Fate.REFUSED),
+        (RpcError(77, "a status of tomorrow"), Fate.REFUSED),
+    ],
+)
+def test_what_is_known_of_a_call(error: RpcError | TransportError, fate: Fate) -> None:
+    assert fate_of(error) is fate
+
+
+def test_what_may_have_been_done() -> None:
+    assert {fate for fate in Fate if fate.is_uncertain} == {Fate.LOST, Fate.TIMED_OUT}
+
+
+def test_what_must_not_be_done_twice() -> None:
+    assert {method for method, rule in RETRIES.items() if not rule.repeatable} == {
+        "JoinConsumerGroup",
+        "Publish",
+        "PublishToSubject",
+    }
+
+
+def test_every_method_has_a_rule() -> None:
+    methods = {method.name for method in api_pb2.DESCRIPTOR.services_by_name["API"].methods}
+    assert set(RETRIES) == methods - {"Subscribe", "PublishAsync"}  # which are streams
+    assert set(METHODS) <= methods
+
+
+def test_the_table_can_not_be_changed() -> None:
+    with pytest.raises(TypeError):
+        RETRIES["Publish"] = RETRIES["SetCursor"]  # type: ignore[index]
+
+
+def test_the_first_attempt_is_at_once() -> None:
+    assert pause_before(0) == 0.0
+
+
+@given(st.integers(1, 10_000))
+def test_pauses_grow_to_a_second(attempt: int) -> None:
+    longest = min(1.0, 0.05 * 2 ** min(attempt - 1, 10))
+    assert longest / 2 <= pause_before(attempt) <= longest
+
+
+def test_pauses_differ_so_that_clients_do_not_come_back_together() -> None:
+    assert len({pause_before(5) for _ in range(20)}) > 10

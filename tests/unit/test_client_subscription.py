@@ -1,0 +1,474 @@
+"""Subscriptions on brokers that are scripted: losses and ends that no real server makes on demand."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from scripted_broker import (
+    HANDSHAKE,
+    ScriptedBroker,
+    answers,
+    client_of,
+    message,
+    offsets,
+    patiently,
+    read,
+    scripted,
+    until,
+)
+
+from liftenvelope._pb import api_pb2
+from liftenvelope.client import cluster as cluster_module
+from liftenvelope.client import subscription as subscription_module
+from liftenvelope.client.events import (
+    CursorAheadOfStream,
+    StoppedAtHighWatermark,
+    SubscriptionLost,
+    SubscriptionResumed,
+)
+from liftenvelope.client.metadata import BrokerInfo
+from liftenvelope.client.partition_read import GroupIdentity
+from liftenvelope.client.positions import Cursor
+from liftenvelope.errors import (
+    FencedError,
+    LiftEnvelopeError,
+    OffsetOutOfRangeError,
+    PartitionPausedError,
+    ReadonlyPartitionError,
+    StreamDeletedError,
+    SubscriptionLostError,
+    UsageError,
+    UsageTypeError,
+)
+from liftenvelope.rpc.status import RpcError, StatusCode
+
+pytestmark = pytest.mark.usefixtures("loop_errors")
+
+CANCELLED = RpcError(StatusCode.CANCELLED, "server is stopping")
+
+
+def id_of(broker: BrokerInfo) -> str:
+    return broker.id
+
+
+def starts(broker: ScriptedBroker) -> list[int]:
+    """Where each call was to start."""
+    return [request.startOffset for request in broker.read("Subscribe")]
+
+
+class TestReading:
+    async def test_to_the_latest(self) -> None:
+        async with scripted() as (broker,):
+            broker.log(*range(10))
+            async with client_of([broker]) as client:
+                assert await read(client, start="earliest", stop="latest") == list(range(10))
+                assert await read(client, start=3, stop=5) == [3, 4, 5]
+                assert await read(client, start="latest", stop="latest") == [9]
+
+    async def test_of_nothing_asks_for_nothing(self) -> None:
+        async with scripted() as (broker,):
+            broker.log()
+            async with client_of([broker]) as client:
+                assert await read(client, start="earliest", stop="latest") == []
+            assert broker.calls["Subscribe"] == 0
+
+    async def test_new_messages_as_they_come(self) -> None:
+        async with scripted() as (broker,):
+            log = broker.log(0, 1)
+            async with client_of([broker]) as client, client.subscribe("foo") as reader:
+                assert (reader.position, await reader.next(0.02)) == (2, None)
+                log.add(2)
+                assert await offsets(reader, 2) == [2, 3]
+                assert reader.positions == {("foo", 0): 4}
+
+    async def test_sees_no_deadline(self) -> None:
+        # Servers can end a call whose time is up with OK, which looks like a fence.
+        seen: list[float | None] = []
+
+        async def note(call: Any, request: bytes) -> None:
+            seen.append(call.timeout)
+            await call.send([HANDSHAKE])
+            raise RpcError(StatusCode.RESOURCE_EXHAUSTED, "Stop offset reached")
+
+        async with scripted() as (broker,):
+            broker.log(0)
+            broker.always("Subscribe", note)
+            async with client_of([broker]) as client:
+                assert await read(client, start=0, stop=0) == []
+        assert seen == [None]
+
+    async def test_the_high_watermark_is_where_the_latest_ends(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(subscription_module, "_COMMIT_WAIT", 0.1)
+        events: list[Any] = []
+        async with scripted() as (broker,):
+            broker.log(*range(6), high_watermark=3)
+            async with client_of([broker], events=events) as client:
+                assert await read(client, start="earliest", stop="latest") == [0, 1, 2, 3]
+        assert [event for event in events if isinstance(event, StoppedAtHighWatermark)] == [
+            StoppedAtHighWatermark("foo", 0, 3, 5)
+        ]
+
+    async def test_the_high_watermark_is_waited_for(self) -> None:
+        events: list[Any] = []
+        async with scripted() as (broker,):
+            log = broker.log(*range(6), high_watermark=3)
+            async with client_of([broker], events=events) as client:
+                reading = asyncio.create_task(read(client, start="earliest", stop="latest"))
+                await until(lambda: broker.calls["FetchPartitionMetadata"] > 1)
+                log.high_watermark = 5
+                assert await reading == list(range(6))
+        assert not [event for event in events if isinstance(event, StoppedAtHighWatermark)]
+
+    async def test_nothing_visible_ends_at_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(subscription_module, "_COMMIT_WAIT", 0.05)
+        events: list[Any] = []
+        async with scripted() as (broker,):
+            broker.log(*range(6), high_watermark=-1)
+            async with client_of([broker], events=events) as client:
+                assert await read(client, start="earliest", stop="latest") == []
+        assert StoppedAtHighWatermark("foo", 0, -1, 5) in events
+
+
+class TestCursors:
+    """Where a subscription begins that is to go on after a cursor."""
+
+    async def begun(self, cursor: int, **options: Any) -> tuple[list[int], list[Any]]:
+        """What is read of messages 0 to 5, and the events."""
+        events: list[Any] = []
+        async with scripted() as (broker,):
+            broker.log(*range(6))
+            broker.streams["__cursors"] = ["b0"]
+            broker.always("FetchCursor", api_pb2.FetchCursorResponse(offset=cursor))
+            async with client_of([broker], events=events) as client:
+                found = await read(client, start=Cursor("c", **options), stop="latest")
+        return found, [event for event in events if isinstance(event, CursorAheadOfStream)]
+
+    async def test_after_its_message(self) -> None:
+        assert await self.begun(2) == ([3, 4, 5], [])
+        assert await self.begun(0) == ([1, 2, 3, 4, 5], [])
+        assert await self.begun(5) == ([], [])
+
+    @pytest.mark.parametrize(
+        ("default", "found"), [("earliest", [0, 1, 2, 3, 4, 5]), ("latest", [5]), ("new", [])]
+    )
+    async def test_where_there_is_none(self, default: str, found: list[int]) -> None:
+        assert await self.begun(-1, default=default) == (found, [])
+
+    async def test_of_an_earlier_stream(self) -> None:
+        found, events = await self.begun(6, default="latest")
+        assert (found, events) == ([5], [CursorAheadOfStream("foo", 0, "c", 6, 5, "latest")])
+
+
+class TestReplicas:
+    async def test_may_serve_if_that_is_wanted(self) -> None:
+        async with scripted(2) as (leader, replica):
+            leader.log(*range(4))
+            replica.logs["foo", 0] = leader.logs["foo", 0]
+            leader.isr = replica.isr = ["b0", "b1"]
+            replica.streams["foo"] = ["b0"]
+            async with client_of(
+                [leader, replica], broker_selection=lambda known: max(known, key=id_of)
+            ) as client:
+                assert await read(client, start="earliest", stop=3, read_isr_replica=True) == [0, 1, 2, 3]
+                assert (leader.calls["Subscribe"], replica.calls["Subscribe"]) == (0, 1)
+                assert replica.read("Subscribe")[0].readISRReplica
+                assert await read(client, start="earliest", stop=3) == [0, 1, 2, 3]
+                assert (leader.calls["Subscribe"], replica.calls["Subscribe"]) == (1, 1)
+
+
+class TestUse:
+    async def test_opened_first_and_once(self) -> None:
+        async with scripted() as (broker,):
+            broker.log(0)
+            async with client_of([broker]) as client:
+                reader = client.subscribe("foo")
+                with pytest.raises(UsageError, match="open the subscription first"):
+                    await reader.next()
+                reader = client.subscribe("foo")
+                async with reader:
+                    with pytest.raises(UsageError, match="opened before"):
+                        await reader.open()
+
+    @pytest.mark.parametrize(
+        ("kind", "options"),
+        [
+            (UsageError, {"partition": -1}),
+            (UsageTypeError, {"partition": "every"}),
+            (UsageTypeError, {"partition": True}),
+            (UsageError, {"start": -1}),
+            (UsageError, {"start": "begin"}),
+            (UsageError, {"stop": "end"}),
+            (UsageError, {"start": 5, "stop": 4}),
+            (UsageError, {"reverse": True, "start": "earliest"}),
+            (UsageError, {"reverse": True, "stop": "latest"}),
+        ],
+    )
+    async def test_arguments(self, kind: type[Exception], options: dict[str, Any]) -> None:
+        async with scripted() as (broker,), client_of([broker]) as client:
+            with pytest.raises(kind):
+                client.subscribe("foo", **options)
+
+    @pytest.mark.parametrize(
+        ("method", "options"),
+        [
+            ("batches", {"max_messages": 0}),
+            ("batches", {"max_messages": True}),
+            ("batches", {"max_wait": -1}),
+            ("arrow_batches", {"max_rows": 0}),
+            ("arrow_batches", {"max_wait": float("nan")}),
+        ],
+    )
+    async def test_arguments_of_lists(self, method: str, options: dict[str, Any]) -> None:
+        async with scripted() as (broker,):
+            broker.log(0)
+            async with client_of([broker]) as client, client.subscribe("foo") as reader:
+                with pytest.raises(UsageError):
+                    await anext(getattr(reader, method)(**options))
+
+    async def test_next_takes_no_negative_time(self) -> None:
+        async with scripted() as (broker,):
+            broker.log(0)
+            async with client_of([broker]) as client, client.subscribe("foo") as reader:
+                with pytest.raises(UsageError, match="timeout=-1"):
+                    await reader.next(-1)
+                assert await reader.next(0) is None
+
+
+class TestLoss:
+    async def test_goes_on_after_the_last_message(self) -> None:
+        events: list[Any] = []
+        async with scripted() as (broker,):
+            log = broker.log(*range(5))
+            async with (
+                client_of([broker], events=events) as client,
+                client.subscribe("foo", start="earliest") as reader,
+            ):
+                assert await offsets(reader, 5) == [0, 1, 2, 3, 4]
+                broker.drop()
+                log.add(2)
+                assert await offsets(reader, 2) == [5, 6]
+            assert starts(broker) == [0, 5]
+            (lost,) = [event for event in events if isinstance(event, SubscriptionLost)]
+            assert (lost.stream, lost.partition, lost.position) == ("foo", 0, 5)
+            assert SubscriptionResumed("foo", 0, 5, broker.address) in events
+
+    @pytest.mark.parametrize(
+        "end",
+        [
+            None,
+            CANCELLED,
+            RpcError(StatusCode.UNAVAILABLE, "gone"),
+            RpcError(StatusCode.INTERNAL, "no known metadata leader"),
+        ],
+        ids=["ok", "cancelled", "unavailable", "no leader"],
+    )
+    async def test_ends_that_nobody_asked_for(self, end: RpcError | None) -> None:
+        async with scripted() as (broker,):
+            broker.log(*range(6))
+            broker.next("Subscribe", answers(HANDSHAKE, message(0), message(1), error=end))
+            async with client_of([broker]) as client:
+                assert await read(client, start=0, stop=5) == list(range(6))
+            assert starts(broker) == [0, 2]
+
+    async def test_of_a_member_of_a_group_it_is_a_fence(self) -> None:
+        async with scripted() as (broker,):
+            broker.log(*range(6))
+            broker.next("Subscribe", answers(HANDSHAKE, message(0), error=None))
+            async with client_of([broker]) as client:
+                group = GroupIdentity("g", 3, "me")
+                async with client._subscribe_for_group("foo", 0, "earliest", group) as reader:
+                    assert await offsets(reader, 1) == [0]
+                    for _ in range(3):
+                        with pytest.raises(FencedError, match=r"foo\[0\]"):
+                            await reader.next()
+            consumer = broker.read("Subscribe")[0].consumer
+            assert (consumer.groupId, consumer.groupEpoch, consumer.consumerId) == ("g", 3, "me")
+            assert broker.calls["Subscribe"] == 1
+
+    async def test_of_new_messages_before_the_first(self) -> None:
+        # What was published while the connection was away counts as new.
+        async with scripted() as (broker,):
+            log = broker.log(0, 1, 2)
+            async with client_of([broker]) as client, client.subscribe("foo") as reader:
+                broker.drop()
+                log.add(3)
+                assert await offsets(reader, 3) == [3, 4, 5]
+            assert starts(broker) == [3, 3]
+
+    async def test_by_going_away(self) -> None:
+        async with scripted() as (broker,):
+            log = broker.log(*range(3))
+            async with client_of([broker]) as client, client.subscribe("foo", start="earliest") as reader:
+                assert await offsets(reader, 3) == [0, 1, 2]
+                broker.go_away()
+                log.add(1)  # what is open goes on
+                assert await offsets(reader, 1) == [3]
+                assert (await client.fetch_partition_metadata("foo", 0)).newest_offset == 3
+            assert broker.calls["Subscribe"] == 1
+
+    async def test_for_good(self) -> None:
+        async with scripted() as (broker,):
+            broker.log(*range(3))
+            async with (
+                client_of([broker], resubscribe_wait=0.3) as client,
+                client.subscribe("foo", start="earliest") as reader,
+            ):
+                assert await offsets(reader, 3) == [0, 1, 2]
+                begun = asyncio.get_running_loop().time()
+                broker.always("Subscribe", RpcError(StatusCode.UNAVAILABLE, "not now"))
+                broker.drop()
+                errors = []
+                for _ in range(2):
+                    with pytest.raises(SubscriptionLostError, match=r"not regained in 0\.3 s") as caught:
+                        await reader.next()
+                    errors.append(caught.value)
+                assert errors[0] is errors[1]
+                assert asyncio.get_running_loop().time() - begun >= 0.3
+            assert broker.calls["Subscribe"] >= 2
+
+    async def test_without_trying_again(self) -> None:
+        async with scripted() as (broker,):
+            broker.log(*range(3))
+            async with (
+                client_of([broker], resubscribe_wait=0) as client,
+                client.subscribe("foo", start="earliest") as reader,
+            ):
+                assert await offsets(reader, 3) == [0, 1, 2]
+                broker.drop()
+                with pytest.raises(SubscriptionLostError):
+                    await reader.next()
+            assert broker.calls["Subscribe"] == 1
+
+    async def test_a_shorter_log_afterwards(self) -> None:
+        async with scripted() as (broker,):
+            log = broker.log(*range(6))
+            async with client_of([broker]) as client, client.subscribe("foo", start="earliest") as reader:
+                assert await offsets(reader, 6) == list(range(6))
+                log.offsets = [0, 1]
+                broker.drop()
+                with pytest.raises(OffsetOutOfRangeError) as caught:
+                    await reader.next()
+                with pytest.raises(OffsetOutOfRangeError):
+                    await reader.next()
+                error = caught.value
+                assert (error.stream, error.partition, error.wanted, error.newest) == ("foo", 0, 6, 1)
+
+    async def test_a_shorter_log_is_seen_by_impatient_readers_too(self) -> None:
+        async with scripted() as (broker,):
+            log = broker.log(*range(6))
+            async with client_of([broker]) as client, client.subscribe("foo", start="earliest") as reader:
+                assert await offsets(reader, 6) == list(range(6))
+                log.offsets = [0, 1]
+                broker.drop()
+                with pytest.raises(OffsetOutOfRangeError):
+                    await patiently(reader)
+
+    async def test_is_regained_by_impatient_readers(self) -> None:
+        # Each wait is shorter than the pause before the first attempt.
+        events: list[Any] = []
+        async with scripted() as (broker,):
+            log = broker.log(*range(3))
+            async with (
+                client_of([broker], events=events) as client,
+                client.subscribe("foo", start="earliest") as reader,
+            ):
+                assert await offsets(reader, 3) == [0, 1, 2]
+                broker.drop()
+                log.add(1)
+                assert await patiently(reader) == 3
+        assert len([event for event in events if isinstance(event, SubscriptionLost)]) == 1
+        assert len([event for event in events if isinstance(event, SubscriptionResumed)]) == 1
+
+    async def test_to_another_leader(self) -> None:
+        async with scripted(2) as (old, new):
+            old.log(*range(3))
+            new.streams["foo"] = ["b0"]
+            async with client_of([old, new]) as client, client.subscribe("foo", start="earliest") as reader:
+                assert await offsets(reader, 3) == [0, 1, 2]
+                old.logs.clear()
+                new.log(*range(5))
+                old.streams["foo"] = new.streams["foo"] = ["b1"]
+                old.drop()
+                assert await offsets(reader, 2) == [3, 4]
+            assert starts(new) == [3]
+
+    async def test_a_handler_that_fails_does_not_end_the_read(self) -> None:
+        class BrokenError(Exception):
+            pass
+
+        def fail_once(event: Any) -> None:
+            if isinstance(event, SubscriptionLost) and not seen:
+                seen.append(event)
+                raise BrokenError
+
+        seen: list[Any] = []
+        async with scripted() as (broker,):
+            log = broker.log(*range(3))
+            async with (
+                client_of([broker], on_event=fail_once) as client,
+                client.subscribe("foo", start="earliest") as reader,
+            ):
+                assert await offsets(reader, 3) == [0, 1, 2]
+                broker.drop()
+                log.add(1)
+                with pytest.raises(BrokenError):
+                    await reader.next()
+                assert await offsets(reader, 1) == [3]
+
+
+class TestEnds:
+    @pytest.mark.parametrize(
+        ("error", "kind"),
+        [
+            (RpcError(StatusCode.NOT_FOUND, "commit log was deleted"), StreamDeletedError),
+            (RpcError(StatusCode.RESOURCE_EXHAUSTED, "End of readonly partition"), ReadonlyPartitionError),
+            (RpcError(StatusCode.INTERNAL, "disk on fire"), RpcError),
+            (RpcError(StatusCode.PERMISSION_DENIED, "no"), LiftEnvelopeError),
+        ],
+    )
+    async def test_are_errors_again_and_again(self, error: RpcError, kind: type[Exception]) -> None:
+        async with scripted() as (broker,):
+            broker.log(0, 1)
+            broker.next("Subscribe", answers(HANDSHAKE, message(0), error=error))
+            async with client_of([broker]) as client, client.subscribe("foo", start="earliest") as reader:
+                assert await offsets(reader, 1) == [0]
+                with pytest.raises(kind) as first:
+                    await reader.next()
+                with pytest.raises(kind) as second:
+                    await anext(reader)
+                with pytest.raises(kind) as third:
+                    await anext(reader.batches())
+                assert first.value is second.value is third.value
+            assert broker.calls["Subscribe"] == 1
+
+    async def test_of_a_read_only_partition_with_an_end(self) -> None:
+        over = RpcError(StatusCode.RESOURCE_EXHAUSTED, "End of readonly partition")
+        async with scripted() as (broker,):
+            broker.log(0, 1)
+            broker.next("Subscribe", answers(HANDSHAKE, message(0), message(1), error=over))
+            async with client_of([broker]) as client:
+                assert await read(client, start="earliest", stop="latest") == [0, 1]
+
+    async def test_of_a_paused_partition(self) -> None:
+        closed = RpcError(StatusCode.FAILED_PRECONDITION, "commit log was closed")
+        async with scripted() as (broker,):
+            broker.log(0, 1)
+            broker.next("Subscribe", answers(HANDSHAKE, message(0), error=closed), closed)
+            async with client_of([broker]) as client, client.subscribe("foo", start="earliest") as reader:
+                assert await offsets(reader, 1) == [0]
+                with pytest.raises(PartitionPausedError):
+                    await reader.next()
+
+    async def test_of_a_stream_that_is_gone(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(cluster_module, "_GONE_AFTER", 0.2)
+        async with scripted() as (broker,):
+            broker.log(0, 1)
+            async with client_of([broker]) as client, client.subscribe("foo", start="earliest") as reader:
+                assert await offsets(reader, 2) == [0, 1]
+                broker.streams.clear()
+                broker.logs.clear()
+                broker.drop()
+                with pytest.raises(StreamDeletedError):
+                    await reader.next()

@@ -1,0 +1,91 @@
+"""Reading backwards, on brokers that are scripted, of both kinds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from scripted_broker import (
+    HANDSHAKE,
+    answers,
+    client_of,
+    fill,
+    message,
+    read,
+    scripted,
+)
+
+from liftenvelope._pb import api_pb2
+from liftenvelope.errors import (
+    UnsupportedByServerError,
+)
+from liftenvelope.rpc.status import RpcError, StatusCode
+
+pytestmark = pytest.mark.usefixtures("loop_errors")
+
+CANCELLED = RpcError(StatusCode.CANCELLED, "server is stopping")
+
+
+class TestReverse:
+    async def test_in_descending_order(self) -> None:
+        async with scripted() as (broker,):
+            broker.log(*range(10))
+            async with client_of([broker]) as client:
+                assert await read(client, reverse=True) == list(range(9, -1, -1))
+                assert await read(client, reverse=True, start=4) == [4, 3, 2, 1, 0]
+                assert await read(client, reverse=True, start=4, stop=2) == [4, 3, 2]
+                assert await read(client, reverse=True, start=0) == [0]
+
+    async def test_of_nothing(self) -> None:
+        async with scripted() as (broker,):
+            broker.log()
+            async with client_of([broker]) as client:
+                assert await read(client, reverse=True) == []
+
+    async def test_of_a_log_whose_oldest_are_gone(self) -> None:
+        async with scripted() as (broker,):
+            broker.log(*range(5, 10))
+            async with client_of([broker]) as client:
+                assert await read(client, reverse=True) == [9, 8, 7, 6, 5]
+
+    async def test_of_a_log_with_one_message_left(self) -> None:
+        async with scripted() as (broker,):
+            broker.log(9)
+            async with client_of([broker]) as client:
+                assert await read(client, reverse=True) == [9]
+
+    async def test_of_a_read_only_partition(self) -> None:
+        over = RpcError(StatusCode.RESOURCE_EXHAUSTED, "End of readonly partition")
+        asked: list[tuple[int, bool]] = []
+
+        async def one_each(call: Any, request: bytes) -> None:
+            wanted = api_pb2.SubscribeRequest.FromString(request)
+            asked.append((wanted.startOffset, wanted.reverse))
+            await call.send([HANDSHAKE, message(wanted.startOffset)])
+            raise over
+
+        async with scripted() as (broker,):
+            broker.log(*range(4))
+            broker.always("Subscribe", one_each)
+            async with client_of([broker]) as client:
+                assert await read(client, reverse=True) == [3, 2, 1, 0]
+        assert asked == [(3, False), (2, True), (1, True), (0, True)]
+
+    async def test_on_a_server_that_can_only_go_forwards(self) -> None:
+        async with scripted() as (broker,):
+            broker.log(*range(10))
+            broker.reads_backwards = False
+            async with client_of([broker]) as client, client.subscribe("foo", reverse=True) as reader:
+                found: list[int] = []
+                with pytest.raises(UnsupportedByServerError, match="2026"):
+                    await fill(found, reader)
+                assert found == list(range(9, 9 - len(found), -1))
+                with pytest.raises(UnsupportedByServerError):
+                    await reader.next()
+
+    async def test_is_regained(self) -> None:
+        async with scripted() as (broker,):
+            broker.log(*range(6))
+            broker.next("Subscribe", answers(HANDSHAKE, message(5), error=CANCELLED))
+            async with client_of([broker]) as client:
+                assert await read(client, reverse=True) == [5, 4, 3, 2, 1, 0]
