@@ -15,13 +15,12 @@ from liftenvelope.errors import EnvelopeError, EnvelopeTooLargeError, TransportE
 from liftenvelope.nats._feed import AckFeed
 from liftenvelope.nats._link import Link
 from liftenvelope.nats._outcomes import failure_of, outcome_of, positive
+from liftenvelope.nats._receiving import DirectSubscription, subscribe_direct
 from liftenvelope.nats._subjects import publish_subject
 from liftenvelope.nats.ack_future import AckFuture, PublishOptions, Settled
 
 if TYPE_CHECKING:
     from nats.aio.client import Client
-    from nats.aio.msg import Msg
-    from nats.aio.subscription import Subscription
     from typing_extensions import Buffer
 
 __all__ = ["AckInbox"]
@@ -65,7 +64,7 @@ class AckInbox:
     ) -> None:
         if max_outstanding < 1:
             raise UsageError(f"max_outstanding must be at least 1, not {max_outstanding!r}")
-        self._link = Link(nc)
+        self._nc, self._link = nc, Link(nc)
         self.subject = self._link.new_inbox() if subject is None else publish_subject(subject)
         self.timeout = positive("timeout", timeout)
         self.max_outstanding = max_outstanding
@@ -83,7 +82,7 @@ class AckInbox:
         self._timer: asyncio.TimerHandle | None = None
         self._sender: asyncio.Task[None] | None = None
         self._watcher: asyncio.Task[None] | None = None
-        self._subscription: Subscription | None = None
+        self._subscription: DirectSubscription | None = None
         self._ended: str | None = "the ack inbox has not been started: use async with"
 
     async def start(self) -> Self:
@@ -97,8 +96,8 @@ class AckInbox:
             raise UsageError("the ack inbox was started before: make a new one")
         self._link.check_open()
         self._loop = asyncio.get_running_loop()
-        self._subscription = await self._link.subscribe(self.subject, self._on_message)
-        self._watcher = self._link.when_ended(self._subscription, self._on_ended)
+        self._subscription = await subscribe_direct(self._nc, self.subject, self._on_acks, payloads=True)
+        self._watcher = self._link.when_ended(self._subscription.subscription, self._on_ended)
         self._ended = None
         if self._link.is_connected:  # else the subscription is made with the next connection
             await self._link.barrier(self.timeout)  # acks may be asked for by other connections from now on
@@ -110,7 +109,7 @@ class AckInbox:
             self._stop_tasks()
             return
         self._end("the ack inbox was closed")
-        await self._link.unsubscribe(self._subscription)
+        await self._subscription.unsubscribe()
 
     async def drain(self, timeout: float | None = None) -> None:
         """Wait until nothing is pending any more: every publish has its ack, its error or its time-out.
@@ -383,44 +382,48 @@ class AckInbox:
         future.sent = future._counted = True
         self._outstanding += 1
 
-    async def _on_message(self, msg: Msg) -> None:
-        try:
-            ack = unmarshal_ack(msg.data)
-        except EnvelopeError:
-            self.malformed += 1
-            return
-        done = self._pending.resolve(ack)
-        if done is not None:
-            context, result = done
-            if type(context) is tuple:
-                self._outstanding -= 1
-                context[0].settle(context[1], result)
-                if self._outstanding <= self._wake_at:
-                    self._wake()
-            else:
-                self._settle(context, outcome_of(result))
-        if self._feeds:
-            for feed in [ref() for ref in self._feeds]:
-                if feed is not None:
-                    feed.put(ack)
+    def _on_acks(self, payloads: list[bytes]) -> None:
+        resolve, settled = self._pending.resolve, 0
+        for payload in payloads:
+            try:
+                ack = unmarshal_ack(payload)
+            except EnvelopeError:
+                self.malformed += 1
+                continue
+            if (done := resolve(ack)) is not None:
+                context, result = done
+                if type(context) is tuple:
+                    settled += 1
+                    context[0].settle(context[1], result)
+                else:
+                    self._settle(context, outcome_of(result))
+            if self._feeds:
+                self._feed(ack)
+        self._outstanding -= settled
+        if self._outstanding <= self._wake_at:
+            self._wake()
+
+    def _feed(self, ack: Ack) -> None:
+        for feed in [ref() for ref in self._feeds]:
+            if feed is not None:
+                feed.put(ack)
 
     def _settle(self, future: AckFuture, outcome: Any) -> None:
         """Give a future its end. It has just left the table, so it can't have been cancelled."""
-        self._release(future)
+        self._release(future._counted)
         if isinstance(outcome, BaseException):
             future.set_exception(outcome)
         else:
             future.set_result(outcome)
 
-    def _release(self, future: AckFuture) -> None:
-        if future._counted:
-            self._outstanding -= 1
+    def _release(self, places: int) -> None:
+        self._outstanding -= places
         if self._outstanding <= self._wake_at:
             self._wake()
 
     def _give_up(self, future: AckFuture) -> None:
         if self._pending.cancel(future.correlation_id):
-            self._release(future)
+            self._release(future._counted)
 
     async def _until_freed(self, outstanding: int) -> None:
         """Wait until a publish ends and leaves no more than so many outstanding, or the inbox ends."""
@@ -461,10 +464,8 @@ class AckInbox:
     def _finish(self, entry: Ended, reason: str | None) -> None:
         """End an entry that has left the table: by its deadline, or for the reason given."""
         if type(entry.context) is tuple:
-            self._outstanding -= 1
             entry.context[0].settle(entry.context[1], failure_of(entry, True, reason))
-            if self._outstanding <= self._wake_at:
-                self._wake()
+            self._release(1)
         else:
             self._settle(
                 entry.context, entry.acks if entry.complete else failure_of(entry, entry.context.sent, reason)

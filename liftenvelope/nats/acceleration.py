@@ -1,0 +1,78 @@
+"""Fast receiving on a connection that you already have."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, Any, Self
+
+from liftenvelope.nats._receiving import DirectParser, nats_py_version, what_is_unknown
+
+if TYPE_CHECKING:
+    from nats.aio.client import Client
+
+__all__ = ["Acceleration", "accelerate"]
+
+
+class Acceleration:
+    """The acceleration of one connection, made by :func:`accelerate`. A context manager, too."""
+
+    def __init__(self, parser: DirectParser | None) -> None:
+        self._parser = parser
+
+    @property
+    def active(self) -> bool:
+        """Whether it is in effect: False when this nats-py is not known, and after :meth:`restore`."""
+        return self._parser is not None
+
+    def restore(self) -> None:
+        """Give the connection its own parser back, at any moment and without losing a message.
+
+        If the connection was accelerated several times, the last call does. May be called again.
+        """
+        parser, self._parser = self._parser, None
+        if parser is not None:
+            parser.users -= 1
+            if not parser.users:
+                parser.leave()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.restore()
+
+
+def accelerate(nc: Client) -> Acceleration:
+    """Have what liftenvelope subscribes to on this connection read without nats-py's parser and queues.
+
+    That is several times as fast. Only messages of liftenvelope's own subscriptions, those of an
+    :class:`AckInbox` for instance, are read in this way, whether they were made before or after the call. All
+    else goes to nats-py byte for byte as before, and behaves as before: your subscriptions with their limits
+    and callbacks, requests, statistics, pings, errors, reconnecting and draining.
+
+    Args:
+        nc: A nats-py client, connected or not.
+
+    Returns:
+        The handle that takes it back. It may be dropped: the connection then stays accelerated.
+
+    Warns:
+        RuntimeWarning: This version of nats-py has another inside than those that are known. The connection
+            works as before, and is not accelerated.
+
+    Example::
+
+        accelerate(nc)
+        async with AckInbox(nc) as inbox:
+            await inbox.publish("sensors.temperature", b"21.5")
+    """
+    current: Any = getattr(nc, "_ps", None)
+    if not isinstance(current, DirectParser):
+        if (unknown := what_is_unknown(nc)) is not None:
+            message = f"nats-py {nats_py_version()} is not known to liftenvelope: {unknown}; not accelerated"
+            warnings.warn(message, RuntimeWarning, stacklevel=2)
+            return Acceleration(None)
+        current = DirectParser(nc)
+        current.install()
+    current.users += 1
+    return Acceleration(current)
