@@ -1,0 +1,156 @@
+"""JetStream streams and consumers on your own nats-py connection (ADR-37, ADR-42).
+
+:class:`JetStream` makes and finds streams and consumers, and publishes; :class:`Stream` is one stream;
+:class:`Consumer` reads. None of them closes the connection or takes its callbacks.
+"""
+
+from liftenvelope.jetstream._publish_frames import PubAck, PublishOptions
+from liftenvelope.jetstream.advisories import (
+    Advisories,
+    Advisory,
+    ConsumerCreatedAdvisory,
+    ConsumerDeletedAdvisory,
+    ConsumerPausedAdvisory,
+    MaxDeliveriesAdvisory,
+    MessageTerminatedAdvisory,
+    PinnedAdvisory,
+    UnpinnedAdvisory,
+)
+from liftenvelope.jetstream.api import Api
+from liftenvelope.jetstream.consumer import Consumer
+from liftenvelope.jetstream.consumer_config import (
+    AckPolicy,
+    ConsumerConfig,
+    DeliverPolicy,
+    PriorityPolicy,
+    ReplayPolicy,
+)
+from liftenvelope.jetstream.consuming import Consumption, Messages
+from liftenvelope.jetstream.context import JetStream
+from liftenvelope.jetstream.events import (
+    Disconnected,
+    LeadershipChanged,
+    LimitExceeded,
+    MessageTooLarge,
+    MissedHeartbeats,
+    NoResponders,
+    OrderedReset,
+    Pinned,
+    PullEvent,
+    Reconnected,
+    ServerShutdown,
+    UnknownStatus,
+    Unpinned,
+)
+from liftenvelope.jetstream.fetching import Batch
+from liftenvelope.jetstream.infos import (
+    AccountInfo,
+    AccountLimits,
+    AccountTier,
+    ApiErrorInfo,
+    ApiStats,
+    ClusterInfo,
+    ConsumerInfo,
+    LostData,
+    PauseInfo,
+    PeerInfo,
+    PriorityGroupState,
+    SequenceInfo,
+    SourceInfo,
+    StreamAlternate,
+    StreamInfo,
+    StreamState,
+)
+from liftenvelope.jetstream.message import Message, MessageMetadata
+from liftenvelope.jetstream.ordered import OrderedConsumer
+from liftenvelope.jetstream.publishing import PublishFuture
+from liftenvelope.jetstream.stored import StoredMessage
+from liftenvelope.jetstream.stream import Stream
+from liftenvelope.jetstream.stream_config import (
+    Compression,
+    ConsumerLimits,
+    DiscardPolicy,
+    ExternalStream,
+    PersistMode,
+    Placement,
+    Republish,
+    RetentionPolicy,
+    SourceConsumer,
+    StorageType,
+    StreamConfig,
+    StreamSource,
+    SubjectTransform,
+)
+
+__all__ = [
+    "AccountInfo",
+    "AccountLimits",
+    "AccountTier",
+    "AckPolicy",
+    "Advisories",
+    "Advisory",
+    "Api",
+    "ApiErrorInfo",
+    "ApiStats",
+    "Batch",
+    "ClusterInfo",
+    "Compression",
+    "Consumer",
+    "ConsumerConfig",
+    "ConsumerCreatedAdvisory",
+    "ConsumerDeletedAdvisory",
+    "ConsumerInfo",
+    "ConsumerLimits",
+    "ConsumerPausedAdvisory",
+    "Consumption",
+    "DeliverPolicy",
+    "DiscardPolicy",
+    "Disconnected",
+    "ExternalStream",
+    "JetStream",
+    "LeadershipChanged",
+    "LimitExceeded",
+    "LostData",
+    "MaxDeliveriesAdvisory",
+    "Message",
+    "MessageMetadata",
+    "MessageTerminatedAdvisory",
+    "MessageTooLarge",
+    "Messages",
+    "MissedHeartbeats",
+    "NoResponders",
+    "OrderedConsumer",
+    "OrderedReset",
+    "PauseInfo",
+    "PeerInfo",
+    "PersistMode",
+    "Pinned",
+    "PinnedAdvisory",
+    "Placement",
+    "PriorityGroupState",
+    "PriorityPolicy",
+    "PubAck",
+    "PublishFuture",
+    "PublishOptions",
+    "PullEvent",
+    "Reconnected",
+    "ReplayPolicy",
+    "Republish",
+    "RetentionPolicy",
+    "SequenceInfo",
+    "ServerShutdown",
+    "SourceConsumer",
+    "SourceInfo",
+    "StorageType",
+    "StoredMessage",
+    "Stream",
+    "StreamAlternate",
+    "StreamConfig",
+    "StreamInfo",
+    "StreamSource",
+    "StreamState",
+    "SubjectTransform",
+    "UnknownStatus",
+    "Unpinned",
+    "UnpinnedAdvisory",
+]

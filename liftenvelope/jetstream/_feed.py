@@ -1,0 +1,368 @@
+"""What ``messages`` and ``consume`` read from: one subscription, pull after pull, and a buffer between."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from liftenvelope.errors import (
+    BadRequestError,
+    CallTimeoutError,
+    ConnectionClosedError,
+    ConsumerDeletedError,
+    ConsumerNotFoundError,
+    JetStreamError,
+    LiftEnvelopeError,
+    NoJetStreamError,
+    PushConsumerError,
+    StreamNotFoundError,
+    TransportError,
+    UsageError,
+)
+from liftenvelope.jetstream._pull import End, PullCore, PullNow, Tell
+from liftenvelope.jetstream._statuses import Kind, Status
+from liftenvelope.jetstream._watch import watch_of
+from liftenvelope.jetstream.events import Pinned, PullEvent, Unpinned
+from liftenvelope.jetstream.message import Acks, Message, size_of
+from liftenvelope.jetstream.pull_options import PullPlan
+from liftenvelope.nats._pull_inbox import PullInbox
+
+if TYPE_CHECKING:
+    from nats.aio.msg import Msg
+
+    from liftenvelope.jetstream.api import Api
+
+__all__ = ["Hooks", "PullFeed", "Source", "error_of"]
+
+_PIN_HEADER: Final = "Nats-Pin-Id"
+#: How often a consumer is looked up before it is given the benefit of the doubt, and the pauses between.
+_LOOK_UPS: Final = 5
+_LOOK_UP_PAUSE: Final = 0.25
+#: How long a drain waits for what is on its way, in seconds.
+_DRAIN: Final = 5.0
+
+
+class Source(Protocol):
+    """Where messages are pulled from."""
+
+    @property
+    def api(self) -> Api:
+        """The way to the server."""
+
+    @property
+    def pull_subject(self) -> str:
+        """The subject that pulls are published to."""
+
+    @property
+    def acks(self) -> Acks:
+        """What sends the acks."""
+
+    async def look_up(self) -> None:
+        """Ask for the consumer; raises ConsumerNotFoundError or StreamNotFoundError if it is gone."""
+
+
+class Hooks:
+    """Whom to tell what happens, each optional.
+
+    Args:
+        on_event: Told every event.
+        on_pinned: Told the id when this consumption is pinned.
+        on_unpinned: Told the id when it no longer is.
+    """
+
+    def __init__(
+        self,
+        on_event: Callable[[PullEvent], None] | None = None,
+        on_pinned: Callable[[str], None] | None = None,
+        on_unpinned: Callable[[str], None] | None = None,
+    ) -> None:
+        for name, hook in (("on_event", on_event), ("on_pinned", on_pinned), ("on_unpinned", on_unpinned)):
+            if hook is not None and not callable(hook):
+                raise UsageError(f"{name} must be a function, not {hook!r}")
+        self._on_event, self._on_pinned, self._on_unpinned = on_event, on_pinned, on_unpinned
+
+    def tell(self, event: PullEvent) -> None:
+        """Call the hooks soon; what they raise goes to the event loop's exception handler."""
+        loop = asyncio.get_running_loop()
+        if self._on_event is not None:
+            loop.call_soon(self._on_event, event)
+        if isinstance(event, Pinned) and self._on_pinned is not None:
+            loop.call_soon(self._on_pinned, event.pin_id)
+        if isinstance(event, Unpinned) and self._on_unpinned is not None:
+            loop.call_soon(self._on_unpinned, event.pin_id)
+
+
+def error_of(status: Status) -> JetStreamError:
+    """The error that a status is."""
+    kinds: dict[Kind, type[JetStreamError]] = {
+        Kind.DELETED: ConsumerDeletedError,
+        Kind.PUSH: PushConsumerError,
+        Kind.BAD_REQUEST: BadRequestError,
+        Kind.NO_RESPONDERS: NoJetStreamError,
+    }
+    text = status.description or "nothing answers pulls: JetStream or the consumer is not there"
+    return kinds.get(status.kind, JetStreamError)(status.code, text)
+
+
+class PullFeed:
+    """The messages of one consumption, in a buffer that is refilled. Used by what is public here.
+
+    Args:
+        source: Where to pull from.
+        plan: How much, and how.
+        hooks: Whom to tell what happens.
+    """
+
+    def __init__(self, source: Source, plan: PullPlan, hooks: Hooks) -> None:
+        self._source = source
+        self._plan = plan
+        self._hooks = hooks
+        self._nc: Any = source.api.nc
+        self._subject = source.pull_subject
+        self._core = PullCore(plan.limits)
+        self._inbox = PullInbox(source.api.nc, self._receiver())
+        self._watch = watch_of(source.api.nc)
+        self.buffer: deque[Message] = deque()
+        self._sizes: deque[int] = deque()
+        self._in_bytes = plan.limits.in_bytes
+        self._waiter: asyncio.Future[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._checking: asyncio.Task[None] | None = None
+        self._ending = False
+        self._error: LiftEnvelopeError | None = None
+        self._started = False
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def start(self) -> None:
+        """Subscribe and pull.
+
+        Raises:
+            TransportError: The connection is closed or draining.
+            UsageError: It was started before.
+        """
+        if self._started or self._ending:
+            raise UsageError("this was started, or stopped, before: make a new one")
+        self._started = True
+        self._loop = asyncio.get_running_loop()
+        await self._inbox.open()
+        if self.is_ending:  # stopped meanwhile
+            self._inbox.close()
+            return
+        self._watch.add(self)
+        self._core.start(self._loop.time(), online=bool(self._nc.is_connected))
+        self._act()
+        self._tick()
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether nothing is pulled any more."""
+        return self._ending
+
+    # -- messages in
+
+    def _receiver(self) -> Callable[[Msg], None]:
+        """The function that is called with each message: what is the same for all is looked up once."""
+        limits = self._plan.limits
+        return self._take_in_full if limits.in_bytes or limits.pinned else self._take_in
+
+    def _take_in(self, msg: Msg) -> None:
+        reply = msg.reply
+        if not reply and msg.subject.startswith(self._inbox.prefix):
+            self._take_status(msg)
+            return
+        self._core.arrived()
+        self.buffer.append(Message(msg.subject, reply, msg.data, msg.headers, self._source.acks))
+        if self._waiter is not None:
+            self._wake()
+
+    def _take_in_full(self, msg: Msg) -> None:
+        """The same where bytes are counted, or messages may tell of a pin."""
+        if not msg.reply and msg.subject.startswith(self._inbox.prefix):
+            self._take_status(msg)
+            return
+        if self._plan.limits.pinned and msg.headers and _PIN_HEADER in msg.headers:
+            self._core.pinned(msg.headers[_PIN_HEADER])
+            self._act()
+        size = size_of(msg) if self._in_bytes else 1
+        self._core.arrived(size)
+        if self._in_bytes:
+            self._sizes.append(size)
+        self.buffer.append(Message(msg.subject, msg.reply, msg.data, msg.headers, self._source.acks))
+        self._wake()
+
+    def _take_status(self, msg: Msg) -> None:
+        # A user's message can't get here, whatever its headers say: it comes with the subject of its stream.
+        number = msg.subject[len(self._inbox.prefix) :]
+        status = Status.from_headers(msg.headers)
+        self._core.status(int(number) if number.isdecimal() else 0, status, self._loop.time())
+        self._act()
+        self._arm()  # for a pause after a refusal
+
+    def _wake(self) -> None:
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    # -- messages out
+
+    async def next(self) -> Message:
+        """The next message.
+
+        Raises:
+            StopAsyncIteration: It was stopped, or drained and nothing is left.
+            LiftEnvelopeError: It has ended by an error, and nothing is left.
+        """
+        while not self.buffer:
+            if self._ending:
+                self._finish()
+                if self._error is not None:
+                    raise self._error
+                raise StopAsyncIteration
+            if self._waiter is not None:
+                raise UsageError("another task waits for the next message: one may at a time")
+            self._waiter = waiter = self._loop.create_future()
+            try:
+                await waiter
+            finally:
+                if self._waiter is waiter:
+                    self._waiter = None
+        return self.pop()
+
+    def pop(self) -> Message:
+        """Take the next message out of a buffer that has one."""
+        message = self.buffer.popleft()
+        if self._core.taken(self._sizes.popleft() if self._in_bytes else 1) and not self._ending:
+            self._core.refill(self._loop.time())
+            self._act()
+        return message
+
+    # -- what the core wants
+
+    def _act(self) -> None:
+        actions = self._core.actions
+        while actions:
+            action = actions.pop(0)
+            if isinstance(action, PullNow):
+                self._pull(action)
+            elif isinstance(action, Tell):
+                self._hooks.tell(action.event)
+            elif isinstance(action, End):
+                self._end(error_of(action.status))
+            else:
+                if self._checking is not None:
+                    self._checking.cancel()
+                self._checking = self._loop.create_task(self._check(action.number))
+
+    def _pull(self, pull: PullNow) -> None:
+        if not self._nc.is_connected:
+            # nats-py would keep it and send it later, beside the one that is sent then.
+            self._core.disconnected()
+            return
+        try:
+            self._inbox.send(self._subject, pull.number, self._plan.payload(pull.amount, pull.pin_id))
+            self._inbox.flush()  # a reader that is busy with what is buffered gives the flusher no turn
+        except TransportError as exc:
+            self._end(ConnectionClosedError(str(exc)))
+
+    def _tick(self) -> None:
+        self._timer = None
+        self._core.tick(self._loop.time())
+        self._act()
+        self._arm()
+
+    def _arm(self) -> None:
+        """Have the core told of the time when it next matters."""
+        due = self._core.next_tick(self._loop.time())
+        if self._ending or (self._timer is not None and self._timer.when() <= due):
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_at(due, self._tick)
+
+    async def _check(self, number: int) -> None:
+        """Look the consumer up. Whoever can't be asked has not said that it is gone."""
+        found = True
+        for _ in range(_LOOK_UPS):
+            try:
+                await self._source.look_up()
+                break
+            except (ConsumerNotFoundError, StreamNotFoundError):
+                found = False
+                break
+            except (JetStreamError, CallTimeoutError, TransportError):
+                await asyncio.sleep(_LOOK_UP_PAUSE)
+        self._checking = None
+        self._core.checked(number, found, self._loop.time())
+        self._act()
+
+    # -- the connection
+
+    def lost(self) -> None:
+        """The connection is down."""
+        self._core.disconnected()
+        self._act()
+
+    def restored(self) -> None:
+        """The connection is back, or another one is there already."""
+        self._core.reconnected(self._loop.time())
+        self._act()
+
+    def gone(self, reason: str) -> None:
+        """The connection is closed or draining."""
+        self._end(ConnectionClosedError(reason))
+
+    # -- the end
+
+    def _end(self, error: LiftEnvelopeError | None) -> None:
+        """Pull nothing more; what is buffered is still delivered, and then the error is raised."""
+        if self._ending:
+            return
+        self._ending, self._error = True, error
+        self._core.stop()
+        self._watch.remove(self)
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._checking is not None and self._checking is not asyncio.current_task():
+            self._checking.cancel()
+        self._inbox.close()
+        if not self.buffer:
+            self._finish()
+        self._wake()
+
+    def _finish(self) -> None:
+        """Settle what :meth:`wait_ended` waits for."""
+        if not self.ended.done():
+            self.ended.set_result(None)
+
+    def stop(self) -> None:
+        """End now; what is buffered is dropped, and comes again after ``ack_wait``."""
+        self.buffer.clear()
+        self._sizes.clear()
+        self._end(None)
+        self._finish()
+        self._wake()
+
+    async def drain(self) -> None:
+        """Pull nothing more, take what is on its way, and end when it is delivered."""
+        self._core.stop()
+        if not self._ending and self._started:
+            await self._inbox.drain(_DRAIN)
+        self._end(None)
+
+    async def wait_ended(self) -> None:
+        """Wait until it has ended and all is delivered.
+
+        Raises:
+            LiftEnvelopeError: What it was ended by.
+        """
+        # A future of one's own: whoever is cancelled here does not cancel it for others.
+        await asyncio.shield(self.ended)
+        if self._error is not None:
+            raise self._error
+
+    @property
+    def buffered(self) -> int:
+        """How many messages wait to be taken."""
+        return len(self.buffer)

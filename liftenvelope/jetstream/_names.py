@@ -1,0 +1,114 @@
+"""Which names and subjects JetStream takes, checked before anything is sent."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from liftenvelope.errors import UsageError, UsageTypeError
+
+__all__ = [
+    "check_consumer_name",
+    "check_domain",
+    "check_filter",
+    "check_group",
+    "check_prefix",
+    "check_stream_name",
+]
+
+# White space and control characters would end the command that the subject stands in.
+_ODD: Final = re.compile(r"[\s\x00-\x1f\x7f]")
+# What a file system or a subject has other uses for: names become folders and tokens.
+_RESERVED: Final = re.compile(r"[.*>/\\]")
+_GROUP: Final = re.compile(r"[a-zA-Z0-9/_=-]{1,16}")
+#: The server's own limit, in bytes.
+_LONGEST: Final = 255
+
+
+def _check_text(what: str, value: object) -> str:
+    if not isinstance(value, str):
+        raise UsageTypeError(f"{what} must be str, not {type(value).__name__}")
+    if not value:
+        raise UsageError(f"{what} must not be empty: ''")
+    if _ODD.search(value):
+        raise UsageError(f"{what} {value!r} has white space or a control character")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise UsageError(f"{what} {value!r} has a lone surrogate, which UTF-8 can't carry") from None
+    return value
+
+
+def _check_name(what: str, value: object) -> str:
+    name = _check_text(what, value)
+    if found := _RESERVED.search(name):
+        raise UsageError(f"{what} {name!r} has a {found[0]!r}: dots, wildcards and slashes are not allowed")
+    if len(name.encode()) > _LONGEST:
+        raise UsageError(f"{what} {name[:40]!r}... is longer than {_LONGEST} bytes")
+    return name
+
+
+def check_stream_name(name: str) -> str:
+    """The name, if a stream can have it.
+
+    Raises:
+        UsageError: It is empty or longer than 255 bytes, or has a dot, a wildcard, a slash or white space.
+    """
+    return _check_name("stream name", name)
+
+
+def check_consumer_name(name: str) -> str:
+    """The name, if a consumer can have it.
+
+    Raises:
+        UsageError: It is empty or longer than 255 bytes, or has a dot, a wildcard, a slash or white space.
+    """
+    return _check_name("consumer name", name)
+
+
+def check_domain(domain: str) -> str:
+    """The name, if a JetStream domain can have it.
+
+    Raises:
+        UsageError: It is empty or longer than 255 bytes, or has a dot, a wildcard, a slash or white space.
+    """
+    return _check_name("domain", domain)
+
+
+def check_group(group: str) -> str:
+    """The name, if a priority group can have it: 1 to 16 of letters, digits, ``/``, ``_``, ``=``, ``-``.
+
+    Raises:
+        UsageError: It is not one.
+    """
+    if not _GROUP.fullmatch(_check_text("priority group", group)):
+        raise UsageError(
+            f"priority group {group!r} must have 1 to 16 letters, digits, slashes, '_', '=' or '-'"
+        )
+    return group
+
+
+def check_filter(subject: str) -> str:
+    """The subject, if messages can be selected by it: wildcards are allowed.
+
+    Raises:
+        UsageError: It is empty, has an empty token or white space, or ``>`` elsewhere than at the end.
+    """
+    tokens = _check_text("subject", subject).split(".")
+    if "" in tokens:
+        raise UsageError(f"subject {subject!r} has an empty token")
+    if ">" in tokens[:-1]:
+        raise UsageError(f"subject {subject!r} has '>' elsewhere than at its end")
+    return subject
+
+
+def check_prefix(prefix: str) -> str:
+    """The prefix of an API without its last dot, if requests can be sent there.
+
+    Raises:
+        UsageError: It is empty, or has an empty token, a wildcard or white space.
+    """
+    bare = check_filter(_check_text("api_prefix", prefix).removesuffix("."))
+    if "*" in bare.split(".") or ">" in bare.split("."):
+        raise UsageError(f"api_prefix {prefix!r} has a wildcard")
+    return bare

@@ -1,0 +1,224 @@
+"""What a publish to JetStream is on the wire: its headers, and what the ack says."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypedDict
+
+from liftenvelope._checks import as_text
+from liftenvelope.errors import JetStreamError, NoJetStreamError, UsageError, UsageTypeError, jetstream_error
+from liftenvelope.jetstream._names import check_stream_name
+from liftenvelope.jetstream._records import to_ns
+from liftenvelope.nats._subjects import publish_subject
+
+if TYPE_CHECKING:
+    from nats.aio.msg import Msg
+
+__all__ = ["AckReader", "PubAck", "PublishOptions", "header_block", "option_headers"]
+
+_HEADER_NAME: Final = re.compile(r"[!-9;-~]+")
+_LINE_ENDS: Final = re.compile(r"[\r\n]")
+#: The shortest time to live that the server knows, in seconds.
+_SHORTEST_TTL: Final = 1
+_NEVER: Final = "never"
+#: How many forms of acks are remembered: one for each stream that is published to, in fact.
+_FORMS: Final = 1_024
+
+
+class PublishOptions(TypedDict, total=False):
+    """What a publish may ask for.
+
+    Attributes:
+        message_id: The message is stored once, whatever the number of publishes with this id within the
+            stream's ``duplicate_window``.
+        expected_stream: The stream that must record it.
+        expected_last_sequence: The sequence that must be the stream's last; 0 for an empty stream.
+        expected_last_subject_sequence: The sequence that must be the last on the subject; 0 for none.
+        expected_last_subject_filter: The subject that the former looks at, with wildcards perhaps, instead
+            of the message's own.
+        expected_last_message_id: The message id that must be the stream's last.
+        ttl: After how many seconds the message goes (ADR-43), at least 1, or ``"never"``.
+    """
+
+    message_id: str | None
+    expected_stream: str | None
+    expected_last_sequence: int | None
+    expected_last_subject_sequence: int | None
+    expected_last_subject_filter: str | None
+    expected_last_message_id: str | None
+    ttl: float | str | None
+
+
+class PubAck(NamedTuple):
+    """That a message is stored, and where.
+
+    Attributes:
+        stream: The stream that records the subject.
+        sequence: The message's sequence; of a duplicate that of the first.
+        domain: The JetStream domain of the stream.
+        duplicate: Whether a message of that id was stored before, so that this one was not.
+        value: Of a counter, its value now (ADR-49).
+        batch_id: The id of the batch that this ends (ADR-50).
+        batch_size: How many messages the batch has.
+    """
+
+    stream: str
+    sequence: int
+    domain: str | None = None
+    duplicate: bool = False
+    value: str | None = None
+    batch_id: str | None = None
+    batch_size: int | None = None
+
+
+_new = tuple.__new__
+
+
+class AckReader:
+    """Reads acks. Those of one stream differ in their last number alone, and that is all that is looked at.
+
+    Example:
+        >>> read = AckReader()
+        >>> read(b'{"stream":"ORDERS","seq":17}')  # doctest: +ELLIPSIS
+        PubAck(stream='ORDERS', sequence=17, domain=None, duplicate=False, value=None, ...)
+        >>> read(b'{"error":{"code":400,"err_code":10071,"description":"wrong last sequence: 2"}}')
+        WrongLastSequenceError(400, 'wrong last sequence: 2', 10071)
+    """
+
+    __slots__ = ("_forms",)
+
+    def __init__(self) -> None:
+        self._forms: dict[bytes, tuple[str, str | None]] = {}
+
+    def __call__(self, data: bytes) -> PubAck | JetStreamError:
+        """The ack in the data, or the error that it reports."""
+        head, _, tail = data.rpartition(b":")
+        form = self._forms.get(head)
+        if form is not None:
+            number = tail[:-1]
+            if number.isdigit() and tail.endswith(b"}"):
+                # Without the constructor: this is the hot path, and half of the time.
+                return _new(PubAck, (form[0], int(number), form[1], False, None, None, None))
+        return self._read(data, head)
+
+    def _read(self, data: bytes, head: bytes) -> PubAck | JetStreamError:
+        try:
+            answer = json.loads(data)
+            if error := answer.get("error"):
+                return jetstream_error(
+                    int(error.get("code", 0)), int(error.get("err_code", 0)), error.get("description", "")
+                )
+            ack = _ack_of(answer)
+        except (ValueError, TypeError, KeyError, AttributeError):
+            return JetStreamError(500, f"this is no ack: {data[:100]!r}")
+        if answer.keys() <= {"stream", "domain", "seq"} and head.endswith(b'"seq"'):
+            if len(self._forms) >= _FORMS:
+                self._forms.clear()
+            self._forms[head] = (ack.stream, ack.domain)
+        return ack
+
+
+def _ack_of(answer: Mapping[str, Any]) -> PubAck:
+    return PubAck(
+        str(answer["stream"]),
+        int(answer["seq"]),
+        answer.get("domain") or None,
+        bool(answer.get("duplicate", False)),
+        answer.get("val"),
+        answer.get("batch"),
+        answer.get("count"),
+    )
+
+
+def status_error(msg: Msg, subject: str) -> JetStreamError:
+    """The error that the headers of an answer report; acks have no headers."""
+    assert msg.headers is not None
+    status = msg.headers.get("Status", "")
+    if status == "503":
+        return NoJetStreamError(503, f"no stream records the subject {subject!r}")
+    code = int(status) if status.isdigit() else 500
+    return jetstream_error(code, 0, msg.headers.get("Description", "") or f"status {status!r}")
+
+
+# Headers
+
+
+def header_block(headers: Mapping[str, str]) -> bytes:
+    """Headers as NATS sends them, with the empty line at their end.
+
+    Raises:
+        UsageError: A name is empty or has a colon, white space or other than ASCII; a value has a line end.
+    """
+    lines = ["NATS/1.0"]
+    for name, value in headers.items():
+        if not _HEADER_NAME.fullmatch(as_text("header name", name)):
+            raise UsageError(f"header name {name!r} must be of visible ASCII characters other than ':'")
+        if _LINE_ENDS.search(as_text(f"header {name!r}", value)):
+            raise UsageError(f"header {name!r} has a line end in its value {value!r}")
+        lines.append(f"{name}: {value}")
+    return "\r\n".join([*lines, "", ""]).encode()
+
+
+def option_headers(options: Mapping[str, Any]) -> dict[str, str]:
+    """The headers that ask for what the options say.
+
+    Raises:
+        UsageError: There is no such option, or its value makes no sense.
+    """
+    headers: dict[str, str] = {}
+    for name, value in options.items():
+        if name not in _OPTIONS:
+            raise UsageTypeError(f"publish has no option {name!r}")
+        if value is not None:
+            header, write = _OPTIONS[name]
+            headers[header] = write(name, value)
+    if "Nats-Expected-Last-Subject-Sequence-Subject" in headers and (
+        options.get("expected_last_subject_sequence") is None
+    ):
+        raise UsageError("expected_last_subject_filter needs an expected_last_subject_sequence")
+    return headers
+
+
+def _text(name: str, value: Any) -> str:
+    if not (text := as_text(name, value)):
+        raise UsageError(f"{name} must not be empty: ''")
+    return text
+
+
+def _sequence(name: str, value: Any) -> str:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise UsageTypeError(f"{name} must be an integer, not {type(value).__name__}")
+    if not 0 <= value < 2**64:
+        raise UsageError(f"{name} must be a sequence, 0 or more, not {value}")
+    return str(value)
+
+
+def _ttl(name: str, value: Any) -> str:
+    if value == _NEVER:
+        return _NEVER
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise UsageTypeError(f"{name} must be a number of seconds or 'never', not {value!r}")
+    if not _SHORTEST_TTL <= value < 2**63 / 1e9:
+        raise UsageError(f"{name} must be at least {_SHORTEST_TTL} second, not {value!r}")
+    return f"{to_ns(value)}ns"
+
+
+def _stream(_: str, value: Any) -> str:
+    return check_stream_name(value)
+
+
+def _filter(name: str, value: Any) -> str:
+    return publish_subject(as_text(name, value).replace("*", "_").replace(">", "_")) and str(value)
+
+
+_OPTIONS: Final[dict[str, tuple[str, Callable[[str, Any], str]]]] = {
+    "message_id": ("Nats-Msg-Id", _text),
+    "expected_stream": ("Nats-Expected-Stream", _stream),
+    "expected_last_sequence": ("Nats-Expected-Last-Sequence", _sequence),
+    "expected_last_subject_sequence": ("Nats-Expected-Last-Subject-Sequence", _sequence),
+    "expected_last_subject_filter": ("Nats-Expected-Last-Subject-Sequence-Subject", _filter),
+    "expected_last_message_id": ("Nats-Expected-Last-Msg-Id", _text),
+    "ttl": ("Nats-TTL", _ttl),
+}

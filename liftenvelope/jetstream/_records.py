@@ -1,0 +1,342 @@
+"""JetStream's JSON as frozen dataclasses, and back.
+
+What an attribute is on the wire follows from its annotation: a :data:`Seconds` is an integer of nanoseconds,
+a :data:`Moment` is text as in RFC 3339, an enumeration its value, a record an object. Names are those of the
+wire. Nothing that a server says is lost: fields that this version does not know are in ``extra``, and values
+finer than Python's types hold (nanoseconds) are kept beside them until the attribute is changed.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from enum import Enum, StrEnum
+from operator import index
+from typing import (
+    Annotated,
+    Any,
+    ClassVar,
+    Final,
+    NamedTuple,
+    Self,
+    TypeAlias,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
+
+from liftenvelope._checks import as_text
+from liftenvelope.errors import UsageError, UsageTypeError
+
+__all__ = [
+    "Moment",
+    "OpenEnum",
+    "Record",
+    "Seconds",
+    "check_moment",
+    "from_ns",
+    "integer",
+    "moment_text",
+    "read_moment",
+    "to_ns",
+]
+
+_NS: Final = 1_000_000_000
+_MAX_NS: Final = 2**63 - 1
+_LONGEST: Final = _MAX_NS / _NS
+#: What Go's servers say for "never": its zero time.
+_ZERO_TIME: Final = "0001-01-01T00:00:00Z"
+
+
+class OpenEnum(StrEnum):
+    """An enumeration that newer servers may add to: an unknown value is kept as it is."""
+
+    @classmethod
+    def _missing_(cls, value: object) -> Self | None:
+        if not isinstance(value, str):
+            return None
+        member = str.__new__(cls, value)
+        member._name_ = value.upper()
+        member._value_ = value
+        return member
+
+
+class Codec(NamedTuple):
+    """How one kind of value is checked, written and read."""
+
+    check: Callable[[str, Any], Any]
+    encode: Callable[[Any], Any]
+    decode: Callable[[Any], Any]
+
+
+def to_ns(seconds: float) -> int:
+    """Seconds as nanoseconds: of what a decimal number says, not of its nearest float.
+
+    Example:
+        >>> to_ns(0.1), to_ns(31_536_000.000000001)
+        (100000000, 31536000000000000)
+    """
+    return int((Decimal(repr(float(seconds))) * _NS).to_integral_value())
+
+
+def from_ns(nanoseconds: int) -> float:
+    """Nanoseconds as seconds."""
+    return nanoseconds / _NS
+
+
+def moment_text(moment: datetime) -> str:
+    """A moment as in RFC 3339, in UTC."""
+    return moment.astimezone(UTC).isoformat().replace("+00:00", "Z")
+
+
+def read_moment(text: str) -> datetime | None:
+    """A moment of RFC 3339; digits after the microseconds are dropped, and "never" is None."""
+    if text == _ZERO_TIME:
+        return None
+    head, dot, tail = text.partition(".")
+    if dot:
+        digits = tail[: len(tail) - len(tail.lstrip("0123456789"))]
+        head += "." + digits[:6].ljust(6, "0") + tail[len(digits) :]
+    moment = datetime.fromisoformat(head)
+    if moment.tzinfo is None:
+        raise ValueError(f"{text!r} names no time zone")
+    return moment.astimezone(UTC)
+
+
+def _check_seconds(name: str, value: Any) -> float:
+    if isinstance(value, timedelta):
+        value = value.total_seconds()
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise UsageTypeError(f"{name} must be a number of seconds, not {type(value).__name__}")
+    # What is nearest to the limit as a float is taken for the limit.
+    if not -_LONGEST <= value <= _LONGEST:
+        raise UsageError(
+            f"{name} must be a number of seconds that 64 bits of nanoseconds hold, not {value!r}"
+        )
+    if value and not to_ns(value):
+        raise UsageError(f"{name} {value!r} is less than a nanosecond, and 0 means something else")
+    return float(value)
+
+
+def check_moment(name: str, value: Any) -> datetime:
+    """A datetime with a time zone, in UTC; anything else is a UsageError."""
+    if not isinstance(value, datetime):
+        raise UsageTypeError(f"{name} must be a datetime, not {type(value).__name__}")
+    if value.tzinfo is None:
+        raise UsageError(f"{name} must be a datetime with a time zone, not {value!r}")
+    try:
+        return value.astimezone(UTC)
+    except OverflowError:
+        raise UsageError(f"{name} {value!r} is not in the years 1 to 9999 of UTC") from None
+
+
+def integer(name: str, value: Any) -> int:
+    """An integer of any size; anything else, a bool among it, is a UsageError."""
+    if isinstance(value, bool):
+        raise UsageTypeError(f"{name} must be an integer, not bool")
+    try:
+        return index(value)
+    except TypeError:
+        raise UsageTypeError(f"{name} must be an integer, not {type(value).__name__}") from None
+
+
+def _check_int(name: str, value: Any) -> int:
+    number = integer(name, value)
+    if not -(2**63) <= number < 2**64:
+        raise UsageError(f"{name} {number} does not fit in 64 bits")
+    return number
+
+
+def _check_bool(name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise UsageTypeError(f"{name} must be a bool, not {type(value).__name__}")
+    return value
+
+
+def _encode_seconds(value: float) -> int:
+    return max(-_MAX_NS - 1, min(to_ns(value), _MAX_NS))
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+#: A span of time: seconds here, nanoseconds on the wire.
+Seconds: TypeAlias = Annotated[float, Codec(_check_seconds, _encode_seconds, from_ns)]
+#: A point in time: a datetime with a time zone here, text as in RFC 3339 on the wire.
+Moment: TypeAlias = Annotated[datetime, Codec(check_moment, moment_text, read_moment)]
+
+_PLAIN: Final[dict[Any, Codec]] = {
+    str: Codec(as_text, _same, _same),
+    int: Codec(_check_int, _same, _same),
+    bool: Codec(_check_bool, _same, _same),
+    Any: Codec(lambda _, value: value, _same, _same),
+}
+
+
+def _enum_codec(kind: type[Enum]) -> Codec:
+    def check(name: str, value: Any) -> Any:
+        return kind(as_text(name, value))
+
+    return Codec(check, lambda value: value.value, kind)
+
+
+def _record_codec(kind: type[Record]) -> Codec:
+    def check(name: str, value: Any) -> Any:
+        if not isinstance(value, kind):
+            raise UsageTypeError(f"{name} must be a {kind.__name__}, not {type(value).__name__}")
+        return value
+
+    return Codec(check, lambda value: value.to_json(), kind.from_json)
+
+
+def _sequence_codec(item: Codec) -> Codec:
+    def check(name: str, value: Any) -> Any:
+        if isinstance(value, str | bytes) or not isinstance(value, Sequence):
+            raise UsageTypeError(f"{name} must be a sequence, not {type(value).__name__}")
+        return tuple(item.check(f"{name}[{i}]", each) for i, each in enumerate(value))
+
+    return Codec(
+        check,
+        lambda value: [item.encode(each) for each in value],
+        lambda value: tuple(item.decode(each) for each in value),
+    )
+
+
+def _mapping_codec(item: Codec) -> Codec:
+    def check(name: str, value: Any) -> Any:
+        if not isinstance(value, Mapping):
+            raise UsageTypeError(f"{name} must be a mapping, not {type(value).__name__}")
+        return {as_text(f"{name}'s key", key): item.check(f"{name}[{key!r}]", value[key]) for key in value}
+
+    return Codec(
+        check,
+        lambda value: {key: item.encode(each) for key, each in value.items()},
+        lambda value: {key: item.decode(each) for key, each in value.items()},
+    )
+
+
+def _codec_of(hint: Any) -> Codec:
+    """How values of an annotation are checked, written and read."""
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        codec: Codec = arguments[1]
+        return codec
+    if origin in (Union, types.UnionType):
+        return _codec_of(next(each for each in arguments if each is not type(None)))
+    if origin in (tuple, Mapping):
+        item = _codec_of(arguments[origin is Mapping])
+        return _sequence_codec(item) if origin is tuple else _mapping_codec(item)
+    if hint in _PLAIN:
+        return _PLAIN[hint]
+    return _enum_codec(hint) if issubclass(hint, Enum) else _record_codec(hint)
+
+
+_CODECS: Final[dict[type, dict[str, Codec]]] = {}
+_DEFAULTS: Final[dict[type, dict[str, Any]]] = {}
+
+
+def _codecs(kind: type[Record]) -> dict[str, Codec]:
+    """The codec of each field. Found out at the first use: annotations may name classes that come later."""
+    found = _CODECS.get(kind)
+    if found is None:
+        hints = get_type_hints(kind, include_extras=True)
+        names = [each.name for each in fields(kind) if each.name not in ("extra", "exact")]
+        found = _CODECS[kind] = {name: _codec_of(hints[name]) for name in names}
+    return found
+
+
+def _defaults(kind: type[Record]) -> dict[str, Any]:
+    found = _DEFAULTS.get(kind)
+    if found is None:
+        found = _DEFAULTS[kind] = {
+            each.name: each.default_factory() if each.default_factory is not MISSING else each.default
+            for each in fields(kind)
+        }
+    return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """An object of JetStream's API. Take ``dataclasses.replace`` to change it.
+
+    Attributes:
+        extra: What a server newer than this version has said beside, by its name on the wire. Sent back
+            unchanged.
+        exact: Values as they were on the wire, of attributes whose Python types hold less. Sent back unless
+            the attribute was changed.
+    """
+
+    #: What is written even if it is the default, because the server's own default is another.
+    _always: ClassVar[frozenset[str]] = frozenset()
+
+    extra: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    exact: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        self._check_types()
+        self._check()
+
+    def _check(self) -> None:
+        """Raise UsageError where a value makes no sense; not asked of what a server says."""
+
+    def _check_types(self) -> None:
+        default = _defaults(type(self))
+        for name, codec in _codecs(type(self)).items():
+            value = getattr(self, name)
+            if value is not None or default[name] is not None:
+                object.__setattr__(self, name, codec.check(name, value))
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """Read it from what the server said. Names are not checked.
+
+        Raises:
+            UsageError: A value is none that the field may have, or a field is missing that always is there.
+        """
+        if not isinstance(data, Mapping):
+            raise UsageTypeError(f"{cls.__name__} is read from a mapping, not from {type(data).__name__}")
+        codecs = _codecs(cls)
+        known: dict[str, Any] = {}
+        exact: dict[str, Any] = {}
+        for name, codec in codecs.items():
+            wire = data.get(name)
+            if wire is None:
+                continue
+            known[name] = _read(cls, name, codec, wire)
+            if known[name] is not None and codec.encode(known[name]) != wire:
+                exact[name] = wire
+        missing = [
+            name for name, default in _defaults(cls).items() if default is MISSING and name not in known
+        ]
+        if missing:
+            raise UsageError(f"{cls.__name__} without {missing[0]!r}: {dict(data)!r}")
+        extra = {name: value for name, value in data.items() if name not in codecs}
+        # Not by the constructor: what a server has is read, also where it may not be made (any more).
+        record = cls.__new__(cls)
+        for name, value in {**_defaults(cls), **known, "extra": extra, "exact": exact}.items():
+            object.__setattr__(record, name, value)
+        record._check_types()
+        return record
+
+    def to_json(self) -> dict[str, Any]:
+        """Write it as the server reads it: without what is the default there."""
+        written = dict(self.extra)
+        for name, codec in _codecs(type(self)).items():
+            value = getattr(self, name)
+            if value is None or (value == _defaults(type(self))[name] and name not in self._always):
+                continue
+            wire = self.exact.get(name)
+            written[name] = wire if wire is not None and codec.decode(wire) == value else codec.encode(value)
+        return written
+
+
+def _read(kind: type[Record], name: str, codec: Codec, wire: Any) -> Any:
+    try:
+        return codec.decode(wire)
+    except (TypeError, ValueError, AttributeError, OverflowError) as exc:
+        raise UsageError(f"{kind.__name__}.{name} can't be {wire!r}") from exc

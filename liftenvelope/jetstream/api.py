@@ -1,0 +1,180 @@
+"""Requests to JetStream's API, and what comes back: JSON, or an error of its own class."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+import nats.errors
+
+from liftenvelope.errors import (
+    CallTimeoutError,
+    InternalError,
+    NoJetStreamError,
+    TransportError,
+    UsageError,
+    jetstream_error,
+)
+from liftenvelope.jetstream._names import check_domain, check_prefix
+from liftenvelope.nats._outcomes import positive
+
+if TYPE_CHECKING:
+    from nats.aio.client import Client
+    from nats.aio.msg import Msg
+
+__all__ = ["DEFAULT_PREFIX", "Api", "api_prefix"]
+
+DEFAULT_PREFIX: Final = "$JS.API"
+#: How often a waiting request looks whether its connection is still open, in seconds: nats-py tells nobody.
+_LOOK: Final = 0.25
+
+
+def api_prefix(domain: str | None, prefix: str | None) -> str:
+    """The prefix of an API, without a dot at its end.
+
+    Args:
+        domain: The JetStream domain.
+        prefix: The prefix itself, with or without its last dot; not together with a domain.
+
+    Raises:
+        UsageError: Both are given, or one is none.
+    """
+    if domain is not None and prefix is not None:
+        raise UsageError(f"domain {domain!r} and api_prefix {prefix!r} exclude each other")
+    if domain is not None:
+        check_domain(domain)
+        return f"$JS.{domain}.API"
+    return DEFAULT_PREFIX if prefix is None else check_prefix(prefix)
+
+
+class Api:
+    """Requests to JetStream on somebody else's connection.
+
+    Args:
+        nc: The connection. It is never closed, and its callbacks are not taken.
+        prefix: The prefix of the API. Default ``$JS.API``.
+        timeout: How long to wait for an answer unless a request says otherwise, in seconds. Default 5.
+
+    Attributes:
+        nc: The connection.
+        prefix: The prefix, without a dot at its end.
+        timeout: The default time-out in seconds.
+
+    Raises:
+        UsageError: The prefix or the timeout makes no sense.
+    """
+
+    def __init__(self, nc: Client, *, prefix: str = DEFAULT_PREFIX, timeout: float = 5.0) -> None:
+        self.nc = nc
+        self.prefix = check_prefix(prefix)
+        self.timeout = positive("timeout", timeout)
+
+    async def request(
+        self, subject: str, payload: Mapping[str, Any] | bytes | None = None, *, timeout: float | None = None
+    ) -> dict[str, Any]:
+        """Ask, and return the answer.
+
+        Args:
+            subject: The subject after the prefix, such as ``CONSUMER.INFO.orders.worker``.
+            payload: What to send: a mapping, as JSON; bytes; or nothing.
+            timeout: How long to wait in seconds. Default: that of the API.
+
+        Raises:
+            JetStreamError: The server refused; its class says why, as far as it has one.
+            NoJetStreamError: Nothing answers there.
+            CallTimeoutError: No answer came in time. Whether the server did what was asked is unknown.
+            TransportError: The connection is closed or draining, or was closed meanwhile.
+            UsageError: The request can't be written, or is larger than the server takes.
+        """
+        msg = await self.ask(f"{self.prefix}.{subject}", payload, timeout=timeout)
+        return read_answer(msg.data, subject)
+
+    async def ask(
+        self,
+        subject: str,
+        payload: Mapping[str, Any] | bytes | None = None,
+        *,
+        headers: Mapping[str, str] | None = None,
+        timeout: float | None = None,
+    ) -> Msg:
+        """Ask on a whole subject, and return the answer as it came.
+
+        Raises:
+            NoJetStreamError: Nothing answers there.
+            CallTimeoutError, TransportError, UsageError: As for :meth:`request`.
+        """
+        seconds = self.timeout if timeout is None else positive("timeout", timeout)
+        self._check_open()
+        body = encode_payload(payload)
+        self.check_size(len(body))
+        copy = dict(headers) if headers else None
+        call = asyncio.ensure_future(self.nc.request(subject, body, timeout=seconds, headers=copy))
+        try:
+            while not call.done():
+                await asyncio.wait({call}, timeout=_LOOK)
+                if not call.done() and self.nc.is_closed:
+                    raise TransportError("the NATS connection was closed before an answer came", sent=True)
+            return call.result()
+        except nats.errors.NoRespondersError as exc:
+            raise NoJetStreamError(503, f"nothing answers on {subject!r}") from exc
+        except nats.errors.TimeoutError as exc:
+            raise CallTimeoutError(f"no answer on {subject!r} within {seconds} s") from exc
+        except nats.errors.Error as exc:
+            raise TransportError(f"nats-py could not send the request: {exc}") from exc
+        finally:
+            call.cancel()
+
+    async def send(self, subject: str, payload: bytes, *, reply: str = "") -> None:
+        """Send on a whole subject, and wait for nothing.
+
+        Raises:
+            TransportError, UsageError: As for :meth:`request`.
+        """
+        self._check_open()
+        self.check_size(len(payload))
+        try:
+            await self.nc.publish(subject, payload, reply=reply)
+        except nats.errors.Error as exc:
+            raise TransportError(f"nats-py could not send the request: {exc}") from exc
+
+    def check_size(self, size: int) -> None:
+        """Raise UsageError if the server takes no message of so many bytes."""
+        if size > (limit := self.nc.max_payload):
+            raise UsageError(f"the message has {size} bytes; the server takes {limit}")
+
+    def _check_open(self) -> None:
+        if self.nc.is_closed:
+            raise TransportError("the NATS connection is closed")
+        if self.nc.is_draining_pubs:
+            raise TransportError("the NATS connection is being drained")
+
+
+def encode_payload(payload: Mapping[str, Any] | bytes | None) -> bytes:
+    """A payload as bytes."""
+    if payload is None:
+        return b""
+    if isinstance(payload, bytes):
+        return payload
+    return json.dumps(payload, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+def read_answer(data: bytes, subject: str) -> dict[str, Any]:
+    """The JSON of an answer, unless it is an error.
+
+    Raises:
+        JetStreamError: It is one.
+        InternalError: It is no JSON object.
+    """
+    try:
+        answer = json.loads(data)
+    except ValueError as exc:
+        raise InternalError(f"the answer on {subject!r} is no JSON: {data[:100]!r}") from exc
+    if not isinstance(answer, dict):
+        raise InternalError(f"the answer on {subject!r} is no JSON object: {data[:100]!r}")
+    if error := answer.get("error"):
+        raise jetstream_error(
+            int(error.get("code", 0)), int(error.get("err_code", 0)), error.get("description", "")
+        )
+    return answer

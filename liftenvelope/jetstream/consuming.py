@@ -1,0 +1,174 @@
+"""``messages`` and ``consume``: an iterator, and a loop that calls a handler."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Protocol, Self
+
+from liftenvelope.jetstream.message import Message
+
+__all__ = ["Consumption", "Feed", "Handler", "Messages"]
+
+#: What ``consume`` calls with each message: a plain function or a coroutine function.
+Handler = Callable[[Message], Awaitable[None] | None]
+
+
+class Feed(Protocol):
+    """What :class:`Messages` and :class:`Consumption` read from."""
+
+    buffer: deque[Message]
+
+    async def start(self) -> None:
+        """Begin to pull."""
+
+    async def next(self) -> Message:
+        """The next message."""
+
+    def pop(self) -> Message:
+        """The first message of a buffer that has one."""
+
+    def stop(self) -> None:
+        """End now."""
+
+    async def drain(self) -> None:
+        """Pull nothing more."""
+
+    async def wait_ended(self) -> None:
+        """Wait for the end."""
+
+    @property
+    def buffered(self) -> int:
+        """How many messages wait to be taken."""
+
+
+class Messages:
+    """The messages of a consumer, one after the other. Made by ``Consumer.messages``.
+
+    Leaving the ``async with`` stops it. The iteration ends after :meth:`stop` or :meth:`drain`, and raises
+    what ends it otherwise: :class:`~liftenvelope.errors.ConsumerDeletedError`, ``PushConsumerError``,
+    ``BadRequestError``, ``ConnectionClosedError``. What was buffered before comes first.
+    """
+
+    def __init__(self, feed: Feed) -> None:
+        self._feed = feed
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self._feed.start()
+        except BaseException:
+            self._feed.stop()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._feed.stop()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Message:
+        feed = self._feed
+        return feed.pop() if feed.buffer else await feed.next()
+
+    async def next(self, timeout: float | None = None) -> Message:
+        """The next message.
+
+        Args:
+            timeout: How long to wait for it, in seconds. Default: as long as it takes.
+
+        Raises:
+            TimeoutError: None came in time; the iteration goes on.
+            StopAsyncIteration: It was stopped or drained.
+            LiftEnvelopeError: It has ended by an error.
+        """
+        if self._feed.buffer:
+            return self._feed.pop()
+        async with asyncio.timeout(timeout):
+            return await self._feed.next()
+
+    def stop(self) -> None:
+        """End now; what is buffered is dropped, and comes again after ``ack_wait``. May be called again."""
+        self._feed.stop()
+
+    async def drain(self) -> None:
+        """Pull nothing more; the iteration delivers what has come, and ends."""
+        await self._feed.drain()
+
+    async def closed(self) -> None:
+        """Wait until it has ended and everything was delivered.
+
+        Raises:
+            LiftEnvelopeError: What it was ended by.
+        """
+        await self._feed.wait_ended()
+
+    @property
+    def buffered(self) -> int:
+        """How many messages have come and wait to be taken."""
+        return self._feed.buffered
+
+
+class Consumption:
+    """A handler that is called with the messages of a consumer. Made by ``Consumer.consume``.
+
+    Leaving an ``async with`` stops it. Await :meth:`closed` to learn how it ended.
+    """
+
+    def __init__(self, feed: Feed, handler: Handler, progress: float | None) -> None:
+        self._feed = feed
+        self._handler = handler
+        self._progress = progress
+        self._task = asyncio.get_running_loop().create_task(self._run())
+        self._task.add_done_callback(self._done)
+
+    async def _run(self) -> None:
+        feed, handler, buffer = self._feed, self._handler, self._feed.buffer
+        while True:
+            try:
+                message = feed.pop() if buffer else await feed.next()
+            except StopAsyncIteration:
+                return
+            if self._progress is None:
+                work = handler(message)
+                if work is not None:
+                    await work
+            else:
+                async with message.auto_ack_progress(self._progress):
+                    work = handler(message)
+                    if work is not None:
+                        await work
+
+    def _done(self, _: asyncio.Task[None]) -> None:
+        # What the task has raised and nobody asks for, asyncio reports to the event loop's exception handler.
+        self._feed.stop()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    def stop(self) -> None:
+        """End now: a handler that is running is left to finish, what is buffered is dropped."""
+        self._feed.stop()
+
+    async def aclose(self) -> None:
+        """Stop, and wait for a handler that is running."""
+        self._feed.stop()
+        await asyncio.wait({self._task})
+
+    async def drain(self) -> None:
+        """Pull nothing more, have the handler called with what has come, and end."""
+        await self._feed.drain()
+        await self.closed()
+
+    async def closed(self) -> None:
+        """Wait until it has ended and the handler is done.
+
+        Raises:
+            LiftEnvelopeError: What it was ended by.
+            Exception: What the handler raised, which ends it too.
+        """
+        await asyncio.shield(self._task)

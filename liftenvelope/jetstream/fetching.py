@@ -1,0 +1,280 @@
+"""``fetch`` and ``next``: one pull, answered by what there is."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, Final
+
+from liftenvelope.errors import (
+    CallTimeoutError,
+    ConnectionClosedError,
+    LiftEnvelopeError,
+    TransportError,
+)
+from liftenvelope.jetstream._feed import Source, error_of
+from liftenvelope.jetstream._statuses import Kind, Status
+from liftenvelope.jetstream._watch import watch_of
+from liftenvelope.jetstream.message import Message, size_of
+from liftenvelope.jetstream.pull_options import PullPlan
+from liftenvelope.nats._pull_inbox import PullInbox
+
+if TYPE_CHECKING:
+    from nats.aio.msg import Msg
+
+__all__ = ["Batch", "FetchInboxes"]
+
+_PIN_HEADER: Final = "Nats-Pin-Id"
+#: How much longer than the server a fetch waits, in seconds.
+_GRACE: Final = 1.0
+#: After how many seconds an inbox that no fetch uses is unsubscribed.
+_IDLE: Final = 1.0
+#: How long to wait before a pull is sent again that nobody took after a reconnect, in seconds.
+_PAUSE: Final = 0.1
+#: Ends of a pull that are no errors.
+_QUIET: Final = frozenset({Kind.ENDED, Kind.TOO_LARGE})
+
+
+class Batch(list[Message]):
+    """The messages of one fetch.
+
+    Attributes:
+        error: What ended it early, None if nothing did. A fetch that has got nothing raises it instead.
+    """
+
+    error: LiftEnvelopeError | None = None
+
+
+class _FetchInbox:
+    """A subscription that one fetch at a time uses."""
+
+    def __init__(self, source: Source) -> None:
+        self.inbox = PullInbox(source.api.nc, self._take)
+        self.current: _Fetch | None = None
+        self._number = 0
+
+    def _take(self, msg: Msg) -> None:
+        if self.current is not None:
+            self.current.take(msg)
+
+    def send(self, subject: str, payload: bytes) -> int:
+        """Publish a pull; returns its number."""
+        self._number += 1
+        self.inbox.send(subject, self._number, payload)
+        return self._number
+
+
+class FetchInboxes:
+    """The inboxes of a consumer's fetches, kept for a moment so that the next one finds its own ready.
+
+    Args:
+        source: Where to pull from.
+
+    Attributes:
+        pins: The ids of the pins that fetches hold, by group.
+    """
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._idle: list[_FetchInbox] = []
+        self._timer: asyncio.TimerHandle | None = None
+        self._used = 0.0
+        self.pins: dict[str, str] = {}
+
+    async def fetch(self, plan: PullPlan, wait: float) -> Batch:
+        """Pull once.
+
+        Args:
+            plan: What to ask for.
+            wait: How long the server may take, in seconds.
+        """
+        inbox = self._idle.pop() if self._idle else _FetchInbox(self._source)
+        done = False
+        fetch = _Fetch(self._source, plan, inbox, self.pins)
+        try:
+            if not inbox.inbox.is_open:
+                await inbox.inbox.open()
+            batch = await fetch.run(wait)
+            done = fetch.is_clean
+        finally:
+            inbox.current = None
+            if done:
+                self._keep(inbox)
+            else:
+                inbox.inbox.close()  # which has the server forget a pull that still waits
+        return batch
+
+    def _keep(self, inbox: _FetchInbox) -> None:
+        self._idle.append(inbox)
+        loop = asyncio.get_running_loop()
+        self._used = loop.time()
+        if self._timer is None:
+            self._timer = loop.call_later(_IDLE, self._tidy, loop)
+
+    def _tidy(self, loop: asyncio.AbstractEventLoop) -> None:
+        left = self._used + _IDLE - loop.time()
+        if left > 0 and self._idle:
+            self._timer = loop.call_later(left, self._tidy, loop)
+            return
+        self._timer = None
+        self.close()
+
+    def close(self) -> None:
+        """Unsubscribe the inboxes that no fetch uses."""
+        while self._idle:
+            self._idle.pop().inbox.close()
+
+
+class _Fetch:
+    """One fetch under way."""
+
+    def __init__(self, source: Source, plan: PullPlan, inbox: _FetchInbox, pins: dict[str, str]) -> None:
+        self._source = source
+        self._plan = plan
+        self._inbox = inbox
+        self._pins = pins
+        self._group = str(plan.fields.get("group", ""))
+        self._nc: Any = source.api.nc
+        self._loop = asyncio.get_running_loop()
+        self._left = plan.limits.limit
+        self._number = 0
+        self._heard = 0.0
+        self._restored = False
+        self._retry: asyncio.TimerHandle | None = None
+        self._pin_id: str | None = None
+        self._done: asyncio.Future[None] = self._loop.create_future()
+        self._deadline = 0.0
+        self.batch = Batch()
+        #: Whether the server has ended the pull, so that nothing comes to the inbox any more.
+        self.is_clean = False
+
+    async def run(self, wait: float) -> Batch:
+        """Pull, and wait for the end."""
+        self._heard = self._loop.time()
+        self._deadline = self._heard + wait
+        self._inbox.current = self
+        watch = watch_of(self._nc)
+        watch.add(self)
+        try:
+            self._send()
+            await self._wait(wait + _GRACE)
+        except BaseException:
+            self._give_back()
+            raise
+        finally:
+            watch.remove(self)
+            if self._retry is not None:
+                self._retry.cancel()
+        if self.batch.error is not None and not self.batch:
+            raise self.batch.error
+        return self.batch
+
+    async def _wait(self, seconds: float) -> None:
+        if self._done.done():
+            return
+        end = self._loop.time() + seconds
+        timer = self._loop.call_at(end, self._finish, None)
+        beats = self._plan.limits.idle_heartbeat and self._loop.create_task(self._watch_heartbeats())
+        try:
+            await self._done
+        finally:
+            timer.cancel()
+            if beats:
+                beats.cancel()
+
+    async def _watch_heartbeats(self) -> None:
+        beat = self._plan.limits.idle_heartbeat
+        while True:
+            await asyncio.sleep(beat / 2)
+            silent = self._loop.time() - self._heard
+            if self._nc.is_connected and silent >= 2 * beat:
+                self._finish(CallTimeoutError(f"the server has been silent for {silent:.1f} s"))
+                return
+
+    def _send(self) -> None:
+        """Publish the pull, or what is left of it after a reconnect."""
+        self._retry = None
+        if self._done.done() or not self._nc.is_connected:
+            return  # sent when the connection is back: nats-py would send it then, too, beside the new one
+        self._pin_id = self._pins.get(self._group) if self._plan.limits.pinned else None
+        payload = self._plan.payload(self._left, self._pin_id)
+        try:
+            self._number = self._inbox.send(self._source.pull_subject, payload)
+            self._inbox.inbox.flush()
+        except TransportError as exc:
+            self._finish(ConnectionClosedError(str(exc)))
+
+    def take(self, msg: Msg) -> None:
+        """A message or a status has come to the inbox."""
+        self._heard = self._loop.time()
+        prefix = self._inbox.inbox.prefix
+        if not msg.reply and msg.subject.startswith(prefix):
+            if msg.subject == f"{prefix}{self._number}":
+                self._take_status(Status.from_headers(msg.headers))
+            return
+        if self._done.done():
+            Message(msg.subject, msg.reply, msg.data, msg.headers, self._source.acks).nak()
+            return
+        limits = self._plan.limits
+        if limits.pinned and msg.headers and _PIN_HEADER in msg.headers:
+            self._pins[self._group] = msg.headers[_PIN_HEADER]
+        self.batch.append(Message(msg.subject, msg.reply, msg.data, msg.headers, self._source.acks))
+        self._left -= size_of(msg) if limits.in_bytes else 1
+        if self._left <= 0:
+            self.is_clean = True  # of a pull that is filled the server says nothing
+            self._finish(None)
+
+    def _take_status(self, status: Status) -> None:
+        kind = status.kind
+        if kind is Kind.HEARTBEAT:
+            return
+        if kind is Kind.WRONG_PIN:
+            if self._pins.get(self._group) == self._pin_id:
+                self._pins.pop(self._group, None)
+            self._send()
+            return
+        again = kind in (Kind.LEADERSHIP, Kind.SHUTDOWN) or (kind is Kind.NO_RESPONDERS and self._restored)
+        if again and self._loop.time() < self._deadline:
+            if self._retry is None:
+                self._retry = self._loop.call_later(_PAUSE, self._send)
+            return
+        self.is_clean = True
+        self._finish(None if kind in _QUIET else error_of(status))
+
+    def _finish(self, error: LiftEnvelopeError | None) -> None:
+        if not self._done.done():
+            self.batch.error = error
+            self._done.set_result(None)
+
+    def _give_back(self) -> None:
+        """Nobody gets these messages any more: have them delivered again at once, not after ``ack_wait``."""
+        for message in self.batch:
+            try:
+                message.nak()
+            except TransportError:
+                return  # the connection is gone, and they come again when they are due
+
+    # -- the connection
+
+    def lost(self) -> None:
+        """The connection is down: the pull is gone."""
+
+    def restored(self) -> None:
+        """The connection is back: pull what is left."""
+        self._restored = True
+        self._heard = self._loop.time()
+        self._send()
+
+    def gone(self, reason: str) -> None:
+        """The connection is closed or draining."""
+        self._finish(ConnectionClosedError(reason))
+
+
+def first_of(batch: Batch, wait: float) -> Message:
+    """The message of a fetch of one.
+
+    Raises:
+        CallTimeoutError: There is none.
+    """
+    if batch:
+        return batch[0]
+    raise CallTimeoutError(f"no message came within {wait} s")

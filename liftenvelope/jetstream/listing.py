@@ -1,0 +1,56 @@
+"""Listings that come in pages, as asynchronous iterators."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any, Final, TypeVar
+
+from liftenvelope.jetstream._names import check_filter, check_stream_name
+from liftenvelope.jetstream.api import Api
+from liftenvelope.jetstream.infos import ConsumerInfo, StreamInfo
+
+__all__ = ["consumer_infos", "consumer_names", "stream_infos", "stream_names"]
+
+_Item = TypeVar("_Item")
+_NO_SUBJECT: Final[Mapping[str, Any]] = {}
+
+
+async def _pages(
+    api: Api, subject: str, key: str, read: Callable[[Any], _Item], request: Mapping[str, Any]
+) -> AsyncIterator[_Item]:
+    """Everything that is listed, a page at a time: the next is asked for when the last is used up."""
+    offset = 0
+    while True:
+        answer = await api.request(subject, {**request, "offset": offset})
+        items = answer.get(key) or []
+        for item in items:
+            yield read(item)
+        offset += len(items)
+        # A page without items ends it too: what was listed may be deleted while it is.
+        if not items or offset >= answer.get("total", 0):
+            return
+
+
+def _selection(subject: str | None) -> Mapping[str, Any]:
+    return _NO_SUBJECT if subject is None else {"subject": check_filter(subject)}
+
+
+def stream_infos(api: Api, subject: str | None = None) -> AsyncIterator[StreamInfo]:
+    """The streams, or those that record a subject."""
+    return _pages(api, "STREAM.LIST", "streams", StreamInfo.from_json, _selection(subject))
+
+
+def stream_names(api: Api, subject: str | None = None) -> AsyncIterator[str]:
+    """Their names."""
+    return _pages(api, "STREAM.NAMES", "streams", str, _selection(subject))
+
+
+def consumer_infos(api: Api, stream: str) -> AsyncIterator[ConsumerInfo]:
+    """The consumers of a stream."""
+    subject = f"CONSUMER.LIST.{check_stream_name(stream)}"
+    return _pages(api, subject, "consumers", ConsumerInfo.from_json, _NO_SUBJECT)
+
+
+def consumer_names(api: Api, stream: str) -> AsyncIterator[str]:
+    """Their names."""
+    return _pages(api, f"CONSUMER.NAMES.{check_stream_name(stream)}", "consumers", str, _NO_SUBJECT)

@@ -1,0 +1,351 @@
+"""Publishing to JetStream: every ack is awaited, one at a time or thousands at once, on a single inbox."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final, Unpack
+
+import nats.errors
+
+from liftenvelope._checks import as_bytes
+from liftenvelope.correlation import PendingAcks
+from liftenvelope.errors import AckTimeoutError, TransportError, UsageError
+from liftenvelope.jetstream._publish_frames import (
+    AckReader,
+    PubAck,
+    PublishOptions,
+    header_block,
+    option_headers,
+    status_error,
+)
+from liftenvelope.nats._direct import QuickLink, deliver_directly
+from liftenvelope.nats._outcomes import positive
+from liftenvelope.nats._subjects import publish_subject
+
+if TYPE_CHECKING:
+    from nats.aio.client import Client
+    from nats.aio.msg import Msg
+    from nats.aio.subscription import Subscription
+    from typing_extensions import Buffer
+
+__all__ = ["PublishFuture", "Publishing"]
+
+_UNKNOWN: Final = (
+    "it may have been stored, and publishing it again may store it twice unless it has a message_id"
+)
+#: How many subjects are remembered as checked.
+_SUBJECTS: Final = 1_024
+
+
+class PublishFuture(asyncio.Future[PubAck]):
+    """The ack that a message waits for.
+
+    Attributes:
+        subject: The message's subject.
+    """
+
+    __slots__ = ("subject",)
+
+    subject: str
+
+
+class _Token:
+    """What the table of pending acks looks at: an id. One object, used again for each ack."""
+
+    __slots__ = ("correlation_id",)
+
+    correlation_id: str
+
+
+class Publishing:
+    """The publishing half of :class:`~liftenvelope.jetstream.JetStream`.
+
+    Args:
+        nc: A connected nats-py client.
+        timeout: How long to wait for an ack unless a call says otherwise, in seconds.
+        max_outstanding: How many messages may be without their ack.
+    """
+
+    def __init__(self, nc: Client, *, timeout: float, max_outstanding: int) -> None:
+        if type(max_outstanding) is not int or max_outstanding < 1:
+            raise UsageError(f"max_outstanding must be an integer of at least 1, not {max_outstanding!r}")
+        self._nc = nc
+        self._link = QuickLink(nc)
+        self._ack_timeout = positive("timeout", timeout)
+        self.max_outstanding = max_outstanding
+        self._outstanding = 0
+        self._pending = PendingAcks(remember=max_outstanding)
+        self._read_ack = AckReader()
+        self._token = _Token()
+        # What stands before the token in the command for a subject: its verb, itself, and the inbox.
+        self._heads: dict[str, bytes] = {}
+        self._inbox = self._link.new_inbox() + "."
+        self._token_at = len(self._inbox)
+        self._subscription: Subscription | None = None
+        self._starting = asyncio.Lock()
+        self._watcher: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = math.inf
+        self._waiting = False
+        self._freed = asyncio.Event()
+        self._ended: str | None = None
+
+    async def publish(
+        self,
+        subject: str,
+        payload: Buffer = b"",
+        *,
+        headers: Mapping[str, str] | None = None,
+        timeout: float | None = None,
+        **options: Unpack[PublishOptions],
+    ) -> PubAck:
+        """Publish a message and wait until it is stored.
+
+        Args:
+            subject: The subject, one that a stream records.
+            payload: Any bytes-like. Default: empty.
+            headers: Names to values.
+            timeout: How long to wait for the ack in seconds. Default: that of the context.
+            options: ``message_id``, ``expected_stream``, ``expected_last_sequence``,
+                ``expected_last_subject_sequence``, ``expected_last_subject_filter``,
+                ``expected_last_message_id``, ``ttl``: see :class:`PublishOptions`.
+
+        Raises:
+            WrongLastSequenceError, WrongLastMessageIdError, WrongStreamError: Not what was expected; nothing
+                was stored.
+            JetStreamError: The server refused for another reason; nothing was stored.
+            NoJetStreamError: No stream records the subject.
+            AckTimeoutError: No ack came. Unless its ``sent`` is false, the message may be stored.
+            TransportError: The connection is closed, or was closed before the ack came (then ``sent``).
+            UsageError: An argument is wrong; nothing was sent.
+
+        Example::
+
+            ack = await js.publish("orders.new", b"...", message_id="order-17")
+            print(ack.stream, ack.sequence)
+        """
+        future = await self.publish_async(subject, payload, headers=headers, timeout=timeout, **options)
+        return await future
+
+    async def publish_async(
+        self,
+        subject: str,
+        payload: Buffer = b"",
+        *,
+        headers: Mapping[str, str] | None = None,
+        timeout: float | None = None,
+        **options: Unpack[PublishOptions],
+    ) -> PublishFuture:
+        """Publish a message without waiting for its ack: the future is the ack.
+
+        It waits only while ``max_outstanding`` messages are without their ack, or the connection's buffer is
+        full. Messages are sent in the order of the calls. A future that nobody awaits, and that fails, is
+        reported by the event loop. Cancelling a future does not take its message back.
+
+        Args, errors: As for :meth:`publish`; those that come after the message was sent come from the future.
+
+        Example::
+
+            futures = [await js.publish_async("orders.new", order) for order in orders]
+            acks = await asyncio.gather(*futures)
+        """
+        if self._subscription is None or self._ended is not None:
+            await self._start()
+        body = payload if type(payload) is bytes else as_bytes("payload", payload)
+        block = header_block({**option_headers(options), **(headers or {})}) if headers or options else b""
+        size = len(block) + len(body)
+        if size > self._nc.max_payload:
+            raise UsageError(f"the message has {size} bytes; the server takes {self._nc.max_payload}")
+        seconds = self._ack_timeout if timeout is None else positive("timeout", timeout)
+        head = self._heads.get(subject) or self._head(subject)
+        if self._outstanding >= self.max_outstanding:
+            await self._room(size, seconds)
+        future = PublishFuture(loop=self._loop)
+        future.subject = subject
+        token = self._expect(future, seconds)
+        frame = self._frame(head, token, block, body)
+        if not self._link.offer(frame, size):
+            # Once more, and slowly: the time that it takes must not count towards that of the ack.
+            self._forget(token)
+            await self._room(size, seconds)
+            await self._write(future, seconds, head, block, body)
+        return future
+
+    def _expect(self, future: PublishFuture, seconds: float) -> str:
+        """Wait for the ack of a message from now on. Returns the token that it will carry."""
+        deadline = self._loop.time() + seconds
+        token = self._pending.register(deadline=deadline, context=future)
+        self._outstanding += 1
+        if deadline < self._timer_at:
+            self._rearm()
+        return token
+
+    def _forget(self, token: str) -> None:
+        """Of a message that was not sent."""
+        if self._pending.cancel(token):
+            self._outstanding -= 1
+            if self._waiting:
+                self._wake()
+
+    @staticmethod
+    def _frame(head: bytes, token: str, block: bytes, body: bytes) -> bytes:
+        if not block:
+            return b"%b%b %d\r\n%b\r\n" % (head, token.encode(), len(body), body)
+        size = len(block) + len(body)
+        return b"H%b%b %d %d\r\n%b%b\r\n" % (head, token.encode(), len(block), size, block, body)
+
+    async def _write(
+        self, future: PublishFuture, seconds: float, head: bytes, block: bytes, body: bytes
+    ) -> None:
+        token = self._expect(future, seconds)
+        try:
+            if self._link.direct:
+                self._link.write(self._frame(head, token, block, body), 1, len(block) + len(body))
+            else:
+                await self._publish_slowly(future.subject, token, body, block)
+        except BaseException:
+            self._forget(token)
+            raise
+
+    async def publish_async_complete(self, timeout: float | None = None) -> None:
+        """Wait until every message has its ack, its error or its time-out.
+
+        Raises:
+            TimeoutError: Some have not after ``timeout`` seconds; None, the default, waits as long as the
+                messages' own time-outs do.
+        """
+        async with asyncio.timeout(timeout):
+            while self._outstanding:
+                await self._until_freed()
+
+    @property
+    def publish_async_pending(self) -> int:
+        """How many messages are without their ack."""
+        return self._outstanding
+
+    # Sending
+
+    async def _start(self) -> None:
+        """Subscribe to the acks, at the first publish."""
+        async with self._starting:
+            if self._ended is not None:
+                raise TransportError(self._ended)
+            if self._subscription is not None:
+                return
+            self._link.check_open()
+            self._loop = asyncio.get_running_loop()
+            # No barrier: the server reads the subscription before the messages, which come after it.
+            subscription = await self._link.subscribe(self._inbox + "*", self._on_message)
+            deliver_directly(subscription, self._on_ack)
+            self._subscription = subscription
+            self._watcher = self._link.when_ended(self._subscription, self._on_ended)
+
+    def _head(self, subject: str) -> bytes:
+        publish_subject(subject)
+        if len(self._heads) >= _SUBJECTS:
+            self._heads.clear()
+        head = self._heads[subject] = f"PUB {subject} {self._inbox}".encode()
+        return head
+
+    async def _room(self, size: int, seconds: float) -> None:
+        """Wait until a message of that size may be sent."""
+        deadline = self._loop.time() + seconds
+        while True:
+            while self._outstanding >= self.max_outstanding:
+                # No longer than the time-outs of those that are out.
+                await self._until_freed()
+            if self._ended is not None:
+                raise TransportError(self._ended)
+            if self._link.fits(size):
+                return
+            await self._link.room(size, deadline)
+
+    async def _publish_slowly(self, subject: str, token: str, body: bytes, block: bytes) -> None:
+        """By nats-py's public method, where its inside is not as we know it."""
+        lines = block.decode().split("\r\n")[1:-2]
+        headers = dict(line.split(": ", 1) for line in lines) or None
+        try:
+            await self._nc.publish(subject, body, reply=self._inbox + token, headers=headers)
+        except nats.errors.Error as exc:
+            raise TransportError(f"nats-py could not publish: {exc}") from exc
+
+    async def _until_freed(self) -> None:
+        self._freed.clear()
+        self._waiting = True
+        await self._freed.wait()
+
+    def _wake(self) -> None:
+        self._waiting = False
+        self._freed.set()
+
+    # Acks
+
+    async def _on_message(self, msg: Msg) -> None:
+        self._on_ack(msg)
+
+    def _on_ack(self, msg: Msg) -> None:
+        token = self._token
+        token.correlation_id = msg.subject[self._token_at :]
+        done = self._pending.resolve(token)  # type: ignore[arg-type]  # it looks at nothing but the id
+        if done is None:
+            return  # late, and counted there: its future has failed with a time-out
+        future = done[0]
+        outcome = status_error(msg, future.subject) if msg.headers else self._read_ack(msg.data)
+        self._outstanding -= 1
+        if self._waiting:
+            self._wake()
+        if future.done():
+            return  # cancelled
+        if type(outcome) is PubAck:
+            future.set_result(outcome)
+        else:
+            future.set_exception(outcome)
+
+    # Time-outs and ends
+
+    def _rearm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        when = self._pending.next_expiry()
+        self._timer = None if when is None else self._loop.call_at(when, self._expire)
+        self._timer_at = math.inf if when is None else when
+
+    def _expire(self) -> None:
+        self._timer = None
+        for entry in self._pending.expire(self._loop.time()):
+            what = f"no ack came in time for the message on {entry.context.subject!r}"
+            self._fail(entry.context, AckTimeoutError(f"{what}: {_UNKNOWN}", entry.correlation_id))
+        self._rearm()
+
+    def _fail(self, future: PublishFuture, error: Exception) -> None:
+        self._outstanding -= 1
+        if self._waiting:
+            self._wake()
+        if not future.done():
+            future.set_exception(error)
+
+    def _on_ended(self) -> None:
+        """The subscription delivers nothing more, and it was not we who ended it."""
+        if self._ended is None:
+            self._end("the NATS connection was closed or drained")
+
+    def _end(self, reason: str) -> None:
+        self._ended = reason
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        for entry in self._pending.fail_all(TransportError(reason)):
+            what = f"{reason} before an ack came for the message on {entry.context.subject!r}: {_UNKNOWN}"
+            self._fail(entry.context, TransportError(what, sent=True))
+        self._wake()
+
+    async def _close_publishing(self) -> None:
+        """Unsubscribe; what is without its ack fails."""
+        subscription, ended = self._subscription, self._ended
+        self._end(ended or "the JetStream context was closed")
+        if self._watcher is not None:
+            self._watcher.cancel()
+        if subscription is not None and ended is None:
+            await self._link.unsubscribe(subscription)

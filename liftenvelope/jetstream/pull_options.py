@@ -1,0 +1,287 @@
+"""The options of pulls, checked against each other and the consumer's configuration before any is sent."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from typing import Any, Final, Literal, TypedDict
+
+from liftenvelope.errors import PushConsumerError, UsageError
+from liftenvelope.jetstream._pull import BYTES_BATCH, PullLimits
+from liftenvelope.jetstream._records import integer, to_ns
+from liftenvelope.jetstream.consumer_config import ConsumerConfig, PriorityPolicy
+from liftenvelope.nats._outcomes import positive
+
+__all__ = ["ConsumeOptions", "GroupOptions", "OnReconnect", "PullPlan"]
+
+#: What ``on_reconnect`` may be.
+OnReconnect = Literal["pull", "check"]
+
+_DEFAULT_MESSAGES: Final = 500
+_SHORTEST_EXPIRES: Final = 1.0
+_SHORTEST_BEAT: Final = 0.5
+_LONGEST_BEAT: Final = 30.0
+#: The server's own, where the consumer's configuration has none, in seconds.
+_PRIORITY_TIMEOUT: Final = 120.0
+
+
+class GroupOptions(TypedDict, total=False):
+    """What a pull says of its priority group (ADR-42).
+
+    Attributes:
+        group: The group's name, one of the consumer's ``priority_groups``. Required if the consumer has a
+            priority policy.
+        min_pending: With the policy OVERFLOW: get messages only while the consumer has at least so many yet
+            to deliver.
+        min_ack_pending: With the policy OVERFLOW: or while at least so many are delivered and not acked.
+        priority: With the policy PRIORITIZED: 0 to 9, lower ones first. The server's default: 0.
+    """
+
+    group: str | None
+    min_pending: int | None
+    min_ack_pending: int | None
+    priority: int | None
+
+
+class ConsumeOptions(GroupOptions, total=False):
+    """What ``messages`` and ``consume`` may be told beside their limits.
+
+    Attributes:
+        expires: How long one pull waits at the server in seconds, at least 1. Default 30; less where that
+            would lose a pin or pass the consumer's ``max_expires``.
+        idle_heartbeat: How often the server says that a pull waits, in seconds: 0.5 to 30, at most half of
+            ``expires``. Default: half of ``expires``.
+        threshold_messages: Pull when fewer messages are asked for and buffered. Default: half of
+            ``max_messages``.
+        threshold_bytes: The same for ``max_bytes``.
+        on_reconnect: ``"pull"``, the default, goes on as the newest revision of ADR-37 says; ``"check"``
+            looks the consumer up, and ends if it is gone, as its first revision said.
+    """
+
+    expires: float | None
+    idle_heartbeat: float | None
+    threshold_messages: int | None
+    threshold_bytes: int | None
+    on_reconnect: OnReconnect
+
+
+def whole(name: str, value: Any, least: int, most: int | None = None) -> int:
+    """An integer within bounds."""
+    number = integer(name, value)
+    if number < least or (most is not None and number > most):
+        raise UsageError(
+            f"{name} must be {least} to {most}, not {number}"
+            if most is not None
+            else f"{name} must be at least {least}, not {number}"
+        )
+    return number
+
+
+@dataclass(frozen=True, slots=True)
+class PullPlan:
+    """Checked options, and the pulls that they make.
+
+    Attributes:
+        limits: What the state machine goes by.
+        batch: How many messages a pull asks for that counts bytes.
+        fields: What every pull says beside its size.
+    """
+
+    limits: PullLimits
+    batch: int
+    fields: dict[str, Any]
+
+    def payload(self, amount: int, pin_id: str | None) -> bytes:
+        """The JSON of a pull."""
+        body = dict(self.fields)
+        if self.limits.in_bytes:
+            body["batch"], body["max_bytes"] = self.batch, amount
+        else:
+            body["batch"] = amount
+        if pin_id is not None:
+            body["id"] = pin_id
+        return json.dumps(body, separators=(",", ":")).encode()
+
+
+def consume_plan(
+    config: ConsumerConfig,
+    *,
+    max_messages: int | None = None,
+    max_bytes: int | None = None,
+    expires: float | None = None,
+    idle_heartbeat: float | None = None,
+    threshold_messages: int | None = None,
+    threshold_bytes: int | None = None,
+    on_reconnect: OnReconnect = "pull",
+    group: str | None = None,
+    min_pending: int | None = None,
+    min_ack_pending: int | None = None,
+    priority: int | None = None,
+) -> PullPlan:
+    """The plan of ``messages`` and ``consume``.
+
+    Raises:
+        UsageError: An option makes no sense, alone, with another, or for this consumer.
+        PushConsumerError: The consumer can't be pulled from.
+    """
+    fields = group_fields(config, group, min_pending, min_ack_pending, priority)
+    if on_reconnect not in ("pull", "check"):
+        raise UsageError(f"on_reconnect must be 'pull' or 'check', not {on_reconnect!r}")
+    limit, in_bytes = _limit_of(config, max_messages, max_bytes)
+    threshold = _threshold_of(limit, in_bytes, threshold_messages, threshold_bytes)
+    keep_pin = _keep_pin(config)
+    seconds = _expires_of(config, expires, keep_pin)
+    beat = _beat_of(idle_heartbeat, seconds)
+    fields |= {"expires": to_ns(seconds), "idle_heartbeat": to_ns(beat)}
+    limits = PullLimits(
+        limit,
+        threshold,
+        in_bytes,
+        seconds,
+        beat,
+        pinned=bool(keep_pin),
+        keep_pin=keep_pin,
+        check=on_reconnect == "check",
+    )
+    return PullPlan(limits, min(BYTES_BATCH, config.max_batch or BYTES_BATCH), fields)
+
+
+def fetch_plan(
+    config: ConsumerConfig,
+    *,
+    max_messages: int | None,
+    max_bytes: int | None,
+    expires: float | None,
+    idle_heartbeat: float | None,
+    group: str | None = None,
+    min_pending: int | None = None,
+    min_ack_pending: int | None = None,
+    priority: int | None = None,
+) -> PullPlan:
+    """The plan of one pull; ``expires`` None asks for what is there at once.
+
+    Raises:
+        UsageError: An option makes no sense, alone, with another, or for this consumer.
+        PushConsumerError: The consumer can't be pulled from.
+    """
+    fields = group_fields(config, group, min_pending, min_ack_pending, priority)
+    limit, in_bytes = _limit_of(config, max_messages, max_bytes)
+    beat = 0.0
+    if expires is None:
+        fields["no_wait"] = True
+    else:
+        positive("expires", expires)
+        if config.max_expires and expires > config.max_expires:
+            raise UsageError(
+                f"expires {expires} s is more than the consumer's max_expires, {config.max_expires} s"
+            )
+        if idle_heartbeat is not None:
+            beat = _beat_of(idle_heartbeat, expires)
+        elif expires > _LONGEST_BEAT:
+            beat = min(expires / 2, _LONGEST_BEAT)
+        fields["expires"] = to_ns(expires)
+        if beat:
+            fields["idle_heartbeat"] = to_ns(beat)
+    limits = PullLimits(
+        limit,
+        1,
+        in_bytes,
+        expires or 0.0,
+        beat,
+        pinned=config.priority_policy is PriorityPolicy.PINNED_CLIENT,
+    )
+    return PullPlan(limits, min(BYTES_BATCH, config.max_batch or BYTES_BATCH), fields)
+
+
+def group_fields(
+    config: ConsumerConfig,
+    group: str | None,
+    min_pending: int | None,
+    min_ack_pending: int | None,
+    priority: int | None,
+) -> dict[str, Any]:
+    """What a pull says of its group, if the consumer's policy takes it."""
+    if config.is_push:
+        raise PushConsumerError(409, f"the consumer pushes to {config.deliver_subject!r}")
+    policy = config.priority_policy
+    given = {
+        "group": group,
+        "min_pending": None if min_pending is None else whole("min_pending", min_pending, 1),
+        "min_ack_pending": None if min_ack_pending is None else whole("min_ack_pending", min_ack_pending, 1),
+        "priority": None if priority is None else whole("priority", priority, 0, 9),
+    }
+    fields: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    if policy is PriorityPolicy.NONE:
+        if fields:
+            name, value = next(iter(fields.items()))
+            raise UsageError(f"{name} {value!r}: the consumer has no priority policy")
+        return fields
+    if group is None:
+        raise UsageError(f"group is required: the consumer's groups are {list(config.priority_groups)}")
+    if group not in config.priority_groups:
+        raise UsageError(f"group {group!r} is none of the consumer's, {list(config.priority_groups)}")
+    for name, wanted in (
+        ("min_pending", PriorityPolicy.OVERFLOW),
+        ("min_ack_pending", PriorityPolicy.OVERFLOW),
+        ("priority", PriorityPolicy.PRIORITIZED),
+    ):
+        if name in fields and policy is not wanted:
+            raise UsageError(
+                f"{name} {fields[name]!r} is for the policy {wanted}, the consumer's is {policy}"
+            )
+    return fields
+
+
+def _limit_of(config: ConsumerConfig, max_messages: int | None, max_bytes: int | None) -> tuple[int, bool]:
+    if max_messages is not None and max_bytes is not None:
+        raise UsageError(f"max_messages {max_messages!r} and max_bytes {max_bytes!r} exclude each other")
+    if max_bytes is not None:
+        return _within("max_bytes", whole("max_bytes", max_bytes, 1), config.max_bytes), True
+    if max_messages is None:
+        return min(_DEFAULT_MESSAGES, config.max_batch or _DEFAULT_MESSAGES), False
+    return _within("max_messages", whole("max_messages", max_messages, 1), config.max_batch), False
+
+
+def _within(name: str, value: int, most: int | None) -> int:
+    if most and 0 < most < value:
+        raise UsageError(f"{name} {value} is more than the consumer allows one pull, {most}")
+    return value
+
+
+def _threshold_of(limit: int, in_bytes: bool, messages: int | None, size: int | None) -> int:
+    name, value = ("threshold_bytes", size) if in_bytes else ("threshold_messages", messages)
+    other, wrong = ("threshold_messages", messages) if in_bytes else ("threshold_bytes", size)
+    if wrong is not None:
+        raise UsageError(f"{other} {wrong!r} does not go with {'max_bytes' if in_bytes else 'max_messages'}")
+    return math.ceil(limit / 2) if value is None else whole(name, value, 1, limit)
+
+
+def _keep_pin(config: ConsumerConfig) -> float:
+    if config.priority_policy is not PriorityPolicy.PINNED_CLIENT:
+        return 0.0
+    return (config.priority_timeout or _PRIORITY_TIMEOUT) / 2
+
+
+def _expires_of(config: ConsumerConfig, expires: float | None, keep_pin: float) -> float:
+    if expires is not None:
+        if positive("expires", expires) < _SHORTEST_EXPIRES:
+            raise UsageError(f"expires must be at least {_SHORTEST_EXPIRES} s, not {expires}")
+        if config.max_expires and expires > config.max_expires:
+            raise UsageError(
+                f"expires {expires} s is more than the consumer's max_expires, {config.max_expires} s"
+            )
+    seconds = min(expires or 30.0, config.max_expires or math.inf)
+    # A server takes pulls for the signs of life of whoever is pinned, and nothing else.
+    return min(seconds, keep_pin) if keep_pin else seconds
+
+
+def _beat_of(idle_heartbeat: float | None, expires: float) -> float:
+    if idle_heartbeat is None:
+        return min(max(expires / 2, _SHORTEST_BEAT), _LONGEST_BEAT, expires / 2)
+    if not _SHORTEST_BEAT <= positive("idle_heartbeat", idle_heartbeat) <= min(_LONGEST_BEAT, expires / 2):
+        raise UsageError(
+            f"idle_heartbeat must be {_SHORTEST_BEAT} to {_LONGEST_BEAT} s and at most half of expires "
+            f"({expires} s), not {idle_heartbeat}"
+        )
+    return idle_heartbeat

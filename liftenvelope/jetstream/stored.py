@@ -1,0 +1,171 @@
+"""Messages read from a stream by number or subject, without a consumer (ADR-8, ADR-31)."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Final
+
+from liftenvelope.errors import (
+    CallTimeoutError,
+    JetStreamError,
+    MessageNotFoundError,
+    NoJetStreamError,
+    TransportError,
+    UnsupportedByServerError,
+    jetstream_error,
+)
+from liftenvelope.jetstream._records import read_moment
+from liftenvelope.jetstream.api import Api, encode_payload
+from liftenvelope.nats._link import Link
+
+if TYPE_CHECKING:
+    from nats.aio.msg import Msg
+
+__all__ = ["StoredMessage", "direct_messages", "stored_message"]
+
+_NOT_FOUND: Final = 10037
+_LOOK: Final = 0.25
+#: What the server adds to the headers of a message that it sends directly.
+_STREAM: Final = "Nats-Stream"
+_SUBJECT: Final = "Nats-Subject"
+_SEQUENCE: Final = "Nats-Sequence"
+_TIME: Final = "Nats-Time-Stamp"
+_PENDING: Final = "Nats-Num-Pending"
+_ADDED: Final = frozenset((_STREAM, _SUBJECT, _SEQUENCE, _TIME, _PENDING, "Nats-Last-Sequence"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredMessage:
+    """A message as it lies in a stream.
+
+    Attributes:
+        stream: The stream; of one that a mirror answered for, the mirror.
+        subject: Its subject.
+        sequence: Its sequence.
+        data: Its payload.
+        headers: Its headers; of a name that is there twice, one value.
+        time: When it was stored, in UTC, to the microsecond.
+        pending: In a batch: how many more match, in this batch or after it. None otherwise.
+    """
+
+    stream: str
+    subject: str
+    sequence: int
+    data: bytes
+    headers: Mapping[str, str]
+    time: datetime
+    pending: int | None = None
+
+
+def stored_message(stream: str, message: Mapping[str, Any]) -> StoredMessage:
+    """The message in the answer to a request for one."""
+    time = read_moment(message["time"])
+    assert time is not None
+    return StoredMessage(
+        stream=stream,
+        subject=message["subject"],
+        sequence=message["seq"],
+        data=base64.b64decode(message.get("data") or ""),
+        headers=_parse_headers(base64.b64decode(message.get("hdrs") or "")),
+        time=time,
+    )
+
+
+def _parse_headers(block: bytes) -> dict[str, str]:
+    lines = block.decode("utf-8", "surrogateescape").split("\r\n")[1:]
+    pairs = (line.partition(":") for line in lines if line)
+    return {name: value.strip() for name, _, value in pairs}
+
+
+async def direct_messages(
+    api: Api, stream: str, request: Mapping[str, Any], *, batch: bool, timeout: float, subject: str = ""
+) -> AsyncGenerator[StoredMessage, None]:
+    """What the server sends for a direct request: one message, or a batch of them until it says EOB.
+
+    Args:
+        api: The API.
+        stream: The stream.
+        request: What is asked for.
+        batch: Whether it is a batch.
+        timeout: How long to wait for each message, in seconds.
+        subject: What stands after the stream in the subject of the request.
+    """
+    async with _answers(api, f"{api.prefix}.DIRECT.GET.{stream}{subject}", request) as answers:
+        while True:
+            msg = await _next(api, answers, stream, timeout)
+            headers = msg.headers or {}
+            # Only the server adds this, last: a message whose own headers look like a status has it as well.
+            if _SEQUENCE not in headers:
+                if headers.get("Status") == "204":
+                    return
+                raise _failure(headers, stream, request)
+            if batch and _PENDING not in headers:
+                raise UnsupportedByServerError("the server answered one message only: batches need 2.11")
+            yield _direct(msg.data, headers)
+            if not batch:
+                return
+
+
+@asynccontextmanager
+async def _answers(api: Api, subject: str, request: Mapping[str, Any]) -> AsyncIterator[asyncio.Queue[Msg]]:
+    """Send a request to which any number of answers may come."""
+    # Not by nats-py's request(): it takes a stored message with a header "Status: 503" for no answer.
+    link = Link(api.nc)
+    link.check_open()
+    queue: asyncio.Queue[Msg] = asyncio.Queue()
+    inbox = link.new_inbox()
+    subscription = await link.subscribe(inbox, queue.put)
+    try:
+        await api.send(subject, encode_payload(request), reply=inbox)
+        yield queue
+    finally:
+        await link.unsubscribe(subscription)
+
+
+async def _next(api: Api, answers: asyncio.Queue[Msg], stream: str, timeout: float) -> Msg:
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + timeout
+    while answers.empty():
+        if api.nc.is_closed:
+            raise TransportError("the NATS connection was closed before all had come", sent=True)
+        if (left := deadline - loop.time()) <= 0:
+            raise CallTimeoutError(f"nothing more came from stream {stream!r} within {timeout} s")
+        try:
+            return await asyncio.wait_for(answers.get(), min(left, _LOOK))
+        except TimeoutError:
+            continue
+    return answers.get_nowait()
+
+
+def _failure(headers: Mapping[str, str], stream: str, request: Mapping[str, Any]) -> JetStreamError:
+    status = headers.get("Status", "")
+    description = headers.get("Description", "") or f"status {status!r}"
+    if status == "404":
+        return MessageNotFoundError(
+            404, f"{description} in stream {stream!r} for {dict(request)}", _NOT_FOUND
+        )
+    if status == "503":
+        return NoJetStreamError(
+            503, f"nothing answers directly for stream {stream!r}: allow_direct is off there"
+        )
+    return jetstream_error(int(status) if status.isdigit() else 500, 0, description)
+
+
+def _direct(data: bytes, headers: Mapping[str, str]) -> StoredMessage:
+    time = read_moment(headers[_TIME])
+    assert time is not None
+    pending = headers.get(_PENDING)
+    return StoredMessage(
+        stream=headers[_STREAM],
+        subject=headers[_SUBJECT],
+        sequence=int(headers[_SEQUENCE]),
+        data=data,
+        headers={name: value for name, value in headers.items() if name not in _ADDED},
+        time=time,
+        pending=None if pending is None else int(pending),
+    )

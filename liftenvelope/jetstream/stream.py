@@ -1,0 +1,391 @@
+"""One stream."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from datetime import datetime
+from typing import Any, Self
+
+from liftenvelope.errors import UsageError, UsageTypeError
+from liftenvelope.jetstream import consumer_requests as requests
+from liftenvelope.jetstream import listing
+from liftenvelope.jetstream._names import check_filter, check_stream_name
+from liftenvelope.jetstream._records import check_moment, moment_text
+from liftenvelope.jetstream.api import Api
+from liftenvelope.jetstream.consumer import Consumer
+from liftenvelope.jetstream.consumer_config import ConsumerConfig, DeliverPolicy, ReplayPolicy
+from liftenvelope.jetstream.infos import ConsumerInfo, StreamInfo
+from liftenvelope.jetstream.ordered import OrderedConsumer
+from liftenvelope.jetstream.stored import StoredMessage, direct_messages, stored_message
+from liftenvelope.nats._outcomes import positive
+
+__all__ = ["Stream"]
+
+
+class Stream:
+    """A stream that is there, from :meth:`JetStream.stream` or :meth:`JetStream.create_stream`.
+
+    It holds nothing but what the server said of it last: nothing needs to be closed.
+
+    Args:
+        api: The API that knows it.
+        info: What the server said of it.
+
+    Attributes:
+        name: Its name.
+    """
+
+    def __init__(self, api: Api, info: StreamInfo) -> None:
+        self._api = api
+        self._info = info
+        self.name = info.config.name
+
+    @classmethod
+    async def find(cls, api: Api, name: str, *, timeout: float | None = None) -> Self:
+        """The stream of that name.
+
+        Raises:
+            StreamNotFoundError: There is none.
+        """
+        answer = await api.request(f"STREAM.INFO.{check_stream_name(name)}", timeout=timeout)
+        return cls(api, StreamInfo.from_json(answer))
+
+    @property
+    def cached_info(self) -> StreamInfo:
+        """What the server said last; no request is made."""
+        return self._info
+
+    async def info(
+        self,
+        *,
+        subjects_filter: str | None = None,
+        deleted_details: bool = False,
+        timeout: float | None = None,
+    ) -> StreamInfo:
+        """Ask the server how the stream is.
+
+        Args:
+            subjects_filter: Also count the messages on each subject that matches, in ``state.subjects``.
+            deleted_details: Also list the sequences that are gone, in ``state.deleted``.
+            timeout: How long to wait for each answer in seconds. Default: that of the context.
+
+        Raises:
+            StreamNotFoundError: It was deleted.
+        """
+        request: dict[str, Any] = {"deleted_details": True} if deleted_details else {}
+        if subjects_filter is not None:
+            request["subjects_filter"] = check_filter(subjects_filter)
+        answer = await self._info_page(request, timeout)
+        subjects = dict(answer["state"].get("subjects") or {})
+        while subjects_filter is not None and len(subjects) < answer.get("total", 0):
+            page = (await self._info_page({**request, "offset": len(subjects)}, timeout))["state"]
+            if not page.get("subjects"):
+                break  # some have gone meanwhile
+            subjects |= page["subjects"]
+        if subjects:
+            answer["state"]["subjects"] = subjects
+        self._info = StreamInfo.from_json(answer)
+        return self._info
+
+    async def _info_page(self, request: dict[str, Any], timeout: float | None) -> dict[str, Any]:
+        return await self._api.request(f"STREAM.INFO.{self.name}", request or None, timeout=timeout)
+
+    async def purge(
+        self,
+        *,
+        keep: int | None = None,
+        sequence: int | None = None,
+        subject: str | None = None,
+        timeout: float | None = None,
+    ) -> int:
+        """Delete messages: all of them, unless something is said.
+
+        Args:
+            keep: Keep so many of the newest; not together with ``sequence``.
+            sequence: Delete only what comes before this sequence.
+            subject: Delete only what matches; wildcards are allowed.
+            timeout: How long to wait in seconds. Default: that of the context.
+
+        Returns:
+            How many messages were deleted.
+
+        Raises:
+            StreamNotFoundError: The stream was deleted.
+            JetStreamError: It may not be purged.
+            UsageError: An argument makes no sense; nothing was sent.
+        """
+        if keep is not None and sequence is not None:
+            raise UsageError(f"keep={keep!r} and sequence={sequence!r} exclude each other")
+        request: dict[str, Any] = {}
+        if keep is not None:
+            request["keep"] = _count("keep", keep, least=0)
+        if sequence is not None:
+            request["seq"] = _count("sequence", sequence, least=1)
+        if subject is not None:
+            request["filter"] = check_filter(subject)
+        answer = await self._api.request(f"STREAM.PURGE.{self.name}", request or None, timeout=timeout)
+        return int(answer.get("purged", 0))
+
+    async def get_message(
+        self,
+        sequence: int | None = None,
+        *,
+        last_by_subject: str | None = None,
+        next_by_subject: str | None = None,
+        direct: bool | None = None,
+        timeout: float | None = None,
+    ) -> StoredMessage:
+        """Read one message.
+
+        Args:
+            sequence: The message of this sequence; with ``next_by_subject`` the first one from there on.
+            last_by_subject: The last message on a subject; wildcards are allowed.
+            next_by_subject: The first message on a subject; wildcards are allowed.
+            direct: Whether any server that keeps the stream may answer (ADR-31): faster, and perhaps not
+                yet the newest. Default: if the stream's ``allow_direct`` says so.
+            timeout: How long to wait in seconds. Default: that of the context.
+
+        Raises:
+            MessageNotFoundError: There is no such message.
+            NoJetStreamError: ``direct``, but nobody answers directly.
+            UsageError: Not one of the three is given, or one makes no sense; nothing was sent.
+
+        Example::
+
+            message = await stream.get_message(last_by_subject="orders.new")
+            print(message.sequence, message.data)
+        """
+        request = _one_message(sequence, last_by_subject, next_by_subject)
+        if self._info.config.allow_direct if direct is None else direct:
+            seconds = self._api.timeout if timeout is None else positive("timeout", timeout)
+            answers = direct_messages(self._api, self.name, request, batch=False, timeout=seconds)
+            try:
+                return await anext(answers)
+            finally:
+                await answers.aclose()
+        answer = await self._api.request(f"STREAM.MSG.GET.{self.name}", request, timeout=timeout)
+        return stored_message(self.name, answer["message"])
+
+    def get_messages(
+        self,
+        batch: int,
+        *,
+        sequence: int | None = None,
+        start_time: datetime | None = None,
+        subject: str | None = None,
+        max_bytes: int | None = None,
+        timeout: float | None = None,
+    ) -> AsyncIterator[StoredMessage]:
+        """Read messages in a row, directly (ADR-31; server 2.11, ``allow_direct``).
+
+        Args:
+            batch: How many at most.
+            sequence: Where to begin. Default: at the first.
+            start_time: The moment to begin at instead, with a time zone.
+            subject: Only what matches; wildcards are allowed.
+            max_bytes: How many bytes at most; one message comes in any case.
+            timeout: How long to wait for each message, in seconds. Default: that of the context.
+
+        Raises:
+            MessageNotFoundError: There is no such message at all.
+            NoJetStreamError: Nobody answers directly.
+            CallTimeoutError: The next message did not come in time.
+            UnsupportedByServerError: The server is older than 2.11.
+            UsageError: An argument makes no sense; nothing was sent.
+
+        Example::
+
+            async for message in stream.get_messages(100, subject="orders.*"):
+                print(message.sequence, message.pending)
+        """
+        request: dict[str, Any] = {"batch": _count("batch", batch, least=1)}
+        if sequence is not None and start_time is not None:
+            raise UsageError(f"sequence={sequence!r} and start_time={start_time!r} exclude each other")
+        if start_time is not None:
+            request["start_time"] = moment_text(check_moment("start_time", start_time))
+        else:
+            request["seq"] = _count("sequence", 1 if sequence is None else sequence, least=1)
+        if subject is not None:
+            request["next_by_subj"] = check_filter(subject)
+        if max_bytes is not None:
+            request["max_bytes"] = _count("max_bytes", max_bytes, least=1)
+        return self._batch(request, timeout)
+
+    def get_last_messages(
+        self,
+        subjects: Sequence[str],
+        *,
+        batch: int | None = None,
+        up_to_sequence: int | None = None,
+        up_to_time: datetime | None = None,
+        timeout: float | None = None,
+    ) -> AsyncIterator[StoredMessage]:
+        """Read the last message of each of many subjects, directly, as of one moment (ADR-31; server 2.11).
+
+        Args:
+            subjects: Which; wildcards are allowed. The server answers for 1,024 subjects at most.
+            batch: How many messages at most.
+            up_to_sequence: As the stream was at this sequence. Default: as it is.
+            up_to_time: As it was at this moment instead, with a time zone.
+            timeout: How long to wait for each message, in seconds. Default: that of the context.
+
+        Raises:
+            MessageNotFoundError: There is none at all.
+            JetStreamError: There are too many (code 413).
+            NoJetStreamError, CallTimeoutError, UnsupportedByServerError, UsageError: As for
+                :meth:`get_messages`.
+        """
+        if isinstance(subjects, str) or not subjects:
+            raise UsageError(f"subjects must be a sequence of at least one, not {subjects!r}")
+        if up_to_sequence is not None and up_to_time is not None:
+            raise UsageError(
+                f"up_to_sequence={up_to_sequence!r} and up_to_time={up_to_time!r} exclude each other"
+            )
+        request: dict[str, Any] = {"multi_last": [check_filter(subject) for subject in subjects]}
+        if batch is not None:
+            request["batch"] = _count("batch", batch, least=1)
+        if up_to_sequence is not None:
+            request["up_to_seq"] = _count("up_to_sequence", up_to_sequence, least=1)
+        if up_to_time is not None:
+            request["up_to_time"] = moment_text(check_moment("up_to_time", up_to_time))
+        return self._batch(request, timeout)
+
+    def _batch(self, request: dict[str, Any], timeout: float | None) -> AsyncIterator[StoredMessage]:
+        seconds = self._api.timeout if timeout is None else positive("timeout", timeout)
+        return direct_messages(self._api, self.name, request, batch=True, timeout=seconds)
+
+    async def delete_message(
+        self, sequence: int, *, secure: bool = False, timeout: float | None = None
+    ) -> None:
+        """Delete one message.
+
+        Args:
+            sequence: Its sequence.
+            secure: Whether to overwrite it with random data as well, which takes longer. Default false.
+            timeout: How long to wait in seconds. Default: that of the context.
+
+        Raises:
+            JetStreamError: There is no such message (error 10057 or 10043), or nothing may be deleted.
+        """
+        request: dict[str, Any] = {"seq": _count("sequence", sequence, least=1)}
+        if not secure:
+            request["no_erase"] = True
+        await self._api.request(f"STREAM.MSG.DELETE.{self.name}", request, timeout=timeout)
+
+    # Consumers
+
+    async def create_consumer(self, config: ConsumerConfig, *, timeout: float | None = None) -> Consumer:
+        """Make a consumer. One that is there with the same configuration is taken.
+
+        Raises:
+            ConsumerExistsError: There is one of that name with another configuration.
+            JetStreamError: The server takes no such configuration.
+        """
+        info = await requests.put_consumer(self._api, self.name, config, "create", timeout=timeout)
+        return Consumer(self._api, info)
+
+    async def update_consumer(self, config: ConsumerConfig, *, timeout: float | None = None) -> Consumer:
+        """Change a consumer that is there.
+
+        Raises:
+            ConsumerNotFoundError: There is none of that name.
+            JetStreamError: The server makes no such change.
+        """
+        info = await requests.put_consumer(self._api, self.name, config, "update", timeout=timeout)
+        return Consumer(self._api, info)
+
+    async def create_or_update_consumer(
+        self, config: ConsumerConfig, *, timeout: float | None = None
+    ) -> Consumer:
+        """Make a consumer, or change the one that is there.
+
+        Raises:
+            JetStreamError: The server takes no such configuration, or makes no such change.
+        """
+        info = await requests.put_consumer(self._api, self.name, config, "", timeout=timeout)
+        return Consumer(self._api, info)
+
+    async def consumer(self, name: str, *, timeout: float | None = None) -> Consumer:
+        """The consumer of that name.
+
+        Raises:
+            ConsumerNotFoundError: There is none.
+        """
+        info = await requests.consumer_info(self._api, self.name, name, timeout=timeout)
+        return Consumer(self._api, info)
+
+    async def delete_consumer(self, name: str, *, timeout: float | None = None) -> None:
+        """Delete a consumer.
+
+        Raises:
+            ConsumerNotFoundError: There is none of that name.
+        """
+        await requests.delete_consumer(self._api, self.name, name, timeout=timeout)
+
+    def consumers(self) -> AsyncIterator[ConsumerInfo]:
+        """All its consumers, a page at a time."""
+        return listing.consumer_infos(self._api, self.name)
+
+    def consumer_names(self) -> AsyncIterator[str]:
+        """The names of all its consumers, a page at a time."""
+        return listing.consumer_names(self._api, self.name)
+
+    def ordered_consumer(
+        self,
+        *,
+        filter_subjects: Sequence[str] = (),
+        deliver_policy: DeliverPolicy = DeliverPolicy.ALL,
+        opt_start_seq: int | None = None,
+        opt_start_time: datetime | None = None,
+        headers_only: bool = False,
+        replay_policy: ReplayPolicy = ReplayPolicy.INSTANT,
+    ) -> OrderedConsumer:
+        """A consumer that reads in order and acknowledges nothing; it is made anew when it is lost.
+
+        Args:
+            filter_subjects: Deliver only what matches one of them. Default: everything.
+            deliver_policy: Where to begin. Default: at the first message.
+            opt_start_seq: The sequence that BY_START_SEQUENCE begins at.
+            opt_start_time: The moment that BY_START_TIME begins at, with a time zone.
+            headers_only: Whether to leave out the payloads. Default false.
+            replay_policy: How fast. Default INSTANT.
+
+        Raises:
+            UsageError: An option makes no sense.
+        """
+        return OrderedConsumer(
+            self._api,
+            self.name,
+            filter_subjects=filter_subjects,
+            deliver_policy=deliver_policy,
+            opt_start_seq=opt_start_seq,
+            opt_start_time=opt_start_time,
+            headers_only=headers_only,
+            replay_policy=replay_policy,
+        )
+
+    def __repr__(self) -> str:
+        return f"<Stream {self.name!r}>"
+
+
+def _count(name: str, value: Any, *, least: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise UsageTypeError(f"{name} must be an integer, not {type(value).__name__}")
+    if not least <= value < 2**63:
+        raise UsageError(f"{name} must be an integer of at least {least}, not {value}")
+    return value
+
+
+def _one_message(sequence: int | None, last: str | None, following: str | None) -> dict[str, Any]:
+    if last is not None:
+        if sequence is not None or following is not None:
+            raise UsageError(f"last_by_subject={last!r} excludes sequence and next_by_subject")
+        return {"last_by_subj": check_filter(last)}
+    if sequence is None and following is None:
+        raise UsageError("one of sequence, last_by_subject and next_by_subject must be given")
+    request: dict[str, Any] = {}
+    if sequence is not None:
+        request["seq"] = _count("sequence", sequence, least=1)
+    if following is not None:
+        request["next_by_subj"] = check_filter(following)
+    return request

@@ -1,0 +1,122 @@
+"""What the tests of pulling share: a stream, a consumer, and what goes over the wire."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import pytest
+from nats.aio.client import Client
+
+from liftenvelope.jetstream._feed import PullFeed
+from liftenvelope.jetstream.api import Api
+from liftenvelope.jetstream.consumer import Consumer
+from liftenvelope.jetstream.consuming import Messages
+from liftenvelope.jetstream.infos import ConsumerInfo
+from liftenvelope.testing import NatsServer
+
+from .conftest import connect
+
+
+class Bench:
+    """A stream of its own, with the subjects ``<name>.>``, and consumers of it."""
+
+    def __init__(self, nc: Client, name: str) -> None:
+        self.nc = nc
+        self.name = name
+        self.api = Api(nc)
+
+    async def create(self, **config: Any) -> Bench:
+        body = {"name": self.name, "subjects": [f"{self.name}.>"], "storage": "file", **config}
+        await self.api.request(f"STREAM.CREATE.{self.name}", body)
+        return self
+
+    async def delete(self) -> None:
+        await self.api.request(f"STREAM.DELETE.{self.name}")
+
+    async def consumer(self, name: str = "worker", **config: Any) -> Consumer:
+        config = {"durable_name": name, "ack_policy": "explicit", **config}
+        body = {"stream_name": self.name, "config": config}
+        answer = await self.api.request(f"CONSUMER.CREATE.{self.name}.{name}", body)
+        return Consumer(self.api, ConsumerInfo.from_json(answer))
+
+    async def publish(
+        self, payloads: Sequence[bytes], subject: str = "a", headers: dict[str, str] | None = None
+    ) -> None:
+        """Store messages, and wait until they are."""
+        for payload in payloads[:-1]:
+            await self.nc.publish(f"{self.name}.{subject}", payload, headers=headers)
+        await self.nc.request(f"{self.name}.{subject}", payloads[-1], timeout=5, headers=headers)
+
+
+@pytest.fixture
+async def js_nc(jetstream_server: NatsServer) -> AsyncIterator[Client]:
+    """A connection to a server with JetStream."""
+    client = await connect(jetstream_server.url)
+    yield client
+    if not client.is_closed:
+        await client.close()
+
+
+@pytest.fixture
+async def bench(jetstream_server: NatsServer, js_nc: Client, name: str) -> AsyncIterator[Bench]:
+    """A stream of the test's own."""
+    yield await Bench(js_nc, name).create()
+    other = await connect(jetstream_server.url)
+    await other.request(f"$JS.API.STREAM.DELETE.{name}", timeout=5)
+    await other.close()
+
+
+def numbered(count: int, start: int = 0) -> list[bytes]:
+    return [b"%d" % number for number in range(start, start + count)]
+
+
+def feed_of(messages: Messages) -> PullFeed:
+    """What an iteration reads from, to look at its account."""
+    feed = messages._feed
+    assert isinstance(feed, PullFeed)
+    return feed
+
+
+async def read_all(messages: Messages, got: list[bytes]) -> None:
+    """Read until the end, whatever it is."""
+    async for message in messages:
+        got.append(message.data)  # noqa: PERF401  # what came before an error counts
+
+
+async def until_pulled(consumer: Consumer, waiting: int = 1) -> None:
+    """Poll until so many pulls wait at the server."""
+    async with asyncio.timeout(10):
+        while (await consumer.info()).num_waiting < waiting:
+            await asyncio.sleep(0.01)
+
+
+async def until_no_pulls(consumer: Consumer) -> None:
+    """Poll until no pull waits at the server."""
+    async with asyncio.timeout(10):
+        while (await consumer.info()).num_waiting:
+            await asyncio.sleep(0.01)
+
+
+class Wire:
+    """What one connection publishes, as another one sees it."""
+
+    def __init__(self, nc: Client, subject: str) -> None:
+        self.nc = nc
+        self.subject = subject
+        self.payloads: list[bytes] = []
+        self.replies: list[str] = []
+
+    async def __aenter__(self) -> Wire:
+        async def see(msg: Any) -> None:
+            self.payloads.append(msg.data)
+            self.replies.append(msg.reply)
+
+        self.sub = await self.nc.subscribe(self.subject, cb=see)
+        await self.nc.flush()
+        await self.nc.flush()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.sub.unsubscribe()

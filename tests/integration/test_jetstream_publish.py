@@ -1,0 +1,416 @@
+"""Publishing to real streams: acks, refusals, duplicates, thousands at once, and servers that die."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+import pytest
+from nats.aio.client import Client
+
+from liftenvelope.errors import (
+    AckTimeoutError,
+    JetStreamError,
+    LiftEnvelopeError,
+    MessageNotFoundError,
+    MessageTtlError,
+    NoJetStreamError,
+    StreamMessageTooLargeError,
+    StreamSealedError,
+    StreamStoreFailedError,
+    TransportError,
+    UsageError,
+    WrongLastMessageIdError,
+    WrongLastSequenceError,
+    WrongStreamError,
+)
+from liftenvelope.jetstream._publish_frames import PubAck
+from liftenvelope.jetstream.context import JetStream
+from liftenvelope.jetstream.stream import Stream
+from liftenvelope.jetstream.stream_config import DiscardPolicy, StorageType, StreamConfig
+from liftenvelope.testing import NatsServer, run_nats_server
+from tests.integration.conftest import connect, until
+
+
+@pytest.fixture
+async def js_nc(jetstream_server: NatsServer) -> AsyncIterator[Client]:
+    nc = await connect(jetstream_server.url)
+    yield nc
+    if not nc.is_closed:
+        await nc.close()
+
+
+@pytest.fixture
+async def js(js_nc: Client) -> AsyncIterator[JetStream]:
+    async with JetStream(js_nc) as context:
+        yield context
+
+
+@pytest.fixture
+async def stream(js: JetStream, jetstream_server: NatsServer, name: str) -> AsyncIterator[Stream]:
+    config = StreamConfig(
+        name=name,
+        subjects=(name, f"{name}.*"),
+        storage=StorageType.MEMORY,
+        allow_msg_ttl=True,
+        allow_direct=True,
+    )
+    yield await js.create_stream(config)
+    nc = await connect(jetstream_server.url)  # a test may have closed the other one
+    await JetStream(nc).delete_stream(name)
+    await nc.close()
+
+
+class TestOne:
+    async def test_ack(self, js: JetStream, stream: Stream, name: str) -> None:
+        assert await js.publish(name, b"one") == PubAck(name, 1)
+        assert await js.publish(
+            f"{name}.a", bytearray(b"two"), headers={"A": "b c", "ä".encode().hex(): "ä"}
+        ) == (PubAck(name, 2))
+        assert await js.publish(name) == PubAck(name, 3)
+        message = await stream.get_message(2)
+        assert (message.data, message.headers) == (b"two", {"A": "b c", "c3a4": "ä"})
+        assert (await stream.get_message(3)).data == b""
+        assert js.publish_async_pending == 0
+
+    async def test_duplicates(self, js: JetStream, stream: Stream, name: str) -> None:
+        first = await js.publish(name, b"x", message_id="id-1")
+        again = await js.publish(name, b"y", message_id="id-1")
+        assert (first.duplicate, again.duplicate) == (False, True)
+        assert first.sequence == again.sequence == 1
+        assert (await stream.info()).state.messages == 1
+        assert await js.publish(name, b"z", message_id="id-2") == PubAck(name, 2)
+
+    async def test_expectations(self, js: JetStream, stream: Stream, name: str) -> None:
+        await js.publish(name, b"x", expected_last_sequence=0, expected_stream=name, message_id="id-1")
+        await js.publish(name, b"x", expected_last_sequence=1, expected_last_message_id="id-1")
+        await js.publish(f"{name}.a", expected_last_subject_sequence=0)
+        await js.publish(f"{name}.a", expected_last_subject_sequence=3)
+        await js.publish(
+            f"{name}.b", expected_last_subject_sequence=4, expected_last_subject_filter=f"{name}.*"
+        )
+        with pytest.raises(WrongLastSequenceError) as caught:
+            await js.publish(name, b"x", expected_last_sequence=2)
+        assert (caught.value.code, caught.value.err_code) == (400, 10071)
+        assert caught.value.description == "wrong last sequence: 5"
+        with pytest.raises(WrongLastSequenceError):
+            await js.publish(f"{name}.a", expected_last_subject_sequence=1)
+        with pytest.raises(WrongLastMessageIdError):
+            await js.publish(name, expected_last_message_id="id-1")
+        with pytest.raises(WrongStreamError):
+            await js.publish(name, expected_stream="other")
+        assert (await stream.info()).state.last_seq == 5
+
+    async def test_ttl(self, js: JetStream, stream: Stream, name: str) -> None:
+        await js.publish(name, b"short", ttl=1)
+        await js.publish(name, b"long", ttl=3600.5)
+        await js.publish(name, b"ever", ttl="never")
+        async with asyncio.timeout(10):
+            while (await stream.info()).state.messages == 3:
+                await asyncio.sleep(0.05)
+        with pytest.raises(MessageNotFoundError):
+            await stream.get_message(1)
+        assert (await stream.get_message(2)).data == b"long"
+        with pytest.raises(MessageTtlError):
+            await js.publish(name, headers={"Nats-TTL": "soon"})
+
+    async def test_refusals_of_the_stream(self, js: JetStream, name: str) -> None:
+        config = StreamConfig(name=name, max_msgs=1, max_msg_size=100, discard=DiscardPolicy.NEW)
+        stream = await js.create_stream(config)
+        with pytest.raises(StreamMessageTooLargeError):
+            await js.publish(name, b"x" * 200)
+        await js.publish(name, b"x")
+        with pytest.raises(StreamStoreFailedError, match="maximum messages exceeded"):
+            await js.publish(name, b"x")
+        with pytest.raises(MessageTtlError):
+            await js.publish(name, ttl=5)
+        await js.update_stream(replace(stream.cached_info.config, sealed=True))
+        with pytest.raises(JetStreamError) as caught:
+            await js.publish(name)
+        assert type(caught.value) in (StreamSealedError, NoJetStreamError)
+        await js.delete_stream(name)
+
+    async def test_no_stream(self, js: JetStream) -> None:
+        with pytest.raises(NoJetStreamError, match=r"'nobody\.records\.this'") as caught:
+            await js.publish("nobody.records.this", b"x")
+        assert (caught.value.code, caught.value.retriable) == (503, True)
+
+    async def test_nobody_acks(self, js: JetStream, js_nc: Client, name: str) -> None:
+        await js_nc.subscribe(name, cb=_silent)
+        with pytest.raises(AckTimeoutError, match="may have been stored") as caught:
+            await js.publish(name, timeout=0.1)
+        assert caught.value.sent
+        assert js.publish_async_pending == 0
+
+    async def test_a_late_ack(self, js: JetStream, js_nc: Client, name: str) -> None:
+        replies = []
+
+        async def keep(msg: object) -> None:
+            replies.append(msg)
+
+        await js_nc.subscribe(name, cb=keep)
+        with pytest.raises(AckTimeoutError):
+            await js.publish(name, timeout=0.1)
+        await js_nc.publish(replies[0].reply, b'{"stream":"S","seq":1}')  # type: ignore[attr-defined]
+        future = await js.publish_async(name)
+        await until(lambda: len(replies) == 2)
+        assert not future.done()
+        await js_nc.publish(replies[1].reply, b'{"stream":"S","seq":2}')  # type: ignore[attr-defined]
+        assert await future == PubAck("S", 2)
+
+    @pytest.mark.parametrize("answer", [b"", b"no json", b"[]", b"{}", b'{"stream":"S"}', b'{"error":5}'])
+    async def test_what_is_no_ack(self, js: JetStream, js_nc: Client, name: str, answer: bytes) -> None:
+        async def reply(msg: object) -> None:
+            await msg.respond(answer)  # type: ignore[attr-defined]
+
+        await js_nc.subscribe(name, cb=reply)
+        with pytest.raises(JetStreamError, match="this is no ack"):
+            await js.publish(name)
+
+    @pytest.mark.parametrize(
+        ("arguments", "said"),
+        [
+            ({"subject": "a b"}, "'a b'"),
+            ({"subject": "a.*"}, r"'a\.\*'"),
+            ({"subject": ""}, "''"),
+            ({"payload": "text"}, "payload must be bytes-like, not str"),
+            ({"payload": b"x" * 2_000_000}, "2000000 bytes"),
+            ({"timeout": 0}, "timeout must be a positive"),
+            ({"headers": {"a b": "c"}}, "'a b'"),
+            ({"headers": {"a:b": "c"}}, "'a:b'"),
+            ({"headers": {"a": "c\r\nd"}}, "line end"),
+            ({"headers": {"a": 5}}, "must be str, not int"),
+            ({"message_id": ""}, "message_id must not be empty"),
+            ({"message_id": "a\nb"}, "line end"),
+            ({"expected_last_sequence": -1}, "not -1"),
+            ({"expected_last_subject_sequence": "1"}, "not str"),
+            ({"expected_stream": "a.b"}, r"'a\.b'"),
+            ({"expected_last_subject_filter": "a"}, "needs an expected_last_subject_sequence"),
+            ({"ttl": 0.5}, "0.5"),
+            ({"ttl": "soon"}, "'soon'"),
+            ({"msg_id": "x"}, "no option 'msg_id'"),
+        ],
+    )
+    async def test_usage(self, js: JetStream, arguments: dict[str, object], said: str) -> None:
+        with pytest.raises(UsageError, match=said):
+            await js.publish(**{"subject": "foo", **arguments})  # type: ignore[arg-type]
+        assert js.publish_async_pending == 0
+
+    async def test_max_outstanding(self, js_nc: Client) -> None:
+        for value in (0, True, 1.5):
+            with pytest.raises(UsageError, match="max_outstanding"):
+                JetStream(js_nc, max_outstanding=value)  # type: ignore[arg-type]
+
+
+async def _silent(_: object) -> None:
+    """Ack nothing."""
+
+
+class TestMany:
+    async def test_order_and_window(self, js_nc: Client, stream: Stream, name: str) -> None:
+        async with JetStream(js_nc, max_outstanding=50) as js:
+            futures = []
+            for i in range(3_000):
+                futures.append(await js.publish_async(name, b"%d" % i))
+                assert js.publish_async_pending <= 50
+            acks = await asyncio.gather(*futures)
+            assert [ack.sequence for ack in acks] == list(range(1, 3_001))
+            assert js.publish_async_pending == 0
+        for sequence in (1, 1_500, 3_000):
+            assert (await stream.get_message(sequence)).data == b"%d" % (sequence - 1)
+
+    async def test_several_tasks(self, js_nc: Client, stream: Stream, name: str) -> None:
+        async with JetStream(js_nc, max_outstanding=7) as js:
+            await asyncio.gather(*(js.publish(name, b"x") for _ in range(500)))
+        assert (await stream.info()).state.messages == 500
+
+    async def test_complete(self, js: JetStream, stream: Stream, name: str) -> None:
+        futures = [await js.publish_async(name) for _ in range(1_000)]
+        assert js.publish_async_pending > 0
+        await js.publish_async_complete()
+        assert all(future.done() for future in futures)
+        await js.publish_async_complete()
+
+    async def test_complete_in_time(self, js: JetStream, js_nc: Client, name: str) -> None:
+        await js_nc.subscribe(name, cb=_silent)
+        future = await js.publish_async(name, timeout=0.5)
+        with pytest.raises(TimeoutError):
+            await js.publish_async_complete(timeout=0.05)
+        with pytest.raises(AckTimeoutError):
+            await future
+
+    async def test_refusals_between(self, js: JetStream, stream: Stream, name: str) -> None:
+        futures = []
+        for i in range(20):
+            expected = {"expected_last_sequence": 999} if i % 2 else {}
+            futures.append(await js.publish_async(name, **expected))  # type: ignore[arg-type]
+        outcomes = await asyncio.gather(*futures, return_exceptions=True)
+        assert [type(outcome) for outcome in outcomes] == [PubAck, WrongLastSequenceError] * 10
+
+    async def test_cancelled_future(self, js: JetStream, stream: Stream, name: str) -> None:
+        future = await js.publish_async(name)
+        future.cancel()
+        await js.publish_async_complete()
+        assert (await stream.info()).state.messages == 1
+
+    async def test_cancelled_while_it_waits(self, js_nc: Client, name: str) -> None:
+        await js_nc.subscribe(name, cb=_silent)
+        js = JetStream(js_nc, max_outstanding=1)
+        first = await js.publish_async(name, timeout=0.3)
+        waiting = asyncio.ensure_future(js.publish_async(name))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        assert js.publish_async_pending == 1
+        with pytest.raises(AckTimeoutError):
+            await first
+        await js.close()
+
+    async def test_several_streams(self, js: JetStream, name: str) -> None:
+        names = [f"{name}-{i}" for i in range(3)]
+        for each in names:
+            await js.create_stream(StreamConfig(name=each, storage=StorageType.MEMORY))
+        acks = await asyncio.gather(*[await js.publish_async(names[i % 3]) for i in range(99)])
+        assert [(ack.stream, ack.sequence) for ack in acks] == [(names[i % 3], i // 3 + 1) for i in range(99)]
+        for each in names:
+            await js.delete_stream(each)
+
+    async def test_without_the_inside_of_nats_py(self, js: JetStream, stream: Stream, name: str) -> None:
+        js._link.direct = False
+        futures = [await js.publish_async(name, b"%d" % i, headers={"n": str(i)}) for i in range(20)]
+        assert [ack.sequence for ack in await asyncio.gather(*futures)] == list(range(1, 21))
+        message = await stream.get_message(7)
+        assert (message.data, message.headers) == (b"6", {"n": "6"})
+
+
+class TestEnds:
+    async def test_closed_context(self, js_nc: Client, name: str) -> None:
+        before = len(js_nc._subs)
+        await js_nc.subscribe(name, cb=_silent)
+        js = JetStream(js_nc)
+        future = await js.publish_async(name)
+        await js.close()
+        await js.close()
+        with pytest.raises(TransportError, match="context was closed before an ack") as caught:
+            await future
+        assert caught.value.sent
+        with pytest.raises(TransportError, match="was closed"):
+            await js.publish(name)
+        assert len(js_nc._subs) == before + 1
+        assert not js_nc.is_closed
+
+    @pytest.mark.parametrize("how", ["close", "drain"])
+    async def test_ended_connection(self, js_nc: Client, name: str, how: str) -> None:
+        await js_nc.subscribe(name, cb=_silent)
+        js = JetStream(js_nc, max_outstanding=1)
+        future = await js.publish_async(name, timeout=60)
+        waiting = asyncio.ensure_future(js.publish_async(name, timeout=60))
+        await asyncio.sleep(0)
+        await getattr(js_nc, how)()
+        async with asyncio.timeout(10):
+            with pytest.raises(TransportError, match="closed or drained before an ack"):
+                await future
+            with pytest.raises(TransportError, match="closed or drained"):
+                await waiting
+        with pytest.raises(TransportError):
+            await js.publish(name)
+        await js.close()
+
+    async def test_nothing_in_the_background_after_the_end(
+        self, js_nc: Client, stream: Stream, name: str
+    ) -> None:
+        subscriptions, tasks = len(js_nc._subs), asyncio.all_tasks()
+        async with JetStream(js_nc) as js:
+            await js.publish(name)
+        await until(lambda: asyncio.all_tasks() == tasks)
+        assert len(js_nc._subs) == subscriptions
+        assert js._timer is None
+
+    async def test_nothing_in_the_background_before_the_first(self, js_nc: Client) -> None:
+        subscriptions, tasks = len(js_nc._subs), len(asyncio.all_tasks())
+        js = JetStream(js_nc)
+        assert (len(js_nc._subs), len(asyncio.all_tasks())) == (subscriptions, tasks)
+        await js.close()
+
+
+class TestFaults:
+    @pytest.mark.parametrize("how", ["kill", "stop"])
+    async def test_restart_under_load(self, name: str, how: str) -> None:
+        """Every message that was acked is there; those whose acks got lost are said to be unknown."""
+        with run_nats_server(jetstream=True, config={"jetstream": {"sync_interval": "always"}}) as server:
+            nc = await connect(server.url)
+            async with JetStream(nc, timeout=1.5, max_outstanding=500) as js:
+                await js.create_stream(StreamConfig(name=name))
+                done = asyncio.Event()
+                publishing = asyncio.ensure_future(_publish_until(js, name, done))
+                await until(lambda: nc.stats["in_msgs"] > 2_000)
+                await asyncio.to_thread(getattr(server, how))
+                await asyncio.to_thread(server.start)
+                await until(lambda: nc.is_connected)
+                count = nc.stats["in_msgs"]
+                await until(lambda: nc.stats["in_msgs"] > count + 2_000)
+                done.set()
+                outcomes = await publishing
+                await self._check(js, name, outcomes)
+            await nc.close()
+
+    async def _check(self, js: JetStream, name: str, outcomes: dict[int, PubAck | LiftEnvelopeError]) -> None:
+        stored: dict[int, int] = {}
+        state = (await (await js.stream(name)).info()).state
+        stream = await js.stream(name)
+        acked = {i: outcome for i, outcome in outcomes.items() if isinstance(outcome, PubAck)}
+        assert len(acked) > 4_000
+        assert max(ack.sequence for ack in acked.values()) <= state.last_seq
+        # A sample of those that came before, at and after the end of the server.
+        for i in [*list(acked)[::97], *list(acked)[-50:]]:
+            message = await stream.get_message(acked[i].sequence)
+            stored[i] = int(message.data)
+        assert stored == {i: i for i in stored}
+        assert len({ack.sequence for ack in acked.values()}) == len(acked)
+        failed = [outcome for outcome in outcomes.values() if not isinstance(outcome, PubAck)]
+        assert {type(outcome) for outcome in failed} <= {AckTimeoutError, NoJetStreamError, TransportError}
+        assert js.publish_async_pending == 0
+
+    async def test_down_for_long(self, name: str) -> None:
+        with run_nats_server(jetstream=True) as server:
+            nc = await connect(server.url, pending_size=1_000)
+            async with JetStream(nc, timeout=0.3) as js:
+                await js.create_stream(StreamConfig(name=name))
+                await js.publish(name, b"x")
+                await asyncio.to_thread(server.kill)
+                await until(lambda: not nc.is_connected)
+                with pytest.raises(AckTimeoutError):
+                    await js.publish(name, b"small")
+                with pytest.raises(TransportError, match="buffer is full") as caught:
+                    await js.publish(name, b"x" * 2_000)
+                assert not caught.value.sent
+                # The outcome of the small one was unknown indeed: it waited in the buffer.
+                await asyncio.to_thread(server.start)
+                await until(lambda: nc.is_connected)
+                assert (await js.publish(name, timeout=5)).sequence == 3
+            await nc.close()
+
+
+async def _publish_until(
+    js: JetStream, subject: str, done: asyncio.Event
+) -> dict[int, PubAck | LiftEnvelopeError]:
+    """Publish numbers; the outcome of each."""
+    futures: dict[int, asyncio.Future[PubAck]] = {}
+    outcomes: dict[int, PubAck | LiftEnvelopeError] = {}
+    i = 0
+    while not done.is_set():
+        try:
+            futures[i] = await js.publish_async(subject, b"%d" % i)
+        except TransportError as exc:
+            outcomes[i] = exc
+        i += 1
+        if i % 100 == 0:
+            await asyncio.sleep(0)
+    for number, future in futures.items():
+        try:
+            outcomes[number] = await future
+        except LiftEnvelopeError as exc:
+            outcomes[number] = exc
+    return outcomes

@@ -1,0 +1,176 @@
+"""What surrounds requests to JetStream: names, prefixes, errors by number, headers, and reading acks."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from liftenvelope import errors
+from liftenvelope.errors import InternalError, JetStreamError, NoJetStreamError, UsageError, jetstream_error
+from liftenvelope.jetstream._names import (
+    check_consumer_name,
+    check_domain,
+    check_filter,
+    check_group,
+    check_prefix,
+    check_stream_name,
+)
+from liftenvelope.jetstream._publish_frames import AckReader, PubAck, header_block, option_headers
+from liftenvelope.jetstream.api import api_prefix, encode_payload, read_answer
+from liftenvelope.jetstream.stored import _parse_headers
+
+
+class TestErrors:
+    @pytest.mark.parametrize(
+        ("err_code", "kind"),
+        [
+            (10059, errors.StreamNotFoundError),
+            (10058, errors.StreamNameInUseError),
+            (10014, errors.ConsumerNotFoundError),
+            (10149, errors.ConsumerNotFoundError),
+            (10148, errors.ConsumerExistsError),
+            (10037, errors.MessageNotFoundError),
+            (10071, errors.WrongLastSequenceError),
+            (10164, errors.WrongLastSequenceError),
+            (10039, errors.NoJetStreamError),
+            (10077, errors.StreamStoreFailedError),
+            (10003, errors.BadRequestError),
+            (99999, errors.JetStreamError),
+        ],
+    )
+    def test_by_number(self, err_code: int, kind: type[JetStreamError]) -> None:
+        error = jetstream_error(400, err_code, "said so")
+        assert type(error) is kind
+        assert (error.code, error.err_code, error.description) == (400, err_code, "said so")
+        assert str(error) == f"said so (code 400, error {err_code})"
+
+    def test_without_a_number(self) -> None:
+        assert type(jetstream_error(503, 0, "")) is NoJetStreamError
+        assert str(jetstream_error(400, 0, "")) == "the server gave no reason (code 400)"
+        # A store that fails is no JetStream that is off, though the server says 503 to both.
+        assert not isinstance(jetstream_error(503, 10077, "x"), NoJetStreamError)
+
+    def test_answers(self) -> None:
+        assert read_answer(b'{"a":1}', "X") == {"a": 1}
+        with pytest.raises(errors.StreamNotFoundError):
+            read_answer(b'{"error":{"code":404,"err_code":10059,"description":"stream not found"}}', "X")
+        for data in (b"", b"{", b"[]", b"\xff"):
+            with pytest.raises(InternalError, match="'X'"):
+                read_answer(data, "X")
+
+
+class TestNames:
+    @pytest.mark.parametrize("check", [check_stream_name, check_consumer_name, check_domain])
+    def test_fine(self, check: object) -> None:
+        for name in ("a", "A-b_C=9", "ä", "x" * 255):
+            assert check(name) == name  # type: ignore[operator]
+
+    @pytest.mark.parametrize("group", ["", "x" * 17, "a.b", "a b", "a*", "ä"])
+    def test_groups(self, group: str) -> None:
+        with pytest.raises(UsageError, match="priority group"):
+            check_group(group)
+
+    @pytest.mark.parametrize("subject", ["a", "a.b", "*", ">", "a.*.b", "a.>"])
+    def test_subjects(self, subject: str) -> None:
+        assert check_filter(subject) == subject
+
+    def test_prefixes(self) -> None:
+        assert api_prefix(None, None) == "$JS.API"
+        assert api_prefix("hub", None) == "$JS.hub.API"
+        assert api_prefix(None, "my.js.") == "my.js"
+        with pytest.raises(UsageError, match="exclude"):
+            api_prefix("hub", "x")
+        for domain in ("", "a.b", "*"):
+            with pytest.raises(UsageError, match="domain"):
+                api_prefix(domain, None)
+        for prefix in ("", ".", "a..b", "a.*", "a.>", "a b"):
+            with pytest.raises(UsageError):
+                check_prefix(prefix)
+
+    def test_payloads(self) -> None:
+        assert encode_payload(None) == b""
+        assert encode_payload(b"x") == b"x"
+        assert encode_payload({"a": "ä"}) == '{"a":"ä"}'.encode()
+
+
+class TestAcks:
+    @given(
+        st.text(min_size=1),
+        st.integers(0, 2**64 - 1),
+        st.none() | st.text(min_size=1),
+        st.booleans(),
+        st.booleans(),
+        st.integers(1, 3),
+    )
+    def test_read(
+        self, stream: str, sequence: int, domain: str | None, duplicate: bool, domain_last: bool, times: int
+    ) -> None:
+        answer: dict[str, object] = {"stream": stream, "seq": sequence}
+        if domain is not None:
+            answer = {**answer, "domain": domain} if domain_last else {"domain": domain, **answer}
+        if duplicate:
+            answer["duplicate"] = True
+        data = json.dumps(answer, separators=(",", ":")).encode()
+        read = AckReader()
+        for _ in range(times):
+            assert read(data) == PubAck(stream, sequence, domain, duplicate)
+
+    @given(st.binary(max_size=40) | st.sampled_from([b'{"stream":"S","seq":', b'{"stream":"S","seq":5']))
+    def test_anything(self, data: bytes) -> None:
+        read = AckReader()
+        assert read(b'{"stream":"S","seq":5}') == PubAck("S", 5)
+        outcome = read(data)
+        assert type(outcome) is JetStreamError
+
+    @given(st.binary(max_size=5), st.binary(max_size=5))
+    def test_after_a_known_beginning(self, tail: bytes, more: bytes) -> None:
+        """The quick way takes nothing that the slow one would not."""
+        quick, slow = AckReader(), AckReader()
+        quick(b'{"stream":"S","seq":5}')
+        data = b'{"stream":"S","seq":' + tail + more
+        assert (type(quick(data)), str(quick(data))) == (type(slow(data)), str(slow(data)))
+
+    def test_the_rest(self) -> None:
+        read = AckReader()
+        ack = read(b'{"stream":"S","seq":7,"val":"12","batch":"b","count":3}')
+        assert ack == PubAck("S", 7, None, False, "12", "b", 3)
+        error = read(b'{"error":{"code":400,"err_code":10071,"description":"wrong"},"stream":"S","seq":0}')
+        assert type(error) is errors.WrongLastSequenceError
+
+    def test_forms_are_forgotten(self) -> None:
+        read = AckReader()
+        for i in range(3_000):
+            assert read(b'{"stream":"S%d","seq":1}' % i) == PubAck(f"S{i}", 1)
+        assert len(read._forms) <= 1_024
+
+
+class TestHeaders:
+    def test_block(self) -> None:
+        assert header_block({"A": "b", "C": ""}) == b"NATS/1.0\r\nA: b\r\nC: \r\n\r\n"
+
+    @given(st.dictionaries(st.text("abcXYZ-_", min_size=1), st.text("abc :;ä"), max_size=4))
+    def test_there_and_back(self, headers: dict[str, str]) -> None:
+        assert _parse_headers(header_block(headers)) == {name: v.strip() for name, v in headers.items()}
+
+    @pytest.mark.parametrize("name", ["", "a b", "a:b", "ä", "a\r\nb", "\x00"])
+    def test_names(self, name: str) -> None:
+        with pytest.raises(UsageError, match="header name"):
+            header_block({name: "x"})
+
+    def test_options(self) -> None:
+        assert option_headers({"message_id": "a", "ttl": None}) == {"Nats-Msg-Id": "a"}
+        assert option_headers({"ttl": 1.5}) == {"Nats-TTL": "1500000000ns"}
+        assert option_headers({"ttl": "never"}) == {"Nats-TTL": "never"}
+        assert option_headers({"expected_last_sequence": 0, "expected_stream": "S"}) == {
+            "Nats-Expected-Last-Sequence": "0",
+            "Nats-Expected-Stream": "S",
+        }
+        assert option_headers(
+            {"expected_last_subject_sequence": 4, "expected_last_subject_filter": "a.*"}
+        ) == {
+            "Nats-Expected-Last-Subject-Sequence": "4",
+            "Nats-Expected-Last-Subject-Sequence-Subject": "a.*",
+        }
