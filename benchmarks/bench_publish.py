@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from contextlib import nullcontext
 from statistics import median
 from time import perf_counter
 from typing import Any, TypeVar
@@ -20,7 +21,7 @@ from benchmarks.go_peers import GoPeers
 from benchmarks.report import Report
 from benchmarks.rounds import Comparison, Peer, Round
 from liftenvelope.envelope import Ack, marshal_ack, new_message
-from liftenvelope.nats import AckFuture, AckInbox, BatchAcks, BatchSummary, EnvelopePublisher
+from liftenvelope.nats import AckFuture, AckInbox, BatchAcks, BatchSummary, EnvelopePublisher, accelerate
 from liftenvelope.testing import LiftbridgeCluster, NatsServer
 
 T = TypeVar("T")
@@ -165,7 +166,10 @@ async def _check_delivery(
 # With acks, on Liftbridge
 
 
-@pytest.mark.parametrize(("window", "target"), [(1_000, 1.1), (10_000, 1.2)])
+@pytest.mark.parametrize(
+    ("window", "accelerated", "target"),
+    [(1_000, False, 1.1), (10_000, False, 1.2), (1_000, True, 1.3), (10_000, True, 1.5)],
+)
 def test_acked_publishing(
     compare: Comparison,
     loop: asyncio.Runner,
@@ -175,6 +179,7 @@ def test_acked_publishing(
     go: GoPeers,
     report: Report,
     window: int,
+    accelerated: bool,
     target: float,
 ) -> None:
     count = compare.amount(100_000, 500)
@@ -188,12 +193,14 @@ def test_acked_publishing(
     }
 
     async def ours() -> float:
+        acceleration = accelerate(lb_nc) if accelerated else nullcontext()
         async with AckInbox(lb_nc, max_outstanding=window) as inbox:
             publisher = EnvelopePublisher(lb_nc, stream, inbox=inbox, timeout=PATIENCE)
-            began = perf_counter()
-            acks = await publisher.publish_batch(values)
-            summary = await acks
-            seconds = perf_counter() - began
+            with acceleration:
+                began = perf_counter()
+                acks = await publisher.publish_batch(values)
+                summary = await acks
+                seconds = perf_counter() - began
         assert summary.ok
         assert sorted(summary.offsets) == list(range(min(summary.offsets), min(summary.offsets) + count))
         return seconds / count
@@ -205,7 +212,7 @@ def test_acked_publishing(
         return 1 / float(found["acked_per_s"])
 
     compare(
-        f"acked publish_batch, 256 B, {window:,} outstanding",
+        f"acked publish_batch, 256 B, {window:,} outstanding{', accelerated' if accelerated else ''}",
         _round(loop, ours),
         Peer("go-liftbridge PublishAsync", theirs, target),
         rate=True,
@@ -257,9 +264,18 @@ def test_acked_latency(
 ACKS = "bench.acks"
 
 
-@pytest.mark.parametrize("own_ids", [False, True], ids=["generated", "own"])
+@pytest.mark.parametrize(
+    ("own_ids", "accelerated"),
+    [(False, False), (True, False), (False, True)],
+    ids=["generated", "own", "accelerated"],
+)
 def test_ack_inbox(
-    compare: Comparison, loop: asyncio.Runner, nc: Client, plain_nats: NatsServer, own_ids: bool
+    compare: Comparison,
+    loop: asyncio.Runner,
+    nc: Client,
+    plain_nats: NatsServer,
+    own_ids: bool,
+    accelerated: bool,
 ) -> None:
     count = compare.amount(200_000 if own_ids else 1_000_000, 2_000)
     own = [f"{i:010x}" for i in range(count)]
@@ -272,19 +288,21 @@ def test_ack_inbox(
     def ours() -> float:
         inbox = loop.run(_started(nc))
         batch, ids = loop.run(register(inbox))
-        taken, summary = _timed(loop, plain_nats, _ack_frames(ids), lambda: _all_of(batch))
+        with accelerate(nc) if accelerated else nullcontext():
+            taken, summary = _timed(loop, plain_nats, _ack_frames(ids), lambda: _all_of(batch))
         assert summary.ok
         assert list(summary.offsets) == list(range(count))
         loop.run(inbox.close())
         return taken / count
 
+    how = "accelerated" if accelerated else "own ids" if own_ids else "at most 1.5 of its time"
     compare(
-        f"AckInbox, {count:,} acks of a batch, {'own ids' if own_ids else 'at most 1.5 of its time'}",
+        f"AckInbox, {count:,} acks of a batch, {how}",
         ours,
         Peer(
             "nats-py, empty callback",
             lambda: _deliver(loop, nc, plain_nats, ready_made, count),
-            None if own_ids else 1 / 1.5,
+            None if own_ids else 2 if accelerated else 1 / 1.5,
         ),
         rate=True,
         rounds=5 if own_ids else 3,

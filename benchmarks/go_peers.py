@@ -8,8 +8,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-# Private names of the package: see the report to the lead on what is to be made public.
-from liftenvelope.testing._build import _find_go, _parse_version
+from liftenvelope.testing import find_go
 
 _SOURCES = Path(__file__).parent / "go"
 _NEEDED = "1.25.3"
@@ -19,7 +18,7 @@ class GoPeers:
     """The programs, in a folder of this run: Go's own cache makes building them again quick."""
 
     def __init__(self, folder: Path) -> None:
-        go, self.version = _find_go(_parse_version(_NEEDED))
+        go, self.version = find_go(_NEEDED)
         self._folder = folder
         command = [go, "build", "-mod=mod", "-buildvcs=false", "-o", f"{folder}/", "./cmd/..."]
         env = {**os.environ, "CGO_ENABLED": "0", "GOTOOLCHAIN": "local", "GOWORK": "off"}
