@@ -12,7 +12,7 @@ GO := 1.25.3
 help:  ## list the targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
-$(VENV)/.ready: pyproject.toml setup.py $(wildcard src/*.pyx src/*.pxd src/*.h)
+$(VENV)/.ready: pyproject.toml setup.py $(wildcard src/*.pyx src/*.px[di] src/*.h)
 	$(PYTHON) -m venv $(VENV)
 	$(RUN) -m pip install --quiet --upgrade 'pip>=25.1'
 	PYTHONWARNINGS=ignore $(RUN) -m pip install --quiet --editable '.[$(EXTRAS)]' --group dev
@@ -40,10 +40,11 @@ lint: setup
 	$(RUN) -m ruff format --check .
 	$(RUN) -m ruff check .
 	$(RUN) protos/generate.py --check
+	$(RUN) protos/generate_blocking.py --check
 
 types: setup
 	$(RUN) -m mypy
-	$(RUN) -m mypy.stubtest liftenvelope._fastenv liftenvelope._fastbatch liftenvelope._fastwire
+	$(RUN) -m mypy.stubtest --mypy-config-file pyproject.toml liftenvelope._fastenv liftenvelope._fastbatch liftenvelope._fastwire
 
 unit: strict
 	LIFTENVELOPE_REQUIRE_EXTENSIONS=1 $(RUN) -m pytest -q tests/unit tests/twin tests/test_layers.py
@@ -55,9 +56,12 @@ strict: setup  ## the extensions compile without a warning
 bench: servers  ## the figures, each beside its peer, into benchmarks/RESULTS.md
 	$(RUN) -m benchmarks
 
-soak: servers  ## long campaigns: fuzzing under sanitizers, at least ten million inputs per decoder
+soak: servers  ## long campaigns: fuzzing under sanitizers, ten million inputs per decoder; new examples for every property
 	$(RUN) tests/fuzz/campaign.py --inputs 10000000
 	$(RUN) tests/fuzz/sanitized.py test
+	$(RUN) -m tests.fuzz.frames_campaign --inputs 1000000
+	$(RUN) -m pytest -q tests/unit tests/twin --hypothesis-profile=search
+	$(RUN) -m benchmarks.slow_reader --seconds 60
 
 clean:  ## remove what was built
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -27,6 +27,8 @@ from typing import Any
 import pytest
 from nats.aio.client import Client
 
+import liftenvelope
+import liftenvelope.client
 import liftenvelope.testing
 from liftenvelope.nats import AckInbox, EnvelopePublisher
 from liftenvelope.testing import LiftbridgeCluster
@@ -41,8 +43,10 @@ FRAGMENT_NAMES = {
     "inbox": "AckInbox",
     "publisher": "EnvelopePublisher[Ack, BatchAcks]",
     "cluster": "LiftbridgeCluster",
+    "client": "liftenvelope.Client",
 }
 FRAGMENT_HEAD = f"""
+import liftenvelope
 from nats.aio.client import Client
 from liftenvelope import Ack
 from liftenvelope.nats import AckInbox, BatchAcks, EnvelopePublisher
@@ -169,7 +173,8 @@ async def test_fragment(block: Block, liftbridge_server: LiftbridgeCluster, lb_n
     with streams(liftbridge_server):
         async with AckInbox(lb_nc) as inbox, asyncio.timeout(60):
             publisher = EnvelopePublisher(lb_nc, "orders", inbox=inbox)
-            await namespace["fragment"](lb_nc, inbox, publisher, liftbridge_server)
+            async with liftenvelope.connect(liftbridge_server.addresses) as client:
+                await namespace["fragment"](lb_nc, inbox, publisher, liftbridge_server, client)
 
 
 @contextlib.contextmanager
@@ -224,8 +229,12 @@ def test_commands_and_extras_exist() -> None:
 
 
 SERVER_MODULES = [
-    "liftenvelope.testing",
-    *(found.name for found in pkgutil.walk_packages(liftenvelope.testing.__path__, "liftenvelope.testing.")),
+    name
+    for package in (liftenvelope.testing, liftenvelope.client)
+    for name in (
+        package.__name__,
+        *(found.name for found in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")),
+    )
 ]
 
 

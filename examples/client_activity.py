@@ -1,0 +1,58 @@
+"""Keep a list of a cluster's streams up to date, from its activity stream.
+
+Shows typed events, and how a program goes on behind the last event it has dealt with.
+"""
+
+import asyncio
+
+import liftenvelope
+from liftenvelope import Client
+from liftenvelope.client import (
+    ActivityEvent,
+    StreamCreated,
+    StreamDeleted,
+    StreamReadonlySet,
+    UnknownActivity,
+)
+from liftenvelope.testing import run_liftbridge
+
+
+def apply(event: ActivityEvent, streams: dict[str, int]) -> None:
+    """Note what became of a stream: its number of partitions, by name."""
+    match event:
+        case StreamCreated():
+            streams[event.stream] = len(event.partitions)
+        case StreamDeleted():
+            streams.pop(event.stream, None)
+        case StreamReadonlySet():
+            print(f"{event.stream}: partitions {event.partitions}, read-only: {event.readonly}")
+        case UnknownActivity():
+            print(f"something that this version does not know: operation {event.op}")
+
+
+async def catch_up(client: Client, streams: dict[str, int], start: int | str) -> int:
+    """Read up to what is the newest event now; return where to go on."""
+    async with client.activity(start=start, stop="latest") as events:
+        position = events.position or 0
+        async for event in events:
+            apply(event, streams)
+            position = event.offset + 1
+    return position
+
+
+async def main() -> None:
+    async with run_liftbridge() as cluster, liftenvelope.connect(cluster.addresses) as client:
+        streams: dict[str, int] = {}
+        async with client.activity() as events:  # so that there is something to wait for
+            await client.create_stream("orders", "orders", partitions=3)
+            await client.create_stream("scratch", "scratch")
+            await client.delete_stream("scratch")
+            async for event in events:
+                if isinstance(event, StreamDeleted):
+                    break
+        position = await catch_up(client, streams, "earliest")
+        print(f"{streams}; go on at {position}")
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

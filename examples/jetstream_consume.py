@@ -1,0 +1,59 @@
+"""Read a JetStream stream in every way there is: a batch, one message, an iteration, a handler, in order.
+
+Shows acks of each kind, what a message says of itself, and how an iteration and a handler end.
+"""
+
+import asyncio
+
+import nats
+
+from liftenvelope.jetstream import ConsumerConfig, JetStream, Message, StreamConfig
+from liftenvelope.testing import run_nats_server
+
+
+async def main() -> None:
+    with run_nats_server(jetstream=True) as server:
+        nc = await nats.connect(server.url)
+        async with JetStream(nc) as js:
+            stream = await js.create_stream(StreamConfig(name="ORDERS", subjects=("orders.>",)))
+            for i in range(1_000):
+                await js.publish_async("orders.new", b"order %d" % i)
+            await js.publish_async_complete()
+            consumer = await stream.create_consumer(ConsumerConfig(durable_name="packing", max_deliver=3))
+
+            # A batch: what there is when 10 have come or a second has passed.
+            batch = await consumer.fetch(10, expires=1)
+            for message in batch[1:]:
+                message.ack()
+            batch[0].nak()  # comes again
+
+            # One message. ack_sync waits until the server has noted it down.
+            await (await consumer.next(timeout=5)).ack_sync()
+
+            # As they come, 500 ahead at most.
+            async with consumer.messages() as messages:
+                async for message in messages:
+                    message.ack()
+                    if message.metadata.num_pending == 0:
+                        await messages.drain()  # what has come is still delivered, then the loop ends
+
+            # By a handler. The future is set when it has seen the last one.
+            done = asyncio.get_running_loop().create_future()
+
+            async def handle(message: Message) -> None:
+                message.ack()
+                if message.data == b"the end":
+                    done.set_result(message.data)
+
+            async with await consumer.consume(handle, auto_ack_progress=True):
+                await js.publish("orders.new", b"the end")
+                print(await done)
+
+            # Everything once more, in order, without acks.
+            async with stream.ordered_consumer().messages() as messages:
+                print([(await messages.next(timeout=5)).metadata.stream_sequence for _ in range(5)])
+        await nc.close()
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
