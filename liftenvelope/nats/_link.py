@@ -5,9 +5,10 @@ commands, which is what ``nc.publish`` does with each message, but for a whole b
 ``await``. The private names that this takes are looked for once; where they have changed, everything goes
 through public methods, more slowly, and ``tests/integration/test_link.py`` fails to tell us.
 
-Three habits of nats-py (2.16) that are worked around: ``flush()`` sends its PING ahead of what is buffered,
-so that it is no barrier; it returns at once, without an error, while the connection is being restored; and
-its inner flush swallows a cancellation.
+Four habits of nats-py (2.16) that are worked around: ``flush()`` sends its PING ahead of what is buffered,
+so that it is no barrier; it returns at once, without an error, while the connection is being restored; after
+one that is cancelled, or whose time is up, the connection reads nothing any more; and its inner flush
+swallows a cancellation.
 """
 
 from __future__ import annotations
@@ -30,6 +31,19 @@ _POLL: Final = 0.02
 #: nats-py's own limit on what is buffered, for connections whose limit can't be seen.
 _PENDING_SIZE: Final = 2 * 1024 * 1024
 _PRIVATE: Final = ("_pending", "_pending_data_size", "_max_pending_size", "_flush_queue", "_flusher_task")
+
+
+class _Pong(asyncio.Future[bool]):
+    """What nats-py sets when a PONG comes, whatever has become of whoever waited for it.
+
+    Its own ``flush()`` leaves a cancelled future behind when it is cancelled or its time is up. The PONG that
+    comes later ends nats-py's reader then: the connection looks open, and delivers nothing any more (2.16).
+    """
+
+    def set_result(self, result: bool) -> None:
+        """Set it, unless nobody waits."""
+        if not self.done():
+            super().set_result(result)
 
 
 class Link:
@@ -174,10 +188,21 @@ class Link:
             await self._flushed(_POLL)
 
     async def _round_trip(self, deadline: float, timeout: float) -> None:
-        left = deadline - asyncio.get_running_loop().time()
+        left = max(deadline - asyncio.get_running_loop().time(), 0.001)
         self.check_open()
+        send_ping = getattr(self._nc, "_send_ping", None)
+        if send_ping is None or not self._nc.is_connected:
+            await self._public_flush(left, timeout)
+            return
+        pong = _Pong()
+        await send_ping(pong)
+        await asyncio.wait({pong}, timeout=left)
+        if not pong.done():
+            raise TransportError(f"no answer from the NATS server within {timeout} s")
+
+    async def _public_flush(self, left: float, timeout: float) -> None:
         try:
-            await self._nc.flush(timeout=max(left, 0.001))
+            await self._nc.flush(timeout=left)
         except nats.errors.Error as exc:
             raise TransportError(f"no answer from the NATS server within {timeout} s") from exc
 
