@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Protocol, Self
 
+from liftenvelope.errors import TransportError, UsageError
 from liftenvelope.jetstream.message import Message
 
 __all__ = ["Consumption", "Feed", "Handler", "Messages"]
@@ -88,9 +89,15 @@ class Messages:
         async with asyncio.timeout(timeout):
             return await self._feed.next()
 
-    def stop(self) -> None:
-        """End now; what is buffered is dropped, and comes again after ``ack_wait``. May be called again."""
-        self._feed.stop()
+    def stop(self, *, nak: bool = False) -> None:
+        """End now; what is buffered is dropped, and comes again after ``ack_wait``. May be called again.
+
+        Args:
+            nak: Whether to give back what is buffered, so that the server delivers it again at once, to
+                whoever pulls. It counts as delivered, which matters where ``max_deliver`` is small. What is
+                still on its way comes after ``ack_wait`` in any case. Default false.
+        """
+        _stop(self._feed, nak)
 
     async def drain(self) -> None:
         """Pull nothing more; the iteration delivers what has come, and ends."""
@@ -150,17 +157,33 @@ class Consumption:
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
-    def stop(self) -> None:
-        """End now: a handler that is running is left to finish, what is buffered is dropped."""
-        self._feed.stop()
+    def stop(self, *, nak: bool = False) -> None:
+        """End now: a handler that is running is left to finish, what is buffered is dropped.
+
+        Args:
+            nak: Whether to give back what is buffered: see :meth:`Messages.stop`.
+        """
+        _stop(self._feed, nak)
 
     async def aclose(self) -> None:
-        """Stop, and wait for a handler that is running."""
+        """Stop, and wait for a handler that is running.
+
+        Raises:
+            UsageError: It was awaited in the handler, for which it would wait.
+        """
+        self._check_not_inside("aclose")
         self._feed.stop()
         await asyncio.wait({self._task})
 
     async def drain(self) -> None:
-        """Pull nothing more, have the handler called with what has come, and end."""
+        """Pull nothing more, have the handler called with what has come, and end.
+
+        Raises:
+            UsageError: It was awaited in the handler, for which it would wait.
+            LiftEnvelopeError: What it was ended by meanwhile.
+            Exception: What the handler raised, which ends it too.
+        """
+        self._check_not_inside("drain")
         await self._feed.drain()
         await self.closed()
 
@@ -168,7 +191,27 @@ class Consumption:
         """Wait until it has ended and the handler is done.
 
         Raises:
+            UsageError: It was awaited in the handler, for which it would wait.
             LiftEnvelopeError: What it was ended by.
             Exception: What the handler raised, which ends it too.
         """
+        self._check_not_inside("closed")
         await asyncio.shield(self._task)
+
+    def _check_not_inside(self, name: str) -> None:
+        if asyncio.current_task() is self._task:
+            raise UsageError(
+                f"{name}() waits for the handler, and was awaited in it: call stop() there, or let another "
+                f"task await {name}()"
+            )
+
+
+def _stop(feed: Feed, nak: bool) -> None:
+    """Stop a feed, and perhaps give back what it holds."""
+    held = list(feed.buffer) if nak else []
+    feed.stop()  # first: the server would deliver them again to the pulls of this very feed
+    for message in held:
+        try:
+            message.nak()
+        except TransportError:
+            return  # the connection is gone, and they come again when they are due

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import pytest
 from nats.aio.client import Client
 
+from liftenvelope.jetstream import JetStream, Stream
 from liftenvelope.jetstream._feed import PullFeed
 from liftenvelope.jetstream.api import Api
 from liftenvelope.jetstream.consumer import Consumer
@@ -108,6 +110,10 @@ class Wire:
         self.payloads: list[bytes] = []
         self.replies: list[str] = []
 
+    def pulls(self) -> list[dict[str, Any]]:
+        """The pulls, read."""
+        return [json.loads(payload) for payload in self.payloads]
+
     async def __aenter__(self) -> Wire:
         async def see(msg: Any) -> None:
             self.payloads.append(msg.data)
@@ -120,3 +126,8 @@ class Wire:
 
     async def __aexit__(self, *_: object) -> None:
         await self.sub.unsubscribe()
+
+
+async def stream_of(bench: Bench) -> Stream:
+    """The stream, by the public class."""
+    return await JetStream(bench.nc).stream(bench.name)
