@@ -18,6 +18,7 @@ from liftenvelope.errors import (
     jetstream_error,
 )
 from liftenvelope.jetstream._names import check_domain, check_prefix
+from liftenvelope.nats._link import Link
 from liftenvelope.nats._outcomes import positive
 
 if TYPE_CHECKING:
@@ -27,8 +28,20 @@ if TYPE_CHECKING:
 __all__ = ["DEFAULT_PREFIX", "Api", "api_prefix"]
 
 DEFAULT_PREFIX: Final = "$JS.API"
-#: How often a waiting request looks whether its connection is still open, in seconds: nats-py tells nobody.
+#: How often a waiting request looks whether its connection is still there, in seconds: nats-py tells nobody.
 _LOOK: Final = 0.25
+#: Requests that only read, by what their subjects begin with after the prefix. When the connection is lost
+#: under one of them it is repeated; of all others the outcome is unknown then.
+_READS: Final = (
+    "INFO",
+    "STREAM.INFO.",
+    "STREAM.LIST",
+    "STREAM.NAMES",
+    "STREAM.MSG.GET.",
+    "CONSUMER.INFO.",
+    "CONSUMER.LIST.",
+    "CONSUMER.NAMES.",
+)
 
 
 def api_prefix(domain: str | None, prefix: str | None) -> str:
@@ -68,6 +81,7 @@ class Api:
 
     def __init__(self, nc: Client, *, prefix: str = DEFAULT_PREFIX, timeout: float = 5.0) -> None:
         self.nc = nc
+        self._link = Link(nc)
         self.prefix = check_prefix(prefix)
         self.timeout = positive("timeout", timeout)
 
@@ -81,14 +95,20 @@ class Api:
             payload: What to send: a mapping, as JSON; bytes; or nothing.
             timeout: How long to wait in seconds. Default: that of the API.
 
+        While the connection is down a request waits, and goes out with the next one. When the connection is
+        lost under a request, one that only reads is repeated.
+
         Raises:
             JetStreamError: The server refused; its class says why, as far as it has one.
             NoJetStreamError: Nothing answers there.
             CallTimeoutError: No answer came in time. Whether the server did what was asked is unknown.
-            TransportError: The connection is closed or draining, or was closed meanwhile.
+            TransportError: The connection is closed or draining, or was closed meanwhile. Or it was lost
+                before an answer came, of a request that does more than read: with ``sent`` true, whether the
+                server did what was asked is unknown.
             UsageError: The request can't be written, or is larger than the server takes.
         """
-        msg = await self.ask(f"{self.prefix}.{subject}", payload, timeout=timeout)
+        reads = subject.startswith(_READS)
+        msg = await self.ask(f"{self.prefix}.{subject}", payload, timeout=timeout, repeat=reads)
         return read_answer(msg.data, subject)
 
     async def ask(
@@ -98,8 +118,16 @@ class Api:
         *,
         headers: Mapping[str, str] | None = None,
         timeout: float | None = None,
+        repeat: bool = False,
     ) -> Msg:
         """Ask on a whole subject, and return the answer as it came.
+
+        Args:
+            subject: The subject.
+            payload: As for :meth:`request`.
+            headers: The headers, none by default.
+            timeout: As for :meth:`request`.
+            repeat: Whether to ask again when the connection was lost, since asking twice does no harm.
 
         Raises:
             NoJetStreamError: Nothing answers there.
@@ -110,19 +138,42 @@ class Api:
         body = encode_payload(payload)
         self.check_size(len(body))
         copy = dict(headers) if headers else None
-        call = asyncio.ensure_future(self.nc.request(subject, body, timeout=seconds, headers=copy))
+        deadline = asyncio.get_running_loop().time() + seconds
         try:
-            while not call.done():
-                await asyncio.wait({call}, timeout=_LOOK)
-                if not call.done() and self.nc.is_closed:
-                    raise TransportError("the NATS connection was closed before an answer came", sent=True)
-            return call.result()
+            while (msg := await self._ask_once(subject, body, copy, deadline)) is None:
+                if not repeat:
+                    raise TransportError(
+                        f"the NATS connection was lost before an answer came on {subject!r}: whether what "
+                        "was asked has been done is unknown",
+                        sent=True,
+                    )
         except nats.errors.NoRespondersError as exc:
             raise NoJetStreamError(503, f"nothing answers on {subject!r}") from exc
         except nats.errors.TimeoutError as exc:
             raise CallTimeoutError(f"no answer on {subject!r} within {seconds} s") from exc
         except nats.errors.Error as exc:
             raise TransportError(f"nats-py could not send the request: {exc}") from exc
+        return msg
+
+    async def _ask_once(
+        self, subject: str, body: bytes, headers: dict[str, str] | None, deadline: float
+    ) -> Msg | None:
+        """The answer, None if the connection that the question went out with was lost before it came."""
+        epoch, looks = self._link.epoch, 0
+        left = max(deadline - asyncio.get_running_loop().time(), 0.001)
+        call = asyncio.ensure_future(self.nc.request(subject, body, timeout=left, headers=headers))
+        try:
+            while not call.done():
+                await asyncio.wait({call}, timeout=_LOOK)
+                if call.done():
+                    break
+                if self.nc.is_closed:
+                    raise TransportError("the NATS connection was closed before an answer came", sent=True)
+                # Twice in a row: nats-py counts a new connection a moment before it is there.
+                looks = looks + 1 if self._link.epoch > epoch else 0
+                if looks == 2:
+                    return None
+            return call.result()
         finally:
             call.cancel()
 

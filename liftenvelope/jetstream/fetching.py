@@ -26,10 +26,16 @@ __all__ = ["Batch", "FetchInboxes"]
 _PIN_HEADER: Final = "Nats-Pin-Id"
 #: How much longer than the server a fetch waits, in seconds.
 _GRACE: Final = 1.0
+#: How late the event loop may call before it is taken for one that was kept from reading, in seconds.
+_LATE: Final = 0.1
+#: With less time left than this no other pull is sent, in seconds.
+_LEAST: Final = 0.005
 #: After how many seconds an inbox that no fetch uses is unsubscribed.
 _IDLE: Final = 1.0
 #: How long to wait before a pull is sent again that nobody took after a reconnect, in seconds.
 _PAUSE: Final = 0.1
+#: What a server says to a pull whose time is up.
+_TIMEOUT: Final = 408
 #: Ends of a pull that are no errors.
 _QUIET: Final = frozenset({Kind.ENDED, Kind.TOO_LARGE})
 
@@ -139,8 +145,10 @@ class _Fetch:
         self._number = 0
         self._heard = 0.0
         self._restored = False
+        self._again = False
         self._retry: asyncio.TimerHandle | None = None
         self._pin_id: str | None = None
+        self._timer: asyncio.TimerHandle
         self._done: asyncio.Future[None] = self._loop.create_future()
         self._deadline = 0.0
         self.batch = Batch()
@@ -151,12 +159,13 @@ class _Fetch:
         """Pull, and wait for the end."""
         self._heard = self._loop.time()
         self._deadline = self._heard + wait
+        self._again = 0 < self._plan.limits.expires < wait
         self._inbox.current = self
         watch = watch_of(self._nc)
         watch.add(self)
         try:
             self._send()
-            await self._wait(wait + _GRACE)
+            await self._wait()
         except BaseException:
             self._give_back()
             raise
@@ -168,18 +177,34 @@ class _Fetch:
             raise self.batch.error
         return self.batch
 
-    async def _wait(self, seconds: float) -> None:
+    async def _wait(self) -> None:
         if self._done.done():
             return
-        end = self._loop.time() + seconds
-        timer = self._loop.call_at(end, self._finish, None)
+        self._timer = self._loop.call_at(self._deadline, self._time_is_up)
         beats = self._plan.limits.idle_heartbeat and self._loop.create_task(self._watch_heartbeats())
         try:
             await self._done
         finally:
-            timer.cancel()
+            self._timer.cancel()
             if beats:
                 beats.cancel()
+
+    def _time_is_up(self) -> None:
+        """Leave the server a moment to say that it has ended the pull; without a connection it can't."""
+        if self._nc.is_connected:
+            self._timer = self._loop.call_later(_GRACE, self._give_up, self._loop.time() + _GRACE)
+        else:
+            self._finish(
+                TransportError("the NATS connection is down: nothing can be pulled until it is back")
+            )
+
+    def _give_up(self, due: float) -> None:
+        if self._loop.time() - due > _LATE:  # what has come meanwhile is not read yet
+            self._timer = self._loop.call_later(_LATE, self._give_up, self._loop.time() + _LATE)
+        elif self._nc.is_connected:
+            self._finish(CallTimeoutError("the server has not answered the pull, or not to its end"))
+        else:
+            self._finish(TransportError("the NATS connection was lost before the server had ended the pull"))
 
     async def _watch_heartbeats(self) -> None:
         beat = self._plan.limits.idle_heartbeat
@@ -191,12 +216,15 @@ class _Fetch:
                 return
 
     def _send(self) -> None:
-        """Publish the pull, or what is left of it after a reconnect."""
+        """Publish the pull, or what is left of it."""
         self._retry = None
         if self._done.done() or not self._nc.is_connected:
             return  # sent when the connection is back: nats-py would send it then, too, beside the new one
+        left = None
+        if self._number or self._restored:  # else it is the first one, with all the time that there is
+            left = max(self._deadline - self._loop.time(), _LEAST)
         self._pin_id = self._pins.get(self._group) if self._plan.limits.pinned else None
-        payload = self._plan.payload(self._left, self._pin_id)
+        payload = self._plan.payload(self._left, self._pin_id, left)
         try:
             self._number = self._inbox.send(self._source.pull_subject, payload)
             self._inbox.inbox.flush()
@@ -236,6 +264,9 @@ class _Fetch:
         if again and self._loop.time() < self._deadline:
             if self._retry is None:
                 self._retry = self._loop.call_later(_PAUSE, self._send)
+            return
+        if self._again and status.code == _TIMEOUT and self._deadline - self._loop.time() > _LEAST:
+            self._send()  # it had to end sooner than the fetch
             return
         self.is_clean = True
         self._finish(None if kind in _QUIET else error_of(status))

@@ -92,9 +92,19 @@ class PullPlan:
     batch: int
     fields: dict[str, Any]
 
-    def payload(self, amount: int, pin_id: str | None) -> bytes:
-        """The JSON of a pull."""
+    def payload(self, amount: int, pin_id: str | None, seconds: float | None = None) -> bytes:
+        """The JSON of a pull.
+
+        Args:
+            amount: How many messages or bytes it asks for.
+            pin_id: The id of the pin that it is sent with.
+            seconds: How long it waits at the server at most, where less is left than the plan says.
+        """
         body = dict(self.fields)
+        if seconds is not None and seconds < self.limits.expires:
+            body["expires"] = to_ns(seconds)
+            if 2 * self.limits.idle_heartbeat > seconds:  # which the server would refuse
+                body.pop("idle_heartbeat", None)
         if self.limits.in_bytes:
             body["batch"], body["max_bytes"] = self.batch, amount
         else:
@@ -159,7 +169,10 @@ def fetch_plan(
     min_ack_pending: int | None = None,
     priority: int | None = None,
 ) -> PullPlan:
-    """The plan of one pull; ``expires`` None asks for what is there at once.
+    """The plan of one fetch; ``expires`` None asks for what is there at once.
+
+    A pull waits for no longer than keeps a pin and than the consumer's ``max_expires``. A fetch may: it pulls
+    again with what is left.
 
     Raises:
         UsageError: An option makes no sense, alone, with another, or for this consumer.
@@ -167,30 +180,21 @@ def fetch_plan(
     """
     fields = group_fields(config, group, min_pending, min_ack_pending, priority)
     limit, in_bytes = _limit_of(config, max_messages, max_bytes)
+    keep_pin = _keep_pin(config)
     beat = 0.0
     if expires is None:
         fields["no_wait"] = True
     else:
-        positive("expires", expires)
-        if config.max_expires and expires > config.max_expires:
-            raise UsageError(
-                f"expires {expires} s is more than the consumer's max_expires, {config.max_expires} s"
-            )
-        if idle_heartbeat is not None:
-            beat = _beat_of(idle_heartbeat, expires)
-        elif expires > _LONGEST_BEAT:
+        if positive("expires", expires) > _LONGEST_BEAT and idle_heartbeat is None:
             beat = min(expires / 2, _LONGEST_BEAT)
+        elif idle_heartbeat is not None:
+            beat = _beat_of(idle_heartbeat, expires)
+        expires = min(expires, keep_pin or math.inf, config.max_expires or math.inf)
+        beat = min(beat, expires / 2)
         fields["expires"] = to_ns(expires)
         if beat:
             fields["idle_heartbeat"] = to_ns(beat)
-    limits = PullLimits(
-        limit,
-        1,
-        in_bytes,
-        expires or 0.0,
-        beat,
-        pinned=config.priority_policy is PriorityPolicy.PINNED_CLIENT,
-    )
+    limits = PullLimits(limit, 1, in_bytes, expires or 0.0, beat, pinned=bool(keep_pin))
     return PullPlan(limits, min(BYTES_BATCH, config.max_batch or BYTES_BATCH), fields)
 
 

@@ -26,10 +26,13 @@ from liftenvelope.nats._link import Link
 if TYPE_CHECKING:
     from nats.aio.msg import Msg
 
-__all__ = ["StoredMessage", "direct_messages", "stored_message"]
+__all__ = ["StoredMessage", "direct_message", "direct_messages", "stored_message"]
 
 _NOT_FOUND: Final = 10037
+#: How often a waiting request looks whether its connection is still there, in seconds, and how many looks in
+#: a row must find it gone.
 _LOOK: Final = 0.25
+_LOOKS: Final = 2
 #: What the server adds to the headers of a message that it sends directly.
 _STREAM: Final = "Nats-Stream"
 _SUBJECT: Final = "Nats-Subject"
@@ -95,9 +98,10 @@ async def direct_messages(
         timeout: How long to wait for each message, in seconds.
         subject: What stands after the stream in the subject of the request.
     """
+    epoch = Link(api.nc).epoch
     async with _answers(api, f"{api.prefix}.DIRECT.GET.{stream}{subject}", request) as answers:
         while True:
-            msg = await _next(api, answers, stream, timeout)
+            msg = await _next(api, answers, stream, timeout, epoch)
             headers = msg.headers or {}
             # Only the server adds this, last: a message whose own headers look like a status has it as well.
             if _SEQUENCE not in headers:
@@ -127,14 +131,47 @@ async def _answers(api: Api, subject: str, request: Mapping[str, Any]) -> AsyncI
         await link.unsubscribe(subscription)
 
 
-async def _next(api: Api, answers: asyncio.Queue[Msg], stream: str, timeout: float) -> Msg:
+async def direct_message(
+    api: Api, stream: str, request: Mapping[str, Any], *, timeout: float
+) -> StoredMessage:
+    """The one message that a direct request is for; it is repeated when the connection was lost under it.
+
+    Args:
+        api: The API.
+        stream: The stream.
+        request: What is asked for.
+        timeout: How long to wait in all, in seconds.
+    """
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + timeout
+    while True:
+        left = max(deadline - loop.time(), 0.001)
+        answers = direct_messages(api, stream, request, batch=False, timeout=left)
+        try:
+            return await anext(answers)
+        except _LostError:
+            continue
+        finally:
+            await answers.aclose()
+
+
+class _LostError(TransportError):
+    """The connection was lost under a request, and what remained of its answers with it."""
+
+
+async def _next(api: Api, answers: asyncio.Queue[Msg], stream: str, timeout: float, epoch: int) -> Msg:
+    link, looks = Link(api.nc), 0
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout
     while answers.empty():
         if api.nc.is_closed:
             raise TransportError("the NATS connection was closed before all had come", sent=True)
+        # Twice in a row: nats-py counts a new connection a moment before it is there.
+        looks = looks + 1 if link.epoch > epoch else 0
+        if looks == _LOOKS:
+            raise _LostError("the NATS connection was lost before all had come: ask for the rest", sent=True)
         if (left := deadline - loop.time()) <= 0:
-            raise CallTimeoutError(f"nothing more came from stream {stream!r} within {timeout} s")
+            raise CallTimeoutError(f"nothing more came from stream {stream!r} within {timeout:.3g} s")
         try:
             return await asyncio.wait_for(answers.get(), min(left, _LOOK))
         except TimeoutError:

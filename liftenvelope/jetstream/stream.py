@@ -16,7 +16,7 @@ from liftenvelope.jetstream.consumer import Consumer
 from liftenvelope.jetstream.consumer_config import ConsumerConfig, DeliverPolicy, ReplayPolicy
 from liftenvelope.jetstream.infos import ConsumerInfo, StreamInfo
 from liftenvelope.jetstream.ordered import OrderedConsumer
-from liftenvelope.jetstream.stored import StoredMessage, direct_messages, stored_message
+from liftenvelope.jetstream.stored import StoredMessage, direct_message, direct_messages, stored_message
 from liftenvelope.nats._outcomes import positive
 
 __all__ = ["Stream"]
@@ -158,11 +158,7 @@ class Stream:
         request = _one_message(sequence, last_by_subject, next_by_subject)
         if self._info.config.allow_direct if direct is None else direct:
             seconds = self._api.timeout if timeout is None else positive("timeout", timeout)
-            answers = direct_messages(self._api, self.name, request, batch=False, timeout=seconds)
-            try:
-                return await anext(answers)
-            finally:
-                await answers.aclose()
+            return await direct_message(self._api, self.name, request, timeout=seconds)
         answer = await self._api.request(f"STREAM.MSG.GET.{self.name}", request, timeout=timeout)
         return stored_message(self.name, answer["message"])
 
@@ -190,6 +186,7 @@ class Stream:
             MessageNotFoundError: There is no such message at all.
             NoJetStreamError: Nobody answers directly.
             CallTimeoutError: The next message did not come in time.
+            TransportError: The connection was closed, or lost before all had come: ask for the rest.
             UnsupportedByServerError: The server is older than 2.11.
             UsageError: An argument makes no sense; nothing was sent.
 
