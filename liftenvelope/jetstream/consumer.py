@@ -97,31 +97,39 @@ class Consumer:
     def _path(self) -> str:
         return f"{self._info.stream_name}.{self._info.name}"
 
-    async def info(self) -> ConsumerInfo:
+    async def info(self, *, timeout: float | None = None) -> ConsumerInfo:
         """Ask the server about it.
+
+        Args:
+            timeout: How long to wait for the answer, in seconds. Default: that of the context.
 
         Raises:
             ConsumerNotFoundError: It is gone.
             JetStreamError, CallTimeoutError, TransportError: As for every request.
         """
-        self._info = ConsumerInfo.from_json(await self._api.request(f"CONSUMER.INFO.{self._path}"))
+        answer = await self._api.request(f"CONSUMER.INFO.{self._path}", timeout=timeout)
+        self._info = ConsumerInfo.from_json(answer)
         return self._info
 
-    async def delete(self) -> None:
+    async def delete(self, *, timeout: float | None = None) -> None:
         """Delete it. Whoever reads from it ends with a ConsumerDeletedError.
+
+        Args:
+            timeout: As for :meth:`info`.
 
         Raises:
             ConsumerNotFoundError: It is gone already.
             JetStreamError, CallTimeoutError, TransportError: As for every request.
         """
         self._inboxes.close()
-        await self._api.request(f"CONSUMER.DELETE.{self._path}")
+        await self._api.request(f"CONSUMER.DELETE.{self._path}", timeout=timeout)
 
-    async def pause(self, until: datetime | float) -> PauseInfo:
+    async def pause(self, until: datetime | float, *, timeout: float | None = None) -> PauseInfo:
         """Have it deliver nothing for a while (server 2.11).
 
         Args:
             until: The moment that it goes on at, with a time zone; or after how many seconds.
+            timeout: As for :meth:`info`.
 
         Raises:
             UsageError: It is neither, or no positive number.
@@ -132,21 +140,29 @@ class Consumer:
         elif until.tzinfo is None:
             raise UsageError(f"until must have a time zone, unlike {until!r}")
         body = {"pause_until": moment_text(until)}
-        return PauseInfo.from_json(await self._api.request(f"CONSUMER.PAUSE.{self._path}", body))
+        return await self._put_pause(body, timeout)
 
-    async def resume(self) -> PauseInfo:
+    async def resume(self, *, timeout: float | None = None) -> PauseInfo:
         """Have it deliver again.
+
+        Args:
+            timeout: As for :meth:`info`.
 
         Raises:
             JetStreamError, CallTimeoutError, TransportError: As for every request.
         """
-        return PauseInfo.from_json(await self._api.request(f"CONSUMER.PAUSE.{self._path}", {}))
+        return await self._put_pause({}, timeout)
 
-    async def reset(self, sequence: int | None = None) -> ConsumerInfo:
+    async def _put_pause(self, body: dict[str, str], timeout: float | None) -> PauseInfo:
+        answer = await self._api.request(f"CONSUMER.PAUSE.{self._path}", body, timeout=timeout)
+        return PauseInfo.from_json(answer)
+
+    async def reset(self, sequence: int | None = None, *, timeout: float | None = None) -> ConsumerInfo:
         """Have it begin anew (ADR-60, server 2.14).
 
         Args:
             sequence: The stream sequence to begin at. Default: after the last one that was acknowledged.
+            timeout: As for :meth:`info`.
 
         Returns:
             Its state; ``reset_seq`` is where it begins.
@@ -156,14 +172,16 @@ class Consumer:
             JetStreamError, CallTimeoutError, TransportError: As for every request.
         """
         body = None if sequence is None else {"seq": whole("sequence", sequence, 1)}
-        self._info = ConsumerInfo.from_json(await self._api.request(f"CONSUMER.RESET.{self._path}", body))
+        answer = await self._api.request(f"CONSUMER.RESET.{self._path}", body, timeout=timeout)
+        self._info = ConsumerInfo.from_json(answer)
         return self._info
 
-    async def unpin(self, group: str) -> None:
+    async def unpin(self, group: str, *, timeout: float | None = None) -> None:
         """Take the pin from whichever client of a group holds it; the server chooses another (ADR-42).
 
         Args:
             group: The priority group.
+            timeout: As for :meth:`info`.
 
         Raises:
             UsageError: It can't be a group's name, or the consumer has none such or pins nobody.
@@ -176,7 +194,7 @@ class Consumer:
             raise UsageError(
                 f"group {group!r}: the consumer's policy is {config.priority_policy}, which pins nobody"
             )
-        await self._api.request(f"CONSUMER.UNPIN.{self._path}", {"group": group})
+        await self._api.request(f"CONSUMER.UNPIN.{self._path}", {"group": group}, timeout=timeout)
 
     # -- one pull
 
@@ -190,8 +208,8 @@ class Consumer:
     ) -> Batch:
         """Get a batch of messages: all of them, or what has come when the time is up.
 
-        A lost connection is waited for, and the rest is pulled then. When the call is cancelled, what had
-        come is given back to be delivered again.
+        A lost connection is waited for, and the rest is pulled then; if it does not come back in time, that
+        is an error. When the call is cancelled, what had come is given back to be delivered again.
 
         Args:
             max_messages: How many at most.
@@ -210,7 +228,8 @@ class Consumer:
             NoJetStreamError: Nothing answers: JetStream is not up, or the consumer is gone.
             JetStreamError: The server refused the pull.
             ConnectionClosedError: The connection is closed or draining.
-            CallTimeoutError: The server was silent for two heartbeats.
+            TransportError: The connection was down when the time was up.
+            CallTimeoutError: The server was silent for two heartbeats, or did not say that the time was up.
         """
         whole("max_messages", max_messages, 1)
         plan = fetch_plan(

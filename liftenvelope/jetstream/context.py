@@ -140,27 +140,37 @@ class JetStream(Publishing):
         """
         await self.api.request(f"STREAM.DELETE.{check_stream_name(name)}", timeout=timeout)
 
-    def streams(self, subject: str | None = None) -> AsyncIterator[StreamInfo]:
+    def streams(
+        self, subject: str | None = None, *, timeout: float | None = None
+    ) -> AsyncIterator[StreamInfo]:
         """All streams, or those that record a subject, a page at a time.
+
+        Args:
+            subject: The subject; wildcards are allowed. Default: all streams.
+            timeout: How long to wait for each page in seconds. Default: that of the context.
 
         Example::
 
             async for info in js.streams():
                 print(info.config.name, info.state.messages)
         """
-        return listing.stream_infos(self.api, subject)
+        return listing.stream_infos(self.api, subject, timeout)
 
-    def stream_names(self, subject: str | None = None) -> AsyncIterator[str]:
-        """The names of all streams, or of those that record a subject, a page at a time."""
-        return listing.stream_names(self.api, subject)
+    def stream_names(self, subject: str | None = None, *, timeout: float | None = None) -> AsyncIterator[str]:
+        """The names of all streams, or of those that record a subject, a page at a time: :meth:`streams`."""
+        return listing.stream_names(self.api, subject, timeout)
 
-    async def stream_name_by_subject(self, subject: str) -> str:
+    async def stream_name_by_subject(self, subject: str, *, timeout: float | None = None) -> str:
         """The name of the stream that records a subject; wildcards are allowed.
+
+        Args:
+            subject: The subject.
+            timeout: How long to wait in seconds. Default: that of the context.
 
         Raises:
             StreamNotFoundError: None does.
         """
-        async for name in self.stream_names(subject):
+        async for name in self.stream_names(subject, timeout=timeout):
             return name
         raise StreamNotFoundError(404, f"no stream records the subject {subject!r}", _STREAM_NOT_FOUND)
 

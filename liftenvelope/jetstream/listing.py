@@ -16,12 +16,17 @@ _NO_SUBJECT: Final[Mapping[str, Any]] = {}
 
 
 async def _pages(
-    api: Api, subject: str, key: str, read: Callable[[Any], _Item], request: Mapping[str, Any]
+    api: Api,
+    subject: str,
+    key: str,
+    read: Callable[[Any], _Item],
+    request: Mapping[str, Any],
+    timeout: float | None,
 ) -> AsyncIterator[_Item]:
     """Everything that is listed, a page at a time: the next is asked for when the last is used up."""
     offset = 0
     while True:
-        answer = await api.request(subject, {**request, "offset": offset})
+        answer = await api.request(subject, {**request, "offset": offset}, timeout=timeout)
         items = answer.get(key) or []
         for item in items:
             yield read(item)
@@ -35,22 +40,24 @@ def _selection(subject: str | None) -> Mapping[str, Any]:
     return _NO_SUBJECT if subject is None else {"subject": check_filter(subject)}
 
 
-def stream_infos(api: Api, subject: str | None = None) -> AsyncIterator[StreamInfo]:
+def stream_infos(
+    api: Api, subject: str | None = None, timeout: float | None = None
+) -> AsyncIterator[StreamInfo]:
     """The streams, or those that record a subject."""
-    return _pages(api, "STREAM.LIST", "streams", StreamInfo.from_json, _selection(subject))
+    return _pages(api, "STREAM.LIST", "streams", StreamInfo.from_json, _selection(subject), timeout)
 
 
-def stream_names(api: Api, subject: str | None = None) -> AsyncIterator[str]:
+def stream_names(api: Api, subject: str | None = None, timeout: float | None = None) -> AsyncIterator[str]:
     """Their names."""
-    return _pages(api, "STREAM.NAMES", "streams", str, _selection(subject))
+    return _pages(api, "STREAM.NAMES", "streams", str, _selection(subject), timeout)
 
 
-def consumer_infos(api: Api, stream: str) -> AsyncIterator[ConsumerInfo]:
+def consumer_infos(api: Api, stream: str, timeout: float | None = None) -> AsyncIterator[ConsumerInfo]:
     """The consumers of a stream."""
     subject = f"CONSUMER.LIST.{check_stream_name(stream)}"
-    return _pages(api, subject, "consumers", ConsumerInfo.from_json, _NO_SUBJECT)
+    return _pages(api, subject, "consumers", ConsumerInfo.from_json, _NO_SUBJECT, timeout)
 
 
-def consumer_names(api: Api, stream: str) -> AsyncIterator[str]:
+def consumer_names(api: Api, stream: str, timeout: float | None = None) -> AsyncIterator[str]:
     """Their names."""
-    return _pages(api, f"CONSUMER.NAMES.{check_stream_name(stream)}", "consumers", str, _NO_SUBJECT)
+    return _pages(api, f"CONSUMER.NAMES.{check_stream_name(stream)}", "consumers", str, _NO_SUBJECT, timeout)

@@ -319,13 +319,13 @@ class Stream:
         """
         await requests.delete_consumer(self._api, self.name, name, timeout=timeout)
 
-    def consumers(self) -> AsyncIterator[ConsumerInfo]:
-        """All its consumers, a page at a time."""
-        return listing.consumer_infos(self._api, self.name)
+    def consumers(self, *, timeout: float | None = None) -> AsyncIterator[ConsumerInfo]:
+        """All its consumers, a page at a time; ``timeout`` is for each page, by default the context's."""
+        return listing.consumer_infos(self._api, self.name, timeout)
 
-    def consumer_names(self) -> AsyncIterator[str]:
-        """The names of all its consumers, a page at a time."""
-        return listing.consumer_names(self._api, self.name)
+    def consumer_names(self, *, timeout: float | None = None) -> AsyncIterator[str]:
+        """The names of all its consumers, a page at a time: see :meth:`consumers`."""
+        return listing.consumer_names(self._api, self.name, timeout)
 
     def ordered_consumer(
         self,
