@@ -11,10 +11,12 @@ from liftenvelope.jetstream.advisories import (
     ConsumerCreatedAdvisory,
     ConsumerDeletedAdvisory,
     ConsumerPausedAdvisory,
+    LostAdvisories,
     MaxDeliveriesAdvisory,
     MessageTerminatedAdvisory,
     PinnedAdvisory,
     UnpinnedAdvisory,
+    read_advisory,
 )
 from liftenvelope.jetstream.api import Api
 from liftenvelope.jetstream.consumer import Consumer
@@ -25,7 +27,7 @@ from liftenvelope.jetstream.consumer_config import (
     PriorityPolicy,
     ReplayPolicy,
 )
-from liftenvelope.jetstream.consuming import Consumption, Messages
+from liftenvelope.jetstream.consuming import Consumption, Handler, Messages
 from liftenvelope.jetstream.context import JetStream
 from liftenvelope.jetstream.events import (
     Disconnected,
@@ -61,9 +63,10 @@ from liftenvelope.jetstream.infos import (
     StreamInfo,
     StreamState,
 )
-from liftenvelope.jetstream.message import Message, MessageMetadata
+from liftenvelope.jetstream.message import Message, MessageMetadata, Recorder
 from liftenvelope.jetstream.ordered import OrderedConsumer
 from liftenvelope.jetstream.publishing import PublishFuture
+from liftenvelope.jetstream.pull_options import ConsumeOptions, GroupOptions, OnReconnect
 from liftenvelope.jetstream.stored import StoredMessage
 from liftenvelope.jetstream.stream import Stream
 from liftenvelope.jetstream.stream_config import (
@@ -95,6 +98,7 @@ __all__ = [
     "Batch",
     "ClusterInfo",
     "Compression",
+    "ConsumeOptions",
     "Consumer",
     "ConsumerConfig",
     "ConsumerCreatedAdvisory",
@@ -107,9 +111,12 @@ __all__ = [
     "DiscardPolicy",
     "Disconnected",
     "ExternalStream",
+    "GroupOptions",
+    "Handler",
     "JetStream",
     "LeadershipChanged",
     "LimitExceeded",
+    "LostAdvisories",
     "LostData",
     "MaxDeliveriesAdvisory",
     "Message",
@@ -119,6 +126,7 @@ __all__ = [
     "Messages",
     "MissedHeartbeats",
     "NoResponders",
+    "OnReconnect",
     "OrderedConsumer",
     "OrderedReset",
     "PauseInfo",
@@ -134,6 +142,7 @@ __all__ = [
     "PublishOptions",
     "PullEvent",
     "Reconnected",
+    "Recorder",
     "ReplayPolicy",
     "Republish",
     "RetentionPolicy",
@@ -153,4 +162,5 @@ __all__ = [
     "UnknownStatus",
     "Unpinned",
     "UnpinnedAdvisory",
+    "read_advisory",
 ]

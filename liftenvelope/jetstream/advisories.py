@@ -15,7 +15,8 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 
 from liftenvelope.errors import ConnectionClosedError, UsageError
-from liftenvelope.jetstream._names import check_consumer_name, check_stream_name
+from liftenvelope.jetstream._names import check_consumer_name, check_filter, check_stream_name
+from liftenvelope.jetstream._records import integer
 from liftenvelope.jetstream._watch import watch_of
 from liftenvelope.nats._link import Link
 
@@ -30,6 +31,7 @@ __all__ = [
     "ConsumerCreatedAdvisory",
     "ConsumerDeletedAdvisory",
     "ConsumerPausedAdvisory",
+    "LostAdvisories",
     "MaxDeliveriesAdvisory",
     "MessageTerminatedAdvisory",
     "PinnedAdvisory",
@@ -38,6 +40,10 @@ __all__ = [
 ]
 
 _TYPE: Final = "io.nats.jetstream.advisory.v1."
+#: How long the server may take to note a subscription, in seconds.
+_BARRIER: Final = 5.0
+#: How many advisories wait for a reader at most, by default.
+_MAX_WAITING: Final = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,6 +192,19 @@ class MessageTerminatedAdvisory(Advisory):
         }
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LostAdvisories(Advisory):
+    """No server tells this: some advisories did not get here, and would have come at this place.
+
+    Attributes:
+        count: How many were dropped, because nobody took them. None if nobody can tell, because the
+            connection was down.
+    """
+
+    type: str = "lost"
+    count: int | None = None
+
+
 _CLASSES: Final[dict[str, type[Advisory]]] = {
     kind: each
     for each in (
@@ -226,6 +245,10 @@ group='jobs', reason='admin')
     chosen = _CLASSES.get(kind, Advisory)
     if kind == "consumer_action":
         chosen = _ACTIONS.get(str(data.get("action")), Advisory)
+    try:
+        own = chosen.own(data)
+    except (TypeError, ValueError):  # of a server that means something else by it
+        chosen, own = Advisory, {}
     return chosen(
         type=kind,
         id=str(data.get("id", "")),
@@ -233,7 +256,7 @@ group='jobs', reason='admin')
         stream=str(data.get("stream", "")),
         consumer=str(data.get("consumer", "")),
         data=data,
-        **chosen.own(data),
+        **own,
     )
 
 
@@ -252,15 +275,24 @@ def _time_of(text: object) -> datetime | None:
 class Advisories:
     """The advisories about consumers, from when the ``async with`` is entered.
 
+    Servers don't wait for readers. What nobody takes is kept up to ``max_waiting`` advisories; then the oldest
+    are dropped, and the next one that is read is a :class:`LostAdvisories` with their number. After a lost
+    connection one without a number comes.
+
     Args:
         nc: A connected nats-py client; it stays yours.
         stream: Only about this stream. Default: all.
         consumer: Only about this consumer of the stream. Default: all.
         prefix: Where they are published. Default ``$JS.EVENT.ADVISORY``; another one where an account
             imports them.
+        max_waiting: How many may wait to be read. Default 10,000.
+
+    Attributes:
+        dropped: How many have been dropped so far.
 
     Raises:
-        UsageError: A name can't be one, or a consumer is given without its stream.
+        UsageError: A name can't be one, a consumer is given without its stream, or ``max_waiting`` is not
+            positive.
 
     Example::
 
@@ -277,29 +309,39 @@ class Advisories:
         stream: str | None = None,
         consumer: str | None = None,
         prefix: str = "$JS.EVENT.ADVISORY",
+        max_waiting: int = _MAX_WAITING,
     ) -> None:
         if consumer is not None and stream is None:
             raise UsageError(f"consumer {consumer!r} needs the stream that it is of")
         self._stream = None if stream is None else check_stream_name(stream)
         self._consumer = None if consumer is None else check_consumer_name(consumer)
+        self._max_waiting = integer("max_waiting", max_waiting)
+        if self._max_waiting < 1:
+            raise UsageError(f"max_waiting must be at least 1, not {max_waiting}")
         self._nc = nc
         self._link = Link(nc)
         self._watch = watch_of(nc)
-        self._prefix = prefix
+        self._prefix = check_filter(prefix)
         self._subscription: Subscription | None = None
         self._waiting: deque[Advisory] = deque()
+        self._lost = 0
         self._arrived = asyncio.Event()
         self._ended = False
         self._error: ConnectionClosedError | None = None
+        self.dropped = 0
 
     async def __aenter__(self) -> Self:
         if self._subscription is not None or self._ended:
             raise UsageError("this was entered before: make a new one")
         self._link.check_open()
         self._subscription = await self._link.subscribe(f"{self._prefix}.CONSUMER.>", self._take)
-        self._watch.add(self)
-        if self._link.is_connected:
-            await self._link.barrier(5.0)  # what happens from now on is told
+        try:
+            self._watch.add(self)
+            if self._link.is_connected:
+                await self._link.barrier(_BARRIER)  # what happens from now on is told
+        except BaseException:
+            await self.__aexit__()
+            raise
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -313,6 +355,13 @@ class Advisories:
             return
         if self._consumer is not None and advisory.consumer != self._consumer:
             return
+        self._add(advisory)
+
+    def _add(self, advisory: Advisory) -> None:
+        if len(self._waiting) >= self._max_waiting:
+            self._waiting.popleft()
+            self._lost += 1
+            self.dropped += 1
         self._waiting.append(advisory)
         self._arrived.set()
 
@@ -320,7 +369,8 @@ class Advisories:
         """The connection is down: what happens now is not told."""
 
     def restored(self) -> None:
-        """The connection is back."""
+        """The connection is back, or another one is there already."""
+        self._add(LostAdvisories())
 
     def gone(self, reason: str) -> None:
         """The connection is closed or draining."""
@@ -343,4 +393,7 @@ class Advisories:
                 raise StopAsyncIteration
             self._arrived.clear()
             await self._arrived.wait()
+        if self._lost:
+            count, self._lost = self._lost, 0
+            return LostAdvisories(count=count)
         return self._waiting.popleft()

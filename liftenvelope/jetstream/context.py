@@ -222,15 +222,20 @@ class JetStream(Publishing):
         """Delete a consumer of a stream: see :meth:`Stream.delete_consumer`."""
         await requests.delete_consumer(self.api, stream, name, timeout=timeout)
 
-    def advisories(self, stream: str | None = None, consumer: str | None = None) -> Advisories:
+    def advisories(
+        self, stream: str | None = None, consumer: str | None = None, *, max_waiting: int = 10_000
+    ) -> Advisories:
         """What the server tells of consumers, as typed events, from when the ``async with`` is entered.
 
         Args:
             stream: Only about this stream. Default: all.
             consumer: Only about this consumer of the stream. Default: all.
+            max_waiting: How many may wait to be read; then the oldest are dropped, and a
+                :class:`~liftenvelope.jetstream.LostAdvisories` says how many. Default 10,000.
 
         Raises:
-            UsageError: A name can't be one, or a consumer is given without its stream.
+            UsageError: A name can't be one, a consumer is given without its stream, or ``max_waiting`` is not
+                positive.
 
         Example::
 
@@ -238,7 +243,7 @@ class JetStream(Publishing):
                 async for advisory in advisories:
                     print(advisory)
         """
-        return Advisories(self.api.nc, stream=stream, consumer=consumer)
+        return Advisories(self.api.nc, stream=stream, consumer=consumer, max_waiting=max_waiting)
 
     def __repr__(self) -> str:
         return f"<JetStream {self.api.prefix!r}>"
