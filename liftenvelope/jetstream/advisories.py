@@ -275,9 +275,9 @@ def _time_of(text: object) -> datetime | None:
 class Advisories:
     """The advisories about consumers, from when the ``async with`` is entered.
 
-    Servers don't wait for readers. What nobody takes is kept up to ``max_waiting`` advisories; then the oldest
-    are dropped, and the next one that is read is a :class:`LostAdvisories` with their number. After a lost
-    connection one without a number comes.
+    Servers don't wait for readers. What nobody takes is kept up to ``max_waiting`` advisories; then the
+    oldest are dropped, and the next one that is read is a :class:`LostAdvisories` with their number. After a
+    lost connection one without a number comes.
 
     Args:
         nc: A connected nats-py client; it stays yours.

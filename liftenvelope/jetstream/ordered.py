@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
-
-import nats.errors
 
 from liftenvelope.errors import (
     CallTimeoutError,
@@ -27,13 +23,16 @@ from liftenvelope.errors import (
 )
 from liftenvelope.jetstream._feed import Hooks, PullFeed
 from liftenvelope.jetstream._names import check_filter, check_stream_name
+from liftenvelope.jetstream._ordered_fetch import Amount, OrderedFetches
+from liftenvelope.jetstream._ordered_places import Places
 from liftenvelope.jetstream.consumer import Consumer
 from liftenvelope.jetstream.consumer_config import AckPolicy, ConsumerConfig, DeliverPolicy, ReplayPolicy
-from liftenvelope.jetstream.consumer_requests import put_consumer
 from liftenvelope.jetstream.consuming import Consumption, Handler, Messages
 from liftenvelope.jetstream.events import MissedHeartbeats, NoResponders, OrderedReset, PullEvent, Reconnected
+from liftenvelope.jetstream.fetching import Batch, first_of
 from liftenvelope.jetstream.message import Message
 from liftenvelope.jetstream.pull_options import PullPlan, consume_plan, whole
+from liftenvelope.nats._outcomes import positive
 
 if TYPE_CHECKING:
     from liftenvelope.jetstream.api import Api
@@ -55,7 +54,9 @@ class OrderedConsumer:
     """Reads a stream in order, each message once. Made by ``Stream.ordered_consumer``.
 
     Every reading has a consumer of its own at the server, in memory, without acks. When it is lost, or has
-    lost a message, another is made that begins after the last message that was delivered here.
+    lost a message, another is made that begins after the last message that was delivered here. Each
+    :meth:`messages` and :meth:`consume` is a reading; :meth:`fetch`, :meth:`next` and their like are one
+    together.
 
     Args:
         api: The way to the server.
@@ -114,6 +115,7 @@ class OrderedConsumer:
             headers_only=headers_only,
             replay_policy=replay_policy,
         )
+        self._fetches = OrderedFetches(api, self.stream_name, self._config)
 
     def messages(
         self,
@@ -176,6 +178,72 @@ class OrderedConsumer:
             raise
         return Consumption(feed, handler, None)
 
+    async def fetch(
+        self, max_messages: int, *, expires: float = 30.0, idle_heartbeat: float | None = None
+    ) -> Batch:
+        """Get the next messages: all of them, or what has come when the time is up.
+
+        Each call goes on where the last one ended, and uses the same consumer at the server while that is
+        of use. One may be under way at a time. When it is cancelled, the next one begins at the same place.
+
+        Args:
+            max_messages: How many at most.
+            expires: How long to wait for them, in seconds. Default 30.
+            idle_heartbeat: How often the server says that it waits, in seconds: as for
+                :meth:`Consumer.fetch`.
+
+        Raises:
+            UsageError: An option makes no sense, or another fetch is under way.
+            StreamNotFoundError: There is no such stream.
+            LiftEnvelopeError: As for :meth:`Consumer.fetch`, when what it says was so until the time was up.
+
+        Example::
+
+            consumer = stream.ordered_consumer()
+            while batch := await consumer.fetch(100, expires=1):
+                print(batch[0].metadata.stream_sequence)
+        """
+        whole("max_messages", max_messages, 1)
+        return await self._fetches.fetch(Amount(max_messages, None, expires, idle_heartbeat))
+
+    async def fetch_bytes(
+        self, max_bytes: int, *, expires: float = 30.0, idle_heartbeat: float | None = None
+    ) -> Batch:
+        """Get the next messages, of so many bytes at most; fewer come when the consumer had to be made anew.
+
+        Args:
+            max_bytes: How many: as for :meth:`Consumer.fetch_bytes`.
+            expires: As for :meth:`fetch`.
+            idle_heartbeat: As for :meth:`fetch`.
+
+        Raises: As for :meth:`fetch`.
+        """
+        whole("max_bytes", max_bytes, 1)
+        return await self._fetches.fetch(Amount(None, max_bytes, expires, idle_heartbeat))
+
+    async def fetch_no_wait(self, max_messages: int) -> Batch:
+        """Get the next messages that are there now.
+
+        Args:
+            max_messages: How many at most.
+
+        Raises: As for :meth:`fetch`.
+        """
+        whole("max_messages", max_messages, 1)
+        return await self._fetches.fetch(Amount(max_messages))
+
+    async def next(self, timeout: float = 30.0) -> Message:
+        """Get the next message.
+
+        Args:
+            timeout: How long to wait for it, in seconds. Default 30.
+
+        Raises:
+            CallTimeoutError: None came in time. It is a :class:`TimeoutError`.
+            LiftEnvelopeError: As for :meth:`fetch`.
+        """
+        return first_of(await self._fetches.fetch(Amount(1, None, positive("timeout", timeout))), timeout)
+
     def _plan(
         self,
         max_messages: int | None,
@@ -203,10 +271,8 @@ class OrderedFeed:
         plan: PullPlan,
         on_event: Callable[[PullEvent], None] | None,
     ) -> None:
-        self._api = api
         self._nc: Any = api.nc
-        self._stream = stream
-        self._config = config
+        self._places = Places(api, stream, config)
         self._plan = plan
         self._user_hooks = Hooks(on_event)
         #: Always empty: whoever reads has to come through :meth:`next`, which looks at the order.
@@ -221,7 +287,6 @@ class OrderedFeed:
         self._reason = ""
         self._stopped = False
         self._error: LiftEnvelopeError | None = None
-        self._deleting: set[asyncio.Task[None]] = set()
         self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     @property
@@ -283,7 +348,7 @@ class OrderedFeed:
         return message, ""
 
     async def _make_anew(self, reason: str) -> None:
-        self._forget(self._consumer)
+        self._forget()
         try:
             if self._fruitless:  # the last one was of no use either
                 await asyncio.sleep(min(_FIRST_PAUSE * 2 ** min(self._fruitless, 10), _LONGEST_PAUSE))
@@ -313,18 +378,8 @@ class OrderedFeed:
     async def _begin(self) -> None:
         """Make a consumer that begins where the last one was left, and pull from it."""
         self._close_feed()
-        config = replace(self._config, name=secrets.token_hex(8))
-        if self._sequence:
-            config = replace(
-                config,
-                deliver_policy=DeliverPolicy.BY_START_SEQUENCE,
-                opt_start_seq=self._sequence + 1,
-                opt_start_time=None,
-            )
         self._expected, self._reason = 1, ""
-        consumer = self._consumer = Consumer(
-            self._api, await put_consumer(self._api, self._stream, config, "create")
-        )
+        consumer = self._consumer = await self._places.make(self._sequence)
         self._generation += 1
         hooks = Hooks(partial(self._on_event, self._generation))
         feed = PullFeed(consumer, self._plan, hooks)
@@ -355,27 +410,16 @@ class OrderedFeed:
         if feed is not None:
             feed.stop()
 
-    def _forget(self, consumer: Consumer | None) -> None:
-        """Have the server remove a consumer before it would by itself; nobody waits for the answer."""
-        self._consumer = None
-        if consumer is not None and self._nc.is_connected:
-            task = asyncio.get_running_loop().create_task(self._delete(consumer))
-            self._deleting.add(task)
-            task.add_done_callback(self._deleting.discard)
-
-    async def _delete(self, consumer: Consumer) -> None:
-        subject = f"{self._api.prefix}.CONSUMER.DELETE.{self._stream}.{consumer.name}"
-        try:
-            await self._nc.publish(subject, b"", reply=self._nc.new_inbox())
-        except nats.errors.Error:
-            return  # the connection goes, and the server removes the consumer after a while
+    def _forget(self) -> None:
+        consumer, self._consumer = self._consumer, None
+        self._places.forget(consumer)
 
     def _end(self, error: LiftEnvelopeError | None) -> None:
         if self._ended.done():
             return
         self._stopped, self._error = True, error
         self._close_feed()
-        self._forget(self._consumer)
+        self._forget()
         self._ended.set_result(None)
 
     def stop(self) -> None:

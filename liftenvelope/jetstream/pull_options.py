@@ -103,8 +103,8 @@ class PullPlan:
         body = dict(self.fields)
         if seconds is not None and seconds < self.limits.expires:
             body["expires"] = to_ns(seconds)
-            if 2 * self.limits.idle_heartbeat > seconds:  # which the server would refuse
-                body.pop("idle_heartbeat", None)
+            if 2 * body.get("idle_heartbeat", 0) > body["expires"]:  # which the server would refuse
+                del body["idle_heartbeat"]
         if self.limits.in_bytes:
             body["batch"], body["max_bytes"] = self.batch, amount
         else:
@@ -143,7 +143,7 @@ def consume_plan(
     keep_pin = _keep_pin(config)
     seconds = _expires_of(config, expires, keep_pin)
     beat = _beat_of(idle_heartbeat, seconds)
-    fields |= {"expires": to_ns(seconds), "idle_heartbeat": to_ns(beat)}
+    fields |= _times(seconds, beat)
     limits = PullLimits(
         limit,
         threshold,
@@ -191,9 +191,7 @@ def fetch_plan(
             beat = _beat_of(idle_heartbeat, expires)
         expires = min(expires, keep_pin or math.inf, config.max_expires or math.inf)
         beat = min(beat, expires / 2)
-        fields["expires"] = to_ns(expires)
-        if beat:
-            fields["idle_heartbeat"] = to_ns(beat)
+        fields |= _times(expires, beat)
     limits = PullLimits(limit, 1, in_bytes, expires or 0.0, beat, pinned=bool(keep_pin))
     return PullPlan(limits, min(BYTES_BATCH, config.max_batch or BYTES_BATCH), fields)
 
@@ -265,6 +263,12 @@ def _keep_pin(config: ConsumerConfig) -> float:
     if config.priority_policy is not PriorityPolicy.PINNED_CLIENT:
         return 0.0
     return (config.priority_timeout or _PRIORITY_TIMEOUT) / 2
+
+
+def _times(expires: float, beat: float) -> dict[str, int]:
+    """Both in nanoseconds: a heartbeat of more than half of the time, by a rounded one, is refused."""
+    waits = to_ns(expires)
+    return {"expires": waits, "idle_heartbeat": min(to_ns(beat), waits // 2)} if beat else {"expires": waits}
 
 
 def _expires_of(config: ConsumerConfig, expires: float | None, keep_pin: float) -> float:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from nats.aio.client import Client
 
+from liftenvelope.errors import CallTimeoutError, NoJetStreamError, TransportError
 from liftenvelope.jetstream import JetStream, Stream
 from liftenvelope.jetstream._feed import PullFeed
 from liftenvelope.jetstream.api import Api
@@ -131,3 +132,20 @@ class Wire:
 async def stream_of(bench: Bench) -> Stream:
     """The stream, by the public class."""
     return await JetStream(bench.nc).stream(bench.name)
+
+
+async def restart(server: NatsServer, how: str) -> None:
+    await asyncio.to_thread(getattr(server, how))
+    await asyncio.to_thread(server.start)
+
+
+async def publish_patiently(bench: Bench, payloads: list[bytes]) -> None:
+    """Store messages while JetStream comes back."""
+    async with asyncio.timeout(10):
+        while True:
+            try:
+                await bench.api.request(f"STREAM.INFO.{bench.name}", timeout=0.5)
+                break
+            except (TransportError, CallTimeoutError, NoJetStreamError):
+                await asyncio.sleep(0.02)
+    await bench.publish(payloads)

@@ -273,8 +273,13 @@ class TestCancelled:
             async with await stream.ordered_consumer().consume(lambda _: None) as consumption:
                 await consumption.closed()
 
+        async def fetch_on() -> None:
+            ordered = stream.ordered_consumer()
+            while True:
+                await ordered.fetch(3, expires=20)
+
         for turns in (0, 1, 2, 3, 5, 8, 13, 21, 34):
-            await self.leaves_nothing(bench, [read_on(), consume_on()], turns)
+            await self.leaves_nothing(bench, [read_on(), consume_on(), fetch_on()], turns)
         await until(lambda: len(js_nc._subs) == before)
         await until(lambda: len(asyncio.all_tasks()) == tasks)
 

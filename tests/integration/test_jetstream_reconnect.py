@@ -9,14 +9,22 @@ from typing import Any
 import pytest
 from nats.aio.client import Client
 
-from liftenvelope.errors import CallTimeoutError, ConsumerDeletedError, NoJetStreamError, TransportError
+from liftenvelope.errors import ConsumerDeletedError, TransportError
 from liftenvelope.jetstream.consuming import Messages
 from liftenvelope.jetstream.events import Disconnected, PullEvent, Reconnected
 from liftenvelope.jetstream.message import Message
 from liftenvelope.testing import FaultProxy, NatsServer, run_nats_server
 
 from .conftest import connect, until
-from .jetstream_pulls import Bench, feed_of, numbered, until_no_pulls, until_pulled
+from .jetstream_pulls import (
+    Bench,
+    feed_of,
+    numbered,
+    publish_patiently,
+    restart,
+    until_no_pulls,
+    until_pulled,
+)
 
 
 @pytest.fixture
@@ -37,23 +45,6 @@ async def nc(server: NatsServer) -> AsyncIterator[Client]:
 @pytest.fixture
 async def bench(nc: Client, name: str) -> Bench:
     return await Bench(nc, name).create()
-
-
-async def restart(server: NatsServer, how: str) -> None:
-    await asyncio.to_thread(getattr(server, how))
-    await asyncio.to_thread(server.start)
-
-
-async def publish_patiently(bench: Bench, payloads: list[bytes]) -> None:
-    """Store messages while JetStream comes back."""
-    async with asyncio.timeout(10):
-        while True:
-            try:
-                await bench.api.request(f"STREAM.INFO.{bench.name}", timeout=0.5)
-                break
-            except (TransportError, CallTimeoutError, NoJetStreamError):
-                await asyncio.sleep(0.02)
-    await bench.publish(payloads)
 
 
 @pytest.mark.parametrize("how", ["kill", "stop"])

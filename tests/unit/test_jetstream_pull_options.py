@@ -1,0 +1,76 @@
+"""What pulls say of their times: whatever floats they were given, the server takes it."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from liftenvelope.errors import UsageError
+from liftenvelope.jetstream.consumer_config import ConsumerConfig, PriorityPolicy
+from liftenvelope.jetstream.pull_options import consume_plan, fetch_plan
+
+#: What a fetch may be told, in seconds.
+SPANS = st.floats(0.001, 1e6, allow_nan=False)
+
+
+def pull_of(payload: bytes) -> dict[str, int]:
+    pull: dict[str, int] = json.loads(payload)
+    assert pull["expires"] > 0
+    # Otherwise the server answers 400, "heartbeat value too large".
+    assert 2 * pull.get("idle_heartbeat", 0) <= pull["expires"]
+    return pull
+
+
+@given(st.floats(1, 1e6), st.none() | st.floats(1, 100))
+def test_heartbeats_of_consumptions(expires: float, priority_timeout: float | None) -> None:
+    config, group = ConsumerConfig(), None
+    if priority_timeout is not None:
+        config = ConsumerConfig(
+            priority_policy=PriorityPolicy.PINNED_CLIENT,
+            priority_groups=("a",),
+            priority_timeout=priority_timeout,
+        )
+        group = "a"
+    pull_of(consume_plan(config, expires=expires, group=group).payload(1, None))
+
+
+@given(SPANS, st.none() | st.floats(0.5, 30), st.none() | SPANS, SPANS)
+def test_heartbeats_of_fetches(
+    expires: float, beat: float | None, max_expires: float | None, left: float
+) -> None:
+    if beat is not None and beat > expires / 2:
+        beat = None
+    plan = fetch_plan(
+        ConsumerConfig(max_expires=max_expires),
+        max_messages=1,
+        max_bytes=None,
+        expires=expires,
+        idle_heartbeat=beat,
+    )
+    first = pull_of(plan.payload(1, None))
+    assert first["expires"] <= math.ceil(min(expires, max_expires or math.inf) * 1e9 + 1)
+    again = pull_of(plan.payload(1, None, left))
+    assert again["expires"] <= first["expires"]
+
+
+def test_a_fetch_may_be_longer_than_a_pull() -> None:
+    config = ConsumerConfig(
+        priority_policy=PriorityPolicy.PINNED_CLIENT, priority_groups=("a",), priority_timeout=5
+    )
+    plan = fetch_plan(config, max_messages=1, max_bytes=None, expires=30, idle_heartbeat=15, group="a")
+    assert (plan.limits.expires, plan.limits.idle_heartbeat) == (2.5, 1.25)
+
+
+def test_what_is_to_be_there_at_once_has_no_time() -> None:
+    plan = fetch_plan(ConsumerConfig(), max_messages=1, max_bytes=None, expires=None, idle_heartbeat=None)
+    assert json.loads(plan.payload(1, None, 3.0)) == {"no_wait": True, "batch": 1}
+
+
+@pytest.mark.parametrize("beat", [0, -1, 0.4, 31, 5.1])
+def test_heartbeats_that_are_refused(beat: float) -> None:
+    with pytest.raises(UsageError, match="idle_heartbeat"):
+        fetch_plan(ConsumerConfig(), max_messages=1, max_bytes=None, expires=10, idle_heartbeat=beat)
