@@ -347,9 +347,11 @@ class PullFeed:
     async def drain(self) -> None:
         """Pull nothing more, take what is on its way, and end when it is delivered."""
         self._core.stop()
-        if not self._ending and self._started:
-            await self._inbox.drain(_DRAIN)
-        self._end(None)
+        try:
+            if not self._ending and self._started:
+                await self._inbox.drain(_DRAIN)
+        finally:  # also of a drain that is cancelled: nothing is pulled any more, so that nothing comes
+            self._end(None)
 
     async def wait_ended(self) -> None:
         """Wait until it has ended and all is delivered.

@@ -136,7 +136,9 @@ class PullCore:
         self._stopped = True
         self._check: int | None = None
         self._held = False
-        self._served = False
+        #: Whether it is looked up when nobody answers. Not after a reconnect, until pulls are answered: the
+        #: server may be about to find it again. Whoever begins has heard of it before.
+        self._served = True
         self._fresh = False
         self._heard = 0.0
         self._pulled = 0.0
