@@ -286,6 +286,7 @@ class OrderedFeed:
         self._fruitless = 0
         self._reason = ""
         self._stopped = False
+        self._reading = False
         self._error: LiftEnvelopeError | None = None
         self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -308,7 +309,17 @@ class OrderedFeed:
         Raises:
             StopAsyncIteration: It was stopped or drained.
             LiftEnvelopeError: It has ended by an error.
+            UsageError: Another task is waiting for it.
         """
+        if self._reading:
+            raise UsageError("another task waits for the next message: one may at a time")
+        self._reading = True
+        try:
+            return await self._next()
+        finally:
+            self._reading = False
+
+    async def _next(self) -> Message:
         while True:
             if self._error is not None:
                 raise self._error
@@ -341,6 +352,8 @@ class OrderedFeed:
             return None, str(exc)
         metadata = message.metadata
         if metadata.consumer_sequence != self._expected:
+            if self._stopped:  # drained: what comes after a gap is not in order
+                raise StopAsyncIteration
             return None, f"delivery {self._expected} was lost: {metadata.consumer_sequence} came"
         self._expected += 1
         self._sequence = metadata.stream_sequence
@@ -351,7 +364,7 @@ class OrderedFeed:
         self._forget()
         try:
             if self._fruitless:  # the last one was of no use either
-                await asyncio.sleep(min(_FIRST_PAUSE * 2 ** min(self._fruitless, 10), _LONGEST_PAUSE))
+                await self._pause(min(_FIRST_PAUSE * 2 ** min(self._fruitless, 10), _LONGEST_PAUSE))
             self._fruitless += 1
             await self._begin_patiently()
         except LiftEnvelopeError as exc:
@@ -372,8 +385,12 @@ class OrderedFeed:
             except _PASSING as exc:
                 if isinstance(exc, ConnectionClosedError):
                     raise
-            await asyncio.sleep(pause)
+            await self._pause(pause)
             pause = min(pause * 2, _LONGEST_PAUSE) if self._nc.is_connected else _FIRST_PAUSE
+
+    async def _pause(self, seconds: float) -> None:
+        """Wait, unless it is stopped meanwhile."""
+        await asyncio.wait({self._ended}, timeout=seconds)
 
     async def _begin(self) -> None:
         """Make a consumer that begins where the last one was left, and pull from it."""
@@ -384,7 +401,11 @@ class OrderedFeed:
         hooks = Hooks(partial(self._on_event, self._generation))
         feed = PullFeed(consumer, self._plan, hooks)
         self._feed = feed
-        await feed.start()
+        try:
+            await feed.start()
+        except BaseException:  # cancelled, for one: this feed would never deliver anything
+            self._close_feed()
+            raise
         if self._stopped:
             self._close_feed()
 
@@ -431,6 +452,8 @@ class OrderedFeed:
         self._stopped = True
         if self._feed is not None:
             await self._feed.drain()
+        if not self.buffered:  # else whoever takes the last one ends it
+            self._end(None)
 
     async def wait_ended(self) -> None:
         """Wait until it has ended.
