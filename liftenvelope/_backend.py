@@ -16,7 +16,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from types import ModuleType
 
-_TWINS = {"_fastenv": "_envelope_py", "_fastbatch": "_batch_py", "_fastwire": "_frames_py"}
+_TWINS = {
+    "_fastenv": "_envelope_py",
+    "_fastbatch": "_batch_py",
+    "_fastwire": "_frames_py",
+    "_fastjet": "_jet_py",
+}
 
 
 def _extensions_wanted() -> bool:
@@ -45,3 +50,4 @@ BACKEND, _modules = _load()
 codec = _modules["_fastenv"]
 batch = _modules["_fastbatch"]
 frames = _modules["_fastwire"]
+jet = _modules["_fastjet"]

@@ -15,7 +15,7 @@ import liftenvelope
 
 # Extension modules take their docstrings from their twins, and under NO_EXTENSIONS they are not to be loaded.
 _WITH_SERVERS = ("liftenvelope.testing", "liftenvelope.client")
-_EXTENSIONS = ("liftenvelope._fastenv", "liftenvelope._fastbatch", "liftenvelope._fastwire")
+_EXTENSIONS = tuple(f"liftenvelope.{name}" for name in ("_fastenv", "_fastbatch", "_fastwire", "_fastjet"))
 
 
 def _modules() -> list[str]:

@@ -1,0 +1,270 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False
+# cython: cdivision=True, auto_pickle=False, autotestdict=False
+"""Publishes to JetStream and their acks. `liftenvelope/_jet_py.py` is the readable twin and says what it does."""
+
+cimport cython
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.object cimport PyObject
+from cpython.ref cimport Py_INCREF
+from cpython.tuple cimport PyTuple_GET_SIZE, PyTuple_SET_ITEM
+from libc.math cimport INFINITY, NAN, floor
+from libc.string cimport memcmp, memcpy
+
+from liftenvelope._deadlines import DeadlineBuckets, repack
+from liftenvelope.errors import UsageTypeError
+
+cdef extern from "Python.h":
+    object PyUnicode_FromStringAndSize(const char* text, Py_ssize_t size)
+    object PyUnicode_Substring(object text, Py_ssize_t start, Py_ssize_t end)
+    Py_ssize_t PyUnicode_GET_LENGTH(object text)
+    object PyType_GenericAlloc(type cls, Py_ssize_t items)
+
+cdef enum:
+    FORMS = 1_024
+    MOST_DIGITS = 18  # no number of so many overflows
+    NUMBER = 24       # room for any number
+    PARTS = 4
+
+cdef double RESOLUTION = 0.05
+cdef bytes SEQUENCE = b'"seq"'
+
+
+cdef inline Py_ssize_t write_number(char* end, unsigned long long number) noexcept nogil:
+    """Write a number before `end`; return how many digits it has."""
+    cdef char* p = end
+    while True:
+        p -= 1
+        p[0] = <char>(c'0' + <char>(number % 10))
+        number //= 10
+        if not number:
+            return end - p
+
+
+cdef inline char* put(char* p, const char* text, Py_ssize_t size) noexcept nogil:
+    memcpy(p, text, <size_t>size)
+    return p + size
+
+
+@cython.final
+cdef class AckReader:
+    """Reads acks. Those of one stream differ in their last number alone, and that is all that is looked at."""
+
+    cdef type ack_type
+    cdef object slow
+    cdef dict known
+    cdef bytes head      # what stood before the number in the ack before
+    cdef tuple pattern   # and what that was
+
+    def __init__(self, ack_type, read):
+        if not (isinstance(ack_type, type) and issubclass(ack_type, tuple)):
+            raise UsageTypeError("ack_type must be a named tuple")
+        self.ack_type = ack_type
+        self.slow = read
+        self.known = {}
+
+    def __call__(self, bytes data not None):
+        """The ack in the data, or the error that it reports."""
+        return self.read(data)
+
+    cdef object read(self, bytes data):
+        cdef const char* p = PyBytes_AS_STRING(data)
+        cdef Py_ssize_t n = PyBytes_GET_SIZE(data), at
+        cdef long long number
+        if self.head is not None:
+            at = PyBytes_GET_SIZE(self.head)
+            if n > at + 2 and p[at] == c':' and memcmp(p, PyBytes_AS_STRING(self.head), <size_t>at) == 0:
+                number = last_number(p + at + 1, p + n)
+                if number >= 0:
+                    return self.numbered(number)
+        return self.look(data)
+
+    cdef object look(self, bytes data):
+        """Any other one: of another stream, or not plain."""
+        cdef bytes head, tail
+        head, _, tail = data.rpartition(b":")
+        cdef const char* p = PyBytes_AS_STRING(tail)
+        cdef long long number = last_number(p, p + PyBytes_GET_SIZE(tail))
+        cdef tuple pattern
+        if number >= 0:
+            pattern = self.known.get(head)
+            if pattern is not None:
+                self.head, self.pattern = head, pattern
+                return self.numbered(number)
+        outcome = self.slow(data)
+        if number >= 0 and head.endswith(SEQUENCE) and type(outcome) is self.ack_type and outcome[1] == number:
+            if len(self.known) >= FORMS:
+                self.known.clear()
+            self.known[head] = pattern = tuple(outcome)
+            self.head, self.pattern = head, pattern
+        return outcome
+
+    cdef object numbered(self, long long number):
+        """The ack of that form with this number. Without the constructor, which is half of the time."""
+        cdef Py_ssize_t i, size = PyTuple_GET_SIZE(self.pattern)
+        cdef object item, ack = PyType_GenericAlloc(self.ack_type, size)
+        for i in range(size):
+            item = number if i == 1 else <object>PyTuple_GET(self.pattern, i)
+            Py_INCREF(item)
+            PyTuple_SET_ITEM(ack, i, item)
+        return ack
+
+
+cdef extern from "Python.h":
+    PyObject* PyTuple_GET "PyTuple_GET_ITEM"(object items, Py_ssize_t i)
+
+
+cdef inline long long last_number(const char* p, const char* end) noexcept nogil:
+    """The number that is all from `p` to a brace at the end; -1 if something else is there."""
+    cdef long long number = 0
+    if end - p < 2 or end - p > MOST_DIGITS + 1 or (end - 1)[0] != c'}':
+        return -1
+    if p[0] == c'0' and end - p > 2:  # JSON has no such numbers
+        return -1
+    while p < end - 1:
+        if not c'0' <= p[0] <= c'9':
+            return -1
+        number = number * 10 + (p[0] - c'0')
+        p += 1
+    return number
+
+
+@cython.final
+cdef class PublishTable:
+    """The futures of publishes, by the tokens of their acks and by their deadlines."""
+
+    cdef Py_ssize_t at
+    cdef AckReader reader        # of our own, None if it is another
+    cdef object read_ack
+    cdef object refused
+    cdef object deadlines
+    cdef dict bucket
+    cdef double slice
+    cdef dict index
+    cdef unsigned long long last
+    cdef readonly str token
+
+    def __init__(self, str inbox not None, read_ack, refused):
+        self.at = PyUnicode_GET_LENGTH(inbox)
+        self.reader = read_ack if type(read_ack) is AckReader else None
+        self.read_ack = read_ack
+        self.refused = refused
+        self.deadlines = DeadlineBuckets(RESOLUTION)
+        self.bucket = {}
+        self.slice = NAN
+        self.index = {}
+        self.last = 0
+        self.token = ""
+
+    def __len__(self):
+        return len(self.index)
+
+    def enter(self, future, double deadline, head, block, body):
+        """Add a publish, and return the command that sends it."""
+        if type(head) is not bytes or type(block) is not bytes or type(body) is not bytes:
+            raise UsageTypeError("head, block and body must be bytes")
+        cdef double number = floor(deadline / RESOLUTION)
+        if number != self.slice:
+            self.bucket = self.deadlines.bucket(deadline)
+            self.slice = number
+        cdef char digits[NUMBER]
+        self.last += 1
+        cdef Py_ssize_t size = write_number(digits + NUMBER, self.last)
+        self.token = PyUnicode_FromStringAndSize(digits + NUMBER - size, size)
+        self.index[self.token] = self.bucket
+        self.bucket[self.token] = future
+        return self.frame(head, digits + NUMBER - size, size, block, body)
+
+    cdef bytes frame(self, bytes head, const char* token, Py_ssize_t token_size, bytes block, bytes body):
+        cdef Py_ssize_t headed = PyBytes_GET_SIZE(block), n = PyBytes_GET_SIZE(body)
+        cdef char block_size[NUMBER]
+        cdef char total[NUMBER]
+        cdef Py_ssize_t block_digits = write_number(block_size + NUMBER, <unsigned long long>headed)
+        cdef Py_ssize_t digits = write_number(total + NUMBER, <unsigned long long>(headed + n))
+        cdef Py_ssize_t size = PyBytes_GET_SIZE(head) + token_size + 1 + digits + 2 + headed + n + 2
+        if headed:
+            size += 2 + block_digits
+        cdef bytes frame = PyBytes_FromStringAndSize(NULL, size)
+        cdef char* p = PyBytes_AS_STRING(frame)
+        if headed:
+            p = put(p, b"H", 1)
+        p = put(p, PyBytes_AS_STRING(head), PyBytes_GET_SIZE(head))
+        p = put(p, token, token_size)
+        if headed:
+            p = put(p, b" ", 1)
+            p = put(p, block_size + NUMBER - block_digits, block_digits)
+        p = put(p, b" ", 1)
+        p = put(p, total + NUMBER - digits, digits)
+        p = put(p, b"\r\n", 2)
+        p = put(p, PyBytes_AS_STRING(block), headed)
+        p = put(p, PyBytes_AS_STRING(body), n)
+        put(p, b"\r\n", 2)
+        return frame
+
+    def withdraw(self, str token not None):
+        """Take a publish out that was not sent. Returns whether it was in the table."""
+        return self.pop(token) is not None
+
+    def settle(self, list messages not None):
+        """End the publishes that messages answer. Returns how many have left the table."""
+        cdef Py_ssize_t settled = 0
+        cdef tuple message
+        for message in messages:
+            if PyTuple_GET_SIZE(message) != PARTS:
+                raise UsageTypeError("a message must have a subject, a reply, headers and a payload")
+            settled += self.end(message[0], message[2], message[3])
+        return settled
+
+    def settle_one(self, str subject not None, headers, bytes data not None):
+        """End the publish that a message answers. Returns 1, or 0 if it answers none."""
+        return self.end(subject, headers, data)
+
+    cdef int end(self, str subject, headers, bytes data) except -1:
+        future = self.pop(PyUnicode_Substring(subject, self.at, PyUnicode_GET_LENGTH(subject)))
+        if future is None:
+            return 0
+        if future.done():
+            return 1
+        if headers:
+            outcome = self.refused(future, headers)
+        elif self.reader is not None:
+            outcome = self.reader.read(data)
+        else:
+            outcome = self.read_ack(data)
+        if isinstance(outcome, Exception):
+            future.set_exception(outcome)
+        else:
+            future.set_result(outcome)
+        return 1
+
+    cdef object pop(self, str token):
+        cdef dict bucket = self.index.pop(token, None)
+        if bucket is None:
+            return None
+        future = bucket.pop(token)
+        # A dict that is popped empty keeps its table, which may be as large as the largest burst.
+        if not bucket:
+            bucket.clear()
+            if not self.index:
+                self.index.clear()
+        return future
+
+    def expire(self, double now):
+        """Take out the publishes whose deadlines have passed, the earliest first, with their tokens."""
+        cdef dict bucket
+        cdef list expired = []
+        self.slice = NAN  # its bucket may be among them
+        for bucket in self.deadlines.pop_due(now):
+            for token, future in bucket.items():
+                del self.index[token]
+                expired.append((future, token))
+        repack(self.index)
+        return expired
+
+    def expire_all(self):
+        """Take out every publish."""
+        return self.expire(INFINITY)
+
+    def next_expiry(self):
+        """When `expire` will next have something to do; None if nothing is outstanding."""
+        self.slice = NAN  # its bucket goes if it is empty
+        return self.deadlines.next_end()
