@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypedDict
+from typing import Any, Final, NamedTuple, TypedDict
 
 from liftenvelope._checks import as_text
 from liftenvelope.errors import JetStreamError, NoJetStreamError, UsageError, UsageTypeError, jetstream_error
@@ -13,18 +13,13 @@ from liftenvelope.jetstream._names import check_stream_name
 from liftenvelope.jetstream._records import to_ns
 from liftenvelope.nats._subjects import publish_subject
 
-if TYPE_CHECKING:
-    from nats.aio.msg import Msg
-
-__all__ = ["AckReader", "PubAck", "PublishOptions", "header_block", "option_headers"]
+__all__ = ["PubAck", "PublishOptions", "header_block", "option_headers", "read_ack", "status_error"]
 
 _HEADER_NAME: Final = re.compile(r"[!-9;-~]+")
 _LINE_ENDS: Final = re.compile(r"[\r\n]")
 #: The shortest time to live that the server knows, in seconds.
 _SHORTEST_TTL: Final = 1
 _NEVER: Final = "never"
-#: How many forms of acks are remembered: one for each stream that is published to, in fact.
-_FORMS: Final = 1_024
 
 
 class PublishOptions(TypedDict, total=False):
@@ -73,51 +68,24 @@ class PubAck(NamedTuple):
     batch_size: int | None = None
 
 
-_new = tuple.__new__
-
-
-class AckReader:
-    """Reads acks. Those of one stream differ in their last number alone, and that is all that is looked at.
+def read_ack(data: bytes) -> PubAck | JetStreamError:
+    """The ack in an answer, or the error that it reports.
 
     Example:
-        >>> read = AckReader()
-        >>> read(b'{"stream":"ORDERS","seq":17}')  # doctest: +ELLIPSIS
+        >>> read_ack(b'{"stream":"ORDERS","seq":17}')  # doctest: +ELLIPSIS
         PubAck(stream='ORDERS', sequence=17, domain=None, duplicate=False, value=None, ...)
-        >>> read(b'{"error":{"code":400,"err_code":10071,"description":"wrong last sequence: 2"}}')
+        >>> read_ack(b'{"error":{"code":400,"err_code":10071,"description":"wrong last sequence: 2"}}')
         WrongLastSequenceError(400, 'wrong last sequence: 2', 10071)
     """
-
-    __slots__ = ("_forms",)
-
-    def __init__(self) -> None:
-        self._forms: dict[bytes, tuple[str, str | None]] = {}
-
-    def __call__(self, data: bytes) -> PubAck | JetStreamError:
-        """The ack in the data, or the error that it reports."""
-        head, _, tail = data.rpartition(b":")
-        form = self._forms.get(head)
-        if form is not None:
-            number = tail[:-1]
-            if number.isdigit() and tail.endswith(b"}"):
-                # Without the constructor: this is the hot path, and half of the time.
-                return _new(PubAck, (form[0], int(number), form[1], False, None, None, None))
-        return self._read(data, head)
-
-    def _read(self, data: bytes, head: bytes) -> PubAck | JetStreamError:
-        try:
-            answer = json.loads(data)
-            if error := answer.get("error"):
-                return jetstream_error(
-                    int(error.get("code", 0)), int(error.get("err_code", 0)), error.get("description", "")
-                )
-            ack = _ack_of(answer)
-        except (ValueError, TypeError, KeyError, AttributeError):
-            return JetStreamError(500, f"this is no ack: {data[:100]!r}")
-        if answer.keys() <= {"stream", "domain", "seq"} and head.endswith(b'"seq"'):
-            if len(self._forms) >= _FORMS:
-                self._forms.clear()
-            self._forms[head] = (ack.stream, ack.domain)
-        return ack
+    try:
+        answer = json.loads(data)
+        if error := answer.get("error"):
+            return jetstream_error(
+                int(error.get("code", 0)), int(error.get("err_code", 0)), error.get("description", "")
+            )
+        return _ack_of(answer)
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return JetStreamError(500, f"this is no ack: {data[:100]!r}")
 
 
 def _ack_of(answer: Mapping[str, Any]) -> PubAck:
@@ -132,14 +100,22 @@ def _ack_of(answer: Mapping[str, Any]) -> PubAck:
     )
 
 
-def status_error(msg: Msg, subject: str) -> JetStreamError:
-    """The error that the headers of an answer report; acks have no headers."""
-    assert msg.headers is not None
-    status = msg.headers.get("Status", "")
+def status_error(headers: Mapping[str, str] | bytes, subject: str) -> JetStreamError:
+    """The error that the headers of an answer report; acks have no headers.
+
+    Args:
+        headers: Them, as nats-py gives them, or the block as it was sent.
+        subject: The subject that was published to.
+    """
+    if isinstance(headers, bytes):
+        words = headers.partition(b"\r\n")[0].decode("utf-8", "replace").split(" ", 2)
+        status, text = (*words, "", "")[1:3]
+    else:
+        status, text = headers.get("Status", ""), headers.get("Description", "")
     if status == "503":
         return NoJetStreamError(503, f"no stream records the subject {subject!r}")
-    code = int(status) if status.isdigit() else 500
-    return jetstream_error(code, 0, msg.headers.get("Description", "") or f"status {status!r}")
+    code = int(status) if status.isascii() and status.isdigit() else 500
+    return jetstream_error(code, 0, text or f"status {status!r}")
 
 
 # Headers

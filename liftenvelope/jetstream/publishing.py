@@ -9,25 +9,25 @@ from typing import TYPE_CHECKING, Final, Unpack
 
 import nats.errors
 
+from liftenvelope._backend import jet
 from liftenvelope._checks import as_bytes
-from liftenvelope.correlation import PendingAcks
-from liftenvelope.errors import AckTimeoutError, TransportError, UsageError
+from liftenvelope.errors import AckTimeoutError, JetStreamError, TransportError, UsageError
 from liftenvelope.jetstream._publish_frames import (
-    AckReader,
     PubAck,
     PublishOptions,
     header_block,
     option_headers,
+    read_ack,
     status_error,
 )
 from liftenvelope.nats._direct import QuickLink, deliver_directly
 from liftenvelope.nats._outcomes import positive
+from liftenvelope.nats._receiving import DirectSubscription, read_directly
 from liftenvelope.nats._subjects import publish_subject
 
 if TYPE_CHECKING:
     from nats.aio.client import Client
     from nats.aio.msg import Msg
-    from nats.aio.subscription import Subscription
     from typing_extensions import Buffer
 
 __all__ = ["PublishFuture", "Publishing"]
@@ -51,14 +51,6 @@ class PublishFuture(asyncio.Future[PubAck]):
     subject: str
 
 
-class _Token:
-    """What the table of pending acks looks at: an id. One object, used again for each ack."""
-
-    __slots__ = ("correlation_id",)
-
-    correlation_id: str
-
-
 class Publishing:
     """The publishing half of :class:`~liftenvelope.jetstream.JetStream`.
 
@@ -75,15 +67,11 @@ class Publishing:
         self._link = QuickLink(nc)
         self._ack_timeout = positive("timeout", timeout)
         self.max_outstanding = max_outstanding
-        self._outstanding = 0
-        self._pending = PendingAcks(remember=max_outstanding)
-        self._read_ack = AckReader()
-        self._token = _Token()
         # What stands before the token in the command for a subject: its verb, itself, and the inbox.
         self._heads: dict[str, bytes] = {}
         self._inbox = self._link.new_inbox() + "."
-        self._token_at = len(self._inbox)
-        self._subscription: Subscription | None = None
+        self._table = jet.PublishTable(self._inbox, jet.AckReader(PubAck, read_ack), _refused)
+        self._subscription: DirectSubscription | None = None
         self._starting = asyncio.Lock()
         self._watcher: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -160,53 +148,42 @@ class Publishing:
             raise UsageError(f"the message has {size} bytes; the server takes {self._nc.max_payload}")
         seconds = self._ack_timeout if timeout is None else positive("timeout", timeout)
         head = self._heads.get(subject) or self._head(subject)
-        if self._outstanding >= self.max_outstanding:
+        if len(self._table) >= self.max_outstanding:
             await self._room(size, seconds)
         future = PublishFuture(loop=self._loop)
         future.subject = subject
-        token = self._expect(future, seconds)
-        frame = self._frame(head, token, block, body)
-        if not self._link.offer(frame, size):
+        if not self._link.offer(self._enter(future, seconds, head, block, body), size):
             # Once more, and slowly: the time that it takes must not count towards that of the ack.
-            self._forget(token)
+            self._withdraw(self._table.token)
             await self._room(size, seconds)
             await self._write(future, seconds, head, block, body)
         return future
 
-    def _expect(self, future: PublishFuture, seconds: float) -> str:
-        """Wait for the ack of a message from now on. Returns the token that it will carry."""
+    def _enter(self, future: PublishFuture, seconds: float, head: bytes, block: bytes, body: bytes) -> bytes:
+        """Wait for the ack of a message from now on. Returns the command that sends it."""
         deadline = self._loop.time() + seconds
-        token = self._pending.register(deadline=deadline, context=future)
-        self._outstanding += 1
+        frame: bytes = self._table.enter(future, deadline, head, block, body)
         if deadline < self._timer_at:
             self._rearm()
-        return token
+        return frame
 
-    def _forget(self, token: str) -> None:
-        """Of a message that was not sent."""
-        if self._pending.cancel(token):
-            self._outstanding -= 1
-            if self._waiting:
-                self._wake()
-
-    @staticmethod
-    def _frame(head: bytes, token: str, block: bytes, body: bytes) -> bytes:
-        if not block:
-            return b"%b%b %d\r\n%b\r\n" % (head, token.encode(), len(body), body)
-        size = len(block) + len(body)
-        return b"H%b%b %d %d\r\n%b%b\r\n" % (head, token.encode(), len(block), size, block, body)
+    def _withdraw(self, token: str) -> None:
+        """Forget a message that was not sent."""
+        if self._table.withdraw(token) and self._waiting:
+            self._wake()
 
     async def _write(
         self, future: PublishFuture, seconds: float, head: bytes, block: bytes, body: bytes
     ) -> None:
-        token = self._expect(future, seconds)
+        frame = self._enter(future, seconds, head, block, body)
+        token = self._table.token
         try:
             if self._link.direct:
-                self._link.write(self._frame(head, token, block, body), 1, len(block) + len(body))
+                self._link.write(frame, 1, len(block) + len(body))
             else:
                 await self._publish_slowly(future.subject, token, body, block)
         except BaseException:
-            self._forget(token)
+            self._withdraw(token)
             raise
 
     async def publish_async_complete(self, timeout: float | None = None) -> None:
@@ -217,13 +194,13 @@ class Publishing:
                 messages' own time-outs do.
         """
         async with asyncio.timeout(timeout):
-            while self._outstanding:
+            while self._table:
                 await self._until_freed()
 
     @property
     def publish_async_pending(self) -> int:
         """How many messages are without their ack."""
-        return self._outstanding
+        return len(self._table)
 
     # Sending
 
@@ -239,8 +216,8 @@ class Publishing:
             # No barrier: the server reads the subscription before the messages, which come after it.
             subscription = await self._link.subscribe(self._inbox + "*", self._on_message)
             deliver_directly(subscription, self._on_ack)
-            self._subscription = subscription
-            self._watcher = self._link.when_ended(self._subscription, self._on_ended)
+            self._subscription = read_directly(self._nc, subscription, self._on_acks)
+            self._watcher = self._link.when_ended(subscription, self._on_ended)
 
     def _head(self, subject: str) -> bytes:
         publish_subject(subject)
@@ -253,7 +230,7 @@ class Publishing:
         """Wait until a message of that size may be sent."""
         deadline = self._loop.time() + seconds
         while True:
-            while self._outstanding >= self.max_outstanding:
+            while len(self._table) >= self.max_outstanding:
                 # No longer than the time-outs of those that are out.
                 await self._until_freed()
             if self._ended is not None:
@@ -286,41 +263,31 @@ class Publishing:
         self._on_ack(msg)
 
     def _on_ack(self, msg: Msg) -> None:
-        token = self._token
-        token.correlation_id = msg.subject[self._token_at :]
-        done = self._pending.resolve(token)  # type: ignore[arg-type]  # it looks at nothing but the id
-        if done is None:
-            return  # late, and counted there: its future has failed with a time-out
-        future = done[0]
-        outcome = status_error(msg, future.subject) if msg.headers else self._read_ack(msg.data)
-        self._outstanding -= 1
-        if self._waiting:
+        if self._table.settle_one(msg.subject, msg.headers, msg.data) and self._waiting:
             self._wake()
-        if future.done():
-            return  # cancelled
-        if type(outcome) is PubAck:
-            future.set_result(outcome)
-        else:
-            future.set_exception(outcome)
+
+    def _on_acks(self, messages: list[tuple[str, bytes, bytes | None, bytes]]) -> None:
+        """Take the acks of a whole read, on an accelerated connection."""
+        if self._table.settle(messages) and self._waiting:
+            self._wake()
 
     # Time-outs and ends
 
     def _rearm(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        when = self._pending.next_expiry()
+        when = self._table.next_expiry()
         self._timer = None if when is None else self._loop.call_at(when, self._expire)
         self._timer_at = math.inf if when is None else when
 
     def _expire(self) -> None:
         self._timer = None
-        for entry in self._pending.expire(self._loop.time()):
-            what = f"no ack came in time for the message on {entry.context.subject!r}"
-            self._fail(entry.context, AckTimeoutError(f"{what}: {_UNKNOWN}", entry.correlation_id))
+        for future, token in self._table.expire(self._loop.time()):
+            what = f"no ack came in time for the message on {future.subject!r}"
+            self._fail(future, AckTimeoutError(f"{what}: {_UNKNOWN}", token))
         self._rearm()
 
     def _fail(self, future: PublishFuture, error: Exception) -> None:
-        self._outstanding -= 1
         if self._waiting:
             self._wake()
         if not future.done():
@@ -336,9 +303,9 @@ class Publishing:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        for entry in self._pending.fail_all(TransportError(reason)):
-            what = f"{reason} before an ack came for the message on {entry.context.subject!r}: {_UNKNOWN}"
-            self._fail(entry.context, TransportError(what, sent=True))
+        for future, _ in self._table.expire_all():
+            what = f"{reason} before an ack came for the message on {future.subject!r}: {_UNKNOWN}"
+            self._fail(future, TransportError(what, sent=True))
         self._wake()
 
     async def _close_publishing(self) -> None:
@@ -348,4 +315,8 @@ class Publishing:
         if self._watcher is not None:
             self._watcher.cancel()
         if subscription is not None and ended is None:
-            await self._link.unsubscribe(subscription)
+            await subscription.unsubscribe()
+
+
+def _refused(future: PublishFuture, headers: Mapping[str, str] | bytes) -> JetStreamError:
+    return status_error(headers, future.subject)

@@ -29,13 +29,16 @@ from liftenvelope.jetstream._publish_frames import PubAck
 from liftenvelope.jetstream.context import JetStream
 from liftenvelope.jetstream.stream import Stream
 from liftenvelope.jetstream.stream_config import DiscardPolicy, StorageType, StreamConfig
+from liftenvelope.nats import accelerate
 from liftenvelope.testing import NatsServer, run_nats_server
 from tests.integration.conftest import connect, until
 
 
-@pytest.fixture
-async def js_nc(jetstream_server: NatsServer) -> AsyncIterator[Client]:
+@pytest.fixture(params=[False, True], ids=["plain", "accelerated"])
+async def js_nc(jetstream_server: NatsServer, request: pytest.FixtureRequest) -> AsyncIterator[Client]:
     nc = await connect(jetstream_server.url)
+    if request.param:
+        assert accelerate(nc).active
     yield nc
     if not nc.is_closed:
         await nc.close()
@@ -220,6 +223,19 @@ class TestMany:
         for sequence in (1, 1_500, 3_000):
             assert (await stream.get_message(sequence)).data == b"%d" % (sequence - 1)
 
+    async def test_accelerated_in_between(
+        self, js: JetStream, js_nc: Client, stream: Stream, name: str
+    ) -> None:
+        """An ack is taken once, by whoever reads at the time."""
+        futures: list[asyncio.Future[PubAck]] = []
+        for _ in range(10):
+            futures += [await js.publish_async(name) for _ in range(200)]
+            with accelerate(js_nc):
+                futures += [await js.publish_async(name) for _ in range(200)]
+                await futures[-300]
+        acks = await asyncio.gather(*futures)
+        assert [ack.sequence for ack in acks] == list(range(1, 4_001))
+
     async def test_several_tasks(self, js_nc: Client, stream: Stream, name: str) -> None:
         async with JetStream(js_nc, max_outstanding=7) as js:
             await asyncio.gather(*(js.publish(name, b"x") for _ in range(500)))
@@ -336,11 +352,13 @@ class TestEnds:
 
 
 class TestFaults:
-    @pytest.mark.parametrize("how", ["kill", "stop"])
-    async def test_restart_under_load(self, name: str, how: str) -> None:
+    @pytest.mark.parametrize(("how", "accelerated"), [("kill", False), ("stop", False), ("kill", True)])
+    async def test_restart_under_load(self, name: str, how: str, accelerated: bool) -> None:
         """Every message that was acked is there; those whose acks got lost are said to be unknown."""
         with run_nats_server(jetstream=True, config={"jetstream": {"sync_interval": "always"}}) as server:
             nc = await connect(server.url)
+            if accelerated:
+                accelerate(nc)
             async with JetStream(nc, timeout=1.5, max_outstanding=500) as js:
                 await js.create_stream(StreamConfig(name=name))
                 done = asyncio.Event()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from liftenvelope import errors
+from liftenvelope._backend import jet
 from liftenvelope.errors import InternalError, JetStreamError, NoJetStreamError, UsageError, jetstream_error
 from liftenvelope.jetstream._names import (
     check_consumer_name,
@@ -18,7 +20,13 @@ from liftenvelope.jetstream._names import (
     check_prefix,
     check_stream_name,
 )
-from liftenvelope.jetstream._publish_frames import AckReader, PubAck, header_block, option_headers
+from liftenvelope.jetstream._publish_frames import (
+    PubAck,
+    header_block,
+    option_headers,
+    read_ack,
+    status_error,
+)
 from liftenvelope.jetstream.api import api_prefix, encode_payload, read_answer
 from liftenvelope.jetstream.stored import _parse_headers
 
@@ -114,37 +122,45 @@ class TestAcks:
         if duplicate:
             answer["duplicate"] = True
         data = json.dumps(answer, separators=(",", ":")).encode()
-        read = AckReader()
+        read = jet.AckReader(PubAck, read_ack)
         for _ in range(times):
             assert read(data) == PubAck(stream, sequence, domain, duplicate)
 
     @given(st.binary(max_size=40) | st.sampled_from([b'{"stream":"S","seq":', b'{"stream":"S","seq":5']))
     def test_anything(self, data: bytes) -> None:
-        read = AckReader()
+        read = jet.AckReader(PubAck, read_ack)
         assert read(b'{"stream":"S","seq":5}') == PubAck("S", 5)
         outcome = read(data)
         assert type(outcome) is JetStreamError
 
-    @given(st.binary(max_size=5), st.binary(max_size=5))
-    def test_after_a_known_beginning(self, tail: bytes, more: bytes) -> None:
-        """The quick way takes nothing that the slow one would not."""
-        quick, slow = AckReader(), AckReader()
-        quick(b'{"stream":"S","seq":5}')
-        data = b'{"stream":"S","seq":' + tail + more
-        assert (type(quick(data)), str(quick(data))) == (type(slow(data)), str(slow(data)))
-
     def test_the_rest(self) -> None:
-        read = AckReader()
+        read = jet.AckReader(PubAck, read_ack)
         ack = read(b'{"stream":"S","seq":7,"val":"12","batch":"b","count":3}')
         assert ack == PubAck("S", 7, None, False, "12", "b", 3)
         error = read(b'{"error":{"code":400,"err_code":10071,"description":"wrong"},"stream":"S","seq":0}')
         assert type(error) is errors.WrongLastSequenceError
 
-    def test_forms_are_forgotten(self) -> None:
-        read = AckReader()
-        for i in range(3_000):
-            assert read(b'{"stream":"S%d","seq":1}' % i) == PubAck(f"S{i}", 1)
-        assert len(read._forms) <= 1_024
+    @pytest.mark.parametrize(
+        ("block", "headers", "said"),
+        [
+            (b"NATS/1.0 503\r\n\r\n", {"Status": "503"}, "no stream records the subject 'a'"),
+            (b"NATS/1.0 503\r\nNats-Subject: a\r\n\r\n", {"Status": "503", "Description": "x"}, "records"),
+            (
+                b"NATS/1.0 409 Not now\r\n\r\n",
+                {"Status": "409", "Description": "Not now"},
+                "Not now .code 409",
+            ),
+            (b"NATS/1.0 409\r\n\r\n", {"Status": "409"}, "status '409' .code 409"),
+            (b"NATS/1.0\r\nA: b\r\n\r\n", {"A": "b"}, "status '' .code 500"),
+            ("NATS/1.0 \u0663\r\n\r\n".encode(), {"Status": "\u0663"}, "code 500"),
+            (b"\xff", {}, "status '' .code 500"),
+        ],
+    )
+    def test_statuses(self, block: bytes, headers: dict[str, str], said: str) -> None:
+        """What nats-py has read and what it has not say the same."""
+        for given_headers in (block, headers):
+            error = status_error(given_headers, "a")
+            assert re.search(said, str(error))
 
 
 class TestHeaders:
