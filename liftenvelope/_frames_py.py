@@ -28,9 +28,19 @@ import re
 from typing import Any, Final, NamedTuple, final
 
 from liftenvelope._checks import as_bytes
-from liftenvelope.errors import UsageError
+from liftenvelope._delivered_py import Delivered, MessageQueue
+from liftenvelope.errors import UsageError, UsageTypeError
 
-__all__ = ["COMPRESSED", "TOO_LONG", "FrameWalker", "MessageCutter", "NatsWalker", "pack_messages"]
+__all__ = [
+    "COMPRESSED",
+    "TOO_LONG",
+    "Delivered",
+    "FrameWalker",
+    "MessageCutter",
+    "MessageQueue",
+    "NatsWalker",
+    "pack_messages",
+]
 
 #: What :attr:`MessageCutter.fault` says.
 COMPRESSED: Final = 1
@@ -235,6 +245,34 @@ class FrameWalker:
         taken[stream_id] = size + len(payload), messages
 
 
+class _Opening(NamedTuple):
+    """What is wanted of a subscription's messages."""
+
+    payloads: bool = False
+    message_class: type[Delivered] | None = None
+    acks: Any = None
+    statuses: bytes = b""
+
+    def leaves(self, head: _Head) -> bool:
+        """Whether this message is not for us to take: a status, or one that nats-py has to object to."""
+        if self.message_class is None:
+            return False
+        if head.reply:
+            return not _is_text(head.reply)
+        return head.subject.encode().startswith(self.statuses)
+
+    def message(self, head: _Head, headers: bytes | None, payload: bytes) -> Any:
+        """The message in the form that is wanted."""
+        if self.payloads:
+            return payload
+        if self.message_class is None:
+            return head.subject, head.reply, headers, payload
+        message = self.message_class(head.subject, "", payload, headers, self.acks)
+        message._reply = head.reply
+        message._size = len(head.subject.encode()) + len(head.reply) + head.size
+        return message
+
+
 class _Head(NamedTuple):
     """The line before a message."""
 
@@ -261,7 +299,7 @@ class NatsWalker:
 
     def __init__(self, max_message: int) -> None:
         self._max_message = max_message
-        self._opened: dict[int, bool] = {}
+        self._opened: dict[int, _Opening] = {}
         self._buffer = bytearray()
         self._passing = 0
         self._pass_all = False
@@ -273,7 +311,21 @@ class NatsWalker:
             sid: Its id.
             payloads: Whether only their payloads are wanted.
         """
-        self._opened[sid] = payloads
+        self._opened[sid] = _Opening(payloads)
+
+    def open_delivered(self, sid: int, message_class: type[Delivered], acks: Any, statuses: bytes) -> None:
+        """Take the messages of this subscription from now on, as objects of a class, but for statuses.
+
+        Args:
+            sid: Its id.
+            message_class: A subclass of :class:`Delivered`. Its ``__init__`` may not be called.
+            acks: What sends their acks.
+            statuses: What is left: messages without a reply whose subject begins with this. Also those whose
+                reply is not UTF-8.
+        """
+        if not issubclass(message_class, Delivered):
+            raise UsageTypeError(f"{message_class!r} is no subclass of Delivered")
+        self._opened[sid] = _Opening(False, message_class, acks, statuses)
 
     def close(self, sid: int) -> None:
         """Leave the messages of this subscription, one that has come in part among them."""
@@ -316,7 +368,7 @@ class NatsWalker:
                 if body == at:  # more of the line must come
                     break
                 at = self._passed(body)
-            elif head.sid not in self._opened:
+            elif (opening := self._opened.get(head.sid)) is None or opening.leaves(head):
                 self._passing = head.size + _CRLF
                 at = self._passed(body)
             elif start < at or head.size + _CRLF > len(self._buffer) - body:
@@ -354,8 +406,16 @@ class NatsWalker:
         payload = bytes(self._buffer[begin : body + head.size])
         headers = bytes(self._buffer[body:begin]) if head.header_size else None
         size, messages = taken.setdefault(head.sid, (0, []))
-        messages.append(payload if self._opened[head.sid] else (head.subject, head.reply, headers, payload))
+        messages.append(self._opened[head.sid].message(head, headers, payload))
         taken[head.sid] = size + len(payload), messages
+
+
+def _is_text(word: bytes) -> bool:
+    try:
+        word.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _head(line: bytes) -> _Head | None:

@@ -1,15 +1,17 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False
 # cython: cdivision=True, auto_pickle=False, autotestdict=False
-"""HTTP/2 DATA frames, gRPC and NATS messages. `liftenvelope/_frames_py.py` is the readable twin and says what it does."""
+"""HTTP/2 DATA frames, gRPC and NATS messages. `liftenvelope/_frames_py.py` and `_delivered_py.py` are the readable twins."""
 
 cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.object cimport PyObject
+from cpython.ref cimport Py_INCREF
 from cpython.unicode cimport PyUnicode_DecodeUTF8
 from libc.stdint cimport int64_t, uint8_t, uint32_t
 from libc.string cimport memchr, memcmp, memcpy
 
 from liftenvelope._checks import as_bytes
-from liftenvelope.errors import UsageError
+from liftenvelope.errors import UsageError, UsageTypeError
 
 COMPRESSED = 1
 TOO_LONG = 2
@@ -29,6 +31,7 @@ cdef enum:
     CRLF = 2
     MOST_DIGITS = 18  # no number of so many overflows
     LONGEST_KEPT = 256
+    KEPT = 256  # so many places of messages that were taken
 
 
 cdef inline uint32_t be32(const uint8_t* p) noexcept nogil:
@@ -377,6 +380,190 @@ cdef int parse_line(const uint8_t* p, Py_ssize_t n, Head* head) noexcept nogil:
     return UNKNOWN
 
 
+cdef extern from *:
+    """
+    #define new_of(type, args, kwargs) ((type)->tp_new((type), (args), (kwargs)))
+    """
+    ctypedef struct PyTypeObject:
+        pass
+    object new_of(PyTypeObject* message_class, object args, PyObject* kwargs)
+
+
+cdef tuple EMPTY = ()
+
+
+cdef class Delivered:
+    """A message that a consumer delivered: what the public class of such messages is made of."""
+
+    cdef readonly str subject
+    cdef readonly bytes data
+    cdef object raw_reply       # bytes as they came, or str
+    cdef str text_reply
+    cdef public object _headers
+    cdef public object _acks
+    cdef public object _metadata
+    cdef public bint _acked
+    cdef public Py_ssize_t _size
+
+    def __init__(self, str subject not None, str reply not None, bytes data not None, headers, acks):
+        self.subject = subject
+        self.raw_reply = self.text_reply = reply
+        self.data = data
+        self._headers = headers
+        self._acks = acks
+
+    @property
+    def reply(self):
+        """The subject that the ack goes to."""
+        if self.text_reply is None:
+            self.text_reply = (<bytes>self.raw_reply).decode()
+        return self.text_reply
+
+    @property
+    def _is_open(self):
+        """Whether it can be acknowledged, and has not been."""
+        return not self._acked and bool(self.raw_reply)
+
+    def _ack_frame(self, bytes payload not None):
+        """The command that publishes an ack."""
+        reply = self.raw_reply
+        if type(reply) is str:
+            reply = (<str>reply).encode()
+        return b"PUB %b %d\r\n%b\r\n" % (reply, PyBytes_GET_SIZE(payload), payload)
+
+
+@cython.final
+cdef class MessageQueue:
+    """Delivered messages that wait to be taken, the account of them, and an iterator over them."""
+
+    cdef list items
+    cdef Py_ssize_t head
+    cdef object on_low
+    cdef object wait
+    cdef _Ready ready
+    cdef readonly bint in_bytes
+    cdef readonly int64_t threshold
+    cdef public int64_t owed
+    cdef readonly int64_t buffered
+
+    def __init__(self, int64_t threshold, bint in_bytes, on_low, wait):
+        self.items = []
+        self.head = 0
+        self.threshold = threshold
+        self.in_bytes = in_bytes
+        self.ready = _Ready.__new__(_Ready)
+        self.ready.queue = self
+        self.on_low = on_low
+        self.wait = wait
+        self.owed = 0
+        self.buffered = 0
+
+    def __len__(self):
+        return len(self.items) - self.head
+
+    def extend(self, list messages not None):
+        """Put messages at the end, of a list that is given away."""
+        cdef int64_t size = len(messages)
+        if self.in_bytes:
+            size = 0
+            for message in messages:
+                size += (<Delivered?>message)._size
+        self.owed -= size
+        self.buffered += size
+        if self.head == len(self.items):
+            self.items = messages
+            self.head = 0
+        else:
+            self.forget_taken()
+            self.items.extend(messages)
+
+    def append(self, Delivered message not None):
+        """Put a message at the end."""
+        cdef int64_t size = message._size if self.in_bytes else 1
+        self.owed -= size
+        self.buffered += size
+        self.forget_taken()
+        self.items.append(message)
+
+    cdef int forget_taken(self) except -1:
+        if self.head >= KEPT and self.head >= len(self.items) - self.head:
+            del self.items[:self.head]
+            self.head = 0
+        return 0
+
+    def clear(self):
+        """Drop what is there."""
+        self.items = []
+        self.head = 0
+        self.buffered = 0
+
+    def pop(self):
+        """Take the first message."""
+        return self.take()
+
+    cdef object take(self):
+        if self.head == len(self.items):
+            raise IndexError("no message is there")
+        message = self.items[self.head]
+        self.items[self.head] = None  # it may be large, and the list stays for the others
+        self.head += 1
+        self.buffered -= (<Delivered>message)._size if self.in_bytes else 1
+        if self.owed + self.buffered < self.threshold:
+            self.on_low()
+        return message
+
+    def __aiter__(self):
+        return self
+
+    def __anext__(self):
+        return self
+
+    def __await__(self):
+        return self.ready if self.head < len(self.items) else self.wait().__await__()
+
+    def __iter__(self):
+        """Go through the messages, and take none."""
+        return iter(self.items[self.head:])
+
+
+@cython.final
+cdef class _Ready:
+    """What is awaited when a message is there: it is its result."""
+
+    cdef MessageQueue queue
+
+    def __await__(self):
+        return self
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        # Where nobody traces, the interpreter comes by send_ready instead.
+        raise StopIteration(self.queue.take())
+
+
+cdef extern from *:
+    """
+    /* Of an awaitable that is ready at once the interpreter takes the value by this slot, as it does of
+       asyncio's futures; by __next__ it would have to make an exception of each. Cython has no name for it. */
+    #define set_send(type, function) ((type)->tp_as_async->am_send = (sendfunc)(void (*)(void))(function))
+    """
+    void set_send(PyTypeObject* awaitable, int (*function)(PyObject*, PyObject*, PyObject**) except -1)
+
+
+cdef int send_ready(PyObject* ready, PyObject* value, PyObject** result) except -1:
+    # 0 is PYGEN_RETURN, -1 is PYGEN_ERROR. A result is a new reference.
+    result[0] = NULL
+    message = (<_Ready>ready).queue.take()
+    Py_INCREF(message)
+    result[0] = <PyObject*>message
+    return 0
+
+
+set_send(<PyTypeObject*>_Ready, send_ready)
+
+
 @cython.final
 cdef class _Opened:
     """A subscription whose messages are taken."""
@@ -384,6 +571,9 @@ cdef class _Opened:
     cdef object sid
     cdef int64_t number
     cdef bint payloads
+    cdef type message_class    # what messages are made of; None for tuples
+    cdef object acks
+    cdef bytes statuses        # what the subjects of those begin with that are left
     cdef Py_ssize_t size       # of the payloads of this walk
     cdef list messages         # of this walk; None if there are none yet
     cdef str subject           # of the last message, which most often is that of the next
@@ -402,9 +592,31 @@ cdef class _Opened:
             return 0
         if head.header_size:
             headers = PyBytes_FromStringAndSize(<const char*>body, <Py_ssize_t>head.header_size)
+        if self.message_class is not None:
+            self.messages.append(self.deliver(head, headers, payload))
+            return 0
         cdef bytes reply = PyBytes_FromStringAndSize(<const char*>head.reply.p, head.reply.n) if head.reply.n else b""
         self.messages.append((self.subject_of(head.subject), reply, headers, payload))
         return 0
+
+    cdef Delivered deliver(self, const Head* head, bytes headers, bytes payload):
+        cdef Delivered message = <Delivered>new_of(<PyTypeObject*>self.message_class, EMPTY, NULL)
+        message.subject = self.subject_of(head.subject)
+        message.raw_reply = PyBytes_FromStringAndSize(<const char*>head.reply.p, head.reply.n)
+        message.data = payload
+        message._headers = headers
+        message._acks = self.acks
+        message._size = head.subject.n + head.reply.n + <Py_ssize_t>head.size
+        return message
+
+    cdef bint leaves(self, const Head* head) except -1:
+        """Whether this message is not for us to take: a status, or one that nats-py has to object to."""
+        if self.message_class is None:
+            return False
+        if head.reply.n:
+            return not is_text(head.reply)
+        return begins(head.subject.p, head.subject.n, PyBytes_AS_STRING(self.statuses),
+                      PyBytes_GET_SIZE(self.statuses))
 
     cdef str subject_of(self, Slice subject):
         if (subject.n != PyBytes_GET_SIZE(self.subject_bytes)
@@ -452,10 +664,21 @@ cdef class NatsWalker:
         one.sid = sid
         one.number = sid
         one.payloads = payloads
+        one.message_class = None
         one.subject = ""
         one.subject_bytes = b""
         self.opened[sid] = one
         self.last = None
+
+    def open_delivered(self, int64_t sid, type message_class not None, acks, bytes statuses not None):
+        """Take the messages of this subscription from now on, as objects of a class, but for statuses."""
+        if not issubclass(message_class, Delivered):
+            raise UsageTypeError(f"{message_class!r} is no subclass of Delivered")
+        self.open(sid)
+        cdef _Opened one = self.opened[sid]
+        one.message_class = message_class
+        one.acks = acks
+        one.statuses = statuses
 
     def close(self, int64_t sid):
         """Leave the messages of this subscription, one that has come in part among them."""
@@ -511,7 +734,7 @@ cdef class NatsWalker:
                 break
             body += at
             one = self.lookup(head.sid) if kind == MESSAGE else None
-            if one is None:
+            if one is None or one.leaves(&head):
                 if kind == MESSAGE:
                     self.passing = head.size + CRLF
                 at = self.passed(body)

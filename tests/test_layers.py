@@ -18,7 +18,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors", "_version", "_wire"),
     ("_checks", "_deadlines", "_extras", "_protobuf_py", "_stream_names"),
     ("types",),
-    ("_values_py",),
+    ("_values_py", "_delivered_py"),
     ("_payloads_py", "_frames_py", "_jet_py"),
     ("_envelope_py",),
     ("_fastenv", "_fastwire", "_fastjet"),

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from liftenvelope._backend import frames
 from liftenvelope.errors import (
     BadRequestError,
     CallTimeoutError,
@@ -25,18 +25,16 @@ from liftenvelope.jetstream._pull import End, PullCore, PullNow, Tell
 from liftenvelope.jetstream._statuses import Kind, Status
 from liftenvelope.jetstream._watch import watch_of
 from liftenvelope.jetstream.events import Pinned, PullEvent, Unpinned
-from liftenvelope.jetstream.message import Acks, Message, size_of
+from liftenvelope.jetstream.message import PIN_HEADER, Acks, Message, counted_size
 from liftenvelope.jetstream.pull_options import PullPlan
 from liftenvelope.nats._pull_inbox import PullInbox
 
 if TYPE_CHECKING:
-    from nats.aio.msg import Msg
-
+    from liftenvelope._delivered_py import MessageQueue
     from liftenvelope.jetstream.api import Api
 
 __all__ = ["Hooks", "PullFeed", "Source", "error_of"]
 
-_PIN_HEADER: Final = "Nats-Pin-Id"
 #: How often a consumer is looked up before it is given the benefit of the doubt, and the pauses between.
 _LOOK_UPS: Final = 5
 _LOOK_UP_PAUSE: Final = 0.25
@@ -121,12 +119,16 @@ class PullFeed:
         self._hooks = hooks
         self._nc: Any = source.api.nc
         self._subject = source.pull_subject
-        self._core = PullCore(plan.limits)
-        self._inbox = PullInbox(source.api.nc, self._receiver())
+        limits = plan.limits
+        self._machine = PullCore(limits)
+        self.buffer: MessageQueue = frames.MessageQueue(
+            limits.threshold, limits.in_bytes, self._refill, self.next
+        )
+        take = self._take_pinned if limits.pinned else self._take
+        self._inbox = PullInbox(
+            source.api.nc, Message, source.acks, take, self._take_status, sized=limits.in_bytes
+        )
         self._watch = watch_of(source.api.nc)
-        self.buffer: deque[Message] = deque()
-        self._sizes: deque[int] = deque()
-        self._in_bytes = plan.limits.in_bytes
         self._waiter: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._checking: asyncio.Task[None] | None = None
@@ -162,41 +164,34 @@ class PullFeed:
 
     # -- messages in
 
-    def _receiver(self) -> Callable[[Msg], None]:
-        """The function that is called with each message: what is the same for all is looked up once."""
-        limits = self._plan.limits
-        return self._take_in_full if limits.in_bytes or limits.pinned else self._take_in
+    @property
+    def _core(self) -> PullCore:
+        """The state machine, which has been told what came and was taken since it was looked at last.
 
-    def _take_in(self, msg: Msg) -> None:
-        reply = msg.reply
-        if not reply and msg.subject.startswith(self._inbox.prefix):
-            self._take_status(msg)
-            return
-        self._core.arrived()
-        self.buffer.append(Message(msg.subject, reply, msg.data, msg.headers, self._source.acks))
+        The buffer keeps count of that, since it happens with every message; all else is for the machine.
+        """
+        core, buffer = self._machine, self.buffer
+        if core.asked != buffer.owed:
+            core.arrived(core.asked - buffer.owed)
+        core.taken(core.buffered - buffer.buffered)
+        return core
+
+    def _take(self, messages: list[Any]) -> None:
+        self.buffer.extend(messages)
         if self._waiter is not None:
             self._wake()
 
-    def _take_in_full(self, msg: Msg) -> None:
-        """The same where bytes are counted, or messages may tell of a pin."""
-        if not msg.reply and msg.subject.startswith(self._inbox.prefix):
-            self._take_status(msg)
-            return
-        if self._plan.limits.pinned and msg.headers and _PIN_HEADER in msg.headers:
-            self._core.pinned(msg.headers[_PIN_HEADER])
-            self._act()
-        size = size_of(msg) if self._in_bytes else 1
-        self._core.arrived(size)
-        if self._in_bytes:
-            self._sizes.append(size)
-        self.buffer.append(Message(msg.subject, msg.reply, msg.data, msg.headers, self._source.acks))
-        self._wake()
+    def _take_pinned(self, messages: list[Any]) -> None:
+        """The same where messages may tell of a pin."""
+        for message in messages:
+            if (pin_id := message.headers.get(PIN_HEADER)) is not None:
+                message._size = counted_size(message)
+                self._core.pinned(pin_id)
+        self._act()
+        self._take(messages)
 
-    def _take_status(self, msg: Msg) -> None:
-        # A user's message can't get here, whatever its headers say: it comes with the subject of its stream.
-        number = msg.subject[len(self._inbox.prefix) :]
-        status = Status.from_headers(msg.headers)
-        self._core.status(int(number) if number.isdecimal() else 0, status, self._loop.time())
+    def _take_status(self, number: int, headers: Mapping[str, str]) -> None:
+        self._core.status(number, Status.from_headers(headers), self._loop.time())
         self._act()
         self._arm()  # for a pause after a refusal
 
@@ -232,16 +227,21 @@ class PullFeed:
 
     def pop(self) -> Message:
         """Take the next message out of a buffer that has one."""
-        message = self.buffer.popleft()
-        if self._core.taken(self._sizes.popleft() if self._in_bytes else 1) and not self._ending:
+        message: Message = self.buffer.pop()
+        return message
+
+    def _refill(self) -> None:
+        """The buffer has fallen below its threshold."""
+        if not self._ending:
             self._core.refill(self._loop.time())
             self._act()
-        return message
 
     # -- what the core wants
 
     def _act(self) -> None:
-        actions = self._core.actions
+        """Do what the core wants, after everything that it was told."""
+        self.buffer.owed = self._machine.asked
+        actions = self._machine.actions
         while actions:
             action = actions.pop(0)
             if isinstance(action, PullNow):
@@ -262,7 +262,6 @@ class PullFeed:
             return
         try:
             self._inbox.send(self._subject, pull.number, self._plan.payload(pull.amount, pull.pin_id))
-            self._inbox.flush()  # a reader that is busy with what is buffered gives the flusher no turn
         except TransportError as exc:
             self._end(ConnectionClosedError(str(exc)))
 
@@ -339,7 +338,6 @@ class PullFeed:
     def stop(self) -> None:
         """End now; what is buffered is dropped, and comes again after ``ack_wait``."""
         self.buffer.clear()
-        self._sizes.clear()
         self._end(None)
         self._finish()
         self._wake()

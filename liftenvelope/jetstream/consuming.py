@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import Awaitable, Callable
-from typing import Protocol, Self
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, Protocol, Self
 
+from liftenvelope._backend import frames
 from liftenvelope.errors import TransportError, UsageError
 from liftenvelope.jetstream.message import Message
 
@@ -19,7 +19,9 @@ Handler = Callable[[Message], Awaitable[None] | None]
 class Feed(Protocol):
     """What :class:`Messages` and :class:`Consumption` read from."""
 
-    buffer: deque[Message]
+    @property
+    def buffer(self) -> Any:
+        """What can be taken at once; if it is a ``MessageQueue``, by iterating over that as well."""
 
     async def start(self) -> None:
         """Begin to pull."""
@@ -66,8 +68,10 @@ class Messages:
     async def __aexit__(self, *_: object) -> None:
         self._feed.stop()
 
-    def __aiter__(self) -> Self:
-        return self
+    def __aiter__(self) -> AsyncIterator[Message]:
+        # The queue hands out what is there without a coroutine for each message, and else waits like next().
+        buffer = self._feed.buffer
+        return buffer if isinstance(buffer, frames.MessageQueue) else self
 
     async def __anext__(self) -> Message:
         feed = self._feed

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Mapping
+from typing import Any, Final
 
 from liftenvelope.errors import (
     CallTimeoutError,
@@ -14,16 +15,12 @@ from liftenvelope.errors import (
 from liftenvelope.jetstream._feed import Source, error_of
 from liftenvelope.jetstream._statuses import Kind, Status
 from liftenvelope.jetstream._watch import watch_of
-from liftenvelope.jetstream.message import Message, size_of
+from liftenvelope.jetstream.message import PIN_HEADER, Message, counted_size
 from liftenvelope.jetstream.pull_options import PullPlan
 from liftenvelope.nats._pull_inbox import PullInbox
 
-if TYPE_CHECKING:
-    from nats.aio.msg import Msg
-
 __all__ = ["Batch", "FetchInboxes"]
 
-_PIN_HEADER: Final = "Nats-Pin-Id"
 #: How much longer than the server a fetch waits, in seconds.
 _GRACE: Final = 1.0
 #: How late the event loop may call before it is taken for one that was kept from reading, in seconds.
@@ -54,13 +51,17 @@ class _FetchInbox:
     """A subscription that one fetch at a time uses."""
 
     def __init__(self, source: Source) -> None:
-        self.inbox = PullInbox(source.api.nc, self._take)
+        self.inbox = PullInbox(source.api.nc, Message, source.acks, self._take, self._take_status)
         self.current: _Fetch | None = None
         self._number = 0
 
-    def _take(self, msg: Msg) -> None:
+    def _take(self, messages: list[Message]) -> None:
         if self.current is not None:
-            self.current.take(msg)
+            self.current.take(messages)
+
+    def _take_status(self, number: int, headers: Mapping[str, str]) -> None:
+        if self.current is not None:
+            self.current.take_status(number, headers)
 
     def send(self, subject: str, payload: bytes) -> int:
         """Publish a pull; returns its number."""
@@ -161,6 +162,7 @@ class _Fetch:
         self._deadline = self._heard + wait
         self._again = 0 < self._plan.limits.expires < wait
         self._inbox.current = self
+        self._inbox.inbox.sized = self._plan.limits.in_bytes
         watch = watch_of(self._nc)
         watch.add(self)
         try:
@@ -227,29 +229,31 @@ class _Fetch:
         payload = self._plan.payload(self._left, self._pin_id, left)
         try:
             self._number = self._inbox.send(self._source.pull_subject, payload)
-            self._inbox.inbox.flush()
         except TransportError as exc:
             self._finish(ConnectionClosedError(str(exc)))
 
-    def take(self, msg: Msg) -> None:
-        """A message or a status has come to the inbox."""
+    def take(self, messages: list[Message]) -> None:
+        """Messages have come to the inbox."""
         self._heard = self._loop.time()
-        prefix = self._inbox.inbox.prefix
-        if not msg.reply and msg.subject.startswith(prefix):
-            if msg.subject == f"{prefix}{self._number}":
-                self._take_status(Status.from_headers(msg.headers))
-            return
-        if self._done.done():
-            Message(msg.subject, msg.reply, msg.data, msg.headers, self._source.acks).nak()
-            return
         limits = self._plan.limits
-        if limits.pinned and msg.headers and _PIN_HEADER in msg.headers:
-            self._pins[self._group] = msg.headers[_PIN_HEADER]
-        self.batch.append(Message(msg.subject, msg.reply, msg.data, msg.headers, self._source.acks))
-        self._left -= size_of(msg) if limits.in_bytes else 1
-        if self._left <= 0:
-            self.is_clean = True  # of a pull that is filled the server says nothing
-            self._finish(None)
+        for message in messages:
+            if self._done.done():
+                message.nak()
+                continue
+            if limits.pinned and (pin_id := message.headers.get(PIN_HEADER)) is not None:
+                self._pins[self._group] = pin_id
+                message._size = counted_size(message)
+            self.batch.append(message)
+            self._left -= message._size if limits.in_bytes else 1
+            if self._left <= 0:
+                self.is_clean = True  # of a pull that is filled the server says nothing
+                self._finish(None)
+
+    def take_status(self, number: int, headers: Mapping[str, str]) -> None:
+        """A status has come to the inbox, to the pull of that number."""
+        self._heard = self._loop.time()
+        if number == self._number:
+            self._take_status(Status.from_headers(headers))
 
     def _take_status(self, status: Status) -> None:
         kind = status.kind

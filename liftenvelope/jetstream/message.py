@@ -8,17 +8,22 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from liftenvelope import envelope as codec
+from liftenvelope._backend import frames
 from liftenvelope._checks import as_text
 from liftenvelope.errors import UsageError
 from liftenvelope.jetstream._records import to_ns
+from liftenvelope.nats._headers import headers_of
 from liftenvelope.nats._link import Link
 from liftenvelope.nats._outcomes import positive
 
 if TYPE_CHECKING:
+    from liftenvelope._delivered_py import Delivered
     from liftenvelope.jetstream.api import Api
+else:
+    Delivered = frames.Delivered
 
 __all__ = ["Acks", "Message", "MessageMetadata", "Recorder"]
 
@@ -30,6 +35,10 @@ TERM: Final = b"+TERM"
 _V1_TOKENS: Final = 9
 #: ``$JS.ACK.<domain>.<account>.`` and the same, and perhaps a random token.
 _V2_TOKENS: Final = 11
+#: The header with the id of a pin.
+PIN_HEADER: Final = "Nats-Pin-Id"
+#: The size of a block of headers without any.
+_EMPTY_BLOCK: Final = 12
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -41,19 +50,20 @@ class Acks:
         self._link = Link(api.nc)
         self._sending: set[asyncio.Task[None]] = set()
 
-    def send(self, reply: str, payload: bytes) -> None:
-        """Publish an ack.
+    def send(self, message: Delivered, payload: bytes) -> None:
+        """Publish the ack of a message.
 
         Raises:
             TransportError: The connection is closed or draining, or is down and its buffer is full.
         """
+        frame = message._ack_frame(payload)
+        if self._link.offer(frame, len(payload)):
+            return
         if self._link.direct:
-            self._link.write(
-                b"PUB %b %d\r\n%b\r\n" % (reply.encode(), len(payload), payload), 1, len(payload)
-            )
+            self._link.write(frame, 1, len(payload))
             return
         self._link.check_open()
-        task = asyncio.ensure_future(self._link.publish(reply, payload))
+        task = asyncio.ensure_future(self._link.publish(message.reply, payload))
         self._sending.add(task)
         task.add_done_callback(self._sending.discard)
 
@@ -75,9 +85,9 @@ class Recorder(Acks):
     def __init__(self) -> None:
         self.sent: list[tuple[str, bytes]] = []
 
-    def send(self, reply: str, payload: bytes) -> None:
+    def send(self, message: Delivered, payload: bytes) -> None:
         """Keep an ack."""
-        self.sent.append((reply, payload))
+        self.sent.append((message.reply, payload))
 
     async def send_and_wait(self, reply: str, payload: bytes, timeout: float | None) -> None:
         """Keep an ack; the server that there is not takes it at once."""
@@ -139,7 +149,7 @@ class MessageMetadata:
         return cls(tokens[2], tokens[3], sseq, cseq, delivered, pending, ns, domain)
 
 
-class Message:
+class Message(Delivered):
     """A message that a consumer delivered.
 
     Acknowledging is one of :meth:`ack`, :meth:`ack_sync`, :meth:`nak` and :meth:`term`, once; doing it twice
@@ -151,28 +161,27 @@ class Message:
         data: The payload.
     """
 
-    __slots__ = ("_acked", "_acks", "_headers", "_metadata", "data", "reply", "subject")
+    # Fields and all that is done with every message stand in the base, which is compiled.
+    __slots__ = ()
 
-    def __init__(
-        self, subject: str, reply: str, data: bytes, headers: Mapping[str, str] | None, acks: Acks
-    ) -> None:
-        self.subject = subject
-        self.reply = reply
-        self.data = data
-        self._headers = headers
-        self._acks = acks
-        self._acked = False
-        self._metadata: MessageMetadata | None = None
+    if TYPE_CHECKING:
+
+        def __init__(
+            self, subject: str, reply: str, data: bytes, headers: Mapping[str, str] | None, acks: Acks
+        ) -> None: ...
 
     @property
     def headers(self) -> Mapping[str, str]:
-        """The headers, empty if there are none. Of a name that occurs twice, nats-py keeps the last value."""
-        return {} if self._headers is None else self._headers
+        """The headers, empty if there are none. Of a name that occurs twice, this has the last value."""
+        headers = self._headers
+        if isinstance(headers, bytes):
+            headers = self._headers = headers_of(headers)
+        return {} if headers is None else headers
 
     @property
     def is_acked(self) -> bool:
         """Whether it has been acknowledged, in whichever way."""
-        return self._acked
+        return bool(self._acked)
 
     @property
     def metadata(self) -> MessageMetadata:
@@ -183,7 +192,8 @@ class Message:
         """
         if self._metadata is None:
             self._metadata = MessageMetadata.from_reply(self.reply)
-        return self._metadata
+        metadata: MessageMetadata = self._metadata
+        return metadata
 
     def envelope(self) -> codec.Message | None:
         """The Liftbridge envelope that the payload is, None if it is none.
@@ -200,9 +210,9 @@ class Message:
             UsageError: It was acknowledged before, or can't be.
             TransportError: The connection is closed or draining, or is down and its buffer is full.
         """
-        if self._acked or not self.reply:
+        if not self._is_open:
             self._refuse()
-        self._acks.send(self.reply, ACK)
+        self._acks.send(self, ACK)
         self._acked = True
 
     async def ack_sync(self, timeout: float | None = None) -> None:
@@ -216,7 +226,7 @@ class Message:
             NoJetStreamError: Nobody takes the ack: the consumer is gone.
             UsageError, TransportError: As for :meth:`ack`.
         """
-        if self._acked or not self.reply:
+        if not self._is_open:
             self._refuse()
         self._acked = True
         answered = False
@@ -258,9 +268,9 @@ class Message:
         Raises:
             UsageError, TransportError: As for :meth:`ack`.
         """
-        if self._acked or not self.reply:
+        if not self._is_open:
             self._refuse()
-        self._acks.send(self.reply, IN_PROGRESS)
+        self._acks.send(self, IN_PROGRESS)
 
     @asynccontextmanager
     async def auto_ack_progress(self, every: float = 10.0) -> AsyncIterator[None]:
@@ -280,7 +290,7 @@ class Message:
             TransportError: The connection was closed meanwhile.
         """
         positive("every", every)
-        if self._acked or not self.reply:
+        if not self._is_open:
             self._refuse()
         repeating = asyncio.get_running_loop().create_task(self._repeat_progress(every))
         try:
@@ -298,9 +308,9 @@ class Message:
                 self.in_progress()
 
     def _finish(self, payload: bytes) -> None:
-        if self._acked or not self.reply:
+        if not self._is_open:
             self._refuse()
-        self._acks.send(self.reply, payload)
+        self._acks.send(self, payload)
         self._acked = True
 
     def _refuse(self) -> None:
@@ -312,17 +322,13 @@ class Message:
         return f"Message(subject={self.subject!r}, data={self.data[:32]!r}, reply={self.reply!r})"
 
 
-def size_of(msg: Any) -> int:
-    """The size of a message as the server counts it against ``max_bytes``, from what nats-py keeps of it.
+def counted_size(message: Message) -> int:
+    """The size of a message as the server counts it against ``max_bytes``.
 
-    Subject, reply and payload; of headers their own bytes, ``NATS/1.0`` and the last line break included. The
-    id of a pin is added after the server has counted. Of headers with one name nats-py keeps one, so that
-    such messages count for too little here, until the end of a pull settles the account.
+    That is all of it but the id of a pin, which is added after the server has counted.
     """
-    size = len(msg.subject.encode()) + len(msg.reply) + len(msg.data)
-    headers = msg.headers
-    if headers:
-        own = [(name, value) for name, value in headers.items() if name != "Nats-Pin-Id"]
-        if own:
-            size += 12 + sum(len(name.encode()) + len(value.encode()) + 4 for name, value in own)
-    return size
+    pin_id = message.headers.get(PIN_HEADER)
+    if pin_id is None:
+        return message._size
+    line = len(PIN_HEADER) + len(pin_id.encode()) + 4
+    return message._size - line - (_EMPTY_BLOCK if len(message.headers) == 1 else 0)

@@ -20,9 +20,9 @@ from liftenvelope.jetstream._publish_frames import (
     read_ack,
     status_error,
 )
-from liftenvelope.nats._direct import QuickLink, deliver_directly
+from liftenvelope.nats._link import Link
 from liftenvelope.nats._outcomes import positive
-from liftenvelope.nats._receiving import DirectSubscription, read_directly
+from liftenvelope.nats._receiving import DirectSubscription, deliver_directly, read_directly
 from liftenvelope.nats._subjects import publish_subject
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class Publishing:
         if type(max_outstanding) is not int or max_outstanding < 1:
             raise UsageError(f"max_outstanding must be an integer of at least 1, not {max_outstanding!r}")
         self._nc = nc
-        self._link = QuickLink(nc)
+        self._link = Link(nc)
         self._ack_timeout = positive("timeout", timeout)
         self.max_outstanding = max_outstanding
         # What stands before the token in the command for a subject: its verb, itself, and the inbox.

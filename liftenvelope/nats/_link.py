@@ -1,9 +1,10 @@
 """The user's nats-py connection, as the rest of this package sees it.
 
-All that is known of nats-py's inside stands here. Frames go straight into the connection's buffer of
-commands, which is what ``nc.publish`` does with each message, but for a whole batch at once and without an
-``await``. The private names that this takes are looked for once; where they have changed, everything goes
-through public methods, more slowly, and ``tests/integration/test_link.py`` fails to tell us.
+All that is known of nats-py's inside stands here and, what has to do with reading, in ``_receiving``. Frames
+go straight into the connection's buffer of commands, which is what ``nc.publish`` does with each message, but
+for a whole batch at once and without an ``await``. The private names that this takes are looked for once;
+where they have changed, everything goes through public methods, more slowly, and
+``tests/integration/test_link.py`` fails to tell us.
 
 Four habits of nats-py (2.16) that are worked around: ``flush()`` sends its PING ahead of what is buffered,
 so that it is no barrier; it returns at once, without an error, while the connection is being restored; after
@@ -18,6 +19,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Final
 
 import nats.errors
+from nats.aio.transport import TcpTransport
 
 from liftenvelope.errors import TransportError
 
@@ -30,7 +32,15 @@ if TYPE_CHECKING:
 _POLL: Final = 0.02
 #: nats-py's own limit on what is buffered, for connections whose limit can't be seen.
 _PENDING_SIZE: Final = 2 * 1024 * 1024
-_PRIVATE: Final = ("_pending", "_pending_data_size", "_max_pending_size", "_flush_queue", "_flusher_task")
+_PRIVATE: Final = (
+    "_pending",
+    "_pending_data_size",
+    "_max_pending_size",
+    "_flush_queue",
+    "_flusher_task",
+    "_status",
+    "_transport",
+)
 
 
 class _Pong(asyncio.Future[bool]):
@@ -126,6 +136,39 @@ class Link:
         if queue.empty() and nc.is_connected:
             queue.put_nowait(asyncio.get_running_loop().create_future())
 
+    def offer(self, frame: bytes, size: int) -> bool:
+        """Buffer one PUB command and see that it is sent, if the connection is up and has room.
+
+        Args:
+            frame: The command, a whole one.
+            size: The bytes of its payload and headers, for the connection's statistics.
+
+        Returns:
+            Whether it was taken. If not, :meth:`room` and :meth:`write` are for it; always so where the link
+            is not direct.
+        """
+        nc = self._nc
+        if not self.direct or nc._status != nc.CONNECTED or nc._pending_data_size >= nc._max_pending_size:
+            return False
+        nc._pending.append(frame)
+        nc._pending_data_size += len(frame)
+        stats = nc.stats
+        stats["out_msgs"] += 1
+        stats["out_bytes"] += size
+        queue = nc._flush_queue
+        if queue.empty():
+            queue.put_nowait(asyncio.get_running_loop().create_future())
+        return True
+
+    def push(self) -> None:
+        """Hand what is buffered to the socket now, without waiting for nats-py's flusher to have its turn."""
+        nc = self._nc
+        # Other transports, such as that of a WebSocket, send only what is awaited.
+        is_tcp = self.direct and type(nc._transport) is TcpTransport
+        if is_tcp and nc.is_connected and nc._pending:
+            frames, nc._pending, nc._pending_data_size = nc._pending, [], 0
+            nc._transport.writelines(frames)
+
     async def publish(self, subject: str, payload: bytes) -> None:
         """Publish one message by nats-py's public method: the way of a link that is not direct."""
         try:
@@ -206,8 +249,14 @@ class Link:
         except nats.errors.Error as exc:
             raise TransportError(f"no answer from the NATS server within {timeout} s") from exc
 
-    async def subscribe(self, subject: str, on_message: Callable[[Msg], Awaitable[None]]) -> Subscription:
-        """Subscribe without a limit on what may queue up: a limit of nats-py drops messages."""
+    async def subscribe(
+        self, subject: str, on_message: Callable[[Msg], Awaitable[None]] | None
+    ) -> Subscription:
+        """Subscribe without a limit on what may queue up: a limit of nats-py drops messages.
+
+        Raises:
+            TransportError: nats-py refuses: the connection is closed or draining.
+        """
         try:
             sub: Subscription = await self._nc.subscribe(
                 subject, cb=on_message, pending_msgs_limit=0, pending_bytes_limit=0

@@ -1,31 +1,38 @@
 """A subscription for the answers to pulls, whose messages go straight to a function.
 
-nats-py puts every message of a subscription in a queue, from which a task hands them on one by one. Here the
-queue's place is taken by the function itself, which saves both, and the subscription can be ended at once,
-without an ``await``. Where nats-py's private names have changed, everything goes through public methods.
+On an accelerated connection the messages of a read come all at once, from where they are parsed. Elsewhere
+nats-py parses them, and they are handed over one by one from where it puts them. The subscription can be
+ended at once, without an ``await``. Where nats-py's private names have changed, everything goes through
+public methods.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from nats.aio.transport import TcpTransport
-
 from liftenvelope.errors import TransportError
-from liftenvelope.nats._direct import Handover
 from liftenvelope.nats._link import Link
+from liftenvelope.nats._receiving import (
+    Delivery,
+    DirectSubscription,
+    can_end_at_once,
+    deliver_directly,
+    end_at_once,
+    read_directly,
+    unsub,
+)
 
 if TYPE_CHECKING:
     from nats.aio.client import Client
     from nats.aio.msg import Msg
     from nats.aio.subscription import Subscription
 
+    from liftenvelope._delivered_py import Delivered
+
 __all__ = ["PullInbox"]
 
-_OF_CONNECTION: Final = ("_remove_sub", "_transport")
-_OF_SUBSCRIPTION: Final = ("_id", "_closed", "_pending_queue", "_pending_size", "_stop_processing")
 #: Tasks that end a subscription by public methods; the loop itself holds tasks only weakly.
 _ending: Final[set[asyncio.Task[None]]] = set()
 
@@ -35,18 +42,35 @@ class PullInbox:
 
     Args:
         nc: The user's connection.
-        on_message: Called with every message and status. It must not raise: it runs in nats-py's reader.
+        message_class: What messages are made of.
+        acks: What sends their acks.
+        on_messages: Called with lists of messages, which are given away. It must not raise: it runs in
+            nats-py's reader.
+        on_status: Called with the number of a pull, 0 for none, and the headers of a status. The same holds.
 
     Attributes:
-        prefix: What the subjects of statuses begin with, including the last dot.
+        sized: Whether the sizes of messages are wanted. Where nats-py reads them, that takes time.
     """
 
-    def __init__(self, nc: Client, on_message: Callable[[Msg], None]) -> None:
-        self._nc: Any = nc
+    def __init__(
+        self,
+        nc: Client,
+        message_class: type[Delivered],
+        acks: object,
+        on_messages: Callable[[list[Any]], None],
+        on_status: Callable[[int, Mapping[str, str]], None],
+        *,
+        sized: bool = False,
+    ) -> None:
+        self._nc = nc
         self._link = Link(nc)
-        self._on_message = on_message
-        self._subscription: Any = None
-        self.prefix = self._link.new_inbox() + "."
+        self._message_class, self._acks = message_class, acks
+        self._on_messages, self._on_status = on_messages, on_status
+        self.sized = sized
+        self._prefix = self._link.new_inbox() + "."
+        self._subscription: Subscription | None = None
+        self._read: DirectSubscription | None = None
+        self._straight = False
 
     async def open(self) -> None:
         """Subscribe.
@@ -55,23 +79,34 @@ class PullInbox:
             TransportError: The connection is closed or draining.
         """
         self._link.check_open()
-        sub: Subscription
-        if self._link.direct and all(hasattr(self._nc, name) for name in _OF_CONNECTION):
-            sub = await self._nc.subscribe(self.prefix + "*", pending_msgs_limit=0, pending_bytes_limit=0)
-            if all(hasattr(sub, name) for name in _OF_SUBSCRIPTION):
-                # Nothing has come yet: nothing was pulled.
-                sub._pending_queue = Handover(sub, self._on_message)
-                self._subscription = sub
-                return
-            await self._link.unsubscribe(sub)
-        self._subscription = await self._link.subscribe(self.prefix + "*", self._hand_on)
+        subject = self._prefix + "*"
+        sub: Subscription | None = None
+        if self._link.direct:
+            sub = await self._link.subscribe(subject, None)
+            # Nothing has come yet: nothing was pulled.
+            self._straight = can_end_at_once(self._nc, sub) and deliver_directly(sub, self._take)
+            if not self._straight:
+                await self._link.unsubscribe(sub)
+                sub = None
+        self._subscription = sub or await self._link.subscribe(subject, self._hand_on)
+        delivery = Delivery(self._message_class, self._acks, self._prefix.encode())
+        self._read = read_directly(self._nc, self._subscription, self._on_messages, delivery=delivery)
 
     async def _hand_on(self, msg: Msg) -> None:
-        self._on_message(msg)
+        self._take(msg)
 
-    @property
-    def _straight(self) -> bool:
-        return isinstance(getattr(self._subscription, "_pending_queue", None), Handover)
+    def _take(self, msg: Msg) -> None:
+        """Take a message or a status that nats-py has read."""
+        subject, reply, data, headers = msg.subject, msg.reply, msg.data, msg.headers
+        if not reply and subject.startswith(self._prefix):
+            # A user's message can't get here, whatever its headers say: it comes with its stream's subject.
+            number = subject[len(self._prefix) :]
+            self._on_status(int(number) if number.isdecimal() else 0, headers or {})
+            return
+        message = self._message_class(subject, reply, data, headers, self._acks)
+        if self.sized:
+            message._size = size_of(msg)
+        self._on_messages([message])
 
     @property
     def is_open(self) -> bool:
@@ -84,41 +119,27 @@ class PullInbox:
         Raises:
             TransportError: The connection is closed or draining.
         """
-        reply = f"{self.prefix}{number}"
+        reply = f"{self._prefix}{number}"
         if self._link.direct:
             head = f"PUB {subject} {reply} {len(payload)}\r\n".encode()
             self._link.write(b"%b%b\r\n" % (head, payload), 1, len(payload))
+            self._link.push()  # a reader that is busy with what is buffered gives the flusher no turn
         else:
             _later(self._nc.publish(subject, payload, reply=reply))
 
-    def flush(self) -> None:
-        """Hand what is buffered to the socket now, without waiting for nats-py's flusher to have its turn."""
-        nc = self._nc
-        # Other transports, such as that of a WebSocket, send only what is awaited.
-        is_tcp = type(nc._transport) is TcpTransport
-        if is_tcp and self._straight and nc.is_connected and nc._pending:
-            frames, nc._pending, nc._pending_data_size = nc._pending, [], 0
-            nc._transport.writelines(frames)
-
     def close(self) -> None:
         """Unsubscribe now: the server forgets the pulls that wait, and what is on its way is dropped."""
-        sub, straight = self._subscription, self._straight
-        self._subscription = None
+        sub, self._subscription = self._subscription, None
+        if self._read is not None:
+            self._read.dismiss()
         if sub is None:
             return
-        if not straight:
+        if not self._straight:
             _later(self._link.unsubscribe(sub))
             return
-        sub._closed = True
-        sub._stop_processing()
-        self._nc._remove_sub(sub._id)
-        self._unsub(sub)
-
-    def _unsub(self, sub: Any) -> None:
-        if not self._nc.is_connected:
-            return  # subscriptions are made anew with the next connection, and this one is not
+        end_at_once(self._nc, sub)
         try:
-            self._link.write(b"UNSUB %d\r\n" % sub._id, 0, 0)
+            unsub(self._link, sub)
         except TransportError:
             return  # draining: the server is about to forget the whole connection
 
@@ -132,7 +153,7 @@ class PullInbox:
             return
         try:
             if self._straight:
-                self._unsub(self._subscription)
+                unsub(self._link, self._subscription)
                 await self._link.barrier(timeout)
         except TransportError:
             return  # nothing is on its way any more
@@ -144,3 +165,15 @@ def _later(work: Any) -> None:
     task = asyncio.ensure_future(work)
     _ending.add(task)
     task.add_done_callback(_ending.discard)
+
+
+def size_of(msg: Msg) -> int:
+    """The size of a message: subject, reply, headers and payload, from what nats-py keeps of it.
+
+    Of headers with one name nats-py keeps one, so that such messages count for too little.
+    """
+    size = len(msg.subject.encode()) + len(msg.reply.encode()) + len(msg.data)
+    if msg.headers:
+        own = ((name.encode(), value.encode()) for name, value in msg.headers.items())
+        size += 12 + sum(len(name) + len(value) + 4 for name, value in own)
+    return size

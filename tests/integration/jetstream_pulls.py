@@ -17,6 +17,7 @@ from liftenvelope.jetstream.api import Api
 from liftenvelope.jetstream.consumer import Consumer
 from liftenvelope.jetstream.consuming import Messages
 from liftenvelope.jetstream.infos import ConsumerInfo
+from liftenvelope.nats import accelerate
 from liftenvelope.testing import NatsServer
 
 from .conftest import connect
@@ -53,10 +54,12 @@ class Bench:
         await self.nc.request(f"{self.name}.{subject}", payloads[-1], timeout=5, headers=headers)
 
 
-@pytest.fixture
-async def js_nc(jetstream_server: NatsServer) -> AsyncIterator[Client]:
-    """A connection to a server with JetStream."""
+@pytest.fixture(params=["plain", "accelerated"])
+async def js_nc(request: pytest.FixtureRequest, jetstream_server: NatsServer) -> AsyncIterator[Client]:
+    """A connection to a server with JetStream, accelerated in one of two runs."""
     client = await connect(jetstream_server.url)
+    if request.param == "accelerated":
+        assert accelerate(client).active
     yield client
     if not client.is_closed:
         await client.close()

@@ -18,10 +18,10 @@ from nats.aio.msg import Msg
 from liftenvelope._backend import frames
 from liftenvelope.errors import TransportError
 from liftenvelope.nats import Acceleration, accelerate
+from liftenvelope.nats._headers import header_block
 from liftenvelope.nats._receiving import (
     DirectParser,
     DirectSubscription,
-    header_block,
     read_directly,
     subscribe_direct,
 )

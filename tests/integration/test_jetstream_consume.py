@@ -65,7 +65,7 @@ class TestMessages:
             feed = feed_of(messages)
             for _ in range(300):
                 await messages.next()
-                assert feed._core.buffered == sum(feed._sizes) <= 1000
+                assert feed._core.buffered == feed.buffer.buffered <= 1000
             assert feed._core.buffered == 0
 
     async def test_a_message_of_exactly_max_bytes(self, bench: Bench) -> None:

@@ -13,6 +13,7 @@ from liftenvelope.errors import ConsumerDeletedError, TransportError
 from liftenvelope.jetstream.consuming import Messages
 from liftenvelope.jetstream.events import Disconnected, PullEvent, Reconnected
 from liftenvelope.jetstream.message import Message
+from liftenvelope.nats import accelerate
 from liftenvelope.testing import FaultProxy, NatsServer, run_nats_server
 
 from .conftest import connect, until
@@ -34,9 +35,11 @@ async def server() -> AsyncIterator[NatsServer]:
         yield server
 
 
-@pytest.fixture
-async def nc(server: NatsServer) -> AsyncIterator[Client]:
+@pytest.fixture(params=["plain", "accelerated"])
+async def nc(request: pytest.FixtureRequest, server: NatsServer) -> AsyncIterator[Client]:
     client = await connect(server.url)
+    if request.param == "accelerated":
+        assert accelerate(client).active
     yield client
     if not client.is_closed:
         await client.close()

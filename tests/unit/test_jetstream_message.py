@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from types import SimpleNamespace
+from typing import TYPE_CHECKING, cast
 
 import pytest
+from nats.aio.msg import Msg
 
 from liftenvelope.envelope import new_message
 from liftenvelope.errors import ChecksumError, UsageError
-from liftenvelope.jetstream.message import Message, MessageMetadata, Recorder, size_of
+from liftenvelope.jetstream.message import Message, MessageMetadata, Recorder, counted_size
+from liftenvelope.nats._pull_inbox import size_of
+
+if TYPE_CHECKING:
+    from nats.aio.client import Client
 
 V1 = "$JS.ACK.ORDERS.worker.2.7.3.1700000000123456789.41"
 V2 = "$JS.ACK.hub.ACCOUNT.ORDERS.worker.2.7.3.1700000000123456789.41"
@@ -134,11 +139,15 @@ class TestEnvelope:
 
 
 class TestSize:
-    """Section 3.4 of what the server counts: subject, reply, header block as published, payload."""
+    """What the server counts: subject, reply, header block as published, payload."""
 
     @staticmethod
     def size(headers: dict[str, str] | None) -> int:
-        return size_of(SimpleNamespace(subject="ä.b", reply="12345", data=b"1234567", headers=headers))
+        message = Message("ä.b", "12345", b"1234567", headers, Recorder())
+        message._size = size_of(
+            Msg(cast("Client", None), message.subject, message.reply, message.data, headers)
+        )
+        return counted_size(message)
 
     def test_without_headers(self) -> None:
         assert self.size(None) == 4 + 5 + 7

@@ -1,0 +1,259 @@
+"""Messages of consumers: taken out of a connection alike by both twins, and their queue against a model."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import weakref
+from collections import deque
+from types import ModuleType
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from liftenvelope import _fastwire, _frames_py
+from liftenvelope.errors import UsageTypeError
+from tests.twin.test_frames import split
+from tests.twin.test_nats_walker import hmsg, msg
+
+TWINS = pytest.mark.parametrize("frames", [_frames_py, _fastwire], ids=["python", "cython"])
+SID, PREFIX = 1, b"_INBOX.x."
+ACK = b"$JS.ACK.S.C.1.7.3.0.2"
+HEADERS = b"NATS/1.0\r\na: b\r\n\r\n"
+
+
+def walker_of(frames: ModuleType, acks: object = None) -> Any:
+    class Message(frames.Delivered):  # type: ignore[name-defined, misc]
+        __slots__ = ("__weakref__",)
+
+        def __init__(self) -> None:
+            raise AssertionError("made without")
+
+    if frames is _frames_py:  # the readable twin makes its messages as anybody would
+        Message.__init__ = frames.Delivered.__init__
+    walker = frames.NatsWalker(10_000)
+    walker.open_delivered(SID, Message, acks, PREFIX)
+    return walker
+
+
+def seen(message: Any) -> tuple[Any, ...]:
+    return message.subject, message.reply, message._headers, message.data, message._size, message._acks
+
+
+def walk_all(walker: Any, pieces: list[bytes]) -> tuple[list[tuple[Any, ...]], bytes]:
+    taken: list[tuple[Any, ...]] = []
+    left = b""
+    for piece in pieces:
+        walker.feed(piece)
+        rest = b"-"
+        while rest:
+            runs, rest = walker.walk()
+            left += rest
+            for sid, size, messages in runs:
+                assert sid == SID
+                assert size == sum(len(message.data) for message in messages)
+                taken += map(seen, messages)
+    return taken, left
+
+
+@TWINS
+@pytest.mark.parametrize("size", [1, 2, 7, 1000])
+def test_messages_are_made_and_statuses_left(frames: ModuleType, size: int) -> None:
+    status = hmsg(SID, b"", b"NATS/1.0 408 Request Timeout\r\n\r\n").replace(b"a.b", PREFIX + b"7")
+    forged = hmsg(SID, b"", b"NATS/1.0 409 Consumer Deleted\r\n\r\n", reply=ACK)
+    stray = msg(SID, b"no reply and another subject")
+    mine = [
+        msg(SID, b"one", reply=ACK),
+        hmsg(SID, b"two", HEADERS, ACK),
+        forged,
+        stray,
+        msg(SID, b"", b"\xc3\xa4"),
+    ]
+    data = b"".join(part for one in mine for part in (one, status))
+    acks = object()
+    taken, left = walk_all(walker_of(frames, acks), split(data, [size]))
+    reply = ACK.decode()
+    assert left == status * len(mine)
+    assert taken == [
+        ("a.b", reply, None, b"one", 3 + len(ACK) + 3, acks),
+        ("a.b", reply, HEADERS, b"two", 3 + len(ACK) + len(HEADERS) + 3, acks),
+        ("a.b", reply, b"NATS/1.0 409 Consumer Deleted\r\n\r\n", b"", 3 + len(ACK) + 33, acks),
+        ("a.b", "", None, b"no reply and another subject", 3 + 28, acks),
+        ("\u00e4", "", None, b"", 2, acks),
+    ]
+
+
+@TWINS
+def test_what_nats_py_objects_to_is_left_to_it(frames: ModuleType) -> None:
+    broken = msg(SID, b"x", reply=b"\xff")
+    assert walk_all(walker_of(frames), [broken + msg(SID, b"y", reply=ACK)]) == (
+        [("a.b", ACK.decode(), None, b"y", 3 + len(ACK) + 1, None)],
+        broken,
+    )
+
+
+@TWINS
+def test_a_message_in_part_goes_back_when_the_subscription_is_closed(frames: ModuleType) -> None:
+    walker, frame = walker_of(frames), msg(SID, b"0123456789", reply=ACK)
+    for cut in range(1, len(frame)):
+        walker.open_delivered(SID, frames.Delivered, None, PREFIX)
+        walker.feed(frame[:cut])
+        kept, before = walker.walk()
+        walker.close(SID)
+        walker.feed(frame[cut:])
+        taken, left = walker.walk()
+        assert (kept, taken, before + left) == ([], [], frame)
+
+
+@TWINS
+def test_only_messages_can_be_made(frames: ModuleType) -> None:
+    with pytest.raises(UsageTypeError, match="no subclass of Delivered"):
+        walker_of(frames).open_delivered(2, dict, None, b"")
+
+
+@TWINS
+@pytest.mark.parametrize("reply", [ACK.decode(), "", "sch\u00f6n"])
+def test_made_by_hand(frames: ModuleType, reply: str) -> None:
+    message = frames.Delivered("a", reply, b"x", {"A": "b"}, None)
+    assert seen(message) == ("a", reply, {"A": "b"}, b"x", 0, None)
+    assert message._is_open == bool(reply)
+    assert message._ack_frame(b"+ACK") == f"PUB {reply} 4\r\n+ACK\r\n".encode()
+    message._acked = True
+    assert not message._is_open
+
+
+@TWINS
+def test_nothing_is_kept(frames: ModuleType) -> None:
+    walker = walker_of(frames)
+    walker.feed(msg(SID, b"x", reply=ACK) * 3)
+    [(_, _, messages)], _ = walker.walk()
+    kept = [weakref.ref(message) for message in messages]
+    del messages
+    gc.collect()
+    assert [ref() for ref in kept] == [None] * 3
+
+
+class Model:
+    """What a queue is to do, and the calls that it is to make."""
+
+    def __init__(self, frames: ModuleType, threshold: int, in_bytes: bool) -> None:
+        self.lows: list[tuple[int, int]] = []
+        self.queue = frames.MessageQueue(threshold, in_bytes, self.note, self.wait)
+        self.frames = frames
+
+    def note(self) -> None:
+        self.lows.append((self.queue.owed, self.queue.buffered))
+        self.queue.owed += 5
+
+    async def wait(self) -> str:
+        return "waited"
+
+    def message(self, size: int) -> Any:
+        message = self.frames.Delivered("a", "r", b"x" * size, None, None)
+        message._size = size
+        return message
+
+
+ACTIONS = st.lists(
+    st.one_of(
+        st.tuples(st.just("extend"), st.lists(st.integers(0, 9), max_size=600)),
+        st.tuples(st.just("append"), st.integers(0, 9)),
+        st.tuples(st.just("pop"), st.integers(1, 700)),
+        st.tuples(st.just("clear"), st.none()),
+        st.tuples(st.just("owe"), st.integers(0, 50)),
+    ),
+    max_size=12,
+)
+
+
+@TWINS
+@given(ACTIONS, st.integers(1, 30), st.booleans())
+def test_the_queue_keeps_its_account(
+    frames: ModuleType, actions: list[tuple[str, Any]], threshold: int, in_bytes: bool
+) -> None:
+    model = Model(frames, threshold, in_bytes)
+    queue, held = model.queue, deque[Any]()
+    owed = 0
+    lows: list[tuple[int, int]] = []
+
+    def count(messages: Any) -> int:
+        return sum(message._size if in_bytes else 1 for message in messages)
+
+    for action, value in actions:
+        if action in ("extend", "append"):
+            new = [model.message(size) for size in ([value] if action == "append" else value)]
+            held += new
+            owed -= count(new)
+            queue.append(new[0]) if action == "append" else queue.extend(new)
+        elif action == "pop":
+            for _ in range(min(value, len(held))):
+                first = held.popleft()
+                if owed + count(held) < threshold:
+                    lows.append((owed, count(held)))
+                    owed += 5
+                assert queue.pop() is first
+        elif action == "clear":
+            held.clear()
+            queue.clear()
+        else:
+            owed += value
+            queue.owed += value
+        assert list(queue) == list(held)
+        assert (len(queue), queue.owed, queue.buffered, model.lows) == (len(held), owed, count(held), lows)
+    assert [queue.pop() for _ in range(len(queue))] == list(held)
+    with pytest.raises(IndexError, match="no message is there"):
+        queue.pop()
+
+
+@TWINS
+async def test_iterating(frames: ModuleType) -> None:
+    model = Model(frames, 1, False)
+    queue = model.queue
+    messages = [model.message(1) for _ in range(3)]
+    queue.extend(list(messages))
+    read: list[Any] = []
+    async for message in queue:
+        read.append(message)
+        if message == "waited":
+            break
+    assert read == [*messages, "waited"]
+    queue.append(messages[0])
+    assert await asyncio.wait_for(anext(queue), 5) is messages[0]
+    assert await asyncio.ensure_future(anext(queue)) == "waited"
+    queue.append(messages[1])
+    with pytest.raises(StopIteration) as caught:  # the way of whoever traces, and of send()
+        next(queue.__await__())
+    assert caught.value.value is messages[1]
+
+
+@TWINS
+async def test_what_the_owner_raises_is_raised(frames: ModuleType) -> None:
+    def fail() -> None:
+        raise ZeroDivisionError
+
+    async def wait() -> None:
+        raise StopAsyncIteration
+
+    queue = frames.MessageQueue(1, False, fail, wait)
+    queue.append(Model(frames, 1, False).message(1))
+    with pytest.raises(ZeroDivisionError):
+        await anext(queue)
+    assert [message async for message in queue] == []
+
+
+@TWINS
+def test_the_queue_is_collected(frames: ModuleType) -> None:
+    class Owner:
+        def __init__(self) -> None:
+            self.queue = frames.MessageQueue(1, False, self.low, self.wait)
+            self.queue.append(frames.Delivered("a", "", b"", None, self))
+
+        def low(self) -> None: ...
+
+        async def wait(self) -> None: ...
+
+    owner = weakref.ref(Owner())
+    gc.collect()
+    assert owner() is None
