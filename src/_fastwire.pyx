@@ -392,6 +392,11 @@ cdef extern from *:
 cdef tuple EMPTY = ()
 
 
+cdef inline char* put(char* p, const char* text, Py_ssize_t n) noexcept nogil:
+    memcpy(p, text, <size_t>n)
+    return p + n
+
+
 cdef class Delivered:
     """A message that a consumer delivered: what the public class of such messages is made of."""
 
@@ -426,10 +431,18 @@ cdef class Delivered:
 
     def _ack_frame(self, bytes payload not None):
         """The command that publishes an ack."""
-        reply = self.raw_reply
-        if type(reply) is str:
-            reply = (<str>reply).encode()
-        return b"PUB %b %d\r\n%b\r\n" % (reply, PyBytes_GET_SIZE(payload), payload)
+        cdef bytes reply = self.raw_reply if type(self.raw_reply) is bytes else (<str>self.raw_reply).encode()
+        cdef bytes size = b"4" if PyBytes_GET_SIZE(payload) == 4 else b"%d" % PyBytes_GET_SIZE(payload)
+        cdef bytes frame = PyBytes_FromStringAndSize(
+            NULL, PyBytes_GET_SIZE(reply) + PyBytes_GET_SIZE(size) + PyBytes_GET_SIZE(payload) + 9)
+        cdef char* p = put(PyBytes_AS_STRING(frame), b"PUB ", 4)
+        p = put(p, PyBytes_AS_STRING(reply), PyBytes_GET_SIZE(reply))
+        p = put(p, b" ", 1)
+        p = put(p, PyBytes_AS_STRING(size), PyBytes_GET_SIZE(size))
+        p = put(p, b"\r\n", 2)
+        p = put(p, PyBytes_AS_STRING(payload), PyBytes_GET_SIZE(payload))
+        put(p, b"\r\n", 2)
+        return frame
 
 
 @cython.final
