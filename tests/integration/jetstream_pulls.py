@@ -105,6 +105,13 @@ async def until_no_pulls(consumer: Consumer) -> None:
             await asyncio.sleep(0.01)
 
 
+async def until_acked(consumer: Consumer) -> None:
+    """Poll until the server has noted down all acks, which it does beside answering requests."""
+    async with asyncio.timeout(10):
+        while (await consumer.info()).num_ack_pending:
+            await asyncio.sleep(0.01)
+
+
 class Wire:
     """What one connection publishes, as another one sees it."""
 

@@ -19,7 +19,16 @@ from liftenvelope.jetstream.message import Message
 
 from . import jetstream_pulls
 from .conftest import until
-from .jetstream_pulls import Bench, Wire, feed_of, numbered, read_all, until_no_pulls, until_pulled
+from .jetstream_pulls import (
+    Bench,
+    Wire,
+    feed_of,
+    numbered,
+    read_all,
+    until_acked,
+    until_no_pulls,
+    until_pulled,
+)
 
 #: Fixtures.
 js_nc, bench = jetstream_pulls.js_nc, jetstream_pulls.bench
@@ -39,7 +48,7 @@ class TestMessages:
                     break
         assert seen == numbered(2000)
         await until_no_pulls(consumer)
-        assert (await consumer.info()).num_ack_pending == 0
+        await until_acked(consumer)
         assert consumer.cached_info.num_pending == 0
 
     @pytest.mark.parametrize("max_messages", [1, 2, 3])
@@ -305,7 +314,7 @@ class TestConsume:
         async with await consumer.consume(handle):
             await until(lambda: len(seen) == 1000)
         assert seen == numbered(1000)
-        assert (await consumer.info()).num_ack_pending == 0
+        await until_acked(consumer)
 
     async def test_coroutine_function(self, bench: Bench) -> None:
         await bench.publish(numbered(100))
