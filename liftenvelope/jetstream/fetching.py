@@ -52,6 +52,7 @@ class _FetchInbox:
 
     def __init__(self, source: Source) -> None:
         self.inbox = PullInbox(source.api.nc, Message, source.acks, self._take, self._take_status)
+        self.watch = watch_of(source.api.nc)
         self.current: _Fetch | None = None
         self._number = 0
 
@@ -163,10 +164,10 @@ class _Fetch:
         self._again = 0 < self._plan.limits.expires < wait
         self._inbox.current = self
         self._inbox.inbox.sized = self._plan.limits.in_bytes
-        watch = watch_of(self._nc)
-        watch.add(self)
+        watch = self._inbox.watch
         try:
             self._send()
+            watch.add(self)  # and all else that can be done while the server is at work
             await self._wait()
         except BaseException:
             self._give_back()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypedDict
 
 from liftenvelope.errors import PushConsumerError, UsageError
@@ -19,6 +19,8 @@ __all__ = ["ConsumeOptions", "GroupOptions", "OnReconnect", "PullPlan"]
 OnReconnect = Literal["pull", "check"]
 
 _DEFAULT_MESSAGES: Final = 500
+#: How many different pulls of one plan are remembered.
+_MADE: Final = 64
 _SHORTEST_EXPIRES: Final = 1.0
 _SHORTEST_BEAT: Final = 0.5
 _LONGEST_BEAT: Final = 30.0
@@ -91,6 +93,8 @@ class PullPlan:
     limits: PullLimits
     batch: int
     fields: dict[str, Any]
+    #: Pulls that were made before: most ask for the same again and again.
+    _made: dict[tuple[int, str | None], bytes] = field(default_factory=dict, repr=False, compare=False)
 
     def payload(self, amount: int, pin_id: str | None, seconds: float | None = None) -> bytes:
         """The JSON of a pull.
@@ -100,6 +104,17 @@ class PullPlan:
             pin_id: The id of the pin that it is sent with.
             seconds: How long it waits at the server at most, where less is left than the plan says.
         """
+        key = amount, pin_id
+        if seconds is None and (made := self._made.get(key)) is not None:
+            return made
+        payload = json.dumps(self._body(amount, pin_id, seconds), separators=(",", ":")).encode()
+        if seconds is None:
+            if len(self._made) >= _MADE:
+                self._made.clear()
+            self._made[key] = payload
+        return payload
+
+    def _body(self, amount: int, pin_id: str | None, seconds: float | None) -> dict[str, Any]:
         body = dict(self.fields)
         if seconds is not None and seconds < self.limits.expires:
             body["expires"] = to_ns(seconds)
@@ -111,7 +126,7 @@ class PullPlan:
             body["batch"] = amount
         if pin_id is not None:
             body["id"] = pin_id
-        return json.dumps(body, separators=(",", ":")).encode()
+        return body
 
 
 def consume_plan(

@@ -122,8 +122,8 @@ class PullInbox:
         reply = f"{self._prefix}{number}"
         if self._link.direct:
             head = f"PUB {subject} {reply} {len(payload)}\r\n".encode()
-            self._link.write(b"%b%b\r\n" % (head, payload), 1, len(payload))
-            self._link.push()  # a reader that is busy with what is buffered gives the flusher no turn
+            # A reader that is busy with what is buffered gives nats-py's flusher no turn.
+            self._link.write_now(b"%b%b\r\n" % (head, payload), 1, len(payload))
         else:
             _later(self._nc.publish(subject, payload, reply=reply))
 
