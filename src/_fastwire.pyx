@@ -846,7 +846,8 @@ cdef class NatsWalker:
         if self.body is None:
             return 0
         parse_line(start_of(self.line), PyBytes_GET_SIZE(self.line) - CRLF, &head)
-        if not self.passing_all and self.lookup(head.sid) is not None:
+        cdef _Opened one = self.lookup(head.sid)
+        if not self.passing_all and one is not None and not one.leaves(&head):
             return 0
         cdef bytes came = self.body[:min(self.body_filled, <int64_t>PyBytes_GET_SIZE(self.body))]
         if self.body_filled > PyBytes_GET_SIZE(self.body):

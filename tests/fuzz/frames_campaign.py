@@ -22,6 +22,8 @@ from liftenvelope.rpc.events import CallStarted, MessagesReceived
 from liftenvelope.rpc.server_side import ServerConnection
 
 MAX_FRAME, MAX_MESSAGE = 200, 60
+#: What the subjects begin with of messages that are left, as statuses are, where they have no reply.
+STATUSES = b"a."
 METHOD = "/test/fuzz"
 
 
@@ -149,18 +151,34 @@ def walk_nats_twins(choice: random.Random) -> None:
     """Have both twins walk the same bytes of a NATS connection."""
     walkers: list[Any] = [m.NatsWalker(MAX_MESSAGE) for m in (_frames_py, _fastwire)]
     for piece in pieces(choice, spoiled(choice, nats_bytes(choice)) + nats_bytes(choice)):
-        action, sid = choice.choice(["open"] * 4 + ["close", "skip", "reset", "pass_all"] + [""] * 20), 1
-        for walker in walkers:
+        action = choice.choice(
+            ["open", "open_delivered"] * 3 + ["close", "skip", "reset", "pass_all"] + [""] * 20
+        )
+        for walker, twin in zip(walkers, (_frames_py, _fastwire), strict=True):
             if action == "skip":
                 walker.reset()  # only the first bytes can be skipped
             if action:
-                getattr(walker, action)(*([] if action in ("reset", "pass_all") else [sid]))
+                delivered = (twin.Delivered, None, STATUSES) if action == "open_delivered" else ()
+                getattr(walker, action)(*([] if action in ("reset", "pass_all") else [1, *delivered]))
             walker.feed(piece)
         left = b"-"
         while left:
             ours, theirs = (walker.walk() for walker in walkers)
-            assert ours == theirs
+            assert [(sid, size, fields(messages)) for sid, size, messages in ours[0]] == [
+                (sid, size, fields(messages)) for sid, size, messages in theirs[0]
+            ]
+            assert ours[1] == theirs[1]
             left = ours[1]
+
+
+def fields(messages: list[Any]) -> list[Any]:
+    """What messages say, whether they are tuples or objects."""
+    return [
+        one
+        if isinstance(one, tuple)
+        else (one.subject, one.reply.encode(), one._headers, one.data, one._size)
+        for one in messages
+    ]
 
 
 class Seen(list[Any]):
@@ -195,8 +213,12 @@ def walk_beside_nats_py(choice: random.Random) -> None:
     data = nats_bytes(choice) + choice.choice([b"", b"MSG a 1 x\r\n", b"oops\r\n", b"\r\n"])
     alone, behind = Seen(), Seen()
     parsers = [Parser(alone), Parser(behind)]
-    walker: Any = choice.choice([_frames_py, _fastwire]).NatsWalker(choice.choice([MAX_MESSAGE, 10_000]))
-    walker.open(1)
+    twin: Any = choice.choice([_frames_py, _fastwire])
+    walker = twin.NatsWalker(choice.choice([MAX_MESSAGE, 10_000]))
+    if choice.random() < 0.5:
+        walker.open(1)
+    else:
+        walker.open_delivered(1, twin.Delivered, None, STATUSES)
     for piece in pieces(choice, data):
         ends = []
         for parser, steps in zip(parsers, ([piece], through(walker, piece, behind)), strict=True):
@@ -218,7 +240,9 @@ def through(walker: Any, piece: bytes, seen: Seen) -> Iterator[bytes]:
     while left:
         taken, left = walker.walk()
         for sid, _, messages in taken:
-            seen += [(sid, text.encode(), reply, body, block) for text, reply, block, body in messages]
+            seen += [
+                (sid, text.encode(), reply, body, block) for text, reply, block, body, *_ in fields(messages)
+            ]
         yield left
 
 
