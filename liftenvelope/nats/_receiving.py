@@ -89,8 +89,7 @@ class DirectSubscription:
     def dismiss(self) -> None:
         """Have no message handled any more; the subscription goes on."""
         self.handler = _nobody  # a connection that drains goes on to deliver
-        parser = getattr(self._nc, "_ps", None)
-        if isinstance(parser, DirectParser):
+        if (parser := parser_of(self._nc)) is not None:
             parser.dismiss(self)
 
     async def on_message(self, msg: Msg) -> None:
@@ -166,10 +165,15 @@ def read_directly(
 
 def _read_directly(nc: Client, direct: DirectSubscription) -> DirectSubscription:
     setattr(direct.subscription, _MARK, direct)  # where accelerate() finds it
-    parser = getattr(nc, "_ps", None)
-    if isinstance(parser, DirectParser):
+    if (parser := parser_of(nc)) is not None:
         parser.adopt(direct)
     return direct
+
+
+def parser_of(nc: Client) -> DirectParser | None:
+    """The parser of ours that a connection has, if it is accelerated."""
+    parser = getattr(nc, "_ps", None)
+    return parser if isinstance(parser, DirectParser) else None
 
 
 class _Handover(asyncio.Queue[Any]):

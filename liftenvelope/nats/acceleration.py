@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
-from liftenvelope.nats._receiving import DirectParser, nats_py_version, what_is_unknown
+from liftenvelope.nats._receiving import DirectParser, nats_py_version, parser_of, what_is_unknown
 
 if TYPE_CHECKING:
     from nats.aio.client import Client
@@ -45,10 +45,10 @@ class Acceleration:
 def accelerate(nc: Client) -> Acceleration:
     """Have what liftenvelope subscribes to on this connection read without nats-py's parser and queues.
 
-    That is several times as fast. Only messages of liftenvelope's own subscriptions, those of an
-    :class:`AckInbox` for instance, are read in this way, whether they were made before or after the call. All
-    else goes to nats-py byte for byte as before, and behaves as before: your subscriptions with their limits
-    and callbacks, requests, statistics, pings, errors, reconnecting and draining.
+    That is several times as fast. Only messages of liftenvelope's own subscriptions are read in this way,
+    those of an :class:`AckInbox` and of JetStream consumers, whether they were made before or after the call.
+    All else goes to nats-py byte for byte as before, and behaves as before: your subscriptions with their
+    limits and callbacks, requests, statistics, pings, errors, reconnecting and draining.
 
     Args:
         nc: A nats-py client, connected or not.
@@ -66,8 +66,7 @@ def accelerate(nc: Client) -> Acceleration:
         async with AckInbox(nc) as inbox:
             await inbox.publish("sensors.temperature", b"21.5")
     """
-    current: Any = getattr(nc, "_ps", None)
-    if not isinstance(current, DirectParser):
+    if (current := parser_of(nc)) is None:
         if (unknown := what_is_unknown(nc)) is not None:
             message = f"nats-py {nats_py_version()} is not known to liftenvelope: {unknown}; not accelerated"
             warnings.warn(message, RuntimeWarning, stacklevel=2)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import re
+from pathlib import Path
 
 import pytest
 from nats.aio.client import Client
 
+import liftenvelope
 from liftenvelope.nats import AckInbox, EnvelopePublisher
 from liftenvelope.nats._link import _PRIVATE, Link
 from liftenvelope.testing import FaultProxy, LiftbridgeCluster, run_nats_server
@@ -24,6 +27,14 @@ async def test_nats_py_still_has_the_names_that_make_publishing_quick(nc: Client
     async with AckInbox(nc) as inbox:
         assert inbox._subscription is not None
         assert isinstance(inbox._subscription.subscription._wait_for_msgs_task, asyncio.Task)
+
+
+@pytest.mark.parametrize("path", sorted(Path(liftenvelope.__file__).parent.rglob("*.py")), ids=str)
+def test_private_names_stand_in_two_modules(path: Path) -> None:
+    if path.parent.name == "nats" and path.name in ("_link.py", "_receiving.py"):
+        return
+    found = re.findall(r"\bnc\._\w+|\b_nc\._\w+|\bsub(?:scription)?\._\w+|\b_remove_sub\b", path.read_text())
+    assert found == []
 
 
 @pytest.fixture
