@@ -15,6 +15,7 @@ from liftenvelope.client.partition_read import GroupIdentity
 from liftenvelope.errors import (
     AlreadyMemberError,
     CallTimeoutError,
+    FencedError,
     GroupError,
     LiftEnvelopeError,
     NoSuchGroupError,
@@ -59,10 +60,19 @@ class GroupMember:
         self._wake = asyncio.Event()
         self._error: LiftEnvelopeError | None = None
 
-    @property
-    def identity(self) -> GroupIdentity:
-        """The member as servers know it now."""
-        return GroupIdentity(self.group, self.state.epoch, self.consumer_id)
+    def identity(self, key: StreamPartition) -> GroupIdentity:
+        """Return the member as it may read a partition: in the generation that gave it the partition.
+
+        Not in one that it has only heard of: there the partition may be another member's, whom servers
+        would fence off.
+
+        Raises:
+            FencedError: The partition is not this member's any more.
+        """
+        if key not in self.state.assignment:
+            stream, partition = key
+            raise FencedError(f"{stream}[{partition}] does not belong to consumer {self.consumer_id!r} any more")
+        return GroupIdentity(self.group, self.state.assigned_epoch, self.consumer_id)
 
     async def settle(self, deadline: Deadline) -> None:
         """Join, and find out about the first assignment.

@@ -205,7 +205,7 @@ class PartitionReader:
             self._next_read = self.position = self.first = await self._find_start()
         stream, partition = self.key
         subscription = self._client._subscribe_for_group(
-            stream, partition, self._next_read, self._member.identity, resume=self._resume
+            stream, partition, self._next_read, self._member.identity(self.key), resume=self._resume
         )
         async with subscription:
             self._refusals = 0

@@ -87,6 +87,7 @@ class Membership:
         epoch: The generation of the group that the member knows.
         coordinator: Id of the broker that deals out partitions; empty where it is not known.
         assignment: The partitions that are this member's.
+        assigned_epoch: The generation in which they were dealt out.
         consumer_timeout: Seconds of silence after which the servers take a member for dead.
         coordinator_timeout: Seconds of silence after which members report their coordinator.
         is_member: Whether the group has taken the consumer in, as far as it knows.
@@ -109,6 +110,7 @@ class Membership:
         self.epoch = 0
         self.coordinator = ""
         self.assignment: frozenset[StreamPartition] = frozenset()
+        self.assigned_epoch = 0
         self.consumer_timeout = 15.0
         self.coordinator_timeout = 15.0
         self.is_member = False
@@ -174,7 +176,7 @@ class Membership:
     def assigned(self, epoch: int, partitions: Iterable[StreamPartition], now: float) -> Change:
         """The coordinator told this member's partitions."""
         before, self.assignment = self.assignment, frozenset(partitions)
-        self.epoch = epoch
+        self.epoch = self.assigned_epoch = epoch
         self.answers += 1
         self._confirmed = True
         self._heard_at = now

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 import liftenvelope
+from liftenvelope.client.consumer_member import GroupMember
 from liftenvelope.client.failures import call_error
 from liftenvelope.client.membership import Action, Change, Do, Membership
-from liftenvelope.errors import AlreadyMemberError, GroupError, NotMemberError, UsageError
+from liftenvelope.client.partition_read import GroupIdentity
+from liftenvelope.errors import AlreadyMemberError, FencedError, GroupError, NotMemberError, UsageError
 from liftenvelope.rpc.status import RpcError, StatusCode
 
 A, B, C = ("orders", 0), ("orders", 1), ("orders", 2)
@@ -92,6 +97,25 @@ class TestHeartbeat:
         member.located("n2", 9, now=6.0)
         assert member.next(6.0) == Action(Do.HEARTBEAT)
         assert (member.coordinator, member.epoch) == ("n2", 9)
+
+    def test_partitions_are_read_in_the_epoch_that_gave_them(self) -> None:
+        # With one that was only heard of, servers would fence off whoever has the partition in that epoch.
+        member = settled(A)
+        member.moved(now=6.0)
+        member.located("n2", 9, now=6.0)
+        assert (member.epoch, member.assigned_epoch) == (9, 0)
+        member.assigned(9, [A], now=6.1)
+        assert member.assigned_epoch == 9
+
+    async def test_a_partition_that_is_gone_is_not_read(self) -> None:
+        # Stands in for the client: no call is made.
+        core: Any = SimpleNamespace(_cluster=None, _options=SimpleNamespace(notify=None))
+        member = GroupMember(core, "g", "me", ["orders"])
+        member.state = settled(A)
+        member.state.assigned(3, [A], now=1.0)
+        assert member.identity(A) == GroupIdentity("g", 3, "me")
+        with pytest.raises(FencedError, match=r"orders\[1\] does not belong to consumer 'me' any more"):
+            member.identity(B)
 
     def test_a_server_that_is_behind_makes_no_hot_loop(self) -> None:
         member = settled()
