@@ -71,7 +71,9 @@ class GroupMember:
         """
         if key not in self.state.assignment:
             stream, partition = key
-            raise FencedError(f"{stream}[{partition}] does not belong to consumer {self.consumer_id!r} any more")
+            raise FencedError(
+                f"{stream}[{partition}] does not belong to consumer {self.consumer_id!r} any more"
+            )
         return GroupIdentity(self.group, self.state.assigned_epoch, self.consumer_id)
 
     async def settle(self, deadline: Deadline) -> None:

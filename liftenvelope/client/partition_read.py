@@ -114,6 +114,9 @@ class PartitionRead:
         self.read_isr_replica = read_isr_replica
         self.group = group
         self.finished = False
+        self._has_read = False
+        # The newest offset when it began.
+        self._counted = -1
         self.reached: int | None = None
         self.next_offset: int | None = start.number if start.at is At.OFFSET else None
         self._stop_offset = stop.number if stop is not None and stop.at is At.OFFSET else None
@@ -156,7 +159,8 @@ class PartitionRead:
             self._since_ns, self.next_offset = start.number, first
         if info is None:
             return
-        self.reached = info.newest_offset
+        # Not the newest offset: what is not committed yet can be gone when the leader changes.
+        self.reached, self._counted = info.high_watermark, info.newest_offset
         if start.at is At.NEW:
             self.next_offset = info.newest_offset + 1
         elif start.at is At.LATEST:
@@ -165,6 +169,20 @@ class PartitionRead:
             # What lies beyond the high watermark can't be seen, for as long as it lies there.
             self._stop_offset = info.high_watermark
             self.finished = info.high_watermark < (self.next_offset or 0)
+
+    def shortened(self, newest: int) -> bool:
+        """Go back in a partition that has become shorter, before anything was read; say whether it has.
+
+        A start at the end of a partition may have counted messages that were never committed. Those that came
+        after them have their offsets now, if their leader was lost.
+
+        Args:
+            newest: The newest offset of the partition.
+        """
+        if self._has_read or self.start.at not in (At.NEW, At.LATEST) or newest >= self._counted:
+            return False
+        self.next_offset = 0 if self.reached is None else self.reached + 1
+        return True
 
     def request(self, *, resume: bool) -> api_pb2.SubscribeRequest:
         """Return the request for a call that goes on where the read is."""
@@ -211,6 +229,7 @@ class PartitionRead:
         if payloads or self.next_offset is not None:
             self.next_offset = max(self.next_offset or 0, last.offset + 1)
         self.reached = max(self.reached or 0, last.offset)
+        self._has_read = True
         return payloads
 
     def _from(self, payloads: list[bytes], offset: int) -> list[bytes]:

@@ -401,7 +401,10 @@ class Subscription(MessageReader):
         read = self._read
         try:
             address = await self._attempt(read, deadline, resume=False, refresh=True)
-            await self._check_not_truncated(_CLOSED_CHECK_TIMEOUT if closed else _CHECK_TIMEOUT)
+            newest = await self._check_not_truncated(_CLOSED_CHECK_TIMEOUT if closed else _CHECK_TIMEOUT)
+            if newest is not None and read.shortened(newest):
+                self._drop_call()
+                address = await self._attempt(read, deadline, resume=False, refresh=False)
         except NotLeaderError as exc:
             if not closed:
                 raise
@@ -425,11 +428,15 @@ class Subscription(MessageReader):
         self._read.finished = verdict is Verdict.FINISHED
         return not self._read.finished
 
-    async def _check_not_truncated(self, timeout: float) -> None:
-        """Make sure that the partition still has what was read, so that no offset is used a second time."""
+    async def _check_not_truncated(self, timeout: float) -> int | None:
+        """Make sure that the partition still has what was read, so that no offset is used a second time.
+
+        Returns:
+            Its newest offset; None where nothing is known that it should have.
+        """
         read = self._read
         if read.reached is None:
-            return
+            return None
         info = await self._core.fetch_partition_metadata(self.stream, self.partition, timeout=timeout)
         if info.newest_offset < read.reached:
             text = (
@@ -439,3 +446,4 @@ class Subscription(MessageReader):
             raise OffsetOutOfRangeError(
                 text, self.stream, self.partition, read.reached + 1, info.newest_offset
             )
+        return info.newest_offset

@@ -355,6 +355,19 @@ class TestLoss:
                 error = caught.value
                 assert (error.stream, error.partition, error.wanted, error.newest) == ("foo", 0, 6, 1)
 
+    @pytest.mark.parametrize("start", ["new", "latest"])
+    async def test_before_the_first_message_when_the_end_was_never_committed(self, start: str) -> None:
+        # The leader is lost with what only it had; the next one gives the same offsets to what comes now.
+        async with scripted() as (broker,):
+            log = broker.log(*range(6), high_watermark=2)
+            async with client_of([broker]) as client, client.subscribe("foo", start=start) as reader:
+                waiting = asyncio.create_task(offsets(reader, 2))
+                await asyncio.sleep(0)
+                log.offsets = [0, 1, 2, 3, 4]
+                log.high_watermark = 4
+                broker.drop()
+                assert await waiting == [3, 4]
+
     async def test_a_shorter_log_is_seen_by_impatient_readers_too(self) -> None:
         async with scripted() as (broker,):
             log = broker.log(*range(6))
