@@ -342,11 +342,9 @@ async def test_not_regained_in_time(client: Client, proxy: FaultProxy, name: str
         through(proxy, resubscribe_wait=0.5) as reader,
         reader.subscribe(name, start="earliest") as messages,
     ):
-        await take(messages, 3)
+        await take(messages, 5)
         proxy.refuse()
         proxy.cut()
-        # What came before the loss is handed out first.
-        assert [message.offset for message in await take(messages, 2)] == [3, 4]
         with pytest.raises(SubscriptionLostError, match=name) as info:
             async with asyncio.timeout(20):
                 await anext(messages)

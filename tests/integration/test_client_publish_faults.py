@@ -69,7 +69,7 @@ async def test_a_broker_that_is_killed_and_comes_back(retry: bool) -> None:
     if retry:
         assert not failed
     else:
-        assert 0 < len(failed) <= 200
+        assert len(failed) <= 200  # none, if the kill came while nothing was on its way
         assert all(isinstance(error, TransportError) and error.sent for error in failed.values())
         assert len(set(kept)) == len(kept), "doubled"
     assert asyncio.all_tasks() == tasks
