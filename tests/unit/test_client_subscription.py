@@ -341,6 +341,19 @@ class TestLoss:
                     await reader.next()
             assert broker.calls["Subscribe"] == 1
 
+    async def test_what_came_before_is_handed_out_first(self) -> None:
+        async with scripted() as (broker,):
+            broker.log(*range(3))  # sent as one piece
+            async with (
+                client_of([broker], resubscribe_wait=0) as client,
+                client.subscribe("foo", start="earliest") as reader,
+            ):
+                assert await offsets(reader, 1) == [0]
+                broker.drop()
+                assert await offsets(reader, 2) == [1, 2]
+                with pytest.raises(SubscriptionLostError):
+                    await reader.next()
+
     async def test_a_shorter_log_afterwards(self) -> None:
         async with scripted() as (broker,):
             log = broker.log(*range(6))
