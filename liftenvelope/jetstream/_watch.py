@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary, ref
 if TYPE_CHECKING:
     from nats.aio.client import Client
 
-__all__ = ["ConnectionWatch", "Listener", "watch_of"]
+__all__ = ["ConnectionWatch", "Listener", "reason_of", "watch_of"]
 
 #: How often to look, in seconds.
 _LOOK: Final = 0.02
@@ -26,6 +26,13 @@ class Listener(Protocol):
 
     def gone(self, reason: str) -> None:
         """The connection is closed, or is being drained: nothing comes any more."""
+
+
+def reason_of(nc: Any) -> str:
+    """Why nothing comes from a connection any more; empty if something may."""
+    if nc.is_closed:
+        return "the NATS connection is closed"
+    return "the NATS connection is being drained" if nc.is_draining or nc.is_draining_pubs else ""
 
 
 class ConnectionWatch:
@@ -51,12 +58,7 @@ class ConnectionWatch:
 
     def _state(self) -> tuple[int, bool, str]:
         nc = self._nc
-        reason = ""
-        if nc.is_closed:
-            reason = "the NATS connection is closed"
-        elif nc.is_draining or nc.is_draining_pubs:
-            reason = "the NATS connection is being drained"
-        return int(nc.stats["reconnects"]), bool(nc.is_connected), reason
+        return int(nc.stats["reconnects"]), bool(nc.is_connected), reason_of(nc)
 
     def _look(self) -> None:
         self._timer = None

@@ -14,7 +14,7 @@ from liftenvelope.errors import (
 )
 from liftenvelope.jetstream._feed import Source, error_of
 from liftenvelope.jetstream._statuses import Kind, Status
-from liftenvelope.jetstream._watch import watch_of
+from liftenvelope.jetstream._watch import reason_of, watch_of
 from liftenvelope.jetstream.message import PIN_HEADER, Message, counted_size
 from liftenvelope.jetstream.pull_options import PullPlan
 from liftenvelope.nats._pull_inbox import PullInbox
@@ -94,7 +94,12 @@ class FetchInboxes:
         Args:
             plan: What to ask for.
             wait: How long the server may take, in seconds.
+
+        Raises:
+            ConnectionClosedError: The connection is closed or draining.
         """
+        if reason := reason_of(self._source.api.nc):
+            raise ConnectionClosedError(reason)
         inbox = self._idle.pop() if self._idle else _FetchInbox(self._source)
         done = False
         fetch = _Fetch(self._source, plan, inbox, self.pins)

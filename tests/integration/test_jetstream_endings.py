@@ -209,10 +209,13 @@ class TestTheOwnersConnection:
 
     async def test_made_afterwards(self, bench: Bench, js_nc: Client, owner: str) -> None:
         consumer = await bench.consumer()
+        await bench.publish(numbered(3))
+        for work in (consumer.fetch(1), consumer.next(), consumer.fetch_no_wait(1)):
+            await work  # whose inbox is kept for a moment
         await getattr(js_nc, owner)()
-        for work in (consumer.fetch(1), consumer.next(timeout=1), consumer.fetch_no_wait(1)):
-            with pytest.raises(OSError, match=r"closed|drained"):
-                await work
+        for work in (consumer.fetch(1), consumer.next(), consumer.fetch_no_wait(1)):
+            with pytest.raises(ConnectionClosedError, match=r"closed|drained"):
+                await asyncio.wait_for(work, 5)
         with pytest.raises(OSError, match=r"closed|drained"):
             await consumer.consume(lambda _: None)
         with pytest.raises(OSError, match=r"closed|drained"):
