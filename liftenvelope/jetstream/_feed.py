@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -77,8 +78,8 @@ class Hooks:
         on_unpinned: Callable[[str], None] | None = None,
     ) -> None:
         for name, hook in (("on_event", on_event), ("on_pinned", on_pinned), ("on_unpinned", on_unpinned)):
-            if hook is not None and not callable(hook):
-                raise UsageError(f"{name} must be a function, not {hook!r}")
+            if hook is not None and (inspect.iscoroutinefunction(hook) or not callable(hook)):
+                raise UsageError(f"{name} must be a plain function, not {hook!r}: nothing awaits it")
         self._on_event, self._on_pinned, self._on_unpinned = on_event, on_pinned, on_unpinned
 
     def tell(self, event: PullEvent) -> None:

@@ -301,3 +301,18 @@ class TestCancelled:
             assert isinstance(consumption, Consumption)
         other = await connect(jetstream_server.url)
         await other.close()
+
+
+@pytest.mark.parametrize("hook", ["on_event", "on_pinned", "on_unpinned"])
+async def test_hooks_are_plain_functions(bench: Bench, hook: str) -> None:
+    async def tell(_: object) -> None:
+        """Nobody would await it."""
+
+    consumer = await bench.consumer()
+    for wrong in (tell, 5):
+        with pytest.raises(UsageError, match=f"{hook} must be a plain function"):
+            consumer.messages(**{hook: wrong})  # type: ignore[arg-type]
+        with pytest.raises(UsageError, match=f"{hook} must be a plain function"):
+            await consumer.consume(lambda _: None, **{hook: wrong})  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="on_event must be a plain function"):
+        (await jetstream_pulls.stream_of(bench)).ordered_consumer().messages(on_event=tell)  # type: ignore[arg-type]
