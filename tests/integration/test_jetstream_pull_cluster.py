@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import ExitStack
 
 import pytest
 from nats.aio.client import Client
@@ -14,26 +13,17 @@ from liftenvelope.jetstream.consumer import Consumer
 from liftenvelope.jetstream.events import LeadershipChanged, MissedHeartbeats, OrderedReset, PullEvent
 from liftenvelope.jetstream.message import Message
 from liftenvelope.jetstream.ordered import OrderedConsumer
-from liftenvelope.testing import NatsServer, run_nats_server
-from liftenvelope.testing._ports import free_port
+from liftenvelope.testing import NatsServer
 
 from .conftest import connect, until
+from .jetstream_cluster import three_servers
 from .jetstream_pulls import Bench, feed_of, numbered, until_pulled
 
 
 @pytest.fixture
 async def cluster() -> AsyncIterator[dict[str, NatsServer]]:
     """Three servers by their names."""
-    ports = [free_port() for _ in range(3)]
-    routes = [f"nats://127.0.0.1:{port}" for port in ports]
-    with ExitStack() as stack:
-        servers = {}
-        for number, port in enumerate(ports, 1):
-            config = {
-                "server_name": f"n{number}",
-                "cluster": {"name": "three", "listen": f"127.0.0.1:{port}", "routes": routes},
-            }
-            servers[f"n{number}"] = stack.enter_context(run_nats_server(jetstream=True, config=config))
+    with three_servers() as servers:
         yield servers
 
 
