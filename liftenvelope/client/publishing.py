@@ -15,6 +15,7 @@ from liftenvelope.client.failures import publish_call_error
 from liftenvelope.client.in_flight import Entry, Outcome
 from liftenvelope.client.options import Options, check_count, check_seconds
 from liftenvelope.client.publish_checks import (
+    check_ack_inbox,
     check_headers,
     check_publish_subject,
     check_published_stream,
@@ -94,7 +95,7 @@ class _Outgoing:
         self.value = as_bytes("value", self.value)
         self.key = None if self.key is None else as_bytes("key", self.key)
         self.expected_offset = as_int64("expected_offset", self.expected_offset)
-        as_optional_text("ack_inbox", self.ack_inbox)
+        check_ack_inbox(self.ack_inbox)
         as_optional_text("correlation_id", self.correlation_id)
 
     @property
@@ -388,7 +389,7 @@ class PublishMixin(ClientCore):
             key=as_optional_bytes("key", key),
             headers=storable_headers(headers),
             ackPolicy=policy_of(policy),
-            ackInbox=ack_inbox or "",
+            ackInbox=check_ack_inbox(ack_inbox),
             correlationId=self._publishing.new_id(correlation_id),
         )
         data = check_size(request.SerializeToString())

@@ -21,6 +21,9 @@ __all__ = ["MAX_REPLICATION", "StreamsMixin"]
 MAX_REPLICATION: Final = -1
 # Characters that NATS has no place for in a subject.
 _BAD_IN_SUBJECT: Final = frozenset(" \t\r\n\f\0")
+# A NATS server cuts a connection off at a line of more than 4,096 bytes, and a Liftbridge server does not
+# connect again: it dies, or takes no message of anybody. Subject and queue group stand on one line.
+_LONGEST_SUBJECT: Final = 2000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,17 +99,30 @@ def _put_settings(request: api_pb2.CreateStreamRequest, settings: _Settings) -> 
         getattr(request, _field_name(name)).SetInParent()
 
 
-def check_subject(subject: str) -> str:
+def check_subject(subject: str, name: str = "subject") -> str:
     """Return a NATS subject that a stream can record.
 
+    Args:
+        subject: The subject.
+        name: What the caller calls it.
+
     Raises:
-        UsageError: It is empty, or has an empty part or a character that NATS has no place for.
+        UsageError: It is empty, too long for NATS, or has an empty part or a character that NATS has no place
+            for.
         UsageTypeError: It is not a str.
     """
-    check_text("subject", subject)
+    _check_length(check_text(name, subject), name)
     if not all(subject.split(".")) or not _BAD_IN_SUBJECT.isdisjoint(subject):
-        raise UsageError(f"subject {subject!r}: expected parts without blanks, with dots between them")
+        raise UsageError(f"{name} {subject!r}: expected parts without blanks, with dots between them")
     return subject
+
+
+def _check_length(text: str, name: str) -> None:
+    if (size := len(text.encode())) > _LONGEST_SUBJECT:
+        raise UsageError(
+            f"{name} {text[:20]!r}... has {size} bytes: NATS can cut a server off for more than "
+            f"{_LONGEST_SUBJECT}"
+        )
 
 
 def _check_recorded(subject: str, partitions: int) -> str:
@@ -125,7 +141,8 @@ def _check_recorded(subject: str, partitions: int) -> str:
 
 
 def _check_group(group: str) -> str:
-    if not _BAD_IN_SUBJECT.isdisjoint(check_text("group", group)):
+    _check_length(check_text("group", group), "group")
+    if not _BAD_IN_SUBJECT.isdisjoint(group):
         raise UsageError(f"group {group!r}: expected no blanks")
     return group
 

@@ -103,13 +103,18 @@ async def test_what_comes_by_nats_has_no_headers_of_the_server(
         {"timeout": 0},
         {"timeout": float("nan")},
         {"partitioner": "random"},
+        {"ack_inbox": "i" * 4_200},
+        {"ack_inbox": "a b"},
+        {"ack_inbox": "acks.*"},
+        {"ack_inbox": b"acks"},
     ],
     ids=lambda options: next(iter(options)),
 )
 async def test_what_would_break_something_is_refused_here(
     client: Client, name: str, options: dict[str, Any]
 ) -> None:
-    # A header name of 32,768 bytes kills a Liftbridge server.
+    # A header name of 32,768 bytes kills a Liftbridge server. After an ack inbox of more than 4,096 bytes,
+    # NATS's longest line, it publishes no more for anybody.
     await client.create_stream(name, name)
     with pytest.raises((UsageError, ValueError)) as info:
         await client.publish(name, b"x", **options)
@@ -257,10 +262,22 @@ async def test_an_error_in_an_ack_is_raised(client: Client, name: str) -> None:
         await client.publish_to_subject(name, bytes((1 << 20) + 1))
 
 
-@pytest.mark.parametrize("bad", ["", "a b", "a.*", ">", "a..b"])
+@pytest.mark.parametrize("bad", ["", "a b", "a.*", ">", "a..b", "s" * 4_200])
 async def test_subjects_that_can_not_be_published_on(client: Client, bad: str) -> None:
-    with pytest.raises(UsageError):
+    with pytest.raises(UsageError, match="subject"):
         await client.publish_to_subject(bad, b"x")
+    if bad:  # an empty one is none
+        with pytest.raises(UsageError, match="ack_inbox"):
+            await client.publish_to_subject("good", b"x", ack_inbox=bad)
+
+
+async def test_long_subjects(client: Client, name: str) -> None:
+    subject = f"{name}." + "s" * (2000 - len(name) - 1)
+    await client.create_stream(subject, name, group="g" * 2000)
+    ack = await client.publish_to_subject(subject, b"x", ack_inbox="i" * 2000)
+    assert ack is not None
+    assert ack.msg_subject == subject
+    assert [message.subject for message in await read(client, name, start=0, stop=0)] == [subject]
 
 
 async def test_waking_a_paused_partition(client: Client, name: str) -> None:
