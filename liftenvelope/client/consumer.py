@@ -208,9 +208,7 @@ class Consumer(ConsumerPartitions):
                 raise StopAsyncIteration
             await self._wait()
 
-    async def batches(
-        self, max_messages: int = 1000, *, max_wait: float = 0.1
-    ) -> AsyncIterator[list[Message]]:
+    async def batches(self, max_messages: int = 1000, max_wait: float = 0.1) -> AsyncIterator[list[Message]]:
         """Iterate over lists of messages. A list counts as processed when the next one is asked for.
 
         Args:

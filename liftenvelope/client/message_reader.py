@@ -75,9 +75,7 @@ class MessageReader:
                 return None
         return self._buffer.pop() if self._buffer else None
 
-    async def batches(
-        self, max_messages: int = 1000, *, max_wait: float = 0.1
-    ) -> AsyncIterator[list[Message]]:
+    async def batches(self, max_messages: int = 1000, max_wait: float = 0.1) -> AsyncIterator[list[Message]]:
         """Iterate over lists of messages.
 
         Args:

@@ -15,7 +15,7 @@ from liftenvelope.client.options import check_seconds
 from liftenvelope.errors import InternalError, StreamExistsError, UsageError, UsageTypeError
 from liftenvelope.rpc.status import StatusCode
 
-__all__ = ["MAX_REPLICATION", "StreamsMixin"]
+__all__ = ["MAX_REPLICATION", "StreamsMixin", "check_partitions", "check_subject"]
 
 #: As a stream's ``replication_factor``: every broker of the cluster holds each partition.
 MAX_REPLICATION: Final = -1
@@ -150,12 +150,22 @@ def _check_group(group: str) -> str:
 def _names(name: str, values: Sequence[str]) -> list[str]:
     if isinstance(values, str):
         raise UsageTypeError(f"{name} must be a list of names, not the str {values!r}")
+    if not isinstance(values, Iterable):
+        raise UsageTypeError(f"{name} must be a list of names, not {values!r}")
     return [check_stream(value) if name == "streams" else check_text(name, value) for value in values]
 
 
-def _partitions(partitions: Iterable[int] | None) -> list[int]:
+def check_partitions(partitions: Iterable[int] | None) -> list[int]:
+    """Return numbers of partitions, each once and in order; none for all of them.
+
+    Raises:
+        UsageError: There are none, or one can't be.
+        UsageTypeError: They are no ints.
+    """
     if partitions is None:
         return []
+    if not isinstance(partitions, Iterable):
+        raise UsageTypeError(f"partitions must be numbers of partitions, not {partitions!r}")
     numbers = sorted({check_partition(number) for number in partitions})
     if not numbers:  # which would ask for all of them
         raise UsageError(f"partitions={partitions!r}: expected at least one, or None for all")
@@ -328,7 +338,7 @@ class StreamsMixin(ClientCore):
             CallTimeoutError: No answer came: they may be paused, now or soon.
             TransportError: No broker could be reached.
         """
-        numbers = _partitions(partitions)
+        numbers = check_partitions(partitions)
         request = api_pb2.PauseStreamRequest(
             name=check_stream(name), partitions=numbers, resumeAll=resume_all
         )
@@ -359,7 +369,7 @@ class StreamsMixin(ClientCore):
             CallTimeoutError: No answer came: it may be done, now or soon.
             TransportError: No broker could be reached.
         """
-        numbers = _partitions(partitions)
+        numbers = check_partitions(partitions)
         request = api_pb2.SetStreamReadonlyRequest(
             name=check_stream(name), partitions=numbers, readonly=readonly
         )

@@ -11,15 +11,36 @@ from liftenvelope.client.merged import MergedSubscription
 from liftenvelope.client.partition_read import GroupIdentity, PartitionRead
 from liftenvelope.client.positions import At, Start, Stop, parse_start, parse_stop
 from liftenvelope.client.reverse_read import ReverseRead, check_reverse
+from liftenvelope.client.streams import check_partitions
 from liftenvelope.client.subscription import Subscription
 from liftenvelope.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from liftenvelope.client.positions import Cursor
 
 __all__ = ["SubscribeMixin"]
+
+
+def _wanted(
+    partition: int | Literal["all"], partitions: Literal["all"] | Iterable[int] | None
+) -> int | list[int] | None:
+    """Return which partitions are to be read: one, several, or None for all.
+
+    Raises:
+        UsageError: They can't be, or both were given.
+        UsageTypeError: One is not a number.
+    """
+    if partitions is None:
+        return None if partition == "all" else check_partition(partition)
+    if partition != 0:
+        raise UsageError(f"partition={partition!r} and partitions={partitions!r} exclude each other")
+    if isinstance(partitions, str):
+        if partitions != "all":
+            raise UsageError(f"partitions={partitions!r}: expected 'all' or numbers of partitions")
+        return None
+    return check_partitions(partitions)
 
 
 class SubscribeMixin(CursorsMixin):
@@ -51,22 +72,38 @@ class SubscribeMixin(CursorsMixin):
         reverse: bool = False,
     ) -> MergedSubscription: ...
 
+    @overload
+    def subscribe(
+        self,
+        stream: str,
+        *,
+        partitions: Literal["all"] | Iterable[int],
+        start: Start | None = None,
+        stop: Stop = None,
+        read_isr_replica: bool = False,
+        resume: bool = False,
+        reverse: bool = False,
+    ) -> MergedSubscription: ...
+
     def subscribe(
         self,
         stream: str,
         *,
         partition: int | Literal["all"] = 0,
+        partitions: Literal["all"] | Iterable[int] | None = None,
         start: Start | None = None,
         stop: Stop = None,
         read_isr_replica: bool = False,
         resume: bool = False,
         reverse: bool = False,
     ) -> Subscription | MergedSubscription:
-        """Make a subscription: a read of one partition, or of all. ``async with`` opens it.
+        """Make a subscription: a read of one partition, of several, or of all. ``async with`` opens it.
 
         Args:
             stream: Name of the stream.
             partition: Number of the partition, or ``"all"``.
+            partitions: ``"all"``, or the numbers of several, to have their messages come in one; instead of
+                ``partition``.
             start: Where to begin: ``"new"`` (the default) after the newest message, ``"earliest"``,
                 ``"latest"`` at the newest message; an offset, whose message need not be there yet; a
                 :class:`~datetime.datetime` or :class:`Timestamp`, at the first message not older; a
@@ -80,7 +117,8 @@ class SubscribeMixin(CursorsMixin):
             reverse: Whether to read from newer to older messages. Needs a Liftbridge server from 2026 on.
 
         Returns:
-            The subscription, not open yet: one of a single partition is a :class:`Subscription`.
+            The subscription, not open yet: a :class:`Subscription` of one partition by ``partition``, else a
+            :class:`MergedSubscription`.
 
         Raises:
             UsageError: An argument makes no sense; it is named.
@@ -113,10 +151,13 @@ class SubscribeMixin(CursorsMixin):
             read = kind(stream, number, start_at, stop_at, read_isr_replica=read_isr_replica)
             return Subscription(self, read, resume=resume, find_cursor=self._find_cursor)
 
-        if partition != "all":
-            return make(check_partition(partition))
+        numbers = _wanted(partition, partitions)
+        if isinstance(numbers, int):
+            return make(numbers)
 
         async def find() -> Sequence[Subscription]:
+            if numbers is not None:
+                return [make(number) for number in numbers]
             found = await self._cluster.stream(stream, self._deadline(None), refresh=True)
             return [make(number) for number in found.partitions]
 

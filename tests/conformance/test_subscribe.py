@@ -164,6 +164,12 @@ async def test_starting_beyond_the_end_waits_for_that_offset(client: Client, nam
         {"stop": timedelta(1)},
         {"partition": -1},
         {"partition": "some"},
+        {"partitions": "some"},
+        {"partitions": []},
+        {"partitions": [-1]},
+        {"partitions": 1},
+        {"partition": 1, "partitions": [2]},
+        {"partition": "all", "partitions": "all"},
     ],
     ids=str,
 )
@@ -194,11 +200,25 @@ async def test_all_partitions(client: Client, name: str) -> None:
     await client.create_stream(name, name, partitions=4)
     for partition in range(3):
         await fill(client, name, [b"%d-%d" % (partition, n) for n in range(20)], partition=partition)
-    found = await read(client, name, partition="all", start="earliest", stop="latest")
+    found = await read(client, name, partitions="all", start="earliest", stop="latest")
     assert len(found) == 60
     for partition in range(3):
         values = [message.value for message in found if message.partition == partition]
         assert values == [b"%d-%d" % (partition, n) for n in range(20)]
+
+
+async def test_several_partitions(client: Client, name: str) -> None:
+    await client.create_stream(name, name, partitions=4)
+    for partition in range(4):
+        await fill(client, name, 3, partition=partition)
+    found = await read(client, name, partitions=[3, 1, 3], start=1, stop="latest")
+    assert sorted((m.partition, m.offset) for m in found) == [(1, 1), (1, 2), (3, 1), (3, 2)]
+    one = client.subscribe(name, partitions=iter([2]), start="earliest", stop="latest")
+    async with one as messages:
+        assert [message.offset async for message in messages] == [0, 1, 2]
+        assert messages.positions == {(name, 2): 3}
+    with pytest.raises(NoSuchPartitionError, match=r"no partition 4"):
+        await read(client, name, partitions=[0, 4])
 
 
 async def test_all_partitions_as_they_come(client: Client, name: str) -> None:
@@ -367,7 +387,7 @@ async def test_batches(client: Client, name: str) -> None:
     await new_stream(client, name, 25)
     async with client.subscribe(name, start="earliest", stop="latest") as messages:
         sizes, offsets = [], []
-        async for batch in messages.batches(10, max_wait=5):
+        async for batch in messages.batches(10, 5):
             sizes.append(len(batch))
             offsets += [message.offset for message in batch]
     assert sizes == [10, 10, 5]

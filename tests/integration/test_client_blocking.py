@@ -209,7 +209,7 @@ class TestSubscribe:
     def test_all_partitions(self, client: BlockingClient, name: str) -> None:
         client.create_stream(name, name, partitions=3)
         client.publish_many(name, values(300), partitioner="round_robin")
-        with client.subscribe(name, partition="all", start="earliest", stop="latest") as messages:
+        with client.subscribe(name, partitions="all", start="earliest", stop="latest") as messages:
             assert sorted(message.value for message in messages) == sorted(values(300))
         assert messages.positions == {(name, number): 100 for number in range(3)}
 

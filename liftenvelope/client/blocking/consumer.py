@@ -114,7 +114,7 @@ class BlockingConsumer(Blocking):
     def __next__(self) -> Message:
         return self._portal.next(self._async)
 
-    def batches(self, max_messages: int = 1000, *, max_wait: float = 0.1) -> Iterator[list[Message]]:
+    def batches(self, max_messages: int = 1000, max_wait: float = 0.1) -> Iterator[list[Message]]:
         """Iterate over lists of messages. A list counts as processed when the next one is asked for.
 
         Args:
@@ -128,7 +128,7 @@ class BlockingConsumer(Blocking):
             UsageError: An argument makes no sense.
             LiftEnvelopeError: What iterating would raise.
         """
-        return self._portal.iterate(self._async.batches(max_messages, max_wait=max_wait))
+        return self._portal.iterate(self._async.batches(max_messages, max_wait))
 
     def commit(self, message: Message | None = None, *, timeout: float | None = None) -> None:
         """Store now what was processed.

@@ -52,7 +52,7 @@ class BlockingMessageReader(BlockingReader):
         """
         return self._portal.call(self._async.next(timeout))
 
-    def batches(self, max_messages: int = 1000, *, max_wait: float = 0.1) -> Iterator[list[Message]]:
+    def batches(self, max_messages: int = 1000, max_wait: float = 0.1) -> Iterator[list[Message]]:
         """Iterate over lists of messages.
 
         Args:
@@ -66,7 +66,7 @@ class BlockingMessageReader(BlockingReader):
             UsageError: An argument makes no sense.
             LiftEnvelopeError: What iterating would raise, after all messages that came before it.
         """
-        return self._portal.iterate(self._async.batches(max_messages, max_wait=max_wait))
+        return self._portal.iterate(self._async.batches(max_messages, max_wait))
 
     def arrow_batches(self, max_rows: int = 65536, *, max_wait: float = 1.0) -> Iterator[pa.RecordBatch]:
         """Iterate over Arrow record batches of messages. Needs the ``[arrow]`` extra.

@@ -10,7 +10,7 @@ from liftenvelope.client.blocking.subscription import BlockingSubscription
 from liftenvelope.client.subscription import Subscription
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from typing import Literal
 
     from liftenvelope.client.merged import MergedSubscription
@@ -51,22 +51,38 @@ class BlockingSubscribe(BlockingCursors):
         reverse: bool = False,
     ) -> BlockingMergedSubscription: ...
 
+    @overload
+    def subscribe(
+        self,
+        stream: str,
+        *,
+        partitions: Literal["all"] | Iterable[int],
+        start: Start | None = None,
+        stop: Stop = None,
+        read_isr_replica: bool = False,
+        resume: bool = False,
+        reverse: bool = False,
+    ) -> BlockingMergedSubscription: ...
+
     def subscribe(
         self,
         stream: str,
         *,
         partition: int | Literal["all"] = 0,
+        partitions: Literal["all"] | Iterable[int] | None = None,
         start: Start | None = None,
         stop: Stop = None,
         read_isr_replica: bool = False,
         resume: bool = False,
         reverse: bool = False,
     ) -> BlockingSubscription | BlockingMergedSubscription:
-        """Make a subscription: a read of one partition, or of all. ``with`` opens it.
+        """Make a subscription: a read of one partition, of several, or of all. ``with`` opens it.
 
         Args:
             stream: Name of the stream.
             partition: Number of the partition, or ``"all"``.
+            partitions: ``"all"``, or the numbers of several, to have their messages come in one; instead of
+                ``partition``.
             start: Where to begin: ``"new"`` (the default) after the newest message, ``"earliest"``,
                 ``"latest"`` at the newest message; an offset, whose message need not be there yet; a
                 :class:`~datetime.datetime` or :class:`Timestamp`, at the first message not older; a
@@ -80,7 +96,8 @@ class BlockingSubscribe(BlockingCursors):
             reverse: Whether to read from newer to older messages. Needs a Liftbridge server from 2026 on.
 
         Returns:
-            The subscription, not open yet: one of a single partition is a :class:`BlockingSubscription`.
+            The subscription, not open yet: a :class:`BlockingSubscription` of one partition by
+            ``partition``, else a :class:`BlockingMergedSubscription`.
 
         Raises:
             UsageError: An argument makes no sense; it is named.
@@ -104,6 +121,7 @@ class BlockingSubscribe(BlockingCursors):
             lambda: method(
                 stream,
                 partition=partition,
+                partitions=partitions,
                 start=start,
                 stop=stop,
                 read_isr_replica=read_isr_replica,
