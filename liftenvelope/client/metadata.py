@@ -105,6 +105,13 @@ class StreamInfo:
     partitions: Mapping[int, PartitionInfo] = field(default_factory=dict)
     created_ns: int = 0
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "partitions", MappingProxyType(dict(self.partitions)))
+
+    def __reduce__(self) -> tuple[type[StreamInfo], tuple[object, ...]]:
+        # A mapping that does not change can't be pickled; one is made of a dict again.
+        return StreamInfo, (self.name, self.subject, dict(self.partitions), self.created_ns)
+
 
 @dataclass(frozen=True, slots=True)
 class GroupInfo:
@@ -136,6 +143,13 @@ class Metadata:
     streams: Mapping[str, StreamInfo]
     groups: Mapping[str, GroupInfo]
     last_updated: datetime
+
+    def __post_init__(self) -> None:
+        for name in ("brokers", "streams", "groups"):
+            object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
+
+    def __reduce__(self) -> tuple[type[Metadata], tuple[object, ...]]:
+        return Metadata, (dict(self.brokers), dict(self.streams), dict(self.groups), self.last_updated)
 
     @property
     def addresses(self) -> tuple[str, ...]:
@@ -187,7 +201,7 @@ def partition_info(found: api_pb2.PartitionMetadata) -> PartitionInfo:
 
 def _stream(found: api_pb2.StreamMetadata) -> StreamInfo:
     partitions = {number: partition_info(found.partitions[number]) for number in sorted(found.partitions)}
-    return StreamInfo(found.name, found.subject, MappingProxyType(partitions), found.creationTimestamp)
+    return StreamInfo(found.name, found.subject, partitions, found.creationTimestamp)
 
 
 def make_metadata(
@@ -195,9 +209,9 @@ def make_metadata(
 ) -> Metadata:
     """Return metadata with these entries, timed now."""
     return Metadata(
-        MappingProxyType({broker.id: broker for broker in brokers}),
-        MappingProxyType({stream.name: stream for stream in streams}),
-        MappingProxyType({group.id: group for group in groups}),
+        {broker.id: broker for broker in brokers},
+        {stream.name: stream for stream in streams},
+        {group.id: group for group in groups},
         datetime.now(UTC),
     )
 

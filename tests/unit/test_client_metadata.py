@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import pickle
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 
@@ -98,6 +102,21 @@ class TestUse:
             found.streams["foo"].partitions[0] = PartitionInfo(0)  # type: ignore[index]
         with pytest.raises(dataclasses.FrozenInstanceError):
             found.brokers["a"].port = 5  # type: ignore[misc]
+
+    def test_does_not_change_with_what_it_was_made_of(self) -> None:
+        partitions = {0: PartitionInfo(0)}
+        stream = StreamInfo("foo", partitions=partitions)
+        partitions[1] = PartitionInfo(1)
+        assert list(stream.partitions) == [0]
+
+    @pytest.mark.parametrize(
+        "way", [copy.copy, copy.deepcopy, lambda value: pickle.loads(pickle.dumps(value))]
+    )
+    def test_copied_and_pickled(self, way: Callable[[Any], Any]) -> None:
+        found = read_metadata(answer())
+        assert way(found) == found
+        with pytest.raises(TypeError):
+            way(found).streams["foo"].partitions[0] = PartitionInfo(0)
 
     def test_brokers_that_are_named_and_not_known(self) -> None:
         partitions = {0: PartitionInfo(0, "a"), 1: PartitionInfo(1, "x"), 2: PartitionInfo(2, "")}
