@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from liftenvelope.client.core import check_stream
+from liftenvelope.client.core import check_stream, check_text
 from liftenvelope.client.cursors import check_cursor_id, cursor_key
 from liftenvelope.client.options import check_seconds
 from liftenvelope.errors import UsageError, UsageTypeError
@@ -35,8 +35,11 @@ def check_streams(streams: str | Iterable[str]) -> tuple[str, ...]:
 
 
 def _check_consumer_id(consumer_id: object) -> None:
-    if consumer_id is not None and (not isinstance(consumer_id, str) or not consumer_id):
+    if consumer_id is None:
+        return
+    if not isinstance(consumer_id, str) or not consumer_id:
         raise UsageError(f"consumer_id={consumer_id!r}: expected some text, or None for a new id")
+    check_text("consumer_id", consumer_id)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
 
 from liftenvelope._pb import api_pb2
 from liftenvelope.client.checkpointer import Checkpointer
-from liftenvelope.client.core import check_partition, check_stream
+from liftenvelope.client.core import check_partition, check_stream, check_text
 from liftenvelope.client.streams import StreamsMixin
 from liftenvelope.errors import (
     CallTimeoutError,
@@ -40,12 +40,11 @@ def check_cursor_id(cursor_id: str, name: str = "cursor_id") -> str:
     """Return the id of a cursor.
 
     Raises:
-        UsageError: It is empty, or has a comma: servers put the id, the stream and the partition into one
-            key with commas between them, without escaping any.
+        UsageError: It is empty, or has half a character, or a comma: servers put the id, the stream and the
+            partition into one key with commas between them, without escaping any.
         UsageTypeError: It is not a str.
     """
-    if not isinstance(cursor_id, str):
-        raise UsageTypeError(f"{name} must be str, not {type(cursor_id).__name__}")
+    check_text(name, cursor_id)
     if not cursor_id or "," in cursor_id:
         raise UsageError(f"{name}={cursor_id!r}: expected at least one character, and no comma")
     return cursor_id

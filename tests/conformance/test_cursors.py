@@ -55,6 +55,7 @@ async def test_odd_ids(client: Client, name: str, cursor_id: str) -> None:
     [
         ("", "", 0, 0),
         ("a,b", "", 0, 0),
+        ("\ud800", "", 0, 0),
         ("a", ",b", 0, 0),
         ("a", "", -1, 0),
         ("a", "", 0, -1),

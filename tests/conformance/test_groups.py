@@ -169,6 +169,10 @@ async def test_what_makes_no_sense(client: Client, name: str) -> None:
         client.consumer("", [name])
     with pytest.raises(UsageError):
         client.consumer("a,b", [name])
+    with pytest.raises(UsageError, match="group"):
+        client.consumer("\ud800", [name])
+    with pytest.raises(UsageError, match="consumer_id"):
+        client.consumer(name, [name], consumer_id="\ud800")
     with pytest.raises(UsageError):
         client.consumer(name, [])
     with pytest.raises(UsageError, match="sometimes"):

@@ -286,7 +286,7 @@ class TestRefusedBeforeAnythingIsSent:
         assert pair.sent == 0
 
     @pytest.mark.parametrize("method", ["pause_stream", "set_stream_readonly"])
-    @pytest.mark.parametrize("partitions", [[-1], [2**31], ["0"], [True], "01", [], (), set()])
+    @pytest.mark.parametrize("partitions", [[-1], [2**31], ["0"], [True], "01", [], (), set(), 1])
     async def test_partitions(self, pair: Pair, method: str, partitions: Any) -> None:
         # An empty list would ask for all of them.
         with pytest.raises(UsageError, match="partition"):
@@ -300,6 +300,13 @@ class TestRefusedBeforeAnythingIsSent:
     async def test_names_of_streams_to_use(self, pair: Pair, method: str, name: Any) -> None:
         with pytest.raises(UsageError, match="stream"):
             await getattr(pair.client, method)(name)
+        assert pair.sent == 0
+
+    @pytest.mark.parametrize("option", ["streams", "groups"])
+    @pytest.mark.parametrize("names", ["foo", 5, [None], [b"foo"], ["a\ud800"]])
+    async def test_names_to_ask_for(self, pair: Pair, option: str, names: Any) -> None:
+        with pytest.raises(UsageError, match=option.removesuffix("s")):
+            await pair.client.fetch_metadata(**{option: names})
         assert pair.sent == 0
 
     @pytest.mark.parametrize("partition", [-1, 2**31, "0", True, None, 1.0])
