@@ -78,6 +78,8 @@ class ClientCore:
         self._options = options
         self._cluster = Cluster(options)
         self._closed = False
+        # Set by the first call: what waits in one loop can't be woken from another one.
+        self._loop: asyncio.AbstractEventLoop | None = None
         #: What ends with the client. Each adds itself when it begins, and takes itself out at its end.
         self._open: set[Closeable] = set()
 
@@ -85,7 +87,11 @@ class ClientCore:
         """End every subscription, publish and consumer of this client, and close its connections.
 
         Closing twice is fine.
+
+        Raises:
+            UsageError: Another event loop than that of the client is running.
         """
+        self._check_loop()
         self._closed = True
         try:
             await asyncio.gather(*(one.close() for one in tuple(self._open)))
@@ -96,7 +102,18 @@ class ClientCore:
         """The end of a call's time, by default that of the client's ``timeout``."""
         if self._closed:
             raise TransportError("the client is closed: make a new one with connect()")
+        self._check_loop()
         return Deadline(self._options.timeout if timeout is None else check_seconds("timeout", timeout))
+
+    def _check_loop(self) -> None:
+        loop = asyncio.get_running_loop()
+        if self._loop is None:
+            self._loop = loop
+        elif self._loop is not loop:
+            raise UsageError(
+                "the client was first used in another event loop, and belongs to that: make one in each "
+                "loop, or one with connect_blocking(), which any thread may use"
+            )
 
     async def _call(
         self,

@@ -407,6 +407,7 @@ class PublishMixin(ClientCore):
 
         That takes no longer than the timeout of the last one.
         """
+        self._check_loop()
         await self._publishing.flush()
 
     # Inside

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import pickle
-from collections.abc import Awaitable, Callable
-from typing import TypeAlias
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeAlias
 
 import pytest
 
@@ -27,7 +28,7 @@ from liftenvelope.errors import (
     UsageError,
 )
 from liftenvelope.testing import FaultProxy
-from tests.conformance.actions import new_stream, read, take
+from tests.conformance.actions import fill, new_stream, read, take
 from tests.conformance.conftest import Server
 
 Provoke: TypeAlias = Callable[[Client, str], Awaitable[object]]
@@ -156,6 +157,22 @@ async def test_after_closing(server: Server, name: str) -> None:
     for call in calls:
         with pytest.raises(TransportError, match="closed"):
             await call
+
+
+async def test_in_another_loop(client: Client, name: str) -> None:
+    await new_stream(client, name, 1)
+    reader = client.subscribe(name, start="earliest")
+    calls: list[Callable[[], Coroutine[Any, Any, object]]] = [
+        client.fetch_metadata,
+        lambda: client.publish(name, b"x"),
+        client.flush,
+        reader.open,
+        client.close,
+    ]
+    for call in calls:
+        with pytest.raises(UsageError, match="loop"):
+            await asyncio.to_thread(asyncio.run, call())
+    assert await fill(client, name, 1) == [1]
 
 
 @pytest.mark.parametrize("addresses", [[], [""], ["host"], ["host:0x1"], [7]], ids=str)
