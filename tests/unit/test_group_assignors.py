@@ -1,0 +1,147 @@
+"""What assignors promise: everything is given once, evenly, and with few moves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from liftenvelope.group.assignors import (
+    ASSIGNORS,
+    Assignor,
+    Situation,
+    TopicPartition,
+    checked,
+    range_,
+    round_robin,
+    sticky,
+)
+from liftenvelope.group.errors import GroupRequestError
+
+TOPICS = ("a", "b", "c")
+MEMBERS = tuple(f"m{number}" for number in range(6))
+PARTITIONS = st.builds(TopicPartition, st.sampled_from(TOPICS), st.integers(0, 8))
+
+
+@st.composite
+def situations(draw: st.DrawFn, *, alike: bool = False) -> Situation:
+    """Any group; with ``alike`` one whose members all read all topics, and had nothing twice."""
+    names = draw(st.lists(st.sampled_from(MEMBERS), unique=True, max_size=6))
+    partitions = draw(st.dictionaries(st.sampled_from(TOPICS), st.integers(1, 8), max_size=3))
+    subsets = st.frozensets(st.sampled_from(TOPICS), min_size=1)
+    members = {name: frozenset(partitions) if alike else draw(subsets) for name in names}
+    previous: Mapping[str, Iterable[TopicPartition]]
+    if alike:
+        owners = draw(st.dictionaries(PARTITIONS, st.sampled_from(MEMBERS), max_size=24))
+        previous = {name: {p for p, owner in owners.items() if owner == name} for name in MEMBERS}
+    else:
+        previous = draw(st.dictionaries(st.sampled_from(MEMBERS), st.frozensets(PARTITIONS, max_size=12)))
+    return Situation(members, partitions, {name: frozenset(share) for name, share in previous.items()})
+
+
+def loads(shares: Mapping[str, Iterable[TopicPartition]]) -> list[int]:
+    return [len(list(share)) for share in shares.values()]
+
+
+@pytest.mark.parametrize("assignor", ASSIGNORS.values(), ids=ASSIGNORS)
+@given(situation=situations())
+def test_everything_is_given_once_to_who_reads_it(assignor: Assignor, situation: Situation) -> None:
+    shares = assignor(situation)
+    assert checked(situation, shares) == shares
+    assert shares.keys() == situation.members.keys()
+
+
+@pytest.mark.parametrize("assignor", ASSIGNORS.values(), ids=ASSIGNORS)
+@given(situation=situations())
+def test_the_same_situation_gives_the_same(assignor: Assignor, situation: Situation) -> None:
+    turned = Situation(
+        dict(reversed(situation.members.items())),
+        dict(reversed(situation.partitions.items())),
+        dict(reversed(situation.previous.items())),
+    )
+    assert assignor(situation) == assignor(turned)
+
+
+@given(situation=situations())
+def test_range_gives_runs_that_differ_by_one(situation: Situation) -> None:
+    shares = range_(situation)
+    for topic in situation.partitions:
+        runs = [sorted(p for t, p in shares[member] if t == topic) for member in situation.readers(topic)]
+        assert all(run == list(range(run[0], run[0] + len(run))) for run in runs if run)
+        if runs:
+            sizes = [len(run) for run in runs]
+            assert max(sizes) - min(sizes) <= 1
+
+
+@pytest.mark.parametrize("assignor", [round_robin, sticky])
+@given(situation=situations(alike=True))
+def test_loads_differ_by_one(assignor: Assignor, situation: Situation) -> None:
+    counts = loads(assignor(situation))
+    assert not counts or max(counts) - min(counts) <= 1
+
+
+@given(situation=situations())
+def test_sticky_leaves_nothing_that_one_move_would_better(situation: Situation) -> None:
+    shares = sticky(situation)
+    for giver, share in shares.items():
+        for topic, _ in share:
+            for taker in situation.readers(topic):
+                assert len(shares[giver]) - len(shares[taker]) <= 1, (giver, taker)
+
+
+@given(situation=situations(alike=True))
+def test_sticky_moves_as_few_as_can_be(situation: Situation) -> None:
+    """What must move: all above the share that each may keep, the largest shares to who has most already."""
+    shares = sticky(situation)
+    wanted = set(situation.wanted())
+    had = {name: wanted & set(situation.previous.get(name, ())) for name in situation.members}
+    kept = sum(len(had[name] & shares[name]) for name in shares)
+    if not shares:
+        return
+    base, larger = divmod(len(wanted), len(shares))
+    most_first = sorted((len(share) for share in had.values()), reverse=True)
+    best = sum(min(count, base + (place < larger)) for place, count in enumerate(most_first))
+    assert kept == best
+
+
+@given(situation=situations())
+def test_sticky_again_moves_nothing(situation: Situation) -> None:
+    shares = sticky(situation)
+    assert sticky(Situation(situation.members, situation.partitions, shares)) == shares
+
+
+def test_one_who_goes_disturbs_nobody_else() -> None:
+    members = {name: frozenset({"t"}) for name in "abcd"}
+    before = sticky(Situation(members, {"t": 12}))
+    del members["d"]
+    after = sticky(Situation(members, {"t": 12}, before))
+    assert all(before[name] <= after[name] for name in members)
+
+
+@pytest.mark.parametrize(
+    ("shares", "complaint"),
+    [
+        ({}, "to nobody"),
+        ({"x": [("t", 0)]}, "no member"),
+        ({"a": [("t", 0), ("t", 0)]}, "another's"),
+        ({"a": [("t", 1)]}, "there is none"),
+        ({"b": [("t", 0)]}, "another's"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(
+    shares: Mapping[str, Iterable[TopicPartition]], complaint: str
+) -> None:
+    situation = Situation({"a": frozenset({"t"}), "b": frozenset({"u"})}, {"t": 1})
+    with pytest.raises(GroupRequestError, match=complaint):
+        checked(situation, shares)
+
+
+def test_a_large_group_is_quick_enough() -> None:
+    """No more than some thousand steps for what a group may have at most."""
+    members = {f"m{number:04}": frozenset({"t"}) for number in range(1_000)}
+    before = sticky(Situation(members, {"t": 10_000}))
+    del members["m0000"]
+    after = sticky(Situation(members, {"t": 10_000}, before))
+    assert sum(len(before[name] - after[name]) for name in members) == 0
