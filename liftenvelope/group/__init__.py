@@ -1,0 +1,111 @@
+"""Consumer groups over NATS: a coordinator that any app can run, and the consumers of its groups.
+
+:class:`Coordinator` serves groups over NATS request/reply; :class:`GroupConsumer` is a member of one;
+:class:`GroupClient` lists, makes, deletes and rewinds them. All of it works on nats-py connections that you
+already have. It needs JetStream, and ``pip install 'liftenvelope[client]'`` for protobuf.
+"""
+
+from liftenvelope.group.assignors import (
+    ASSIGNORS,
+    Assignment,
+    Assignor,
+    Situation,
+    TopicPartition,
+    range_,
+    round_robin,
+    sticky,
+)
+from liftenvelope.group.bounds import Bounds
+from liftenvelope.group.client import GroupClient, GroupInfo, GroupList, MemberInfo
+from liftenvelope.group.consumer import GroupConsumer
+from liftenvelope.group.consumer_options import PartitionsCallback
+from liftenvelope.group.coordinator import Coordinator
+from liftenvelope.group.errors import (
+    ConsumerIdInUseError,
+    CoordinatorDefectError,
+    CoordinatorIdInUseError,
+    EphemeralGroupError,
+    ErrorCode,
+    GroupExistsError,
+    GroupLimitError,
+    GroupNotEmptyError,
+    GroupRequestError,
+    GroupUnavailableError,
+    MemberFencedError,
+    NotAssignedError,
+    NotControllerError,
+    RebalancingError,
+    StaleGenerationError,
+    TopicMismatchError,
+    UnknownGroupError,
+    UnknownMemberError,
+)
+from liftenvelope.group.events import (
+    AssignorFailed,
+    CommitFailed,
+    ControllerLost,
+    GroupEvent,
+    GroupEventHandler,
+    GroupTaken,
+    GroupWarning,
+    LeaseLost,
+    MemberFenced,
+)
+from liftenvelope.group.reader import GroupMessage
+from liftenvelope.group.state import Phase, Place, TopicSpec
+from liftenvelope.group.topics import JetStreamTopic, PartitionFeed, SourceMessage, Topic, TopicSource
+
+__all__ = [
+    "ASSIGNORS",
+    "Assignment",
+    "Assignor",
+    "AssignorFailed",
+    "Bounds",
+    "CommitFailed",
+    "ConsumerIdInUseError",
+    "ControllerLost",
+    "Coordinator",
+    "CoordinatorDefectError",
+    "CoordinatorIdInUseError",
+    "EphemeralGroupError",
+    "ErrorCode",
+    "GroupClient",
+    "GroupConsumer",
+    "GroupEvent",
+    "GroupEventHandler",
+    "GroupExistsError",
+    "GroupInfo",
+    "GroupLimitError",
+    "GroupList",
+    "GroupMessage",
+    "GroupNotEmptyError",
+    "GroupRequestError",
+    "GroupTaken",
+    "GroupUnavailableError",
+    "GroupWarning",
+    "JetStreamTopic",
+    "LeaseLost",
+    "MemberFenced",
+    "MemberFencedError",
+    "MemberInfo",
+    "NotAssignedError",
+    "NotControllerError",
+    "PartitionFeed",
+    "PartitionsCallback",
+    "Phase",
+    "Place",
+    "RebalancingError",
+    "Situation",
+    "SourceMessage",
+    "StaleGenerationError",
+    "Topic",
+    "TopicMismatchError",
+    "TopicPartition",
+    "TopicSource",
+    "TopicSpec",
+    "UnknownGroupError",
+    "UnknownMemberError",
+    "range_",
+    "round_robin",
+    "sticky",
+]

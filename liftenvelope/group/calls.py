@@ -1,0 +1,166 @@
+"""Calls of coordinators over NATS, each sent to whom it concerns."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar
+
+from google.protobuf.message import DecodeError
+
+from liftenvelope._pb import groups_pb2 as pb
+from liftenvelope.errors import CallTimeoutError, InternalError, NoJetStreamError, TransportError
+from liftenvelope.group.errors import GroupUnavailableError, NotControllerError, UnknownGroupError
+from liftenvelope.group.names import check_prefix
+from liftenvelope.group.wire import raise_for
+from liftenvelope.jetstream import Api
+from liftenvelope.nats._outcomes import positive
+
+if TYPE_CHECKING:
+    from google.protobuf.message import Message
+    from nats.aio.client import Client
+
+__all__ = ["DEFAULT_PREFIX", "GroupCalls"]
+
+DEFAULT_PREFIX: Final = "liftenvelope.groups"
+_FIRST_PAUSE: Final = 0.02
+_LONGEST_PAUSE: Final = 0.5
+#: How long one try may take where there is time for more, in seconds: a controller that hangs is given up.
+_ONE_TRY: Final = 2.0
+
+
+class _Answer(Protocol):
+    @property
+    def error(self) -> pb.Error: ...
+
+
+_A = TypeVar("_A", bound=_Answer)
+
+
+class GroupCalls:
+    """Asks coordinators.
+
+    Args:
+        nc: A connected nats-py client.
+        prefix: What the coordinators' subjects begin with.
+        timeout: How long a call may take in seconds, with all that it takes to find the controller.
+    """
+
+    def __init__(self, nc: Client, *, prefix: str = DEFAULT_PREFIX, timeout: float = 5.0) -> None:
+        self._api = Api(nc, timeout=timeout)
+        self.prefix = check_prefix(prefix)
+        self.timeout = positive("timeout", timeout)
+        self._controllers: dict[str, str] = {}
+
+    async def any(self, method: str, request: Message, kind: type[_A], timeout: float | None = None) -> _A:
+        """Ask any coordinator, again while none can answer.
+
+        Raises:
+            GroupError: The call was refused.
+            GroupUnavailableError: No coordinator can do it.
+            CallTimeoutError: No answer came in time.
+            TransportError: The connection is closed or draining.
+        """
+        seconds = self.timeout if timeout is None else positive("timeout", timeout)
+        return await self._patiently(lambda left: self._at_any(method, request, kind, left), seconds)
+
+    async def controller(
+        self, group: str, method: str, request: Message, kind: type[_A], timeout: float | None = None
+    ) -> _A:
+        """Ask the controller of a group, whoever that is by then.
+
+        Raises:
+            GroupError, GroupUnavailableError, CallTimeoutError, TransportError: As for :meth:`any`.
+        """
+        seconds = self.timeout if timeout is None else positive("timeout", timeout)
+        return await self._patiently(
+            lambda left: self.controller_once(group, method, request, kind, left), seconds
+        )
+
+    async def controller_once(
+        self,
+        group: str,
+        method: str,
+        request: Message,
+        kind: type[_A],
+        timeout: float,
+        *,
+        passing: bool = False,
+    ) -> _A:
+        """Ask the controller of a group, once; whoever asks again finds another one, if there is.
+
+        Args:
+            group: Name of the group.
+            method: Name of the call.
+            request: What is asked.
+            kind: What is answered.
+            timeout: How long that may take in seconds.
+            passing: Whether an answer that the group is rebalancing is returned, and not raised.
+
+        Raises:
+            GroupError, GroupUnavailableError, CallTimeoutError, TransportError: As for :meth:`any`.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout
+        subject = self._controllers.get(group)
+        if subject is None:
+            subject = self._controllers[group] = await self._locate(group, timeout)
+        try:
+            left = max(deadline - loop.time(), 0.001)
+            return await self._ask(f"{subject}.{method}", request, kind, left, passing=passing)
+        except (GroupUnavailableError, NotControllerError, UnknownGroupError, CallTimeoutError):
+            self._controllers.pop(group, None)
+            raise
+
+    def forget(self, group: str) -> None:
+        """Find the controller of a group anew with the next call."""
+        self._controllers.pop(group, None)
+
+    async def _locate(self, group: str, timeout: float) -> str:
+        answer = await self._at_any(
+            "ListGroups", pb.ListGroupsRequest(names=[group]), pb.ListGroupsResponse, timeout
+        )
+        if not answer.groups:
+            raise UnknownGroupError(f"there is no group {group!r}: create it first")
+        raise_for(answer.groups[0].error)
+        return answer.groups[0].controller.subject
+
+    async def _at_any(self, method: str, request: Message, kind: type[_A], timeout: float) -> _A:
+        return await self._ask(f"{self.prefix}.any.{method}", request, kind, timeout)
+
+    async def _ask(
+        self, subject: str, request: Message, kind: type[_A], timeout: float, *, passing: bool = False
+    ) -> _A:
+        try:
+            msg = await self._api.ask(subject, request.SerializeToString(), timeout=timeout)
+        except NoJetStreamError:
+            raise GroupUnavailableError(f"no coordinator answers on {subject!r}: is one running?") from None
+        answer = _read(kind, msg.data, subject)
+        if not (passing and answer.error.code == pb.REBALANCING):
+            raise_for(answer.error)
+        return answer
+
+    async def _patiently(self, ask: Callable[[float], Awaitable[_A]], timeout: float) -> _A:
+        loop = asyncio.get_running_loop()
+        deadline, pause = loop.time() + timeout, _FIRST_PAUSE
+        while True:
+            left = max(deadline - loop.time(), 0.001)
+            try:
+                return await ask(min(left, max(timeout / 2, min(_ONE_TRY, timeout))))
+            except (GroupUnavailableError, NotControllerError, CallTimeoutError):
+                if loop.time() + pause >= deadline:
+                    raise
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
+
+
+def _read(kind: type[_A], data: bytes, subject: str) -> _A:
+    try:
+        answer: _A = kind.FromString(data)  # type: ignore[attr-defined]
+    except DecodeError as exc:
+        raise InternalError(f"the answer on {subject!r} is no {kind.__name__}: {data[:100]!r}") from exc
+    return answer
+
+
+#: What a call may fail with that asking again can mend.
+PASSING: Final = (GroupUnavailableError, NotControllerError, CallTimeoutError, TransportError)

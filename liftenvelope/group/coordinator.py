@@ -1,0 +1,259 @@
+"""The coordinator: serves groups over NATS request/reply, alone or as one of several."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Mapping
+from typing import TYPE_CHECKING, Any, Final, Self
+from uuid import uuid4
+
+import nats.errors
+
+from liftenvelope.errors import GroupError, UsageError, UsageTypeError
+from liftenvelope.group.assignors import ASSIGNORS, Assignor
+from liftenvelope.group.bounds import Bounds, jetstream_bounds
+from liftenvelope.group.directory import Directory
+from liftenvelope.group.errors import GroupUnavailableError
+from liftenvelope.group.events import GroupEventHandler, LeaseLost, warn
+from liftenvelope.group.keeping import LeaseKeeper
+from liftenvelope.group.leases import Peer
+from liftenvelope.group.names import changed_subject, check_prefix, check_token, controller_subject
+from liftenvelope.group.serving import GroupService
+from liftenvelope.group.state import GroupState, TopicSpec
+from liftenvelope.group.store import Store
+from liftenvelope.jetstream import JetStream
+from liftenvelope.nats._outcomes import positive
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from nats.aio.client import Client
+
+__all__ = ["Coordinator"]
+
+_DEFAULT_PREFIX: Final = "liftenvelope.groups"
+_DEFAULT_BUCKET: Final = "liftenvelope-groups"
+#: How long a coordinator tries to take orphans before it leaves them to be asked for, in seconds.
+_PAUSE: Final = 0.2
+
+
+class Coordinator:
+    """Serves consumer groups on a NATS connection that you already have.
+
+    Any number of them may run. Each group is in the hands of one, its controller; when that one is gone, the
+    others share its groups. All that they know is in a KV bucket. Use it with ``async with``; the connection
+    stays yours.
+
+    Args:
+        nc: A connected nats-py client.
+        coordinator_id: Its id, a token of a subject, which no other one may have. Default: a new one.
+        bucket: Name of the KV bucket. Default ``liftenvelope-groups``.
+        prefix: What the subjects begin with. Default ``liftenvelope.groups``.
+        replicas: How many servers keep the bucket, if it has to be made. Default 1.
+        lease: Seconds after its last sign of life that others take its groups after. Default 2. Session
+            timeouts should be three times as long, so that members outlive their controller.
+        assignors: More assignors, by name. Every coordinator that may get their groups needs them.
+        bounds: Tells which offsets a partition has. Default: asks JetStream, where it keeps the partition.
+        timeout: How long one request to JetStream may take, in seconds. Default 5.
+        on_event: Called with what happens in the background. Default: warns of assignors that fail.
+
+    Raises:
+        UsageError: An argument makes no sense.
+        MissingExtraError: protobuf is not installed.
+
+    Example::
+
+        async with Coordinator(nc) as coordinator:
+            print(coordinator.subject)
+            await asyncio.Event().wait()
+    """
+
+    def __init__(
+        self,
+        nc: Client,
+        *,
+        coordinator_id: str | None = None,
+        bucket: str = _DEFAULT_BUCKET,
+        prefix: str = _DEFAULT_PREFIX,
+        replicas: int = 1,
+        lease: float = 2.0,
+        assignors: Mapping[str, Assignor] | None = None,
+        bounds: Bounds | None = None,
+        timeout: float = 5.0,
+        on_event: GroupEventHandler | None = None,
+    ) -> None:
+        self._nc = nc
+        self._id = uuid4().hex if coordinator_id is None else check_token("coordinator_id", coordinator_id)
+        self._prefix = check_prefix(prefix)
+        self._timeout = positive("timeout", timeout)
+        self._assignors = {**ASSIGNORS, **_checked_assignors(assignors or {})}
+        self._on_event = warn if on_event is None else on_event
+        if not callable(self._on_event):
+            raise UsageTypeError(f"on_event must be a function or None, not {on_event!r}")
+        if type(replicas) is not int or not 1 <= replicas <= 5:
+            raise UsageError(f"replicas={replicas!r}: expected 1 to 5")
+        self._js = JetStream(nc, timeout=min(self._timeout, 2 * positive("lease", lease)))
+        self._store = Store(self._js, check_token("bucket", bucket), replicas)
+        self._peer = Peer(self._id, "", float(lease), frozenset(self._assignors))
+        self._bounds = jetstream_bounds(self._js) if bounds is None else bounds
+        self._keeper: LeaseKeeper | None = None
+        self._directory: Directory | None = None
+        self._service: GroupService | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def id(self) -> str:
+        """Its id."""
+        return self._id
+
+    @property
+    def subject(self) -> str:
+        """Where it is asked as a controller, without the method."""
+        return controller_subject(self._prefix, self._id)
+
+    @property
+    def has_lease(self) -> bool:
+        """Whether it may act just now."""
+        return self._keeper is not None and self._keeper.is_valid
+
+    @property
+    def groups(self) -> tuple[str, ...]:
+        """The groups in its hands that somebody has asked for, in order."""
+        return () if self._directory is None else tuple(sorted(self._directory.hosts))
+
+    @property
+    def directory(self) -> Directory:
+        """The groups themselves, for a server in the same process that has calls of its own for them.
+
+        Raises:
+            UsageError: It has not been started.
+        """
+        if self._directory is None:
+            raise UsageError("the coordinator is not running: use it in an 'async with' block")
+        return self._directory
+
+    # Its life
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def start(self) -> None:
+        """Get a lease, and begin to serve.
+
+        Raises:
+            GroupUnavailableError: JetStream did not answer in time.
+            CoordinatorIdInUseError: Another coordinator has the id.
+            JetStreamError: JetStream refused to make the bucket.
+            UsageError: It was started before.
+        """
+        if self._keeper is not None:
+            raise UsageError("a coordinator can be started only once")
+        await self._store.open(self._timeout)
+        keeper = self._keeper = LeaseKeeper(
+            self._store,
+            self._peer,
+            self.subject,
+            on_lost=self._lost,
+            on_regained=self._regained,
+            on_others_gone=lambda: self._spawn(self._adopt()),
+        )
+        self._directory = Directory(
+            self._id,
+            self._store,
+            keeper,
+            self._assignors,
+            on_changed=self._changed,
+            on_event=self._on_event,
+        )
+        self._service = GroupService(self._nc, self._prefix, self._id, self._directory, self._bounds)
+        try:
+            await keeper.claim()
+            await self._service.start()
+            self._spawn(keeper.keep())
+        except BaseException:
+            await self.close()
+            raise
+
+    async def close(self) -> None:
+        """Serve no more, and give the groups up, so that others take them at once. Closing twice is fine."""
+        keeper, service, directory = self._keeper, self._service, self._directory
+        if keeper is None or service is None or directory is None or not self._service:
+            return
+        self._service = None
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        try:
+            if not self._nc.is_closed:
+                await service.stop()
+            await directory.drop_all(GroupUnavailableError("the coordinator is closing: ask another"))
+            if not self._nc.is_closed:
+                await keeper.give_up()
+        except GroupUnavailableError:
+            pass  # its lease ends by itself
+        finally:
+            await self._js.close()
+
+    # What the keeper has to say
+
+    def _lost(self) -> None:
+        self._on_event(LeaseLost(self._id))
+        self._spawn(self.directory.drop_all(GroupUnavailableError("the coordinator has lost its lease")))
+
+    def _regained(self) -> None:
+        self.directory.restart()
+        self._spawn(self._adopt())
+
+    async def _adopt(self) -> None:
+        while True:
+            try:
+                await self.directory.adopt_orphans()
+            except GroupError:
+                await asyncio.sleep(_PAUSE)  # JetStream has to answer first
+            else:
+                return
+
+    def _changed(self, state: GroupState) -> None:
+        """Have the members ask at once. It may be lost: then their next heartbeat tells them."""
+        self._spawn(self._nudge(state.name, b"%d %d" % (state.generation, state.phase)))
+
+    async def _nudge(self, name: str, where: bytes) -> None:
+        try:
+            await self._nc.publish(changed_subject(self._prefix, name), where)
+        except nats.errors.Error:
+            return
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # For a server in the same process
+
+    async def set_topic(self, name: str, spec: TopicSpec | None) -> None:
+        """Tell the groups in its hands that a topic has another number of partitions, or is no more (None).
+
+        Raises:
+            GroupError: A group could not be changed; others may have been.
+        """
+        for host in list(self.directory.hosts.values()):
+            if name in host.group.state.topics:
+                await host.run(lambda group, _: group.set_topic(name, spec))
+
+
+def _checked_assignors(assignors: Mapping[str, Assignor]) -> dict[str, Assignor]:
+    for name, assignor in assignors.items():
+        check_token("assignors", name)
+        if not callable(assignor):
+            raise UsageTypeError(f"assignors: {name!r} must be a function, not {assignor!r}")
+        if name in ASSIGNORS:
+            raise UsageError(f"assignors: {name!r} is the name of an assignor of this package")
+    return dict(assignors)

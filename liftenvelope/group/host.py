@@ -1,0 +1,270 @@
+"""One group at its controller: calls are done one after the other, and told only after they are stored."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+
+from liftenvelope.errors import GroupError
+from liftenvelope.group.errors import (
+    CoordinatorDefectError,
+    GroupUnavailableError,
+    NotControllerError,
+    UnknownGroupError,
+)
+from liftenvelope.group.membership import Group, Registered, Registration
+from liftenvelope.group.state import Phase
+from liftenvelope.group.store import Conflict, Store
+from liftenvelope.group.wire import encode_group
+
+if TYPE_CHECKING:
+    from liftenvelope.group.membership import Beat
+
+__all__ = ["GroupHost"]
+
+_T = TypeVar("_T")
+#: How many calls may wait at one group. More means that JetStream is far too slow.
+_MOST_WAITING: Final = 10_000
+
+
+@dataclass(slots=True)
+class _Call(Generic[_T]):
+    do: Callable[[Group, float], _T]
+    outcome: asyncio.Future[_T]
+    result: Any = None
+    error: GroupError | None = None
+
+
+@dataclass(slots=True)
+class _Waiter:
+    """Somebody who waits for the group to be stable."""
+
+    consumer_id: str
+    client_id: str
+    outcome: asyncio.Future[Registered]
+
+
+class GroupHost:
+    """A group of which this coordinator is the controller.
+
+    Args:
+        group: The group.
+        key: Its key in the store.
+        revision: What it is stored as.
+        store: The bucket.
+        may_act: Whether the coordinator has its lease.
+        on_stored: Called after each change was stored.
+        on_end: Called when the group is no more, or no more this coordinator's.
+    """
+
+    def __init__(
+        self,
+        group: Group,
+        key: str,
+        revision: int,
+        store: Store,
+        *,
+        may_act: Callable[[], bool],
+        on_stored: Callable[[GroupHost], None],
+        on_end: Callable[[GroupHost], None],
+    ) -> None:
+        self.group = group
+        self.name = group.state.name
+        self._key = key
+        self._revision = revision
+        self._store = store
+        self._may_act = may_act
+        self._on_stored = on_stored
+        self._on_end = on_end
+        self._calls: deque[_Call[Any]] = deque()
+        self._waiters: list[_Waiter] = []
+        self._wake = asyncio.Event()
+        self._end: GroupError | None = None
+        self._told: tuple[int, Phase] = group.state.generation, group.state.phase
+        self._loop = asyncio.get_running_loop()
+        self._task = self._loop.create_task(self._work())
+        self._task.add_done_callback(self._has_ended)
+
+    # What is asked of it
+
+    async def run(self, do: Callable[[Group, float], _T]) -> _T:
+        """Do something to the group; return when it is stored.
+
+        Raises:
+            GroupError: It is refused, or could not be stored.
+        """
+        if self._end is not None:
+            raise self._end
+        if len(self._calls) >= _MOST_WAITING:
+            raise GroupUnavailableError(f"group {self.name!r}: {_MOST_WAITING} calls are waiting already")
+        call: _Call[_T] = _Call(do, self._loop.create_future())
+        self._calls.append(call)
+        self._wake.set()
+        return await call.outcome
+
+    def heartbeat(self, consumer_id: str, generation: int, client_id: str) -> Beat:
+        """Take note that a member lives: nothing is stored, so nothing is waited for.
+
+        Raises:
+            GroupError: The member is fenced, or the coordinator may not say.
+        """
+        if self._end is not None:
+            raise self._end
+        self._check_lease()
+        return self.group.heartbeat(consumer_id, generation, self._loop.time(), client_id)
+
+    async def register(self, registration: Registration, wait: float) -> Registered:
+        """Register a consumer, and wait for the group to be stable, for so many seconds at most.
+
+        Raises:
+            GroupError: It is refused, or could not be stored.
+        """
+        waiter = _Waiter(registration.consumer_id, registration.client_id, self._loop.create_future())
+
+        def do(group: Group, now: float) -> Registered:
+            registered = group.register(registration, now)
+            # Who has not given back what it has must do that first. In the same step: no change is missed.
+            if registered.rebalancing and registered.generation == registration.generation:
+                self._waiters.append(waiter)
+            return registered
+
+        registered = await self.run(do)
+        if waiter not in self._waiters and not waiter.outcome.done():
+            return registered
+        try:
+            async with asyncio.timeout(wait):
+                return await waiter.outcome
+        except TimeoutError:
+            return registered
+        finally:
+            if waiter in self._waiters:
+                self._waiters.remove(waiter)
+
+    def restart(self) -> None:
+        """Give every member a whole session timeout: the coordinator could hear nobody."""
+        self.group.restart(self._loop.time())
+        self._wake.set()
+
+    async def close(self, error: GroupError) -> None:
+        """End it here; the group stays as it is stored."""
+        self._finish(error)
+        self._task.cancel()
+        await asyncio.wait([self._task])
+
+    # The one task that changes it
+
+    async def _work(self) -> None:
+        while self._end is None:
+            await self._something_to_do()
+            self._wake.clear()
+            calls = list(self._calls)
+            self._calls.clear()
+            try:
+                await self._do(calls)
+            except GroupError as exc:
+                self._finish(exc)
+                _fail(calls, exc)
+            finally:
+                # Cancelled, or by a defect: nobody must wait forever.
+                _fail(calls, GroupUnavailableError("the coordinator is closing: ask again"))
+
+    async def _something_to_do(self) -> None:
+        while not self._wake.is_set():
+            wait = self.group.next_deadline() - self._loop.time()
+            if wait <= 0:
+                if self._may_act():
+                    return
+                wait = 3600.0  # whoever gets the lease back wakes it
+            try:
+                async with asyncio.timeout(min(wait, 3600.0)):
+                    await self._wake.wait()
+            except TimeoutError:
+                continue
+
+    async def _do(self, calls: list[_Call[Any]]) -> None:
+        self._check_lease()
+        now = self._loop.time()
+        self.group.expire(now)
+        for call in calls:
+            try:
+                if self.group.gone:
+                    raise UnknownGroupError(f"there is no group {self.name!r}")
+                call.result = call.do(self.group, now)
+            except GroupError as exc:
+                call.error = exc
+        if self.group.changed:
+            await self._persist()
+        for call in calls:
+            if call.outcome.done():
+                continue
+            if call.error is not None:
+                call.outcome.set_exception(call.error)
+            else:
+                call.outcome.set_result(call.result)
+        if self.group.gone:
+            self._finish(UnknownGroupError(f"there is no group {self.name!r}"))
+        self._tell()
+
+    async def _persist(self) -> None:
+        try:
+            if self.group.gone:
+                await self._store.delete(self._key, self._revision)
+            else:
+                value = encode_group(self.group.state)
+                self._revision = await self._store.put(self._key, value, self._revision)
+        except Conflict:
+            raise NotControllerError(
+                f"group {self.name!r} was changed by another coordinator, which is its controller now"
+            ) from None
+        self.group.changed = False
+
+    def _tell(self) -> None:
+        """Answer those who wait for the group, and have the members hear that it changes."""
+        state = self.group.state
+        if (state.generation, state.phase) != self._told:
+            self._told = state.generation, state.phase
+            self._on_stored(self)
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            if waiter.outcome.done():
+                continue
+            try:
+                registered = self.group.registered(waiter.consumer_id, waiter.client_id)
+            except GroupError as exc:
+                waiter.outcome.set_exception(exc)
+                continue
+            if registered.rebalancing:
+                self._waiters.append(waiter)
+            else:
+                waiter.outcome.set_result(registered)
+
+    def _check_lease(self) -> None:
+        if not self._may_act():
+            raise GroupUnavailableError(
+                "the coordinator has lost its lease, or could not renew it: ask again"
+            )
+
+    def _has_ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (failure := task.exception()) is not None:
+            self._finish(CoordinatorDefectError(f"group {self.name!r}: {failure!r}"))
+            context = {"message": "a group's task failed", "exception": failure, "task": task}
+            self._loop.call_exception_handler(context)
+
+    def _finish(self, error: GroupError) -> None:
+        if self._end is not None:
+            return
+        self._end = error
+        self._on_end(self)
+        _fail([*self._calls, *self._waiters], error)
+        self._calls.clear()
+        self._waiters.clear()
+
+
+def _fail(waiting: list[Any], error: GroupError) -> None:
+    for one in waiting:
+        if not one.outcome.done():
+            # One object for each: an exception keeps the traceback of whoever raised it last.
+            one.outcome.set_exception(type(error)(*error.args))

@@ -1,0 +1,197 @@
+"""A coordinator's lease, and its watch over those of the others."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+from uuid import uuid4
+
+from google.protobuf.message import DecodeError
+
+from liftenvelope._pb import groups_pb2 as pb
+from liftenvelope.errors import GroupError
+from liftenvelope.group.errors import CoordinatorIdInUseError
+from liftenvelope.group.leases import Peer, Peers
+from liftenvelope.group.store import Conflict, Entry, Store
+
+__all__ = ["KIND", "LeaseKeeper"]
+
+#: What the keys of coordinators begin with.
+KIND: Final = "coordinator"
+#: How much of a lease passes between two signs of life.
+_SHARE: Final = 1 / 3
+_LONGEST_PAUSE: Final = 0.5
+#: For how many leases a coordinator waits for another one of its id to go.
+_PATIENCE: Final = 3
+
+
+class LeaseKeeper:
+    """Keeps the lease of one coordinator.
+
+    Args:
+        store: The bucket.
+        me: What the coordinator says of itself; its incarnation is chosen here.
+        subject: Where it is asked.
+        on_lost: Called when another one has taken the lease; there is a new incarnation by then.
+        on_regained: Called when the lease had run out, and nobody had taken it.
+        on_others_gone: Called when other coordinators have gone, and at the beginning.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        me: Peer,
+        subject: str,
+        *,
+        on_lost: Callable[[], None],
+        on_regained: Callable[[], None],
+        on_others_gone: Callable[[], None],
+    ) -> None:
+        self.peers = Peers()
+        self.incarnation = uuid4().hex
+        self._store = store
+        self._me = me
+        self._subject = subject
+        self._on_lost = on_lost
+        self._on_regained = on_regained
+        self._on_others_gone = on_others_gone
+        self._key = f"{KIND}.{me.id}"
+        self._revision = 0
+        self._valid_until = float("-inf")
+        self._known: set[tuple[str, str]] | None = None
+        self._loop = asyncio.get_running_loop()
+
+    @property
+    def is_valid(self) -> bool:
+        """Whether the coordinator may act."""
+        return self._loop.time() < self._valid_until
+
+    async def claim(self) -> None:
+        """Get the lease; if another coordinator has this id, when that one is gone.
+
+        Raises:
+            CoordinatorIdInUseError: It lives.
+            GroupUnavailableError: JetStream did not answer.
+        """
+        watched = Peers()
+        began = self._loop.time()
+        while True:
+            entry = await self._store.get(self._key)
+            peer = _read(self._me.id, entry)
+            is_free = peer is None or peer.incarnation == self.incarnation
+            if peer is not None and not is_free:
+                is_free = bool(watched.observe({peer.id: (entry.revision, peer)}, self._loop.time()))
+            if is_free and await self._take(entry.revision):
+                return
+            if peer is not None and self._loop.time() - began > _PATIENCE * max(peer.lease, self._me.lease):
+                raise CoordinatorIdInUseError(
+                    f"another coordinator has the id {self._me.id!r}, and lives: each needs one of its own"
+                )
+            await asyncio.sleep(self._me.lease * _SHARE / 2)
+
+    async def _take(self, revision: int) -> bool:
+        began = self._loop.time()
+        try:
+            self._revision = await self._store.put(self._key, self._record(), revision)
+        except Conflict:
+            return False
+        self._valid_until = began + self._me.lease
+        return True
+
+    async def keep(self) -> None:
+        """Renew the lease, and look after the others, until cancelled."""
+        while True:
+            try:
+                await self._renew()
+                await self._look_around()
+            except GroupError:
+                # What went wrong ends with the next write that succeeds; until then nothing is answered.
+                await asyncio.sleep(min(self._me.lease * _SHARE / 2, _LONGEST_PAUSE))
+            else:
+                await asyncio.sleep(self._me.lease * _SHARE)
+
+    async def give_up(self) -> None:
+        """Give the lease back, so that others need not wait for its end.
+
+        Raises:
+            GroupUnavailableError: JetStream did not answer.
+        """
+        self._valid_until = float("-inf")
+        try:
+            await self._store.delete(self._key, self._revision)
+        except Conflict:
+            return
+
+    async def _renew(self) -> None:
+        began = self._loop.time()
+        try:
+            self._revision = await self._store.put(self._key, self._record(), self._revision)
+        except Conflict:
+            await self._find_out()
+            return
+        had_run_out = began >= self._valid_until
+        self._valid_until = began + self._me.lease
+        if had_run_out:
+            self._on_regained()
+
+    async def _find_out(self) -> None:
+        """The key is not as it was left: by a write of this coordinator that had no answer, or by others."""
+        entry = await self._store.get(self._key)
+        peer = _read(self._me.id, entry)
+        if peer is not None and peer.incarnation == self.incarnation:
+            self._revision = entry.revision
+            await self._renew()
+            return
+        self._valid_until = float("-inf")
+        self.incarnation = uuid4().hex
+        self._on_lost()
+        self._known = None
+        await self.claim()
+
+    async def _look_around(self) -> None:
+        entries = await self._store.all(KIND)
+        keys = {
+            name: (entry.revision, peer) for name, entry in entries.items() if (peer := _read(name, entry))
+        }
+        for name, revision in self.peers.observe(keys, self._loop.time()):
+            if name == self._me.id:
+                continue
+            try:
+                await self._store.delete(f"{KIND}.{name}", revision)
+            except Conflict:
+                continue  # it lives after all
+            self.peers.forget(name)
+        known = {(peer.id, peer.incarnation) for peer in self.peers.all}
+        if self._known is None or self._known - known:
+            self._on_others_gone()
+        self._known = known
+
+    async def lives(self, coordinator_id: str, incarnation: str) -> bool:
+        """Whether that life of a coordinator has its key, as the bucket's leader knows it.
+
+        Raises:
+            GroupUnavailableError: That could not be found out.
+        """
+        peer = _read(coordinator_id, await self._store.get(f"{KIND}.{coordinator_id}"))
+        return peer is not None and peer.incarnation == incarnation
+
+    def _record(self) -> bytes:
+        return pb.CoordinatorRecord(
+            id=self._me.id,
+            incarnation=self.incarnation,
+            subject=self._subject,
+            lease_ms=round(self._me.lease * 1_000),
+            assignors=sorted(self._me.assignors),
+        ).SerializeToString()
+
+
+def _read(name: str, entry: Entry) -> Peer | None:
+    """What a coordinator says of itself; None if it says nothing that can be understood."""
+    if entry.value is None:
+        return None
+    try:
+        record = pb.CoordinatorRecord.FromString(entry.value)
+    except DecodeError:
+        return None
+    return Peer(name, record.incarnation, record.lease_ms / 1_000, frozenset(record.assignors))

@@ -1,0 +1,309 @@
+"""Keeps a consumer in its group: a task that registers and sends heartbeats, and the calls besides."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+import nats.errors
+
+from liftenvelope._pb import groups_pb2 as pb
+from liftenvelope.errors import GroupError, TransportError
+from liftenvelope.group.assignors import TopicPartition
+from liftenvelope.group.calls import PASSING, GroupCalls
+from liftenvelope.group.errors import (
+    ConsumerIdInUseError,
+    MemberFencedError,
+    RebalancingError,
+    UnknownGroupError,
+)
+from liftenvelope.group.events import ControllerLost, GroupEventHandler, MemberFenced
+from liftenvelope.group.names import changed_subject
+from liftenvelope.group.session import Do, MemberSession
+from liftenvelope.group.state import DEFAULT_SESSION_TIMEOUT, Phase, TopicSpec
+from liftenvelope.group.wire import read_offsets, topic_messages
+
+if TYPE_CHECKING:
+    from nats.aio.client import Client
+    from nats.aio.msg import Msg
+
+__all__ = ["Assigned", "GiveBack", "GroupMember", "Lost", "creation_of"]
+
+#: How long one request may take at least and at most, in seconds, whatever the session timeout.
+_SHORTEST_TRY: Final = 0.2
+_LONGEST_TRY: Final = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Assigned:
+    """The member has these partitions, each with the offset to begin at, -1 for none."""
+
+    generation: int
+    offsets: Mapping[TopicPartition, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class GiveBack:
+    """The group is about to change: the member has to give everything back."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """The member has lost everything already."""
+
+
+class GroupMember:
+    """A consumer's place in its group.
+
+    Args:
+        nc: The connection.
+        calls: How coordinators are asked.
+        group: Name of the group.
+        consumer_id: The consumer's id.
+        client_id: Which life of which process.
+        topics: What is read.
+        session_timeout: Seconds of silence, None for the group's.
+        creation: What the group is made with if there is none; None for not making it.
+        on_event: Where events go.
+
+    Attributes:
+        session: What is known of its place.
+        changes: What has become of its partitions, in order.
+    """
+
+    def __init__(
+        self,
+        nc: Client,
+        calls: GroupCalls,
+        group: str,
+        consumer_id: str,
+        client_id: str,
+        topics: Iterable[TopicSpec],
+        *,
+        session_timeout: float | None,
+        creation: pb.CreateGroupRequest | None,
+        on_event: GroupEventHandler,
+    ) -> None:
+        self.session = MemberSession()
+        if session_timeout is not None:
+            self.session.session_timeout = session_timeout
+        self.changes: asyncio.Queue[Assigned | GiveBack | Lost] = asyncio.Queue()
+        self._nc = nc
+        self._calls = calls
+        self._group = group
+        self._consumer_id = consumer_id
+        self._client_id = client_id
+        self._topics = topic_messages(topics)
+        self._session_timeout_ms = 0 if session_timeout is None else round(session_timeout * 1_000)
+        self._creation = creation
+        self._on_event = on_event
+        self._loop = asyncio.get_running_loop()
+        self._wake = asyncio.Event()
+
+    @property
+    def owns(self) -> bool:
+        """Whether the partitions are certainly its own just now."""
+        return self.session.owns(self._loop.time())
+
+    def given_back(self) -> None:
+        """Everything was given back."""
+        self.session.given_back(self._loop.time())
+        self._wake.set()
+
+    # Its task
+
+    async def keep(self) -> None:
+        """Register, and go on telling the controller that the consumer lives, until cancelled.
+
+        Raises:
+            GroupError: The group does not take the consumer, and asking again would not help.
+            TransportError: The connection was closed.
+        """
+        subject = changed_subject(self._calls.prefix, self._group)
+        subscription = await self._nc.subscribe(subject, cb=self._nudged)
+        try:
+            while True:
+                await self._until_due()
+                if self._nc.is_closed:
+                    raise TransportError("the NATS connection is closed")
+                now = self._loop.time()
+                if self.session.expires(now):
+                    self._has_lost(None)
+                    continue
+                if self.session.next(now).do is Do.REGISTER:
+                    await self._register()
+                else:
+                    await self._heartbeat()
+        finally:
+            if not self._nc.is_closed:
+                # Or the connection goes, and the subscription with it.
+                with contextlib.suppress(nats.errors.Error):
+                    await subscription.unsubscribe()
+
+    async def _nudged(self, msg: Msg) -> None:
+        """The group is changing, or has changed."""
+        if msg.data != b"%d %d" % (self.session.generation, Phase.STABLE):
+            self.session.hurry(self._loop.time())
+            self._wake.set()
+
+    async def _until_due(self) -> None:
+        while True:
+            self._wake.clear()
+            now = self._loop.time()
+            wait = min(self.session.next(now).wait, self.session.until_expiry(now))
+            if wait <= 0:
+                return
+            try:
+                async with asyncio.timeout(wait):
+                    await self._wake.wait()
+            except TimeoutError:
+                return
+
+    def _try_time(self) -> float:
+        """How long a request may take: a member must find out in time that it is not heard."""
+        return min(max(self.session.interval, _SHORTEST_TRY), _LONGEST_TRY)
+
+    async def _register(self) -> None:
+        session = self.session
+        timeout = self._try_time()
+        request = pb.RegisterConsumerRequest(
+            group=self._group,
+            client_id=self._client_id,
+            consumer_id=self._consumer_id,
+            topics=self._topics,
+            session_timeout_ms=self._session_timeout_ms,
+            generation=session.generation,
+            wait_ms=round(timeout / 2 * 1_000),
+        )
+        sent_at = self._loop.time()
+        try:
+            answer = await self._ask_register(request, timeout)
+        except UnknownGroupError:
+            if self._creation is None:
+                raise
+            await self._create(timeout)
+        except (*PASSING, ConsumerIdInUseError) as exc:
+            self._on_event(ControllerLost(self._group, self._consumer_id, exc))
+            session.unanswered(self._loop.time())
+        except MemberFencedError as exc:
+            if session.fenced(self._loop.time()):
+                self._has_lost(exc)
+        else:
+            self._has_registered(answer, sent_at)
+
+    async def _ask_register(
+        self, request: pb.RegisterConsumerRequest, timeout: float
+    ) -> pb.RegisterConsumerResponse:
+        # The error is looked at by whoever gets the answer: it says more with "rebalancing".
+        return await self._calls.controller_once(
+            self._group, "RegisterConsumer", request, pb.RegisterConsumerResponse, timeout, passing=True
+        )
+
+    def _has_registered(self, answer: pb.RegisterConsumerResponse, sent_at: float) -> None:
+        now, seconds = self._loop.time(), answer.session_timeout_ms / 1_000
+        if answer.error.code == pb.REBALANCING:
+            self.session.waits(answer.generation, seconds, now)
+            return
+        self.session.registered(answer.generation, seconds, sent_at, now)
+        offsets = {
+            partition: offset
+            for partition, offset in read_offsets(answer.partitions).items()
+            if isinstance(offset, int)
+        }
+        self.changes.put_nowait(Assigned(answer.generation, offsets))
+
+    async def _create(self, timeout: float) -> None:
+        assert self._creation is not None
+        try:
+            await self._calls.any("CreateGroup", self._creation, pb.CreateGroupResponse, timeout)
+        except PASSING:
+            self.session.unanswered(self._loop.time())
+        else:
+            self.session.hurry(self._loop.time())
+
+    async def _heartbeat(self) -> None:
+        session = self.session
+        generation = session.generation
+        request = pb.HeartbeatRequest(
+            group=self._group,
+            consumer_id=self._consumer_id,
+            generation=generation,
+            client_id=self._client_id,
+        )
+        sent_at = self._loop.time()
+        timeout = min(self._try_time(), max(session.until_expiry(sent_at), 0.001))
+        try:
+            await self._calls.controller_once(
+                self._group, "Heartbeat", request, pb.HeartbeatResponse, timeout
+            )
+        except RebalancingError:
+            # Unless everything was given back while the question was on its way.
+            is_current = session.generation == generation and session.is_inside
+            if is_current and session.rebalances(self._loop.time()):
+                self.changes.put_nowait(GiveBack())
+        except (MemberFencedError, UnknownGroupError) as exc:
+            if session.generation == generation and session.fenced(self._loop.time()):
+                self._has_lost(exc)
+        except PASSING as exc:
+            self._on_event(ControllerLost(self._group, self._consumer_id, exc))
+            session.unanswered(self._loop.time())
+        else:
+            if session.is_inside:
+                session.beaten(sent_at, self._loop.time())
+
+    def _has_lost(self, error: GroupError | None) -> None:
+        self._on_event(MemberFenced(self._group, self._consumer_id, error))
+        self.changes.put_nowait(Lost())
+
+    # What is asked for besides
+
+    async def commit(
+        self, generation: int, offsets: Mapping[TopicPartition, tuple[int, bool]], timeout: float
+    ) -> dict[TopicPartition, int | GroupError]:
+        """Commit the offsets that are to be read next, each with whether it may be lower than before.
+
+        Raises:
+            MemberFencedError: The consumer is not in that generation any more.
+            GroupError, CallTimeoutError, TransportError: It could not be stored.
+        """
+        request = pb.CommitRequest(
+            group=self._group,
+            consumer_id=self._consumer_id,
+            client_id=self._client_id,
+            generation=generation,
+            offsets=[
+                pb.PartitionOffset(topic=topic, partition=partition, offset=offset, rewind=rewind)
+                for (topic, partition), (offset, rewind) in offsets.items()
+            ],
+        )
+        answer = await self._calls.controller(self._group, "Commit", request, pb.CommitResponse, timeout)
+        return read_offsets(answer.offsets)
+
+    async def leave(self, timeout: float) -> None:
+        """Leave the group.
+
+        Raises:
+            GroupError, CallTimeoutError, TransportError: The group could not be told; it will find out.
+        """
+        request = pb.LeaveRequest(group=self._group, consumer_id=self._consumer_id, client_id=self._client_id)
+        try:
+            await self._calls.controller(self._group, "Leave", request, pb.LeaveResponse, timeout)
+        except (MemberFencedError, UnknownGroupError):
+            return  # it is not in it, which is what was wanted
+
+
+def creation_of(
+    group: str, session_timeout: float | None, topics: Iterable[TopicSpec], assignor: str, ephemeral: bool
+) -> pb.CreateGroupRequest:
+    """What makes a group that a consumer does not find."""
+    seconds = DEFAULT_SESSION_TIMEOUT if session_timeout is None else session_timeout
+    return pb.CreateGroupRequest(
+        name=group,
+        session_timeout_ms=round(seconds * 1_000),
+        topics=topic_messages(topics),
+        assignor=assignor,
+        ephemeral=ephemeral,
+    )

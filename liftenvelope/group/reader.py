@@ -1,0 +1,201 @@
+"""One partition of a group's member: it is read ahead a little, and handed out in order."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from liftenvelope.errors import (
+    CallTimeoutError,
+    ConnectionClosedError,
+    NoCursorError,
+    NoJetStreamError,
+    TransportError,
+)
+from liftenvelope.group.assignors import TopicPartition
+from liftenvelope.group.topics import PartitionFeed, SourceMessage, TopicSource
+
+__all__ = ["GroupMessage", "PartitionReader"]
+
+_FIRST_PAUSE: Final = 0.05
+_LONGEST_PAUSE: Final = 1.0
+#: What goes away by itself while a server comes back.
+_PASSING: Final = (CallTimeoutError, NoJetStreamError, TransportError)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupMessage:
+    """A message that a group's member was given.
+
+    Attributes:
+        topic: Its topic.
+        partition: Its partition.
+        offset: Its offset.
+        data: Its payload.
+        message: The message as its source has it: of a JetStream topic a
+            :class:`liftenvelope.jetstream.Message`, which needs no ack.
+        generation: The generation of the group that the member was given it in.
+    """
+
+    topic: str
+    partition: int
+    offset: int
+    data: bytes
+    message: Any
+    generation: int
+
+
+class PartitionReader:
+    """Reads one partition.
+
+    Args:
+        source: Its topic.
+        key: Its topic's name and its number.
+        generation: The group's generation.
+        offset: Where to begin, -1 if nothing was committed.
+        auto_offset: Where to begin then: ``"earliest"``, ``"new"``, or ``"error"``.
+        limit: How many messages are read ahead.
+        on_ready: Called when there is something to take.
+        on_start: Called when it is known where a partition begins of which nothing was committed.
+
+    Attributes:
+        key: Its topic's name and its number.
+        generation: The group's generation.
+        position: The offset that is handed out next, or a lower one; None where it is not known yet.
+        paused: Whether nothing is to be handed out for the time being.
+        rewound: Whether the user went back, so that a commit may do so as well.
+    """
+
+    def __init__(
+        self,
+        source: TopicSource,
+        key: TopicPartition,
+        generation: int,
+        offset: int,
+        *,
+        auto_offset: str,
+        limit: int,
+        on_ready: Callable[[PartitionReader], None],
+        on_start: Callable[[PartitionReader], None],
+    ) -> None:
+        self.key = key
+        self.generation = generation
+        self.position: int | None = offset if offset >= 0 else None
+        self.rewound = False
+        self._source = source
+        self._auto_offset = auto_offset
+        self._limit = limit
+        self._on_ready = on_ready
+        self._on_start = on_start
+        self._paused = False
+        self._buffer: deque[SourceMessage] = deque()
+        self._room = asyncio.Event()
+        self._room.set()
+        self._task: asyncio.Task[None] | None = None
+        self._on_done: Callable[[asyncio.Task[None]], None] | None = None
+
+    @property
+    def paused(self) -> bool:
+        """Whether nothing is to be handed out for the time being."""
+        return self._paused
+
+    @paused.setter
+    def paused(self, value: bool) -> None:
+        self._paused = value
+        if not value and self._buffer:
+            self._on_ready(self)
+
+    @property
+    def can_give(self) -> bool:
+        """Whether there is something to take."""
+        return bool(self._buffer) and not self._paused
+
+    def start(self, on_done: Callable[[asyncio.Task[None]], None]) -> None:
+        """Begin to read; what the reading ends with goes to ``on_done``."""
+        self._on_done = on_done
+        self._task = asyncio.get_running_loop().create_task(self._read())
+        self._task.add_done_callback(on_done)
+
+    def take(self) -> GroupMessage | None:
+        """The next message, None if there is none."""
+        if not self.can_give:
+            return None
+        message = self._buffer.popleft()
+        self._room.set()
+        self.position = message.offset + 1
+        return GroupMessage(*self.key, message.offset, message.data, message.message, self.generation)
+
+    def seek(self, offset: int) -> None:
+        """Go on at another offset."""
+        self.position, self.rewound = offset, True
+        self._buffer.clear()
+        self._room.set()
+        if self._task is not None and self._on_done is not None:
+            # Whatever the old one still gets goes nowhere: it is cancelled before it runs again.
+            self._task.cancel()
+            self.start(self._on_done)
+
+    def stop(self) -> None:
+        """Hand out nothing more."""
+        self._buffer.clear()
+        if self._task is not None:
+            self._task.cancel()
+
+    async def close(self) -> None:
+        """Stop, and wait for the end of the reading."""
+        self.stop()
+        if self._task is not None and self._task is not asyncio.current_task():
+            await asyncio.wait([self._task])
+
+    async def begin(self) -> int:
+        """The offset that is handed out first, asked for once where nothing was committed.
+
+        Raises:
+            NoCursorError: Nothing was committed, and ``auto_offset`` is ``"error"``.
+        """
+        if self.position is None:
+            if self._auto_offset == "error":
+                raise NoCursorError(f"nothing was committed for {self.key}: rewind the group first")
+            oldest, end = await self._source.bounds(self.key.partition)
+            if self.position is None:  # nobody else has asked, or sought, meanwhile
+                self.position = oldest if self._auto_offset == "earliest" else end
+                self._on_start(self)
+        return self.position
+
+    async def _read(self) -> None:
+        pause = _FIRST_PAUSE
+        read_from: int | None = None
+        while True:
+            try:
+                if read_from is None:
+                    read_from = await self.begin()
+                feed = await self._source.open(self.key.partition, read_from)
+            except _PASSING:
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, _LONGEST_PAUSE)
+                continue
+            try:
+                async for offset in self._fill(feed):
+                    read_from, pause = offset + 1, _FIRST_PAUSE
+            except ConnectionClosedError:
+                raise
+            except _PASSING:
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, _LONGEST_PAUSE)
+            finally:
+                await feed.close()
+
+    async def _fill(self, feed: PartitionFeed) -> AsyncIterator[int]:
+        """Put what comes into the buffer, and yield the offset of each."""
+        while True:
+            message = await feed.next()
+            while len(self._buffer) >= self._limit:
+                self._room.clear()
+                await self._room.wait()
+            self._buffer.append(message)
+            if not self._paused:
+                self._on_ready(self)
+            yield message.offset

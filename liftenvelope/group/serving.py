@@ -1,0 +1,249 @@
+"""The calls of groups as a NATS micro service, so that ``nats micro`` shows it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+import nats.micro
+from google.protobuf.message import DecodeError, Message
+
+from liftenvelope._pb import groups_pb2 as pb
+from liftenvelope._version import __version__
+from liftenvelope.errors import GroupError
+from liftenvelope.group.assignors import TopicPartition
+from liftenvelope.group.bounds import Bounds, clamped
+from liftenvelope.group.directory import Definition, Directory
+from liftenvelope.group.errors import GroupRequestError, GroupUnavailableError, RebalancingError
+from liftenvelope.group.names import ANY, METHODS, controller_subject
+from liftenvelope.group.state import DEFAULT_SESSION_TIMEOUT, GroupState
+from liftenvelope.group.wire import (
+    error_message,
+    group_message,
+    offset_messages,
+    read_commits,
+    read_registration,
+    read_topics,
+    registered_message,
+)
+
+if TYPE_CHECKING:
+    from nats.aio.client import Client
+    from nats.micro.request import Request
+    from nats.micro.service import Service
+
+__all__ = ["SERVICE", "GroupService"]
+
+#: The name that the micro service has.
+SERVICE: Final = "liftenvelope-groups"
+#: How long an answer may wait for a group to be stable, in seconds.
+_LONGEST_WAIT: Final = 5.0
+#: How many requests may be worked at. More are told to come again.
+_MOST_AT_ONCE: Final = 10_000
+
+
+class GroupService:
+    """Answers requests.
+
+    Args:
+        nc: The connection.
+        prefix: What the subjects begin with.
+        coordinator_id: Of the coordinator that answers.
+        directory: Its groups.
+        bounds: Which offsets partitions have.
+    """
+
+    def __init__(
+        self, nc: Client, prefix: str, coordinator_id: str, directory: Directory, bounds: Bounds
+    ) -> None:
+        self._nc = nc
+        self._prefix = prefix
+        self._id = coordinator_id
+        self._directory = directory
+        self._bounds = bounds
+        self._service: Service | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._answers: Mapping[str, tuple[type[Message], Callable[[Any], Awaitable[Message]]]] = {
+            "ListGroups": (pb.ListGroupsRequest, self._list_groups),
+            "CreateGroup": (pb.CreateGroupRequest, self._create_group),
+            "DeleteGroup": (pb.DeleteGroupRequest, self._delete_group),
+            "RegisterConsumer": (pb.RegisterConsumerRequest, self._register_consumer),
+            "Heartbeat": (pb.HeartbeatRequest, self._heartbeat),
+            "RewindConsumer": (pb.RewindConsumerRequest, self._rewind_consumer),
+            "Commit": (pb.CommitRequest, self._commit),
+            "Leave": (pb.LeaveRequest, self._leave),
+            "FetchOffsets": (pb.FetchOffsetsRequest, self._fetch_offsets),
+        }
+
+    async def start(self) -> None:
+        """Begin to answer."""
+        self._service = service = await nats.micro.add_service(
+            self._nc,
+            name=SERVICE,
+            version=__version__,
+            description="Consumer groups of liftenvelope",
+            metadata={"coordinator": self._id},
+        )
+        at_any = service.add_group(name=f"{self._prefix}.any")
+        here = service.add_group(name=controller_subject(self._prefix, self._id))
+        for method in METHODS:
+            handler = self._heartbeats if method == "Heartbeat" else self._handler(method)
+            for group in (at_any, here) if method in ANY else (here,):
+                await group.add_endpoint(name=method, handler=handler)
+        # Twice is a barrier: nats-py writes a single PING before what was buffered.
+        await self._nc.flush()
+        await self._nc.flush()
+
+    async def stop(self) -> None:
+        """Answer nothing more; what is being worked at is given up."""
+        service, self._service = self._service, None
+        if service is not None:
+            await service.stop()
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+    # Requests in general
+
+    def _handler(self, method: str) -> Callable[[Request], Awaitable[None]]:
+        async def handle(request: Request) -> None:
+            # nats.micro calls one handler after the other, so that none may wait.
+            if len(self._tasks) >= _MOST_AT_ONCE:
+                error = GroupUnavailableError(f"{_MOST_AT_ONCE} requests are being worked at: ask again")
+                await _respond(request, self._refusal(method, error))
+                return
+            task = asyncio.get_running_loop().create_task(self._answer(method, request))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+        return handle
+
+    async def _heartbeats(self, request: Request) -> None:
+        """Answer at once where the group is at hand, as it nearly always is."""
+        try:
+            beat = pb.HeartbeatRequest.FromString(request.data)
+        except DecodeError:
+            beat = pb.HeartbeatRequest()
+        host = self._directory.hosts.get(beat.group)
+        if host is None:
+            await self._handler("Heartbeat")(request)
+        else:
+            await _respond(request, await self._outcome("Heartbeat", beat))
+
+    async def _answer(self, method: str, request: Request) -> None:
+        kind, _ = self._answers[method]
+        try:
+            message = kind.FromString(request.data)
+        except DecodeError:
+            error = GroupRequestError(f"the request is no {kind.__name__}")
+            await _respond(request, self._refusal(method, error))
+            return
+        await _respond(request, await self._outcome(method, message))
+
+    async def _outcome(self, method: str, message: Message) -> Message:
+        try:
+            return await self._answers[method][1](message)
+        except GroupError as exc:
+            return self._refusal(method, exc)
+
+    @staticmethod
+    def _refusal(method: str, error: GroupError) -> Message:
+        kind: type[Message] = getattr(pb, f"{method}Response")
+        return kind(error=error_message(error))
+
+    # Each of them
+
+    async def _list_groups(self, request: pb.ListGroupsRequest) -> Message:
+        found = await self._directory.list(request.names)
+        return pb.ListGroupsResponse(groups=[self._listed(name, one) for name, one in found.items()])
+
+    def _listed(self, name: str, found: GroupState | GroupError) -> pb.Group:
+        if isinstance(found, GroupState):
+            return group_message(found, controller_subject(self._prefix, found.controller_id))
+        return pb.Group(name=name, error=error_message(found))
+
+    async def _create_group(self, request: pb.CreateGroupRequest) -> Message:
+        timeout = request.session_timeout_ms / 1_000 or DEFAULT_SESSION_TIMEOUT
+        definition = Definition(
+            name=request.name,
+            session_timeout=timeout,
+            topics=read_topics(request.topics),
+            ephemeral=request.ephemeral,
+            assignor=request.assignor or "sticky",
+            immediate=request.immediate,
+        )
+        state = await self._directory.create(definition)
+        return pb.CreateGroupResponse(group=self._listed(state.name, state))
+
+    async def _delete_group(self, request: pb.DeleteGroupRequest) -> Message:
+        answer = pb.DeleteGroupResponse()
+        for name in dict.fromkeys(request.names):
+            result = answer.results.add(name=name)
+            try:
+                await self._directory.delete(name)
+            except GroupError as exc:
+                result.error.CopyFrom(error_message(exc))
+        return answer
+
+    async def _register_consumer(self, request: pb.RegisterConsumerRequest) -> Message:
+        host = await self._directory.host(request.group)
+        wait = min(max(request.wait_ms / 1_000, 0.0), _LONGEST_WAIT)
+        return registered_message(await host.register(read_registration(request), wait))
+
+    async def _heartbeat(self, request: pb.HeartbeatRequest) -> Message:
+        host = await self._directory.host(request.group)
+        beat = host.heartbeat(request.consumer_id, request.generation, request.client_id)
+        answer = pb.HeartbeatResponse(generation=beat.generation)
+        if beat.rebalancing:
+            error = RebalancingError("the group is changing: give back what you have, and register again")
+            answer.error.CopyFrom(error_message(error))
+        return answer
+
+    async def _rewind_consumer(self, request: pb.RewindConsumerRequest) -> Message:
+        host = await self._directory.host(request.group)
+        topics = await host.run(lambda group, _: dict(group.state.topics))
+        outcome: dict[TopicPartition, int | GroupError] = {}
+        for one in request.offsets:
+            partition = TopicPartition(one.topic, one.partition)
+            spec = topics.get(one.topic)
+            if spec is None or one.partition >= spec.partitions:
+                outcome[partition] = GroupRequestError(f"no partition {one.partition} of {one.topic!r}")
+                continue
+            try:
+                outcome[partition] = clamped(one.offset, await self._bounds(spec, one.partition))
+            except GroupError as exc:
+                outcome[partition] = exc
+        wanted = {partition: offset for partition, offset in outcome.items() if isinstance(offset, int)}
+        await host.run(lambda group, _: group.rewind(wanted))
+        return pb.RewindConsumerResponse(offsets=offset_messages(outcome))
+
+    async def _commit(self, request: pb.CommitRequest) -> Message:
+        host = await self._directory.host(request.group)
+        commits = read_commits(request.offsets)
+        outcome = await host.run(
+            lambda group, _: group.commit(request.consumer_id, request.generation, commits, request.client_id)
+        )
+        return pb.CommitResponse(offsets=offset_messages(outcome))
+
+    async def _leave(self, request: pb.LeaveRequest) -> Message:
+        host = await self._directory.host(request.group)
+        await host.run(lambda group, _: group.leave(request.consumer_id, request.client_id))
+        return pb.LeaveResponse()
+
+    async def _fetch_offsets(self, request: pb.FetchOffsetsRequest) -> Message:
+        host = await self._directory.host(request.group)
+        wanted = [TopicPartition(one.topic, one.partition) for one in request.partitions]
+        return pb.FetchOffsetsResponse(
+            offsets=offset_messages(await host.run(lambda group, _: group.committed(wanted)))
+        )
+
+
+async def _respond(request: Request, answer: Message) -> None:
+    try:
+        await request.respond(answer.SerializeToString())
+    except ValueError:
+        return  # nats.micro's way to say that nobody wants an answer
+    except nats.errors.Error:
+        return  # the connection is being closed: whoever asked finds out by itself
