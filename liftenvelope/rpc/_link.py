@@ -176,9 +176,23 @@ class Flow:
 
     async def put(self, messages: Iterable[bytes]) -> None:
         """Send messages; wait while too many are unsent."""
-        protocol = self._link.protocol
-        protocol.send(self.call_id, messages)
+        self.put_nowait(messages)
+        await self.room()
+
+    async def put_framed(self, frames: bytes) -> None:
+        """Send messages that have their gRPC prefixes already; wait while too many are unsent."""
+        self._link.protocol.send_framed(self.call_id, frames)
         self._link.flush_soon()
+        await self.room()
+
+    def put_nowait(self, messages: Iterable[bytes]) -> None:
+        """Send messages, however many are unsent."""
+        self._link.protocol.send(self.call_id, messages)
+        self._link.flush_soon()
+
+    async def room(self) -> None:
+        """Wait while too many messages are unsent."""
+        protocol = self._link.protocol
         while not self.done and protocol.unsent(self.call_id) > _SEND_BUFFER:
             self._sender = self._sender or self._link.loop.create_future()
             # Several may wait; the cancellation of one must not reach the others.

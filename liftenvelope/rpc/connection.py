@@ -176,6 +176,16 @@ class Connection:
             call.outbox += messages
             self._sending[call_id] = call
 
+    def send_framed(self, call_id: int, frames: bytes) -> None:
+        """Send messages that have their gRPC prefixes already. Nothing happens if the call has ended."""
+        call = self._calls.get(call_id)
+        if call is not None and not call.closing and frames:
+            if call.outbox:
+                call.unsent += _backend.frames.pack_messages(call.outbox)
+                call.outbox.clear()
+            call.unsent += frames
+            self._sending[call_id] = call
+
     def unsent(self, call_id: int) -> int:
         """How many bytes of messages wait for the peer's windows, of a call."""
         call = self._calls.get(call_id)

@@ -69,6 +69,14 @@ class ServerCall(Incoming):
         """Send messages; wait while much is unsent because the client takes no more."""
         await self.flow.put(messages)
 
+    def send_nowait(self, messages: Iterable[bytes]) -> None:
+        """Send messages, however much is unsent: for callbacks, where somebody else sees to the rest."""
+        self.flow.put_nowait(messages)
+
+    async def send_framed(self, frames: bytes) -> None:
+        """Send messages that have their gRPC prefixes already, one after the other; wait as :meth:`send`."""
+        await self.flow.put_framed(frames)
+
     @property
     def flow(self) -> Flow:
         """What the call's link hands its requests to."""

@@ -93,7 +93,7 @@ class ServerConnection(Connection):
         return call
 
     def _send_call(self, call_id: int, call: CallState) -> None:
-        if call.outbox:
+        if call.outbox or call.unsent:
             self.send_headers(call_id)
         super()._send_call(call_id, call)
 
