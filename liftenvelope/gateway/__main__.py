@@ -1,0 +1,34 @@
+"""``python -m liftenvelope.gateway FILE``: serves as a JSON file of :class:`Serving`'s arguments says.
+
+That is how :func:`liftenvelope.testing.run_gateway` runs it. People use ``liftenvelope serve``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+
+from liftenvelope.errors import LiftEnvelopeError
+from liftenvelope.gateway.gateway import Gateway
+from liftenvelope.gateway.serving import Serving, serve
+
+
+def main() -> int:
+    """Serve; return the exit status."""
+    serving = Serving(**json.loads(Path(sys.argv[1]).read_text("utf-8")))
+    try:
+        asyncio.run(serve(serving, _say))
+    except LiftEnvelopeError as exc:
+        print(exc, file=sys.stderr)
+        return 1
+    return 0
+
+
+def _say(gateway: Gateway, url: str) -> None:
+    print(f"serving on {gateway.address}, with NATS at {url}", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

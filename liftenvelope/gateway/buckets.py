@@ -1,0 +1,173 @@
+"""Key-value buckets of JetStream (ADR-8), as far as the gateway needs them: compare-and-set, and a mirror.
+
+A bucket is a stream that keeps the last message of each subject ``$KV.<bucket>.<key>``. The sequence of that
+message is the revision of the key. A change that names the revision it is based on is made only if that is
+still the last one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from liftenvelope.errors import MessageNotFoundError, StreamNameInUseError, StreamNotFoundError
+from liftenvelope.jetstream.stream_config import DiscardPolicy, StreamConfig
+
+if TYPE_CHECKING:
+    from liftenvelope.jetstream.consuming import Messages
+    from liftenvelope.jetstream.context import JetStream
+    from liftenvelope.jetstream.message import Message
+
+__all__ = ["Bucket", "Entry", "Mirror"]
+
+_OPERATION: Final = "KV-Operation"
+_GONE: Final = ("DEL", "PURGE")
+#: How long the first of the values that a bucket holds may take to come, in seconds.
+_LATEST: Final = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A key's value.
+
+    Attributes:
+        key: The key.
+        value: The value; None when it was deleted.
+        revision: The revision that this is.
+    """
+
+    key: str
+    value: bytes | None
+    revision: int
+
+
+class Bucket:
+    """A bucket.
+
+    Args:
+        js: JetStream.
+        name: Its name.
+    """
+
+    def __init__(self, js: JetStream, name: str) -> None:
+        self.js = js
+        self.name = name
+        self.stream = f"KV_{name}"
+
+    async def create(self, *, replicas: int = 1, ttl: float = 0.0) -> None:
+        """Make it, unless it is there; then it stays as it is.
+
+        Args:
+            replicas: How many servers keep it.
+            ttl: After how many seconds a value goes; 0 for never.
+        """
+        config = StreamConfig(
+            name=self.stream,
+            subjects=(f"$KV.{self.name}.>",),
+            max_msgs_per_subject=1,
+            discard=DiscardPolicy.NEW,
+            allow_rollup_hdrs=True,
+            deny_delete=True,
+            allow_direct=True,
+            max_age=ttl,
+            num_replicas=replicas,
+        )
+        try:
+            await self.js.stream(self.stream)
+        except StreamNotFoundError:
+            try:
+                await self.js.create_stream(config)
+            except StreamNameInUseError:
+                return  # another gateway was quicker, with other settings
+
+    async def get(self, key: str) -> Entry | None:
+        """Return what a key has, None if there is nothing."""
+        stream = await self.js.stream(self.stream)
+        try:
+            stored = await stream.get_message(last_by_subject=f"$KV.{self.name}.{key}")
+        except MessageNotFoundError:
+            return None
+        gone = stored.headers.get(_OPERATION) in _GONE
+        return Entry(key, None if gone else stored.data, stored.sequence)
+
+    async def put(self, key: str, value: bytes, *, revision: int | None = None) -> int:
+        """Set a value; return its revision.
+
+        Args:
+            key: The key.
+            value: The value.
+            revision: The revision that must be the last: 0 for a key that never was. None for any.
+
+        Raises:
+            WrongLastSequenceError: It is another one.
+        """
+        subject = f"$KV.{self.name}.{key}"
+        ack = await self.js.publish(subject, value, expected_last_subject_sequence=revision)
+        return ack.sequence
+
+    async def delete(self, key: str, *, revision: int | None = None) -> int:
+        """Delete a value; return the revision of that.
+
+        Raises:
+            WrongLastSequenceError: The last revision is another one.
+        """
+        ack = await self.js.publish(
+            f"$KV.{self.name}.{key}",
+            headers={_OPERATION: "DEL"},
+            expected_last_subject_sequence=revision,
+        )
+        return ack.sequence
+
+
+class Mirror:
+    """Follows a bucket, from what it holds on.
+
+    Args:
+        bucket: The bucket.
+        on_entry: Called with each entry, in the order of revisions; also with those that this process wrote.
+    """
+
+    def __init__(self, bucket: Bucket, on_entry: Callable[[Entry], None]) -> None:
+        self._bucket = bucket
+        self._on_entry = on_entry
+        self._prefix = len(f"$KV.{bucket.name}.")
+        self._messages: Messages | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Read all that the bucket holds; what changes from then on comes in the background."""
+        stream = await self._bucket.js.stream(self._bucket.stream)
+        waiting = (await stream.info()).state.messages
+        # Of each key there is the last value only.
+        consumer = stream.ordered_consumer()
+        self._messages = consumer.messages(expires=10.0, idle_heartbeat=2.0)
+        await self._messages.__aenter__()
+        while waiting:
+            try:
+                message = await self._messages.next(timeout=_LATEST)
+            except TimeoutError:
+                break  # what there was has expired in the meantime
+            self._take(message)
+            waiting = message.metadata.num_pending
+        self._task = asyncio.create_task(self._follow(), name=f"follow {self._bucket.name}")
+
+    async def close(self) -> None:
+        """Stop."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+        if self._messages is not None:
+            await self._messages.__aexit__(None, None, None)
+
+    async def _follow(self) -> None:
+        assert self._messages is not None
+        async for message in self._messages:
+            self._take(message)
+
+    def _take(self, message: Message) -> None:
+        gone = (message.headers or {}).get(_OPERATION) in _GONE
+        value = None if gone else message.data
+        revision = message.metadata.stream_sequence
+        self._on_entry(Entry(message.subject[self._prefix :], value, revision))

@@ -1,0 +1,109 @@
+"""What the services of a gateway share: the connection, the records, and how the gateway is set up."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+from liftenvelope.gateway.names import partition_stream
+from liftenvelope.rpc.status import RpcError, StatusCode
+
+if TYPE_CHECKING:
+    from nats.aio.client import Client
+
+    from liftenvelope.gateway.brokers import Brokers
+    from liftenvelope.gateway.records import StreamRecord
+    from liftenvelope.gateway.registry import StreamRegistry
+    from liftenvelope.gateway.storage import Storage
+    from liftenvelope.jetstream.context import JetStream
+
+__all__ = ["Activity", "Core", "Options"]
+
+
+class Activity(Protocol):
+    """Who is told of what is done to streams."""
+
+    async def stream_created(self, record: StreamRecord) -> None:
+        """A stream was made."""
+
+    async def stream_deleted(self, record: StreamRecord) -> None:
+        """A stream was removed."""
+
+    async def stream_paused(self, record: StreamRecord, partitions: list[int], resume_all: bool) -> None:
+        """Partitions were paused."""
+
+    async def stream_resumed(self, record: StreamRecord, partitions: list[int]) -> None:
+        """Partitions were woken."""
+
+    async def stream_readonly_set(self, record: StreamRecord, partitions: list[int], readonly: bool) -> None:
+        """Partitions were made readonly, or writable."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """How a gateway is set up. See :class:`~liftenvelope.gateway.Gateway`."""
+
+    id: str
+    broker_ttl: float = 3.0
+    ack_timeout: float = 5.0
+    max_message: int = 1 << 20
+    encrypted: bool = False
+    replicas: int = 1
+    cursors: bool = True
+    activity: bool = True
+
+
+@dataclass(slots=True)
+class Core:
+    """The parts of a gateway.
+
+    Attributes:
+        nc: The connection to NATS.
+        js: JetStream on it.
+        options: How the gateway is set up.
+        registry: Which streams there are.
+        brokers: Which gateways there are.
+        storage: The partitions.
+        activity: Who is told of what is done; None for nobody.
+        changing: Held while a stream is made, changed or removed here.
+    """
+
+    nc: Client
+    js: JetStream
+    options: Options
+    registry: StreamRegistry
+    brokers: Brokers
+    storage: Storage
+    activity: Activity | None = None
+    changing: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    async def partition(self, name: str, partition: int) -> StreamRecord:
+        """The stream of that name, once it is sure that it has that partition.
+
+        Raises:
+            RpcError: NOT_FOUND: there is no such stream or partition.
+        """
+        record = await self.registry.find(name)
+        if not record.has_partition(partition):
+            raise RpcError(StatusCode.NOT_FOUND, "No such partition")
+        return record
+
+    def check_leader(self, name: str, partition: int) -> None:
+        """Make sure that this gateway leads a partition.
+
+        Raises:
+            RpcError: FAILED_PRECONDITION: another one does.
+        """
+        if not self.brokers.leads(name, partition):
+            raise RpcError(StatusCode.FAILED_PRECONDITION, "Server not partition leader")
+
+    def partition_of(self, jetstream_stream: str) -> tuple[StreamRecord, int] | None:
+        """The partition that a JetStream stream holds, None if it holds none."""
+        number = jetstream_stream.rpartition("_")[2]
+        if not (number.isascii() and number.isdigit()):
+            return None
+        for record in self.registry:
+            if partition_stream(record.name, int(number)) == jetstream_stream:
+                return record, int(number)
+        return None

@@ -1,0 +1,192 @@
+"""The gateway: a server of the Liftbridge API that keeps every stream in JetStream."""
+
+from __future__ import annotations
+
+import math
+import secrets
+from typing import TYPE_CHECKING, Any, Self
+
+from liftenvelope.errors import UsageError
+from liftenvelope.gateway.brokers import Broker, Brokers
+from liftenvelope.gateway.core import Core, Options
+from liftenvelope.gateway.reads import OpenReads
+from liftenvelope.gateway.registry import StreamRegistry
+from liftenvelope.gateway.service import handlers
+from liftenvelope.gateway.storage import Storage
+from liftenvelope.gateway.streams import StreamService
+from liftenvelope.jetstream.context import JetStream
+from liftenvelope.nats.acceleration import accelerate
+from liftenvelope.rpc.address import parse_address
+from liftenvelope.rpc.server import Server
+
+if TYPE_CHECKING:
+    import ssl
+
+    from nats.aio.client import Client
+
+    from liftenvelope.gateway.records import StreamRecord
+    from liftenvelope.nats.acceleration import Acceleration
+
+__all__ = ["Gateway"]
+
+#: How many messages may be without JetStream's ack at a time, over all clients.
+_OUTSTANDING = 100_000
+
+
+class Gateway:
+    """Serves the Liftbridge API on a connection to a NATS server with JetStream.
+
+    Several gateways on one NATS server, or cluster, are the brokers of one Liftbridge cluster: each serves
+    all streams, and each leads some of the partitions. All that they know is in JetStream.
+
+    Args:
+        nc: A connected nats-py client. It stays yours: it is never closed. While the gateway runs it is
+            accelerated (:func:`liftenvelope.nats.accelerate`).
+        host: Where to listen. Default: loopback only.
+        port: Likewise; 0, the default, for any that is free.
+        advertise: ``host:port`` that clients are told to connect to. Default: where it listens.
+        id: Its id among the brokers. Default: a new one.
+        tls: How to speak TLS with clients; None, the default, for plain TCP. A context that asks clients for
+            certificates makes it mutual.
+        broker_ttl: After how many seconds of silence the others take a gateway for dead. Default 3.
+        ack_timeout: How many seconds JetStream is given for an ack where the client sets no deadline.
+            Default 5.
+        replicas: How many NATS servers keep the gateways' own records. Default 1.
+        encrypted: Whether the NATS server encrypts what it stores. If not, the default, streams with
+            ``encryption`` are refused.
+
+    Raises:
+        UsageError: An argument makes no sense.
+
+    Example::
+
+        async with Gateway(nc, port=9292) as gateway:
+            print("serving on", gateway.address)
+            await asyncio.Event().wait()
+    """
+
+    def __init__(
+        self,
+        nc: Client,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        advertise: str | None = None,
+        id: str | None = None,  # noqa: A002 - the API's own word
+        tls: ssl.SSLContext | None = None,
+        broker_ttl: float = 3.0,
+        ack_timeout: float = 5.0,
+        replicas: int = 1,
+        encrypted: bool = False,
+    ) -> None:
+        if not 0 <= port <= 65_535:
+            raise UsageError(f"port={port!r}: expected 0 to 65535")
+        for name, seconds in (("broker_ttl", broker_ttl), ("ack_timeout", ack_timeout)):
+            if not (math.isfinite(seconds) and seconds > 0):
+                raise UsageError(f"{name}={seconds!r}: expected a positive number of seconds")
+        if not 1 <= replicas <= 5:
+            raise UsageError(f"replicas={replicas!r}: expected 1 to 5")
+        self._nc = nc
+        self._listen = (host, port)
+        self._advertise = None if advertise is None else parse_address(advertise)
+        self._tls = tls
+        self._options = Options(
+            id=id or f"gateway-{secrets.token_hex(4)}",
+            broker_ttl=broker_ttl,
+            ack_timeout=ack_timeout,
+            replicas=replicas,
+            encrypted=encrypted,
+        )
+        self._reads = OpenReads()
+        self._server: Server | None = None
+        self._core: Core | None = None
+        self._js: JetStream | None = None
+        self._acceleration: Acceleration | None = None
+
+    @property
+    def id(self) -> str:
+        """Its id among the brokers."""
+        return self._options.id
+
+    @property
+    def address(self) -> str:
+        """Where it listens, as ``host:port``."""
+        if self._server is None:
+            raise UsageError("the gateway is not started")
+        return self._server.address
+
+    async def start(self) -> Self:
+        """Begin to serve; return when clients can be served.
+
+        Raises:
+            NoJetStreamError: The NATS server has no JetStream.
+            TransportError: It can't listen there, or the connection is closed.
+            UsageError: It is started already.
+        """
+        if self._server is not None:
+            raise UsageError("the gateway is started already")
+        self._acceleration = accelerate(self._nc)
+        try:
+            await self._start()
+        except BaseException:
+            await self.close()
+            raise
+        return self
+
+    async def _start(self) -> None:
+        js = self._js = JetStream(self._nc, timeout=self._options.ack_timeout, max_outstanding=_OUTSTANDING)
+        await js.account_info()
+        replicas = self._options.replicas
+        core = self._core = Core(
+            nc=self._nc,
+            js=js,
+            options=self._options,
+            registry=StreamRegistry(js, self._on_stream, replicas=replicas),
+            brokers=Brokers(
+                js, self.id, ttl=self._options.broker_ttl, on_change=self._on_brokers, replicas=replicas
+            ),
+            storage=Storage(js),
+        )
+        await core.registry.start()
+        await core.brokers.start()
+        streams = StreamService(core)
+        server = Server(handlers(core, streams, self._reads))
+        host, port = self._listen
+        address = self._advertise or parse_address(await server.start(host, port, tls=self._tls))
+        self._server = server
+        await core.brokers.join(Broker(self.id, address.host, address.port))
+        await streams.finish_others_work(core.brokers.alive)
+
+    async def close(self, *, grace: float = 0.0) -> None:
+        """Stop serving. What is stored stays, and the connection to NATS stays open. Closing twice is fine.
+
+        Args:
+            grace: Seconds for the calls that are open; what is not done then is cancelled.
+        """
+        core, self._core = self._core, None
+        server, self._server = self._server, None
+        js, self._js = self._js, None
+        if core is not None:
+            await core.brokers.close()
+        if server is not None:
+            await server.close(grace=grace)
+        if core is not None:
+            await core.registry.close()
+        if js is not None:
+            await js.close()
+        if self._acceleration is not None:
+            self._acceleration.restore()
+            self._acceleration = None
+
+    def _on_stream(self, before: StreamRecord | None, after: StreamRecord | None) -> None:
+        self._reads.stream_changed(before, after)
+
+    def _on_brokers(self) -> None:
+        if self._core is not None:
+            self._reads.leaders_changed(self._core.brokers.leads)
+
+    async def __aenter__(self) -> Self:
+        return await self.start()
+
+    async def __aexit__(self, *_: Any) -> None:
+        await self.close()

@@ -1,0 +1,116 @@
+"""Where a subscription begins and ends: the rules, without I/O."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from liftenvelope._pb import api_pb2
+from liftenvelope.rpc.status import RpcError, StatusCode
+
+if TYPE_CHECKING:
+    from liftenvelope.gateway.storage import PartitionState
+
+__all__ = ["END_OF_READONLY", "STOP_REACHED", "Bounds", "bounds"]
+
+#: Texts of Liftbridge, by which clients tell what has happened.
+STOP_REACHED = "Stop offset reached"
+END_OF_READONLY = "End of readonly partition"
+STREAM_IS_EMPTY = "Stream is empty"
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What to read.
+
+    Attributes:
+        start: Offset to begin at.
+        stop: Offset of the last message; None to go on for ever.
+        ends: Whether all up to the stop was there already, so that what is missing will not come.
+        text: What to say at the end.
+    """
+
+    start: int
+    stop: int | None = None
+    ends: bool = False
+    text: str = STOP_REACHED
+
+    @property
+    def is_over(self) -> bool:
+        """Whether there is nothing to read."""
+        return self.stop is not None and self.stop < self.start
+
+
+def bounds(
+    request: api_pb2.SubscribeRequest,
+    state: PartitionState,
+    *,
+    readonly: bool,
+    start_at: int | None = None,
+    stop_before: int | None = None,
+) -> Bounds:
+    """Return what a subscription reads.
+
+    Args:
+        request: The request.
+        state: What is in the partition.
+        readonly: Whether it takes no messages.
+        start_at: For a start by time: offset of the first message that is new enough.
+        stop_before: For a stop by time: offset of the first message that is too new.
+
+    Raises:
+        RpcError: RESOURCE_EXHAUSTED: there is nothing to read. INVALID_ARGUMENT: the end is before the start.
+    """
+    start = _start(request, state, start_at)
+    found = Bounds(start, *_stop(request, state, readonly, stop_before))
+    if found.is_over:
+        if found.text == END_OF_READONLY:
+            raise RpcError(StatusCode.RESOURCE_EXHAUSTED, END_OF_READONLY)
+        text = f"Stop offset is before start offset: {found.stop} < {start}"
+        raise RpcError(StatusCode.INVALID_ARGUMENT, text)
+    return found
+
+
+def _start(request: api_pb2.SubscribeRequest, state: PartitionState, start_at: int | None) -> int:
+    match request.startPosition:
+        case api_pb2.NEW_ONLY:
+            return state.newest + 1
+        case api_pb2.OFFSET:
+            wanted = request.startOffset
+        case api_pb2.EARLIEST:
+            wanted = state.oldest
+        case api_pb2.LATEST:
+            wanted = state.newest
+        case api_pb2.TIMESTAMP:
+            assert start_at is not None
+            wanted = start_at
+        case unknown:
+            raise RpcError(StatusCode.INVALID_ARGUMENT, f"Unknown StartPosition {unknown}")
+    # What is gone begins with the oldest that is left. Liftbridge begins with the next message where none is
+    # that far, and readers count on it: their cursor may be that of an earlier stream of the same name.
+    return min(max(wanted, state.oldest, 0), state.newest + 1)
+
+
+def _stop(
+    request: api_pb2.SubscribeRequest, state: PartitionState, readonly: bool, stop_before: int | None
+) -> tuple[int | None, bool, str]:
+    newest = state.newest
+    match request.stopPosition:
+        case api_pb2.STOP_ON_CANCEL:
+            return (newest, True, END_OF_READONLY) if readonly else (None, False, STOP_REACHED)
+        case api_pb2.STOP_OFFSET:
+            stop = request.stopOffset
+        case api_pb2.STOP_LATEST:
+            if state.is_empty:
+                raise RpcError(StatusCode.RESOURCE_EXHAUSTED, STREAM_IS_EMPTY)
+            stop = newest
+        case api_pb2.STOP_TIMESTAMP:
+            if state.is_empty:
+                raise RpcError(StatusCode.RESOURCE_EXHAUSTED, STREAM_IS_EMPTY)
+            assert stop_before is not None
+            stop = stop_before - 1
+        case unknown:
+            raise RpcError(StatusCode.INVALID_ARGUMENT, f"Unknown StopPosition {unknown}")
+    if readonly and stop > newest:
+        return newest, True, END_OF_READONLY
+    return stop, stop <= newest, STOP_REACHED

@@ -1,0 +1,113 @@
+"""The subscriptions that a gateway serves, and what ends them from outside."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final, Protocol
+
+from liftenvelope.rpc.status import RpcError, StatusCode
+
+if TYPE_CHECKING:
+    from liftenvelope._pb import api_pb2
+    from liftenvelope.gateway.records import StreamRecord
+
+__all__ = ["OpenReads", "Read"]
+
+_FENCED: Final = "Consumer is not currently assigned this partition"
+
+
+class _Feed(Protocol):
+    def wake(self) -> None:
+        """Have whoever waits look again."""
+
+
+class Read:
+    """One subscription.
+
+    Attributes:
+        record: The stream, as it was when it began.
+        partition: The partition.
+        any_replica: Whether any gateway may serve it, not the leader alone.
+        member: Of a consumer group's member: the group, its epoch, the member. None otherwise.
+        error: What it was ended by; None for a clean end.
+        ended: Whether it was ended.
+        became_readonly: Whether it is to end at the newest message.
+        feed: What is woken when any of that changes.
+    """
+
+    def __init__(self, record: StreamRecord, request: api_pb2.SubscribeRequest) -> None:
+        self.record = record
+        self.partition: int = request.partition
+        self.any_replica: bool = request.readISRReplica
+        consumer = request.consumer
+        self.member: tuple[str, int, str] | None = None
+        if request.HasField("consumer"):
+            self.member = (consumer.groupId, consumer.groupEpoch, consumer.consumerId)
+        self.error: RpcError | None = None
+        self.ended = False
+        self.became_readonly = False
+        self.feed: _Feed | None = None
+
+    def end(self, error: RpcError | None) -> None:
+        """End it, with a status other than OK unless there is no error."""
+        if not self.ended:
+            self.ended, self.error = True, error
+            self.wake()
+
+    def wake(self) -> None:
+        """Have it look at what has changed."""
+        if self.feed is not None:
+            self.feed.wake()
+
+
+class OpenReads:
+    """All subscriptions."""
+
+    def __init__(self) -> None:
+        self._reads: dict[tuple[str, int], set[Read]] = {}
+
+    def add(self, read: Read) -> None:
+        """Take one in. Of a consumer group, it ends those of older or equal epochs.
+
+        Raises:
+            RpcError: FAILED_PRECONDITION: a member of a newer epoch reads the partition.
+        """
+        reads = self._reads.setdefault((read.record.name, read.partition), set())
+        if read.member is not None:
+            group, epoch, _ = read.member
+            others = [other for other in reads if other.member is not None and other.member[0] == group]
+            if any(other.member is not None and other.member[1] > epoch for other in others):
+                raise RpcError(StatusCode.FAILED_PRECONDITION, _FENCED)
+            for other in others:
+                other.end(None)
+                reads.discard(other)
+        reads.add(read)
+
+    def remove(self, read: Read) -> None:
+        """It is over."""
+        key = (read.record.name, read.partition)
+        reads = self._reads.get(key, set())
+        reads.discard(read)
+        if not reads:
+            self._reads.pop(key, None)
+
+    def stream_changed(self, before: StreamRecord | None, after: StreamRecord | None) -> None:
+        """End what can't go on with a stream as it is now."""
+        if before is None:
+            return
+        for partition, part in enumerate(before.partitions):
+            for read in list(self._reads.get((before.name, partition), ())):
+                if after is None or after.id != before.id:
+                    read.end(RpcError(StatusCode.NOT_FOUND, "commit log was deleted"))
+                elif after.partitions[partition].paused and not part.paused:
+                    read.end(RpcError(StatusCode.FAILED_PRECONDITION, "commit log was closed"))
+                elif after.partitions[partition].readonly and not part.readonly:
+                    read.became_readonly = True
+                    read.wake()
+
+    def leaders_changed(self, leads: Callable[[str, int], bool]) -> None:
+        """End what another gateway is to serve now."""
+        for (stream, partition), reads in self._reads.items():
+            if not leads(stream, partition):
+                for read in [read for read in reads if not read.any_replica]:
+                    read.end(RpcError(StatusCode.UNAVAILABLE, "another broker leads the partition now"))

@@ -1,0 +1,139 @@
+"""What the gateways know of a stream: a record in a bucket, written as JSON."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field, replace
+from enum import StrEnum
+from typing import Any, Self
+
+from liftenvelope.errors import InternalError
+from liftenvelope.gateway.names import partition_stream, partition_subject
+
+__all__ = ["PartitionRecord", "StreamRecord", "StreamState"]
+
+
+class StreamState(StrEnum):
+    """Where a stream is in its life."""
+
+    #: Its partitions are being made; nobody else sees it yet.
+    CREATING = "creating"
+    READY = "ready"
+    #: Its partitions are being removed; nobody else sees it any more.
+    DELETING = "deleting"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionRecord:
+    """The state of a partition.
+
+    Attributes:
+        paused: Whether it records nothing until it is woken.
+        readonly: Whether it takes no messages.
+        source: The JetStream stream that it copies from, because that one records its subject. None for a
+            partition that records its subject itself.
+        paused_ns, first_paused_ns: When it was paused or woken last, and first.
+        readonly_ns, first_readonly_ns: When it was made readonly or writable last, and first.
+    """
+
+    paused: bool = False
+    readonly: bool = False
+    source: str | None = None
+    paused_ns: int = 0
+    first_paused_ns: int = 0
+    readonly_ns: int = 0
+    first_readonly_ns: int = 0
+
+    @property
+    def records(self) -> bool:
+        """Whether what is published on its subject is stored."""
+        return not (self.paused or self.readonly)
+
+    def with_paused(self, paused: bool, now_ns: int) -> Self:
+        """Return it paused, or woken."""
+        if paused == self.paused:
+            return self
+        return replace(self, paused=paused, paused_ns=now_ns, first_paused_ns=self.first_paused_ns or now_ns)
+
+    def with_readonly(self, readonly: bool, now_ns: int) -> Self:
+        """Return it readonly, or writable."""
+        if readonly == self.readonly:
+            return self
+        first = self.first_readonly_ns or now_ns
+        return replace(self, readonly=readonly, readonly_ns=now_ns, first_readonly_ns=first)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamRecord:
+    """A stream.
+
+    Attributes:
+        name: Its name.
+        subject: What it records; its partition i > 0 records ``subject.i``.
+        id: Of this stream alone: another of the same name, later, has another one.
+        maker: Id of the gateway that is making or removing it.
+        state: Where it is in its life.
+        created_ns: When it was made.
+        group: Its NATS queue group; empty for none.
+        replicas: How many NATS servers keep each partition.
+        resume_all: Whether a message for one paused partition wakes them all.
+        settings: Of the request, the settings that were given, by their names in the API.
+        partitions: The partitions, in order.
+    """
+
+    name: str
+    subject: str
+    id: str
+    maker: str = ""
+    state: StreamState = StreamState.READY
+    created_ns: int = 0
+    group: str = ""
+    replicas: int = 1
+    resume_all: bool = False
+    settings: dict[str, int] = field(default_factory=dict)
+    partitions: tuple[PartitionRecord, ...] = (PartitionRecord(),)
+
+    def to_json(self) -> bytes:
+        """Return it as it is kept."""
+        return json.dumps(asdict(self), separators=(",", ":")).encode()
+
+    @classmethod
+    def from_json(cls, data: bytes) -> Self:
+        """Read one.
+
+        Raises:
+            InternalError: It is none: something else writes into the bucket.
+        """
+        try:
+            fields: dict[str, Any] = json.loads(data)
+            fields["state"] = StreamState(fields["state"])
+            fields["partitions"] = tuple(PartitionRecord(**part) for part in fields["partitions"])
+            return cls(**fields)
+        except (ValueError, TypeError, KeyError, UnicodeDecodeError) as exc:
+            raise InternalError(f"a stream's record can't be read: {exc}: {data[:80]!r}") from exc
+
+    def setting(self, name: str) -> int:
+        """Return a setting of the request, 0 if it was not given."""
+        return self.settings.get(name, 0)
+
+    @property
+    def checks_offsets(self) -> bool:
+        """Whether a message may say which offset it must get."""
+        return bool(self.setting("optimisticConcurrencyControl"))
+
+    def has_partition(self, number: int) -> bool:
+        """Whether there is a partition of that number."""
+        return 0 <= number < len(self.partitions)
+
+    def subject_of(self, partition: int) -> str:
+        """The subject that a partition records."""
+        return partition_subject(self.subject, partition)
+
+    def stream_of(self, partition: int) -> str:
+        """The JetStream stream that holds a partition."""
+        return partition_stream(self.name, partition)
+
+    def with_partitions(self, changed: dict[int, PartitionRecord]) -> Self:
+        """Return it with some partitions changed."""
+        partitions = (changed.get(number, part) for number, part in enumerate(self.partitions))
+        return replace(self, partitions=tuple(partitions))

@@ -1,0 +1,152 @@
+"""Which streams there are: records in a bucket, mirrored by every gateway, changed by compare-and-set."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from liftenvelope.errors import WrongLastSequenceError
+from liftenvelope.gateway.buckets import Bucket, Entry, Mirror
+from liftenvelope.gateway.names import encode_name
+from liftenvelope.gateway.records import StreamRecord, StreamState
+from liftenvelope.rpc.status import RpcError, StatusCode
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from liftenvelope.jetstream.context import JetStream
+
+__all__ = ["StreamRegistry"]
+
+BUCKET: Final = "lift_streams"
+#: How often a change is made anew because another gateway changed the same record.
+_TRIES: Final = 20
+
+#: Called with a record as it was and as it is; None stands for no stream.
+Listener = Callable[[StreamRecord | None, StreamRecord | None], None]
+
+
+class StreamRegistry:
+    """The streams.
+
+    Args:
+        js: JetStream.
+        on_change: Called when a stream that others see was made, changed or removed, by any gateway.
+        replicas: How many servers keep the bucket.
+    """
+
+    def __init__(self, js: JetStream, on_change: Listener, *, replicas: int = 1) -> None:
+        self._bucket = Bucket(js, BUCKET)
+        self._replicas = replicas
+        self._mirror = Mirror(self._bucket, self._on_entry)
+        self._on_change = on_change
+        # By key: the record, None where it was deleted, and the revision.
+        self._records: dict[str, tuple[StreamRecord | None, int]] = {}
+
+    async def start(self) -> None:
+        """Read what there is, and follow it."""
+        await self._bucket.create(replicas=self._replicas)
+        await self._mirror.start()
+
+    async def close(self) -> None:
+        """Follow no more."""
+        await self._mirror.close()
+
+    def __iter__(self) -> Iterator[StreamRecord]:
+        return iter([r for r, _ in self._records.values() if r is not None and r.state is StreamState.READY])
+
+    def unfinished(self) -> list[StreamRecord]:
+        """Streams that somebody began to make or to remove."""
+        found = [record for record, _ in self._records.values()]
+        return [record for record in found if record is not None and record.state is not StreamState.READY]
+
+    def known(self, name: str) -> StreamRecord | None:
+        """The stream of that name, as far as this gateway has heard."""
+        record, _ = self._records.get(encode_name(name), (None, 0))
+        return record if record is not None and record.state is StreamState.READY else None
+
+    async def find(self, name: str) -> StreamRecord:
+        """The stream of that name; where none is known here, the bucket is asked.
+
+        Raises:
+            RpcError: NOT_FOUND: there is none.
+        """
+        record = self.known(name)
+        if record is None:
+            record = await self._refresh(name)
+        if record is None or record.state is not StreamState.READY:
+            raise RpcError(StatusCode.NOT_FOUND, "No such stream")
+        return record
+
+    async def create(self, record: StreamRecord) -> None:
+        """Put a new stream's record.
+
+        Raises:
+            RpcError: ALREADY_EXISTS: there is one of that name.
+        """
+        key = encode_name(record.name)
+        there = await self._refresh(record.name)
+        if there is None:
+            try:
+                await self._put(key, record, self._records.get(key, (None, 0))[1])
+            except WrongLastSequenceError:
+                there = await self._refresh(record.name)
+        if there is not None:
+            raise RpcError(StatusCode.ALREADY_EXISTS, "stream already exists")
+
+    async def change(self, name: str, change: Callable[[StreamRecord], StreamRecord]) -> StreamRecord:
+        """Change a stream's record, whatever other gateways do to it at the same time.
+
+        Args:
+            name: The stream.
+            change: Makes the new record of the present one. It may be called several times.
+
+        Raises:
+            RpcError: NOT_FOUND: there is none, or no more. ABORTED: others change it all the time.
+        """
+        key = encode_name(name)
+        for _ in range(_TRIES):
+            record, revision = self._records.get(key, (None, 0))
+            if record is None:
+                record = await self._refresh(name)
+                revision = self._records.get(key, (None, 0))[1]
+            if record is None:
+                raise RpcError(StatusCode.NOT_FOUND, "No such stream")
+            changed = change(record)
+            if changed == record:
+                return record
+            try:
+                await self._put(key, changed, revision)
+            except WrongLastSequenceError:
+                await self._refresh(name)
+            else:
+                return changed
+        raise RpcError(StatusCode.ABORTED, "the stream is being changed by others all the time: try again")
+
+    async def remove(self, name: str) -> None:
+        """Remove a stream's record."""
+        key = encode_name(name)
+        revision = await self._bucket.delete(key)
+        self._on_entry(Entry(key, None, revision))
+
+    async def _put(self, key: str, record: StreamRecord, revision: int) -> None:
+        data = record.to_json()
+        written = await self._bucket.put(key, data, revision=revision)
+        self._on_entry(Entry(key, data, written))
+
+    async def _refresh(self, name: str) -> StreamRecord | None:
+        key = encode_name(name)
+        entry = await self._bucket.get(key)
+        if entry is not None:
+            self._on_entry(entry)
+        return self._records.get(key, (None, 0))[0]
+
+    def _on_entry(self, entry: Entry) -> None:
+        before, revision = self._records.get(entry.key, (None, 0))
+        if entry.revision <= revision:
+            return  # written here, and heard of again
+        record = None if entry.value is None else StreamRecord.from_json(entry.value)
+        self._records[entry.key] = (record, entry.revision)
+        seen = [r if r is not None and r.state is StreamState.READY else None for r in (before, record)]
+        if seen != [None, None] and seen[0] != seen[1]:
+            self._on_change(*seen)

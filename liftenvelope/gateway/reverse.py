@@ -1,0 +1,96 @@
+"""Subscribe with ``reverse``: from a message back to the oldest."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from liftenvelope._pb import api_pb2
+from liftenvelope.gateway.feed import PartitionFeed
+from liftenvelope.gateway.frames import MessageFramer
+from liftenvelope.rpc.status import RpcError, StatusCode
+
+if TYPE_CHECKING:
+    from liftenvelope.gateway.core import Core
+    from liftenvelope.gateway.frames import Delivery
+    from liftenvelope.gateway.reads import Read
+    from liftenvelope.gateway.records import StreamRecord
+    from liftenvelope.gateway.storage import PartitionState
+    from liftenvelope.rpc.server import ServerCall
+
+__all__ = ["read_backwards"]
+
+#: How many bytes are read forwards at a time, to be sent backwards, and how many messages at most.
+_CHUNK_BYTES: Final = 1 << 20
+_CHUNK: Final = 1_000
+
+
+async def read_backwards(
+    core: Core,
+    call: ServerCall,
+    request: api_pb2.SubscribeRequest,
+    record: StreamRecord,
+    read: Read,
+) -> None:
+    """Send messages from the start of a request down to its stop, or the oldest.
+
+    It ends with the status by which Liftbridge ends such reads: UNKNOWN, "EOF".
+
+    Raises:
+        RpcError: How it ended.
+    """
+    stream = record.stream_of(request.partition)
+    state = await core.storage.state(stream)
+    if state.is_empty:
+        raise RpcError(StatusCode.INTERNAL, "segment not found")
+    start, stop = _start(request, state), _stop(request, state)
+    await call.send([b""])
+    framer = MessageFramer(request.stream, request.partition)
+    size = min(max(_CHUNK_BYTES // max(state.bytes // state.messages, 1), 1), _CHUNK)
+    while start >= stop and not read.ended:
+        low = max(start - size + 1, stop)
+        messages = await _range(core, stream, low, start, read)
+        await call.send_framed(b"".join(framer.frame([m], 0, 0) for m in reversed(messages)))
+        start = low - 1
+    if read.error is not None:
+        raise read.error
+    raise RpcError(StatusCode.UNKNOWN, "EOF")
+
+
+def _start(request: api_pb2.SubscribeRequest, state: PartitionState) -> int:
+    match request.startPosition:
+        case api_pb2.OFFSET:
+            return min(max(request.startOffset, 0), state.newest)
+        case api_pb2.EARLIEST:
+            return state.oldest
+        case api_pb2.NEW_ONLY | api_pb2.LATEST:
+            return state.newest
+        case _:
+            text = "reverse: start at an offset, the earliest or the latest message"
+            raise RpcError(StatusCode.INVALID_ARGUMENT, text)
+
+
+def _stop(request: api_pb2.SubscribeRequest, state: PartitionState) -> int:
+    # Liftbridge takes no notice of a stop above the start, by which clients find out whether a server can
+    # read backwards; one that is below it refuses. Here that is the lowest offset that is sent.
+    if request.stopPosition == api_pb2.STOP_OFFSET and request.stopOffset <= _start(request, state):
+        return max(request.stopOffset, state.oldest)
+    return state.oldest
+
+
+async def _range(core: Core, stream: str, low: int, high: int, read: Read) -> list[Delivery]:
+    """The messages from one offset to another, as far as they are still there."""
+    feed = PartitionFeed(core.js, stream, low + 1)
+    read.feed = feed
+    found: list[Delivery] = []
+    framer = MessageFramer("", 0)
+    try:
+        await feed.open()
+        framer.pending = feed.pending
+        while framer.pending and framer.sequence <= high and not read.ended:
+            for message in await feed.take():
+                framer.frame([message], high + 2, 0)
+                if framer.sequence <= high + 1:
+                    found.append(message)
+    finally:
+        await feed.close()
+    return found

@@ -1,0 +1,81 @@
+"""The table of methods: ``proto.API`` and the health service."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from google.protobuf.message import DecodeError
+
+from liftenvelope.errors import LiftEnvelopeError
+from liftenvelope.gateway.failures import status_of
+from liftenvelope.gateway.health import HealthService
+from liftenvelope.gateway.metadata import MetadataService
+from liftenvelope.gateway.publishing import PublishService
+from liftenvelope.gateway.subscribing import SubscribeService
+from liftenvelope.rpc.server import unary
+from liftenvelope.rpc.status import RpcError, StatusCode
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from liftenvelope.gateway.core import Core
+    from liftenvelope.gateway.reads import OpenReads
+    from liftenvelope.gateway.streams import StreamService
+    from liftenvelope.rpc.server import Handler, ServerCall
+
+__all__ = ["handlers"]
+
+_API: Final = "/proto.API/"
+_HEALTH: Final = "/grpc.health.v1.Health/"
+
+
+def handlers(core: Core, streams: StreamService, reads: OpenReads) -> dict[str, Handler]:
+    """Return what serves each method, by its path. What is not here is UNIMPLEMENTED.
+
+    Args:
+        core: The gateway's parts.
+        streams: Serves the methods that change streams.
+        reads: The subscriptions that are open.
+    """
+    publishing, metadata = PublishService(core, streams), MetadataService(core)
+    subscribing, health = SubscribeService(core, streams, reads), HealthService()
+    return {
+        _API + "CreateStream": guarded(unary(streams.create)),
+        _API + "DeleteStream": guarded(unary(streams.delete)),
+        _API + "PauseStream": guarded(unary(streams.pause)),
+        _API + "SetStreamReadonly": guarded(unary(streams.set_readonly)),
+        _API + "FetchMetadata": guarded(unary(metadata.fetch)),
+        _API + "FetchPartitionMetadata": guarded(unary(metadata.fetch_partition)),
+        _API + "Publish": guarded(with_call(publishing.publish)),
+        _API + "PublishAsync": guarded(publishing.publish_async),
+        _API + "PublishToSubject": guarded(with_call(publishing.publish_to_subject)),
+        _API + "Subscribe": guarded(subscribing.subscribe),
+        _HEALTH + "Check": guarded(unary(health.check)),
+        _HEALTH + "Watch": guarded(health.watch),
+    }
+
+
+def with_call(answer: Callable[[ServerCall, bytes], Awaitable[bytes]]) -> Handler:
+    """Return the handler of a method with one request and one answer that wants to know of the call."""
+
+    async def serve(call: ServerCall) -> None:
+        requests = [request async for request in call]
+        if len(requests) != 1:
+            raise RpcError(StatusCode.INTERNAL, f"{call.method} takes one request, {len(requests)} came")
+        await call.send([await answer(call, requests[0])])
+
+    return serve
+
+
+def guarded(handler: Handler) -> Handler:
+    """Return a handler whose errors are statuses: of NATS, of JetStream, of requests that can't be read."""
+
+    async def serve(call: ServerCall) -> None:
+        try:
+            await handler(call)
+        except DecodeError as exc:
+            raise RpcError(StatusCode.INTERNAL, f"the request can't be read: {exc}") from exc
+        except LiftEnvelopeError as exc:
+            raise status_of(exc) from exc
+
+    return serve

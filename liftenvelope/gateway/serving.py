@@ -1,0 +1,153 @@
+"""A gateway as a program of its own, with its connection to NATS, or with a nats-server of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import ssl
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import nats
+import nats.errors
+from nats.aio.client import Client
+
+from liftenvelope.errors import TransportError, UsageError
+from liftenvelope.gateway.embedded import EmbeddedNats
+from liftenvelope.gateway.gateway import Gateway
+
+__all__ = ["Serving", "running_gateway", "serve"]
+
+_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
+_RECONNECT_PAUSE: Final = 0.2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Serving:
+    """What to serve, and on what.
+
+    Attributes:
+        nats_url: A running NATS server with JetStream; None for one of our own.
+        data_dir: Where that one keeps its streams; needed if there is no ``nats_url``.
+        nats_host, nats_port: Where that one listens; port -1 for any that is free.
+        connect: More arguments of ``nats.connect``, such as ``user_credentials``.
+        tls_cert, tls_key: PEM files of the certificate and key to serve TLS with.
+        tls_client_ca: PEM file of the authority whose certificates clients must show.
+        gateway: The arguments of :class:`Gateway`.
+    """
+
+    nats_url: str | None = None
+    data_dir: str | None = None
+    nats_host: str = "127.0.0.1"
+    nats_port: int = -1
+    connect: dict[str, Any] = field(default_factory=dict)
+    tls_cert: str | None = None
+    tls_key: str | None = None
+    tls_client_ca: str | None = None
+    gateway: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if (self.nats_url is None) == (self.data_dir is None):
+            raise UsageError("either a NATS server or a folder for one of our own, not both and not neither")
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise UsageError("a certificate and a key belong together: give both or neither")
+        if self.tls_client_ca is not None and self.tls_cert is None:
+            raise UsageError("certificates of clients need a certificate and a key of the server's own")
+
+    def tls(self) -> ssl.SSLContext | None:
+        """How to speak TLS, None for plain TCP.
+
+        Raises:
+            UsageError: A file can't be read.
+        """
+        if self.tls_cert is None:
+            return None
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        try:
+            context.load_cert_chain(self.tls_cert, self.tls_key)
+            if self.tls_client_ca is not None:
+                context.load_verify_locations(self.tls_client_ca)
+                context.verify_mode = ssl.CERT_REQUIRED
+        except OSError as exc:
+            files = (self.tls_cert, self.tls_key, self.tls_client_ca)
+            raise UsageError(f"the files for TLS can't be read: {exc}: {files}") from exc
+        return context
+
+
+@asynccontextmanager
+async def running_gateway(serving: Serving) -> AsyncIterator[tuple[Gateway, EmbeddedNats | None]]:
+    """Run a gateway, and its nats-server, as long as the block lasts.
+
+    Raises:
+        TransportError: NATS can't be reached or started, or the gateway can't listen.
+        UsageError: Something of this makes no sense.
+    """
+    tls = serving.tls()
+    own = None
+    if serving.data_dir is not None:
+        folder = Path(serving.data_dir)
+        own = await EmbeddedNats(folder, host=serving.nats_host, port=serving.nats_port).start()
+    try:
+        nc = await _connect(serving.nats_url if own is None else own.url, serving.connect)
+        try:
+            async with Gateway(nc, tls=tls, **serving.gateway) as gateway:
+                yield gateway, own
+        finally:
+            await nc.close()
+    finally:
+        if own is not None:
+            await own.stop()
+
+
+async def _connect(url: str | None, options: dict[str, Any]) -> Client:
+    assert url is not None
+
+    async def quiet(_: Exception) -> None:
+        """What goes wrong on the connection shows in the calls that it goes wrong for."""
+
+    # For ever: a gateway outlives its NATS server's restarts.
+    options = {"max_reconnect_attempts": -1, "reconnect_time_wait": _RECONNECT_PAUSE, **options}
+    try:
+        return await nats.connect(url, error_cb=quiet, allow_reconnect=True, **options)
+    except (nats.errors.Error, OSError) as exc:
+        raise TransportError(f"no connection to the NATS server {url}: {exc}") from exc
+
+
+async def serve(serving: Serving, on_ready: Callable[[Gateway, str], None]) -> None:
+    """Serve until SIGINT or SIGTERM.
+
+    Args:
+        serving: What, and on what.
+        on_ready: Called when clients can be served, with the gateway and the URL of its NATS server.
+
+    Raises:
+        TransportError: NATS can't be reached or started or has ended, or the gateway can't listen.
+        UsageError: Something of this makes no sense.
+    """
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in _SIGNALS:
+        loop.add_signal_handler(number, stop.set)
+    try:
+        async with running_gateway(serving) as (gateway, own):
+            on_ready(gateway, serving.nats_url or (own.url if own is not None else ""))
+            await _wait(stop, own)
+    finally:
+        for number in _SIGNALS:
+            loop.remove_signal_handler(number)
+
+
+async def _wait(stop: asyncio.Event, own: EmbeddedNats | None) -> None:
+    waiting = [asyncio.ensure_future(stop.wait())]
+    if own is not None:
+        waiting.append(asyncio.ensure_future(own.wait()))  # type: ignore[arg-type]
+    try:
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        if not stop.is_set():
+            raise TransportError(f"nats-server has ended, with status {waiting[1].result()}")
+    finally:
+        for future in waiting:
+            future.cancel()

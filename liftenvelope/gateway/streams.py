@@ -1,0 +1,347 @@
+"""CreateStream, DeleteStream, PauseStream and SetStreamReadonly."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from liftenvelope._pb import api_pb2
+from liftenvelope._stream_names import RESERVED, check_settings, check_stream_name
+from liftenvelope.errors import (
+    InvalidConfigError,
+    JetStreamError,
+    StreamNotFoundError,
+    UsageError,
+)
+from liftenvelope.gateway.names import partition_subject
+from liftenvelope.gateway.records import PartitionRecord, StreamRecord, StreamState
+from liftenvelope.jetstream._names import check_filter
+from liftenvelope.rpc.status import RpcError, StatusCode
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from liftenvelope.gateway.core import Core
+
+__all__ = ["StreamService", "new_record"]
+
+#: What stands for as many replicas as there can be.
+_MOST_REPLICAS: Final = -1
+_MOST_PARTITIONS: Final = 10_000
+_SETTINGS: Final = (
+    "retentionMaxBytes",
+    "retentionMaxMessages",
+    "retentionMaxAge",
+    "cleanerInterval",
+    "segmentMaxBytes",
+    "segmentMaxAge",
+    "compactMaxGoroutines",
+    "compactEnabled",
+    "autoPauseTime",
+    "autoPauseDisableIfSubscribers",
+    "minIsr",
+    "optimisticConcurrencyControl",
+    "encryption",
+)
+
+
+def new_record(request: api_pb2.CreateStreamRequest, maker: str, *, encrypted: bool = False) -> StreamRecord:
+    """Return the record of the stream that a request asks for.
+
+    Args:
+        request: The request.
+        maker: Id of the gateway that makes the stream.
+        encrypted: Whether what NATS stores is encrypted.
+
+    Raises:
+        RpcError: INVALID_ARGUMENT: something makes no sense. FAILED_PRECONDITION: it can't be done here.
+    """
+    settings = {name: int(getattr(request, name).value) for name in _SETTINGS if request.HasField(name)}
+    try:
+        if request.name in RESERVED:
+            raise UsageError("Stream is reserved")
+        check_stream_name(request.name)
+        check_settings(settings)
+    except UsageError as exc:
+        raise RpcError(StatusCode.INVALID_ARGUMENT, str(exc)) from exc
+    count = _partition_count(request)
+    _check_subject(request.subject, count)
+    _check_replicas(request.replicationFactor, settings)
+    if settings.get("encryption") and not encrypted:
+        text = "encryption: this gateway does not know whether the NATS server encrypts what it stores"
+        raise RpcError(StatusCode.FAILED_PRECONDITION, text)
+    return StreamRecord(
+        name=request.name,
+        subject=request.subject,
+        id=secrets.token_hex(8),
+        maker=maker,
+        state=StreamState.CREATING,
+        created_ns=time.time_ns(),
+        group=request.group,
+        replicas=request.replicationFactor or 1,
+        settings=settings,
+        partitions=(PartitionRecord(),) * count,
+    )
+
+
+def _partition_count(request: api_pb2.CreateStreamRequest) -> int:
+    if not 0 <= request.partitions <= _MOST_PARTITIONS:
+        text = f"partitions={request.partitions}: expected 1 to {_MOST_PARTITIONS}"
+        raise RpcError(StatusCode.INVALID_ARGUMENT, text)
+    return request.partitions or 1
+
+
+def _check_subject(subject: str, partitions: int) -> None:
+    try:
+        check_filter(subject)
+        if partitions > 1:
+            check_filter(partition_subject(subject, partitions - 1))
+    except UsageError as exc:
+        raise RpcError(StatusCode.INVALID_ARGUMENT, f"Subject is invalid: {exc}") from exc
+    if subject.startswith("$"):
+        text = f"Subject is invalid: {subject!r} is the NATS server's own, and JetStream may not record it"
+        raise RpcError(StatusCode.INVALID_ARGUMENT, text)
+
+
+def _check_replicas(factor: int, settings: dict[str, int]) -> None:
+    if factor < _MOST_REPLICAS:
+        raise RpcError(StatusCode.INVALID_ARGUMENT, f"replicationFactor={factor}: expected -1 or more")
+    least = settings.get("minIsr", 0)
+    if factor != _MOST_REPLICAS and least > max(factor, 1):
+        text = f"minIsr={least}: there are only {max(factor, 1)} replicas"
+        raise RpcError(StatusCode.INVALID_ARGUMENT, text)
+
+
+class StreamService:
+    """Makes, changes and removes streams.
+
+    Args:
+        core: The gateway's parts.
+    """
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+
+    # Making
+
+    async def create(self, raw: bytes) -> bytes:
+        """Serve CreateStream."""
+        request = api_pb2.CreateStreamRequest.FromString(raw)
+        options = self._core.options
+        record = new_record(request, options.id, encrypted=options.encrypted)
+        async with self._core.changing:
+            await self._check_group(record)
+            if record.replicas == _MOST_REPLICAS:
+                record = replace(record, replicas=await self._core.storage.most_replicas())
+                _check_replicas(record.replicas, record.settings)
+            record = await self._make(record)
+        if self._core.activity is not None:
+            await self._core.activity.stream_created(record)
+        return api_pb2.CreateStreamResponse().SerializeToString()
+
+    async def _check_group(self, record: StreamRecord) -> None:
+        """Refuse to share a subject's messages between streams: JetStream gives each of them all."""
+        for other in self._core.registry:
+            if record.group and (other.group, other.subject) == (record.group, record.subject):
+                text = (
+                    f"group {record.group!r}: the stream {other.name!r} is in it, and on JetStream two "
+                    "streams can't share the messages of a subject"
+                )
+                raise RpcError(StatusCode.FAILED_PRECONDITION, text)
+
+    async def _make(self, record: StreamRecord) -> StreamRecord:
+        await self._core.registry.create(record)
+        partitions = {}
+        try:
+            for number in range(len(record.partitions)):
+                source = await self._core.storage.create(record, number)
+                partitions[number] = PartitionRecord(source=source)
+        except BaseException as exc:
+            await self.remove_unfinished(record)
+            if isinstance(exc, JetStreamError):
+                code = StatusCode.INTERNAL
+                if isinstance(exc, InvalidConfigError) or "replicas" in exc.description:
+                    code = StatusCode.INVALID_ARGUMENT
+                raise RpcError(code, f"JetStream can't keep it: {exc.description}") from exc
+            raise
+        made = record.with_partitions(partitions)
+        return await self._core.registry.change(record.name, lambda _: replace(made, state=StreamState.READY))
+
+    async def remove_unfinished(self, record: StreamRecord) -> None:
+        """Remove what there is of a stream that was not made or removed to the end."""
+        for number in range(len(record.partitions)):
+            await self._core.storage.delete(record, number)
+        await self._core.registry.remove(record.name)
+
+    # Removing
+
+    async def delete(self, raw: bytes) -> bytes:
+        """Serve DeleteStream."""
+        name = api_pb2.DeleteStreamRequest.FromString(raw).name
+        _check_not_reserved(name)
+        async with self._core.changing:
+            record = await self._core.registry.find(name)
+            record = await self._core.registry.change(name, partial(_deleting, maker=self._core.options.id))
+            for number in range(len(record.partitions)):
+                await self._hand_over(record, number, detach=True)
+            await self.remove_unfinished(record)
+        if self._core.activity is not None:
+            await self._core.activity.stream_deleted(record)
+        return api_pb2.DeleteStreamResponse().SerializeToString()
+
+    # Pausing
+
+    async def pause(self, raw: bytes) -> bytes:
+        """Serve PauseStream."""
+        request = api_pb2.PauseStreamRequest.FromString(raw)
+        _check_not_reserved(request.name)
+        record = await self._core.registry.find(request.name)
+        numbers = _chosen(record, request.partitions)
+        record = await self.set_paused(record.name, numbers, resume_all=request.resumeAll)
+        return api_pb2.PauseStreamResponse().SerializeToString()
+
+    async def set_paused(self, name: str, numbers: list[int], *, resume_all: bool = False) -> StreamRecord:
+        """Pause partitions: nothing is recorded until a message that comes by gRPC wakes them."""
+        async with self._core.changing:
+            now = time.time_ns()
+
+            def change(record: StreamRecord) -> StreamRecord:
+                record = _present(record)
+                parts = {number: record.partitions[number].with_paused(True, now) for number in numbers}
+                return replace(record.with_partitions(parts), resume_all=resume_all)
+
+            before = await self._core.registry.find(name)
+            record = await self._core.registry.change(name, change)
+            changed = [n for n in numbers if not before.partitions[n].paused]
+            record = await self._follow(before, record, changed)
+        if self._core.activity is not None:
+            await self._core.activity.stream_paused(record, numbers, resume_all)
+        return record
+
+    async def resume(self, name: str, partition: int) -> StreamRecord:
+        """Wake a partition, and the others of its stream if they are to wake together."""
+        async with self._core.changing:
+            before = await self._core.registry.find(name)
+            woken = range(len(before.partitions)) if before.resume_all else [partition]
+            numbers = [number for number in woken if before.partitions[number].paused]
+            if not numbers:
+                return before
+            now = time.time_ns()
+
+            def change(record: StreamRecord) -> StreamRecord:
+                record = _present(record)
+                parts = {number: record.partitions[number].with_paused(False, now) for number in numbers}
+                return record.with_partitions(parts)
+
+            # First the subject, so that whoever sees it awake finds it so.
+            after = change(before)
+            sources = await self._sources(before, after, numbers)
+            record = await self._core.registry.change(name, lambda r: _with_sources(change(r), sources))
+        if self._core.activity is not None:
+            await self._core.activity.stream_resumed(record, numbers)
+        return record
+
+    # Readonly
+
+    async def set_readonly(self, raw: bytes) -> bytes:
+        """Serve SetStreamReadonly."""
+        request = api_pb2.SetStreamReadonlyRequest.FromString(raw)
+        _check_not_reserved(request.name)
+        async with self._core.changing:
+            before = await self._core.registry.find(request.name)
+            numbers, now = _chosen(before, request.partitions), time.time_ns()
+
+            def change(record: StreamRecord) -> StreamRecord:
+                record = _present(record)
+                parts = {n: record.partitions[n].with_readonly(request.readonly, now) for n in numbers}
+                return record.with_partitions(parts)
+
+            after = change(before)
+            sources = await self._sources(before, after, numbers)
+            record = await self._core.registry.change(
+                request.name, lambda r: _with_sources(change(r), sources)
+            )
+        if self._core.activity is not None:
+            await self._core.activity.stream_readonly_set(record, numbers, request.readonly)
+        return api_pb2.SetStreamReadonlyResponse().SerializeToString()
+
+    # Subjects
+
+    async def _follow(
+        self, before: StreamRecord, after: StreamRecord, numbers: Iterable[int]
+    ) -> StreamRecord:
+        """Have JetStream record what the partitions, as they are now, are to record."""
+        sources = await self._sources(before, after, numbers)
+        return await self._core.registry.change(after.name, lambda r: _with_sources(r, sources))
+
+    async def _sources(
+        self, before: StreamRecord, after: StreamRecord, numbers: Iterable[int]
+    ) -> dict[int, str | None]:
+        """Have JetStream record what these partitions are to record; return what they copy from now."""
+        sources: dict[int, str | None] = {}
+        for number in numbers:
+            was, is_now = before.partitions[number].records, after.partitions[number].records
+            if was and not is_now:
+                await self._hand_over(before, number, detach=True)
+                sources[number] = None
+            elif is_now and not was:
+                sources[number] = await self._core.storage.attach(after, number)
+        return sources
+
+    async def _hand_over(self, record: StreamRecord, partition: int, *, detach: bool) -> None:
+        """Stop recording; those that copied from this one record the subject themselves, or copy from one."""
+        name = record.stream_of(partition)
+        copies = [
+            (other, number)
+            for other in self._core.registry
+            for number, part in enumerate(other.partitions)
+            if part.source == name
+        ]
+        try:
+            if detach and (copies or record.state is StreamState.READY):
+                await self._core.storage.detach(record, partition)
+        except StreamNotFoundError:
+            return  # removed already, by whoever began to
+        for other, number in copies:
+            await self._core.storage.wait_copied(other.stream_of(number))
+        for other, number in copies:
+            source = {number: await self._core.storage.attach(other, number)}
+            await self._core.registry.change(other.name, partial(_with_sources, sources=source))
+
+    async def finish_others_work(self, alive: Iterable[str]) -> None:
+        """Remove what gateways that are dead now had begun to make or to remove."""
+        living = set(alive)
+        for record in self._core.registry.unfinished():
+            if record.maker not in living:
+                async with self._core.changing:
+                    await self.remove_unfinished(record)
+
+
+def _deleting(record: StreamRecord, *, maker: str) -> StreamRecord:
+    return replace(_present(record), state=StreamState.DELETING, maker=maker)
+
+
+def _present(record: StreamRecord) -> StreamRecord:
+    if record.state is not StreamState.READY:
+        raise RpcError(StatusCode.NOT_FOUND, "No such stream")
+    return record
+
+
+def _with_sources(record: StreamRecord, sources: dict[int, str | None]) -> StreamRecord:
+    parts = {number: replace(record.partitions[number], source=source) for number, source in sources.items()}
+    return record.with_partitions(parts)
+
+
+def _chosen(record: StreamRecord, partitions: Iterable[int]) -> list[int]:
+    numbers = sorted(set(partitions)) or list(range(len(record.partitions)))
+    if not all(record.has_partition(number) for number in numbers):
+        raise RpcError(StatusCode.NOT_FOUND, "No such partition")
+    return numbers
+
+
+def _check_not_reserved(name: str) -> None:
+    if name in RESERVED:
+        raise RpcError(StatusCode.INVALID_ARGUMENT, "Stream is reserved")

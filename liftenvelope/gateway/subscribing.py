@@ -1,0 +1,149 @@
+"""Subscribe: a partition's messages, from where the client wants them, for as long as it wants them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from liftenvelope._pb import api_pb2
+from liftenvelope.errors import LiftEnvelopeError, StreamNotFoundError
+from liftenvelope.gateway.failures import status_of
+from liftenvelope.gateway.feed import PartitionFeed, ask_start
+from liftenvelope.gateway.frames import MessageFramer
+from liftenvelope.gateway.positions import END_OF_READONLY, Bounds, bounds
+from liftenvelope.gateway.reads import Read
+from liftenvelope.gateway.reverse import read_backwards
+from liftenvelope.rpc.status import RpcError, StatusCode
+
+if TYPE_CHECKING:
+    from liftenvelope.gateway.core import Core
+    from liftenvelope.gateway.reads import OpenReads
+    from liftenvelope.gateway.records import StreamRecord
+    from liftenvelope.gateway.streams import StreamService
+    from liftenvelope.rpc.server import ServerCall
+
+__all__ = ["SubscribeService"]
+
+#: What tells the client that its subscription stands: a message with nothing in it.
+_HANDSHAKE: Final = b""
+_PAUSED: Final = "commit log was closed"
+_DELETED: Final = "commit log was deleted"
+
+
+class SubscribeService:
+    """Sends messages.
+
+    Args:
+        core: The gateway's parts.
+        streams: Wakes partitions.
+        reads: The subscriptions that are open.
+    """
+
+    def __init__(self, core: Core, streams: StreamService, reads: OpenReads) -> None:
+        self._core = core
+        self._streams = streams
+        self._reads = reads
+
+    async def subscribe(self, call: ServerCall) -> None:
+        """Serve Subscribe."""
+        requests = [request async for request in call]
+        if len(requests) != 1:
+            raise RpcError(StatusCode.INTERNAL, f"Subscribe takes one request, {len(requests)} came")
+        request = api_pb2.SubscribeRequest.FromString(requests[0])
+        record = await self._record(request)
+        read = Read(record, request)
+        self._reads.add(read)
+        try:
+            await self._serve(call, request, record, read)
+        except StreamNotFoundError as exc:
+            raise read.error or RpcError(StatusCode.NOT_FOUND, _DELETED) from exc
+        except LiftEnvelopeError as exc:
+            raise read.error or status_of(exc) from exc
+        finally:
+            self._reads.remove(read)
+
+    async def _record(self, request: api_pb2.SubscribeRequest) -> StreamRecord:
+        name, partition = request.stream, request.partition
+        record = await self._core.partition(name, partition)
+        if request.HasField("consumer") and request.readISRReplica:
+            text = "consumer groups can't read from ISR replicas"
+            raise RpcError(StatusCode.INVALID_ARGUMENT, text)
+        if not request.readISRReplica:
+            self._core.check_leader(name, partition)
+        if record.partitions[partition].paused:
+            if not request.resume:
+                raise RpcError(StatusCode.FAILED_PRECONDITION, _PAUSED)
+            record = await self._streams.resume(name, partition)
+        return record
+
+    async def _serve(
+        self, call: ServerCall, request: api_pb2.SubscribeRequest, record: StreamRecord, read: Read
+    ) -> None:
+        stream = record.stream_of(request.partition)
+        if request.reverse:
+            await read_backwards(self._core, call, request, record, read)
+            return
+        found = await self._bounds(request, record, stream)
+        feed = PartitionFeed(self._core.js, stream, found.start + 1)
+        read.feed = feed
+        try:
+            await feed.open()
+            await call.send([_HANDSHAKE])
+            await self._send_all(call, request, found, read, feed)
+        finally:
+            await feed.close()
+
+    async def _bounds(self, request: api_pb2.SubscribeRequest, record: StreamRecord, stream: str) -> Bounds:
+        state = await self._core.storage.state(stream)
+        start_at = stop_before = None
+        if request.startPosition == api_pb2.TIMESTAMP:
+            start_at = await ask_start(self._core.js, stream, request.startTimestamp) - 1
+        if request.stopPosition == api_pb2.STOP_TIMESTAMP:
+            stop_before = await ask_start(self._core.js, stream, request.stopTimestamp + 1) - 1
+            stop_before = min(stop_before, state.newest + 1)
+        readonly = record.partitions[request.partition].readonly
+        return bounds(request, state, readonly=readonly, start_at=start_at, stop_before=stop_before)
+
+    async def _send_all(
+        self,
+        call: ServerCall,
+        request: api_pb2.SubscribeRequest,
+        found: Bounds,
+        read: Read,
+        feed: PartitionFeed,
+    ) -> None:
+        framer = MessageFramer(request.stream, request.partition)
+        framer.sequence, framer.pending = found.start, feed.pending
+        quiet = True
+        while True:
+            if read.ended:
+                if read.error is not None:
+                    raise read.error
+                return
+            if read.became_readonly:
+                found, quiet = await self._until_newest(request, read, found), False
+            if _is_over(found, framer, quiet):
+                raise RpcError(StatusCode.RESOURCE_EXHAUSTED, found.text)
+            messages = await feed.take()
+            quiet = quiet or not messages
+            if messages:
+                most = 0 if found.stop is None else found.stop + 1
+                await call.send_framed(framer.frame(messages, found.start + 1, most))
+
+    async def _until_newest(self, request: api_pb2.SubscribeRequest, read: Read, found: Bounds) -> Bounds:
+        """End a read at the newest message: the partition was made readonly."""
+        read.became_readonly = False
+        state = await self._core.storage.state(read.record.stream_of(request.partition))
+        if found.stop is not None and found.stop <= state.newest:
+            return found
+        return Bounds(found.start, state.newest, True, END_OF_READONLY)
+
+
+def _is_over(found: Bounds, framer: MessageFramer, quiet: bool) -> bool:
+    """Whether all was sent: up to the stop, or up to the last one where the one at the stop is gone.
+
+    The last delivery may be older than a stop that was set since, and not know what came after it. So that
+    counts only where it is ``quiet``: nothing came when it was waited for.
+    """
+    if found.stop is None:
+        return False
+    return framer.sequence > found.stop or (found.ends and quiet and not framer.pending)
