@@ -1,9 +1,9 @@
 """Real servers for tests, and a way to spoil the connections to them.
 
-:func:`run_nats_server` and :func:`run_liftbridge` start servers on free ports of the loopback interface, with
-data in temporary folders, and stop them at the end of a ``with`` or ``async with`` block. They can be
-stopped, killed and started again in between, on the same port and with the same data. :class:`FaultProxy`
-stands between a client and a server and delays, stalls, cuts or truncates what passes. ::
+:func:`run_nats_server`, :func:`run_liftbridge` and :func:`run_gateway` start servers on free ports of the
+loopback interface, with data in temporary folders, and stop them at the end of a ``with`` or ``async with``
+block. They can be stopped, killed and started again in between, on the same port and with the same data.
+:class:`FaultProxy` stands between a client and a server and delays, stalls, cuts or truncates what passes. ::
 
     from liftenvelope.testing import FaultProxy, run_liftbridge
 
@@ -28,7 +28,8 @@ first use, which takes a minute and needs Go, of PATH or of the PyPI package ``g
 in the user's cache directory. ``python -m liftenvelope.testing build`` does it beforehand.
 ``LIFTENVELOPE_LIFTBRIDGE`` names another server program, also a newer version.
 
-Liftbridge needs ``pip install 'liftenvelope[client]'``; the others need nothing more than the package.
+Liftbridge needs ``pip install 'liftenvelope[client]'``, the gateway ``'liftenvelope[gateway]'``; the others
+need nothing more than the package.
 """
 
 from __future__ import annotations
@@ -40,18 +41,22 @@ if TYPE_CHECKING:
     from liftenvelope.testing._admin import LiftbridgeAdmin
     from liftenvelope.testing._build import find_go
     from liftenvelope.testing._errors import ServerStartError
+    from liftenvelope.testing._gateway import GatewayCluster, GatewayNode, run_gateway
     from liftenvelope.testing._liftbridge import LiftbridgeCluster, LiftbridgeNode, run_liftbridge
     from liftenvelope.testing._nats import NatsServer, run_nats_server
     from liftenvelope.testing._proxy import FaultProxy
 
 __all__ = [
     "FaultProxy",
+    "GatewayCluster",
+    "GatewayNode",
     "LiftbridgeAdmin",
     "LiftbridgeCluster",
     "LiftbridgeNode",
     "NatsServer",
     "ServerStartError",
     "find_go",
+    "run_gateway",
     "run_liftbridge",
     "run_nats_server",
 ]
@@ -60,12 +65,15 @@ __all__ = [
 # Liftbridge needs the extra.
 _MODULES: Final = {
     "FaultProxy": "_proxy",
+    "GatewayCluster": "_gateway",
+    "GatewayNode": "_gateway",
     "LiftbridgeAdmin": "_admin",
     "LiftbridgeCluster": "_liftbridge",
     "LiftbridgeNode": "_liftbridge",
     "NatsServer": "_nats",
     "ServerStartError": "_errors",
     "find_go": "_build",
+    "run_gateway": "_gateway",
     "run_liftbridge": "_liftbridge",
     "run_nats_server": "_nats",
 }

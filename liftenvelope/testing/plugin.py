@@ -3,6 +3,7 @@
 - ``nats_server``: a :class:`~liftenvelope.testing.NatsServer`.
 - ``jetstream_server``: another one, with JetStream.
 - ``liftbridge_server``: a :class:`~liftenvelope.testing.LiftbridgeCluster` of one node, with its own NATS.
+- ``gateway_server``: a :class:`~liftenvelope.testing.GatewayCluster` of one gateway, with its own NATS.
 
 Each is started by the first test that asks for it and serves every test of the run. So a test leaves it
 running, and takes names that no other test uses. A test that stops or kills its server starts one of its own,
@@ -24,9 +25,9 @@ from liftenvelope import testing
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from liftenvelope.testing import LiftbridgeCluster, NatsServer
+    from liftenvelope.testing import GatewayCluster, LiftbridgeCluster, NatsServer
 
-__all__ = ["jetstream_server", "liftbridge_server", "nats_server"]
+__all__ = ["gateway_server", "jetstream_server", "liftbridge_server", "nats_server"]
 
 
 @pytest.fixture(scope="session")
@@ -47,4 +48,11 @@ def jetstream_server() -> Iterator[NatsServer]:
 def liftbridge_server() -> Iterator[LiftbridgeCluster]:
     """A Liftbridge cluster of one node, shared by the whole run."""
     with testing.run_liftbridge() as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="session")
+def gateway_server() -> Iterator[GatewayCluster]:
+    """A gateway, shared by the whole run."""
+    with testing.run_gateway() as cluster:
         yield cluster
