@@ -23,7 +23,7 @@ from liftenvelope.client import Client
 from liftenvelope.client.events import ClientEvent
 
 #: By name, the fixture that starts the server.
-SERVERS: Final = {"liftbridge": "liftbridge_server"}
+SERVERS: Final = {"liftbridge": "liftbridge_server", "gateway": "gateway_server"}
 CHOSEN: Final = os.environ.get("LIFTENVELOPE_CONFORMANCE_SERVER", "liftbridge")
 
 
