@@ -44,7 +44,7 @@ lint: setup
 
 types: setup
 	$(RUN) -m mypy
-	$(RUN) -m mypy.stubtest --mypy-config-file pyproject.toml liftenvelope._fastenv liftenvelope._fastbatch liftenvelope._fastwire liftenvelope._fastjet
+	$(RUN) -m mypy.stubtest --mypy-config-file pyproject.toml $(patsubst src/%.pyx,liftenvelope.%,$(wildcard src/*.pyx))
 
 unit: strict
 	LIFTENVELOPE_REQUIRE_EXTENSIONS=1 $(RUN) -m pytest -q tests/unit tests/twin tests/test_layers.py

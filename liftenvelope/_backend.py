@@ -21,6 +21,7 @@ _TWINS = {
     "_fastbatch": "_batch_py",
     "_fastwire": "_frames_py",
     "_fastjet": "_jet_py",
+    "_fastack": "_acks_py",
 }
 
 
@@ -51,3 +52,4 @@ codec = _modules["_fastenv"]
 batch = _modules["_fastbatch"]
 frames = _modules["_fastwire"]
 jet = _modules["_fastjet"]
+acks = _modules["_fastack"]

@@ -12,10 +12,11 @@ from importlib import import_module
 import pytest
 
 import liftenvelope
+from liftenvelope import _backend
 
 # Extension modules take their docstrings from their twins, and under NO_EXTENSIONS they are not to be loaded.
 _WITH_SERVERS = ("liftenvelope.testing", "liftenvelope.client")
-_EXTENSIONS = tuple(f"liftenvelope.{name}" for name in ("_fastenv", "_fastbatch", "_fastwire", "_fastjet"))
+_EXTENSIONS = tuple(f"liftenvelope.{name}" for name in _backend._TWINS)
 
 
 def _modules() -> list[str]:
