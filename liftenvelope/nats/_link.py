@@ -153,9 +153,7 @@ class Link:
             self.write(frames, messages, payload)
             return
         self._buffer(frames, messages, payload)
-        buffered, nc._pending, nc._pending_data_size = nc._pending, [], 0
-        transport: Any = nc._transport
-        transport.writelines(buffered)
+        self.send_now()
 
     def offer(self, frame: bytes, size: int) -> bool:
         """Buffer one PUB command and see that it is sent, if the connection is up and has room.
@@ -180,6 +178,18 @@ class Link:
         if queue.empty():
             queue.put_nowait(asyncio.get_running_loop().create_future())
         return True
+
+    def send_now(self) -> None:
+        """Hand what is buffered to the socket, without waiting for nats-py's flusher to have its turn.
+
+        Does nothing where that can't be done; the flusher will.
+        """
+        nc = self._nc
+        # Other transports, such as that of a WebSocket, send only what is awaited.
+        is_tcp = self.direct and type(nc._transport) is TcpTransport
+        if is_tcp and nc.is_connected and nc._pending:
+            frames, nc._pending, nc._pending_data_size = nc._pending, [], 0
+            nc._transport.writelines(frames)
 
     async def publish(self, subject: str, payload: bytes) -> None:
         """Publish one message by nats-py's public method: the way of a link that is not direct."""
