@@ -1,0 +1,125 @@
+"""What a reader of stored messages does with what JetStream sends it, without doing it.
+
+A push consumer with heartbeats and flow control sends, beside messages, two kinds of status (ADR-15): a
+heartbeat when there is nothing else, which tells the number of the last delivery, and a request of flow
+control, which must be answered before more comes.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, NamedTuple
+
+from liftenvelope._backend import acks
+
+__all__ = ["AckFlow", "Written"]
+
+_CONTROL: Final = b"NATS/1.0 100"
+_LAST_DELIVERY: Final = b"nats-last-consumer"
+_STALLED: Final = b"nats-consumer-stalled"
+#: After how many intervals without a word of the consumer it is taken to be gone.
+_MISSED: Final = 2.5
+
+
+class Written(NamedTuple):
+    """Commands for the connection: the acks first, then the acknowledgement to JetStream.
+
+    Attributes:
+        frames: The commands.
+        messages: How many they are.
+        payload: The bytes of their payloads.
+        acks: How many of them are acks of publishers.
+    """
+
+    frames: bytes
+    messages: int
+    payload: int
+    acks: int
+
+
+class AckFlow:
+    """The state of a reader: of what it reads by one consumer, and then by the next.
+
+    Args:
+        stream: The Liftbridge stream's name, for the acks.
+        partition_subject: The partition's subject, for the acks.
+        max_ack: The largest message that the server takes, in bytes.
+        heartbeat: How often the consumer says that it is there, in seconds.
+    """
+
+    def __init__(self, stream: str, partition_subject: str, *, max_ack: int, heartbeat: float) -> None:
+        self._acks: Any = acks.Acknowledger(stream, partition_subject, max_ack)
+        self._patience = _MISSED * heartbeat
+        self._heard = 0.0
+        self._broken = True
+
+    @property
+    def position(self) -> int:
+        """Number in the stream of the last message whose ack was written, 0 for none of this reading."""
+        return int(self._acks.stream_sequence)
+
+    @property
+    def broken(self) -> bool:
+        """Whether something was lost, so that the consumer must be made to deliver again."""
+        return self._broken or bool(self._acks.gap)
+
+    def begin(self, now: float) -> None:
+        """Begin a reading: what comes from now on is of a consumer that has delivered nothing yet."""
+        self._acks.begin()
+        self._broken = False
+        self._heard = now
+
+    def give_up(self) -> None:
+        """Take nothing more until the next reading: what was written has not gone out."""
+        self._broken = True
+
+    def is_stalled(self, now: float) -> bool:
+        """Whether the consumer has been silent for too long."""
+        return now - self._heard > self._patience
+
+    def feed(self, messages: list[Any], now: float, now_ns: int) -> Written:
+        """Take what has come, as :func:`subscribe_direct` hands it over.
+
+        Args:
+            messages: Tuples of subject, reply, headers and payload.
+            now: The time on the clock of :meth:`begin`.
+            now_ns: The time in nanoseconds since 1970, for the acks.
+
+        Returns:
+            What to write to the connection, in one piece: JetStream must not hear that a message is done
+            before its ack is on its way.
+        """
+        if self.broken:
+            return Written(b"", 0, 0, 0)
+        self._heard = now
+        before = self._acks.reply
+        frames, count, size, others = self._acks.take(messages, now_ns)
+        written = count
+        if (reply := self._acks.reply) is not before:
+            frames += b"PUB %b 4\r\n+ACK\r\n" % reply
+            written, size = written + 1, size + 4
+        for _, reply, headers, _ in others:
+            for answer in self._answers(reply, headers or b""):
+                frames += b"PUB %b 0\r\n\r\n" % answer
+                written += 1
+        return Written(frames, written, size, count)
+
+    def _answers(self, reply: bytes, headers: bytes) -> list[bytes]:
+        """Subjects to publish to, so that the consumer goes on."""
+        if not headers.startswith(_CONTROL):
+            # The consumer was deleted, or its server stops.
+            self._broken = self._broken or headers.startswith(b"NATS/1.0 ")
+            return []
+        if reply:
+            return [reply]
+        told = _fields(headers)
+        last = told.get(_LAST_DELIVERY, b"")
+        if last.isdigit() and int(last) > self._acks.delivery:
+            self._broken = True
+        stalled = told.get(_STALLED, b"")
+        return [stalled] if stalled else []
+
+
+def _fields(headers: bytes) -> dict[bytes, bytes]:
+    """The lines of a header block, names in lower case."""
+    lines = (line.partition(b":") for line in headers.split(b"\r\n")[1:])
+    return {name.strip().lower(): value.strip() for name, _, value in lines if name}

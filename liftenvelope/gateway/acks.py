@@ -1,0 +1,273 @@
+"""Acks of what raw NATS publishers have put into a partition, sent once JetStream has stored it.
+
+The gateway is not in the path of such messages: JetStream records the subject. A durable consumer of the
+partition delivers every stored message; the ack goes to the inbox that its envelope names, and only then is
+the message acknowledged to JetStream, by the same write. So whatever happens in between, an ack is sent at
+least once.
+
+What was delivered may be lost on its way: when a reader dies, when its connection does, when a delivery is
+missing, when the consumer is silent. JetStream would deliver it again after half a minute. So a reader that
+begins, or begins anew, makes a consumer of its own, which goes on where the last one was acknowledged, and
+deletes the others. No two readers share a consumer: by an acknowledgement of the one, which holds for all
+messages before, what only the other one has got would never have its ack. A reader that was taken over gets
+nothing more; as long as two believe that the partition is theirs, both send acks, and none is missing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from liftenvelope.errors import (
+    CallTimeoutError,
+    ConsumerNotFoundError,
+    JetStreamError,
+    LiftEnvelopeError,
+    TransportError,
+    UsageError,
+)
+from liftenvelope.gateway.ack_flow import AckFlow
+from liftenvelope.jetstream._watch import watch_of
+from liftenvelope.jetstream.api import DEFAULT_PREFIX, Api
+from liftenvelope.jetstream.listing import consumer_names
+from liftenvelope.nats._link import Link
+from liftenvelope.nats._outcomes import positive
+from liftenvelope.nats._receiving import DirectSubscription, subscribe_direct
+
+if TYPE_CHECKING:
+    from nats.aio.client import Client
+
+__all__ = ["ACK_CONSUMER", "AckReader"]
+
+#: What the names of the consumers begin with.
+ACK_CONSUMER: Final = "lift-acks-"
+_NS: Final = 1_000_000_000
+#: How long JetStream waits before it sends a message again, in seconds. Nobody waits for that: see above.
+_ACK_WAIT: Final = 30
+#: How many messages may be on their way. Flow control bounds their bytes.
+_MAX_PENDING: Final = 65_536
+_BARRIER: Final = 5.0
+#: The pauses between attempts, in seconds.
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 2.0
+
+
+class AckReader:
+    """Sends the acks of one partition, as long as it is open. One gateway at a time: its leader.
+
+    Args:
+        nc: The connection, by preference an accelerated one (:func:`liftenvelope.nats.accelerate`). It
+            must not be shared with subscribers that are slow.
+        jetstream_stream: The JetStream stream that holds the partition.
+        stream: The Liftbridge stream's name.
+        partition_subject: The partition's subject.
+        api_prefix: That of JetStream's API.
+        heartbeat: How often the consumer says that it is there, in seconds. Default 15.
+        start_sequence: Number in the JetStream stream of the first message that is to be acked, for when the
+            consumer is made. Default 1: all.
+        on_error: Told what keeps the reader from reading. It goes on trying until it is closed.
+
+    Attributes:
+        acks_sent: How many acks have been written to the connection.
+
+    Raises:
+        UsageError: The heartbeat is none, or this nats-py has another inside than those that are known.
+    """
+
+    def __init__(
+        self,
+        nc: Client,
+        *,
+        jetstream_stream: str,
+        stream: str,
+        partition_subject: str,
+        api_prefix: str = DEFAULT_PREFIX,
+        heartbeat: float = 15.0,
+        start_sequence: int = 1,
+        on_error: Callable[[LiftEnvelopeError], None] | None = None,
+    ) -> None:
+        self._nc = nc
+        self._link = Link(nc)
+        if not self._link.direct:
+            raise UsageError("acks of stored messages need a nats-py whose buffer of commands is known")
+        self._api = Api(nc, prefix=api_prefix)
+        self._jetstream_stream = jetstream_stream
+        self._heartbeat = positive("heartbeat", heartbeat)
+        self._done = start_sequence - 1
+        self._on_error = on_error
+        max_ack = self._link.max_payload
+        self._flow = AckFlow(stream, partition_subject, max_ack=max_ack, heartbeat=self._heartbeat)
+        self._subscription: DirectSubscription | None = None
+        self._wanted = asyncio.Event()
+        self._epoch = 0
+        self._task: asyncio.Task[None] | None = None
+        self._watch = watch_of(nc)
+        self.acks_sent = 0
+
+    @property
+    def position(self) -> int:
+        """Number in the JetStream stream of the last message that was dealt with, 0 for none so far."""
+        return self._flow.position
+
+    async def start(self) -> None:
+        """Go on where the last reader was, and in the background.
+
+        Raises:
+            StreamNotFoundError: There is no such JetStream stream.
+            JetStreamError, CallTimeoutError, TransportError: No consumer can be made now. Nothing goes on.
+        """
+        if self._task is not None:
+            raise UsageError("this reader was started already")
+        try:
+            await self._bind()
+        except BaseException:
+            await self._unsubscribe()
+            raise
+        self._watch.add(self)
+        self._task = asyncio.create_task(self._run(), name=f"acks of {self._jetstream_stream}")
+
+    async def close(self) -> None:
+        """Send no more acks. What is stored from now on is acked by the next reader. May be called again."""
+        self._watch.remove(self)
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.wait([task])
+            if not task.cancelled() and (failure := task.exception()) is not None:
+                raise failure
+        await self._unsubscribe()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    # What the watch of the connection tells
+
+    def lost(self) -> None:
+        """The connection is down: what is on its way now never comes."""
+
+    def restored(self) -> None:
+        """The connection is back."""
+        self._flow.give_up()
+        self._wanted.set()
+
+    def gone(self, reason: str) -> None:
+        """The connection is closed, or is being drained."""
+        self._flow.give_up()
+        self._tell(TransportError(reason))
+
+    # Reading
+
+    def _take(self, messages: list[Any]) -> None:
+        if self._link.epoch != self._epoch:
+            # Acks written to the last connection may be lost, and an acknowledgement holds for them, too.
+            self._flow.give_up()
+        written = self._flow.feed(messages, time.monotonic(), time.time_ns())
+        if written.frames:
+            try:
+                self._link.write(written.frames, written.messages, written.payload)
+                self._link.send_now()
+            except TransportError as error:
+                self._flow.give_up()
+                self._tell(error)
+            else:
+                self.acks_sent += written.acks
+        if self._flow.broken:
+            self._wanted.set()
+
+    async def _run(self) -> None:
+        pause = _FIRST_PAUSE
+        while True:
+            await self._until_wanted()
+            try:
+                await self._bind()
+                pause = _FIRST_PAUSE
+                await asyncio.sleep(pause)  # two readers that each take over from the other do it slowly
+            except (JetStreamError, CallTimeoutError, TransportError) as error:
+                self._flow.give_up()
+                self._tell(error)
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, _LONGEST_PAUSE)
+
+    async def _until_wanted(self) -> None:
+        """Return when the consumer must be bound anew."""
+        while not (self._flow.broken or self._flow.is_stalled(time.monotonic())):
+            try:
+                async with asyncio.timeout(self._heartbeat):
+                    await self._wanted.wait()
+            except TimeoutError:
+                continue
+            self._wanted.clear()
+
+    def _tell(self, error: LiftEnvelopeError) -> None:
+        if self._on_error is not None:
+            self._on_error(error)
+
+    # Binding
+
+    async def _bind(self) -> None:
+        """Have all that is not done delivered, to a new subscription by a new consumer."""
+        await self._unsubscribe()
+        self._wanted.clear()
+        inbox = self._link.new_inbox()
+        self._epoch = self._link.epoch
+        self._subscription = await subscribe_direct(self._nc, inbox, self._take)
+        # What is delivered before the server knows of the subscription is lost.
+        await self._link.barrier(_BARRIER)
+        self._flow.begin(time.monotonic())
+        others = await self._consumers()
+        # Where none is left, somebody has deleted it.
+        start = 1 + (max(others.values()) if others else self._done)
+        await self._create(ACK_CONSUMER + inbox.rpartition(".")[2], inbox, start)
+        for name in others:
+            await self._delete(name)
+
+    async def _consumers(self) -> dict[str, int]:
+        """The consumers of readers, and up to which message what each has delivered is done."""
+        found: dict[str, int] = {}
+        async for name in consumer_names(self._api, self._jetstream_stream):
+            if name.startswith(ACK_CONSUMER):
+                try:
+                    info = await self._api.request(f"CONSUMER.INFO.{self._jetstream_stream}.{name}")
+                except ConsumerNotFoundError:
+                    continue  # another reader was quicker
+                # A consumer that has had no acknowledgement yet knows of none before it, either.
+                found[name] = max(info["ack_floor"]["stream_seq"], info["config"]["opt_start_seq"] - 1)
+        return found
+
+    async def _create(self, name: str, inbox: str, start: int) -> None:
+        request = {"stream_name": self._jetstream_stream, "config": self._config(name, inbox, start)}
+        await self._api.request(f"CONSUMER.CREATE.{self._jetstream_stream}.{name}", request)
+
+    async def _delete(self, name: str) -> None:
+        try:
+            await self._api.request(f"CONSUMER.DELETE.{self._jetstream_stream}.{name}")
+        except ConsumerNotFoundError:
+            return
+
+    async def _unsubscribe(self) -> None:
+        subscription, self._subscription = self._subscription, None
+        self._done = max(self._done, self._flow.position)
+        if subscription is not None:
+            await subscription.unsubscribe()
+
+    def _config(self, name: str, inbox: str, start: int) -> dict[str, Any]:
+        return {
+            "name": name,
+            "durable_name": name,
+            "description": "acks of a Liftbridge partition",
+            "deliver_subject": inbox,
+            "deliver_policy": "by_start_sequence",
+            "opt_start_seq": start,
+            "ack_policy": "all",
+            "ack_wait": _ACK_WAIT * _NS,
+            "max_ack_pending": _MAX_PENDING,
+            "max_deliver": -1,
+            "replay_policy": "instant",
+            "flow_control": True,
+            "idle_heartbeat": int(self._heartbeat * _NS),
+        }
