@@ -7,10 +7,13 @@ import secrets
 from typing import TYPE_CHECKING, Any, Self
 
 from liftenvelope.errors import UsageError
+from liftenvelope.gateway.activity import ActivityLog
 from liftenvelope.gateway.brokers import Broker, Brokers
 from liftenvelope.gateway.core import Core, Options
+from liftenvelope.gateway.cursors import CursorService
 from liftenvelope.gateway.reads import OpenReads
 from liftenvelope.gateway.registry import StreamRegistry
+from liftenvelope.gateway.reserved import ACTIVITY, CURSORS, ensure_stream
 from liftenvelope.gateway.service import handlers
 from liftenvelope.gateway.storage import Storage
 from liftenvelope.gateway.streams import StreamService
@@ -101,6 +104,7 @@ class Gateway:
         self._server: Server | None = None
         self._core: Core | None = None
         self._js: JetStream | None = None
+        self._activity: ActivityLog | None = None
         self._acceleration: Acceleration | None = None
 
     @property
@@ -150,12 +154,25 @@ class Gateway:
         await core.registry.start()
         await core.brokers.start()
         streams = StreamService(core)
-        server = Server(handlers(core, streams, self._reads))
+        cursors = CursorService(js, replicas=replicas)
+        await self._start_own_streams(core, streams, cursors)
+        server = Server(handlers(core, streams, self._reads, cursors))
         host, port = self._listen
         address = self._advertise or parse_address(await server.start(host, port, tls=self._tls))
         self._server = server
         await core.brokers.join(Broker(self.id, address.host, address.port))
         await streams.finish_others_work(core.brokers.alive)
+
+    async def _start_own_streams(self, core: Core, streams: StreamService, cursors: CursorService) -> None:
+        """Make the streams that clients expect of a cluster, and what is kept in them."""
+        about: Any = {"maker": self.id, "replicas": self._options.replicas}
+        if self._options.cursors:
+            await ensure_stream(CURSORS, core.registry, streams.make, **about)
+            await cursors.start()
+        if self._options.activity:
+            record = await ensure_stream(ACTIVITY, core.registry, streams.make, **about)
+            core.activity = self._activity = ActivityLog(core.js, record)
+            await self._activity.start()
 
     async def close(self, *, grace: float = 0.0) -> None:
         """Stop serving. What is stored stays, and the connection to NATS stays open. Closing twice is fine.
@@ -170,6 +187,9 @@ class Gateway:
             await core.brokers.close()
         if server is not None:
             await server.close(grace=grace)
+        activity, self._activity = self._activity, None
+        if activity is not None:
+            await activity.close()
         if core is not None:
             await core.registry.close()
         if js is not None:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from liftenvelope.gateway.core import Core
+    from liftenvelope.gateway.cursors import CursorService
     from liftenvelope.gateway.reads import OpenReads
     from liftenvelope.gateway.streams import StreamService
     from liftenvelope.rpc.server import Handler, ServerCall
@@ -29,13 +30,16 @@ _API: Final = "/proto.API/"
 _HEALTH: Final = "/grpc.health.v1.Health/"
 
 
-def handlers(core: Core, streams: StreamService, reads: OpenReads) -> dict[str, Handler]:
+def handlers(
+    core: Core, streams: StreamService, reads: OpenReads, cursors: CursorService
+) -> dict[str, Handler]:
     """Return what serves each method, by its path. What is not here is UNIMPLEMENTED.
 
     Args:
         core: The gateway's parts.
         streams: Serves the methods that change streams.
         reads: The subscriptions that are open.
+        cursors: Serves the methods about cursors.
     """
     publishing, metadata = PublishService(core, streams), MetadataService(core)
     subscribing, health = SubscribeService(core, streams, reads), HealthService()
@@ -50,6 +54,8 @@ def handlers(core: Core, streams: StreamService, reads: OpenReads) -> dict[str, 
         _API + "PublishAsync": guarded(publishing.publish_async),
         _API + "PublishToSubject": guarded(with_call(publishing.publish_to_subject)),
         _API + "Subscribe": guarded(subscribing.subscribe),
+        _API + "SetCursor": guarded(unary(cursors.set)),
+        _API + "FetchCursor": guarded(unary(cursors.fetch)),
         _HEALTH + "Check": guarded(unary(health.check)),
         _HEALTH + "Watch": guarded(health.watch),
     }

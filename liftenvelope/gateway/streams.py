@@ -137,7 +137,7 @@ class StreamService:
             if record.replicas == _MOST_REPLICAS:
                 record = replace(record, replicas=await self._core.storage.most_replicas())
                 _check_replicas(record.replicas, record.settings)
-            record = await self._make(record)
+            record = await self.make(record)
         if self._core.activity is not None:
             await self._core.activity.stream_created(record)
         return api_pb2.CreateStreamResponse().SerializeToString()
@@ -152,7 +152,12 @@ class StreamService:
                 )
                 raise RpcError(StatusCode.FAILED_PRECONDITION, text)
 
-    async def _make(self, record: StreamRecord) -> StreamRecord:
+    async def make(self, record: StreamRecord) -> StreamRecord:
+        """Make the stream of a record.
+
+        Raises:
+            RpcError: There is one of that name, or JetStream can't keep it.
+        """
         await self._core.registry.create(record)
         partitions = {}
         try:

@@ -1,0 +1,94 @@
+"""SetCursor and FetchCursor: offsets of readers, kept in a bucket.
+
+Liftbridge keeps cursors in a stream of its own and serves each by the leader of a partition of that stream. A
+bucket needs no leader: every gateway serves every cursor. As with Liftbridge, any offset is kept, -1 looks
+like none, the stream need not exist, and a cursor outlives it. Unlike there, cursors do not expire.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from liftenvelope._pb import api_pb2
+from liftenvelope.errors import InternalError, MessageNotFoundError
+from liftenvelope.gateway.buckets import Bucket
+from liftenvelope.gateway.names import encode_name
+from liftenvelope.rpc.status import RpcError, StatusCode
+
+if TYPE_CHECKING:
+    from liftenvelope.jetstream.context import JetStream
+    from liftenvelope.jetstream.stream import Stream
+
+__all__ = ["CursorService", "cursor_key"]
+
+BUCKET: Final = "lift_cursors"
+#: What stands for no cursor.
+_MISSING: Final = -1
+
+
+def cursor_key(cursor_id: str, stream: str, partition: int) -> str:
+    """Return the key of a cursor.
+
+    Raises:
+        RpcError: INVALID_ARGUMENT: a name is missing, or has a comma: Liftbridge joins the three by commas
+            without quoting any, so that two cursors would be one.
+
+    Example:
+        >>> cursor_key("my reader", "a.b", 3)
+        'my=20reader.a=2Eb.3'
+    """
+    for name, value in (("stream", stream), ("cursorId", cursor_id)):
+        if not value:
+            raise RpcError(StatusCode.INVALID_ARGUMENT, f"No {name} provided")
+        if "," in value:
+            raise RpcError(StatusCode.INVALID_ARGUMENT, f"{name} {value!r} has a comma: take another name")
+    if partition < 0:
+        raise RpcError(StatusCode.INVALID_ARGUMENT, f"partition {partition}: expected 0 or more")
+    return f"{encode_name(cursor_id)}.{encode_name(stream)}.{partition}"
+
+
+class CursorService:
+    """Serves cursors.
+
+    Args:
+        js: JetStream.
+        replicas: How many servers keep the bucket.
+    """
+
+    def __init__(self, js: JetStream, *, replicas: int = 1) -> None:
+        self._bucket = Bucket(js, BUCKET)
+        self._replicas = replicas
+        self._stream: Stream | None = None
+
+    async def start(self) -> None:
+        """Make the bucket, if it is not there."""
+        await self._bucket.create(replicas=self._replicas)
+        self._stream = await self._bucket.js.stream(self._bucket.stream)
+
+    async def set(self, raw: bytes) -> bytes:
+        """Serve SetCursor."""
+        request = api_pb2.SetCursorRequest.FromString(raw)
+        key = cursor_key(request.cursorId, request.stream, request.partition)
+        await self._bucket.put(key, b"%d" % request.offset)
+        return api_pb2.SetCursorResponse().SerializeToString()
+
+    async def fetch(self, raw: bytes) -> bytes:
+        """Serve FetchCursor."""
+        request = api_pb2.FetchCursorRequest.FromString(raw)
+        key = cursor_key(request.cursorId, request.stream, request.partition)
+        return api_pb2.FetchCursorResponse(offset=await self._offset(key)).SerializeToString()
+
+    async def _offset(self, key: str) -> int:
+        if self._stream is None:
+            raise RpcError(StatusCode.INTERNAL, "Cursors stream does not exist")
+        try:
+            # Not directly: a server that is behind may answer such a request, and a cursor would go back.
+            found = await self._stream.get_message(last_by_subject=f"$KV.{BUCKET}.{key}", direct=False)
+        except MessageNotFoundError:
+            return _MISSING
+        if not found.data:
+            return _MISSING  # deleted by hand
+        try:
+            return int(found.data)
+        except ValueError as exc:
+            raise InternalError(f"cursor {key!r} can't be read: {found.data[:40]!r}") from exc
