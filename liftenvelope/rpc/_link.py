@@ -181,9 +181,13 @@ class Flow:
 
     async def put_framed(self, frames: bytes) -> None:
         """Send messages that have their gRPC prefixes already; wait while too many are unsent."""
+        self.put_framed_nowait(frames)
+        await self.room()
+
+    def put_framed_nowait(self, frames: bytes) -> None:
+        """Send messages that have their gRPC prefixes already, however many are unsent."""
         self._link.protocol.send_framed(self.call_id, frames)
         self._link.flush_soon()
-        await self.room()
 
     def put_nowait(self, messages: Iterable[bytes]) -> None:
         """Send messages, however many are unsent."""

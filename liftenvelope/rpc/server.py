@@ -73,6 +73,10 @@ class ServerCall(Incoming):
         """Send messages, however much is unsent: for callbacks, where somebody else sees to the rest."""
         self.flow.put_nowait(messages)
 
+    def send_framed_nowait(self, frames: bytes) -> None:
+        """Send messages that have their gRPC prefixes already, however much is unsent."""
+        self.flow.put_framed_nowait(frames)
+
     async def send_framed(self, frames: bytes) -> None:
         """Send messages that have their gRPC prefixes already, one after the other; wait as :meth:`send`."""
         await self.flow.put_framed(frames)
