@@ -22,6 +22,7 @@ _TWINS = {
     "_fastwire": "_frames_py",
     "_fastjet": "_jet_py",
     "_fastack": "_acks_py",
+    "_fastgate": "_gate_py",
 }
 
 
@@ -53,3 +54,4 @@ batch = _modules["_fastbatch"]
 frames = _modules["_fastwire"]
 jet = _modules["_fastjet"]
 acks = _modules["_fastack"]
+gate = _modules["_fastgate"]

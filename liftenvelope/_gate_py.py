@@ -1,0 +1,363 @@
+r"""What passes through a gateway, in plain Python: the reference for ``src/_fastgate.pyx``.
+
+:class:`MessageFramer` makes gRPC messages of what JetStream delivers, for a Subscribe call.
+:class:`PublishPipe` makes PUB commands of PublishRequests, and PublishResponses of JetStream's acks, for a
+PublishAsync call. Both are without I/O. For any bytes both twins give the same.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from liftenvelope import _wire as w
+from liftenvelope._checks import as_bytes, as_text
+from liftenvelope._envelope_py import unmarshal_message
+from liftenvelope._payloads_py import put_headers
+from liftenvelope._protobuf_py import (
+    Field,
+    Reader,
+    put_bytes,
+    put_text,
+    put_varint,
+    put_varint_field,
+    read_text,
+    signed,
+)
+from liftenvelope.errors import EnvelopeError
+
+__all__ = ["MessageFramer", "PublishPipe"]
+
+#: How many subjects are remembered with what follows from them: wildcards can make them many.
+_SUBJECTS: Final = 1_024
+#: $JS.ACK.<stream>.<consumer>.<delivered>.<sseq>.<cseq>.<ns>.<pending>, or with a domain and an account
+#: before the stream, and perhaps one more at the end.
+_TOKENS: Final = 9
+_DOMAIN_TOKENS: Final = 11
+_MAX_INT64: Final = 2**63 - 1
+_HEADER: Final = b"\xb9\x0e\x43\xb4\0\x08\0\0"
+_NONE: Final = 2
+
+
+def _place(reply: bytes) -> tuple[int, int, int, int] | None:
+    """Sequence, delivery, time and what is pending, of a reply subject; None if it is none of JetStream's."""
+    tokens = reply.split(b".")
+    if tokens[:2] != [b"$JS", b"ACK"]:
+        return None
+    if len(tokens) == _TOKENS:
+        numbers = tokens[5:9]
+    elif len(tokens) in (_DOMAIN_TOKENS, _DOMAIN_TOKENS + 1):
+        numbers = tokens[7:11]
+    else:
+        return None
+    if not all(number.isdigit() and len(number) < 20 for number in numbers):
+        return None
+    sequence, delivery, time_ns, pending = map(int, numbers)
+    if max(sequence, delivery, time_ns, pending) > _MAX_INT64:
+        return None
+    return sequence, delivery, time_ns, pending
+
+
+class MessageFramer:
+    """Makes gRPC messages of what a consumer of one partition delivers.
+
+    An envelope gives its key, value and headers. Anything else is a value as it stands, also what only looks
+    like an envelope. Like Liftbridge it adds the headers ``subject`` and ``reply``, the latter empty.
+
+    Args:
+        stream: The Liftbridge stream.
+        partition: The partition.
+
+    Attributes:
+        sequence: Sequence of the last message that was framed or passed over; 0 before the first.
+        pending: How many the consumer had yet to deliver after it.
+
+    Example:
+        >>> framer = MessageFramer("s", 0)
+        >>> framer.frame([("a", b"$JS.ACK.S.c.1.7.1.99.0", None, b"hello")], 1, -1).hex()
+        '000000002a08061a0568656c6c6f20632a01733a01614a0c0a077375626a6563741201614a090a057265706c791200'
+        >>> framer.sequence, framer.pending
+        (7, 0)
+    """
+
+    def __init__(self, stream: str, partition: int) -> None:
+        self.sequence = 0
+        self.pending = 0
+        middle = bytearray()
+        put_text(middle, w.MSG_STREAM, as_text("stream", stream))
+        put_varint_field(middle, w.MSG_PARTITION, partition)
+        self._middle = bytes(middle)
+        self._tails: dict[str, bytes] = {}
+
+    def frame(self, messages: list[Any], least: int, most: int) -> bytes:
+        """Return gRPC messages for those of the deliveries whose sequences are within bounds.
+
+        It ends after the message of the highest sequence that is wanted, or before one beyond it. What has no
+        reply subject of JetStream's is passed over.
+
+        Args:
+            messages: Tuples of subject, reply, headers and payload, in the order of their delivery.
+            least: The lowest sequence that is wanted.
+            most: The highest; -1 for no limit.
+        """
+        out = bytearray()
+        for subject, reply, _, payload in messages:
+            place = _place(reply)
+            if place is None:
+                continue
+            self.sequence, _, timestamp_ns, self.pending = place
+            if -1 < most < self.sequence:
+                break
+            if self.sequence >= least:
+                body = self._body(subject, payload, self.sequence - 1, timestamp_ns)
+                out += b"\0" + len(body).to_bytes(4, "big") + body
+            if self.sequence == most:
+                break
+        return bytes(out)
+
+    def _body(self, subject: str, payload: bytes, offset: int, timestamp_ns: int) -> bytes:
+        key, value, headers = b"", payload, None
+        try:
+            message = unmarshal_message(payload)
+        except EnvelopeError:
+            pass  # stored as it is, as Liftbridge does
+        else:
+            key, value, headers = message.key, message.value, message.headers
+        out = bytearray()
+        put_varint_field(out, w.MSG_OFFSET, offset)
+        put_bytes(out, w.MSG_KEY, key)
+        put_bytes(out, w.MSG_VALUE, value)
+        put_varint_field(out, w.MSG_TIMESTAMP, timestamp_ns)
+        if headers:
+            put_headers(out, w.MSG_HEADERS, headers)
+        out += self._tails.get(subject) or self._tail(subject)
+        return bytes(out)
+
+    def _tail(self, subject: str) -> bytes:
+        """What all messages on a subject have: where they are, and the headers that Liftbridge adds."""
+        tail = bytearray(self._middle)
+        put_text(tail, w.MSG_SUBJECT, subject)
+        put_headers(tail, w.MSG_HEADERS, {"subject": subject.encode(), "reply": b""})
+        if len(self._tails) >= _SUBJECTS:
+            self._tails.clear()
+        found = self._tails[subject] = bytes(tail)
+        return found
+
+
+class _Route:
+    """Where the messages for a partition go, and what is the same in all their acks."""
+
+    def __init__(self, key: tuple[bytes, int], command: bytes, answer: bytes, ack: bytes) -> None:
+        self.key = key
+        self.command = command
+        self.answer = answer
+        self.ack = ack
+
+
+class PublishPipe:
+    r"""Makes PUB commands of requests, and responses of acks.
+
+    A request is taken only if it is for a partition with a route, and if it is plain: the others are for
+    somebody who can say what is wrong with them.
+
+    Args:
+        inbox: What the reply subjects begin with, including the last dot; a number follows.
+        max_message: The largest envelope, in bytes.
+
+    Attributes:
+        pending: How many messages are without their ack.
+        next_number: The number that the next message gets.
+
+    Example:
+        >>> pipe = PublishPipe("_INBOX.a.", 1024)
+        >>> pipe.route("s", 0, "sub", "sub", "JS")
+        >>> pipe.take([bytes.fromhex("120568656c6c6f1a0173")], 0)
+        (b'PUB sub _INBOX.a.0 15\r\n\xb9\x0eC\xb4\x00\x08\x00\x00\x1a\x05hello\r\n', 1, 1, 15)
+        >>> pipe.acked([("_INBOX.a.0", b"", None, b'{"stream":"JS","seq":3}')], 99)
+        (b'\x00\x00\x00\x00\x15\n\x13\n\x01s\x12\x03sub\x1a\x03sub \x02@cHc', [])
+    """
+
+    def __init__(self, inbox: str, max_message: int) -> None:
+        self._inbox = as_text("inbox", inbox).encode()
+        self._max_message = max_message
+        self._routes: dict[tuple[bytes, int], _Route] = {}
+        self._waiting: dict[int, tuple[_Route, bytes, int]] = {}
+        self.next_number = 0
+
+    @property
+    def pending(self) -> int:
+        """How many messages are without their ack."""
+        return len(self._waiting)
+
+    def route(
+        self, stream: str, partition: int, stream_subject: str, subject: str, jetstream_stream: str
+    ) -> None:
+        """Take messages for a partition from now on.
+
+        Args:
+            stream: The Liftbridge stream.
+            partition: The partition.
+            stream_subject: The stream's subject, which Liftbridge's acks call that of the partition.
+            subject: The subject to publish on.
+            jetstream_stream: The JetStream stream that must store them.
+        """
+        ack = bytearray()
+        put_text(ack, w.ACK_STREAM, stream)
+        put_text(ack, w.ACK_PARTITION_SUBJECT, stream_subject)
+        put_text(ack, w.ACK_MSG_SUBJECT, subject)
+        command = b"PUB %b %b" % (subject.encode(), self._inbox)
+        answer = b'{"stream":"%b","seq":' % jetstream_stream.encode()
+        key = (stream.encode(), partition)
+        self._routes[key] = _Route(key, command, answer, bytes(ack))
+
+    def close_routes(self) -> None:
+        """Take no messages for any partition, until there are routes again."""
+        self._routes.clear()
+
+    def take(self, requests: list[bytes], start: int) -> tuple[bytes, int, int, int]:
+        """Return PUB commands for requests, up to the first one that is not taken.
+
+        Args:
+            requests: PublishRequests.
+            start: The index of the first to look at.
+
+        Returns:
+            The commands; the index of the first request that was not taken; how many commands; how many
+            bytes their payloads have.
+        """
+        out, index, size = bytearray(), start, 0
+        while index < len(requests):
+            raw = as_bytes("request", requests[index])
+            try:
+                request = _Request(raw)
+            except EnvelopeError:
+                break
+            route = self._routes.get((request.stream, request.partition))
+            if route is None or not request.plain:
+                break
+            envelope = request.envelope()
+            if len(envelope) > self._max_message:
+                break
+            head = (route.command, self.next_number, len(envelope))
+            out += b"%b%d %d\r\n%b\r\n" % (*head, envelope)
+            self._waiting[self.next_number] = (route, request.correlation_id, request.policy)
+            self.next_number += 1
+            size += len(envelope)
+            index += 1
+        return bytes(out), index, index - start, size
+
+    def acked(
+        self, messages: list[Any], now_ns: int
+    ) -> tuple[bytes, list[tuple[Any, tuple[bytes, int], int, bytes]]]:
+        """Return responses, with their gRPC prefixes, for acks of JetStream's.
+
+        Args:
+            messages: Tuples of subject, reply, headers and payload.
+            now_ns: The time in nanoseconds since 1970.
+
+        Returns:
+            The responses; and what is no plain ack, each with the stream and partition, the policy and the
+            correlation id of the message that it is about.
+            Messages that are not waited for are passed over.
+        """
+        out, others = bytearray(), []
+        for message in messages:
+            number = message[0].encode()[len(self._inbox) :]
+            if not number.isdigit() or len(number) > 18:
+                continue
+            waiting = self._waiting.pop(int(number), None)
+            if waiting is None:
+                continue
+            route, correlation_id, policy = waiting
+            offset = _offset(route.answer, message)
+            if offset is None:
+                others.append((message, route.key, policy, correlation_id))
+            elif policy != _NONE:
+                out += _response(route.ack, offset, correlation_id, policy, now_ns)
+        return bytes(out), others
+
+    def expire(self, number: int) -> int:
+        """Wait no longer for the acks of messages before a number; return how many there were."""
+        old = [known for known in self._waiting if known < number]
+        for known in old:
+            del self._waiting[known]
+        return len(old)
+
+
+class _Request:
+    """A PublishRequest."""
+
+    def __init__(self, raw: bytes) -> None:
+        self.key = self.value = self.stream = self.correlation_id = b""
+        self.partition = self.policy = 0
+        #: Whether it can go the quick way.
+        self.plain = True
+        self._headers = bytearray()
+        for field in Reader(raw, 0, len(raw)).fields():
+            self._take(raw, field)
+
+    def envelope(self) -> bytes:
+        """The envelope that is stored for it."""
+        out = bytearray(_HEADER)
+        put_bytes(out, w.MSG_KEY, self.key)
+        put_bytes(out, w.MSG_VALUE, self.value)
+        return bytes(out + self._headers)
+
+    def _take(self, raw: bytes, field: Field) -> None:
+        data = raw[field.start : field.end]
+        match field.number, field.kind:
+            case w.REQUEST_KEY, w.LEN:
+                self.key = data
+            case w.REQUEST_VALUE, w.LEN:
+                self.value = data
+            case w.REQUEST_STREAM, w.LEN:
+                self.stream = data
+            case w.REQUEST_PARTITION, w.VARINT:
+                self.partition = signed(field.value, 32)
+            case w.REQUEST_HEADERS, w.LEN:
+                self._take_header(raw, field)
+            case w.REQUEST_CORRELATION_ID, w.LEN:
+                read_text(raw, field, "correlation_id")
+                self.correlation_id = data
+            case w.REQUEST_ACK_POLICY, w.VARINT:
+                self.policy = signed(field.value, 32)
+                self.plain = self.plain and 0 <= self.policy <= _NONE
+            case (w.REQUEST_ACK_INBOX, w.LEN) | (w.REQUEST_EXPECTED_OFFSET, w.VARINT):
+                pass  # the inbox is ours, and a stream that checks offsets has no route
+            case _:
+                self.plain = False
+
+    def _take_header(self, raw: bytes, field: Field) -> None:
+        for part in Reader(raw, field.start, field.end).fields():
+            if part.kind != w.LEN or part.number not in (w.ENTRY_KEY, w.ENTRY_VALUE):
+                self.plain = False
+            elif part.number == w.ENTRY_KEY:
+                read_text(raw, part, "a header key")
+                self.plain = self.plain and part.end - part.start <= w.MAX_HEADER_KEY
+        self._headers.append(w.MSG_HEADERS << 3 | w.LEN)
+        put_varint(self._headers, field.end - field.start)
+        self._headers += raw[field.start : field.end]
+
+
+def _offset(answer: bytes, message: Any) -> int | None:
+    """The offset in an ack, None if it is none."""
+    _, _, headers, payload = message
+    number = payload[len(answer) : -1]
+    if headers is not None or not payload.startswith(answer) or not payload.endswith(b"}"):
+        return None
+    if not number.isdigit() or len(number) > 18:
+        return None
+    return int(number) - 1
+
+
+def _response(ack: bytes, offset: int, correlation_id: bytes, policy: int, now_ns: int) -> bytes:
+    body = bytearray(ack)
+    put_varint_field(body, w.ACK_OFFSET, offset)
+    put_bytes(body, w.ACK_CORRELATION_ID, correlation_id)
+    put_varint_field(body, w.ACK_ACK_POLICY, policy)
+    put_varint_field(body, w.ACK_RECEPTION_TIMESTAMP, now_ns)
+    put_varint_field(body, w.ACK_COMMIT_TIMESTAMP, now_ns)
+    out = bytearray((w.RESPONSE_ACK << 3 | w.LEN,))
+    put_varint(out, len(body))
+    out += body
+    put_bytes(out, w.RESPONSE_CORRELATION_ID, correlation_id)
+    return b"\0" + len(out).to_bytes(4, "big") + bytes(out)
