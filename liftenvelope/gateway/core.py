@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from nats.aio.client import Client
 
     from liftenvelope.gateway.brokers import Brokers
+    from liftenvelope.gateway.copies import CopyAcks
     from liftenvelope.gateway.records import StreamRecord
     from liftenvelope.gateway.registry import StreamRegistry
     from liftenvelope.gateway.storage import Storage
@@ -65,6 +66,7 @@ class Core:
         registry: Which streams there are.
         brokers: Which gateways there are.
         storage: The partitions.
+        copies: Publishes for partitions that copy from another stream.
         activity: Who is told of what is done; None for nobody.
         changing: Held while a stream is made, changed or removed here.
     """
@@ -75,6 +77,7 @@ class Core:
     registry: StreamRegistry
     brokers: Brokers
     storage: Storage
+    copies: CopyAcks
     activity: Activity | None = None
     changing: asyncio.Lock = field(default_factory=asyncio.Lock)
 

@@ -12,7 +12,7 @@ import json
 import secrets
 from collections import deque
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from liftenvelope.errors import (
     CallTimeoutError,
@@ -25,11 +25,13 @@ from liftenvelope.nats._link import Link
 from liftenvelope.nats._receiving import subscribe_direct
 
 if TYPE_CHECKING:
-    from liftenvelope.gateway.frames import Delivery
     from liftenvelope.jetstream.context import JetStream
     from liftenvelope.nats._receiving import DirectSubscription
 
-__all__ = ["PartitionFeed", "ask_start"]
+__all__ = ["Delivery", "PartitionFeed", "ask_start"]
+
+#: What comes from a consumer: subject, reply, headers, payload.
+Delivery: TypeAlias = tuple[str, bytes, bytes | None, bytes]
 
 #: What one pull asks for: messages, and bytes.
 _BATCH: Final = 4_096

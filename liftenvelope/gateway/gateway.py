@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any, Self
 from liftenvelope.errors import UsageError
 from liftenvelope.gateway.activity import ActivityLog
 from liftenvelope.gateway.brokers import Broker, Brokers
+from liftenvelope.gateway.copies import CopyAcks
 from liftenvelope.gateway.core import Core, Options
 from liftenvelope.gateway.cursors import CursorService
+from liftenvelope.gateway.leading import Leading
 from liftenvelope.gateway.reads import OpenReads
 from liftenvelope.gateway.registry import StreamRegistry
 from liftenvelope.gateway.reserved import ACTIVITY, CURSORS, ensure_stream
@@ -105,6 +107,7 @@ class Gateway:
         self._core: Core | None = None
         self._js: JetStream | None = None
         self._activity: ActivityLog | None = None
+        self._leading: Leading | None = None
         self._acceleration: Acceleration | None = None
 
     @property
@@ -150,6 +153,7 @@ class Gateway:
                 js, self.id, ttl=self._options.broker_ttl, on_change=self._on_brokers, replicas=replicas
             ),
             storage=Storage(js),
+            copies=CopyAcks(self._nc),
         )
         await core.registry.start()
         await core.brokers.start()
@@ -161,7 +165,8 @@ class Gateway:
         address = self._advertise or parse_address(await server.start(host, port, tls=self._tls))
         self._server = server
         await core.brokers.join(Broker(self.id, address.host, address.port))
-        await streams.finish_others_work(core.brokers.alive)
+        self._leading = Leading(core, streams, self._reads)
+        await self._leading.start()
 
     async def _start_own_streams(self, core: Core, streams: StreamService, cursors: CursorService) -> None:
         """Make the streams that clients expect of a cluster, and what is kept in them."""
@@ -183,8 +188,11 @@ class Gateway:
         core, self._core = self._core, None
         server, self._server = self._server, None
         js, self._js = self._js, None
+        leading, self._leading = self._leading, None
         if core is not None:
             await core.brokers.close()
+        if leading is not None:
+            await leading.close()
         if server is not None:
             await server.close(grace=grace)
         activity, self._activity = self._activity, None
@@ -192,6 +200,7 @@ class Gateway:
             await activity.close()
         if core is not None:
             await core.registry.close()
+            await core.copies.close()
         if js is not None:
             await js.close()
         if self._acceleration is not None:
@@ -200,10 +209,14 @@ class Gateway:
 
     def _on_stream(self, before: StreamRecord | None, after: StreamRecord | None) -> None:
         self._reads.stream_changed(before, after)
+        if self._leading is not None:
+            self._leading.look()
 
     def _on_brokers(self) -> None:
         if self._core is not None:
             self._reads.leaders_changed(self._core.brokers.leads)
+        if self._leading is not None:
+            self._leading.look()
 
     async def __aenter__(self) -> Self:
         return await self.start()

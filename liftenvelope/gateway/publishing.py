@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -17,46 +16,26 @@ from liftenvelope._pb import api_pb2
 from liftenvelope._stream_names import RESERVED
 from liftenvelope.envelope import new_message
 from liftenvelope.errors import (
-    AckTimeoutError,
     LiftEnvelopeError,
     NoJetStreamError,
-    TransportError,
-    UsageError,
 )
 from liftenvelope.gateway.failures import TOO_LARGE, status_of
+from liftenvelope.gateway.publish_session import PublishSession
+from liftenvelope.gateway.targets import Target, ack_of
 from liftenvelope.rpc.status import RpcError, StatusCode
 
 if TYPE_CHECKING:
     from liftenvelope.gateway.core import Core
-    from liftenvelope.gateway.records import StreamRecord
     from liftenvelope.gateway.streams import StreamService
-    from liftenvelope.jetstream.publishing import PublishFuture
+    from liftenvelope.jetstream._publish_frames import PubAck
     from liftenvelope.rpc.server import ServerCall
 
 __all__ = ["PublishService"]
 
 _NONE: Final = api_pb2.NONE
 _ANY_OFFSET: Final = -1
-#: How long a PublishAsync call waits for acks once the client has sent all, in seconds, as in Liftbridge.
-_LAST_ACKS: Final = 5.0
-_E: Final = api_pb2.PublishAsyncError
-_ASYNC_CODES: Final = {
-    StatusCode.INVALID_ARGUMENT: _E.BAD_REQUEST,
-    StatusCode.NOT_FOUND: _E.NOT_FOUND,
-    StatusCode.FAILED_PRECONDITION: _E.READONLY,
-    StatusCode.PERMISSION_DENIED: _E.PERMISSION_DENIED,
-    StatusCode.UNKNOWN: _E.INCORRECT_OFFSET,
-}
-
-
-@dataclass(slots=True)
-class _Target:
-    """Where the messages for a partition go."""
-
-    record: StreamRecord
-    partition: int
-    subject: str
-    stream: str
+#: Of an envelope that holds an ack.
+_ACK_HEADER: Final = b"\xb9\x0e\x43\xb4\0\x08\0\x01"
 
 
 class PublishService:
@@ -70,7 +49,8 @@ class PublishService:
     def __init__(self, core: Core, streams: StreamService) -> None:
         self._core = core
         self._streams = streams
-        self._targets: dict[tuple[str, int], _Target] = {}
+        self._targets: dict[tuple[str, int], Target] = {}
+        self._sending: set[asyncio.Task[None]] = set()
 
     # One message
 
@@ -79,18 +59,18 @@ class PublishService:
         request = api_pb2.PublishRequest.FromString(raw)
         response = api_pb2.PublishResponse()
         try:
-            target = await self._target(request)
-            future = await self._store(target, request, own_inbox=True, timeout=call.timeout)
+            target = await self.target(request)
+            future = await self.store(target, request, own_inbox=True, timeout=call.timeout)
             if request.ackPolicy == _NONE:
                 future.add_done_callback(_forget)
             else:
                 sequence = (await future).sequence
-                response.ack.CopyFrom(_ack(target, request, sequence))
+                response.ack.CopyFrom(ack_of(target, request, sequence))
         except (NoJetStreamError, LiftEnvelopeError) as exc:
-            raise await self._explained(exc, request) from exc
+            raise await self.explained(exc, request.stream, request.partition) from exc
         return response.SerializeToString()
 
-    async def _target(self, request: api_pb2.PublishRequest) -> _Target:
+    async def target(self, request: api_pb2.PublishRequest) -> Target:
         """Where a message goes, once it is sure that it may, and that the partition is awake."""
         name, partition = request.stream, request.partition
         target = self._targets.get((name, partition))
@@ -102,7 +82,7 @@ class PublishService:
             raise RpcError(StatusCode.INVALID_ARGUMENT, text)
         return target
 
-    async def _new_target(self, name: str, partition: int) -> _Target:
+    async def _new_target(self, name: str, partition: int) -> Target:
         if not name:
             raise RpcError(StatusCode.INVALID_ARGUMENT, "no stream provided")
         if name in RESERVED:
@@ -112,13 +92,13 @@ class PublishService:
             raise RpcError(StatusCode.FAILED_PRECONDITION, "readonly partition")
         if record.partitions[partition].paused:
             record = await self._streams.resume(name, partition)
-        target = _Target(record, partition, record.subject_of(partition), record.stream_of(partition))
+        target = Target(record, partition, record.subject_of(partition), record.stream_of(partition))
         self._targets[name, partition] = target
         return target
 
-    async def _store(
-        self, target: _Target, request: api_pb2.PublishRequest, *, own_inbox: bool, timeout: float | None
-    ) -> PublishFuture:
+    async def store(
+        self, target: Target, request: api_pb2.PublishRequest, *, own_inbox: bool, timeout: float | None
+    ) -> asyncio.Future[PubAck]:
         """Send a message to JetStream; return the future of its ack."""
         options: dict[str, Any] = {}
         if own_inbox and request.ackInbox:
@@ -129,11 +109,13 @@ class PublishService:
             }
         envelope = new_message(request.value, key=request.key, headers=request.headers, **options)
         self._check_size(envelope)
+        seconds = timeout or self._core.options.ack_timeout
+        if target.record.partitions[target.partition].source is not None:
+            return await self._store_in_copy(target, request, own_inbox=own_inbox, timeout=seconds)
         expected = None
         if target.record.checks_offsets and request.expectedOffset != _ANY_OFFSET:
             # An offset is a sequence less one: so this is the sequence before.
             expected = request.expectedOffset
-        seconds = timeout if timeout else self._core.options.ack_timeout
         if expected is None:
             return await self._core.js.publish_async(target.subject, envelope, timeout=seconds)
         if expected < 0:
@@ -142,16 +124,57 @@ class PublishService:
             target.subject, envelope, timeout=seconds, expected_last_sequence=expected
         )
 
+    async def _store_in_copy(
+        self, target: Target, request: api_pb2.PublishRequest, *, own_inbox: bool, timeout: float
+    ) -> asyncio.Future[PubAck]:
+        if target.record.checks_offsets and request.expectedOffset != _ANY_OFFSET:
+            text = (
+                f"the stream {target.record.name!r} shares its subject, so that JetStream can't check the "
+                "offsets of its messages: publish with expected offset -1"
+            )
+            raise RpcError(StatusCode.INVALID_ARGUMENT, text)
+        future = await self._core.copies.publish(
+            target.record.name,
+            target.subject,
+            request.value,
+            key=request.key,
+            headers=request.headers,
+            timeout=timeout,
+        )
+        if own_inbox and request.ackInbox and request.ackPolicy != _NONE:
+            future.add_done_callback(partial(self._pass_on, target, request))
+        return future
+
+    def _pass_on(
+        self, target: Target, request: api_pb2.PublishRequest, future: asyncio.Future[PubAck]
+    ) -> None:
+        """Send an ack to the client's inbox as well: the envelope names ours."""
+        if future.cancelled() or future.exception() is not None:
+            return
+        ack = (
+            b"\xb9\x0e\x43\xb4\0\x08\0\x01"
+            + ack_of(target, request, future.result().sequence).SerializeToString()
+        )
+        loop = asyncio.get_running_loop()
+        task = loop.create_task(self._core.nc.publish(request.ackInbox, ack))
+        self._sending.add(task)
+        task.add_done_callback(self._sending.discard)
+
+    @property
+    def max_message(self) -> int:
+        """The largest envelope, in bytes."""
+        return min(self._core.options.max_message, self._core.nc.max_payload)
+
     def _check_size(self, envelope: bytes) -> None:
-        if len(envelope) > min(self._core.options.max_message, self._core.nc.max_payload):
+        if len(envelope) > self.max_message:
             raise RpcError(StatusCode.INVALID_ARGUMENT, TOO_LARGE)
 
-    async def _explained(self, error: LiftEnvelopeError, request: api_pb2.PublishRequest) -> RpcError:
+    async def explained(self, error: LiftEnvelopeError, name: str, partition: int) -> RpcError:
         """Return the status for what went wrong. Nobody recording the subject means that things changed."""
         if isinstance(error, NoJetStreamError):
-            self._targets.pop((request.stream, request.partition), None)
+            self._targets.pop((name, partition), None)
             try:
-                await self._new_target(request.stream, request.partition)
+                await self._new_target(name, partition)
             except RpcError as exc:
                 return exc
         return status_of(error)
@@ -160,7 +183,7 @@ class PublishService:
 
     async def publish_async(self, call: ServerCall) -> None:
         """Serve PublishAsync."""
-        await _Session(self, self._core, call).run()
+        await PublishSession(self, self._core, call).run()
 
     # On a subject
 
@@ -195,7 +218,7 @@ class PublishService:
         return response.SerializeToString()
 
     async def _await_ack(
-        self, request: api_pb2.PublishToSubjectRequest, ack: api_pb2.Ack, sent: PublishFuture
+        self, request: api_pb2.PublishToSubjectRequest, ack: api_pb2.Ack, sent: asyncio.Future[PubAck]
     ) -> None:
         try:
             stored = await sent
@@ -214,117 +237,7 @@ class PublishService:
         ack.receptionTimestamp = ack.commitTimestamp = now
 
 
-def _ack(target: _Target, request: api_pb2.PublishRequest, sequence: int) -> api_pb2.Ack:
-    now = time.time_ns()
-    return api_pb2.Ack(
-        stream=target.record.name,
-        partitionSubject=target.record.subject,
-        msgSubject=target.subject,
-        offset=sequence - 1,
-        ackInbox=request.ackInbox,
-        correlationId=request.correlationId,
-        ackPolicy=request.ackPolicy,
-        receptionTimestamp=now,
-        commitTimestamp=now,
-    )
-
-
-def _forget(future: PublishFuture) -> None:
+def _forget(future: asyncio.Future[PubAck]) -> None:
     """Of a message that nobody wants an ack of: nobody is told either that it failed."""
     if not future.cancelled():
         future.exception()
-
-
-class _Session:
-    """One PublishAsync call."""
-
-    def __init__(self, service: PublishService, core: Core, call: ServerCall) -> None:
-        self._service = service
-        self._core = core
-        self._call = call
-        self._pending = 0
-        self._answers: list[bytes] = []
-        self._failed: TransportError | None = None
-        self._idle = asyncio.Event()
-        self._explaining: set[asyncio.Task[None]] = set()
-
-    async def run(self) -> None:
-        """Store what comes, and answer."""
-        while (requests := await self._call.receive()) is not None:
-            for raw in requests:
-                await self._publish(raw)
-            # Waits while the client takes no answers.
-            await self._call.send(self._taken())
-            if self._failed is not None:
-                raise status_of(self._failed) from self._failed
-        try:
-            async with asyncio.timeout(_LAST_ACKS):
-                while self._pending:
-                    self._idle.clear()
-                    await self._idle.wait()
-        except TimeoutError:
-            pass  # what is without its ack stays so: its outcome is unknown
-        await self._call.send(self._taken())
-
-    async def _publish(self, raw: bytes) -> None:
-        request = api_pb2.PublishRequest.FromString(raw)
-        try:
-            target = await self._service._target(request)
-            future = await self._service._store(target, request, own_inbox=False, timeout=None)
-        except (RpcError, UsageError, LiftEnvelopeError) as exc:
-            self._answer(_refusal(status_of(exc), request.correlationId))
-            return
-        self._pending += 1
-        future.add_done_callback(partial(self._stored, target, request))
-
-    def _stored(self, target: _Target, request: api_pb2.PublishRequest, future: PublishFuture) -> None:
-        error = None if future.cancelled() else future.exception()
-        if isinstance(error, LiftEnvelopeError):
-            self._not_stored(error, request)
-            return
-        self._settled()
-        if request.ackPolicy != _NONE and not future.cancelled():
-            ack = _ack(target, request, future.result().sequence)
-            response = api_pb2.PublishResponse(ack=ack, correlationId=request.correlationId)
-            self._answer(response.SerializeToString())
-
-    def _not_stored(self, error: LiftEnvelopeError, request: api_pb2.PublishRequest) -> None:
-        if isinstance(error, AckTimeoutError | TransportError):
-            # Whether it is stored is unknown: to say that it is not would be a lie.
-            self._failed = error if isinstance(error, TransportError) else self._failed
-            self._settled()
-            return
-        task = asyncio.get_running_loop().create_task(self._explain(error, request))
-        self._explaining.add(task)
-        task.add_done_callback(self._explaining.discard)
-
-    async def _explain(self, error: LiftEnvelopeError, request: api_pb2.PublishRequest) -> None:
-        status = await self._service._explained(error, request)
-        self._answer(_refusal(status, request.correlationId))
-        self._settled()
-
-    def _settled(self) -> None:
-        self._pending -= 1
-        if not self._pending:
-            self._idle.set()
-
-    def _answer(self, response: bytes) -> None:
-        if not self._answers:
-            asyncio.get_running_loop().call_soon(self._flush)
-        self._answers.append(response)
-
-    def _flush(self) -> None:
-        self._call.send_nowait(self._taken())
-
-    def _taken(self) -> list[bytes]:
-        answers, self._answers = self._answers, []
-        return answers
-
-
-def _refusal(status: RpcError, correlation_id: str) -> bytes:
-    code = _ASYNC_CODES.get(StatusCode(status.code), _E.INTERNAL)
-    response = api_pb2.PublishResponse(correlationId=correlation_id)
-    # Liftbridge sends an empty ack beside the error.
-    response.ack.SetInParent()
-    response.asyncError.code, response.asyncError.message = code, status.description
-    return response.SerializeToString()

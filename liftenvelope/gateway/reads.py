@@ -91,6 +91,10 @@ class OpenReads:
         if not reads:
             self._reads.pop(key, None)
 
+    def has(self, stream: str, partition: int) -> bool:
+        """Whether somebody reads a partition."""
+        return (stream, partition) in self._reads
+
     def stream_changed(self, before: StreamRecord | None, after: StreamRecord | None) -> None:
         """End what can't go on with a stream as it is now."""
         if before is None:

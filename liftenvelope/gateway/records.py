@@ -78,6 +78,7 @@ class StreamRecord:
         replicas: How many NATS servers keep each partition.
         resume_all: Whether a message for one paused partition wakes them all.
         settings: Of the request, the settings that were given, by their names in the API.
+        jetstream: The JetStream stream that holds it, where that is another than of most streams.
         partitions: The partitions, in order.
     """
 
@@ -91,6 +92,7 @@ class StreamRecord:
     replicas: int = 1
     resume_all: bool = False
     settings: dict[str, int] = field(default_factory=dict)
+    jetstream: str = ""
     partitions: tuple[PartitionRecord, ...] = (PartitionRecord(),)
 
     def to_json(self) -> bytes:
@@ -131,7 +133,7 @@ class StreamRecord:
 
     def stream_of(self, partition: int) -> str:
         """The JetStream stream that holds a partition."""
-        return partition_stream(self.name, partition)
+        return self.jetstream or partition_stream(self.name, partition)
 
     def with_partitions(self, changed: dict[int, PartitionRecord]) -> Self:
         """Return it with some partitions changed."""

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from liftenvelope import _backend
 from liftenvelope._pb import api_pb2
 from liftenvelope.gateway.feed import PartitionFeed
-from liftenvelope.gateway.frames import MessageFramer
 from liftenvelope.rpc.status import RpcError, StatusCode
 
 if TYPE_CHECKING:
     from liftenvelope.gateway.core import Core
-    from liftenvelope.gateway.frames import Delivery
+    from liftenvelope.gateway.feed import Delivery
     from liftenvelope.gateway.reads import Read
     from liftenvelope.gateway.records import StreamRecord
     from liftenvelope.gateway.storage import PartitionState
@@ -44,12 +44,12 @@ async def read_backwards(
         raise RpcError(StatusCode.INTERNAL, "segment not found")
     start, stop = _start(request, state), _stop(request, state)
     await call.send([b""])
-    framer = MessageFramer(request.stream, request.partition)
+    framer = _backend.gate.MessageFramer(request.stream, request.partition)
     size = min(max(_CHUNK_BYTES // max(state.bytes // state.messages, 1), 1), _CHUNK)
     while start >= stop and not read.ended:
         low = max(start - size + 1, stop)
         messages = await _range(core, stream, low, start, read)
-        await call.send_framed(b"".join(framer.frame([m], 0, 0) for m in reversed(messages)))
+        await call.send_framed(b"".join(framer.frame([m], 0, -1) for m in reversed(messages)))
         start = low - 1
     if read.error is not None:
         raise read.error
@@ -82,13 +82,13 @@ async def _range(core: Core, stream: str, low: int, high: int, read: Read) -> li
     feed = PartitionFeed(core.js, stream, low + 1)
     read.feed = feed
     found: list[Delivery] = []
-    framer = MessageFramer("", 0)
+    framer = _backend.gate.MessageFramer("", 0)
     try:
         await feed.open()
         framer.pending = feed.pending
         while framer.pending and framer.sequence <= high and not read.ended:
             for message in await feed.take():
-                framer.frame([message], high + 2, 0)
+                framer.frame([message], high + 2, -1)
                 if framer.sequence <= high + 1:
                     found.append(message)
     finally:

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from liftenvelope import _backend
 from liftenvelope._pb import api_pb2
 from liftenvelope.errors import LiftEnvelopeError, StreamNotFoundError
 from liftenvelope.gateway.failures import status_of
 from liftenvelope.gateway.feed import PartitionFeed, ask_start
-from liftenvelope.gateway.frames import MessageFramer
 from liftenvelope.gateway.positions import END_OF_READONLY, Bounds, bounds
 from liftenvelope.gateway.reads import Read
 from liftenvelope.gateway.reverse import read_backwards
 from liftenvelope.rpc.status import RpcError, StatusCode
 
 if TYPE_CHECKING:
+    from liftenvelope._gate_py import MessageFramer
     from liftenvelope.gateway.core import Core
     from liftenvelope.gateway.reads import OpenReads
     from liftenvelope.gateway.records import StreamRecord
@@ -111,7 +112,7 @@ class SubscribeService:
         read: Read,
         feed: PartitionFeed,
     ) -> None:
-        framer = MessageFramer(request.stream, request.partition)
+        framer = _backend.gate.MessageFramer(request.stream, request.partition)
         framer.sequence, framer.pending = found.start, feed.pending
         quiet = True
         while True:
@@ -126,7 +127,7 @@ class SubscribeService:
             messages = await feed.take()
             quiet = quiet or not messages
             if messages:
-                most = 0 if found.stop is None else found.stop + 1
+                most = -1 if found.stop is None else found.stop + 1
                 await call.send_framed(framer.frame(messages, found.start + 1, most))
 
     async def _until_newest(self, request: api_pb2.SubscribeRequest, read: Read, found: Bounds) -> Bounds:

@@ -1,0 +1,99 @@
+"""Acks of what is published for a partition that copies from another stream.
+
+JetStream answers such a publish for the stream that records the subject. Which offset the message gets in the
+copy, nobody knows before it is there. So it names an ack inbox of the gateway's, as one that comes by NATS
+would name its publisher's, and the partition's leader acks it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from liftenvelope.envelope import new_message, unmarshal_ack
+from liftenvelope.errors import AckTimeoutError, EnvelopeError
+from liftenvelope.jetstream._publish_frames import PubAck
+from liftenvelope.nats._receiving import DirectSubscription, subscribe_direct
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from nats.aio.client import Client
+
+__all__ = ["CopyAcks"]
+
+
+class CopyAcks:
+    """One ack inbox for all of these messages.
+
+    Args:
+        nc: The connection.
+    """
+
+    def __init__(self, nc: Client) -> None:
+        self._nc = nc
+        self._inbox = nc.new_inbox()
+        self._subscription: DirectSubscription | None = None
+        # By correlation id: the stream whose ack counts, and who waits for it.
+        self._pending: dict[str, tuple[str, asyncio.Future[PubAck]]] = {}
+        self._number = 0
+        self._starting = asyncio.Lock()
+
+    async def close(self) -> None:
+        """Wait for nothing any more."""
+        if self._subscription is not None:
+            await self._subscription.unsubscribe()
+            self._subscription = None
+
+    async def publish(
+        self,
+        stream: str,
+        subject: str,
+        value: bytes,
+        *,
+        key: bytes,
+        headers: Mapping[str, bytes],
+        timeout: float,
+    ) -> asyncio.Future[PubAck]:
+        """Publish a message; return the future of its ack by this stream.
+
+        Args:
+            stream: The Liftbridge stream.
+            subject: The subject.
+            value: The value.
+            key: The key.
+            headers: The headers.
+            timeout: After how many seconds the future fails with AckTimeoutError.
+        """
+        async with self._starting:
+            if self._subscription is None:
+                self._subscription = await subscribe_direct(
+                    self._nc, self._inbox, self._on_acks, payloads=True
+                )
+        self._number += 1
+        token = str(self._number)
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[PubAck] = loop.create_future()
+        self._pending[token] = (stream, future)
+        timer = loop.call_later(timeout, self._expire, token, timeout)
+        future.add_done_callback(lambda _: timer.cancel())
+        future.add_done_callback(lambda _: self._pending.pop(token, None))
+        envelope = new_message(value, key=key, headers=headers, ack_inbox=self._inbox, correlation_id=token)
+        await self._nc.publish(subject, envelope)
+        return future
+
+    def _on_acks(self, payloads: list[bytes]) -> None:
+        for payload in payloads:
+            try:
+                ack = unmarshal_ack(payload)
+            except EnvelopeError:
+                continue  # the inbox is a subject: anybody may publish there
+            stream, future = self._pending.get(ack.correlation_id, ("", None))
+            # The others that record the subject ack it as well.
+            if future is not None and ack.stream == stream and not future.done():
+                future.set_result(PubAck(stream, ack.offset + 1))
+
+    def _expire(self, token: str, timeout: float) -> None:
+        _, future = self._pending.get(token, ("", None))
+        if future is not None and not future.done():
+            future.set_exception(AckTimeoutError(f"no ack within {timeout} s", token, sent=True))

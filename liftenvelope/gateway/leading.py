@@ -1,0 +1,185 @@
+"""What a gateway does for the partitions that it leads: acks, compaction, pausing those that are idle."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Final
+
+from liftenvelope._stream_names import RESERVED
+from liftenvelope.errors import LiftEnvelopeError, StreamNotFoundError
+from liftenvelope.gateway.acks import AckReader
+from liftenvelope.gateway.brokers import leader_of
+from liftenvelope.gateway.compaction import Compactor
+
+if TYPE_CHECKING:
+    from liftenvelope.gateway.core import Core
+    from liftenvelope.gateway.reads import OpenReads
+    from liftenvelope.gateway.records import StreamRecord
+    from liftenvelope.gateway.streams import StreamService
+
+__all__ = ["Leading"]
+
+_log: Final = logging.getLogger("liftenvelope.gateway")
+#: How many partitions are begun to be led at once.
+_AT_ONCE: Final = 16
+#: After how many seconds what failed is tried again.
+_RETRY: Final = 1.0
+#: How often the idle time of a partition is looked at: this many times while it passes.
+_LOOKS: Final = 4
+_SHORTEST_LOOK: Final = 0.05
+#: How often a stream is compacted where it does not say, in seconds, as in Liftbridge.
+_CLEANER_INTERVAL: Final = 300.0
+
+
+class Leading:
+    """Keeps up what a leader does, as streams and gateways come and go.
+
+    Args:
+        core: The gateway's parts.
+        streams: Pauses partitions, and finishes what dead gateways have begun.
+        reads: The subscriptions that are open here.
+    """
+
+    def __init__(self, core: Core, streams: StreamService, reads: OpenReads) -> None:
+        self._core = core
+        self._streams = streams
+        self._reads = reads
+        self._led: dict[tuple[str, int], _Led] = {}
+        self._wanted = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Lead what this gateway is to lead, and follow the changes, in the background."""
+        self._wanted.set()
+        self._task = asyncio.create_task(self._run(), name="lead partitions")
+
+    async def close(self) -> None:
+        """Lead nothing any more."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+        led, self._led = self._led, {}
+        await asyncio.gather(*(one.close() for one in led.values()))
+
+    def look(self) -> None:
+        """Streams or gateways have changed."""
+        self._wanted.set()
+
+    async def _run(self) -> None:
+        while True:
+            await self._wanted.wait()
+            self._wanted.clear()
+            await self._settle()
+
+    async def _settle(self) -> None:
+        wanted = self._to_lead()
+        old = [key for key, led in self._led.items() if wanted.get(key) != led.record_id]
+        await asyncio.gather(*(self._led.pop(key).close() for key in old))
+        limit = asyncio.Semaphore(_AT_ONCE)
+        await asyncio.gather(*(self._begin(key, limit) for key in wanted if key not in self._led))
+        await self._finish_work()
+
+    def _to_lead(self) -> dict[tuple[str, int], str]:
+        return {
+            (record.name, number): record.id
+            for record in self._core.registry
+            if record.name not in RESERVED
+            for number in range(len(record.partitions))
+            if self._core.brokers.leads(record.name, number)
+        }
+
+    async def _begin(self, key: tuple[str, int], limit: asyncio.Semaphore) -> None:
+        record = self._core.registry.known(key[0])
+        if record is None:
+            return
+        led = _Led(self._core, self._streams, self._reads, record, key[1])
+        async with limit:
+            try:
+                await led.start()
+            except StreamNotFoundError:
+                return  # deleted: the registry is about to tell
+            except LiftEnvelopeError as exc:
+                _log.warning("%s, partition %d: no acks yet: %s", *key, exc)
+                asyncio.get_running_loop().call_later(_RETRY, self.look)
+                return
+        self._led[key] = led
+
+    async def _finish_work(self) -> None:
+        """Clean up behind the dead: one gateway does, so that not all do at once."""
+        alive = self._core.brokers.alive
+        if leader_of("", 0, alive) != self._core.options.id:
+            return
+        try:
+            await self._streams.finish_others_work(alive)
+        except LiftEnvelopeError as exc:
+            _log.warning("a stream that a dead gateway had begun to make or remove is still there: %s", exc)
+            asyncio.get_running_loop().call_later(_RETRY, self.look)
+
+
+class _Led:
+    """One partition."""
+
+    def __init__(
+        self, core: Core, streams: StreamService, reads: OpenReads, record: StreamRecord, partition: int
+    ) -> None:
+        self._core = core
+        self._streams = streams
+        self._reads = reads
+        self._name = record.name
+        self.record_id = record.id
+        self._partition = partition
+        self._stream = record.stream_of(partition)
+        self._idle_time = record.setting("autoPauseTime") / 1000
+        self._unless_read = bool(record.setting("autoPauseDisableIfSubscribers"))
+        self._acks = AckReader(
+            core.nc,
+            jetstream_stream=self._stream,
+            stream=record.name,
+            # Liftbridge calls the stream's subject that of the partition.
+            partition_subject=record.subject,
+            on_error=self._tell,
+        )
+        self._idle: asyncio.Task[None] | None = None
+        self._compactor: Compactor | None = None
+        if record.setting("compactEnabled"):
+            interval = record.setting("cleanerInterval") / 1000 or _CLEANER_INTERVAL
+            self._compactor = Compactor(core.js, self._stream, interval=interval)
+
+    async def start(self) -> None:
+        await self._acks.start()
+        if self._idle_time:
+            self._idle = asyncio.create_task(self._pause_when_idle(), name=f"idle {self._stream}")
+        if self._compactor is not None:
+            await self._compactor.start()
+
+    async def close(self) -> None:
+        if self._idle is not None:
+            self._idle.cancel()
+            await asyncio.wait([self._idle])
+        if self._compactor is not None:
+            await self._compactor.close()
+        await self._acks.close()
+
+    def _tell(self, error: LiftEnvelopeError) -> None:
+        _log.warning("acks of %s, partition %d: %s", self._name, self._partition, error)
+
+    async def _pause_when_idle(self) -> None:
+        loop = asyncio.get_running_loop()
+        newest, since = -2, loop.time()
+        while True:
+            await asyncio.sleep(max(self._idle_time / _LOOKS, _SHORTEST_LOOK))
+            record = self._core.registry.known(self._name)
+            if record is None:
+                return
+            try:
+                state = await self._core.storage.state(self._stream)
+                read = self._unless_read and self._reads.has(self._name, self._partition)
+                if state.newest != newest or read or record.partitions[self._partition].paused:
+                    newest, since = state.newest, loop.time()
+                elif loop.time() - since >= self._idle_time:
+                    await self._streams.set_paused(self._name, [self._partition])
+            except StreamNotFoundError:
+                return
+            except LiftEnvelopeError as exc:
+                _log.warning("%s, partition %d: not paused: %s", self._name, self._partition, exc)

@@ -1,0 +1,258 @@
+"""PublishAsync: a stream of requests into JetStream, and its acks back.
+
+Plain messages go the quick way, by :class:`~liftenvelope._gate_py.PublishPipe`: commands for a whole batch in
+one write, and the responses to a whole batch of acks in another. What is not plain, or is for a partition
+that this call has not published to yet, goes the way of a single publish, which also says what is wrong.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from liftenvelope import _backend
+from liftenvelope._pb import api_pb2
+from liftenvelope.errors import (
+    AckTimeoutError,
+    JetStreamError,
+    LiftEnvelopeError,
+    NoJetStreamError,
+    TransportError,
+)
+from liftenvelope.gateway.failures import status_of
+from liftenvelope.gateway.targets import Target, ack_of
+from liftenvelope.jetstream._publish_frames import AckReader
+from liftenvelope.nats._link import Link
+from liftenvelope.nats._receiving import DirectSubscription, subscribe_direct
+from liftenvelope.rpc.status import RpcError, StatusCode
+
+if TYPE_CHECKING:
+    from liftenvelope.gateway.core import Core
+    from liftenvelope.gateway.publishing import PublishService
+    from liftenvelope.jetstream._publish_frames import PubAck
+    from liftenvelope.rpc.server import ServerCall
+
+__all__ = ["PublishSession"]
+
+_NONE: Final = api_pb2.NONE
+_POLICIES: Final = (api_pb2.LEADER, api_pb2.ALL, api_pb2.NONE)
+#: How long a call waits for acks once the client has sent all, in seconds, as in Liftbridge.
+_LAST_ACKS: Final = 5.0
+#: How many messages of a call may be without their ack before no more are read.
+_MOST_PENDING: Final = 50_000
+#: How often messages whose acks are late are given up, in seconds.
+_SWEEP: Final = 1.0
+_E: Final = api_pb2.PublishAsyncError
+_ASYNC_CODES: Final = {
+    StatusCode.INVALID_ARGUMENT: _E.BAD_REQUEST,
+    StatusCode.NOT_FOUND: _E.NOT_FOUND,
+    StatusCode.FAILED_PRECONDITION: _E.READONLY,
+    StatusCode.PERMISSION_DENIED: _E.PERMISSION_DENIED,
+    StatusCode.UNKNOWN: _E.INCORRECT_OFFSET,
+}
+
+
+class PublishSession:
+    """One PublishAsync call.
+
+    Args:
+        service: Stores single messages, and knows where they go.
+        core: The gateway's parts.
+        call: The call.
+    """
+
+    def __init__(self, service: PublishService, core: Core, call: ServerCall) -> None:
+        self._service = service
+        self._core = core
+        self._call = call
+        self._link = Link(core.nc)
+        inbox = self._link.new_inbox() + "."
+        self._inbox = inbox + "*"
+        self._pipe = _backend.gate.PublishPipe(inbox, service.max_message)
+        self._subscription: DirectSubscription | None = None
+        self._routes: dict[tuple[str, int], Target] = {}
+        self._read_ack = AckReader()
+        # Messages of the slow way without their ack.
+        self._slow = 0
+        self._answers: list[bytes] = []
+        self._changed = asyncio.Event()
+        self._explaining: set[asyncio.Task[None]] = set()
+        # When a number was the next one: what is older then is late when its time is up.
+        self._numbers: deque[tuple[float, int]] = deque()
+
+    async def run(self) -> None:
+        """Store what comes, and answer, until the client has sent all and has all answers."""
+        self._subscription = await subscribe_direct(self._core.nc, self._inbox, self._on_acks)
+        sweeping = asyncio.create_task(self._sweep(), name="late acks")
+        try:
+            while (requests := await self._call.receive()) is not None:
+                await self._publish(requests)
+                # Waits while the client takes no answers.
+                await self._call.send(self._taken())
+            await self._finish()
+        finally:
+            sweeping.cancel()
+            await self._subscription.unsubscribe()
+
+    async def _finish(self) -> None:
+        try:
+            async with asyncio.timeout(_LAST_ACKS):
+                while self._pending:
+                    self._changed.clear()
+                    await self._changed.wait()
+        except TimeoutError:
+            pass  # what is without its ack stays so: its outcome is unknown
+        await self._call.send(self._taken())
+
+    @property
+    def _pending(self) -> int:
+        return int(self._pipe.pending) + self._slow
+
+    # Requests
+
+    async def _publish(self, requests: list[bytes]) -> None:
+        self._drop_old_routes()
+        at = 0
+        while at < len(requests):
+            frames, at, count, size = self._pipe.take(requests, at)
+            if count:
+                await self._write(frames, count, size)
+            if at < len(requests):
+                await self._publish_one(requests[at])
+                at += 1
+        while self._pending > _MOST_PENDING:
+            self._changed.clear()
+            await self._changed.wait()
+
+    async def _write(self, frames: bytes, count: int, size: int) -> None:
+        seconds = self._core.options.ack_timeout
+        await self._link.room(len(frames), asyncio.get_running_loop().time() + seconds)
+        if not self._link.direct:
+            raise RpcError(StatusCode.UNIMPLEMENTED, "PublishAsync needs a nats-py that is known")
+        self._link.write(frames, count, size)
+
+    def _drop_old_routes(self) -> None:
+        for target in self._routes.values():
+            if self._core.registry.known(target.record.name) is not target.record:
+                self._routes.clear()
+                self._pipe.close_routes()
+                return
+
+    async def _publish_one(self, raw: bytes) -> None:
+        """Publish a message by the way of single ones, and the next for its partition by the quick way."""
+        request = api_pb2.PublishRequest.FromString(raw)
+        try:
+            target = await self._service.target(request)
+            future = await self._service.store(target, request, own_inbox=False, timeout=None)
+        except LiftEnvelopeError as exc:
+            self._answer(_refusal(status_of(exc), request.correlationId))
+            return
+        self._slow += 1
+        future.add_done_callback(partial(self._stored, target, request))
+        self._add_route(target)
+
+    def _add_route(self, target: Target) -> None:
+        record, partition = target.record, target.partition
+        if record.checks_offsets or target.is_copy or (record.name, partition) in self._routes:
+            return
+        self._routes[record.name, partition] = target
+        self._pipe.route(record.name, partition, record.subject, target.subject, target.stream)
+
+    # Acks
+
+    def _on_acks(self, messages: list[Any]) -> None:
+        frames, others = self._pipe.acked(messages, time.time_ns())
+        if frames:
+            self._call.send_framed_nowait(frames)
+        for message, (stream, partition), policy, correlation_id in others:
+            key = (stream.decode(), partition)
+            self._on_other(message, key, policy, correlation_id.decode())
+        self._changed.set()
+
+    def _on_other(self, message: Any, key: tuple[str, int], policy: int, correlation_id: str) -> None:
+        """Of what is no plain ack: an error, or the ack of another stream than was to store it."""
+        _, _, headers, payload = message
+        request = api_pb2.PublishRequest(stream=key[0], partition=key[1], correlationId=correlation_id)
+        request.ackPolicy = _POLICIES[policy]
+        target = self._routes.get(key)
+        if headers is not None:
+            # Nobody records the subject: the partition was paused, made readonly or deleted just now.
+            self._routes.clear()
+            self._pipe.close_routes()
+            self._refuse_later(NoJetStreamError(503, "no stream records the subject"), request)
+            return
+        answer = self._read_ack(payload)
+        if isinstance(answer, JetStreamError):
+            self._refuse_later(answer, request)
+        elif target is not None and answer.stream == target.stream:
+            self._accept(target, request, answer.sequence)
+        # Else another stream has it, from which this one may copy it, or not: the outcome is unknown.
+
+    def _stored(
+        self, target: Target, request: api_pb2.PublishRequest, future: asyncio.Future[PubAck]
+    ) -> None:
+        self._slow -= 1
+        self._changed.set()
+        if future.cancelled():
+            return
+        error = future.exception()
+        if error is None:
+            self._accept(target, request, future.result().sequence)
+        elif isinstance(error, LiftEnvelopeError) and not isinstance(error, AckTimeoutError | TransportError):
+            self._refuse_later(error, request)
+        # Else whether it is stored is unknown, and to say that it is not would be a lie.
+
+    def _accept(self, target: Target, request: api_pb2.PublishRequest, sequence: int) -> None:
+        if request.ackPolicy != _NONE:
+            response = api_pb2.PublishResponse(
+                ack=ack_of(target, request, sequence), correlationId=request.correlationId
+            )
+            self._answer(response.SerializeToString())
+
+    def _refuse_later(self, error: LiftEnvelopeError, request: api_pb2.PublishRequest) -> None:
+        task = asyncio.get_running_loop().create_task(self._refuse(error, request))
+        self._slow += 1
+        self._explaining.add(task)
+        task.add_done_callback(self._explaining.discard)
+
+    async def _refuse(self, error: LiftEnvelopeError, request: api_pb2.PublishRequest) -> None:
+        try:
+            status = await self._service.explained(error, request.stream, request.partition)
+            self._answer(_refusal(status, request.correlationId))
+        finally:
+            self._slow -= 1
+            self._changed.set()
+
+    def _answer(self, response: bytes) -> None:
+        if not self._answers:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._answers.append(response)
+
+    def _flush(self) -> None:
+        self._call.send_nowait(self._taken())
+
+    def _taken(self) -> list[bytes]:
+        answers, self._answers = self._answers, []
+        return answers
+
+    async def _sweep(self) -> None:
+        """Give up acks that are late. Whether their messages are stored is unknown: nobody is answered."""
+        loop = asyncio.get_running_loop()
+        while True:
+            self._numbers.append((loop.time() + self._core.options.ack_timeout, self._pipe.next_number))
+            while self._numbers[0][0] <= loop.time():
+                self._pipe.expire(self._numbers.popleft()[1])
+                self._changed.set()
+            await asyncio.sleep(_SWEEP)
+
+
+def _refusal(status: RpcError, correlation_id: str) -> bytes:
+    code = _ASYNC_CODES.get(StatusCode(status.code), _E.INTERNAL)
+    response = api_pb2.PublishResponse(correlationId=correlation_id)
+    # Liftbridge sends an empty ack beside the error.
+    response.ack.SetInParent()
+    response.asyncError.code, response.asyncError.message = code, status.description
+    return response.SerializeToString()
