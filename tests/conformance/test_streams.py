@@ -18,11 +18,13 @@ from liftenvelope.errors import (
     NoSuchPartitionError,
     NoSuchStreamError,
     ReadonlyPartitionError,
+    ServerError,
     StreamExistsError,
     UsageError,
 )
+from liftenvelope.rpc.status import StatusCode
 from tests.conformance.actions import eventually, fill, new_stream, read, read_offsets
-from tests.conformance.conftest import Server
+from tests.conformance.conftest import CHOSEN, Server
 
 # Segments of a few messages each, looked at five times a second: only full ones can go.
 SMALL_SEGMENTS: dict[str, Any] = {"segment_max_bytes": 1024, "cleaner_interval": 0.2}
@@ -150,6 +152,7 @@ async def test_partitions_record_numbered_subjects(client: Client, name: str, nc
         assert [(m.value, m.partition, m.subject) for m in found] == [(subject.encode(), partition, subject)]
 
 
+@pytest.mark.liftbridge_only
 async def test_streams_of_one_group_share_the_messages(client: Client, name: str, nc: NatsClient) -> None:
     pair = (f"{name}-a", f"{name}-b")
     for stream in pair:
@@ -167,6 +170,16 @@ async def test_streams_of_one_group_share_the_messages(client: Client, name: str
 
     await eventually(is_complete)
     assert await found() == [b"%d" % number for number in range(40)]
+
+
+@pytest.mark.skipif(CHOSEN != "gateway", reason="about the gateway")
+async def test_the_gateway_refuses_streams_that_would_share_messages(client: Client, name: str) -> None:
+    # JetStream gives each stream all messages of a subject: docs/gateway.md, differences.
+    await client.create_stream(name, f"{name}-a", group="sharing")
+    with pytest.raises(ServerError, match="sharing") as info:
+        await client.create_stream(name, f"{name}-b", group="sharing")
+    assert info.value.code == StatusCode.FAILED_PRECONDITION
+    await client.create_stream(name, f"{name}-c", group="another")
 
 
 async def test_optimistic_concurrency_is_heeded(client: Client, name: str) -> None:
