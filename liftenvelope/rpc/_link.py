@@ -223,13 +223,23 @@ class Incoming:
         self._flow = flow
         # What came with the message that was taken last, and is not taken yet: the next one at the end.
         self._begun: list[bytes] = []
+        #: Says of each message whether it is handed out; None for all.
+        self.admits: Callable[[bytes], bool] | None = None
 
     async def receive(self) -> list[bytes] | None:
         """Return the next messages, at least one, or None when there are no more."""
         if self._begun:
             messages, self._begun = self._begun[::-1], []
             return messages
-        return await self._flow.take()
+        while (received := await self._flow.take()) is not None and self.admits is not None:
+            received = [message for message in received if self.admits(message)]
+            if received:
+                break
+        return received
+
+    def put_back(self, message: bytes) -> None:
+        """Have a message that was taken be the next one again."""
+        self._begun.append(message)
 
     def __aiter__(self) -> Self:
         return self

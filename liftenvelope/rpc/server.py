@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Final, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
 
 from liftenvelope.errors import TransportError, UsageError
 from liftenvelope.rpc._link import Flow, Incoming, Link
@@ -60,6 +60,11 @@ class ServerCall(Incoming):
         self.trailing_metadata: Metadata = ()
         self._link = link
 
+    @property
+    def peer_certificate(self) -> Mapping[str, Any] | None:
+        """The client's certificate as ``ssl.SSLSocket.getpeercert`` has it; None if it has shown none."""
+        return self._link.peer_certificate
+
     def send_headers(self, metadata: Metadata) -> None:
         """Begin the answer with metadata. The first message does so without."""
         self._link.protocol.send_headers(self.flow.call_id, metadata)
@@ -98,12 +103,15 @@ class _ServerLink(Link[ServerConnection]):
         self.tasks: dict[int, asyncio.Task[None]] = {}
         self._server = server
         self._timers: dict[int, asyncio.TimerHandle] = {}
+        #: What the client has shown, if it was verified.
+        self.peer_certificate: Mapping[str, Any] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """A client has connected."""
         self._server.links.add(self)
         super().connection_made(transport)
         if (secured := transport.get_extra_info("ssl_object")) is not None:
+            self.peer_certificate = secured.getpeercert() or None
             try:
                 check_protocol(secured, "the client")
             except TransportError as exc:
