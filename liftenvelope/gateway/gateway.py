@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+import os
 import secrets
+import ssl
 from typing import TYPE_CHECKING, Any, Self
 
 from liftenvelope.errors import UsageError
 from liftenvelope.gateway.activity import ActivityLog
+from liftenvelope.gateway.authorization import Authorization
 from liftenvelope.gateway.brokers import Broker, Brokers
 from liftenvelope.gateway.copies import CopyAcks
 from liftenvelope.gateway.core import Core, Options
@@ -25,8 +28,6 @@ from liftenvelope.rpc.address import parse_address
 from liftenvelope.rpc.server import Server
 
 if TYPE_CHECKING:
-    import ssl
-
     from nats.aio.client import Client
 
     from liftenvelope.gateway.records import StreamRecord
@@ -59,6 +60,9 @@ class Gateway:
         replicas: How many NATS servers keep the gateways' own records. Default 1.
         encrypted: Whether the NATS server encrypts what it stores. If not, the default, streams with
             ``encryption`` are refused.
+        policy_file: Which clients, by the names in their certificates, may do what: see
+            :mod:`liftenvelope.gateway.authorization`. Needs ``tls`` that requires certificates. Default:
+            everybody may do everything.
 
     Raises:
         UsageError: An argument makes no sense.
@@ -83,6 +87,7 @@ class Gateway:
         ack_timeout: float = 5.0,
         replicas: int = 1,
         encrypted: bool = False,
+        policy_file: str | os.PathLike[str] | None = None,
     ) -> None:
         if not 0 <= port <= 65_535:
             raise UsageError(f"port={port!r}: expected 0 to 65535")
@@ -102,6 +107,12 @@ class Gateway:
             replicas=replicas,
             encrypted=encrypted,
         )
+        self._authorization: Authorization | None = None
+        if policy_file is not None:
+            if tls is None or tls.verify_mode is not ssl.CERT_REQUIRED:
+                text = "expected a tls that requires clients to show certificates"
+                raise UsageError(f"policy_file={os.fspath(policy_file)!r}: {text}")
+            self._authorization = Authorization(policy_file)
         self._reads = OpenReads()
         self._server: Server | None = None
         self._core: Core | None = None
@@ -160,7 +171,11 @@ class Gateway:
         streams = StreamService(core)
         cursors = CursorService(js, replicas=replicas)
         await self._start_own_streams(core, streams, cursors)
-        server = Server(handlers(core, streams, self._reads, cursors))
+        table = handlers(core, streams, self._reads, cursors)
+        if self._authorization is not None:
+            table = self._authorization.protect(table)
+            await self._authorization.start()
+        server = Server(table)
         host, port = self._listen
         address = self._advertise or parse_address(await server.start(host, port, tls=self._tls))
         self._server = server
@@ -189,6 +204,8 @@ class Gateway:
         server, self._server = self._server, None
         js, self._js = self._js, None
         leading, self._leading = self._leading, None
+        if self._authorization is not None:
+            await self._authorization.close()
         if core is not None:
             await core.brokers.close()
         if leading is not None:
