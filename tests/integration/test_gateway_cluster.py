@@ -1,0 +1,186 @@
+"""Several gateways on one NATS server: one cluster, whose partitions move when one of them dies."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import nats
+import pytest
+
+import liftenvelope
+from liftenvelope._pb import api_pb2
+from liftenvelope.client import Client
+from liftenvelope.envelope import new_message, unmarshal_ack
+from liftenvelope.rpc.aio import Call, Channel
+from liftenvelope.rpc.status import RpcError, StatusCode
+from liftenvelope.testing import GatewayCluster, run_gateway
+
+# A gateway that is killed is taken for dead after this time: short, and long enough for a loaded machine.
+TTL = 1.5
+
+
+@pytest.fixture
+async def cluster() -> AsyncIterator[GatewayCluster]:
+    """Three gateways of a test's own."""
+    async with run_gateway(3, config={"broker_ttl": TTL}) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+async def client(cluster: GatewayCluster) -> AsyncIterator[Client]:
+    """A client of all of them."""
+    async with liftenvelope.connect(cluster.addresses) as client:
+        yield client
+
+
+async def leaders(client: Client, name: str) -> dict[int, str]:
+    """Who leads each partition."""
+    stream = (await client.fetch_metadata(streams=[name])).streams[name]
+    return {number: partition.leader for number, partition in stream.partitions.items()}
+
+
+async def test_they_share_the_partitions(cluster: GatewayCluster, client: Client, name: str) -> None:
+    await client.create_stream(name, name, partitions=30)
+    metadata = await client.fetch_metadata()
+    assert set(metadata.brokers) == {"node1", "node2", "node3"}
+    assert set((await leaders(client, name)).values()) == {"node1", "node2", "node3"}
+    # All agree on who leads what, also on a stream that they have only just heard of.
+    for address in cluster.addresses:
+        async with liftenvelope.connect([address]) as other:
+            assert await leaders(other, name) == await leaders(client, name)
+    for partition in range(30):
+        await client.publish(name, b"%d" % partition, partition=partition)
+    async with client.subscribe(name, partition="all", start="earliest", stop="latest") as messages:
+        assert sorted([int(m.value) async for m in messages]) == list(range(30))
+
+
+async def test_the_wrong_one_refuses(cluster: GatewayCluster, client: Client, name: str) -> None:
+    await client.create_stream(name, name)
+    (leader,) = (await leaders(client, name)).values()
+    address = next(node.address for node in cluster.nodes if node.id != leader)
+    async with await Channel.connect(address) as channel:
+        request = api_pb2.FetchPartitionMetadataRequest(stream=name).SerializeToString()
+        with pytest.raises(RpcError, match="leader") as info:
+            await channel.unary("/proto.API/FetchPartitionMetadata", request, timeout=20)
+        assert info.value.code == StatusCode.FAILED_PRECONDITION
+
+
+async def drain(call: Call, payloads: list[bytes]) -> None:
+    """Take all that comes on a call."""
+    async for payload in call:
+        payloads.append(payload)  # noqa: PERF401 - it must be there when the call ends with an error
+
+
+async def test_a_replica_may_be_read_anywhere(cluster: GatewayCluster, client: Client, name: str) -> None:
+    await client.create_stream(name, name)
+    await client.publish(name, b"value")
+    for address in cluster.addresses:
+        request = api_pb2.SubscribeRequest(
+            stream=name, startPosition=api_pb2.EARLIEST, readISRReplica=True, stopPosition=api_pb2.STOP_LATEST
+        )
+        async with asyncio.timeout(20), await Channel.connect(address) as channel:
+            call = channel.server_stream("/proto.API/Subscribe", request.SerializeToString())
+            payloads: list[bytes] = []
+            with pytest.raises(RpcError, match="Stop offset reached"):
+                await drain(call, payloads)
+        # The first one says that the subscription stands.
+        assert [api_pb2.Message.FromString(payload).value for payload in payloads] == [b"", b"value"]
+
+
+async def test_what_one_makes_the_others_know(cluster: GatewayCluster, name: str) -> None:
+    first, second, third = [liftenvelope.connect([address]) for address in cluster.addresses]
+    async with first, second, third:
+        await first.create_stream(name, name)
+        await second.publish(name, b"value")
+        await third.set_stream_readonly(name)
+        with pytest.raises(liftenvelope.errors.StreamExistsError):
+            await second.create_stream(name, name)
+        await second.delete_stream(name)
+        with pytest.raises(liftenvelope.errors.NoSuchStreamError):
+            await first.delete_stream(name)
+
+
+async def test_many_make_the_same_stream(cluster: GatewayCluster, name: str) -> None:
+    clients = [liftenvelope.connect([address]) for address in cluster.addresses]
+    for client in clients:
+        await client
+    outcomes = await asyncio.gather(
+        *(client.create_stream(name, name, partitions=2) for client in clients for _ in range(3)),
+        return_exceptions=True,
+    )
+    assert sorted(type(outcome).__name__ for outcome in outcomes) == ["NoneType"] + ["StreamExistsError"] * 8
+    for client in clients:
+        await client.close()
+
+
+async def test_one_is_killed(cluster: GatewayCluster, client: Client, name: str) -> None:
+    await client.create_stream(name, name, partitions=6)
+    before = await leaders(client, name)
+    partition, victim = next(iter(before.items()))
+    others = {number: leader for number, leader in before.items() if leader != victim}
+    acked: list[int] = []
+
+    async with client.subscribe(name, partition=partition, start="earliest") as messages:
+        for number in range(10):
+            await client.publish(name, b"%d" % number, partition=partition)
+            acked.append(number)
+        next(node for node in cluster.nodes if node.id == victim).kill()
+        async with asyncio.timeout(60):
+            for number in range(10, 40):
+                while True:
+                    try:
+                        await client.publish(name, b"%d" % number, partition=partition, timeout=5)
+                    except (liftenvelope.errors.TransportError, TimeoutError):
+                        continue
+                    acked.append(number)
+                    break
+            seen: set[int] = set()
+            while seen < set(acked):
+                seen.add(int((await anext(messages)).value))
+
+    async with asyncio.timeout(20):
+        while victim in (after := await leaders(client, name)).values():
+            await asyncio.sleep(0.05)
+    # The others keep what they had.
+    assert {number: after[number] for number in others} == others
+
+
+async def test_raw_envelopes_are_acked_by_the_next_leader(
+    cluster: GatewayCluster, client: Client, name: str
+) -> None:
+    await client.create_stream(name, name)
+    (leader,) = (await leaders(client, name)).values()
+    nc = await nats.connect(cluster.nats_url)
+    inbox = await nc.subscribe(f"{name}.acks")
+    await nc.flush()
+    next(node for node in cluster.nodes if node.id == leader).kill()
+    for number in range(20):
+        await nc.publish(name, new_message(b"x", ack_inbox=f"{name}.acks", correlation_id=str(number)))
+    acks = {}
+    async with asyncio.timeout(60):
+        while len(acks) < 20:
+            ack = unmarshal_ack((await inbox.next_msg(timeout=60)).data)
+            acks[ack.correlation_id] = ack.offset
+    assert acks == {str(number): number for number in range(20)}
+    await nc.close()
+
+
+async def test_the_nats_server_is_restarted(cluster: GatewayCluster, client: Client, name: str) -> None:
+    await client.create_stream(name, name)
+    await client.publish(name, b"0")
+    async with client.subscribe(name, start="earliest") as messages:
+        async with asyncio.timeout(60):
+            assert (await anext(messages)).value == b"0"
+            server = cluster.nats
+            assert server is not None
+            await asyncio.to_thread(server.kill)
+            await asyncio.to_thread(server.start)
+            for _ in range(200):
+                try:
+                    await client.publish(name, b"1", timeout=2)
+                except (liftenvelope.errors.LiftEnvelopeError, TimeoutError):
+                    await asyncio.sleep(0.1)
+                else:
+                    break
+            assert (await anext(messages)).value == b"1"

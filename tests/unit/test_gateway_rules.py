@@ -1,0 +1,354 @@
+"""What a gateway does without I/O: names, records, bounds of reads, leaders, fencing."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from liftenvelope._pb import api_pb2
+from liftenvelope.errors import (
+    AckTimeoutError,
+    InternalError,
+    JetStreamError,
+    LiftEnvelopeError,
+    NoJetStreamError,
+    TransportError,
+    UsageError,
+    WrongLastSequenceError,
+)
+from liftenvelope.gateway.brokers import leader_of
+from liftenvelope.gateway.failures import status_of
+from liftenvelope.gateway.health import HealthService
+from liftenvelope.gateway.names import encode_name, partition_stream
+from liftenvelope.gateway.positions import bounds
+from liftenvelope.gateway.reads import OpenReads, Read
+from liftenvelope.gateway.records import PartitionRecord, StreamRecord, StreamState
+from liftenvelope.gateway.serving import Serving
+from liftenvelope.gateway.storage import PartitionState, covers, parse_ns
+from liftenvelope.gateway.streams import new_record
+from liftenvelope.rpc.status import RpcError, StatusCode
+
+NAMES = st.text(st.characters(exclude_categories=("Cs",)), min_size=1, max_size=120)
+TOKENS = st.lists(st.sampled_from(["a", "b", "*"]), min_size=1, max_size=4)
+
+
+def record(name: str = "s", **fields: Any) -> StreamRecord:
+    return StreamRecord(**{"name": name, "subject": name, "id": "1", **fields})
+
+
+def subscribe(**fields: Any) -> api_pb2.SubscribeRequest:
+    return api_pb2.SubscribeRequest(**{"stream": "s", **fields})
+
+
+# Names
+
+
+@given(st.lists(NAMES, min_size=2, max_size=5, unique=True))
+def test_no_two_names_are_the_same_in_jetstream(names: list[str]) -> None:
+    encoded = [encode_name(name) for name in names]
+    assert len(set(encoded)) == len(names)
+    for text in encoded:
+        assert len(text) <= 200
+        assert not set(text) & set(" .*>/\\\t\0")
+
+
+def test_partitions_of_streams_whose_names_end_alike() -> None:
+    assert partition_stream("a_1", 0) != partition_stream("a", 1)
+    assert partition_stream("a", 11) != partition_stream("a_1", 1)
+
+
+# Records
+
+
+def test_a_record_survives_the_bucket() -> None:
+    stored = record(
+        "ü.x",
+        state=StreamState.DELETING,
+        settings={"minIsr": 2},
+        partitions=(PartitionRecord(paused=True, source="S"), PartitionRecord(readonly=True)),
+    )
+    assert StreamRecord.from_json(stored.to_json()) == stored
+
+
+@pytest.mark.parametrize("data", [b"", b"{}", b"[]", b'{"name":1}', b"\xff", b'{"state":"odd"}'])
+def test_what_is_no_record(data: bytes) -> None:
+    with pytest.raises(InternalError, match="record"):
+        StreamRecord.from_json(data)
+
+
+def test_a_partition_keeps_when_it_was_changed() -> None:
+    part = PartitionRecord().with_paused(True, 5).with_paused(True, 6).with_paused(False, 7)
+    assert (part.paused, part.first_paused_ns, part.paused_ns) == (False, 5, 7)
+    part = PartitionRecord().with_readonly(False, 5).with_readonly(True, 6)
+    assert (part.readonly, part.first_readonly_ns, part.readonly_ns, part.records) == (True, 6, 6, False)
+
+
+# What streams can be made
+
+
+@pytest.mark.parametrize(
+    ("fields", "match"),
+    [
+        ({"name": ""}, "empty"),
+        ({"name": "__cursors"}, "reserved"),
+        ({"name": "a b"}, "space"),
+        ({"name": "a..b"}, "dot"),
+        ({"name": "x" * 300}, "longer"),
+        ({"subject": ""}, "Subject is invalid"),
+        ({"subject": "a b"}, "Subject is invalid"),
+        ({"subject": "a.>", "partitions": 2}, "Subject is invalid"),
+        ({"subject": "$JS.API.x"}, "Subject is invalid"),
+        ({"partitions": -1}, "partitions=-1"),
+        ({"replicationFactor": -2}, "replicationFactor=-2"),
+        ({"cleanerInterval": api_pb2.NullableInt64(value=-1)}, "cleanerInterval=-1"),
+        ({"segmentMaxBytes": api_pb2.NullableInt64(value=-1)}, "segmentMaxBytes=-1"),
+        ({"minIsr": api_pb2.NullableInt32(value=2), "replicationFactor": 1}, "minIsr=2"),
+    ],
+)
+def test_streams_that_make_no_sense(fields: dict[str, Any], match: str) -> None:
+    with pytest.raises(RpcError, match=match) as info:
+        new_record(api_pb2.CreateStreamRequest(**{"name": "n", "subject": "n", **fields}), "me")
+    assert info.value.code == StatusCode.INVALID_ARGUMENT
+
+
+def test_encryption_is_promised_only_where_it_is_done() -> None:
+    request = api_pb2.CreateStreamRequest(name="n", subject="n", encryption=api_pb2.NullableBool(value=True))
+    with pytest.raises(RpcError, match="encrypt") as info:
+        new_record(request, "me")
+    assert info.value.code == StatusCode.FAILED_PRECONDITION
+    assert new_record(request, "me", encrypted=True).setting("encryption") == 1
+
+
+def test_what_is_not_said_is_as_in_liftbridge() -> None:
+    made = new_record(api_pb2.CreateStreamRequest(name="n", subject="n"), "me")
+    assert (made.replicas, len(made.partitions), made.settings, made.state) == (
+        1,
+        1,
+        {},
+        StreamState.CREATING,
+    )
+
+
+# Where reads begin and end
+
+
+def state(oldest: int = 2, newest: int = 9) -> PartitionState:
+    return PartitionState(oldest, newest, newest - oldest + 1, 100, 1, 2)
+
+
+EMPTY = PartitionState(0, -1, 0, 0, 0, 0)
+#: There were messages, and all are gone.
+EMPTIED = PartitionState(10, 9, 0, 0, 0, 2)
+
+
+@pytest.mark.parametrize(
+    ("there", "fields", "start_at", "expected"),
+    [
+        (state(), {"startPosition": api_pb2.NEW_ONLY}, None, 10),
+        (state(), {"startPosition": api_pb2.OFFSET, "startOffset": 5}, None, 5),
+        (state(), {"startPosition": api_pb2.OFFSET, "startOffset": -7}, None, 2),
+        (state(), {"startPosition": api_pb2.OFFSET, "startOffset": 100}, None, 10),
+        (state(), {"startPosition": api_pb2.EARLIEST}, None, 2),
+        (state(), {"startPosition": api_pb2.LATEST}, None, 9),
+        (state(), {"startPosition": api_pb2.TIMESTAMP}, 7, 7),
+        (EMPTY, {"startPosition": api_pb2.LATEST}, None, 0),
+        (EMPTY, {"startPosition": api_pb2.EARLIEST}, None, 0),
+        (EMPTIED, {"startPosition": api_pb2.EARLIEST}, None, 10),
+        (EMPTIED, {"startPosition": api_pb2.LATEST}, None, 10),
+    ],
+)
+def test_starts(there: PartitionState, fields: dict[str, Any], start_at: int | None, expected: int) -> None:
+    found = bounds(subscribe(**fields), there, readonly=False, start_at=start_at)
+    assert (found.start, found.stop) == (expected, None)
+
+
+@pytest.mark.parametrize(
+    ("fields", "readonly", "expected"),
+    [
+        ({}, True, (9, True, "End of readonly partition")),
+        ({"stopPosition": api_pb2.STOP_OFFSET, "stopOffset": 5}, False, (5, True, "Stop offset reached")),
+        ({"stopPosition": api_pb2.STOP_OFFSET, "stopOffset": 50}, False, (50, False, "Stop offset reached")),
+        (
+            {"stopPosition": api_pb2.STOP_OFFSET, "stopOffset": 50},
+            True,
+            (9, True, "End of readonly partition"),
+        ),
+        ({"stopPosition": api_pb2.STOP_LATEST}, False, (9, True, "Stop offset reached")),
+    ],
+)
+def test_stops(fields: dict[str, Any], readonly: bool, expected: tuple[int, bool, str]) -> None:
+    found = bounds(subscribe(startPosition=api_pb2.EARLIEST, **fields), state(), readonly=readonly)
+    assert (found.stop, found.ends, found.text) == expected
+
+
+@pytest.mark.parametrize(
+    ("fields", "there", "readonly", "code", "match"),
+    [
+        ({"stopPosition": api_pb2.STOP_LATEST}, EMPTY, False, 8, "Stream is empty"),
+        ({"stopPosition": api_pb2.STOP_LATEST}, state(), False, 3, "before start offset: 9 < 10"),
+        ({}, state(), True, 8, "End of readonly partition"),
+        ({}, EMPTY, True, 8, "End of readonly partition"),
+        ({"startPosition": 77}, state(), False, 3, "StartPosition 77"),
+        ({"stopPosition": 77}, state(), False, 3, "StopPosition 77"),
+    ],
+)
+def test_nothing_to_read(
+    fields: dict[str, Any], there: PartitionState, readonly: bool, code: int, match: str
+) -> None:
+    with pytest.raises(RpcError, match=match) as info:
+        bounds(subscribe(**fields), there, readonly=readonly)
+    assert info.value.code == code
+
+
+# Leaders
+
+
+@given(st.sets(st.text(min_size=1, max_size=8), min_size=1, max_size=6), st.integers(0, 50))
+def test_only_the_partitions_of_the_dead_move(brokers: set[str], partition: int) -> None:
+    leader = leader_of("s", partition, brokers)
+    assert leader in brokers
+    assert leader_of("s", partition, sorted(brokers, reverse=True)) == leader
+    for dead in brokers - {leader}:
+        assert leader_of("s", partition, brokers - {dead}) == leader
+
+
+def test_leaders_are_spread() -> None:
+    counts = Counter(leader_of("s", partition, ["a", "b", "c"]) for partition in range(3000))
+    assert min(counts.values()) > 800
+    assert leader_of("s", 0, []) == ""
+
+
+# Subscriptions
+
+
+def read_of(stream: StreamRecord, **fields: Any) -> Read:
+    return Read(stream, subscribe(**fields))
+
+
+def test_a_newer_epoch_ends_older_ones() -> None:
+    reads, stream = OpenReads(), record()
+    member = {"groupId": "g", "consumerId": "c"}
+    old, other = read_of(stream, consumer={**member, "groupEpoch": 3}), read_of(stream)
+    reads.add(old)
+    reads.add(other)
+    with pytest.raises(RpcError, match="not currently assigned"):
+        reads.add(read_of(stream, consumer={**member, "groupEpoch": 2}))
+    new = read_of(stream, consumer={**member, "groupEpoch": 3})
+    reads.add(new)
+    # A clean end is how a member learns that it was fenced.
+    assert (old.ended, old.error, other.ended, new.ended) == (True, None, False, False)
+    reads.remove(old)
+    with pytest.raises(RpcError, match="not currently assigned"):
+        reads.add(read_of(stream, consumer={**member, "groupEpoch": 2}))
+    reads.add(read_of(stream, consumer={"groupId": "h", "groupEpoch": 0, "consumerId": "c"}))
+    assert not new.ended
+
+
+def test_what_ends_a_read() -> None:
+    stream = record(partitions=(PartitionRecord(), PartitionRecord()))
+    paused = stream.with_partitions({0: PartitionRecord(paused=True)})
+    readonly = stream.with_partitions({0: PartitionRecord(readonly=True)})
+    ends = []
+    for after in (paused, None, record(id="2"), stream):
+        reads, read, elsewhere = OpenReads(), read_of(stream), read_of(stream, partition=1)
+        reads.add(read)
+        reads.add(elsewhere)
+        reads.stream_changed(stream, after)
+        ends.append(str(read.error))
+    assert ends[0].endswith("commit log was closed")
+    assert ends[1].endswith("commit log was deleted")
+    assert ends[2].endswith("commit log was deleted")
+    assert ends[3] == "None"
+    reads.stream_changed(stream, readonly)
+    assert (read.ended, read.became_readonly, elsewhere.became_readonly) == (False, True, False)
+
+
+def test_another_leader_ends_a_read_unless_any_will_do() -> None:
+    reads, stream = OpenReads(), record()
+    read, anywhere = read_of(stream), read_of(stream, readISRReplica=True)
+    reads.add(read)
+    reads.add(anywhere)
+    reads.leaders_changed(lambda name, partition: True)
+    assert not read.ended
+    reads.leaders_changed(lambda name, partition: False)
+    assert isinstance(read.error, RpcError)
+    assert read.error.code == StatusCode.UNAVAILABLE
+    assert not anywhere.ended
+    assert reads.has("s", 0)
+
+
+# Odds and ends
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("2026-01-02T03:04:05.123456789Z", 1767323045123456789),
+        ("2026-01-02T03:04:05.1Z", 1767323045100000000),
+        ("2026-01-02T03:04:05Z", 1767323045000000000),
+        ("2026-01-02T04:04:05.5+01:00", 1767323045500000000),
+        ("0001-01-01T00:00:00Z", 0),
+    ],
+)
+def test_times_of_jetstream(text: str, expected: int) -> None:
+    assert parse_ns(text) == expected
+
+
+@given(TOKENS, TOKENS)
+def test_what_covers_what(wide: list[str], subject: list[str]) -> None:
+    everything = ["a", "b", "c"]
+
+    def literals(tokens: list[str]) -> set[tuple[str, ...]]:
+        found: set[tuple[str, ...]] = {()}
+        for token in tokens:
+            found = {(*one, t) for one in found for t in (everything if token == "*" else [token])}
+        return found
+
+    assert covers(".".join(wide), ".".join(subject)) == (literals(subject) <= literals(wide))
+    assert covers(".".join([*wide, ">"]), ".".join([*wide, "x", "y"]))
+    assert not covers(".".join([*wide, ">"]), ".".join(wide))
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (RpcError(StatusCode.ABORTED, "x"), StatusCode.ABORTED),
+        (WrongLastSequenceError(400, "x", 10071), StatusCode.UNKNOWN),
+        (UsageError("x"), StatusCode.INVALID_ARGUMENT),
+        (AckTimeoutError("x"), StatusCode.DEADLINE_EXCEEDED),
+        (NoJetStreamError(503, "x"), StatusCode.UNAVAILABLE),
+        (JetStreamError(500, "x", 1), StatusCode.INTERNAL),
+        (TransportError("x"), StatusCode.UNAVAILABLE),
+    ],
+)
+def test_every_error_has_a_status(error: LiftEnvelopeError, code: StatusCode) -> None:
+    assert status_of(error).code == code
+
+
+async def test_health() -> None:
+    health = HealthService()
+    assert await health.check(b"") == await health.check(b"\x0a\x09proto.API") == b"\x08\x01"
+    with pytest.raises(RpcError, match="unknown service"):
+        await health.check(b"\x0a\x01x")
+    with pytest.raises(RpcError, match="can't be read"):
+        await health.check(b"\x0a\xff")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"nats_url": "nats://x", "data_dir": "/x"},
+        {"nats_url": "nats://x", "tls_cert": "c"},
+        {"nats_url": "nats://x", "tls_key": "k"},
+        {"nats_url": "nats://x", "tls_client_ca": "k"},
+    ],
+    ids=str,
+)
+def test_what_can_not_be_served(options: dict[str, Any]) -> None:
+    with pytest.raises(UsageError):
+        Serving(**options)
