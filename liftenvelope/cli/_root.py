@@ -7,6 +7,7 @@ from click.shell_completion import get_completion_class
 
 from liftenvelope._version import __version__
 from liftenvelope.cli.demo import demo
+from liftenvelope.cli.serve import serve
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -30,3 +31,4 @@ def completion(shell: str) -> None:
 
 
 root.add_command(demo)
+root.add_command(serve)

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from liftenvelope.demo import DemoReport, Job, run_demo
+from liftenvelope.demo import BROKERS, DemoReport, Job, run_demo
 from liftenvelope.errors import LiftEnvelopeError, UsageError
 
 
@@ -20,15 +20,24 @@ from liftenvelope.errors import LiftEnvelopeError, UsageError
 @click.option(
     "--window", default=1_000, show_default=True, help="How many may wait for their acks at a time."
 )
+@click.option(
+    "--broker",
+    type=click.Choice(BROKERS),
+    default=BROKERS[0],
+    show_default=True,
+    help="What to start beside nats-server: our gateway, or the real Liftbridge.",
+)
 @click.option("--url", metavar="URL", help="A running NATS server, instead of one of our own.")
-@click.option("--liftbridge", metavar="HOST:PORT", help="A running Liftbridge server that uses it.")
-def demo(messages: int, size: int, window: int, url: str | None, liftbridge: str | None) -> None:
-    """Publish envelopes on NATS to a real Liftbridge server and account for every ack.
+@click.option("--liftbridge", metavar="HOST:PORT", help="A running broker that uses it.")
+def demo(messages: int, size: int, window: int, broker: str, url: str | None, liftbridge: str | None) -> None:
+    """Publish envelopes on NATS, for the gateway or a Liftbridge server, and account for every ack.
 
     Exits with 1 if a single one is lost.
     """
     try:
-        job = Job(messages=messages, size=size, window=window, nats_url=url, liftbridge=liftbridge)
+        job = Job(
+            messages=messages, size=size, window=window, nats_url=url, liftbridge=liftbridge, broker=broker
+        )
     except UsageError as exc:
         raise click.UsageError(str(exc)) from exc
     try:
@@ -52,7 +61,7 @@ async def _run(job: Job) -> DemoReport:
 
 def _show(report: DemoReport) -> None:
     console = Console()
-    table = Table(title="Envelopes over NATS, acked by Liftbridge", show_header=False)
+    table = Table(title="Envelopes over NATS, and their acks", show_header=False)
     table.add_row("acked messages", f"{report.published - report.lost:,} of {report.published:,}")
     table.add_row("lost", f"{report.lost:,}")
     table.add_row("throughput", f"{report.published / report.seconds:,.0f} acked/s")

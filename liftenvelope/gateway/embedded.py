@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import fcntl
 import json
 import os
 import shutil
@@ -20,8 +20,17 @@ __all__ = ["BUFFERED", "EmbeddedNats", "find_nats_server"]
 #: hold as many as this. An envelope that was dropped gets no ack.
 BUFFERED: Final = {"max_buffered_msgs": 10_000_000, "max_buffered_size": 1 << 30}
 _VARIABLE: Final = "LIFTENVELOPE_NATS_SERVER"
-_READY: Final = "Server is ready"
 _TAIL: Final = 20
+_LOOK: Final = 0.01
+#: Runs the server in $1, and stops it when its own input ends: when the gateway is gone, however it went.
+_GUARD: Final = """
+exec 3<&0
+"$0" -c "$1" </dev/null & server=$!
+(read -r _ <&3; kill -INT $server) & guard=$!
+wait $server; status=$?
+kill $guard 2>/dev/null
+exit $status
+"""
 
 
 def find_nats_server() -> Path:
@@ -82,43 +91,72 @@ class EmbeddedNats:
             UsageError: There is no nats-server.
             TransportError: It did not become ready; the text ends with what it said.
         """
+        deadline = asyncio.get_running_loop().time() + timeout
         program = find_nats_server()
         self._folder.mkdir(parents=True, exist_ok=True)
-        path = self._folder / "nats-server.json"
         ports = self._folder / "ports"
-        shutil.rmtree(ports, ignore_errors=True)
-        ports.mkdir()
+        lock = await self._lock(deadline)
+        try:
+            shutil.rmtree(ports, ignore_errors=True)
+            ports.mkdir()
+            await self._launch(program, ports, lock)
+        finally:
+            # The server has it from now on, as long as it lives.
+            os.close(lock)
+        while not (url := _url_in(ports)):
+            late = asyncio.get_running_loop().time() > deadline
+            if late or self.returncode is not None:
+                await self.stop()
+                raise TransportError("nats-server did not start:\n" + "".join(self._lines))
+            await asyncio.sleep(_LOOK)
+        self.url = url
+        return self
+
+    async def _lock(self, deadline: float) -> int:
+        """Make sure that no other server uses the folder, which would destroy what is in it."""
+        lock = os.open(self._folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                # One whose gateway was killed just now is about to end.
+                if asyncio.get_running_loop().time() > deadline:
+                    os.close(lock)
+                    raise TransportError(f"another nats-server uses the folder {self._folder}") from None
+                await asyncio.sleep(_LOOK)
+            else:
+                return lock
+
+    async def _launch(self, program: Path, ports: Path, lock: int) -> None:
+        path = self._folder / "nats-server.json"
         path.write_text(json.dumps(self._configuration(ports), indent=1), "utf-8")
         self._process = await asyncio.create_subprocess_exec(
-            str(program),
+            "/bin/sh",
             "-c",
+            _GUARD,
+            str(program),
             str(path),
-            stdin=asyncio.subprocess.DEVNULL,
+            stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.PIPE,
             start_new_session=True,
+            pass_fds=(lock,),
         )
-        ready = asyncio.get_running_loop().create_future()
-        self._reading = asyncio.create_task(self._read(ready), name="read nats-server's log")
-        done, _ = await asyncio.wait([ready], timeout=timeout)
-        if not done or not ready.result():
-            await self.stop()
-            raise TransportError("nats-server did not start:\n" + "".join(self._lines[-_TAIL:]))
-        (found,) = ports.glob("*.ports")
-        self.url = str(json.loads(found.read_text())["nats"][0])
-        return self
+        self._lines = []
+        self._reading = asyncio.create_task(self._read(), name="read nats-server's log")
 
     async def stop(self, timeout: float = 15.0) -> None:
         """Have it stop cleanly. Stopping twice is fine."""
         process, self._process = self._process, None
         if process is None:
             return
-        with contextlib.suppress(ProcessLookupError):
-            process.send_signal(signal.SIGINT)
+        assert process.stdin is not None
+        process.stdin.close()
         try:
             await asyncio.wait_for(process.wait(), timeout)
         except TimeoutError:
-            process.kill()
+            # All of its session: the guard, and the server.
+            os.killpg(process.pid, signal.SIGKILL)
             await process.wait()
         if self._reading is not None:
             await self._reading
@@ -139,12 +177,18 @@ class EmbeddedNats:
         }
         return {**own, **self._config}
 
-    async def _read(self, ready: asyncio.Future[bool]) -> None:
+    async def _read(self) -> None:
         assert self._process is not None
         assert self._process.stderr is not None
         async for line in self._process.stderr:
             self._lines = [*self._lines[-_TAIL:], line.decode("utf-8", "replace")]
-            if _READY in self._lines[-1] and not ready.done():
-                ready.set_result(True)
-        if not ready.done():
-            ready.set_result(False)
+
+
+def _url_in(ports: Path) -> str:
+    """The URL in the file of ports that the server writes once it listens; empty before that."""
+    for path in ports.glob("*.ports"):
+        try:
+            return str(json.loads(path.read_text("utf-8"))["nats"][0])
+        except ValueError:
+            return ""  # not yet written to its end
+    return ""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import ssl
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -19,10 +21,20 @@ from liftenvelope.errors import TransportError, UsageError
 from liftenvelope.gateway.embedded import EmbeddedNats
 from liftenvelope.gateway.gateway import Gateway
 
-__all__ = ["Serving", "running_gateway", "serve"]
+__all__ = ["Serving", "data_folder", "running_gateway", "serve"]
 
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 _RECONNECT_PAUSE: Final = 0.2
+
+
+def data_folder() -> Path:
+    """Where programs keep data for their user on this system, with our own folder in it."""
+    home = Path.home()
+    if sys.platform == "darwin":
+        return home / "Library" / "Application Support" / "liftenvelope"
+    if sys.platform == "win32":
+        return Path(os.environ.get("LOCALAPPDATA", home / "AppData" / "Local")) / "liftenvelope"
+    return Path(os.environ.get("XDG_DATA_HOME") or home / ".local" / "share") / "liftenvelope"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -38,7 +38,7 @@ def test_help(option: str) -> None:
     done = run(option)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("Usage: liftenvelope ")
-    assert {"completion", "demo"} <= set(re.findall(r"^  ([a-z]+) ", done.stdout, re.MULTILINE))
+    assert {"completion", "demo", "serve"} <= set(re.findall(r"^  ([a-z]+) ", done.stdout, re.MULTILINE))
 
 
 def test_version() -> None:
@@ -69,6 +69,13 @@ def test_help_of_the_demo() -> None:
         (["demo", "--liftbridge", "127.0.0.1:1"], "--url and --liftbridge go together"),
         (["demo", "--url", "nats://127.0.0.1:1", "--liftbridge", "nohost"], "expected host:port"),
         (["demo", "extra"], "unexpected extra argument"),
+        (["demo", "--broker", "kafka"], "'kafka' is not one of"),
+        (["serve", "--nats", "nats://x", "--data-dir", "/x"], "--nats and --data-dir exclude each other"),
+        (["serve", "--nats-creds", "x"], "--nats-creds needs --nats"),
+        (["serve", "--listen", "nohost"], "expected host:port"),
+        (["serve", "--nats-listen", "nohost"], "expected host:port"),
+        (["serve", "--tls-cert", "x"], "give both or neither"),
+        (["serve", "--replicas", "many"], "'many' is not a valid integer"),
         (["completion"], "Missing argument"),
         (["completion", "tcsh"], "'tcsh' is not one of"),
         ([], "Usage: liftenvelope"),
@@ -152,7 +159,14 @@ def test_an_interrupt_exits_with_130() -> None:
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"messages": 0}, {"size": 1}, {"window": 0}, {"nats_url": "nats://localhost"}, {"liftbridge": "a:1"}],
+    [
+        {"messages": 0},
+        {"size": 1},
+        {"window": 0},
+        {"nats_url": "nats://localhost"},
+        {"liftbridge": "a:1"},
+        {"broker": "x"},
+    ],
 )
 def test_a_job_is_checked_before_anything_starts(wrong: dict[str, object]) -> None:
     with pytest.raises(UsageError):

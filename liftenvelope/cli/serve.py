@@ -1,0 +1,114 @@
+"""``liftenvelope serve``: the gateway, with a nats-server of its own or on one that runs."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from liftenvelope.errors import LiftEnvelopeError, UsageError
+
+_PORT = 9292
+_NATS_PORT = 4222
+
+
+@click.command()
+@click.option("--nats", "nats_url", metavar="URL", help="A running NATS server with JetStream.")
+@click.option("--nats-creds", metavar="FILE", help="Credentials for it.")
+@click.option(
+    "--data-dir", metavar="DIR", help="Where a NATS server of our own keeps the streams.  [default: per user]"
+)
+@click.option(
+    "--nats-listen",
+    default=f"127.0.0.1:{_NATS_PORT}",
+    show_default=True,
+    metavar="HOST:PORT",
+    help="Where that one listens.",
+)
+@click.option(
+    "--listen",
+    default=f"127.0.0.1:{_PORT}",
+    show_default=True,
+    metavar="HOST:PORT",
+    help="Where clients of the Liftbridge API connect to; port 0 for any that is free.",
+)
+@click.option("--advertise", metavar="HOST:PORT", help="What they are told, if that is another address.")
+@click.option("--id", "broker_id", metavar="ID", help="Its id among the brokers.  [default: a new one]")
+@click.option("--replicas", default=1, show_default=True, help="How many NATS servers keep its own records.")
+@click.option("--tls-cert", metavar="FILE", help="Certificate to serve TLS with (PEM).")
+@click.option("--tls-key", metavar="FILE", help="Its key.")
+@click.option("--tls-client-ca", metavar="FILE", help="Whose certificates clients must show.")
+@click.option("--policy", metavar="FILE", help="Which clients may do what, by the names in these.")
+@click.option("--encrypted", is_flag=True, help="The NATS server encrypts what it stores.")
+def serve(**options: Any) -> None:
+    """Serve the Liftbridge API, with every stream in JetStream.
+
+    Without --nats it starts a nats-server of its own, for this machine alone. Ctrl-C stops both.
+    """
+    try:
+        serving = _serving(options)
+    except UsageError as exc:
+        raise click.UsageError(str(exc)) from exc
+    logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s")
+    try:
+        asyncio.run(_serve(serving))
+    except LiftEnvelopeError as exc:
+        raise click.ClickException(str(exc)) from exc
+
+
+def _serving(options: dict[str, Any]) -> Any:
+    from liftenvelope.gateway.serving import Serving, data_folder
+    from liftenvelope.rpc.address import parse_address
+
+    url, data_dir = options["nats_url"], options["data_dir"]
+    if url is not None and data_dir is not None:
+        raise UsageError("--nats and --data-dir exclude each other: a server that runs has its own folder")
+    if url is None and options["nats_creds"] is not None:
+        raise UsageError("--nats-creds needs --nats")
+    listen, nats_listen = _host_port(options["listen"]), parse_address(options["nats_listen"])
+    gateway = {
+        "host": listen[0],
+        "port": listen[1],
+        "advertise": options["advertise"],
+        "id": options["broker_id"],
+        "replicas": options["replicas"],
+        "policy_file": options["policy"],
+        "encrypted": options["encrypted"],
+    }
+    return Serving(
+        nats_url=url,
+        data_dir=None if url is not None else str(data_folder() if data_dir is None else Path(data_dir)),
+        nats_host=nats_listen.host,
+        nats_port=nats_listen.port,
+        connect={} if options["nats_creds"] is None else {"user_credentials": options["nats_creds"]},
+        tls_cert=options["tls_cert"],
+        tls_key=options["tls_key"],
+        tls_client_ca=options["tls_client_ca"],
+        gateway={name: value for name, value in gateway.items() if value is not None},
+    )
+
+
+def _host_port(text: str) -> tuple[str, int]:
+    """As an address, with port 0 besides."""
+    from liftenvelope.rpc.address import parse_address
+
+    host, _, port = text.rpartition(":")
+    if port == "0":
+        return parse_address(f"{host}:1").host, 0
+    address = parse_address(text)
+    return address.host, address.port
+
+
+async def _serve(serving: Any) -> None:
+    from liftenvelope.gateway.serving import serve as run
+
+    def say(gateway: Any, url: str) -> None:
+        where = f" in {serving.data_dir}{os.sep}jetstream" if serving.data_dir is not None else ""
+        click.echo(f"serving the Liftbridge API on {gateway.address}, with the streams of {url}{where}")
+
+    await run(serving, say)

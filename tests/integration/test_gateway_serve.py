@@ -1,0 +1,108 @@
+"""``liftenvelope serve``: as a program, with a nats-server of its own and on one that runs."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from liftenvelope._pb import api_pb2
+from liftenvelope.rpc.blocking import BlockingChannel
+from liftenvelope.testing import LiftbridgeAdmin, NatsServer
+from liftenvelope.testing._ports import free_port
+
+LINE = re.compile(r"serving the Liftbridge API on (\S+), with the streams of (nats://\S+)(?: in (.*))?\n")
+
+
+@contextmanager
+def serving(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], re.Match[str]]]:
+    """The program, and the line that it says when it is ready."""
+    command = [sys.executable, "-W", "error", "-m", "liftenvelope", "serve", "--listen", "127.0.0.1:0"]
+    with subprocess.Popen(
+        [*command, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "NO_COLOR": "1"},
+    ) as process:
+        assert process.stdout is not None
+        try:
+            line = process.stdout.readline()
+            match = LINE.fullmatch(line)
+            assert match is not None, line + (process.communicate(timeout=30)[1] if not line else "")
+            yield process, match
+        finally:
+            process.kill()
+
+
+def publish(address: str, stream: str, value: bytes) -> int:
+    """Publish, and return the offset."""
+    request = api_pb2.PublishRequest(stream=stream, value=value)
+    with BlockingChannel(address) as channel:
+        channel.connect()
+        answer = channel.unary("/proto.API/Publish", request.SerializeToString(), timeout=30)
+    return api_pb2.PublishResponse.FromString(answer).ack.offset
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_with_a_server_of_its_own(tmp_path: Path, name: str, number: signal.Signals) -> None:
+    arguments = ("--data-dir", str(tmp_path / "data"), "--nats-listen", f"127.0.0.1:{free_port()}")
+    with serving(*arguments) as (process, match):
+        assert match[3] == str(tmp_path / "data" / "jetstream")
+        admin = LiftbridgeAdmin([match[1]])
+        admin.create_stream(name)
+        assert publish(match[1], name, b"first") == 0
+        process.send_signal(number)
+        assert process.wait(30) == 0
+        assert process.communicate()[1] == ""
+    # The streams are there again.
+    with serving(*arguments) as (process, match):
+        assert publish(match[1], name, b"second") == 1
+        read = LiftbridgeAdmin([match[1]]).read(name, count=2)
+        assert [message.value for message in read] == [b"first", b"second"]
+
+
+def test_its_server_is_gone_when_it_is_killed_and_comes_back(tmp_path: Path, name: str) -> None:
+    arguments = ("--data-dir", str(tmp_path / "data"), "--nats-listen", f"127.0.0.1:{free_port()}")
+    with serving(*arguments) as (process, match):
+        LiftbridgeAdmin([match[1]]).create_stream(name)
+        assert publish(match[1], name, b"first") == 0
+        process.kill()
+        process.wait(30)
+    with serving(*arguments) as (process, match):
+        assert publish(match[1], name, b"second") == 1
+
+
+def test_on_a_server_that_runs(jetstream_server: NatsServer, name: str) -> None:
+    with serving("--nats", jetstream_server.url, "--id", name) as (_, match):
+        assert (match[2], match[3]) == (jetstream_server.url, None)
+        admin = LiftbridgeAdmin([match[1]])
+        admin.create_stream(name)
+        assert admin.partition_metadata(name).leader == name
+
+
+def test_without_jetstream(nats_server: NatsServer) -> None:
+    command = [sys.executable, "-m", "liftenvelope", "serve", "--listen", "127.0.0.1:0"]
+    done = subprocess.run(
+        [*command, "--nats", nats_server.url], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert "Error: " in done.stderr
+
+
+def test_the_first_ack_comes_soon(tmp_path: Path, name: str) -> None:
+    began = time.monotonic()
+    arguments = ("--data-dir", str(tmp_path / "data"), "--nats-listen", f"127.0.0.1:{free_port()}")
+    with serving(*arguments) as (_, match):
+        LiftbridgeAdmin([match[1]]).create_stream(name)
+        assert publish(match[1], name, b"first") == 0
+    print(f"\nfrom start to first ack: {time.monotonic() - began:.2f} s")
