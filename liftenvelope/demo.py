@@ -26,10 +26,12 @@ from liftenvelope.rpc.address import parse_address
 if TYPE_CHECKING:
     from nats.aio.client import Client
 
-    from liftenvelope.testing import LiftbridgeAdmin
+    from liftenvelope.testing import GatewayCluster, LiftbridgeAdmin, LiftbridgeCluster
 
-__all__ = ["CodecTimes", "DemoReport", "Job", "run_demo", "time_codec"]
+__all__ = ["BROKERS", "CodecTimes", "DemoReport", "Job", "run_demo", "time_codec"]
 
+#: What can be started to ack what is published.
+BROKERS: Final = ("gateway", "liftbridge")
 _BATCH: Final = 5_000
 #: Headers that the server adds to every message that it stores.
 _SERVER_HEADERS: Final = ("subject", "reply")
@@ -44,7 +46,8 @@ class Job:
         size: Bytes of each value.
         window: How many may wait for their acks at a time.
         nats_url: A running NATS server; None starts one.
-        liftbridge: ``host:port`` of a running Liftbridge on that NATS server; None starts one.
+        liftbridge: ``host:port`` of a running Liftbridge, or gateway, on that NATS server; None starts one.
+        broker: What to start: ``gateway``, the default, or ``liftbridge``, the real server.
     """
 
     messages: int = 100_000
@@ -52,11 +55,14 @@ class Job:
     window: int = 1_000
     nats_url: str | None = None
     liftbridge: str | None = None
+    broker: str = "gateway"
 
     def __post_init__(self) -> None:
         for name, least in (("messages", 1), ("size", 16), ("window", 1)):
             if getattr(self, name) < least:
                 raise UsageError(f"{name} must be at least {least}, not {getattr(self, name)}")
+        if self.broker not in BROKERS:
+            raise UsageError(f"broker must be one of {', '.join(BROKERS)}, not {self.broker!r}")
         if (self.nats_url is None) != (self.liftbridge is None):
             raise UsageError(
                 "--url and --liftbridge go together: a Liftbridge server and the NATS server it uses"
@@ -148,14 +154,12 @@ async def run_demo(
 async def _servers(
     job: Job, on_stage: Callable[[str], None]
 ) -> AsyncIterator[tuple[Client, LiftbridgeAdmin]]:
-    from liftenvelope.testing import LiftbridgeAdmin, run_liftbridge
+    from liftenvelope.testing import LiftbridgeAdmin
 
     async with contextlib.AsyncExitStack() as stack:
         if job.nats_url is None or job.liftbridge is None:
-            on_stage(
-                "starting nats-server and Liftbridge (the first time, Liftbridge is built: about a minute)"
-            )
-            cluster = await stack.enter_async_context(run_liftbridge())
+            cluster = _own_servers(job, on_stage)
+            await stack.enter_async_context(cluster)
             url, admin = cluster.nats_url, LiftbridgeAdmin(cluster.addresses)
         else:
             url, admin = job.nats_url, LiftbridgeAdmin([job.liftbridge])
@@ -163,6 +167,16 @@ async def _servers(
         nc = await _connect(url)
         stack.push_async_callback(nc.close)
         yield nc, admin
+
+
+def _own_servers(job: Job, on_stage: Callable[[str], None]) -> LiftbridgeCluster | GatewayCluster:
+    from liftenvelope.testing import run_gateway, run_liftbridge
+
+    if job.broker == "gateway":
+        on_stage("starting nats-server and the gateway")
+        return run_gateway()
+    on_stage("starting nats-server and Liftbridge (the first time, Liftbridge is built: about a minute)")
+    return run_liftbridge()
 
 
 def _check_liftbridge(address: str) -> None:

@@ -66,8 +66,9 @@ def streams(cluster: LiftbridgeCluster) -> set[str]:
     return {metadata.name for metadata in api_pb2.FetchMetadataResponse.FromString(answer).streamMetadata}
 
 
-def test_on_servers_of_its_own() -> None:
-    assert_all_is_well(demo("--messages", "7000"), "7,000")
+@pytest.mark.parametrize("options", [[], ["--broker", "liftbridge"]])
+def test_on_servers_of_its_own(options: list[str]) -> None:
+    assert_all_is_well(demo("--messages", "7000", *options), "7,000")
 
 
 @pytest.mark.parametrize("options", [[], ["--window", "1", "--size", "16"], ["--size", "100000"]])
@@ -108,4 +109,5 @@ def test_messages_that_nats_does_not_take() -> None:
 
 @pytest.mark.parametrize("variable", ["LIFTENVELOPE_NATS_SERVER", "LIFTENVELOPE_LIFTBRIDGE"])
 def test_a_server_program_that_is_not_there(variable: str) -> None:
-    assert_failed(demo("--messages", "10", **{variable: "no/such/file"}), variable, "there is no such file")
+    done = demo("--messages", "10", "--broker", "liftbridge", **{variable: "no/such/file"})
+    assert_failed(done, variable, "there is no such file")
