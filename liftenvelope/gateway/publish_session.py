@@ -24,7 +24,7 @@ from liftenvelope.errors import (
 )
 from liftenvelope.gateway.failures import status_of
 from liftenvelope.gateway.targets import Target, ack_of
-from liftenvelope.jetstream._publish_frames import AckReader
+from liftenvelope.jetstream._publish_frames import PubAck, read_ack
 from liftenvelope.nats._link import Link
 from liftenvelope.nats._receiving import DirectSubscription, subscribe_direct
 from liftenvelope.rpc.status import RpcError, StatusCode
@@ -32,7 +32,6 @@ from liftenvelope.rpc.status import RpcError, StatusCode
 if TYPE_CHECKING:
     from liftenvelope.gateway.core import Core
     from liftenvelope.gateway.publishing import PublishService
-    from liftenvelope.jetstream._publish_frames import PubAck
     from liftenvelope.rpc.server import ServerCall
 
 __all__ = ["PublishSession"]
@@ -74,7 +73,7 @@ class PublishSession:
         self._pipe = _backend.gate.PublishPipe(inbox, service.max_message)
         self._subscription: DirectSubscription | None = None
         self._routes: dict[tuple[str, int], Target] = {}
-        self._read_ack = AckReader()
+        self._read_ack = _backend.jet.AckReader(PubAck, read_ack)
         # Messages of the slow way without their ack.
         self._slow = 0
         self._answers: list[bytes] = []
