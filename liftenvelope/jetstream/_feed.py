@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Callable, Mapping
+from math import inf
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from liftenvelope._backend import frames
@@ -41,6 +42,10 @@ _LOOK_UPS: Final = 5
 _LOOK_UP_PAUSE: Final = 0.25
 #: How long a drain waits for what is on its way, in seconds.
 _DRAIN: Final = 5.0
+#: How late the loop may be before it is taken for one that something has blocked, in seconds; and how many
+#: turns it is given then to read what has come meanwhile.
+LATE: Final = 0.1
+TURNS: Final = 10
 
 
 class Source(Protocol):
@@ -266,9 +271,14 @@ class PullFeed:
         except TransportError as exc:
             self._end(ConnectionClosedError(str(exc)))
 
-    def _tick(self) -> None:
+    def _tick(self, due: float = inf, turns: int = 0) -> None:
+        """Tell the core the time; when the loop was kept from reading until now, what has come first."""
+        now = self._loop.time()
+        if now - due > LATE and turns < TURNS:
+            self._timer = self._loop.call_at(now, self._tick, due, turns + 1)
+            return
         self._timer = None
-        self._core.tick(self._loop.time())
+        self._core.tick(now)
         self._act()
         self._arm()
 
@@ -279,7 +289,7 @@ class PullFeed:
             return
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = self._loop.call_at(due, self._tick)
+        self._timer = self._loop.call_at(due, self._tick, due)
 
     async def _check(self, number: int) -> None:
         """Look the consumer up. Whoever can't be asked has not said that it is gone."""

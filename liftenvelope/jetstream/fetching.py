@@ -12,7 +12,7 @@ from liftenvelope.errors import (
     LiftEnvelopeError,
     TransportError,
 )
-from liftenvelope.jetstream._feed import Source, error_of
+from liftenvelope.jetstream._feed import LATE, TURNS, Source, error_of
 from liftenvelope.jetstream._statuses import Kind, Status
 from liftenvelope.jetstream._watch import reason_of, watch_of
 from liftenvelope.jetstream.message import PIN_HEADER, Message, counted_size
@@ -23,8 +23,6 @@ __all__ = ["Batch", "FetchInboxes"]
 
 #: How much longer than the server a fetch waits, in seconds.
 _GRACE: Final = 1.0
-#: How late the event loop may call before it is taken for one that was kept from reading, in seconds.
-_LATE: Final = 0.1
 #: With less time left than this no other pull is sent, in seconds.
 _LEAST: Final = 0.005
 #: After how many seconds an inbox that no fetch uses is unsubscribed.
@@ -207,8 +205,8 @@ class _Fetch:
             )
 
     def _give_up(self, due: float) -> None:
-        if self._loop.time() - due > _LATE:  # what has come meanwhile is not read yet
-            self._timer = self._loop.call_later(_LATE, self._give_up, self._loop.time() + _LATE)
+        if self._loop.time() - due > LATE:  # what has come meanwhile is not read yet
+            self._timer = self._loop.call_later(LATE, self._give_up, self._loop.time() + LATE)
         elif self._nc.is_connected:
             self._finish(CallTimeoutError("the server has not answered the pull, or not to its end"))
         else:
@@ -217,7 +215,10 @@ class _Fetch:
     async def _watch_heartbeats(self) -> None:
         beat = self._plan.limits.idle_heartbeat
         while True:
+            due = self._loop.time() + beat / 2
             await asyncio.sleep(beat / 2)
+            for _ in range(TURNS if self._loop.time() - due > LATE else 0):
+                await asyncio.sleep(0)  # what has come while the loop was blocked is not read yet
             silent = self._loop.time() - self._heard
             if self._nc.is_connected and silent >= 2 * beat:
                 self._finish(CallTimeoutError(f"the server has been silent for {silent:.1f} s"))
