@@ -138,6 +138,18 @@ class FetchInboxes:
 class _Fetch:
     """One fetch under way."""
 
+    # What most fetches leave as it is stands here, and not in each: a fetch of one message is short.
+    _timer: asyncio.TimerHandle
+    _number = 0
+    _heard = 0.0
+    _deadline = 0.0
+    _restored = False
+    _again = False
+    _retry: asyncio.TimerHandle | None = None
+    _pin_id: str | None = None
+    #: Whether the server has ended the pull, so that nothing comes to the inbox any more.
+    is_clean = False
+
     def __init__(self, source: Source, plan: PullPlan, inbox: _FetchInbox, pins: dict[str, str]) -> None:
         self._source = source
         self._plan = plan
@@ -147,18 +159,8 @@ class _Fetch:
         self._nc: Any = source.api.nc
         self._loop = asyncio.get_running_loop()
         self._left = plan.limits.limit
-        self._number = 0
-        self._heard = 0.0
-        self._restored = False
-        self._again = False
-        self._retry: asyncio.TimerHandle | None = None
-        self._pin_id: str | None = None
-        self._timer: asyncio.TimerHandle
         self._done: asyncio.Future[None] = self._loop.create_future()
-        self._deadline = 0.0
         self.batch = Batch()
-        #: Whether the server has ended the pull, so that nothing comes to the inbox any more.
-        self.is_clean = False
 
     async def run(self, wait: float) -> Batch:
         """Pull, and wait for the end."""

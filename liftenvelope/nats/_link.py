@@ -119,12 +119,6 @@ class Link:
         Raises:
             TransportError: The connection is closed or draining, or it is down and its buffer is full.
         """
-        self._buffer(frames, messages, payload)
-        queue = self._nc._flush_queue
-        if queue.empty() and self._nc.is_connected:
-            queue.put_nowait(asyncio.get_running_loop().create_future())
-
-    def _buffer(self, frames: bytes, messages: int, payload: int) -> None:
         nc = self._nc
         if not nc.is_connected:
             self.check_open()
@@ -138,6 +132,9 @@ class Link:
         nc._pending_data_size += len(frames)
         nc.stats["out_msgs"] += messages
         nc.stats["out_bytes"] += payload
+        queue = nc._flush_queue
+        if queue.empty() and nc.is_connected:
+            queue.put_nowait(asyncio.get_running_loop().create_future())
 
     def write_now(self, frames: bytes, messages: int, payload: int) -> None:
         """Hand PUB commands, and what is buffered before them, to the socket without waiting for anybody.
@@ -149,11 +146,19 @@ class Link:
         """
         nc = self._nc
         # Other transports, such as that of a WebSocket, send only what is awaited.
-        if type(nc._transport) is not TcpTransport or not nc.is_connected:
+        is_tcp = type(nc._transport) is TcpTransport
+        if not is_tcp or nc._status != nc.CONNECTED:
             self.write(frames, messages, payload)
             return
-        self._buffer(frames, messages, payload)
-        self.send_now()
+        stats = nc.stats
+        stats["out_msgs"] += messages
+        stats["out_bytes"] += payload
+        if not nc._pending:
+            nc._transport.write(frames)
+            return
+        buffered, nc._pending, nc._pending_data_size = nc._pending, [], 0
+        buffered.append(frames)
+        nc._transport.writelines(buffered)
 
     def offer(self, frame: bytes, size: int) -> bool:
         """Buffer one PUB command and see that it is sent, if the connection is up and has room.

@@ -119,13 +119,12 @@ class PullInbox:
         Raises:
             TransportError: The connection is closed or draining.
         """
-        reply = f"{self._prefix}{number}"
         if self._link.direct:
-            head = f"PUB {subject} {reply} {len(payload)}\r\n".encode()
+            words = subject.encode(), self._prefix.encode(), number, len(payload), payload
             # A reader that is busy with what is buffered gives nats-py's flusher no turn.
-            self._link.write_now(b"%b%b\r\n" % (head, payload), 1, len(payload))
+            self._link.write_now(b"PUB %b %b%d %d\r\n%b\r\n" % words, 1, len(payload))
         else:
-            _later(self._nc.publish(subject, payload, reply=reply))
+            _later(self._nc.publish(subject, payload, reply=f"{self._prefix}{number}"))
 
     def close(self) -> None:
         """Unsubscribe now: the server forgets the pulls that wait, and what is on its way is dropped."""
