@@ -22,7 +22,7 @@ from liftenvelope.nats._pull_inbox import PullInbox
 __all__ = ["Batch", "FetchInboxes"]
 
 #: How much longer than the server a fetch waits, in seconds.
-_GRACE: Final = 1.0
+_GRACE: Final = 2.0
 #: With less time left than this no other pull is sent, in seconds.
 _LEAST: Final = 0.005
 #: After how many seconds an inbox that no fetch uses is unsubscribed.
@@ -57,6 +57,8 @@ class _FetchInbox:
     def _take(self, messages: list[Message]) -> None:
         if self.current is not None:
             self.current.take(messages)
+        else:
+            _give_back(messages)
 
     def _take_status(self, number: int, headers: Mapping[str, str]) -> None:
         if self.current is not None:
@@ -175,7 +177,8 @@ class _Fetch:
             watch.add(self)  # and all else that can be done while the server is at work
             await self._wait()
         except BaseException:
-            self._give_back()
+            self._inbox.inbox.close()  # first: they would be delivered again to this very pull
+            _give_back(self.batch)
             raise
         finally:
             watch.remove(self)
@@ -247,7 +250,7 @@ class _Fetch:
         limits = self._plan.limits
         for message in messages:
             if self._done.done():
-                message.nak()
+                _give_back([message])
                 continue
             if limits.pinned and (pin_id := message.headers.get(PIN_HEADER)) is not None:
                 self._pins[self._group] = pin_id
@@ -289,14 +292,6 @@ class _Fetch:
             self.batch.error = error
             self._done.set_result(None)
 
-    def _give_back(self) -> None:
-        """Nobody gets these messages any more: have them delivered again at once, not after ``ack_wait``."""
-        for message in self.batch:
-            try:
-                message.nak()
-            except TransportError:
-                return  # the connection is gone, and they come again when they are due
-
     # -- the connection
 
     def lost(self) -> None:
@@ -311,6 +306,15 @@ class _Fetch:
     def gone(self, reason: str) -> None:
         """The connection is closed or draining."""
         self._finish(ConnectionClosedError(reason))
+
+
+def _give_back(messages: list[Message]) -> None:
+    """Have messages that nobody gets any more delivered again at once, not after ``ack_wait``."""
+    for message in messages:
+        try:
+            message.nak()
+        except TransportError:
+            return  # the connection is gone, and they come again when they are due
 
 
 def first_of(batch: Batch, wait: float) -> Message:

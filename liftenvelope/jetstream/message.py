@@ -224,7 +224,8 @@ class Message(Delivered):
         Raises:
             CallTimeoutError: No answer came. The server may have noted it; it may be tried again.
             NoJetStreamError: Nobody takes the ack: the consumer is gone.
-            UsageError, TransportError: As for :meth:`ack`.
+            UsageError, TransportError: As for :meth:`ack`. The latter also when the connection was lost
+                before the answer came, with ``sent``: it may be tried again.
         """
         if not self._is_open:
             self._refuse()

@@ -36,7 +36,9 @@ async def test_a_fetch_keeps_its_pin(bench: Bench, js_nc: Client) -> None:
             while not (state := (await consumer.info()).priority_groups[0]).pinned_client_id:
                 await asyncio.sleep(0.01)
         waiting = asyncio.create_task(standby.fetch(1, expires=60, group="jobs"))
-        await until(lambda: sum(pull.get("id") == state.pinned_client_id for pull in wire.pulls()) >= 3)
+        async with asyncio.timeout(30):
+            while sum(pull.get("id") == state.pinned_client_id for pull in wire.pulls()) < 3:
+                await asyncio.sleep(0.01)
         await bench.publish(numbered(2, 1))
         batch = await asyncio.wait_for(fetching, 20)
         waiting.cancel()

@@ -13,6 +13,7 @@ from liftenvelope.errors import CallTimeoutError, TransportError
 from liftenvelope.jetstream import JetStream
 from liftenvelope.jetstream.api import Api
 from liftenvelope.jetstream.consumer import Consumer
+from liftenvelope.nats import accelerate
 from liftenvelope.testing import FaultProxy, NatsServer
 
 from . import jetstream_pulls
@@ -41,9 +42,13 @@ class Far:
 
 
 @pytest.fixture
-async def far(jetstream_server: NatsServer, bench: Bench) -> AsyncIterator[Far]:
+async def far(
+    jetstream_server: NatsServer, bench: Bench, request: pytest.FixtureRequest
+) -> AsyncIterator[Far]:
     with FaultProxy(jetstream_server.address) as proxy:
         nc = await connect(f"nats://{proxy.address}")
+        if "accelerated" in request.node.name:  # as the other connection is
+            assert accelerate(nc).active
         yield Far(proxy, Bench(nc, bench.name))
         await nc.close()
 
@@ -60,10 +65,10 @@ PULLS: dict[str, Pulling] = {
 @pytest.mark.parametrize("how", PULLS)
 class TestPulls:
     async def test_made_while_offline(self, far: Far, how: str) -> None:
-        far.bench.api.timeout = 0.3  # that of fetch_no_wait
         consumer = await far.bench.consumer()
         await far.bench.publish(numbered(1))
         await far.go_offline()
+        far.bench.api.timeout = 0.3  # that of fetch_no_wait
         with pytest.raises(TransportError, match="down"):
             await PULLS[how](consumer)
         await far.go_online()
@@ -71,9 +76,9 @@ class TestPulls:
 
     async def test_the_server_never_answers(self, far: Far, bench: Bench, how: str) -> None:
         """The network has swallowed the pull, and nats-py has not noticed yet."""
-        far.bench.api.timeout = 0.3
         consumer = await far.bench.consumer(ack_wait=1_000_000_000)
         await PULLS["fetch_no_wait"](consumer)  # the inbox is there
+        far.bench.api.timeout = 0.3
         far.proxy.stall()
         with pytest.raises(CallTimeoutError, match="not answered"):
             await PULLS[how](consumer)
@@ -130,7 +135,7 @@ async def test_a_busy_loop_is_no_silent_server(bench: Bench) -> None:
     loop = asyncio.get_running_loop()
     fetching = asyncio.create_task(consumer.fetch(5, expires=0.3))
     await until_pulled(consumer)
-    end = loop.time() + 2.5
+    end = loop.time() + 3.5
     while loop.time() < end:  # blocks the loop, beyond the time-out and the grace after it
         pass
     assert await fetching == []
