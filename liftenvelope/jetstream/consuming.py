@@ -60,6 +60,8 @@ class Messages:
     async def __aenter__(self) -> Self:
         try:
             await self._feed.start()
+        except UsageError:
+            raise  # it was entered before, and goes on
         except BaseException:
             self._feed.stop()
             raise

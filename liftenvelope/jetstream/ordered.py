@@ -296,7 +296,13 @@ class OrderedFeed:
         return 0 if self._feed is None else self._feed.buffered
 
     async def start(self) -> None:
-        """Make the first consumer and pull."""
+        """Make the first consumer and pull.
+
+        Raises:
+            UsageError: It was started before.
+        """
+        if self._generation or self._stopped:
+            raise UsageError("this was started, or stopped, before: make a new one")
         await self._begin()
 
     def pop(self) -> Message:

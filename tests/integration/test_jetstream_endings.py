@@ -316,3 +316,20 @@ async def test_hooks_are_plain_functions(bench: Bench, hook: str) -> None:
             await consumer.consume(lambda _: None, **{hook: wrong})  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="on_event must be a plain function"):
         (await jetstream_pulls.stream_of(bench)).ordered_consumer().messages(on_event=tell)  # type: ignore[arg-type]
+
+
+async def test_entered_twice(bench: Bench) -> None:
+    """The second time is refused, and what runs goes on."""
+    consumer = await bench.consumer()
+    async with consumer.messages() as messages:
+        with pytest.raises(UsageError, match="make a new one"):
+            await messages.__aenter__()
+        await bench.publish(numbered(1))
+        assert (await messages.next(timeout=10)).data == b"0"
+    with pytest.raises(UsageError, match="make a new one"):
+        await messages.__aenter__()
+    ordered = (await jetstream_pulls.stream_of(bench)).ordered_consumer()
+    async with ordered.messages() as in_order:
+        with pytest.raises(UsageError, match="make a new one"):
+            await in_order.__aenter__()
+        assert (await in_order.next(timeout=10)).data == b"0"
