@@ -20,6 +20,7 @@ from liftenvelope.errors import (
 )
 from liftenvelope.jetstream import JetStream, Message, Stream
 from liftenvelope.jetstream.consumer import Consumer
+from liftenvelope.nats import accelerate
 from liftenvelope.testing import NatsServer, run_nats_server
 
 from .conftest import connect, until
@@ -123,6 +124,17 @@ POLICIES = {
     "overflow": "overflow",
     "prioritized": "prioritized",
 }
+#: Those that read from an accelerated connection.
+ACCELERATED = {
+    "messages",
+    "bytes",
+    "consume",
+    "fetch",
+    "next",
+    "ordered_messages",
+    "pinned_fetch",
+    "overflow",
+}
 
 
 async def publish_all(nc: Any, bench: Bench) -> None:
@@ -147,6 +159,8 @@ async def server() -> AsyncIterator[NatsServer]:
 @pytest.mark.parametrize("kind", READERS)
 async def test_under_load(server: NatsServer, name: str, kind: str) -> None:
     nc, publisher = await connect(server.url), await connect(server.url)
+    if kind in ACCELERATED:
+        assert accelerate(nc).active
     bench = await Bench(nc, name).create()
     config: dict[str, Any] = {"ack_wait": 500_000_000}
     if kind in POLICIES:
