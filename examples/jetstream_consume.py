@@ -37,6 +37,13 @@ async def main() -> None:
                     if message.metadata.num_pending == 0:
                         await messages.drain()  # what has come is still delivered, then the loop ends
 
+            # Whoever stops early may give back what was pulled ahead; otherwise it comes after ack_wait.
+            await js.publish("orders.new", b"for the handler")
+            async with consumer.messages() as messages:
+                while not messages.buffered:
+                    await asyncio.sleep(0.01)
+                messages.stop(nak=True)
+
             # By a handler. The future is set when it has seen the last one.
             done = asyncio.get_running_loop().create_future()
 
@@ -52,6 +59,12 @@ async def main() -> None:
             # Everything once more, in order, without acks.
             async with stream.ordered_consumer().messages() as messages:
                 print([(await messages.next(timeout=5)).metadata.stream_sequence for _ in range(5)])
+
+            # The same in batches, each of which goes on where the last one ended.
+            ordered, count = stream.ordered_consumer(), 0
+            while batch := await ordered.fetch_no_wait(300):
+                count += len(batch)
+            print(count)
         await nc.close()
 
 
