@@ -167,7 +167,7 @@ class Mirror:
             self._take(message)
 
     def _take(self, message: Message) -> None:
-        gone = (message.headers or {}).get(_OPERATION) in _GONE
+        gone = message.headers.get(_OPERATION) in _GONE
         value = None if gone else message.data
         revision = message.metadata.stream_sequence
         self._on_entry(Entry(message.subject[self._prefix :], value, revision))

@@ -84,6 +84,7 @@ from liftenvelope.jetstream.stream_config import (
     StreamSource,
     SubjectTransform,
 )
+from liftenvelope.nats._headers import Headers
 
 __all__ = [
     "AccountInfo",
@@ -113,6 +114,7 @@ __all__ = [
     "ExternalStream",
     "GroupOptions",
     "Handler",
+    "Headers",
     "JetStream",
     "LeadershipChanged",
     "LimitExceeded",

@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, NamedTuple, TypedDict
 
 from liftenvelope._checks import as_text
 from liftenvelope.errors import JetStreamError, NoJetStreamError, UsageError, UsageTypeError, jetstream_error
 from liftenvelope.jetstream._names import check_stream_name
 from liftenvelope.jetstream._records import to_ns
+from liftenvelope.nats._headers import Headers
 from liftenvelope.nats._subjects import publish_subject
 
-__all__ = ["PubAck", "PublishOptions", "header_block", "option_headers", "read_ack", "status_error"]
+__all__ = [
+    "HeaderFields",
+    "PubAck",
+    "PublishOptions",
+    "header_block",
+    "header_pairs",
+    "option_headers",
+    "read_ack",
+    "status_error",
+]
 
 _HEADER_NAME: Final = re.compile(r"[!-9;-~]+")
 _LINE_ENDS: Final = re.compile(r"[\r\n]")
@@ -121,20 +131,34 @@ def status_error(headers: Mapping[str, str] | bytes, subject: str) -> JetStreamE
 # Headers
 
 
-def header_block(headers: Mapping[str, str]) -> bytes:
-    """Headers as NATS sends them, with the empty line at their end.
+#: What a publish takes for headers: of a name one value, or several.
+HeaderFields = Mapping[str, str | list[str] | tuple[str, ...]]
+
+
+def header_pairs(headers: HeaderFields, options: Mapping[str, str]) -> list[tuple[str, str]]:
+    """The headers of a message in their order; what an option asks for gives way to a header of that name."""
+    pairs = [(name, value) for name, value in options.items() if name not in headers]
+    if isinstance(headers, Headers):
+        return [*pairs, *headers.pairs]
+    for name, value in headers.items():
+        pairs += [(name, each) for each in value] if isinstance(value, list | tuple) else [(name, value)]
+    return pairs
+
+
+def header_block(pairs: Iterable[tuple[str, str]]) -> bytes:
+    """Headers as NATS sends them, with the empty line at their end; empty if there are none.
 
     Raises:
         UsageError: A name is empty or has a colon, white space or other than ASCII; a value has a line end.
     """
     lines = ["NATS/1.0"]
-    for name, value in headers.items():
+    for name, value in pairs:
         if not _HEADER_NAME.fullmatch(as_text("header name", name)):
             raise UsageError(f"header name {name!r} must be of visible ASCII characters other than ':'")
         if _LINE_ENDS.search(as_text(f"header {name!r}", value)):
             raise UsageError(f"header {name!r} has a line end in its value {value!r}")
         lines.append(f"{name}: {value}")
-    return "\r\n".join([*lines, "", ""]).encode()
+    return "\r\n".join([*lines, "", ""]).encode() if len(lines) > 1 else b""
 
 
 def option_headers(options: Mapping[str, Any]) -> dict[str, str]:

@@ -15,7 +15,7 @@ from liftenvelope._backend import frames
 from liftenvelope._checks import as_text
 from liftenvelope.errors import UsageError
 from liftenvelope.jetstream._records import to_ns
-from liftenvelope.nats._headers import headers_of
+from liftenvelope.nats._headers import Headers, headers_of
 from liftenvelope.nats._link import Link
 from liftenvelope.nats._outcomes import positive
 
@@ -171,12 +171,17 @@ class Message(Delivered):
         ) -> None: ...
 
     @property
-    def headers(self) -> Mapping[str, str]:
-        """The headers, empty if there are none. Of a name that occurs twice, this has the last value."""
+    def headers(self) -> Headers:
+        """The headers, empty if there are none.
+
+        Of a name that occurs twice nats-py keeps the last value only; on an accelerated connection all of
+        them are here.
+        """
         headers = self._headers
-        if isinstance(headers, bytes):
-            headers = self._headers = headers_of(headers)
-        return {} if headers is None else headers
+        if type(headers) is not Headers:
+            read = headers_of(headers) if isinstance(headers, bytes) else Headers((headers or {}).items())
+            headers = self._headers = read
+        return headers
 
     @property
     def is_acked(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Final, Unpack
+from typing import TYPE_CHECKING, Any, Final, Unpack
 
 import nats.errors
 
@@ -13,9 +13,11 @@ from liftenvelope._backend import jet
 from liftenvelope._checks import as_bytes
 from liftenvelope.errors import AckTimeoutError, JetStreamError, TransportError, UsageError
 from liftenvelope.jetstream._publish_frames import (
+    HeaderFields,
     PubAck,
     PublishOptions,
     header_block,
+    header_pairs,
     option_headers,
     read_ack,
     status_error,
@@ -49,6 +51,17 @@ class PublishFuture(asyncio.Future[PubAck]):
     __slots__ = ("subject",)
 
     subject: str
+
+
+class _Lines:
+    """Headers for nats-py, which asks for nothing but their items: a name may be among them several times."""
+
+    def __init__(self, block: bytes) -> None:
+        self._lines = block.decode().split("\r\n")[1:-2]
+
+    def items(self) -> list[list[str]]:
+        """Names and values."""
+        return [line.split(": ", 1) for line in self._lines]
 
 
 class Publishing:
@@ -85,7 +98,7 @@ class Publishing:
         subject: str,
         payload: Buffer = b"",
         *,
-        headers: Mapping[str, str] | None = None,
+        headers: HeaderFields | None = None,
         timeout: float | None = None,
         **options: Unpack[PublishOptions],
     ) -> PubAck:
@@ -94,7 +107,7 @@ class Publishing:
         Args:
             subject: The subject, one that a stream records.
             payload: Any bytes-like. Default: empty.
-            headers: Names to values.
+            headers: Names to values; to a list of values for a name that is to be there several times.
             timeout: How long to wait for the ack in seconds. Default: that of the context.
             options: ``message_id``, ``expected_stream``, ``expected_last_sequence``,
                 ``expected_last_subject_sequence``, ``expected_last_subject_filter``,
@@ -122,7 +135,7 @@ class Publishing:
         subject: str,
         payload: Buffer = b"",
         *,
-        headers: Mapping[str, str] | None = None,
+        headers: HeaderFields | None = None,
         timeout: float | None = None,
         **options: Unpack[PublishOptions],
     ) -> PublishFuture:
@@ -142,7 +155,9 @@ class Publishing:
         if self._subscription is None or self._ended is not None:
             await self._start()
         body = payload if type(payload) is bytes else as_bytes("payload", payload)
-        block = header_block({**option_headers(options), **(headers or {})}) if headers or options else b""
+        block = b""
+        if headers or options:
+            block = header_block(header_pairs(headers or {}, option_headers(options)))
         size = len(block) + len(body)
         if size > self._nc.max_payload:
             raise UsageError(f"the message has {size} bytes; the server takes {self._nc.max_payload}")
@@ -246,8 +261,7 @@ class Publishing:
 
     async def _publish_slowly(self, subject: str, token: str, body: bytes, block: bytes) -> None:
         """By nats-py's public method, where its inside is not as we know it."""
-        lines = block.decode().split("\r\n")[1:-2]
-        headers = dict(line.split(": ", 1) for line in lines) or None
+        headers: Any = _Lines(block) if block else None
         try:
             await self._nc.publish(subject, body, reply=self._inbox + token, headers=headers)
         except nats.errors.Error as exc:

@@ -21,13 +21,17 @@ from liftenvelope.errors import (
 )
 from liftenvelope.jetstream._records import read_moment
 from liftenvelope.jetstream.api import Api, encode_payload
+from liftenvelope.nats._headers import Headers, headers_of
 from liftenvelope.nats._link import Link
+from liftenvelope.nats._receiving import read_directly
 
 if TYPE_CHECKING:
     from nats.aio.msg import Msg
 
 __all__ = ["StoredMessage", "direct_message", "direct_messages", "stored_message"]
 
+#: What came to a direct request: headers and payload.
+_Answer = tuple[Headers, bytes]
 _NOT_FOUND: Final = 10037
 #: How often a waiting request looks whether its connection is still there, in seconds, and how many looks in
 #: a row must find it gone.
@@ -51,7 +55,8 @@ class StoredMessage:
         subject: Its subject.
         sequence: Its sequence.
         data: Its payload.
-        headers: Its headers; of a name that is there twice, one value.
+        headers: Its headers. Of a name that is there twice, nats-py keeps the last value only of what is
+            read directly; all of them are here if the connection is accelerated, or if it was not directly.
         time: When it was stored, in UTC, to the microsecond.
         pending: In a batch: how many more match, in this batch or after it. None otherwise.
     """
@@ -60,7 +65,7 @@ class StoredMessage:
     subject: str
     sequence: int
     data: bytes
-    headers: Mapping[str, str]
+    headers: Headers
     time: datetime
     pending: int | None = None
 
@@ -74,15 +79,9 @@ def stored_message(stream: str, message: Mapping[str, Any]) -> StoredMessage:
         subject=message["subject"],
         sequence=message["seq"],
         data=base64.b64decode(message.get("data") or ""),
-        headers=_parse_headers(base64.b64decode(message.get("hdrs") or "")),
+        headers=headers_of(base64.b64decode(message.get("hdrs") or "")),
         time=time,
     )
-
-
-def _parse_headers(block: bytes) -> dict[str, str]:
-    lines = block.decode("utf-8", "surrogateescape").split("\r\n")[1:]
-    pairs = (line.partition(":") for line in lines if line)
-    return {name: value.strip() for name, _, value in pairs}
 
 
 async def direct_messages(
@@ -101,8 +100,7 @@ async def direct_messages(
     epoch = Link(api.nc).epoch
     async with _answers(api, f"{api.prefix}.DIRECT.GET.{stream}{subject}", request) as answers:
         while True:
-            msg = await _next(api, answers, stream, timeout, epoch)
-            headers = msg.headers or {}
+            headers, data = await _next(api, answers, stream, timeout, epoch)
             # Only the server adds this, last: a message whose own headers look like a status has it as well.
             if _SEQUENCE not in headers:
                 if headers.get("Status") == "204":
@@ -110,25 +108,35 @@ async def direct_messages(
                 raise _failure(headers, stream, request)
             if batch and _PENDING not in headers:
                 raise UnsupportedByServerError("the server answered one message only: batches need 2.11")
-            yield _direct(msg.data, headers)
+            yield _direct(data, headers)
             if not batch:
                 return
 
 
 @asynccontextmanager
-async def _answers(api: Api, subject: str, request: Mapping[str, Any]) -> AsyncIterator[asyncio.Queue[Msg]]:
+async def _answers(
+    api: Api, subject: str, request: Mapping[str, Any]
+) -> AsyncIterator[asyncio.Queue[_Answer]]:
     """Send a request to which any number of answers may come."""
     # Not by nats-py's request(): it takes a stored message with a header "Status: 503" for no answer.
     link = Link(api.nc)
     link.check_open()
-    queue: asyncio.Queue[Msg] = asyncio.Queue()
+    queue: asyncio.Queue[_Answer] = asyncio.Queue()
+
+    async def take(msg: Msg) -> None:
+        queue.put_nowait((Headers((msg.headers or {}).items()), msg.data))
+
+    def take_all(messages: list[tuple[str, bytes, bytes | None, bytes]]) -> None:
+        for _, _, block, data in messages:
+            queue.put_nowait((headers_of(block or b""), data))
+
     inbox = link.new_inbox()
-    subscription = await link.subscribe(inbox, queue.put)
+    subscription = read_directly(api.nc, await link.subscribe(inbox, take), take_all)
     try:
         await api.send(subject, encode_payload(request), reply=inbox)
         yield queue
     finally:
-        await link.unsubscribe(subscription)
+        await subscription.unsubscribe()
 
 
 async def direct_message(
@@ -159,7 +167,9 @@ class _LostError(TransportError):
     """The connection was lost under a request, and what remained of its answers with it."""
 
 
-async def _next(api: Api, answers: asyncio.Queue[Msg], stream: str, timeout: float, epoch: int) -> Msg:
+async def _next(
+    api: Api, answers: asyncio.Queue[_Answer], stream: str, timeout: float, epoch: int
+) -> _Answer:
     link, looks = Link(api.nc), 0
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout
@@ -193,7 +203,7 @@ def _failure(headers: Mapping[str, str], stream: str, request: Mapping[str, Any]
     return jetstream_error(int(status) if status.isdigit() else 500, 0, description)
 
 
-def _direct(data: bytes, headers: Mapping[str, str]) -> StoredMessage:
+def _direct(data: bytes, headers: Headers) -> StoredMessage:
     time = read_moment(headers[_TIME])
     assert time is not None
     pending = headers.get(_PENDING)
@@ -202,7 +212,7 @@ def _direct(data: bytes, headers: Mapping[str, str]) -> StoredMessage:
         subject=headers[_SUBJECT],
         sequence=int(headers[_SEQUENCE]),
         data=data,
-        headers={name: value for name, value in headers.items() if name not in _ADDED},
+        headers=Headers(pair for pair in headers.pairs if pair[0] not in _ADDED),
         time=time,
         pending=None if pending is None else int(pending),
     )

@@ -2,12 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
-__all__ = ["header_block", "headers_of"]
+__all__ = ["Headers", "header_block", "headers_of"]
 
 _VERSION: Final = b"NATS/1.0"
+
+
+class Headers(Mapping[str, str]):
+    """The headers of a message: a mapping from each name to its last value, and all values beside.
+
+    Names count as they are written, upper and lower case.
+
+    Args:
+        pairs: Names and values, in their order. A name may be there several times.
+
+    Attributes:
+        pairs: The same.
+
+    Example:
+        >>> headers = Headers([("Via", "a"), ("Tag", "x"), ("Via", "b")])
+        >>> headers["Via"], headers.get_all("Via"), headers.get_all("None")
+        ('b', ('a', 'b'), ())
+        >>> headers == {"Via": "b", "Tag": "x"}
+        True
+    """
+
+    __slots__ = ("_last", "pairs")
+
+    pairs: tuple[tuple[str, str], ...]
+
+    def __init__(self, pairs: Iterable[tuple[str, str]] = ()) -> None:
+        self.pairs = tuple(pairs)
+        self._last = dict(self.pairs)
+
+    def get_all(self, name: str) -> tuple[str, ...]:
+        """All values of a name in their order; none if it is not there."""
+        return tuple(value for each, value in self.pairs if each == name)
+
+    def __getitem__(self, name: str) -> str:
+        return self._last[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._last)
+
+    def __len__(self) -> int:
+        return len(self._last)
+
+    def __repr__(self) -> str:
+        return f"Headers({list(self.pairs)!r})"
 
 
 def header_block(headers: Mapping[str, str] | None) -> bytes | None:
@@ -30,30 +74,28 @@ def header_block(headers: Mapping[str, str] | None) -> bytes | None:
     return "\r\n".join([*lines, "", ""]).encode()
 
 
-def headers_of(block: bytes) -> dict[str, str]:
-    r"""Read a block as nats-py does: the last value of a name, bytes that are no UTF-8 replaced.
+def headers_of(block: bytes) -> Headers:
+    r"""Read a block as nats-py does, but keep all values of a name; bytes that are no UTF-8 are replaced.
 
     >>> headers_of(b"NATS/1.0\r\nA: b\r\nA:c\r\nno name\r\n\r\n")
-    {'A': 'c'}
+    Headers([('A', 'b'), ('A', 'c')])
     >>> headers_of(b"NATS/1.0 100 Idle Heartbeat\r\n\r\n")
-    {'Status': '100', 'Description': 'Idle Heartbeat'}
+    Headers([('Status', '100'), ('Description', 'Idle Heartbeat')])
     """
     first, *lines = block.split(b"\r\n")
-    headers = _status_of(first.removeprefix(_VERSION))
+    pairs = _status_of(first.removeprefix(_VERSION))
     for line in lines:
         name, colon, value = line.partition(b":")
         name = name.strip()
         if colon and name.isascii() and len(name.split()) <= 1:
-            headers[name.decode()] = value.strip().decode("utf-8", "replace")
-    return headers
+            pairs.append((name.decode(), value.strip().decode("utf-8", "replace")))
+    return Headers(pairs)
 
 
-def _status_of(rest: bytes) -> dict[str, str]:
+def _status_of(rest: bytes) -> list[tuple[str, str]]:
     """What stands behind the version: usually nothing."""
     if not rest.startswith(b" "):
-        return {}
+        return []
     code, text = rest[1:4].strip(), rest[5:]
-    headers = {"Status": code.decode()} if code.isdigit() else {}
-    if text:
-        headers["Description"] = text.decode("utf-8", "replace")
-    return headers
+    pairs = [("Status", code.decode())] if code.isdigit() else []
+    return [*pairs, ("Description", text.decode("utf-8", "replace"))] if text else pairs

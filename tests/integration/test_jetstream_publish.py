@@ -25,11 +25,13 @@ from liftenvelope.errors import (
     WrongLastSequenceError,
     WrongStreamError,
 )
+from liftenvelope.jetstream import AckPolicy, ConsumerConfig, Headers
 from liftenvelope.jetstream._publish_frames import PubAck
 from liftenvelope.jetstream.context import JetStream
 from liftenvelope.jetstream.stream import Stream
 from liftenvelope.jetstream.stream_config import DiscardPolicy, StorageType, StreamConfig
 from liftenvelope.nats import accelerate
+from liftenvelope.nats._receiving import DirectParser
 from liftenvelope.testing import NatsServer, run_nats_server
 from tests.integration.conftest import connect, until
 
@@ -73,9 +75,27 @@ class TestOne:
         ) == (PubAck(name, 2))
         assert await js.publish(name) == PubAck(name, 3)
         message = await stream.get_message(2)
-        assert (message.data, message.headers) == (b"two", {"A": "b c", "c3a4": "ä"})
+        assert message.data == b"two"
+        assert message.headers == {"A": "b c", "c3a4": "ä"}
         assert (await stream.get_message(3)).data == b""
         assert js.publish_async_pending == 0
+
+    async def test_repeated_headers(self, js: JetStream, js_nc: Client, stream: Stream, name: str) -> None:
+        """All of them are stored; whoever reads by nats-py sees the last of a name."""
+        await js.publish(name, headers={"Via": ["a", "b"], "Tag": "x"}, message_id="1")
+        stored = await stream.get_message(1, direct=False)
+        assert stored.headers.pairs == (("Nats-Msg-Id", "1"), ("Via", "a"), ("Via", "b"), ("Tag", "x"))
+        await js.publish(name, headers=Headers(stored.headers.pairs[1:]))
+        again = await stream.get_message(2, direct=False)
+        assert again.headers.pairs == stored.headers.pairs[1:]
+        directly = await stream.get_message(2, direct=True)
+        assert directly.headers == {"Via": "b", "Tag": "x"}
+        consumer = await stream.create_consumer(ConsumerConfig(ack_policy=AckPolicy.NONE))
+        [_, message] = await consumer.fetch(2)
+        accelerated = isinstance(js_nc._ps, DirectParser)
+        for headers in (directly.headers, message.headers):
+            assert headers.get_all("Via") == (("a", "b") if accelerated else ("b",))
+            assert headers["Tag"] == "x"
 
     async def test_duplicates(self, js: JetStream, stream: Stream, name: str) -> None:
         first = await js.publish(name, b"x", message_id="id-1")
@@ -184,6 +204,7 @@ class TestOne:
             ({"headers": {"a:b": "c"}}, "'a:b'"),
             ({"headers": {"a": "c\r\nd"}}, "line end"),
             ({"headers": {"a": 5}}, "must be str, not int"),
+            ({"headers": {"a": ["b", 5]}}, "must be str, not int"),
             ({"message_id": ""}, "message_id must not be empty"),
             ({"message_id": "a\nb"}, "line end"),
             ({"expected_last_sequence": -1}, "not -1"),
@@ -298,7 +319,11 @@ class TestMany:
         futures = [await js.publish_async(name, b"%d" % i, headers={"n": str(i)}) for i in range(20)]
         assert [ack.sequence for ack in await asyncio.gather(*futures)] == list(range(1, 21))
         message = await stream.get_message(7)
-        assert (message.data, message.headers) == (b"6", {"n": "6"})
+        assert message.data == b"6"
+        assert message.headers == {"n": "6"}
+        ack = await js.publish(name, headers={"Via": ["a", "b:  c"]})
+        message = await stream.get_message(ack.sequence, direct=False)
+        assert message.headers.pairs == (("Via", "a"), ("Via", "b:  c"))
 
 
 class TestEnds:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import re
 
 import pytest
@@ -21,14 +22,16 @@ from liftenvelope.jetstream._names import (
     check_stream_name,
 )
 from liftenvelope.jetstream._publish_frames import (
+    HeaderFields,
     PubAck,
     header_block,
+    header_pairs,
     option_headers,
     read_ack,
     status_error,
 )
 from liftenvelope.jetstream.api import api_prefix, encode_payload, read_answer
-from liftenvelope.jetstream.stored import _parse_headers
+from liftenvelope.nats._headers import Headers, headers_of
 
 
 class TestErrors:
@@ -165,16 +168,42 @@ class TestAcks:
 
 class TestHeaders:
     def test_block(self) -> None:
-        assert header_block({"A": "b", "C": ""}) == b"NATS/1.0\r\nA: b\r\nC: \r\n\r\n"
+        assert header_block([("A", "b"), ("C", "")]) == b"NATS/1.0\r\nA: b\r\nC: \r\n\r\n"
 
-    @given(st.dictionaries(st.text("abcXYZ-_", min_size=1), st.text("abc :;ä"), max_size=4))
-    def test_there_and_back(self, headers: dict[str, str]) -> None:
-        assert _parse_headers(header_block(headers)) == {name: v.strip() for name, v in headers.items()}
+    @given(st.lists(st.tuples(st.text("abcXYZ-_", min_size=1, max_size=2), st.text("abc :;ä")), max_size=6))
+    def test_there_and_back(self, pairs: list[tuple[str, str]]) -> None:
+        headers = headers_of(header_block(pairs))
+        assert headers.pairs == tuple((name, value.strip()) for name, value in pairs)
+        assert headers == {name: value.strip() for name, value in pairs}
+        for name in {name for name, _ in pairs}:
+            assert headers.get_all(name) == tuple(value.strip() for each, value in pairs if each == name)
+
+    def test_pairs(self) -> None:
+        """A header given by its name goes before an option that asks for it."""
+        headers: HeaderFields = {"A": ["b", "c"], "B": "d", "C": (), "Nats-Msg-Id": "mine"}
+        options = {"Nats-Msg-Id": "option", "Nats-TTL": "1s"}
+        wanted = [("Nats-TTL", "1s"), ("A", "b"), ("A", "c"), ("B", "d"), ("Nats-Msg-Id", "mine")]
+        assert header_pairs(headers, options) == wanted
+        assert header_pairs(Headers(wanted), options) == wanted
+        assert header_pairs({}, {}) == []
+        assert header_block([]) == b""
+
+    def test_headers(self) -> None:
+        headers = Headers([("A", "1"), ("a", "2"), ("A", "3")])
+        assert (len(headers), list(headers), "A" in headers, "B" in headers) == (2, ["A", "a"], True, False)
+        assert (headers["A"], headers.get("B"), headers.get_all("B")) == ("3", None, ())
+        assert headers == {"A": "3", "a": "2"} == dict(headers)
+        assert Headers() == {}
+        assert not Headers()
+        again = pickle.loads(pickle.dumps(headers))
+        assert (again, again.pairs) == (headers, headers.pairs)
+        with pytest.raises(KeyError):
+            headers["B"]
 
     @pytest.mark.parametrize("name", ["", "a b", "a:b", "ä", "a\r\nb", "\x00"])
     def test_names(self, name: str) -> None:
         with pytest.raises(UsageError, match="header name"):
-            header_block({name: "x"})
+            header_block([(name, "x")])
 
     def test_options(self) -> None:
         assert option_headers({"message_id": "a", "ttl": None}) == {"Nats-Msg-Id": "a"}
