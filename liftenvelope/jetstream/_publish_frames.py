@@ -94,7 +94,7 @@ def read_ack(data: bytes) -> PubAck | JetStreamError:
                 int(error.get("code", 0)), int(error.get("err_code", 0)), error.get("description", "")
             )
         return _ack_of(answer)
-    except (ValueError, TypeError, KeyError, AttributeError):
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
         return JetStreamError(500, f"this is no ack: {data[:100]!r}")
 
 

@@ -33,6 +33,15 @@ from liftenvelope.jetstream._publish_frames import (
 from liftenvelope.jetstream.api import api_prefix, encode_payload, read_answer
 from liftenvelope.nats._headers import Headers, headers_of
 
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["code", "err_code", "description", "seq", "stream"]), inner)
+    ),
+    max_leaves=8,
+)
+
 
 class TestErrors:
     @pytest.mark.parametrize(
@@ -135,6 +144,27 @@ class TestAcks:
         assert read(b'{"stream":"S","seq":5}') == PubAck("S", 5)
         outcome = read(data)
         assert type(outcome) is JetStreamError
+
+    @given(
+        _JSON
+        | st.fixed_dictionaries({"error": _JSON})
+        | st.fixed_dictionaries({"seq": _JSON, "stream": _JSON})
+    )
+    def test_any_json(self, value: object) -> None:
+        """Nothing that comes leaves a publish without an end."""
+        assert isinstance(read_ack(json.dumps(value).encode()), PubAck | JetStreamError)
+
+    @pytest.mark.parametrize(
+        "data",
+        [
+            b'{"stream":"S","seq":1e999}',
+            b'{"error":{"code":-1e999}}',
+            b"[" * 100_000,
+            b'{"stream":"S","seq":' + b"9" * 5_000 + b"}",
+        ],
+    )
+    def test_hostile(self, data: bytes) -> None:
+        assert "this is no ack" in str(read_ack(data))
 
     def test_the_rest(self) -> None:
         read = jet.AckReader(PubAck, read_ack)
