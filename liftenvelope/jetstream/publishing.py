@@ -227,17 +227,29 @@ class Publishing:
     async def _start(self) -> None:
         """Subscribe to the acks, at the first publish."""
         async with self._starting:
-            if self._ended is not None:
-                raise TransportError(self._ended)
+            self._check_open()
             if self._subscription is not None:
                 return
             self._link.check_open()
             self._loop = asyncio.get_running_loop()
+            task = asyncio.current_task()
+            before = 0 if task is None else task.cancelling()
             # No barrier: the server reads the subscription before the messages, which come after it.
             subscription = await self._link.subscribe(self._inbox + "*", self._on_message)
+            try:
+                self._check_open()
+            except TransportError:  # closed meanwhile
+                await self._link.unsubscribe(subscription)
+                raise
             deliver_directly(subscription, self._on_ack)
             self._subscription = read_directly(self._nc, subscription, self._on_acks)
             self._watcher = self._link.when_ended(subscription, self._on_ended)
+            if task is not None and task.cancelling() > before:  # nats-py's inner flush swallows it
+                raise asyncio.CancelledError
+
+    def _check_open(self) -> None:
+        if self._ended is not None:
+            raise TransportError(self._ended)
 
     def _head(self, subject: str) -> bytes:
         publish_subject(subject)
@@ -253,8 +265,7 @@ class Publishing:
             while len(self._table) >= self.max_outstanding:
                 # No longer than the time-outs of those that are out.
                 await self._until_freed()
-            if self._ended is not None:
-                raise TransportError(self._ended)
+            self._check_open()
             if self._link.fits(size):
                 return
             await self._link.room(size, deadline)

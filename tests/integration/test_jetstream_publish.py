@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import pytest
 from nats.aio.client import Client
@@ -326,6 +329,12 @@ class TestMany:
         assert message.headers.pairs == (("Via", "a"), ("Via", "b:  c"))
 
 
+async def _slowly(subscribe: Any, inside: asyncio.Event, *arguments: Any) -> Any:
+    with suppress(asyncio.CancelledError):
+        await inside.wait()
+    return await subscribe(*arguments)
+
+
 class TestEnds:
     async def test_closed_context(self, js_nc: Client, name: str) -> None:
         before = len(js_nc._subs)
@@ -341,6 +350,29 @@ class TestEnds:
             await js.publish(name)
         assert len(js_nc._subs) == before + 1
         assert not js_nc.is_closed
+
+    async def test_closed_or_cancelled_while_it_subscribes(
+        self, js_nc: Client, stream: Stream, name: str
+    ) -> None:
+        """Faked: nats-py waits only while its queue of flushes is full. It swallows what cancels it."""
+        before, inside = set(js_nc._subs), asyncio.Event()
+        closed, cancelled = JetStream(js_nc), JetStream(js_nc)
+        for js in (closed, cancelled):
+            js._link.subscribe = partial(_slowly, js._link.subscribe, inside)  # type: ignore[method-assign]
+        first = asyncio.create_task(closed.publish_async(name))
+        second = asyncio.create_task(cancelled.publish_async(name))
+        await asyncio.sleep(0)
+        await closed.close()
+        second.cancel()
+        inside.set()
+        with pytest.raises(TransportError, match="context was closed"):
+            await first
+        with pytest.raises(asyncio.CancelledError):
+            await second
+        assert (closed.publish_async_pending, cancelled.publish_async_pending) == (0, 0)
+        assert (await cancelled.publish(name)).sequence == 1
+        await cancelled.close()
+        assert set(js_nc._subs) == before
 
     @pytest.mark.parametrize("how", ["close", "drain"])
     async def test_ended_connection(self, js_nc: Client, name: str, how: str) -> None:
