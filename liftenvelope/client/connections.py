@@ -83,7 +83,7 @@ class Connections:
             for one in pooled:
                 self._spawn(one.channel.close())
         while self._closing:
-            await asyncio.gather(*self._closing)
+            await asyncio.wait(self._closing)  # a cancellation must not keep them from being closed
 
     async def _make_room(self, address: str, timeout: float | None) -> None:
         """Make a connection, unless there are enough, or one without a call by now."""

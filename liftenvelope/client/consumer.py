@@ -164,10 +164,10 @@ class Consumer(ConsumerPartitions):
         member, writer = self._member, self._writer
         if member is None or writer is None:
             return
-        # The first task goes on telling the group that this member lives.
-        await _cancel(self._tasks[1:])
         deadline = Deadline(self._client._options.timeout)
         try:
+            # The first task goes on telling the group that this member lives.
+            await _cancel(self._tasks[1:])
             await self._give_up(tuple(self._readers), deadline.timeout / 2)
             if self._checkpoints.pending():
                 await writer.flush(timeout=deadline.timeout / 2)
@@ -182,11 +182,18 @@ class Consumer(ConsumerPartitions):
     async def _end_tasks(self) -> None:
         readers = [*self._readers.values(), *self._leaving.values()]
         self._readers.clear()
+        # A cancellation can end any of the waits: by then each must have been told to end.
         for reader in readers:
-            await reader.close()
-        await _cancel(self._tasks)
-        if self._writer is not None:
-            await self._writer.stop()
+            reader.stop()
+        try:
+            for reader in readers:
+                await reader.close()
+        finally:
+            try:
+                await _cancel(self._tasks)
+            finally:
+                if self._writer is not None:
+                    await self._writer.stop()
 
     # Messages
 

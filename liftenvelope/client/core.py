@@ -94,9 +94,14 @@ class ClientCore:
         self._check_loop()
         self._closed = True
         try:
-            await asyncio.gather(*(one.close() for one in tuple(self._open)))
+            # Each to its end, also when another one fails: two consumers both store how far they are.
+            found = await asyncio.gather(*(one.close() for one in tuple(self._open)), return_exceptions=True)
         finally:
             await self._cluster.close()
+            # What a cancellation kept from being closed has no connection now, and ends at once.
+            await asyncio.gather(*(one.close() for one in tuple(self._open)), return_exceptions=True)
+        if (failure := next((one for one in found if one is not None), None)) is not None:
+            raise failure
 
     def _deadline(self, timeout: float | None) -> Deadline:
         """The end of a call's time, by default that of the client's ``timeout``."""

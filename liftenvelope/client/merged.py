@@ -93,12 +93,14 @@ class MergedSubscription(MessageReader):
         pumps, self._pumps = self._pumps, set()
         for pump in pumps:
             pump.cancel()
-        await asyncio.gather(*pumps, return_exceptions=True)
-        for part in self._parts:
-            await part.close()
-        self._ready.clear()
-        await super().close()
-        self._wake.set()
+        try:
+            await asyncio.gather(*pumps, return_exceptions=True)
+        finally:  # also where this is cancelled
+            for part in self._parts:
+                await part.close()
+            self._ready.clear()
+            await super().close()
+            self._wake.set()
 
     async def _pump(self, part: Subscription) -> None:
         while (payloads := await part._take()) is not None:

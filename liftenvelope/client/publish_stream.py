@@ -101,8 +101,10 @@ class Lane:
         if self._call is not None and not self._closing:
             self._call.half_close()
         self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
-        self._streams.settle(self.flight.abandon("the client was closed"))
+        try:
+            await asyncio.gather(self._task, return_exceptions=True)
+        finally:
+            self._streams.settle(self.flight.abandon("the client was closed"))
 
     async def _serve(self) -> None:
         """Keep the stream up as long as there is something to do on it."""

@@ -161,10 +161,12 @@ class Subscription(MessageReader):
         recovery, self._recovery = self._recovery, None
         if recovery is not None:
             recovery.cancel()
-            await asyncio.wait([recovery])
-            if not recovery.cancelled():
-                recovery.exception()  # there is nobody left to be told
-            self._drop_call()
+            try:
+                await asyncio.wait([recovery])
+                if not recovery.cancelled():
+                    recovery.exception()  # there is nobody left to be told
+            finally:
+                self._drop_call()
 
     # Where it begins
 
