@@ -9,12 +9,18 @@ import pytest
 
 import liftenvelope
 from liftenvelope.client import Client
-from liftenvelope.client.events import ClientEvent, SubscriptionResumed
+from liftenvelope.client.events import ClientEvent, StoppedAtHighWatermark, SubscriptionResumed
 from liftenvelope.client.metadata import BrokerInfo
 from liftenvelope.client.streams import MAX_REPLICATION
 from liftenvelope.client.subscription import Subscription
 from liftenvelope.envelope import AckPolicy, Message
-from liftenvelope.errors import AckTimeoutError, CallTimeoutError, NotLeaderError, TransportError
+from liftenvelope.errors import (
+    AckTimeoutError,
+    CallTimeoutError,
+    LiftEnvelopeError,
+    NotLeaderError,
+    TransportError,
+)
 from liftenvelope.testing import FaultProxy, LiftbridgeCluster, LiftbridgeNode, run_liftbridge
 
 pytestmark = pytest.mark.timeout(170)
@@ -209,3 +215,51 @@ async def test_a_cluster_that_has_only_just_started(
         assert ack is not None
         assert ack.offset == 5
         assert [message.offset for message in await waiting] == [5]
+
+
+async def test_two_of_three_are_down(
+    client: Client, cluster: LiftbridgeCluster, events: list[ClientEvent], name: str
+) -> None:
+    # What is left of a cluster stores what its leader alone has to, and decides nothing.
+    await client.create_stream(name, name, replication_factor=3)
+    await in_sync(client, name, 3)
+    await client.publish(name, b"of all", ack_policy=AckPolicy.ALL, timeout=15)
+    leader = await leader_of(client, cluster, name)
+    others = [node for node in cluster.nodes if node is not leader]
+    for node in others:
+        await asyncio.to_thread(node.kill)
+    await acked_by_leader(client, name, b"of one")
+    with pytest.raises(AckTimeoutError, match=name) as late:
+        await client.publish(name, b"of too few", ack_policy=AckPolicy.ALL, timeout=1)
+    assert late.value.sent
+    with pytest.raises(LiftEnvelopeError, match=f"{name}-more"):
+        await client.create_stream(f"{name}-more", f"{name}-more", timeout=1)
+    async with (
+        asyncio.timeout(60),
+        client.subscribe(name, start="earliest", stop="latest") as messages,
+    ):
+        assert [message.value async for message in messages] == [b"of all"]
+    assert any(isinstance(event, StoppedAtHighWatermark) for event in events)
+    for node in others:
+        await asyncio.to_thread(node.start)
+    await in_sync(client, name, 3)
+    await client.publish(name, b"of all again", ack_policy=AckPolicy.ALL, timeout=30)
+    async with (
+        asyncio.timeout(60),
+        client.subscribe(name, start="earliest", stop="latest") as messages,
+    ):
+        values = [message.value async for message in messages]
+    # Nothing was promised of those between them.
+    assert values[0] == b"of all"
+    assert values[-1] == b"of all again"
+
+
+async def acked_by_leader(client: Client, name: str, value: bytes) -> None:
+    """Publish until the leader acks: the publish stream may have gone by way of a dead broker."""
+    async with asyncio.timeout(60):
+        while True:
+            try:
+                await client.publish(name, value, timeout=3)
+            except (AckTimeoutError, CallTimeoutError, NotLeaderError, TransportError):
+                continue
+            return
