@@ -25,8 +25,8 @@ __all__ = ["DEFAULT_PREFIX", "GroupCalls"]
 DEFAULT_PREFIX: Final = "liftenvelope.groups"
 _FIRST_PAUSE: Final = 0.02
 _LONGEST_PAUSE: Final = 0.5
-#: How long one try may take where there is time for more, in seconds: a controller that hangs is given up.
-_ONE_TRY: Final = 2.0
+#: How long one try may take at most, in seconds: a controller that hangs, or has died, is given up.
+_ONE_TRY: Final = 2.5
 
 
 class _Answer(Protocol):
@@ -146,7 +146,7 @@ class GroupCalls:
         while True:
             left = max(deadline - loop.time(), 0.001)
             try:
-                return await ask(min(left, max(timeout / 2, min(_ONE_TRY, timeout))))
+                return await ask(min(left, _ONE_TRY))
             except (GroupUnavailableError, NotControllerError, CallTimeoutError):
                 if loop.time() + pause >= deadline:
                     raise
