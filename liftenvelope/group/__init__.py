@@ -49,6 +49,7 @@ from liftenvelope.group.events import (
     GroupTaken,
     GroupWarning,
     LeaseLost,
+    MemberExpired,
     MemberFenced,
 )
 from liftenvelope.group.reader import GroupMessage
@@ -85,6 +86,7 @@ __all__ = [
     "GroupWarning",
     "JetStreamTopic",
     "LeaseLost",
+    "MemberExpired",
     "MemberFenced",
     "MemberFencedError",
     "MemberInfo",

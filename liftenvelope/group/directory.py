@@ -18,7 +18,7 @@ from liftenvelope.group.errors import (
     NotControllerError,
     UnknownGroupError,
 )
-from liftenvelope.group.events import AssignorFailed, GroupEventHandler, GroupTaken
+from liftenvelope.group.events import AssignorFailed, GroupEventHandler, GroupTaken, MemberExpired
 from liftenvelope.group.host import GroupHost
 from liftenvelope.group.keeping import LeaseKeeper
 from liftenvelope.group.membership import Group
@@ -153,6 +153,7 @@ class Directory:
             self._store,
             may_act=lambda: self._keeper.is_valid and incarnation == self._keeper.incarnation,
             on_stored=self._stored,
+            on_expired=lambda group, consumer_id: self._on_event(MemberExpired(group, consumer_id)),
             on_end=self._ended,
         )
         return host

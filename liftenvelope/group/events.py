@@ -16,6 +16,7 @@ __all__ = [
     "GroupTaken",
     "GroupWarning",
     "LeaseLost",
+    "MemberExpired",
     "MemberFenced",
     "warn",
 ]
@@ -67,6 +68,19 @@ class GroupTaken:
 
 
 @dataclass(frozen=True, slots=True)
+class MemberExpired:
+    """A controller has removed a member that was silent for too long, or did not give back what it had.
+
+    Attributes:
+        group: Name of the group.
+        consumer_id: Which member.
+    """
+
+    group: str
+    consumer_id: str
+
+
+@dataclass(frozen=True, slots=True)
 class ControllerLost:
     """A consumer does not reach its group's controller. It goes on looking for it.
 
@@ -111,7 +125,9 @@ class CommitFailed:
     error: Exception
 
 
-GroupEvent: TypeAlias = AssignorFailed | LeaseLost | GroupTaken | ControllerLost | MemberFenced | CommitFailed
+GroupEvent: TypeAlias = (
+    AssignorFailed | LeaseLost | GroupTaken | MemberExpired | ControllerLost | MemberFenced | CommitFailed
+)
 #: Called from the event loop; it must not block.
 GroupEventHandler: TypeAlias = Callable[[GroupEvent], object]
 

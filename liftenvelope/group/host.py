@@ -57,6 +57,7 @@ class GroupHost:
         store: The bucket.
         may_act: Whether the coordinator has its lease.
         on_stored: Called after each change was stored.
+        on_expired: Called with the group and the consumer when one was removed for its silence.
         on_end: Called when the group is no more, or no more this coordinator's.
     """
 
@@ -69,6 +70,7 @@ class GroupHost:
         *,
         may_act: Callable[[], bool],
         on_stored: Callable[[GroupHost], None],
+        on_expired: Callable[[str, str], object],
         on_end: Callable[[GroupHost], None],
     ) -> None:
         self.group = group
@@ -78,6 +80,7 @@ class GroupHost:
         self._store = store
         self._may_act = may_act
         self._on_stored = on_stored
+        self._on_expired = on_expired
         self._on_end = on_end
         self._calls: deque[_Call[Any]] = deque()
         self._waiters: list[_Waiter] = []
@@ -187,7 +190,7 @@ class GroupHost:
     async def _do(self, calls: list[_Call[Any]]) -> None:
         self._check_lease()
         now = self._loop.time()
-        self.group.expire(now)
+        expired = self.group.expire(now)
         for call in calls:
             try:
                 if self.group.gone:
@@ -197,6 +200,8 @@ class GroupHost:
                 call.error = exc
         if self.group.changed:
             await self._persist()
+        for consumer_id in expired:
+            self._on_expired(self.name, consumer_id)
         for call in calls:
             if call.outcome.done():
                 continue
