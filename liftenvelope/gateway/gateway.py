@@ -15,6 +15,7 @@ from liftenvelope.gateway.brokers import Broker, Brokers
 from liftenvelope.gateway.copies import CopyAcks
 from liftenvelope.gateway.core import Core, Options
 from liftenvelope.gateway.cursors import CursorService
+from liftenvelope.gateway.groups import GroupFace
 from liftenvelope.gateway.leading import Leading
 from liftenvelope.gateway.reads import OpenReads
 from liftenvelope.gateway.registry import StreamRegistry
@@ -63,6 +64,9 @@ class Gateway:
         policy_file: Which clients, by the names in their certificates, may do what: see
             :mod:`liftenvelope.gateway.authorization`. Needs ``tls`` that requires certificates. Default:
             everybody may do everything.
+        consumer_timeout: After how many seconds of silence a member of a consumer group is dead. Default 15.
+        coordinator_timeout: After how many seconds of a group coordinator's silence clients are to report it.
+            Default 15.
 
     Raises:
         UsageError: An argument makes no sense.
@@ -88,10 +92,18 @@ class Gateway:
         replicas: int = 1,
         encrypted: bool = False,
         policy_file: str | os.PathLike[str] | None = None,
+        consumer_timeout: float = 15.0,
+        coordinator_timeout: float = 15.0,
     ) -> None:
         if not 0 <= port <= 65_535:
             raise UsageError(f"port={port!r}: expected 0 to 65535")
-        for name, seconds in (("broker_ttl", broker_ttl), ("ack_timeout", ack_timeout)):
+        timeouts = {
+            "broker_ttl": broker_ttl,
+            "ack_timeout": ack_timeout,
+            "consumer_timeout": consumer_timeout,
+            "coordinator_timeout": coordinator_timeout,
+        }
+        for name, seconds in timeouts.items():
             if not (math.isfinite(seconds) and seconds > 0):
                 raise UsageError(f"{name}={seconds!r}: expected a positive number of seconds")
         if not 1 <= replicas <= 5:
@@ -113,6 +125,8 @@ class Gateway:
                 text = "expected a tls that requires clients to show certificates"
                 raise UsageError(f"policy_file={os.fspath(policy_file)!r}: {text}")
             self._authorization = Authorization(policy_file)
+        self._group_timeouts = (consumer_timeout, coordinator_timeout)
+        self._groups: GroupFace | None = None
         self._reads = OpenReads()
         self._server: Server | None = None
         self._core: Core | None = None
@@ -171,7 +185,12 @@ class Gateway:
         streams = StreamService(core)
         cursors = CursorService(js, replicas=replicas)
         await self._start_own_streams(core, streams, cursors)
-        table = handlers(core, streams, self._reads, cursors)
+        consumer, coordinator = self._group_timeouts
+        groups = self._groups = GroupFace(
+            core, self._activity, consumer_timeout=consumer, coordinator_timeout=coordinator
+        )
+        await groups.start()
+        table = handlers(core, streams, self._reads, cursors, groups)
         if self._authorization is not None:
             table = self._authorization.protect(table)
             await self._authorization.start()
@@ -212,6 +231,9 @@ class Gateway:
             await leading.close()
         if server is not None:
             await server.close(grace=grace)
+        groups, self._groups = self._groups, None
+        if groups is not None:
+            await groups.close()
         activity, self._activity = self._activity, None
         if activity is not None:
             await activity.close()
@@ -226,6 +248,8 @@ class Gateway:
 
     def _on_stream(self, before: StreamRecord | None, after: StreamRecord | None) -> None:
         self._reads.stream_changed(before, after)
+        if self._groups is not None:
+            self._groups.stream_changed(before, after)
         if self._leading is not None:
             self._leading.look()
 

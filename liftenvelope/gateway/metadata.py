@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from liftenvelope.gateway.core import Core
+    from liftenvelope.gateway.groups import GroupFace
     from liftenvelope.gateway.records import StreamRecord
     from liftenvelope.gateway.storage import PartitionState
 
@@ -26,10 +27,12 @@ class MetadataService:
 
     Args:
         core: The gateway's parts.
+        groups: The consumer groups.
     """
 
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: Core, groups: GroupFace) -> None:
         self._core = core
+        self._groups = groups
 
     async def fetch(self, raw: bytes) -> bytes:
         """Serve FetchMetadata."""
@@ -40,8 +43,7 @@ class MetadataService:
         for record in records:
             self._add_stream(response, record, states)
         self._add_brokers(response)
-        for group in dict.fromkeys(request.groups):
-            self._add_group(response, group)
+        await self._groups.describe(response, request.groups)
         return response.SerializeToString()
 
     async def fetch_partition(self, raw: bytes) -> bytes:
@@ -126,6 +128,3 @@ class MetadataService:
                 partitionCount=partitions,
                 leaderCount=leads[broker.id],
             )
-
-    def _add_group(self, response: api_pb2.FetchMetadataResponse, group: str) -> None:
-        response.groupMetadata.add(groupId=group, error=api_pb2.ConsumerGroupMetadata.UNKNOWN_GROUP)

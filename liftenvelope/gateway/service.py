@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from liftenvelope.gateway.core import Core
     from liftenvelope.gateway.cursors import CursorService
+    from liftenvelope.gateway.groups import GroupFace
     from liftenvelope.gateway.reads import OpenReads
     from liftenvelope.gateway.streams import StreamService
     from liftenvelope.rpc.server import Handler, ServerCall
@@ -31,7 +32,7 @@ _HEALTH: Final = "/grpc.health.v1.Health/"
 
 
 def handlers(
-    core: Core, streams: StreamService, reads: OpenReads, cursors: CursorService
+    core: Core, streams: StreamService, reads: OpenReads, cursors: CursorService, groups: GroupFace
 ) -> dict[str, Handler]:
     """Return what serves each method, by its path. What is not here is UNIMPLEMENTED.
 
@@ -40,8 +41,9 @@ def handlers(
         streams: Serves the methods that change streams.
         reads: The subscriptions that are open.
         cursors: Serves the methods about cursors.
+        groups: Serves the methods about consumer groups.
     """
-    publishing, metadata = PublishService(core, streams), MetadataService(core)
+    publishing, metadata = PublishService(core, streams), MetadataService(core, groups)
     subscribing, health = SubscribeService(core, streams, reads), HealthService()
     return {
         _API + "CreateStream": guarded(unary(streams.create)),
@@ -56,6 +58,10 @@ def handlers(
         _API + "Subscribe": guarded(subscribing.subscribe),
         _API + "SetCursor": guarded(unary(cursors.set)),
         _API + "FetchCursor": guarded(unary(cursors.fetch)),
+        _API + "JoinConsumerGroup": guarded(unary(groups.join)),
+        _API + "LeaveConsumerGroup": guarded(unary(groups.leave)),
+        _API + "FetchConsumerGroupAssignments": guarded(unary(groups.assignments)),
+        _API + "ReportConsumerGroupCoordinator": guarded(unary(groups.report)),
         _HEALTH + "Check": guarded(unary(health.check)),
         _HEALTH + "Watch": guarded(health.watch),
     }

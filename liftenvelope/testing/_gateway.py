@@ -27,6 +27,8 @@ __all__ = ["GatewayCluster", "GatewayNode", "run_gateway"]
 _MOST_NODES: Final = 9
 _PORT_TRIES: Final = 3
 _POLL_INTERVAL: Final = 0.05
+#: Short, so that tests need not wait for who is gone.
+_TIMEOUTS: Final = {"consumer_timeout": 3.0, "coordinator_timeout": 3.0}
 _ADDRESS_IN_USE: Final = "address already in use"
 
 
@@ -181,7 +183,7 @@ class GatewayNode:
     def _launch(self) -> None:
         config = dict(self._config)
         files = {name: config.pop(name) for name in list(config) if name.startswith("tls_")}
-        gateway = {"id": self.id, "host": LOOPBACK, "port": self.port, **config}
+        gateway = {"id": self.id, "host": LOOPBACK, "port": self.port, **_TIMEOUTS, **config}
         serving = {"nats_url": self._nats_url(), "gateway": gateway, **files}
         path = self._folder / "gateway.json"
         path.write_text(json.dumps(serving, indent=1), "utf-8")

@@ -1,0 +1,325 @@
+"""Liftbridge's consumer groups: a second face of the coordinators of :mod:`liftenvelope.group`.
+
+Every gateway runs a coordinator, under its own id, so that clients find a group's coordinator among the
+brokers; consumers of :mod:`liftenvelope.group` itself can use it as well. A group is made by the first
+consumer that joins, is ephemeral, and moves partitions at once, with a new epoch: see the table in
+:mod:`liftenvelope.group.membership`. Joining and leaving may be asked of any gateway, which asks the
+coordinator; heartbeats go to the coordinator itself.
+
+Other than in Liftbridge, epochs never begin anew, so that no reader of a group of before fences those of the
+present one out; and who coordinates a group is decided by leases, not by what members report.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import re
+import secrets
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Final
+
+from liftenvelope._pb import api_pb2, groups_pb2
+from liftenvelope.errors import GroupError
+from liftenvelope.group.calls import GroupCalls
+from liftenvelope.group.coordinator import Coordinator
+from liftenvelope.group.directory import Definition
+from liftenvelope.group.errors import (
+    ConsumerIdInUseError,
+    GroupExistsError,
+    GroupRequestError,
+    GroupUnavailableError,
+    NotControllerError,
+    StaleGenerationError,
+    UnknownGroupError,
+    UnknownMemberError,
+)
+from liftenvelope.group.events import GroupEvent, MemberExpired
+from liftenvelope.group.membership import Registration
+from liftenvelope.group.state import GroupState, TopicSpec
+from liftenvelope.group.wire import topic_messages
+from liftenvelope.rpc.status import RpcError, StatusCode
+
+if TYPE_CHECKING:
+    from liftenvelope.gateway.activity import ActivityLog
+    from liftenvelope.gateway.core import Core
+    from liftenvelope.gateway.records import StreamRecord
+
+__all__ = ["GroupFace", "coordinator_id"]
+
+_NS: Final = 1_000_000_000
+_TOKEN: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
+#: How often joining is tried again where the group goes, or changes hands, at that moment.
+_TRIES: Final = 5
+
+#: What each refusal is in Liftbridge: status and text, which clients go by.
+_STATUSES: Final = {
+    UnknownGroupError: (StatusCode.NOT_FOUND, "consumer group does not exist"),
+    ConsumerIdInUseError: (
+        StatusCode.FAILED_PRECONDITION,
+        "consumer is already a member of the consumer group",
+    ),
+    UnknownMemberError: (StatusCode.FAILED_PRECONDITION, "consumer is not a member of the consumer group"),
+    NotControllerError: (StatusCode.FAILED_PRECONDITION, "broker is not the consumer group coordinator"),
+    StaleGenerationError: (
+        StatusCode.FAILED_PRECONDITION,
+        "client-provided group epoch differs from broker group epoch",
+    ),
+}
+
+
+def coordinator_id(broker: str) -> str:
+    """Return the id of a gateway as that of its coordinator, which is a token of a subject.
+
+    Example:
+        >>> coordinator_id("gateway-1"), coordinator_id("a.b")
+        ('gateway-1', 'id-2e7336dc8eba87ef472df568c35482ab')
+    """
+    if _TOKEN.fullmatch(broker):
+        return broker
+    return f"id-{hashlib.sha256(broker.encode()).hexdigest()[:32]}"
+
+
+def group_status(error: GroupError) -> RpcError:
+    """Return the status for what a coordinator refuses."""
+    for kind, (code, text) in _STATUSES.items():
+        if isinstance(error, kind):
+            return RpcError(code, text)
+    if isinstance(error, GroupRequestError):
+        return RpcError(StatusCode.INVALID_ARGUMENT, str(error))
+    if isinstance(error, GroupUnavailableError):
+        return RpcError(StatusCode.UNAVAILABLE, str(error))
+    return RpcError(StatusCode.FAILED_PRECONDITION, str(error))
+
+
+class GroupFace:
+    """Serves the group methods of the API.
+
+    Args:
+        core: The gateway's parts.
+        activity: Who is told who joins and leaves; None for nobody.
+        consumer_timeout: After how many seconds of silence a member is dead. Default 15.
+        coordinator_timeout: After how many seconds of a coordinator's silence members report it. Default 15.
+    """
+
+    def __init__(
+        self,
+        core: Core,
+        activity: ActivityLog | None = None,
+        *,
+        consumer_timeout: float = 15.0,
+        coordinator_timeout: float = 15.0,
+    ) -> None:
+        self._core = core
+        self._activity = activity
+        self._timeouts = (consumer_timeout, coordinator_timeout)
+        timeout = core.options.ack_timeout
+        self._coordinator = Coordinator(
+            core.nc,
+            coordinator_id=coordinator_id(core.options.id),
+            replicas=core.options.replicas,
+            lease=min(core.options.broker_ttl, consumer_timeout / 3),
+            timeout=timeout,
+            on_event=self._on_event,
+        )
+        self._calls = GroupCalls(core.nc, timeout=timeout)
+        self._telling: set[asyncio.Task[None]] = set()
+
+    async def start(self) -> None:
+        """Begin to coordinate.
+
+        Raises:
+            GroupError: JetStream did not answer in time, or another gateway has this one's id.
+        """
+        await self._coordinator.start()
+
+    async def close(self) -> None:
+        """Give the groups up, so that other gateways take them at once."""
+        for task in self._telling:
+            task.cancel()
+        if self._telling:
+            await asyncio.wait(self._telling)
+        await self._coordinator.close()
+
+    def _on_event(self, event: GroupEvent) -> None:
+        if isinstance(event, MemberExpired) and self._activity is not None:
+            self._activity.group_left(event.group, event.consumer_id, expired=True)
+
+    # The calls
+
+    async def join(self, raw: bytes) -> bytes:
+        """Serve JoinConsumerGroup."""
+        request = api_pb2.JoinConsumerGroupRequest.FromString(raw)
+        _check(groupId=request.groupId, consumerId=request.consumerId)
+        if not request.streams:
+            raise RpcError(StatusCode.INVALID_ARGUMENT, "No streams provided")
+        topics = await self._topics(request.streams)
+        try:
+            controller, epoch = await self._join(request.groupId, request.consumerId, topics)
+        except GroupError as exc:
+            raise group_status(exc) from exc
+        if self._activity is not None:
+            self._activity.group_joined(request.groupId, request.consumerId, request.streams)
+        consumer, coordinator = self._timeouts
+        return api_pb2.JoinConsumerGroupResponse(
+            coordinator=self._broker(controller),
+            epoch=epoch,
+            consumerTimeout=int(consumer * _NS),
+            coordinatorTimeout=int(coordinator * _NS),
+        ).SerializeToString()
+
+    async def leave(self, raw: bytes) -> bytes:
+        """Serve LeaveConsumerGroup."""
+        request = api_pb2.LeaveConsumerGroupRequest.FromString(raw)
+        _check(groupId=request.groupId, consumerId=request.consumerId)
+        try:
+            await self._leave(request.groupId, request.consumerId)
+        except GroupError as exc:
+            raise group_status(exc) from exc
+        if self._activity is not None:
+            self._activity.group_left(request.groupId, request.consumerId, expired=False)
+        return api_pb2.LeaveConsumerGroupResponse().SerializeToString()
+
+    async def assignments(self, raw: bytes) -> bytes:
+        """Serve FetchConsumerGroupAssignments, which is also the sign of life of a member."""
+        request = api_pb2.FetchConsumerGroupAssignmentsRequest.FromString(raw)
+        _check(groupId=request.groupId, consumerId=request.consumerId)
+        try:
+            host = await self._coordinator.directory.host(request.groupId)
+            host.heartbeat(request.consumerId, request.epoch, "")
+            partitions = host.group.assignment_of(request.consumerId)
+        except GroupError as exc:
+            raise group_status(exc) from exc
+        response = api_pb2.FetchConsumerGroupAssignmentsResponse(epoch=request.epoch)
+        by_stream: dict[str, list[int]] = {}
+        for stream, number in partitions:
+            by_stream.setdefault(stream, []).append(number)
+        for stream, numbers in by_stream.items():
+            response.assignments.add(stream=stream, partitions=numbers)
+        return response.SerializeToString()
+
+    async def report(self, raw: bytes) -> bytes:
+        """Serve ReportConsumerGroupCoordinator: see to it that the group has a coordinator that lives."""
+        request = api_pb2.ReportConsumerGroupCoordinatorRequest.FromString(raw)
+        _check(groupId=request.groupId, consumerId=request.consumerId, coordinator=request.coordinator)
+        state = await self.find(request.groupId)
+        if state is None:
+            raise RpcError(StatusCode.FAILED_PRECONDITION, f"No such consumer group {request.groupId}")
+        return api_pb2.ReportConsumerGroupCoordinatorResponse().SerializeToString()
+
+    # Metadata
+
+    async def describe(self, response: api_pb2.FetchMetadataResponse, groups: Iterable[str]) -> None:
+        """Add groups to the answer of FetchMetadata."""
+        for name in dict.fromkeys(groups):
+            state = await self.find(name)
+            if state is None:
+                response.groupMetadata.add(groupId=name, error=api_pb2.ConsumerGroupMetadata.UNKNOWN_GROUP)
+            else:
+                broker = self._broker(state.controller_id)
+                response.groupMetadata.add(groupId=name, coordinator=broker, epoch=state.generation)
+
+    async def find(self, name: str) -> GroupState | None:
+        """A group, with a coordinator that lives; None if there is none of that name.
+
+        Raises:
+            RpcError: UNAVAILABLE: that could not be found out.
+        """
+        try:
+            found = (await self._coordinator.directory.list([name]))[name]
+        except GroupError as exc:
+            raise group_status(exc) from exc
+        return found if isinstance(found, GroupState) else None
+
+    def _broker(self, controller: str) -> str:
+        """The id of the gateway whose coordinator that is; its own where no gateway is known by it."""
+        for broker in self._core.brokers.alive:
+            if coordinator_id(broker) == controller:
+                return broker
+        return controller
+
+    # Streams
+
+    def stream_changed(self, before: StreamRecord | None, after: StreamRecord | None) -> None:
+        """Deal the partitions of a stream out anew where it has come to have others, or was deleted."""
+        if before is None:
+            return  # a new one, which nobody reads yet
+        spec = None if after is None else TopicSpec(before.name, len(after.partitions))
+        task = asyncio.create_task(self._set_topic(before.name, spec), name=f"tell groups of {before.name}")
+        self._telling.add(task)
+        task.add_done_callback(self._telling.discard)
+
+    async def _set_topic(self, name: str, spec: TopicSpec | None) -> None:
+        try:
+            await self._coordinator.set_topic(name, spec)
+        except GroupError:
+            return  # the group has changed hands, or JetStream fails; its members find out by reading
+
+    async def _topics(self, streams: Iterable[str]) -> tuple[TopicSpec, ...]:
+        topics = []
+        for name in dict.fromkeys(streams):
+            try:
+                record = await self._core.registry.find(name)
+            except RpcError as exc:
+                raise RpcError(StatusCode.FAILED_PRECONDITION, "stream does not exist") from exc
+            topics.append(TopicSpec(name, len(record.partitions)))
+        return tuple(topics)
+
+    # What is asked of whoever coordinates
+
+    async def _join(self, group: str, consumer: str, topics: tuple[TopicSpec, ...]) -> tuple[str, int]:
+        """Make the group if need be, and join it; return its controller and its epoch."""
+        definition = Definition(name=group, session_timeout=self._timeouts[0], ephemeral=True, immediate=True)
+        # One that nobody else has: whoever joins a second time is another one.
+        client = secrets.token_hex(16)
+        for attempt in range(_TRIES):
+            await self._create(definition)
+            try:
+                return await self._register(group, consumer, client, topics)
+            except (UnknownGroupError, NotControllerError):
+                if attempt == _TRIES - 1:
+                    raise
+        raise GroupUnavailableError(f"group {group!r} changes all the time: try again")
+
+    async def _create(self, definition: Definition) -> None:
+        try:
+            await self._coordinator.directory.create(definition)
+        except GroupExistsError:
+            state = await self.find(definition.name)
+            if state is not None and not state.immediate:
+                raise  # one of another kind, which consumers of this API would take part in wrongly
+
+    async def _register(
+        self, group: str, consumer: str, client: str, topics: tuple[TopicSpec, ...]
+    ) -> tuple[str, int]:
+        """Register a consumer, at this gateway or at the one that coordinates the group."""
+        registration = Registration(consumer_id=consumer, client_id=client, topics=topics)
+        try:
+            host = await self._coordinator.directory.host(group)
+        except NotControllerError:
+            request = groups_pb2.RegisterConsumerRequest(
+                group=group, consumer_id=consumer, client_id=client, topics=topic_messages(topics)
+            )
+            kind = groups_pb2.RegisterConsumerResponse
+            answer = await self._calls.controller(group, "RegisterConsumer", request, kind)
+            state = await self.find(group)
+            if state is None:
+                raise UnknownGroupError(f"group {group!r} is gone again") from None
+            return state.controller_id, answer.generation
+        registered = await host.run(lambda known, now: known.register(registration, now))
+        return self._coordinator.id, registered.generation
+
+    async def _leave(self, group: str, consumer: str) -> None:
+        try:
+            host = await self._coordinator.directory.host(group)
+        except NotControllerError:
+            request = groups_pb2.LeaveRequest(group=group, consumer_id=consumer)
+            await self._calls.controller(group, "Leave", request, groups_pb2.LeaveResponse)
+            return
+        await host.run(lambda known, _: known.leave(consumer))
+
+
+def _check(**given: str) -> None:
+    for name, value in given.items():
+        if not value:
+            raise RpcError(StatusCode.INVALID_ARGUMENT, f"No {name} provided")
