@@ -240,7 +240,9 @@ async def test_all_partitions_go_on_where_they_are(client: Client, name: str) ->
         seen = {(m.partition, m.offset) for m in await take(messages, 7)}
         positions = messages.positions
     for (_, partition), position in positions.items():
-        rest = await read(client, name, partition=partition, start=position, stop="latest")
+        # Of a partition that nothing was read of yet, the position is not known.
+        start = "earliest" if position is None else position
+        rest = await read(client, name, partition=partition, start=start, stop="latest")
         seen |= {(m.partition, m.offset) for m in rest}
         assert len([1 for p, _ in seen if p == partition]) == 10
     assert len(seen) == 20
