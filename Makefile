@@ -6,6 +6,8 @@ RUN := $(BIN)/python
 EXTRAS := client,arrow,cli
 # The oldest Go that builds the server and the Go peers of the benchmarks. Where none is, one comes from PyPI.
 GO := 1.25.3
+# What acks the envelopes of the demo: gateway, or liftbridge, which is built first.
+BROKER ?= gateway
 
 .PHONY: help setup servers demo test check lint types unit strict bench soak clean
 
@@ -27,8 +29,8 @@ servers: setup  ## build the Liftbridge server, once; it is kept in the user's c
 	fi
 	$(RUN) -m liftenvelope.testing build
 
-demo: servers  ## the main job: publish envelopes to a real server and account for every ack
-	$(RUN) -m liftenvelope demo
+demo: setup  ## the main job: publish envelopes and account for every ack; BROKER=liftbridge for the real one
+	$(RUN) -m liftenvelope demo --broker $(BROKER)
 
 test: servers  ## all tests, on real servers
 	LIFTENVELOPE_REQUIRE_EXTENSIONS=1 $(RUN) -m pytest
