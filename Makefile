@@ -34,6 +34,7 @@ demo: setup  ## the main job: publish envelopes and account for every ack; BROKE
 
 test: servers  ## all tests, on real servers
 	LIFTENVELOPE_REQUIRE_EXTENSIONS=1 $(RUN) -m pytest
+	LIFTENVELOPE_REQUIRE_EXTENSIONS=1 LIFTENVELOPE_CONFORMANCE_SERVER=gateway $(RUN) -m pytest tests/conformance
 	$(RUN) -m pytest benchmarks -q
 
 check: lint types unit  ## everything that needs no server
