@@ -10,7 +10,8 @@ missing, when the consumer is silent. JetStream would deliver it again after hal
 begins, or begins anew, makes a consumer of its own, which goes on where the last one was acknowledged, and
 deletes the others. No two readers share a consumer: by an acknowledgement of the one, which holds for all
 messages before, what only the other one has got would never have its ack. A reader that was taken over gets
-nothing more; as long as two believe that the partition is theirs, both send acks, and none is missing.
+nothing more, and is told: one that had hung, and leads again when it wakes, begins anew. As long as two
+believe that the partition is theirs they take it from each other, and no ack is missing.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 from liftenvelope.errors import (
     CallTimeoutError,
@@ -49,8 +50,18 @@ _ACK_WAIT: Final = 30
 #: How many messages may be on their way. Flow control bounds their bytes.
 _MAX_PENDING: Final = 65_536
 _BARRIER: Final = 5.0
+#: What a reader is told that has lost its consumer: a status, such as JetStream itself sends.
+_TAKEN_OVER: Final = b"NATS/1.0 409 Taken Over\r\n\r\n"
 #: The pauses between attempts, in seconds.
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 2.0
+
+
+class _Other(NamedTuple):
+    """Another reader's consumer: up to where what it has delivered is done, and where it delivers to."""
+
+    name: str
+    floor: int
+    inbox: str
 
 
 class AckReader:
@@ -221,14 +232,14 @@ class AckReader:
         self._flow.begin(time.monotonic())
         others = await self._consumers()
         # Where none is left, somebody has deleted it.
-        start = 1 + (max(others.values()) if others else self._done)
+        start = 1 + max((other.floor for other in others), default=self._done)
         await self._create(ACK_CONSUMER + inbox.rpartition(".")[2], inbox, start)
-        for name in others:
-            await self._delete(name)
+        for other in others:
+            await self._take_over(other)
 
-    async def _consumers(self) -> dict[str, int]:
-        """The consumers of readers, and up to which message what each has delivered is done."""
-        found: dict[str, int] = {}
+    async def _consumers(self) -> list[_Other]:
+        """The consumers of readers that there are."""
+        found = []
         async for name in consumer_names(self._api, self._jetstream_stream):
             if name.startswith(ACK_CONSUMER):
                 try:
@@ -236,18 +247,23 @@ class AckReader:
                 except ConsumerNotFoundError:
                     continue  # another reader was quicker
                 # A consumer that has had no acknowledgement yet knows of none before it, either.
-                found[name] = max(info["ack_floor"]["stream_seq"], info["config"]["opt_start_seq"] - 1)
+                floor = max(info["ack_floor"]["stream_seq"], info["config"]["opt_start_seq"] - 1)
+                found.append(_Other(name, floor, info["config"]["deliver_subject"]))
         return found
 
     async def _create(self, name: str, inbox: str, start: int) -> None:
         request = {"stream_name": self._jetstream_stream, "config": self._config(name, inbox, start)}
         await self._api.request(f"CONSUMER.CREATE.{self._jetstream_stream}.{name}", request)
 
-    async def _delete(self, name: str) -> None:
+    async def _take_over(self, other: _Other) -> None:
+        """Delete a consumer, and let its reader know, which may have hung until now, or hang."""
         try:
-            await self._api.request(f"CONSUMER.DELETE.{self._jetstream_stream}.{name}")
+            await self._api.request(f"CONSUMER.DELETE.{self._jetstream_stream}.{other.name}")
         except ConsumerNotFoundError:
             return
+        size = len(_TAKEN_OVER)
+        notice = b"HPUB %b %d %d\r\n%b\r\n" % (other.inbox.encode(), size, size, _TAKEN_OVER)
+        self._link.write(notice, 1, size)
 
     async def _unsubscribe(self) -> None:
         subscription, self._subscription = self._subscription, None

@@ -225,11 +225,46 @@ async def test_messages_that_are_gone_are_passed_over(partition: Partition) -> N
 
 async def test_a_second_reader_takes_over(partition: Partition, jetstream_server: NatsServer) -> None:
     elsewhere = await connect(jetstream_server.url)
-    async with partition.reader(), partition.reader(elsewhere) as second:
+    first, second = partition.reader(), partition.reader(elsewhere)
+    await first.start()
+    await partition.publish("a")
+    await acked(partition, 1)
+    await second.start()
+    await first.close()
+    await partition.publish("b", "c")
+    await acked(partition, 3)
+    await second.close()
+    await elsewhere.close()
+    assert sorted(set(partition.ids)) == ["a", "b", "c"]
+
+
+async def test_two_readers_that_both_believe_to_lead_miss_nothing(
+    partition: Partition, jetstream_server: NatsServer
+) -> None:
+    elsewhere = await connect(jetstream_server.url)
+    ids = [str(number) for number in range(2_000)]
+    async with partition.reader(), partition.reader(elsewhere):
+        for start in range(0, 2_000, 100):
+            await partition.publish(*ids[start : start + 100])
+            await asyncio.sleep(0.02)
+        await until_soon(lambda: set(ids) <= set(partition.ids))
+    await elsewhere.close()
+    assert {ack.correlation_id: ack.offset for ack in partition.acks} == {i: int(i) for i in ids}
+
+
+async def test_a_reader_that_was_taken_over_takes_it_back(
+    partition: Partition, jetstream_server: NatsServer
+) -> None:
+    """It is told: the heartbeat of this test would not tell it within hours."""
+    elsewhere = await connect(jetstream_server.url)
+    async with partition.reader(heartbeat=10_000) as first:
+        second = partition.reader(elsewhere, heartbeat=10_000)
+        await second.start()
+        await second.close()
         await partition.publish(*"abc")
         await acked(partition, 3)
         await partition.all_done()
-        assert (second.acks_sent, partition.ids) == (3, ["a", "b", "c"])
+        assert (first.acks_sent, partition.ids) == (3, ["a", "b", "c"])
     await elsewhere.close()
 
 
