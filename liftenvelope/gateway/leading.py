@@ -30,6 +30,9 @@ _LOOKS: Final = 4
 _SHORTEST_LOOK: Final = 0.05
 #: How often a stream is compacted where it does not say, in seconds, as in Liftbridge.
 _CLEANER_INTERVAL: Final = 300.0
+#: How often the reader of a partition is told that it is still there, in seconds: seldom, for there may be
+#: thousands that have nothing to read. A lost connection is noticed without.
+_HEARTBEAT: Final = 30.0
 
 
 class Leading:
@@ -138,6 +141,7 @@ class _Led:
             stream=record.name,
             # Liftbridge calls the stream's subject that of the partition.
             partition_subject=record.subject,
+            heartbeat=_HEARTBEAT,
             on_error=self._tell,
         )
         self._idle: asyncio.Task[None] | None = None
