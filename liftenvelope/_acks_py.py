@@ -85,9 +85,19 @@ class Acknowledger:
         stream_sequence: Its number in the stream, 0 if there is none.
         delivery: The number of its delivery, 0 if there is none.
         gap: Whether a delivery is missing.
+        repeated: Whether there was a message among the last ones that had been taken before.
     """
 
-    __slots__ = ("_max_ack", "_partition_subject", "_stream", "delivery", "gap", "reply", "stream_sequence")
+    __slots__ = (
+        "_max_ack",
+        "_partition_subject",
+        "_stream",
+        "delivery",
+        "gap",
+        "repeated",
+        "reply",
+        "stream_sequence",
+    )
 
     def __init__(self, stream: str, partition_subject: str, max_ack: int) -> None:
         self._stream = as_text("stream", stream)
@@ -103,6 +113,7 @@ class Acknowledger:
         self.stream_sequence = 0
         self.delivery = 0
         self.gap = False
+        self.repeated = False
 
     def take(self, messages: list[Any], now_ns: int) -> tuple[bytes, int, int, list[Any]]:
         """Take messages, in the order in which they were delivered.
@@ -119,6 +130,7 @@ class Acknowledger:
             messages that are not from a stream.
         """
         frames: list[bytes] = []
+        self.repeated = False
         size, others = 0, []
         for message in messages:
             subject, reply, _, payload = message
@@ -138,6 +150,7 @@ class Acknowledger:
             return False
         self.delivery = delivery
         if stream_sequence <= self.stream_sequence:
+            self.repeated = True
             return False
         self.stream_sequence, self.reply = stream_sequence, reply
         return True

@@ -109,6 +109,7 @@ cdef class Acknowledger:
     cdef readonly int64_t stream_sequence
     cdef readonly int64_t delivery
     cdef readonly bint gap
+    cdef readonly bint repeated
     # What is being written; kept from one call to the next.
     cdef uint8_t* buffer
     cdef Py_ssize_t room
@@ -133,6 +134,7 @@ cdef class Acknowledger:
         self.stream_sequence = 0
         self.delivery = 0
         self.gap = False
+        self.repeated = False
 
     def take(self, list messages not None, int64_t now_ns):
         """Take messages, in the order in which they were delivered."""
@@ -141,6 +143,7 @@ cdef class Acknowledger:
         cdef bytes reply, payload
         cdef Place place
         self.used = self.payloads = self.acks = 0
+        self.repeated = False
         for message in messages:
             subject, reply, _, payload = message
             if not get_place(<const uint8_t*>PyBytes_AS_STRING(reply), PyBytes_GET_SIZE(reply), &place):
@@ -157,6 +160,7 @@ cdef class Acknowledger:
             return False
         self.delivery = place.delivery
         if place.stream_sequence <= self.stream_sequence:
+            self.repeated = True
             return False
         self.stream_sequence = place.stream_sequence
         self.reply = reply

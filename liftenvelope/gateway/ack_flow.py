@@ -72,9 +72,9 @@ class AckFlow:
         """Take nothing more until the next reading: what was written has not gone out."""
         self._broken = True
 
-    def is_stalled(self, now: float) -> bool:
-        """Whether the consumer has been silent for too long."""
-        return now - self._heard > self._patience
+    def patience(self, now: float) -> float:
+        """For how many more seconds the consumer may be silent; 0 or less if it is taken to be gone."""
+        return self._heard + self._patience - now
 
     def feed(self, messages: list[Any], now: float, now_ns: int) -> Written:
         """Take what has come, as :func:`subscribe_direct` hands it over.
@@ -94,7 +94,9 @@ class AckFlow:
         before = self._acks.reply
         frames, count, size, others = self._acks.take(messages, now_ns)
         written = count
-        if (reply := self._acks.reply) is not before:
+        reply = self._acks.reply
+        # What comes again was acknowledged, and that got lost.
+        if reply is not before or self._acks.repeated:
             frames += b"PUB %b 4\r\n+ACK\r\n" % reply
             written, size = written + 1, size + 4
         for _, reply, headers, _ in others:

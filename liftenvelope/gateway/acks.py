@@ -74,7 +74,7 @@ class AckReader:
         stream: The Liftbridge stream's name.
         partition_subject: The partition's subject.
         api_prefix: That of JetStream's API.
-        heartbeat: How often the consumer says that it is there, in seconds. Default 15.
+        heartbeat: How often the consumer says that it is there, in seconds. Default 30.
         start_sequence: Number in the JetStream stream of the first message that is to be acked, for when the
             consumer is made. Default 1: all.
         on_error: Told what keeps the reader from reading. It goes on trying until it is closed.
@@ -94,7 +94,7 @@ class AckReader:
         stream: str,
         partition_subject: str,
         api_prefix: str = DEFAULT_PREFIX,
-        heartbeat: float = 15.0,
+        heartbeat: float = 30.0,
         start_sequence: int = 1,
         on_error: Callable[[LiftEnvelopeError], None] | None = None,
     ) -> None:
@@ -206,9 +206,9 @@ class AckReader:
 
     async def _until_wanted(self) -> None:
         """Return when the consumer must be bound anew."""
-        while not (self._flow.broken or self._flow.is_stalled(time.monotonic())):
+        while not self._flow.broken and (left := self._flow.patience(time.monotonic())) > 0:
             try:
-                async with asyncio.timeout(self._heartbeat):
+                async with asyncio.timeout(left):
                     await self._wanted.wait()
             except TimeoutError:
                 continue

@@ -158,6 +158,9 @@ def test_what_comes_again_has_its_ack_already(acks: Any) -> None:
     assert acknowledger.take(batch, NOW)[1] == 1
     assert (acknowledger.stream_sequence, acknowledger.delivery, acknowledger.gap) == (5, 3, False)
     assert acknowledger.reply == batch[0][1]
+    assert acknowledger.repeated
+    acknowledger.take([delivered(asking(), 6, 4)], NOW)
+    assert not acknowledger.repeated
 
 
 @TWINS
@@ -240,7 +243,7 @@ def test_the_twins_agree(batches: list[list[Any]], stream: str, max_ack: int) ->
     cython = _fastack.Acknowledger(stream, "s", max_ack)
     for batch in batches:
         assert python.take(batch, NOW) == cython.take(batch, NOW)
-        for name in ("reply", "stream_sequence", "delivery", "gap"):
+        for name in ("reply", "stream_sequence", "delivery", "gap", "repeated"):
             assert getattr(python, name) == getattr(cython, name)
         if python.gap:
             python.begin()

@@ -41,11 +41,13 @@ def test_what_gets_no_ack_is_acknowledged_all_the_same() -> None:
     assert written == (b"PUB $JS.ACK.S.C.1.1.1.17.0 4\r\n+ACK\r\n", 1, 4, 0)
 
 
-def test_only_what_is_new_is_acknowledged() -> None:
+def test_what_comes_again_is_acknowledged_again_up_to_the_newest() -> None:
     reading = flow()
     reading.feed([message(3, 1)], 100.0, NOW_NS)
-    assert reading.feed([message(2, 2), message(3, 3)], 100.0, NOW_NS) == (b"", 0, 0, 0)
+    again = (b"PUB $JS.ACK.S.C.1.3.1.17.0 4\r\n+ACK\r\n", 1, 4, 0)
+    assert reading.feed([message(2, 2), message(3, 3)], 100.0, NOW_NS) == again
     assert reading.position == 3
+    assert reading.feed([status("100 Idle Heartbeat", Last_Consumer="3")], 100.0, NOW_NS).frames == b""
 
 
 def test_flow_control_is_answered_after_the_acks() -> None:
@@ -102,10 +104,10 @@ def test_a_reading_that_was_given_up_takes_nothing() -> None:
 
 def test_silence() -> None:
     reading = flow()
-    assert not reading.is_stalled(125.0)
-    assert reading.is_stalled(125.1)
+    assert reading.patience(125.0) == 0
+    assert reading.patience(125.1) < 0
     reading.feed([status("100 Idle Heartbeat")], 120.0, NOW_NS)
-    assert not reading.is_stalled(145.0)
+    assert reading.patience(125.0) == 20
 
 
 def test_nothing_is_taken_before_the_first_reading() -> None:
