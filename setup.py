@@ -64,6 +64,7 @@ class WithServers(build_py):
 setup(
     packages=find_packages(include=["liftenvelope*"]),
     cmdclass={"build_py": WithServers},
+    options={"build_ext": {"parallel": os.cpu_count()}},  # each takes a compiler some ten seconds
     ext_modules=cythonize(
         [extension(source.stem) for source in sorted(Path("src").glob("*.pyx"))],
         include_path=["src"],

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+#: The sanitized build takes minutes where others need the processors as well.
+pytestmark = pytest.mark.timeout(900)
 HERE = Path(__file__).parent
 INPUTS = 100_000
 #: Reads one byte behind a block, by the mistake that a bounds check prevents.
