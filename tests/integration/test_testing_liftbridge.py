@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -20,7 +21,7 @@ from liftenvelope.testing import (
     run_liftbridge,
     run_nats_server,
 )
-from liftenvelope.testing._binaries import find_liftbridge
+from liftenvelope.testing._binaries import LIFTBRIDGE_VARIABLE, find_liftbridge
 
 
 def publish(address: str, stream: str, value: bytes, *, all_replicas: bool = False) -> api_pb2.Ack:
@@ -194,3 +195,30 @@ def test_build_command_prints_the_path() -> None:
     command = [sys.executable, "-m", "liftenvelope.testing", "build"]
     run = subprocess.run(command, capture_output=True, text=True, check=True)
     assert run.stdout.strip() == str(find_liftbridge().path)
+
+
+@pytest.mark.parametrize("times", [1, 5])
+def test_a_machine_that_is_too_busy_at_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: int
+) -> None:
+    # Stands in for the real server's panic, which takes a machine that starves it for ten seconds.
+    real = find_liftbridge().path
+    program = tmp_path / "liftbridge"
+    program.write_text(
+        "#!/bin/sh\n"
+        f'if [ "$1" = --version ]; then exec {real} "$@"; fi\n'
+        f"echo start >> {tmp_path}/starts\n"
+        f"if [ $(wc -l < {tmp_path}/starts) -le {times} ]; then\n"
+        '  echo "panic: raft operation timed out" >&2; exit 2\n'
+        "fi\n"
+        f'exec {real} "$@"\n'
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv(LIFTBRIDGE_VARIABLE, str(program))
+    if times > 3:
+        with pytest.raises(ServerStartError, match="raft operation timed out"), run_liftbridge():
+            pass
+        assert (tmp_path / "starts").read_text().count("start") == 3
+    else:
+        with run_liftbridge() as cluster:
+            cluster.create_stream("orders")
