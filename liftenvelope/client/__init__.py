@@ -5,6 +5,8 @@ name is here: places to begin at, values that come back, and events. :mod:`lifte
 the same for code without an event loop.
 """
 
+# First of all: it says what to install where protobuf is missing.
+from liftenvelope import _pb as _pb
 from liftenvelope.client.activity import (
     ActivityEvent,
     ActivityStream,

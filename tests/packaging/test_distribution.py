@@ -25,6 +25,13 @@ except liftenvelope.errors.MissingExtraError as error:
     assert "pip install 'liftenvelope[arrow]'" in str(error), error
 else:
     sys.exit("pyarrow is here: the environment is not empty")
+for name in ("connect", "connect_blocking"):
+    try:
+        getattr(liftenvelope, name)
+    except liftenvelope.errors.MissingExtraError as error:
+        assert "pip install 'liftenvelope[client]'" in str(error), error
+    else:
+        sys.exit("protobuf is here: the environment is not empty")
 """
 
 
