@@ -31,6 +31,8 @@ class MessageReader:
         self._unread: list[bytes] = []
         self._failure: LiftEnvelopeError | None = None
         self._over = False
+        # Whether a task waits for messages. A second one would take them from it.
+        self._is_awaited = False
         self.closed = False
 
     @property
@@ -148,6 +150,9 @@ class MessageReader:
             raise self._failure
         if self._over:
             return None
+        if self._is_awaited:
+            raise UsageError("another task waits for the next message: read in one task at a time")
+        self._is_awaited = True
         try:
             found = await self._next_payloads()
         except UsageError:  # not open yet: it can still be opened
@@ -155,6 +160,8 @@ class MessageReader:
         except LiftEnvelopeError as exc:
             await self._fail(exc)
             raise
+        finally:
+            self._is_awaited = False
         if found is None:
             await self.close()
         return found

@@ -478,6 +478,19 @@ async def _is_at(messages: Any, position: int) -> bool:
     return bool(messages.position == position)
 
 
+@pytest.mark.parametrize("partitions", [[0], "all"], ids=str)
+async def test_two_tasks_on_one_subscription(client: Client, name: str, partitions: Any) -> None:
+    await client.create_stream(name, name)
+    async with client.subscribe(name, partitions=partitions) as messages:
+        first = asyncio.create_task(anext(messages))
+        await asyncio.sleep(0)
+        for second in (lambda: anext(messages), messages.next, lambda: anext(messages.batches())):
+            with pytest.raises(UsageError, match="one task"):
+                await second()
+        await fill(client, name, 2)
+        assert [(await first).offset, (await anext(messages)).offset] == [0, 1]
+
+
 async def test_not_opened_and_opened_twice(client: Client, name: str) -> None:
     await client.create_stream(name, name)
     subscription = client.subscribe(name)
