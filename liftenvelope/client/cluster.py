@@ -36,6 +36,8 @@ _LATE_PAUSE: Final = 0.05
 #: A broker that has just started answers before it has read its own log, for seconds, and knows no streams.
 #: So a stream that was there must be missing for so many seconds to be gone.
 _GONE_AFTER: Final = 5.0
+#: What to ask for where brokers alone are wanted; it need not be there.
+_ANY_STREAM: Final = "__cursors"
 _MISSING_PAUSE: Final = 0.25
 
 
@@ -185,7 +187,9 @@ class Cluster:
             deadline: Until when.
         """
         wanted, group_names = None if streams is None else set(streams), tuple(groups)
-        request = api_pb2.FetchMetadataRequest(streams=sorted(wanted or ()), groups=group_names)
+        # Without a name every stream would be listed, of which there may be very many.
+        names = [_ANY_STREAM] if wanted is not None and not wanted else sorted(wanted or ())
+        request = api_pb2.FetchMetadataRequest(streams=names, groups=group_names)
         data = request.SerializeToString()
         found = await self._ask(data, wanted, self.any_broker, deadline)
         others = [address for address in self.addresses() if address != found[1]]
@@ -200,7 +204,6 @@ class Cluster:
                 continue  # the first answer stands
             metadata = merged(metadata, read_metadata(api_pb2.FetchMetadataResponse.FromString(answer)))
         kept = self._keep(metadata, wanted)
-        # An empty list of names asked for every stream.
         return kept if wanted is None else _only(kept, wanted)
 
     async def _ask(
@@ -214,7 +217,7 @@ class Cluster:
 
         answer = await self.call("FetchMetadata", data, noted, deadline, "metadata")
         metadata = read_metadata(api_pb2.FetchMetadataResponse.FromString(answer or b""))
-        if wanted:  # an empty list of names asks for every stream
+        if wanted:
             metadata = _only(metadata, wanted)
         self.options.notify(MetadataRefreshed(asked[-1], tuple(sorted(wanted or ()))))
         return metadata, asked[-1]

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from nats.aio.client import Client as NatsClient
 
+import liftenvelope
 from liftenvelope.client import Client
 from liftenvelope.client.streams import MAX_REPLICATION
 from liftenvelope.envelope import AckPolicy
@@ -51,6 +52,18 @@ async def test_what_does_not_exist_is_left_out(client: Client, name: str) -> Non
     assert metadata.get_stream(name) is None
     with pytest.raises(NoSuchStreamError, match=name):
         metadata.partition_count(name)
+
+
+async def test_connecting_lists_no_streams(client: Client, server: Server, name: str) -> None:
+    # Where there are very many, the list is longer than the longest message.
+    for number in range(5):
+        await client.create_stream(f"{name}-{number}.{'s' * 200}", f"{name}-{number}")
+    async with liftenvelope.connect(server.addresses, max_message_bytes=1000) as small:
+        with pytest.raises(LiftEnvelopeError, match="1000"):
+            await small.fetch_metadata()
+        assert (await small.fetch_metadata(streams=[])).addresses
+        ack = await small.publish(f"{name}-1", b"x")
+        assert ack is not None
 
 
 async def test_no_names_ask_for_no_streams(client: Client, name: str) -> None:
