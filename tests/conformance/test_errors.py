@@ -175,7 +175,7 @@ async def test_in_another_loop(client: Client, name: str) -> None:
     assert await fill(client, name, 1) == [1]
 
 
-@pytest.mark.parametrize("addresses", [[], [""], ["host"], ["host:0x1"], [7]], ids=str)
+@pytest.mark.parametrize("addresses", [[], [""], ["host"], ["host:0x1"], ["host:x:1"], [7]], ids=str)
 def test_addresses_that_are_none(addresses: object) -> None:
     with pytest.raises(UsageError):
         liftenvelope.connect(addresses)  # type: ignore[arg-type]
