@@ -11,6 +11,7 @@ import pytest
 from scripted_broker import ScriptedBroker, client_of, scripted, stall, until
 
 from liftenvelope._pb import api_pb2
+from liftenvelope.client.cluster import Deadline
 from liftenvelope.client.connections import Connections
 from liftenvelope.client.options import Options
 from liftenvelope.errors import TransportError
@@ -235,3 +236,29 @@ async def test_connects_where_the_map_says() -> None:
         connections = pool(address_map={"elsewhere.invalid:9292": broker.address})
         assert await call(connections, "elsewhere.invalid:9292")
         await connections.close()
+
+
+class Ending:
+    """What a client has open, in place of two consumers of which one can't store how far it is."""
+
+    def __init__(self, turns: int, error: Exception | None = None) -> None:
+        self.turns, self.error, self.could_call = turns, error, False
+        self.client: Any = None
+
+    async def close(self) -> None:
+        for _ in range(self.turns):
+            await asyncio.sleep(0)
+        if self.error is not None:
+            raise self.error
+        self.could_call = bool(await self.client._cluster.fetch([], deadline=Deadline(5.0)))
+
+
+async def test_one_that_fails_to_end_does_not_keep_others_from_it() -> None:
+    async with scripted() as (broker,):
+        client = await client_of([broker])
+        failing, other = Ending(1, TransportError("not stored")), Ending(50)
+        failing.client = other.client = client
+        client._open |= {failing, other}
+        with pytest.raises(TransportError, match="not stored"):
+            await client.close()
+        assert other.could_call
