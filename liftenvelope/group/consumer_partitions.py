@@ -28,6 +28,8 @@ __all__ = ["ConsumerPartitions"]
 
 #: How much of a session timeout the last commit in a generation may take.
 _LAST_COMMIT: Final = 0.5
+#: How long JetStream has for one answer, in seconds: what was asked on a connection that was lost has none.
+_ONE_TRY: Final = 2.5
 
 
 class ConsumerPartitions:
@@ -37,7 +39,7 @@ class ConsumerPartitions:
         self._options = options
         self._consumer_id = options.consumer_id or f"consumer-{uuid4().hex}"
         self._calls = GroupCalls(nc, prefix=prefix, timeout=options.timeout)
-        self._js = JetStream(nc, timeout=options.timeout)
+        self._js = JetStream(nc, timeout=min(options.timeout, _ONE_TRY))
         sources = [source_of(topic, self._js, options.prefetch) for topic in options.topics]
         self._sources = {source.spec.name: source for source in sources}
         self._nc = nc

@@ -56,12 +56,23 @@ class Delivery:
 
 @dataclass
 class Log:
-    """All deliveries, in the order in which they happened."""
+    """All deliveries, in the order in which they happened.
 
-    entries: list[Delivery] = field(default_factory=list)
+    Before the first one after each assignment stands one without a message, at offset -1: a member that was
+    cut off may come back in the generation that it was in, and then begins anew.
+    """
+
+    everything: list[Delivery] = field(default_factory=list)
+
+    @property
+    def entries(self) -> list[Delivery]:
+        return [entry for entry in self.everything if entry.offset >= 0]
+
+    def assigned(self, member: str, partitions: list[TopicPartition]) -> None:
+        self.everything += [Delivery(member, -1, partition, -1, b"") for _, partition in partitions]
 
     def add(self, member: str, message: Any) -> None:
-        self.entries.append(
+        self.everything.append(
             Delivery(member, message.generation, message.partition, message.offset, message.data)
         )
 
@@ -75,14 +86,17 @@ class Log:
     def check(self) -> None:
         """No partition was two members' at once, and each was read in order in each generation."""
         newest: dict[int, tuple[int, str]] = {}
-        last: dict[tuple[int, int, str], int] = defaultdict(lambda: -1)
-        for entry in self.entries:
+        last: dict[tuple[int, str], int] = defaultdict(lambda: -1)
+        for entry in self.everything:
+            place = entry.partition, entry.member
+            if entry.offset < 0:
+                last[place] = -1
+                continue
             generation, member = newest.get(entry.partition, (0, ""))
             assert entry.generation >= generation, f"{entry} after generation {generation}"
             if entry.generation == generation:
                 assert entry.member == member, f"{entry}: {member} has it in this generation"
             newest[entry.partition] = entry.generation, entry.member
-            place = entry.partition, entry.generation, entry.member
             assert entry.offset > last[place], f"{entry} after offset {last[place]}"
             last[place] = entry.offset
 
@@ -145,7 +159,11 @@ class Play:
         self, name: str, *, pause: float = 0.002, **options: Any
     ) -> AsyncIterator[GroupConsumer]:
         """A member that logs what it is given, in a task of its own."""
-        consumer = await self.consumer(name, **options).open()
+
+        def told(partitions: list[TopicPartition]) -> None:
+            self.log.assigned(name, partitions)
+
+        consumer = await self.consumer(name, on_assigned=told, **options).open()
 
         async def work() -> None:
             async for message in consumer:

@@ -264,7 +264,7 @@ class TestPartitions:
         await play.publish(8)
         async with play.member("a"), play.member("b"):
             await play.all_read()
-            play.log.entries.clear()
+            play.log.everything.clear()
             await play.client.rewind(play.name, {(play.name, number): 0 for number in range(4)})
             await play.all_read()
 
