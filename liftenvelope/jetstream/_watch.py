@@ -6,6 +6,8 @@ import asyncio
 from typing import TYPE_CHECKING, Any, Final, Protocol
 from weakref import WeakKeyDictionary, ref
 
+from liftenvelope.nats._receiving import DirectParser
+
 if TYPE_CHECKING:
     from nats.aio.client import Client
 
@@ -13,6 +15,10 @@ __all__ = ["ConnectionWatch", "Listener", "reason_of", "watch_of"]
 
 #: How often to look, in seconds.
 _LOOK: Final = 0.02
+#: How often, where the parser of an accelerated connection tells when that is lost, and for how many looks
+#: after such a word it is looked at as often as elsewhere: the connection is back before long.
+_SELDOM: Final = 0.25
+_EAGER_LOOKS: Final = 200
 
 
 class Listener(Protocol):
@@ -42,6 +48,7 @@ class ConnectionWatch:
         self._nc: Any = nc
         self._listeners: dict[int, Listener] = {}
         self._timer: asyncio.TimerHandle | None = None
+        self._eager = 0
         self._seen = self._state()
 
     def add(self, listener: Listener) -> None:
@@ -51,6 +58,27 @@ class ConnectionWatch:
         self._listeners[id(listener)] = listener
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(_LOOK, self._look)
+
+    def nudge(self) -> None:
+        """Look now, and often for a while: the connection was lost, or is about to be restored."""
+        self._eager = _EAGER_LOOKS
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = asyncio.get_running_loop().call_later(0, self._look)
+
+    def _pause(self) -> float:
+        """How long to wait before the next look."""
+        parser = getattr(self._nc, "_ps", None)
+        if not isinstance(parser, DirectParser):
+            return _LOOK
+        parser.on_reset[id(self)] = self.nudge
+        self._eager -= self._eager > 0
+        return _LOOK if self._eager or not self._nc.is_connected else _SELDOM
+
+    def _forget_parser(self) -> None:
+        parser = getattr(self._nc, "_ps", None)
+        if isinstance(parser, DirectParser):
+            parser.on_reset.pop(id(self), None)
 
     def remove(self, listener: Listener) -> None:
         """Tell somebody nothing any more."""
@@ -63,8 +91,9 @@ class ConnectionWatch:
     def _look(self) -> None:
         self._timer = None
         if not self._listeners:
+            self._forget_parser()
             return
-        self._timer = asyncio.get_running_loop().call_later(_LOOK, self._look)
+        self._timer = asyncio.get_running_loop().call_later(self._pause(), self._look)
         before, now = self._seen, self._state()
         if now == before:
             return

@@ -254,11 +254,14 @@ class DirectParser:
 
     Attributes:
         users: How many have asked for it and not given it back.
+        on_reset: By whoever they belong to, what is called when the connection is lost, and again before the
+            first byte of the next.
     """
 
     def __init__(self, nc: Client) -> None:
         self.nc: Any = nc
         self.users = 0
+        self.on_reset: dict[int, Callable[[], None]] = {}
         self._parser: Any = self.nc._ps
         self._walker = frames.NatsWalker(_MAX_MESSAGE)
         self._direct: dict[int, DirectSubscription] = {}
@@ -308,6 +311,8 @@ class DirectParser:
         for direct in list(self._direct.values()):  # nats-py may still have messages of theirs in its queues
             self.dismiss(direct)
             self.adopt(direct)
+        for call in list(self.on_reset.values()):
+            call()
 
     async def parse(self, data: bytes = b"") -> None:
         """Take in what was read. Raises whatever nats-py's parser raises."""
