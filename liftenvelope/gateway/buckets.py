@@ -8,11 +8,18 @@ still the last one.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from liftenvelope.errors import MessageNotFoundError, StreamNameInUseError, StreamNotFoundError
+from liftenvelope.errors import (
+    InternalError,
+    LiftEnvelopeError,
+    MessageNotFoundError,
+    StreamNameInUseError,
+    StreamNotFoundError,
+)
 from liftenvelope.jetstream.stream_config import DiscardPolicy, StreamConfig
 
 if TYPE_CHECKING:
@@ -22,10 +29,13 @@ if TYPE_CHECKING:
 
 __all__ = ["Bucket", "Entry", "Mirror"]
 
+_log: Final = logging.getLogger("liftenvelope.gateway")
 _OPERATION: Final = "KV-Operation"
 _GONE: Final = ("DEL", "PURGE")
 #: How long the first of the values that a bucket holds may take to come, in seconds.
 _LATEST: Final = 2.0
+#: How long to wait before a bucket is read anew, in seconds.
+_PAUSE: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,19 +148,7 @@ class Mirror:
 
     async def start(self) -> None:
         """Read all that the bucket holds; what changes from then on comes in the background."""
-        stream = await self._bucket.js.stream(self._bucket.stream)
-        waiting = (await stream.info()).state.messages
-        # Of each key there is the last value only.
-        consumer = stream.ordered_consumer()
-        self._messages = consumer.messages(expires=10.0, idle_heartbeat=2.0)
-        await self._messages.__aenter__()
-        while waiting:
-            try:
-                message = await self._messages.next(timeout=_LATEST)
-            except TimeoutError:
-                break  # what there was has expired in the meantime
-            self._take(message)
-            waiting = message.metadata.num_pending
+        await self._open()
         self._task = asyncio.create_task(self._follow(), name=f"follow {self._bucket.name}")
 
     async def close(self) -> None:
@@ -159,15 +157,42 @@ class Mirror:
             self._task.cancel()
             await asyncio.wait([self._task])
         if self._messages is not None:
-            await self._messages.__aexit__(None, None, None)
+            self._messages.stop()
+
+    async def _open(self) -> None:
+        stream = await self._bucket.js.stream(self._bucket.stream)
+        waiting = (await stream.info()).state.messages
+        # Of each key there is the last value only.
+        self._messages = stream.ordered_consumer().messages(expires=10.0, idle_heartbeat=2.0)
+        await self._messages.__aenter__()
+        while waiting:
+            try:
+                message = await self._messages.next(timeout=_LATEST)
+            except TimeoutError:
+                break  # what there was has expired in the meantime
+            self._take(message)
+            waiting = message.metadata.num_pending
 
     async def _follow(self) -> None:
-        assert self._messages is not None
-        async for message in self._messages:
-            self._take(message)
+        while True:
+            try:
+                assert self._messages is not None
+                async for message in self._messages:
+                    self._take(message)
+            except LiftEnvelopeError as exc:
+                _log.warning("changes of the bucket %s don't come: %s", self._bucket.name, exc)
+            await asyncio.sleep(_PAUSE)
+            try:
+                await self._open()
+            except LiftEnvelopeError as exc:
+                _log.warning("the bucket %s can't be read: %s", self._bucket.name, exc)
 
     def _take(self, message: Message) -> None:
         gone = message.headers.get(_OPERATION) in _GONE
         value = None if gone else message.data
         revision = message.metadata.stream_sequence
-        self._on_entry(Entry(message.subject[self._prefix :], value, revision))
+        try:
+            self._on_entry(Entry(message.subject[self._prefix :], value, revision))
+        except InternalError as exc:
+            # Of somebody else who writes there. The rest is sound.
+            _log.warning("in the bucket %s: %s", self._bucket.name, exc)

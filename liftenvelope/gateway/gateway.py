@@ -133,6 +133,7 @@ class Gateway:
         self._js: JetStream | None = None
         self._activity: ActivityLog | None = None
         self._leading: Leading | None = None
+        self._streams: StreamService | None = None
         self._acceleration: Acceleration | None = None
 
     @property
@@ -182,7 +183,7 @@ class Gateway:
         )
         await core.registry.start()
         await core.brokers.start()
-        streams = StreamService(core)
+        streams = self._streams = StreamService(core)
         cursors = CursorService(js, replicas=replicas)
         await self._start_own_streams(core, streams, cursors)
         consumer, coordinator = self._group_timeouts
@@ -223,6 +224,7 @@ class Gateway:
         server, self._server = self._server, None
         js, self._js = self._js, None
         leading, self._leading = self._leading, None
+        streams, self._streams = self._streams, None
         if self._authorization is not None:
             await self._authorization.close()
         if core is not None:
@@ -231,6 +233,8 @@ class Gateway:
             await leading.close()
         if server is not None:
             await server.close(grace=grace)
+        if streams is not None:
+            await streams.close()
         groups, self._groups = self._groups, None
         if groups is not None:
             await groups.close()
@@ -257,7 +261,7 @@ class Gateway:
         if self._core is not None:
             self._reads.leaders_changed(self._core.brokers.leads)
         if self._leading is not None:
-            self._leading.look()
+            self._leading.look(gateways=True)
 
     async def __aenter__(self) -> Self:
         return await self.start()

@@ -13,6 +13,8 @@ from liftenvelope.gateway.brokers import leader_of
 from liftenvelope.gateway.compaction import Compactor
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from liftenvelope.gateway.core import Core
     from liftenvelope.gateway.reads import OpenReads
     from liftenvelope.gateway.records import StreamRecord
@@ -25,6 +27,8 @@ _log: Final = logging.getLogger("liftenvelope.gateway")
 _AT_ONCE: Final = 16
 #: After how many seconds what failed is tried again.
 _RETRY: Final = 1.0
+#: How often to look where nothing seems to have changed, in seconds.
+_SELDOM: Final = 30.0
 #: How often the idle time of a partition is looked at: this many times while it passes.
 _LOOKS: Final = 4
 _SHORTEST_LOOK: Final = 0.05
@@ -50,6 +54,8 @@ class Leading:
         self._reads = reads
         self._led: dict[tuple[str, int], _Led] = {}
         self._wanted = asyncio.Event()
+        # Whether to see that JetStream records what it should.
+        self._check = True
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -65,15 +71,27 @@ class Leading:
         led, self._led = self._led, {}
         await asyncio.gather(*(one.close() for one in led.values()))
 
-    def look(self) -> None:
-        """Streams or gateways have changed."""
+    def look(self, *, gateways: bool = False) -> None:
+        """Streams have changed, or ``gateways`` have."""
+        self._check = self._check or gateways
         self._wanted.set()
 
     async def _run(self) -> None:
         while True:
-            await self._wanted.wait()
+            try:
+                async with asyncio.timeout(_SELDOM):
+                    await self._wanted.wait()
+            except TimeoutError:
+                pass  # look all the same: something may have failed, and nobody told of it
             self._wanted.clear()
-            await self._settle()
+            try:
+                await self._settle()
+            except LiftEnvelopeError as exc:
+                _log.warning("not all that this gateway leads is taken care of: %s", exc)
+                self._look_again()
+
+    def _look_again(self) -> None:
+        asyncio.get_running_loop().call_later(_RETRY, self.look)
 
     async def _settle(self) -> None:
         wanted = self._to_lead()
@@ -82,6 +100,9 @@ class Leading:
         limit = asyncio.Semaphore(_AT_ONCE)
         await asyncio.gather(*(self._begin(key, limit) for key in wanted if key not in self._led))
         await self._finish_work()
+        if self._check:
+            self._check = False
+            await self._check_subjects({name for name, partition in wanted if partition == 0})
 
     def _to_lead(self) -> dict[tuple[str, int], str]:
         return {
@@ -104,20 +125,31 @@ class Leading:
                 return  # deleted: the registry is about to tell
             except LiftEnvelopeError as exc:
                 _log.warning("%s, partition %d: no acks yet: %s", *key, exc)
-                asyncio.get_running_loop().call_later(_RETRY, self.look)
+                self._look_again()
                 return
         self._led[key] = led
 
     async def _finish_work(self) -> None:
-        """Clean up behind the dead: one gateway does, so that not all do at once."""
+        """Clean up what was left half done; behind the dead one gateway does, so that not all do at once."""
         alive = self._core.brokers.alive
-        if leader_of("", 0, alive) != self._core.options.id:
-            return
+        of_the_dead = leader_of("", 0, alive) == self._core.options.id
         try:
-            await self._streams.finish_others_work(alive)
+            await self._streams.finish_work(alive, of_the_dead=of_the_dead)
         except LiftEnvelopeError as exc:
-            _log.warning("a stream that a dead gateway had begun to make or remove is still there: %s", exc)
-            asyncio.get_running_loop().call_later(_RETRY, self.look)
+            _log.warning("a stream that was not made or removed to the end is still there: %s", exc)
+            self._look_again()
+
+    async def _check_subjects(self, names: Iterable[str]) -> None:
+        """A gateway that is gone may have died while it changed what a stream records."""
+        for name in names:
+            try:
+                await self._streams.repair(name)
+            except StreamNotFoundError:
+                continue  # deleted meanwhile
+            except LiftEnvelopeError as exc:
+                _log.warning("whether %s records what it should is not known: %s", name, exc)
+                self._check = True
+                self._look_again()
 
 
 class _Led:

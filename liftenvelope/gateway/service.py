@@ -46,10 +46,10 @@ def handlers(
     publishing, metadata = PublishService(core, streams), MetadataService(core, groups)
     subscribing, health = SubscribeService(core, streams, reads), HealthService()
     return {
-        _API + "CreateStream": guarded(unary(streams.create)),
-        _API + "DeleteStream": guarded(unary(streams.delete)),
-        _API + "PauseStream": guarded(unary(streams.pause)),
-        _API + "SetStreamReadonly": guarded(unary(streams.set_readonly)),
+        _API + "CreateStream": guarded(unary(streams.whole(streams.create))),
+        _API + "DeleteStream": guarded(unary(streams.whole(streams.delete))),
+        _API + "PauseStream": guarded(unary(streams.whole(streams.pause))),
+        _API + "SetStreamReadonly": guarded(unary(streams.whole(streams.set_readonly))),
         _API + "FetchMetadata": guarded(unary(metadata.fetch)),
         _API + "FetchPartitionMetadata": guarded(unary(metadata.fetch_partition)),
         _API + "Publish": guarded(with_call(publishing.publish)),

@@ -174,7 +174,23 @@ class Storage:
         """Have a partition record nothing."""
         name = record.stream_of(partition)
         current = (await self._js.stream(name)).cached_info.config
-        await self._js.update_stream(replace(current, subjects=(_NOTHING + name,), sources=()))
+        config = replace(current, subjects=(_NOTHING + name,), sources=())
+        if config != current:
+            await self._js.update_stream(config)
+
+    async def is_recorded(self, record: StreamRecord, partition: int) -> bool:
+        """Whether what is published on a partition's subject gets there, directly or as its record says."""
+        config = (await self._js.stream(record.stream_of(partition))).cached_info.config
+        subject, source = record.subject_of(partition), record.partitions[partition].source
+        if source is None:
+            return config.subjects == (subject,)
+        if source not in [one.name for one in config.sources]:
+            return False
+        try:
+            owner = (await self._js.stream(source)).cached_info.config
+        except StreamNotFoundError:
+            return False
+        return any(covers(other, subject) for other in owner.subjects)
 
     async def wait_copied(self, stream: str) -> None:
         """Wait until a stream has copied all that is in the one that it copies from, if that is soon."""

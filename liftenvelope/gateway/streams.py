@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import time
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from liftenvelope._pb import api_pb2
 from liftenvelope._stream_names import RESERVED, check_settings, check_stream_name
@@ -22,11 +23,14 @@ from liftenvelope.jetstream._names import check_filter
 from liftenvelope.rpc.status import RpcError, StatusCode
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Coroutine, Iterable
 
     from liftenvelope.gateway.core import Core
 
 __all__ = ["StreamService", "new_record"]
+
+#: A method that changes streams.
+Change: TypeAlias = "Callable[[bytes], Coroutine[Any, Any, bytes]]"
 
 #: What stands for as many replicas as there can be.
 _MOST_REPLICAS: Final = -1
@@ -124,6 +128,30 @@ class StreamService:
 
     def __init__(self, core: Core) -> None:
         self._core = core
+        self._changes: set[asyncio.Task[bytes]] = set()
+
+    async def close(self, timeout: float = 5.0) -> None:
+        """Wait until the changes that are under way are done, if that is soon."""
+        if self._changes:
+            await asyncio.wait(self._changes, timeout=timeout)
+        for change in self._changes:
+            change.cancel()
+
+    def whole(self, serve: Change) -> Change:
+        """Return a method that goes on to its end even if its caller does not wait for that."""
+
+        async def call(raw: bytes) -> bytes:
+            change = asyncio.get_running_loop().create_task(serve(raw))
+            self._changes.add(change)
+            change.add_done_callback(self._done)
+            return await asyncio.shield(change)
+
+        return call
+
+    def _done(self, change: asyncio.Task[bytes]) -> None:
+        self._changes.discard(change)
+        if not change.cancelled():
+            change.exception()  # nobody else may be there to look at it
 
     # Making
 
@@ -316,13 +344,33 @@ class StreamService:
             source = {number: await self._core.storage.attach(other, number)}
             await self._core.registry.change(other.name, partial(_with_sources, sources=source))
 
-    async def finish_others_work(self, alive: Iterable[str]) -> None:
-        """Remove what gateways that are dead now had begun to make or to remove."""
-        living = set(alive)
-        for record in self._core.registry.unfinished():
-            if record.maker not in living:
+    async def finish_work(self, alive: Iterable[str], *, of_the_dead: bool) -> None:
+        """Remove what this gateway began to make or to remove, and did not come to an end with.
+
+        Args:
+            alive: The gateways that live.
+            of_the_dead: Whether to do the same for those that live no more.
+        """
+        me, living = self._core.options.id, set(alive)
+        for found in self._core.registry.unfinished():
+            if found.maker == me or (of_the_dead and found.maker not in living):
                 async with self._core.changing:
-                    await self.remove_unfinished(record)
+                    # By whoever holds the lock: so nothing of this gateway's is under way now.
+                    if found in self._core.registry.unfinished():
+                        await self.remove_unfinished(found)
+
+    async def repair(self, name: str) -> None:
+        """Have JetStream record what the record of a stream says, where a gateway died between the two."""
+        async with self._core.changing:
+            record = self._core.registry.known(name)
+            for number in range(0 if record is None else len(record.partitions)):
+                assert record is not None
+                part, storage = record.partitions[number], self._core.storage
+                if not await storage.is_recorded(record, number) and part.records:
+                    source = {number: await storage.attach(record, number)}
+                    record = await self._core.registry.change(name, partial(_with_sources, sources=source))
+                elif not part.records:
+                    await storage.detach(record, number)
 
 
 def _deleting(record: StreamRecord, *, maker: str) -> StreamRecord:

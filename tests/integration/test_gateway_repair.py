@@ -1,0 +1,171 @@
+"""What is left half done is finished or undone: by the next gateway, and by the same one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+from nats.aio.client import Client as NatsClient
+
+import liftenvelope
+from liftenvelope._pb import api_pb2
+from liftenvelope.client import Client
+from liftenvelope.gateway import Gateway
+from liftenvelope.gateway.buckets import Bucket
+from liftenvelope.gateway.names import encode_name
+from liftenvelope.gateway.records import PartitionRecord, StreamRecord, StreamState
+from liftenvelope.gateway.storage import Storage
+from liftenvelope.jetstream import JetStream
+from liftenvelope.rpc.aio import Channel
+from liftenvelope.rpc.status import RpcError
+from liftenvelope.testing import NatsServer, run_nats_server
+from tests.conformance.actions import eventually, fill, read
+from tests.integration.conftest import connect
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[NatsServer]:
+    """A NATS server of these tests' own: they write into the buckets of the gateways."""
+    with run_nats_server(jetstream=True) as server:
+        yield server
+
+
+@pytest.fixture
+async def nc(server: NatsServer) -> AsyncIterator[NatsClient]:
+    client = await connect(server.url)
+    yield client
+    await client.close()
+
+
+@pytest.fixture
+async def js(nc: NatsClient) -> AsyncIterator[JetStream]:
+    async with JetStream(nc) as js:
+        yield js
+
+
+async def leave_behind(js: JetStream, record: StreamRecord, partitions: int) -> None:
+    """What a gateway leaves that dies after it has put a record and made so many partitions."""
+    bucket = Bucket(js, "lift_streams")
+    await bucket.create()
+    await bucket.put(encode_name(record.name), record.to_json())
+    for number in range(partitions):
+        await Storage(js).create(record, number)
+
+
+@pytest.mark.parametrize("state", [StreamState.CREATING, StreamState.DELETING])
+@pytest.mark.parametrize("partitions", [0, 1, 3])
+async def test_streams_that_the_dead_left(
+    nc: NatsClient, js: JetStream, name: str, state: StreamState, partitions: int
+) -> None:
+    parts = (PartitionRecord(),) * 3
+    record = StreamRecord(name=name, subject=name, id="1", maker="dead", state=state, partitions=parts)
+    await leave_behind(js, record, partitions)
+    async with Gateway(nc) as gateway, liftenvelope.connect([gateway.address]) as client:
+        assert name not in (await client.fetch_metadata()).streams
+
+        async def is_free() -> bool:
+            try:
+                await client.create_stream(name, name, partitions=3)
+            except liftenvelope.errors.StreamExistsError:
+                return False
+            return True
+
+        await eventually(is_free)
+        assert await fill(client, name, 1, partition=2) == [0]
+
+
+async def test_those_of_the_living_are_left_to_them(
+    server: NatsServer, nc: NatsClient, js: JetStream, name: str
+) -> None:
+    async with Gateway(nc, id=f"{name}-one"):
+        record = StreamRecord(
+            name=name, subject=name, id="1", maker=f"{name}-two", state=StreamState.CREATING
+        )
+        second = await connect(server.url)
+        async with Gateway(second, id=f"{name}-two") as other:
+            await leave_behind(js, record, 1)
+            # The other one is not making it: it undoes it, before it goes or later.
+            async with liftenvelope.connect([other.address]) as client:
+                await client.create_stream(f"{name}-next", f"{name}-next")
+
+                async def is_gone() -> bool:
+                    entry = await Bucket(js, "lift_streams").get(encode_name(name))
+                    return entry is None or entry.value is None
+
+                await eventually(is_gone)
+        await second.close()
+
+
+async def test_a_subject_that_nobody_records(nc: NatsClient, js: JetStream, name: str) -> None:
+    async with Gateway(nc) as gateway, liftenvelope.connect([gateway.address]) as client:
+        await client.create_stream(name, name)
+        await client.create_stream(name, f"{name}-copy")
+        await fill(client, name, 2)
+        await read(client, f"{name}-copy", start=0, stop=1)
+    # As if a gateway had died after it had stopped the first stream and before another took the subject over.
+    record = StreamRecord(name=name, subject=name, id="1")
+    await Storage(js).detach(record, 0)
+    async with Gateway(nc) as gateway, liftenvelope.connect([gateway.address]) as client:
+
+        async def is_stored(stream: str = name) -> bool:
+            await nc.publish(name, b"x")
+            await nc.flush()
+            return (await client.fetch_partition_metadata(stream)).newest_offset >= 2
+
+        await eventually(is_stored)
+        await eventually(lambda: is_stored(f"{name}-copy"))
+
+
+async def test_garbage_in_the_buckets(nc: NatsClient, js: JetStream, name: str) -> None:
+    async with Gateway(nc) as gateway, liftenvelope.connect([gateway.address]) as client:
+        for bucket in ("lift_streams", "lift_brokers"):
+            for key, value in ((f"{name}-x", b"garbage"), (f"{name}-y", b'{"name":7}'), (f"{name}-z", b"")):
+                await Bucket(js, bucket).put(key, value)
+        await client.create_stream(name, name)
+        assert await fill(client, name, 1) == [0]
+    # It does not keep a gateway from starting either.
+    async with Gateway(nc) as gateway, liftenvelope.connect([gateway.address]) as client:
+        assert await fill(client, name, 1) == [1]
+        await client.delete_stream(name)
+
+
+@pytest.mark.parametrize("after", [0.0, 0.002, 0.01])
+async def test_callers_that_do_not_wait(nc: NatsClient, name: str, after: float) -> None:
+    request = api_pb2.CreateStreamRequest(name=name, subject=name, partitions=5).SerializeToString()
+    async with Gateway(nc) as gateway, liftenvelope.connect([gateway.address]) as client:
+        async with await Channel.connect(gateway.address) as channel:
+            call = asyncio.create_task(channel.unary("/proto.API/CreateStream", request, timeout=20))
+            await asyncio.sleep(after)
+            call.cancel()
+            await asyncio.wait([call])
+        await settle(client, name)
+        async with await Channel.connect(gateway.address) as channel:
+            delete = api_pb2.DeleteStreamRequest(name=name).SerializeToString()
+            call = asyncio.create_task(channel.unary("/proto.API/DeleteStream", delete, timeout=20))
+            await asyncio.sleep(after)
+            call.cancel()
+            await asyncio.wait([call])
+        await settle(client, name)
+
+
+async def settle(client: Client, name: str) -> None:
+    """Make a stream; it exists then, whatever was begun before."""
+
+    async def is_there() -> bool:
+        try:
+            await client.create_stream(name, name, partitions=5)
+        except liftenvelope.errors.StreamExistsError:
+            return await is_usable(client, name)
+        return True
+
+    await eventually(is_there)
+
+
+async def is_usable(client: Client, name: str) -> bool:
+    """Whether it can be published to, which it can't while it is being removed."""
+    try:
+        await client.publish(name, b"x", partition=4, timeout=2)
+    except (liftenvelope.errors.NoSuchStreamError, RpcError, TimeoutError):
+        return False
+    return True
