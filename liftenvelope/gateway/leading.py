@@ -10,6 +10,7 @@ from liftenvelope._stream_names import RESERVED
 from liftenvelope.errors import LiftEnvelopeError, StreamNotFoundError
 from liftenvelope.gateway.acks import AckReader
 from liftenvelope.gateway.brokers import leader_of
+from liftenvelope.gateway.checked import CheckedIntake
 from liftenvelope.gateway.compaction import Compactor
 
 if TYPE_CHECKING:
@@ -176,6 +177,9 @@ class _Led:
             heartbeat=_HEARTBEAT,
             on_error=self._tell,
         )
+        self._intake: CheckedIntake | None = None
+        if record.checks_offsets:
+            self._intake = CheckedIntake(core.nc, core.js, record, partition, on_error=self._tell)
         self._idle: asyncio.Task[None] | None = None
         self._compactor: Compactor | None = None
         if record.setting("compactEnabled"):
@@ -184,12 +188,16 @@ class _Led:
 
     async def start(self) -> None:
         await self._acks.start()
+        if self._intake is not None:
+            await self._intake.start()
         if self._idle_time:
             self._idle = asyncio.create_task(self._pause_when_idle(), name=f"idle {self._stream}")
         if self._compactor is not None:
             await self._compactor.start()
 
     async def close(self) -> None:
+        if self._intake is not None:
+            await self._intake.close()
         if self._idle is not None:
             self._idle.cancel()
             await asyncio.wait([self._idle])

@@ -117,22 +117,16 @@ class PublishService:
             # An offset is a sequence less one: so this is the sequence before.
             expected = request.expectedOffset
         if expected is None:
-            return await self._core.js.publish_async(target.subject, envelope, timeout=seconds)
+            return await self._core.js.publish_async(target.intake, envelope, timeout=seconds)
         if expected < 0:
             raise RpcError(StatusCode.INVALID_ARGUMENT, f"expectedOffset={expected}")
         return await self._core.js.publish_async(
-            target.subject, envelope, timeout=seconds, expected_last_sequence=expected
+            target.intake, envelope, timeout=seconds, expected_last_sequence=expected
         )
 
     async def _store_in_copy(
         self, target: Target, request: api_pb2.PublishRequest, *, own_inbox: bool, timeout: float
     ) -> asyncio.Future[PubAck]:
-        if target.record.checks_offsets and request.expectedOffset != _ANY_OFFSET:
-            text = (
-                f"the stream {target.record.name!r} shares its subject, so that JetStream can't check the "
-                "offsets of its messages: publish with expected offset -1"
-            )
-            raise RpcError(StatusCode.INVALID_ARGUMENT, text)
         future = await self._core.copies.publish(
             target.record.name,
             target.subject,

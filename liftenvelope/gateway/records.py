@@ -131,6 +131,14 @@ class StreamRecord:
         """The subject that a partition records."""
         return partition_subject(self.subject, partition)
 
+    def intake_of(self, partition: int) -> str:
+        """What a subject is published under for JetStream to store it; empty if it is stored as it is.
+
+        What raw NATS publishers send to a stream that checks offsets has to go through a gateway, since
+        JetStream does not look into envelopes.
+        """
+        return f"_lift.checked.{self.id}.{partition}." if self.checks_offsets else ""
+
     def stream_of(self, partition: int) -> str:
         """The JetStream stream that holds a partition."""
         return self.jetstream or partition_stream(self.name, partition)

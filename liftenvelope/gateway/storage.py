@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from liftenvelope.errors import JetStreamError, StreamNotFoundError, SubjectsOverlapError
 from liftenvelope.gateway.names import encode_name
 from liftenvelope.jetstream.infos import StreamInfo
-from liftenvelope.jetstream.stream_config import StreamConfig, StreamSource
+from liftenvelope.jetstream.stream_config import StreamConfig, StreamSource, SubjectTransform
 from liftenvelope.rpc.status import RpcError, StatusCode
 
 if TYPE_CHECKING:
@@ -159,7 +159,7 @@ class Storage:
     async def attach(self, record: StreamRecord, partition: int) -> str | None:
         """Have a partition record its subject, or copy from the stream that does: return that one."""
         current = (await self._js.stream(record.stream_of(partition))).cached_info.config
-        config = replace(current, subjects=(record.subject_of(partition),), sources=())
+        config = replace(current, subjects=(_recorded(record, partition),), sources=())
         try:
             await self._js.update_stream(config)
         except SubjectsOverlapError:
@@ -226,18 +226,26 @@ class Storage:
 
     @staticmethod
     def _config(record: StreamRecord, partition: int) -> StreamConfig:
-        age = record.setting("retentionMaxAge") / 1000
+        age, intake = record.setting("retentionMaxAge") / 1000, record.intake_of(partition)
         return StreamConfig(
             name=record.stream_of(partition),
             description=f"partition {partition} of the Liftbridge stream {record.name}",
-            subjects=(record.subject_of(partition),),
+            subjects=(_recorded(record, partition),),
             max_bytes=record.setting("retentionMaxBytes") or -1,
             max_msgs=record.setting("retentionMaxMessages") or -1,
             max_age=max(age, _SHORTEST_AGE) if age else 0.0,
             num_replicas=record.replicas,
             allow_direct=True,
             metadata={_STREAM_SETTING: record.id},
+            # What goes through a gateway is stored under the subject that it came on.
+            subject_transform=SubjectTransform(src=f"{intake}>", dest=">") if intake else None,
         )
+
+
+def _recorded(record: StreamRecord, partition: int) -> str:
+    """The subject that JetStream records for a partition."""
+    intake = record.intake_of(partition)
+    return f"{intake}>" if intake else record.subject_of(partition)
 
 
 def covers(wide: str, subject: str) -> bool:

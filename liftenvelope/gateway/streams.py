@@ -17,6 +17,7 @@ from liftenvelope.errors import (
     StreamNotFoundError,
     UsageError,
 )
+from liftenvelope.gateway.checked import wait_for_intakes
 from liftenvelope.gateway.names import partition_subject
 from liftenvelope.gateway.records import PartitionRecord, StreamRecord, StreamState
 from liftenvelope.jetstream._names import check_filter
@@ -35,6 +36,8 @@ Change: TypeAlias = "Callable[[bytes], Coroutine[Any, Any, bytes]]"
 #: What stands for as many replicas as there can be.
 _MOST_REPLICAS: Final = -1
 _MOST_PARTITIONS: Final = 10_000
+#: How long the leaders of a stream that checks offsets may take to begin, in seconds.
+_INTAKES: Final = 5.0
 _SETTINGS: Final = (
     "retentionMaxBytes",
     "retentionMaxMessages",
@@ -166,6 +169,8 @@ class StreamService:
                 record = replace(record, replicas=await self._core.storage.most_replicas())
                 _check_replicas(record.replicas, record.settings)
             record = await self.make(record)
+        if record.checks_offsets:
+            await wait_for_intakes(self._core.nc, record, timeout=_INTAKES)
         if self._core.activity is not None:
             await self._core.activity.stream_created(record)
         return api_pb2.CreateStreamResponse().SerializeToString()

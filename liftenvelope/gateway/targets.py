@@ -31,6 +31,11 @@ class Target:
     stream: str
 
     @property
+    def intake(self) -> str:
+        """The subject that JetStream stores it on."""
+        return self.record.intake_of(self.partition) + self.subject
+
+    @property
     def is_copy(self) -> bool:
         """Whether another JetStream stream records the subject, from which this one copies."""
         return self.record.partitions[self.partition].source is not None
