@@ -101,7 +101,7 @@ cdef inline uint8_t* put_decimal(uint8_t* p, int64_t number) noexcept nogil:
     return p
 
 
-cdef class Buffer:
+cdef class _Buffer:
     """What is being written; kept from one call to the next."""
 
     cdef uint8_t* data
@@ -140,14 +140,14 @@ cdef class MessageFramer:
     cdef dict tails
     cdef object last_subject
     cdef bytes last_tail
-    cdef Buffer out
+    cdef _Buffer out
 
     def __init__(self, stream, partition):
         self.sequence = 0
         self.pending = 0
         self.tails = {}
         self.last_subject = None
-        self.out = Buffer()
+        self.out = _Buffer()
         cdef bytes name = as_text("stream", stream).encode()
         cdef int64_t number = partition
         cdef uint8_t* p = self.out.more(PyBytes_GET_SIZE(name) + AROUND)
@@ -214,7 +214,7 @@ cdef class MessageFramer:
         cdef bytes name = subject.encode()
         cdef const uint8_t* data = <const uint8_t*>PyBytes_AS_STRING(name)
         cdef Py_ssize_t n = PyBytes_GET_SIZE(name)
-        cdef Buffer out = Buffer()
+        cdef _Buffer out = _Buffer()
         cdef uint8_t* p = out.more(PyBytes_GET_SIZE(self.middle) + 2 * n + 2 * AROUND)
         p = put_raw(p, <const uint8_t*>PyBytes_AS_STRING(self.middle), PyBytes_GET_SIZE(self.middle))
         p = put_slice(p, TAG_SUBJECT, data, n)
@@ -249,7 +249,7 @@ cdef bytes unique_headers(const MessageFields* f, const uint8_t* end):
             p = get_tag(p, end, &tag)
     for name, content in headers.items():
         size += PyBytes_GET_SIZE(name) + PyBytes_GET_SIZE(content) + AROUND
-    cdef Buffer out = Buffer()
+    cdef _Buffer out = _Buffer()
     cdef uint8_t* at = out.more(size + 1)
     for name, content in headers.items():
         at = put_entry(at, TAG_HEADERS, <const uint8_t*>PyBytes_AS_STRING(name), PyBytes_GET_SIZE(name),
@@ -259,7 +259,7 @@ cdef bytes unique_headers(const MessageFields* f, const uint8_t* end):
 
 
 @cython.final
-cdef class Route:
+cdef class _Route:
     cdef bytes stream
     cdef int64_t partition
     cdef bytes command
@@ -369,8 +369,8 @@ cdef class PublishPipe:
     cdef dict routes
     cdef dict waiting
     cdef readonly int64_t next_number
-    cdef Route last
-    cdef Buffer out
+    cdef _Route last
+    cdef _Buffer out
 
     def __init__(self, inbox, Py_ssize_t max_message):
         self.inbox = as_text("inbox", inbox).encode()
@@ -379,7 +379,7 @@ cdef class PublishPipe:
         self.waiting = {}
         self.next_number = 0
         self.last = None
-        self.out = Buffer()
+        self.out = _Buffer()
 
     @property
     def pending(self):
@@ -388,11 +388,11 @@ cdef class PublishPipe:
 
     def route(self, stream, partition, stream_subject, subject, jetstream_stream):
         """Take messages for a partition from now on."""
-        cdef Route route = Route()
+        cdef _Route route = _Route()
         cdef bytes name = as_text("stream", stream).encode()
         cdef bytes whole = as_text("stream_subject", stream_subject).encode()
         cdef bytes own = as_text("subject", subject).encode()
-        cdef Buffer ack = Buffer()
+        cdef _Buffer ack = _Buffer()
         cdef uint8_t* p = ack.more(
             PyBytes_GET_SIZE(name) + PyBytes_GET_SIZE(whole) + PyBytes_GET_SIZE(own) + AROUND
         )
@@ -419,7 +419,7 @@ cdef class PublishPipe:
         cdef const uint8_t* p
         cdef const uint8_t* end
         cdef Request request
-        cdef Route route
+        cdef _Route route
         cdef bytes raw
         self.out.used = 0
         while index < len(requests):
@@ -443,8 +443,8 @@ cdef class PublishPipe:
             index += 1
         return self.out.taken(), index, index - start, payloads
 
-    cdef Route find(self, const Request* request):
-        cdef Route route = self.last
+    cdef _Route find(self, const Request* request):
+        cdef _Route route = self.last
         if (
             route is not None and route.partition == request.partition
             and PyBytes_GET_SIZE(route.stream) == request.stream.n
@@ -456,7 +456,7 @@ cdef class PublishPipe:
         self.last = route
         return route
 
-    cdef int put(self, Route route, const Request* request, const uint8_t* at, const uint8_t* end,
+    cdef int put(self, _Route route, const Request* request, const uint8_t* at, const uint8_t* end,
                  Py_ssize_t size) except -1:
         cdef Py_ssize_t command = PyBytes_GET_SIZE(route.command)
         cdef uint8_t* p = self.out.more(command + size + AROUND)
@@ -482,7 +482,7 @@ cdef class PublishPipe:
         cdef const char* subject_p
         cdef int64_t number
         cdef int64_t offset
-        cdef Route route
+        cdef _Route route
         cdef bytes correlation_id
         cdef int64_t policy
         cdef list others = []
