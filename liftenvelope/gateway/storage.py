@@ -181,7 +181,7 @@ class Storage:
     async def is_recorded(self, record: StreamRecord, partition: int) -> bool:
         """Whether what is published on a partition's subject gets there, directly or as its record says."""
         config = (await self._js.stream(record.stream_of(partition))).cached_info.config
-        subject, source = record.subject_of(partition), record.partitions[partition].source
+        subject, source = _recorded(record, partition), record.partitions[partition].source
         if source is None:
             return config.subjects == (subject,)
         if source not in [one.name for one in config.sources]:
