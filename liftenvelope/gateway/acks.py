@@ -50,6 +50,8 @@ _ACK_WAIT: Final = 30
 #: How many messages may be on their way. Flow control bounds their bytes.
 _MAX_PENDING: Final = 65_536
 _BARRIER: Final = 5.0
+#: How long JetStream has for an answer, in seconds. Short: who leads may change, and it is asked again.
+_ONE_REQUEST: Final = 2.0
 #: What a reader is told that has lost its consumer: a status, such as JetStream itself sends.
 _TAKEN_OVER: Final = b"NATS/1.0 409 Taken Over\r\n\r\n"
 #: The pauses between attempts, in seconds.
@@ -102,7 +104,7 @@ class AckReader:
         self._link = Link(nc)
         if not self._link.direct:
             raise UsageError("acks of stored messages need a nats-py whose buffer of commands is known")
-        self._api = Api(nc, prefix=api_prefix)
+        self._api = Api(nc, prefix=api_prefix, timeout=_ONE_REQUEST)
         self._jetstream_stream = jetstream_stream
         self._heartbeat = positive("heartbeat", heartbeat)
         self._done = start_sequence - 1
