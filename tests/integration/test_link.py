@@ -81,3 +81,22 @@ async def test_a_cancelled_wait_for_room_is_cancelled() -> None:
             await waiting
         proxy.resume()
         await client.close()
+
+
+async def test_a_cancelled_barrier_does_not_cost_the_connection() -> None:
+    """nats-py finds the future that waited for the PONG cancelled, and takes that for a fault."""
+    with run_nats_server() as server, FaultProxy(server.url) as proxy:
+        client = await connect(f"nats://{proxy.address}")
+        link = Link(client)
+        proxy.stall("to_client")
+        waiting = asyncio.ensure_future(link.barrier(30))
+        async with asyncio.timeout(30):
+            while not client._pongs:
+                await asyncio.sleep(0.01)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        proxy.resume("to_client")
+        await link.barrier(30)
+        assert client.stats["reconnects"] == 0
+        await client.close()
