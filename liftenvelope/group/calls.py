@@ -51,6 +51,7 @@ class GroupCalls:
         self.prefix = check_prefix(prefix)
         self.timeout = positive("timeout", timeout)
         self._controllers: dict[str, str] = {}
+        self._locating: dict[str, asyncio.Task[str]] = {}
 
     async def any(self, method: str, request: Message, kind: type[_A], timeout: float | None = None) -> _A:
         """Ask any coordinator, again while none can answer.
@@ -102,9 +103,7 @@ class GroupCalls:
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout
-        subject = self._controllers.get(group)
-        if subject is None:
-            subject = self._controllers[group] = await self._locate(group, timeout)
+        subject = self._controllers.get(group) or await self._located(group, timeout)
         try:
             left = max(deadline - loop.time(), 0.001)
             return await self._ask(f"{subject}.{method}", request, kind, left, passing=passing)
@@ -115,6 +114,23 @@ class GroupCalls:
     def forget(self, group: str) -> None:
         """Find the controller of a group anew with the next call."""
         self._controllers.pop(group, None)
+
+    async def _located(self, group: str, timeout: float) -> str:
+        """The subject of a group's controller; members of one group that look for it at once ask once."""
+        task = self._locating.get(group)
+        if task is None:
+            task = self._locating[group] = asyncio.create_task(self._locate(group, timeout))
+            task.add_done_callback(lambda done: self._found(group, done))
+        try:
+            async with asyncio.timeout(timeout):
+                return await asyncio.shield(task)
+        except TimeoutError as exc:
+            raise CallTimeoutError(f"the controller of group {group!r} was not found in time") from exc
+
+    def _found(self, group: str, task: asyncio.Task[str]) -> None:
+        self._locating.pop(group, None)
+        if not task.cancelled() and task.exception() is None:
+            self._controllers[group] = task.result()
 
     async def _locate(self, group: str, timeout: float) -> str:
         answer = await self._at_any(

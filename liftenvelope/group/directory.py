@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from liftenvelope.errors import GroupError
 from liftenvelope.group.assignors import Assignor
@@ -110,6 +111,7 @@ class Directory:
         self._on_event = on_event
         self._hosts: dict[str, GroupHost] = {}
         self._opening: dict[str, asyncio.Task[GroupHost]] = {}
+        self._looking: dict[str, asyncio.Task[GroupState | GroupError]] = {}
 
     @property
     def hosts(self) -> Mapping[str, GroupHost]:
@@ -251,17 +253,27 @@ class Directory:
 
     async def _look(self, name: str) -> GroupState | GroupError:
         """A group with a controller that lives, if any coordinator can be it."""
+        host = self._hosts.get(name)
+        if host is not None and (state := host.stored()) is not None:
+            return state
+        # Many members that look for their controller at once need not be looked for one by one.
+        task = self._looking.get(name)
+        if task is None:
+            task = self._looking[name] = asyncio.create_task(self._look_up(name))
+            task.add_done_callback(lambda _: self._looking.pop(name, None))
+        return await asyncio.shield(task)
+
+    async def _look_up(self, name: str) -> GroupState | GroupError:
         try:
             check_id("group", name)
             state = self._read(name, await self._store.get(_key(name)))
             is_mine = state.controller_id == self._id
             if not is_mine and await self._keeper.lives(state.controller_id, state.controller_incarnation):
                 return state
-            await self.host(name)
+            with contextlib.suppress(NotControllerError):  # where somebody else was quicker
+                await self.host(name)
             return self._read(name, await self._store.get(_key(name)))
-        except NotControllerError:
-            return self._read(name, await self._store.get(_key(name)))
-        except (UnknownGroupError, GroupRequestError) as exc:
+        except GroupError as exc:
             return exc
 
     async def delete(self, name: str) -> None:
@@ -318,7 +330,7 @@ class Directory:
 
     async def drop_all(self, error: GroupError) -> None:
         """End all groups here; they stay as they are stored."""
-        opening = list(self._opening.values())
+        opening: list[asyncio.Task[Any]] = [*self._opening.values(), *self._looking.values()]
         for task in opening:
             task.cancel()
         hosts = list(self._hosts.values())

@@ -16,9 +16,9 @@ from liftenvelope.group.errors import (
     UnknownGroupError,
 )
 from liftenvelope.group.membership import Group, Registered, Registration
-from liftenvelope.group.state import Phase
+from liftenvelope.group.state import GroupState, Phase
 from liftenvelope.group.store import Conflict, Store
-from liftenvelope.group.wire import encode_group
+from liftenvelope.group.wire import decode_group, encode_group
 
 if TYPE_CHECKING:
     from liftenvelope.group.membership import Beat
@@ -86,6 +86,7 @@ class GroupHost:
         self._waiters: list[_Waiter] = []
         self._wake = asyncio.Event()
         self._end: GroupError | None = None
+        self._stored = encode_group(group.state)
         self._told: tuple[int, Phase] = group.state.generation, group.state.phase
         self._loop = asyncio.get_running_loop()
         self._task = self._loop.create_task(self._work())
@@ -145,6 +146,10 @@ class GroupHost:
         finally:
             if waiter in self._waiters:
                 self._waiters.remove(waiter)
+
+    def stored(self) -> GroupState | None:
+        """The group as it is stored, without asking; None where the coordinator may not say."""
+        return decode_group(self._stored) if self._end is None and self._may_act() else None
 
     def restart(self) -> None:
         """Give every member a whole session timeout: the coordinator could hear nobody."""
@@ -220,6 +225,7 @@ class GroupHost:
             else:
                 value = encode_group(self.group.state)
                 self._revision = await self._store.put(self._key, value, self._revision)
+                self._stored = value
         except Conflict:
             raise NotControllerError(
                 f"group {self.name!r} was changed by another coordinator, which is its controller now"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
@@ -35,6 +36,8 @@ __all__ = ["Assigned", "GiveBack", "GroupMember", "Lost", "creation_of"]
 #: How long one request may take at least and at most, in seconds, whatever the session timeout.
 _SHORTEST_TRY: Final = 0.2
 _LONGEST_TRY: Final = 5.0
+#: Which part of an interval passes at least before the first heartbeat.
+_EARLIEST: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +90,7 @@ class GroupMember:
         creation: pb.CreateGroupRequest | None,
         on_event: GroupEventHandler,
     ) -> None:
-        self.session = MemberSession()
+        self.session = MemberSession(phase=random.uniform(_EARLIEST, 1.0))
         if session_timeout is not None:
             self.session.session_timeout = session_timeout
         self.changes: asyncio.Queue[Assigned | GiveBack | Lost] = asyncio.Queue()

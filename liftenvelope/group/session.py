@@ -61,6 +61,10 @@ class Action:
 class MemberSession:
     """One consumer in one group. Ask :meth:`next`, do it, and tell the outcome.
 
+    Args:
+        phase: Which part of an interval passes before the first heartbeat, above 0 and up to 1. Members that
+            register at once, as all of a group do, should have different ones.
+
     Attributes:
         generation: The generation of the partitions that it has, or has given back; 0 for none.
         session_timeout: Seconds of silence after which the controller takes it for dead.
@@ -76,7 +80,8 @@ class MemberSession:
         (True, False)
     """
 
-    def __init__(self) -> None:
+    def __init__(self, phase: float = 1.0) -> None:
+        self._phase = phase
         self.generation = 0
         self.session_timeout = 10.0
         self._state = _State.OUTSIDE
@@ -119,6 +124,7 @@ class MemberSession:
         self.generation, self.session_timeout = generation, session_timeout
         self._state = _State.INSIDE
         self._heard(sent_at, now)
+        self._next_at = now + self._phase * self.interval
 
     def waits(self, generation: int, session_timeout: float, now: float) -> None:
         """The controller has taken note, but the group is not stable yet; or it wants that generation."""
