@@ -1,0 +1,198 @@
+"""Groups: how long a heartbeat takes with many members, and how soon a group is whole after a death.
+
+The members are real ones, but for the reading; the coordinator has a process of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import quantiles
+from time import perf_counter
+
+import nats
+import pytest
+from google.protobuf.message import Message
+from nats.aio.client import Client
+from pytest_benchmark.fixture import BenchmarkFixture
+
+from benchmarks.report import Report, Row
+from liftenvelope.group import Coordinator, GroupClient, GroupEvent, TopicSpec
+from liftenvelope.group.calls import GroupCalls
+from liftenvelope.group.member import Assigned, GiveBack, GroupMember
+from liftenvelope.testing import NatsServer, run_nats_server
+
+#: What the issue asks for, in seconds.
+HEARTBEAT, AFTER_SESSION = 0.050, 1.0
+PATIENCE = 120.0
+PARTITIONS = 64
+
+
+def quiet(_: GroupEvent) -> None:
+    """Whether somebody was fenced shows in the figures."""
+
+
+class TimedCalls(GroupCalls):
+    """Calls of which the heartbeats are timed."""
+
+    def __init__(self, nc: Client) -> None:
+        super().__init__(nc, timeout=PATIENCE)
+        self.taken: list[float] = []
+
+    async def _ask(
+        self, subject: str, request: Message, kind: type, timeout: float, *, passing: bool = False
+    ) -> object:
+        began = perf_counter()
+        try:
+            return await super()._ask(subject, request, kind, timeout, passing=passing)
+        finally:
+            if subject.endswith(".Heartbeat"):
+                self.taken.append(perf_counter() - began)
+
+
+class BenchMember:
+    """A member that gives everything back as soon as it is asked to."""
+
+    def __init__(self, nc: Client, calls: GroupCalls, group: str, number: int) -> None:
+        self.member = GroupMember(
+            nc,
+            calls,
+            group,
+            f"m{number}",
+            f"client-{number}",
+            [TopicSpec("t", PARTITIONS)],
+            session_timeout=None,
+            creation=None,
+            on_event=quiet,
+        )
+        self.generation = 0
+        self._tasks = [asyncio.create_task(work) for work in (self.member.keep(), self._act())]
+
+    async def _act(self) -> None:
+        while True:
+            change = await self.member.changes.get()
+            if isinstance(change, Assigned):
+                self.generation = change.generation
+            elif isinstance(change, GiveBack):
+                self.member.given_back()
+
+    async def die(self) -> None:
+        """Fall silent."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.wait(self._tasks)
+
+
+class Crowd:
+    """Many members in many groups."""
+
+    def __init__(self, url: str, groups: int, members: int, session: float) -> None:
+        self.url, self.session = url, session
+        self.names = [f"g{number}" for number in range(groups)]
+        self.each = members // groups
+        self.groups: dict[str, list[BenchMember]] = {}
+        self.calls: list[TimedCalls] = []
+
+    async def gather(self) -> float:
+        """Have them all come at once; return how long it takes until every group is whole."""
+        self.connections = [await nats.connect(self.url) for _ in range(10)]
+        self.calls = [TimedCalls(nc) for nc in self.connections]
+        client = GroupClient(self.connections[0], timeout=PATIENCE)
+        for name in self.names:
+            await client.create_group(name, session_timeout=self.session)
+        began = perf_counter()
+        for place, name in enumerate(self.names):
+            nc, calls = self.connections[place % 10], self.calls[place % 10]
+            self.groups[name] = [BenchMember(nc, calls, name, number) for number in range(self.each)]
+        await self.whole()
+        return perf_counter() - began
+
+    async def whole(self) -> None:
+        async with asyncio.timeout(PATIENCE):
+            while not all(self.is_whole(name) for name in self.names):
+                await asyncio.sleep(0.005)
+
+    def is_whole(self, name: str) -> bool:
+        generations = {member.generation for member in self.groups[name]}
+        return len(generations) == 1 and 0 not in generations
+
+    async def p99(self, seconds: float) -> float:
+        """Of the heartbeats of so many seconds."""
+        for calls in self.calls:
+            calls.taken.clear()
+        await asyncio.sleep(seconds)
+        taken = [one for calls in self.calls for one in calls.taken]
+        return quantiles(taken, n=100)[98]
+
+    async def after_a_death(self) -> float:
+        """From the death of a member until all others of its group have its partitions."""
+        name = self.names[0]
+        before = self.groups[name][0].generation
+        victim = self.groups[name].pop()
+        began = perf_counter()
+        await victim.die()
+        async with asyncio.timeout(PATIENCE):
+            while not (self.is_whole(name) and self.groups[name][0].generation > before):
+                await asyncio.sleep(0.005)
+        return perf_counter() - began
+
+    async def go(self) -> None:
+        for members in self.groups.values():
+            await asyncio.gather(*(member.die() for member in members))
+        for nc in self.connections:
+            await nc.close()
+
+
+@pytest.fixture
+def server(report: Report) -> Iterator[NatsServer]:
+    with run_nats_server(jetstream=True) as running:
+        report.versions["nats-server"] = running.version
+        arguments = [sys.executable, "-m", "benchmarks.bench_group", running.url]
+        root = Path(__file__).resolve().parents[1]
+        with subprocess.Popen(arguments, stdout=subprocess.PIPE, cwd=root) as coordinator:
+            assert coordinator.stdout is not None
+            assert coordinator.stdout.readline() == b"ready\n"
+            yield running
+            coordinator.kill()
+
+
+def test_groups(
+    benchmark: BenchmarkFixture, loop: asyncio.Runner, report: Report, server: NatsServer
+) -> None:
+    quick = bool(benchmark.disabled)
+    groups, members, session = (4, 40, 2.0) if quick else (50, 1_000, 10.0)
+    crowd = Crowd(server.url, groups, members, session)
+    whole = loop.run(crowd.gather())
+    print(f"\n{members} members in {groups} groups: all groups whole {whole:.2f} s after all came at once")
+    p99 = benchmark.pedantic(lambda: loop.run(crowd.p99(2.0 if quick else 20.0)), rounds=1)
+    deaths = max(loop.run(crowd.after_a_death()) for _ in range(1 if quick else 3))
+    loop.run(crowd.go())
+    print(f"heartbeat p99 {1_000 * p99:.1f} ms; whole {deaths:.2f} s after a death, session {session:g} s")
+    if not quick:
+        row(report, f"heartbeat, p99, {members} members in {groups} groups", p99, HEARTBEAT)
+        row(
+            report,
+            f"group whole after a death, session timeout {session:g} s",
+            deaths,
+            session + AFTER_SESSION,
+        )
+
+
+def row(report: Report, what: str, ours: float, asked: float) -> None:
+    """A figure beside what is asked for."""
+    report.rows.append(
+        Row(what, ours, "what is asked for", asked, asked / ours, asked / ours, False, 1.0, "")
+    )
+
+
+async def coordinate(url: str) -> None:
+    async with Coordinator(await nats.connect(url)):
+        print("ready", flush=True)
+        await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    asyncio.run(coordinate(sys.argv[1]))
