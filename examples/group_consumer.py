@@ -1,4 +1,4 @@
-"""Share the partitions of a JetStream stream between the members of a group, the coordinator being the app."""
+"""Share the partitions of a JetStream stream between members of a group; the app is the coordinator, too."""
 
 import asyncio
 
