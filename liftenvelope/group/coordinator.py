@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Coroutine, Mapping
 from typing import TYPE_CHECKING, Any, Final, Self
 from uuid import uuid4
@@ -192,7 +193,7 @@ class Coordinator:
         if tasks:
             await asyncio.wait(tasks)
         try:
-            if not self._nc.is_closed:
+            with contextlib.suppress(nats.errors.Error, OSError):  # or the connection goes, and they with it
                 await service.stop()
             await directory.drop_all(GroupUnavailableError("the coordinator is closing: ask another"))
             if not self._nc.is_closed:
@@ -228,7 +229,7 @@ class Coordinator:
     async def _nudge(self, name: str, where: bytes) -> None:
         try:
             await self._nc.publish(changed_subject(self._prefix, name), where)
-        except nats.errors.Error:
+        except (nats.errors.Error, OSError):
             return
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:

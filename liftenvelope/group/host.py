@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from liftenvelope.errors import GroupError
+from liftenvelope.group.assignors import TopicPartition
 from liftenvelope.group.errors import (
     CoordinatorDefectError,
     GroupUnavailableError,
@@ -146,6 +147,17 @@ class GroupHost:
         finally:
             if waiter in self._waiters:
                 self._waiters.remove(waiter)
+
+    def assignments(
+        self, consumer_id: str, generation: int, client_id: str = ""
+    ) -> dict[TopicPartition, int]:
+        """What Liftbridge's FetchConsumerGroupAssignments does: a heartbeat that tells the partitions.
+
+        Raises:
+            GroupError: As for :meth:`heartbeat`.
+        """
+        self.heartbeat(consumer_id, generation, client_id)
+        return self.group.assignment_of(consumer_id)
 
     def stored(self) -> GroupState | None:
         """The group as it is stored, without asking; None where the coordinator may not say."""

@@ -23,7 +23,7 @@ KIND: Final = "coordinator"
 _SHARE: Final = 1 / 3
 _LONGEST_PAUSE: Final = 0.5
 #: For how many leases a coordinator waits for another one of its id to go.
-_PATIENCE: Final = 3
+_PATIENCE: Final = 2
 
 
 class LeaseKeeper:

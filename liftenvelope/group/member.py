@@ -143,7 +143,7 @@ class GroupMember:
         finally:
             if not self._nc.is_closed:
                 # Or the connection goes, and the subscription with it.
-                with contextlib.suppress(nats.errors.Error):
+                with contextlib.suppress(nats.errors.Error, OSError):
                     await subscription.unsubscribe()
 
     async def _nudged(self, msg: Msg) -> None:

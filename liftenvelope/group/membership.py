@@ -23,21 +23,22 @@ what is stored.
 there, partitions move at once, with a new generation, and it is the server that fences readers by the
 group's epoch.
 
-============================  ==============================================================================
-call of Liftbridge's API      here
-============================  ==============================================================================
-JoinConsumerGroup             :meth:`Group.register`, with a client id that was never used before, so that a
-                              second join is refused (:class:`ConsumerIdInUseError`). The group is made by the
-                              first one, ``ephemeral`` and ``immediate``. The epoch is
-                              :attr:`GroupState.generation`, the coordinator its controller.
-LeaveConsumerGroup            :meth:`Group.leave`
-FetchConsumerGroupAssignments :meth:`Group.heartbeat` with the epoch as generation, then
-                              :meth:`Group.assignment_of`. A :class:`StaleGenerationError` is "epoch differs",
-                              and no sign of life; the member asks for the metadata and comes again.
-ReportConsumerGroupCoordinator nothing: leases decide who is controller, not members
-FetchMetadata(groups)         :attr:`Group.state`: controller and generation
-a stream is deleted or grows  :meth:`Group.set_topic`
-============================  ==============================================================================
+==============================  ============================================================================
+call of Liftbridge's API        here
+==============================  ============================================================================
+JoinConsumerGroup               :meth:`Group.register`, with a client id that was never used before, so that
+                                a second join is refused (:class:`ConsumerIdInUseError`). The group is made
+                                by the first one, ``ephemeral`` and ``immediate``. The epoch is
+                                :attr:`GroupState.generation`, the coordinator its controller.
+LeaveConsumerGroup              :meth:`Group.leave`
+FetchConsumerGroupAssignments   :meth:`Group.heartbeat` with the epoch as generation, then
+                                :meth:`Group.assignment_of`. A :class:`StaleGenerationError` is "epoch
+                                differs", and no sign of life; the member asks for the metadata and comes
+                                again.
+ReportConsumerGroupCoordinator  nothing: leases decide who is controller, not members
+FetchMetadata(groups)           :attr:`Group.state`: controller and generation
+a stream is deleted or grows    :meth:`Group.set_topic`
+==============================  ============================================================================
 
 The generation of a group that was made anew is above those it ever had, so that no zombie of the old one
 fences the members of the new one out, as Liftbridge's epoch 0 allows.

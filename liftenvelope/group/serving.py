@@ -245,5 +245,5 @@ async def _respond(request: Request, answer: Message) -> None:
         await request.respond(answer.SerializeToString())
     except ValueError:
         return  # nats.micro's way to say that nobody wants an answer
-    except nats.errors.Error:
+    except (nats.errors.Error, OSError):
         return  # the connection is being closed: whoever asked finds out by itself

@@ -26,9 +26,11 @@ from liftenvelope.jetstream import JetStream, StreamConfig
 
 from .conftest import connect
 
-#: Short, so that the tests are, and long enough for a busy machine.
+#: Where something has to run out: short, so that the tests are.
 LEASE = 1.0
 SESSION = 3.0
+#: Where nothing may run out, however busy the machine is.
+LONG = 30.0
 #: For everything that has to happen sooner or later.
 PATIENCE = 60.0
 
@@ -104,11 +106,12 @@ class Log:
 class Play:
     """A stream with partitions, and what is published to it."""
 
-    def __init__(self, nc: Client, name: str, partitions: int = 4) -> None:
+    def __init__(self, nc: Client, name: str, partitions: int = 4, session: float = SESSION) -> None:
         self.nc = nc
         self.name = name
         self.js = JetStream(nc)
         self.partitions = partitions
+        self.session = session
         self.subjects = [f"{name}.{number}" for number in range(partitions)]
         self.topic = JetStreamTopic.of_stream(name, self.subjects)
         self.client = GroupClient(nc, timeout=PATIENCE)
@@ -144,7 +147,7 @@ class Play:
         """A member of the group that is named after the stream."""
         settings: dict[str, Any] = {
             "consumer_id": name,
-            "session_timeout": SESSION,
+            "session_timeout": self.session,
             "auto_offset": "earliest",
             "auto_commit_interval": 0.2,
             "timeout": PATIENCE,

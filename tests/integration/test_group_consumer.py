@@ -36,7 +36,7 @@ from liftenvelope.group import (
 from liftenvelope.testing import FaultProxy, NatsServer
 
 from .conftest import connect
-from .group_play import PATIENCE, Play, coordinator, eventually, quiet
+from .group_play import LONG, PATIENCE, SESSION, Play, coordinator, eventually, quiet
 
 
 @pytest.fixture
@@ -49,8 +49,8 @@ async def nc(jetstream_server: NatsServer) -> AsyncIterator[Client]:
 
 @pytest.fixture
 async def play(nc: Client, name: str) -> AsyncIterator[Play]:
-    async with coordinator(nc):
-        yield await Play(nc, name).create()
+    async with coordinator(nc, lease=LONG):
+        yield await Play(nc, name, session=LONG).create()
 
 
 async def take(consumer: GroupConsumer, count: int) -> list[bytes]:
@@ -337,7 +337,7 @@ class TestItsLife:
 
         with pytest.raises(RuntimeError, match="as the user wants"):
             await play.consumer("a", on_assigned=fail).open()
-        consumer = await play.consumer("a", on_revoked=fail).open()
+        consumer = await play.consumer("a", on_revoked=fail, session_timeout=SESSION).open()
         async with play.consumer("b"):
             with pytest.raises(RuntimeError, match="as the user wants"):
                 await take(consumer, 1)
@@ -372,6 +372,11 @@ class TestItsLife:
 
 
 class TestFencing:
+    @pytest.fixture
+    async def play(self, nc: Client, name: str) -> AsyncIterator[Play]:
+        async with coordinator(nc):
+            yield await Play(nc, name).create()
+
     async def test_who_is_cut_off_stops_before_another_begins(
         self, play: Play, jetstream_server: NatsServer
     ) -> None:
