@@ -23,6 +23,7 @@ from benchmarks.report import Report, Row
 from liftenvelope.group import Coordinator, GroupClient, GroupEvent, TopicSpec
 from liftenvelope.group.calls import GroupCalls
 from liftenvelope.group.member import Assigned, GiveBack, GroupMember
+from liftenvelope.group.serving import SERVICE
 from liftenvelope.testing import NatsServer, run_nats_server
 
 #: What the issue asks for, in seconds.
@@ -119,13 +120,19 @@ class Crowd:
         generations = {member.generation for member in self.groups[name]}
         return len(generations) == 1 and 0 not in generations
 
-    async def p99(self, seconds: float) -> float:
-        """Of the heartbeats of so many seconds."""
+    async def p99(self, seconds: float) -> tuple[float, float]:
+        """Of the heartbeats of so many seconds, and of bare requests to the same process meanwhile."""
         for calls in self.calls:
             calls.taken.clear()
-        await asyncio.sleep(seconds)
+        bare: list[float] = []
+        ends = perf_counter() + seconds
+        while perf_counter() < ends:
+            began = perf_counter()
+            await self.connections[0].request(f"$SRV.PING.{SERVICE}", timeout=PATIENCE)
+            bare.append(perf_counter() - began)
+            await asyncio.sleep(0.01)
         taken = [one for calls in self.calls for one in calls.taken]
-        return quantiles(taken, n=100)[98]
+        return quantiles(taken, n=100)[98], quantiles(bare, n=100)[98]
 
     async def after_a_death(self) -> float:
         """From the death of a member until all others of its group have its partitions."""
@@ -167,10 +174,11 @@ def test_groups(
     crowd = Crowd(server.url, groups, members, session)
     whole = loop.run(crowd.gather())
     print(f"\n{members} members in {groups} groups: all groups whole {whole:.2f} s after all came at once")
-    p99 = benchmark.pedantic(lambda: loop.run(crowd.p99(2.0 if quick else 20.0)), rounds=1)
+    p99, bare = benchmark.pedantic(lambda: loop.run(crowd.p99(2.0 if quick else 20.0)), rounds=1)
     deaths = max(loop.run(crowd.after_a_death()) for _ in range(1 if quick else 3))
     loop.run(crowd.go())
-    print(f"heartbeat p99 {1_000 * p99:.1f} ms; whole {deaths:.2f} s after a death, session {session:g} s")
+    print(f"heartbeat p99 {1_000 * p99:.1f} ms, of bare requests meanwhile {1_000 * bare:.1f} ms")
+    print(f"whole {deaths:.2f} s after a death, session {session:g} s")
     if not quick:
         row(report, f"heartbeat, p99, {members} members in {groups} groups", p99, HEARTBEAT)
         row(
