@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import warnings
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
@@ -78,6 +79,8 @@ class GroupService:
 
     async def start(self) -> None:
         """Begin to answer."""
+        # Of nats-py's own clock, from Python 3.12 on: no user of this package can do anything about it.
+        warnings.filterwarnings("ignore", r"datetime\.datetime\.utcnow", DeprecationWarning, r"nats\.micro")
         self._service = service = await nats.micro.add_service(
             self._nc,
             name=SERVICE,

@@ -29,6 +29,7 @@ from liftenvelope.group import (
     Phase,
     StaleGenerationError,
     TopicPartition,
+    TopicSpec,
     UnknownGroupError,
     UnknownMemberError,
     sticky,
@@ -245,6 +246,34 @@ class TestMembers:
         await play.js.delete_stream(play.name)
         outcome = await client.rewind(play.name, {(play.name, 0): 0})
         assert isinstance(outcome[TopicPartition(play.name, 0)], GroupRequestError)
+
+
+class TestImmediate:
+    """Liftbridge's own kind of groups, as the gateway uses them in the same process."""
+
+    async def test_join_fetch_leave(self, nc: Client, running: Coordinator, name: str) -> None:
+        request = pb.CreateGroupRequest(name=name, session_timeout_ms=30_000, ephemeral=True, immediate=True)
+        a, b = Raw(nc, name, "a"), Raw(nc, name, "b")
+        await a.calls.any("CreateGroup", request, pb.CreateGroupResponse)
+        first = await a.register()
+        second = await b.register()
+        assert second.generation == first.generation + 1
+        assert not second.HasField("error")
+        host = await running.directory.host(name)
+        with pytest.raises(StaleGenerationError):
+            host.assignments("a", first.generation)
+        shares = [set(host.assignments(one, second.generation)) for one in "ab"]
+        assert sorted(p for share in shares for p in share) == [("t", 0), ("t", 1)]
+        await running.set_topic("t", TopicSpec("t", 4))
+        third = host.stored()
+        assert third is not None
+        assert third.generation == second.generation + 1
+        assert len(host.assignments("a", third.generation)) == 2
+        await running.set_topic("t", None)
+        await a.leave()
+        await b.leave()
+        with pytest.raises(UnknownGroupError):
+            await running.directory.host(name)
 
 
 class TestService:
