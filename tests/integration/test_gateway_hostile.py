@@ -1,0 +1,199 @@
+"""A gateway among strangers: TLS, requests of any bytes, a stalled network, calls that are given up."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import ssl
+from collections.abc import Iterator
+from pathlib import Path
+
+import nats
+import pytest
+import trustme
+
+import liftenvelope
+from liftenvelope._pb import api_pb2
+from liftenvelope.errors import LiftEnvelopeError, TransportError
+from liftenvelope.jetstream import JetStream
+from liftenvelope.rpc.aio import Channel
+from liftenvelope.testing import FaultProxy, GatewayCluster, run_gateway
+from tests.conformance.actions import fill, read, take
+
+METHODS = [method.name for method in api_pb2.DESCRIPTOR.services_by_name["API"].methods]
+
+
+@pytest.fixture(scope="module")
+def ca() -> trustme.CA:
+    return trustme.CA()
+
+
+def trusting(ca: trustme.CA, own: trustme.LeafCert | None = None) -> ssl.SSLContext:
+    context = ssl.create_default_context()
+    ca.configure_trust(context)
+    if own is not None:
+        own.configure_cert(context)
+    return context
+
+
+@pytest.fixture(scope="module")
+def secured(ca: trustme.CA, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayCluster]:
+    """A gateway that speaks TLS, and wants to see a certificate of its clients."""
+    folder: Path = tmp_path_factory.mktemp("tls")
+    leaf = ca.issue_cert("127.0.0.1")
+    leaf.private_key_pem.write_to_path(folder / "key.pem")
+    for pem in leaf.cert_chain_pems:
+        pem.write_to_path(folder / "cert.pem", append=True)
+    ca.cert_pem.write_to_path(folder / "ca.pem")
+    config = {f"tls_{name}": str(folder / f"{name}.pem") for name in ("key", "cert")}
+    config["tls_client_ca"] = str(folder / "ca.pem")
+    with run_gateway(config=config, tls=trusting(ca, ca.issue_cert("test@example.org"))) as cluster:
+        yield cluster
+
+
+async def test_all_of_it_over_mtls(ca: trustme.CA, secured: GatewayCluster, name: str) -> None:
+    tls = trusting(ca, ca.issue_cert("app@example.org"))
+    async with liftenvelope.connect(secured.addresses, tls=tls) as client:
+        await client.create_stream(name, name)
+        sent = [b"%d" % number for number in range(300)]
+        assert (await client.publish_many(name, sent)).acked == 300
+        found = await read(client, name, start="earliest", stop="latest")
+        assert [message.value for message in found] == sent
+
+
+@pytest.mark.parametrize("how", ["plain", "no certificate", "another authority"])
+async def test_strangers_are_not_let_in(ca: trustme.CA, secured: GatewayCluster, how: str) -> None:
+    tls = None
+    if how == "no certificate":
+        tls = trusting(ca)
+    elif how == "another authority":
+        tls = trusting(ca, trustme.CA().issue_cert("app@example.org"))
+    with pytest.raises(TransportError):
+        async with liftenvelope.connect(secured.addresses, tls=tls, timeout=3) as client:
+            await client.fetch_metadata()
+
+
+# Requests of any bytes
+
+
+def mutated(seed: random.Random, sound: bytes) -> bytes:
+    """A request that was sound, with a few bytes that are others, more or less."""
+    raw = bytearray(sound)
+    for _ in range(seed.randint(1, 4)):
+        at = seed.randrange(len(raw) + 1)
+        match seed.randrange(3):
+            case 0:
+                raw[at : at + 1] = bytes([seed.randrange(256)])
+            case 1:
+                raw[at:at] = seed.randbytes(seed.randint(1, 5))
+            case _:
+                del raw[at : at + seed.randint(1, 3)]
+    return bytes(raw)
+
+
+def sound_request(method: str, name: str) -> bytes:
+    """A sound request of each method, as far as it takes any about a stream."""
+    fields = {
+        "CreateStream": api_pb2.CreateStreamRequest(name=f"{name}-new", subject=f"{name}-new", partitions=1),
+        "DeleteStream": api_pb2.DeleteStreamRequest(name=f"{name}-new"),
+        "PauseStream": api_pb2.PauseStreamRequest(name=name, partitions=[0]),
+        "SetStreamReadonly": api_pb2.SetStreamReadonlyRequest(name=f"{name}-other", readonly=True),
+        "Subscribe": api_pb2.SubscribeRequest(
+            stream=name, startPosition=api_pb2.EARLIEST, stopPosition=api_pb2.STOP_LATEST, startOffset=1
+        ),
+        "Publish": api_pb2.PublishRequest(stream=name, value=b"v", key=b"k", headers={"h": b"x"}),
+        "PublishAsync": api_pb2.PublishRequest(stream=name, value=b"v", correlationId="id"),
+        "PublishToSubject": api_pb2.PublishToSubjectRequest(subject=name, value=b"v"),
+        "SetCursor": api_pb2.SetCursorRequest(stream=name, cursorId="c", offset=4),
+        "FetchCursor": api_pb2.FetchCursorRequest(stream=name, cursorId="c"),
+        "JoinConsumerGroup": api_pb2.JoinConsumerGroupRequest(groupId=name, consumerId="c", streams=[name]),
+        "LeaveConsumerGroup": api_pb2.LeaveConsumerGroupRequest(groupId=name, consumerId="c"),
+    }
+    message = fields.get(method, api_pb2.FetchPartitionMetadataRequest(stream=name, partition=1))
+    return message.SerializeToString()
+
+
+@pytest.mark.parametrize("method", METHODS)
+async def test_requests_of_any_bytes(gateway_server: GatewayCluster, name: str, method: str) -> None:
+    seed = random.Random(method)
+    async with liftenvelope.connect(gateway_server.addresses) as client:
+        await client.create_stream(name, name, partitions=2)
+        await fill(client, name, 3, partition=0)
+        async with await Channel.connect(gateway_server.addresses[0]) as channel:
+            requests = [mutated(seed, sound_request(method, name)) for _ in range(60)]
+            requests += [seed.randbytes(seed.randint(1, 40)) for _ in range(20)]
+            for batch in range(0, len(requests), 20):
+                calls = [one_call(channel, method, request) for request in requests[batch : batch + 20]]
+                await asyncio.wait_for(asyncio.gather(*calls), 60)
+        # It is there, and does what it is to do.
+        offset = (await fill(client, name, [b"after"], partition=1))[0]
+        found = await read(client, name, partition=1, start=offset, stop=offset)
+        assert [message.value for message in found] == [b"after"]
+    # An error that nobody has foreseen is written there.
+    assert "Traceback" not in gateway_server.log()
+
+
+async def one_call(channel: Channel, method: str, request: bytes) -> None:
+    """Whatever it is answered, it is answered, or ends with its time."""
+    path = f"/proto.API/{method}"
+    with contextlib.suppress(LiftEnvelopeError):
+        if method == "PublishAsync":
+            async with channel.bidi(path, timeout=5) as call:
+                await call.send([request])
+                call.half_close()
+                while await call.receive() is not None:
+                    pass
+        elif method == "Subscribe":
+            async with channel.server_stream(path, request, timeout=1) as call:
+                while await call.receive() is not None:
+                    pass
+        else:
+            await channel.unary(path, request, timeout=1)
+
+
+# A bad network, and callers who go
+
+
+async def test_a_client_whose_network_stalls(gateway_server: GatewayCluster, name: str) -> None:
+    (address,) = gateway_server.addresses
+    async with liftenvelope.connect([address]) as client:
+        await client.create_stream(name, name)
+        await client.publish_many(name, (bytes(10_000) for _ in range(2_000)))
+        with FaultProxy(address) as proxy:
+            mapped = {address: proxy.address}
+            async with (
+                liftenvelope.connect([proxy.address], address_map=mapped) as other,
+                other.subscribe(name, start="earliest") as messages,
+            ):
+                await take(messages, 10)
+                proxy.stall("to_client")
+                # Others don't wait for it.
+                assert len(await read(client, name, start=1_990, stop="latest")) == 10
+                proxy.resume()
+                assert [m.offset for m in await take(messages, 1_990)] == list(range(10, 2_000))
+
+
+async def test_calls_that_are_given_up(gateway_server: GatewayCluster, name: str) -> None:
+    async with liftenvelope.connect(gateway_server.addresses) as client:
+        await client.create_stream(name, name)
+        await fill(client, name, 10)
+        async with await Channel.connect(gateway_server.addresses[0]) as channel:
+            request = api_pb2.SubscribeRequest(stream=name).SerializeToString()
+            for number in range(100):
+                call = channel.server_stream("/proto.API/Subscribe", request)
+                if number % 2:
+                    await call.receive()
+                call.cancel()
+        await consumers_are_gone(gateway_server, name)
+        assert await fill(client, name, 1) == [10]
+
+
+async def consumers_are_gone(cluster: GatewayCluster, name: str) -> None:
+    """Of every subscription the gateway has a consumer at the server removed: only that of the acks stays."""
+    nc = await nats.connect(cluster.nats_url)
+    async with asyncio.timeout(30), JetStream(nc) as js:
+        stream = await js.stream(f"lift_{name}_0")
+        while len([name async for name in stream.consumer_names()]) > 1:
+            await asyncio.sleep(0.05)
+    await nc.close()
