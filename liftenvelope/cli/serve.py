@@ -18,7 +18,7 @@ _NATS_PORT = 4222
 
 
 @click.command()
-@click.option("--nats", "nats_url", metavar="URL", help="A running NATS server with JetStream.")
+@click.option("--nats", "nats_url", metavar="URL", help="Running NATS servers with JetStream, with commas.")
 @click.option("--nats-creds", metavar="FILE", help="Credentials for it.")
 @click.option(
     "--data-dir", metavar="DIR", help="Where a NATS server of our own keeps the streams.  [default: per user]"

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import os
 import secrets
 import ssl
 from typing import TYPE_CHECKING, Any, Self
 
-from liftenvelope.errors import UsageError
+from liftenvelope.errors import CallTimeoutError, JetStreamError, NoJetStreamError, UsageError
 from liftenvelope.gateway.activity import ActivityLog
 from liftenvelope.gateway.authorization import Authorization
 from liftenvelope.gateway.brokers import Broker, Brokers
@@ -23,6 +24,7 @@ from liftenvelope.gateway.reserved import ACTIVITY, CURSORS, ensure_stream
 from liftenvelope.gateway.service import handlers
 from liftenvelope.gateway.storage import Storage
 from liftenvelope.gateway.streams import StreamService
+from liftenvelope.group.errors import GroupUnavailableError
 from liftenvelope.jetstream.context import JetStream
 from liftenvelope.nats.acceleration import accelerate
 from liftenvelope.rpc.address import parse_address
@@ -38,6 +40,12 @@ __all__ = ["Gateway"]
 
 #: How many messages may be without JetStream's ack at a time, over all clients.
 _OUTSTANDING = 100_000
+#: How long a gateway tries to start where JetStream is not ready for it, and between two tries, in seconds.
+_PATIENCE = 30.0
+_PAUSE = 0.25
+#: JetStream's code and number for "not now".
+_UNAVAILABLE = 503
+_NOT_NOW = 10008
 
 
 class Gateway:
@@ -158,13 +166,18 @@ class Gateway:
         """
         if self._server is not None:
             raise UsageError("the gateway is started already")
-        self._acceleration = accelerate(self._nc)
-        try:
-            await self._start()
-        except BaseException:
-            await self.close()
-            raise
-        return self
+        deadline = asyncio.get_running_loop().time() + _PATIENCE
+        while True:
+            self._acceleration = accelerate(self._nc)
+            try:
+                await self._start()
+            except BaseException as exc:
+                await self.close()
+                if not _passes(exc) or asyncio.get_running_loop().time() > deadline:
+                    raise
+                await asyncio.sleep(_PAUSE)
+            else:
+                return self
 
     async def _start(self) -> None:
         js = self._js = JetStream(self._nc, timeout=self._options.ack_timeout, max_outstanding=_OUTSTANDING)
@@ -268,3 +281,12 @@ class Gateway:
 
     async def __aexit__(self, *_: Any) -> None:
         await self.close()
+
+
+def _passes(error: BaseException) -> bool:
+    """Whether an error goes away by itself: a JetStream cluster elects the leaders of what is new."""
+    if isinstance(error, NoJetStreamError):
+        return error.err_code == _NOT_NOW
+    if isinstance(error, JetStreamError):
+        return error.code == _UNAVAILABLE
+    return isinstance(error, CallTimeoutError | GroupUnavailableError)

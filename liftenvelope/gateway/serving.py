@@ -42,7 +42,8 @@ class Serving:
     """What to serve, and on what.
 
     Attributes:
-        nats_url: A running NATS server with JetStream; None for one of our own.
+        nats_url: A running NATS server with JetStream, or several of a cluster with commas between; None for
+            one of our own.
         data_dir: Where that one keeps its streams; needed if there is no ``nats_url``.
         nats_host, nats_port: Where that one listens; port -1 for any that is free.
         connect: More arguments of ``nats.connect``, such as ``user_credentials``.
@@ -123,7 +124,7 @@ async def _connect(url: str | None, options: dict[str, Any]) -> Client:
     # For ever: a gateway outlives its NATS server's restarts.
     options = {"max_reconnect_attempts": -1, "reconnect_time_wait": _RECONNECT_PAUSE, **options}
     try:
-        return await nats.connect(url, error_cb=quiet, allow_reconnect=True, **options)
+        return await nats.connect(url.split(","), error_cb=quiet, allow_reconnect=True, **options)
     except (nats.errors.Error, OSError) as exc:
         raise TransportError(f"no connection to the NATS server {url}: {exc}") from exc
 

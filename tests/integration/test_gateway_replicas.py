@@ -1,0 +1,99 @@
+"""A gateway on a cluster of three NATS servers, one of which is killed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import ExitStack
+
+import pytest
+
+import liftenvelope
+from liftenvelope.client.streams import MAX_REPLICATION
+from liftenvelope.envelope import AckPolicy, new_message, unmarshal_ack
+from liftenvelope.errors import LiftEnvelopeError, ServerError
+from liftenvelope.jetstream import JetStream, StreamConfig
+from liftenvelope.testing import GatewayCluster, NatsServer, run_gateway, run_nats_server
+from liftenvelope.testing._ports import free_port
+from tests.conformance.actions import fill, take
+from tests.integration.conftest import connect
+
+
+@pytest.fixture
+async def servers() -> AsyncIterator[list[NatsServer]]:
+    """Three servers that have found each other."""
+    ports = [free_port() for _ in range(3)]
+    routes = [f"nats://127.0.0.1:{port}" for port in ports]
+    with ExitStack() as stack:
+        servers = []
+        for number, port in enumerate(ports, 1):
+            config = {
+                "server_name": f"n{number}",
+                "cluster": {"name": "three", "listen": f"127.0.0.1:{port}", "routes": routes},
+            }
+            servers.append(stack.enter_context(run_nats_server(jetstream=True, config=config)))
+        await until_formed(servers[0])
+        yield servers
+
+
+async def until_formed(server: NatsServer) -> None:
+    """Wait until a stream can be kept on all three."""
+    nc = await connect(server.url)
+    async with asyncio.timeout(60), JetStream(nc) as js:
+        while True:
+            try:
+                await js.create_stream(StreamConfig(name="formed", subjects=("formed",), num_replicas=3))
+            except LiftEnvelopeError:
+                await asyncio.sleep(0.1)
+            else:
+                break
+    await nc.close()
+
+
+@pytest.fixture
+async def cluster(servers: list[NatsServer]) -> AsyncIterator[GatewayCluster]:
+    """Two gateways that know all of them."""
+    url = ",".join(server.url for server in servers)
+    async with run_gateway(2, nats_url=url, config={"replicas": 3, "ack_timeout": 10.0}) as cluster:
+        yield cluster
+
+
+async def test_a_nats_server_is_killed(servers: list[NatsServer], cluster: GatewayCluster, name: str) -> None:
+    acked: list[int] = []
+    async with liftenvelope.connect(cluster.addresses) as client:
+        await client.create_stream(name, name, partitions=2, replication_factor=3, min_isr=2)
+        await client.create_stream(f"{name}-all", f"{name}-all", replication_factor=MAX_REPLICATION)
+        with pytest.raises(ServerError):
+            await client.create_stream(f"{name}-more", f"{name}-more", replication_factor=4)
+        async with client.subscribe(name, partition=0, start="earliest") as messages:
+            acked += await fill(client, name, 20, partition=0, ack_policy=AckPolicy.ALL)
+            assert [message.offset for message in await take(messages, 20)] == acked
+            await asyncio.to_thread(servers[0].kill)
+            async with asyncio.timeout(120):
+                while len(acked) < 40:
+                    try:
+                        acked += await fill(client, name, [b"later"], partition=0)
+                    except (LiftEnvelopeError, TimeoutError):
+                        await asyncio.sleep(0.1)
+                seen = set(range(20))
+                while not seen >= set(acked):
+                    seen.add((await anext(messages)).offset)
+        assert acked == sorted(set(acked))
+        await raw_acks(servers[1], name)
+
+
+async def raw_acks(server: NatsServer, name: str) -> None:
+    """Envelopes on raw NATS are acked as ever."""
+    nc = await connect(server.url)
+    inbox = await nc.subscribe(f"{name}.acks")
+    envelope = new_message(b"x", ack_inbox=f"{name}.acks", correlation_id="id")
+    async with asyncio.timeout(60):
+        while True:
+            await nc.publish(f"{name}.1", envelope)
+            try:
+                ack = unmarshal_ack((await inbox.next_msg(timeout=5)).data)
+            except TimeoutError:
+                continue
+            assert (ack.stream, ack.correlation_id) == (name, "id")
+            break
+    await nc.close()
