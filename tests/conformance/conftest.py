@@ -3,7 +3,8 @@
 The fixture ``server`` is all that they know of it. Which one that is, the environment variable
 ``LIFTENVELOPE_CONFORMANCE_SERVER`` says, a name in ``SERVERS``: a server of another make is put into that
 table. Tests marked ``liftbridge_only`` are about what the Liftbridge server itself does wrong, or about
-its own configuration; they are left out for others.
+its own configuration, those marked ``gateway_only`` about what the gateway does in another way on purpose;
+they are left out for others.
 """
 
 from __future__ import annotations
@@ -43,9 +44,8 @@ class Server(Protocol):
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what is about one make of server where another is tested."""
-    if CHOSEN == "liftbridge":
-        return
-    others = [item for item in items if item.get_closest_marker("liftbridge_only") is not None]
+    marks = [f"{server}_only" for server in SERVERS if server != CHOSEN]
+    others = [item for item in items if any(item.get_closest_marker(mark) is not None for mark in marks)]
     config.hook.pytest_deselected(items=others)
     items[:] = [item for item in items if item not in others]
 

@@ -25,7 +25,7 @@ from liftenvelope.errors import (
 )
 from liftenvelope.rpc.status import StatusCode
 from tests.conformance.actions import eventually, fill, new_stream, read, read_offsets
-from tests.conformance.conftest import CHOSEN, Server
+from tests.conformance.conftest import Server
 
 # Segments of a few messages each, looked at five times a second: only full ones can go.
 SMALL_SEGMENTS: dict[str, Any] = {"segment_max_bytes": 1024, "cleaner_interval": 0.2}
@@ -185,7 +185,7 @@ async def test_streams_of_one_group_share_the_messages(client: Client, name: str
     assert await found() == [b"%d" % number for number in range(40)]
 
 
-@pytest.mark.skipif(CHOSEN != "gateway", reason="about the gateway")
+@pytest.mark.gateway_only
 async def test_the_gateway_refuses_streams_that_would_share_messages(client: Client, name: str) -> None:
     # JetStream gives each stream all messages of a subject: docs/gateway.md, differences.
     await client.create_stream(name, f"{name}-a", group="sharing")
