@@ -28,7 +28,7 @@ static uint32_t crc32c_tables[8][256];
 static int crc32c_use_native;
 static int crc32c_has_native(void);
 
-static void crc32c_init(void) {
+static inline void crc32c_init(void) {
     crc32c_use_native = crc32c_has_native();
     for (uint32_t byte = 0; byte < 256; byte++) {
         uint32_t crc = byte;

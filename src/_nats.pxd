@@ -1,0 +1,98 @@
+# The lines that a NATS server sends, inlined into each extension. liftenvelope/_frames_py.py draws them.
+
+from libc.stdint cimport int64_t, uint8_t
+from libc.string cimport memchr, memcmp
+
+from _cursor cimport Slice
+
+cdef enum:
+    OTHER = 0  # a line after which no message comes
+    MESSAGE = 1
+    UNKNOWN = 2
+    LONGEST_LINE = 65_536
+    CRLF = 2
+    MOST_DIGITS = 18  # no number of so many overflows
+
+cdef struct Head:
+    Slice subject
+    Slice reply
+    int64_t sid
+    int64_t header_size
+    int64_t size
+
+
+cdef inline bint is_space(uint8_t c) noexcept nogil:
+    return c == 32 or 9 <= c <= 13
+
+
+cdef inline const uint8_t* get_word(const uint8_t* p, const uint8_t* end, Slice* word) noexcept nogil:
+    """The word at `p`; the place behind it, NULL if there is none."""
+    word.p = p
+    while p < end and not is_space(p[0]):
+        p += 1
+    word.n = p - word.p
+    return p if word.n else NULL
+
+
+cdef inline bint get_number(Slice word, int64_t* out) noexcept nogil:
+    cdef int64_t number = 0
+    cdef Py_ssize_t i
+    if word.n > MOST_DIGITS:
+        return False
+    for i in range(word.n):
+        if not 48 <= word.p[i] <= 57:
+            return False
+        number = number * 10 + (word.p[i] - 48)
+    out[0] = number
+    return True
+
+
+cdef inline bint parse_head(const uint8_t* p, const uint8_t* end, Py_ssize_t sizes, Head* head) noexcept nogil:
+    """Read what follows the first word and its blank: subject, sid, a reply or none, so many sizes."""
+    cdef Slice words[5]
+    cdef Py_ssize_t count = 0
+    while True:
+        if count == 5:
+            return False
+        p = get_word(p, end, &words[count])
+        if p == NULL:
+            return False
+        count += 1
+        if p == end:
+            break
+        if p[0] != 32:
+            return False
+        p += 1
+    if count != sizes + 2 and count != sizes + 3:
+        return False
+    head.subject = words[0]
+    head.reply.p = NULL
+    head.reply.n = 0
+    if count == sizes + 3:
+        head.reply = words[2]
+    head.header_size = 0
+    if sizes == 2 and not get_number(words[count - 2], &head.header_size):
+        return False
+    return (get_number(words[1], &head.sid) and get_number(words[count - 1], &head.size)
+            and head.header_size <= head.size)
+
+
+cdef inline bint begins(const uint8_t* p, Py_ssize_t n, const char* text, Py_ssize_t size) noexcept nogil:
+    return n >= size and memcmp(p, text, <size_t>size) == 0
+
+
+cdef inline int parse_line(const uint8_t* p, Py_ssize_t n, Head* head) noexcept nogil:
+    """What kind of a line the `n` bytes at `p` are, without their CRLF."""
+    if begins(p, n, b"MSG ", 4):
+        return MESSAGE if parse_head(p + 4, p + n, 1, head) else UNKNOWN
+    if begins(p, n, b"HMSG ", 5):
+        return MESSAGE if parse_head(p + 5, p + n, 2, head) else UNKNOWN
+    if n == 4 and (begins(p, n, b"PING", 4) or begins(p, n, b"PONG", 4)):
+        return OTHER
+    if n == 3 and begins(p, n, b"+OK", 3):
+        return OTHER
+    if begins(p, n, b"-ERR '", 6) and n >= 8 and p[n - 1] == 39:
+        return OTHER
+    if begins(p, n, b"INFO ", 5) and n > 5 and memchr(p + 5, 13, <size_t>(n - 5)) == NULL:
+        return OTHER
+    return UNKNOWN
