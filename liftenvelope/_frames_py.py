@@ -89,16 +89,18 @@ class MessageCutter:
 
     Args:
         max_message: The longest message to take in, in bytes.
+        pieces: Whether to leave the bytes as they came, for somebody else to cut, instead of messages.
 
     Attributes:
         fault: 0; or why it takes no more: ``COMPRESSED``, ``TOO_LONG``.
         fault_value: The compressed flag, or the length, that was refused.
     """
 
-    __slots__ = ("_buffer", "_max_message", "fault", "fault_value")
+    __slots__ = ("_buffer", "_max_message", "_pieces", "fault", "fault_value")
 
-    def __init__(self, max_message: int) -> None:
+    def __init__(self, max_message: int, pieces: bool = False) -> None:
         self._max_message = max_message
+        self._pieces = pieces
         self._buffer = bytearray()
         self.fault = 0
         self.fault_value = 0
@@ -114,6 +116,8 @@ class MessageCutter:
         After a fault it returns no more messages; those before it are returned all the same.
         """
         messages: list[bytes] = []
+        if self._pieces:
+            return [piece] if (piece := as_bytes("data", data)) else []
         self._buffer += as_bytes("data", data)
         start = 0
         while not self.fault and (end := self._message_end(start)):
@@ -171,9 +175,9 @@ class FrameWalker:
         self._cutters: dict[int, MessageCutter | None] = {}
         self.oversize = 0
 
-    def open(self, stream_id: int) -> MessageCutter:
+    def open(self, stream_id: int, pieces: bool = False) -> MessageCutter:
         """Take the DATA frames of this stream from now on. Returns its cutter, for those that h2 gets."""
-        cutter = self._cutters[stream_id] = MessageCutter(self._max_message)
+        cutter = self._cutters[stream_id] = MessageCutter(self._max_message, pieces)
         return cutter
 
     def mute(self, stream_id: int) -> None:

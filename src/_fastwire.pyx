@@ -71,6 +71,7 @@ cdef class MessageCutter:
     """Cuts the bytes of one stream into messages, however they were divided on the way."""
 
     cdef Py_ssize_t max_message
+    cdef bint pieces
     cdef uint8_t prefix[PREFIX]
     cdef Py_ssize_t prefix_filled
     cdef bytes body             # of a message that came in part: allocated whole, filled as it comes
@@ -78,8 +79,9 @@ cdef class MessageCutter:
     cdef readonly int fault
     cdef readonly object fault_value
 
-    def __init__(self, Py_ssize_t max_message):
+    def __init__(self, Py_ssize_t max_message, bint pieces=False):
         self.max_message = max_message
+        self.pieces = pieces
         self.prefix_filled = 0
         self.body = None
         self.fault = 0
@@ -100,6 +102,10 @@ cdef class MessageCutter:
     cdef int cut(self, const uint8_t* p, Py_ssize_t n, list messages) except -1:
         """Append the messages that `n` bytes at `p` complete."""
         cdef Py_ssize_t length
+        if self.pieces:
+            if n:
+                messages.append(PyBytes_FromStringAndSize(<const char*>p, n))
+            return 0
         while n > 0 and not self.fault:
             if self.body is not None:
                 length = self.fill_body(p, n, messages)
@@ -184,9 +190,9 @@ cdef class FrameWalker:
         self.cutters = {}
         self.oversize = 0
 
-    def open(self, stream_id):
+    def open(self, stream_id, bint pieces=False):
         """Take the DATA frames of this stream from now on."""
-        cdef MessageCutter cutter = MessageCutter(self.max_message)
+        cdef MessageCutter cutter = MessageCutter(self.max_message, pieces)
         self.cutters[stream_id] = cutter
         return cutter
 

@@ -65,8 +65,10 @@ class _Session:
         except OSError as exc:
             raise TransportError(f"can't connect to {address}: {exc}") from exc
 
-    def start_call(self, method: str, request: bytes, timeout: float | None) -> tuple[int, _Inbox]:
-        call_id = self.protocol.start_call(method, timeout=timeout)
+    def start_call(
+        self, method: str, request: bytes, timeout: float | None, pieces: bool
+    ) -> tuple[int, _Inbox]:
+        call_id = self.protocol.start_call(method, timeout=timeout, pieces=pieces)
         self.protocol.send(call_id, [request])
         self.protocol.half_close(call_id)
         inbox = self._inboxes[call_id] = _Inbox()
@@ -176,6 +178,11 @@ class ResponseStream:
         self._timeout = timeout
         self._deadline = deadline
 
+    @property
+    def ended(self) -> bool:
+        """Whether the call has ended. What came before and was not taken is still there."""
+        return self._inbox.ended is not None
+
     def receive(self, *, timeout: float | None = None) -> bytes | None:
         """Return the next message, or None at the end of the call.
 
@@ -187,19 +194,34 @@ class ResponseStream:
                 within ``timeout``, or within the timeout of the call.
             TransportError: The connection failed.
         """
+        return self._inbox.messages.popleft() if self._wait(timeout) else None
+
+    def receive_all(self, *, timeout: float | None = None) -> list[bytes]:
+        """Return all that has come, once there is something; an empty list at the end of the call.
+
+        Arguments and errors are those of :meth:`receive`.
+        """
+        if not self._wait(timeout):
+            return []
+        came = list(self._inbox.messages)
+        self._inbox.messages.clear()
+        return came
+
+    def _wait(self, timeout: float | None) -> bool:
+        """Whether there is a message, waiting for one unless the call has ended."""
         limit = _earlier(self._deadline, None if timeout is None else time.monotonic() + timeout)
         while not self._inbox.messages:
             if self._inbox.ended is not None:
                 if self._inbox.ended.error is not None:
                     raise self._inbox.ended.error
-                return None
+                return False
             self._session.protocol.release(self._call_id, self._inbox.size)
             self._inbox.size = 0
             try:
                 self._session.pump(limit)
             except TimeoutError:
                 self._timed_out(timeout)
-        return self._inbox.messages.popleft()
+        return True
 
     def close(self) -> None:
         """Cancel the call if it has not ended. Messages that came and were not taken are dropped."""
@@ -292,15 +314,18 @@ class BlockingChannel:
                 raise RpcError(StatusCode.INTERNAL, f"{method}: the server did not send exactly one message")
         return answer
 
-    def server_stream(self, method: str, request: bytes, *, timeout: float | None = None) -> ResponseStream:
+    def server_stream(
+        self, method: str, request: bytes, *, timeout: float | None = None, pieces: bool = False
+    ) -> ResponseStream:
         """Call a method with any number of answers; return them as a stream.
 
         Arguments and errors are those of :meth:`unary`; what goes wrong after the call has begun is raised
-        by the stream.
+        by the stream. With ``pieces`` it has the bytes as they came, with the prefixes of messages in them
+        and cut anywhere, for callers that read messages in bulk.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         session = self._connected()
-        call_id, inbox = session.start_call(method, request, timeout)
+        call_id, inbox = session.start_call(method, request, timeout, pieces)
         return ResponseStream(session, call_id, inbox, timeout, deadline)
 
     def connect(self) -> None:

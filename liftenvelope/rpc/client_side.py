@@ -61,7 +61,9 @@ class ClientConnection(Connection):
         # The headers that all calls of a method have.
         self._fixed_headers: dict[str, list[tuple[bytes, bytes]]] = {}
 
-    def start_call(self, method: str, *, timeout: float | None = None, metadata: Metadata = ()) -> int:
+    def start_call(
+        self, method: str, *, timeout: float | None = None, metadata: Metadata = (), pieces: bool = False
+    ) -> int:
         """Start a call; return its id. Where the server allows no further call, it begins when another ends.
 
         Args:
@@ -69,6 +71,8 @@ class ClientConnection(Connection):
             timeout: Seconds after which the server gives up. It is only told to the server: the shell
                 watches the clock, and cancels the call if need be.
             metadata: Names and values to send along.
+            pieces: Whether what comes is handed on as it came, with the prefixes of messages in it and cut
+                anywhere, instead of message by message.
 
         Raises:
             UsageError: An argument makes no sense.
@@ -81,7 +85,7 @@ class ClientConnection(Connection):
             raise CallNotProcessedError(self._no_more_calls)
         call_id = self._next_id
         self._next_id += 2
-        self._calls[call_id] = CallState()
+        self._calls[call_id] = CallState(pieces=pieces)
         self._waiting.append((call_id, headers))
         return call_id
 

@@ -91,6 +91,8 @@ class CallState:
     closing: bool = False
     closed_here: bool = False
     closed_there: bool = False
+    #: Whether its events have the bytes as they came, for somebody else to cut into messages.
+    pieces: bool = False
     #: Bytes that came of a message that is not complete, and bytes of all kinds that were not released.
     partial: int = 0
     unreleased: int = 0
@@ -400,9 +402,9 @@ class Connection:
         """Get ready for the messages of a call, whose headers have come."""
         if b"content-length" in headers:
             # h2 counts the bytes of such a stream, so it must see them all.
-            call.cutter = _backend.frames.MessageCutter(self._max_message)
+            call.cutter = _backend.frames.MessageCutter(self._max_message, call.pieces)
         else:
-            call.cutter = self._walker.open(call_id)
+            call.cutter = self._walker.open(call_id, call.pieces)
 
     def _forget(self, call_id: int, reset: ErrorCodes | None) -> None:
         """Drop a call. ``reset`` tells the peer, which must be done unless both sides have finished."""
