@@ -23,6 +23,7 @@ _TWINS = {
     "_fastjet": "_jet_py",
     "_fastack": "_acks_py",
     "_fastgate": "_gate_py",
+    "_fastbulk": "_bulk_py",
 }
 
 
@@ -55,3 +56,4 @@ frames = _modules["_fastwire"]
 jet = _modules["_fastjet"]
 acks = _modules["_fastack"]
 gate = _modules["_fastgate"]
+bulk = _modules["_fastbulk"]

@@ -265,7 +265,7 @@ class Envelopes:
         rows = self._span(start, stop)
         if (room := sum(len(row or b"") for row in rows)) > MAX_ENVELOPE:
             raise UsageError(f"an Arrow binary array holds at most {MAX_ENVELOPE} bytes, not {room}")
-        _, nulls, bits, ends, content = _text_buffers(rows, "i")
+        _, nulls, bits, ends, content = text_buffers(rows, "i")
         targets = [memoryview(target).cast("B") for target in (offsets, data, validity)]
         parts = [ends, content, bits or b"\xff" * ((len(rows) + 7) >> 3)]
         if any(len(target) < len(part) for target, part in zip(targets, parts, strict=True)):
@@ -305,12 +305,12 @@ def _bitmap(valid: Sequence[bool]) -> bytes:
     return bytes(bits)
 
 
-def _text_buffers(rows: Sequence[bytes | None], code: str) -> TextBuffers:
+def text_buffers(rows: Sequence[bytes | None], code: str) -> TextBuffers:
     ends = [0]
     for row in rows:
         ends.append(ends[-1] + len(row or b""))
     nulls, data = sum(row is None for row in rows), b"".join(row or b"" for row in rows)
-    return len(rows), nulls, _validity(rows), struct.pack(f"={len(ends)}{code}", *ends), data
+    return len(rows), nulls, validity_bits(rows), struct.pack(f"={len(ends)}{code}", *ends), data
 
 
 def _numbers(rows: Sequence[Any], name: str, code: str) -> bytes:
@@ -325,12 +325,12 @@ def _header_buffers(rows: Sequence[Mapping[str, bytes]]) -> dict[str, Any]:
         ends.append(ends[-1] + len(row))
     return {
         "header_offsets": struct.pack(f"={len(ends)}i", *ends),
-        "header_names": _text_buffers([name.encode() for row in rows for name in row], "i"),
-        "header_values": _text_buffers([value for row in rows for value in row.values()], "i"),
+        "header_names": text_buffers([name.encode() for row in rows for name in row], "i"),
+        "header_values": text_buffers([value for row in rows for value in row.values()], "i"),
     }
 
 
-def _validity(rows: Sequence[Any]) -> bytes | None:
+def validity_bits(rows: Sequence[Any]) -> bytes | None:
     valid = [row is not None for row in rows]
     return None if all(valid) else _bitmap(valid)
 
@@ -362,7 +362,7 @@ class MessageColumns:
     def _texts(self, name: str) -> TextBuffers:
         fields = [None if message is None else getattr(message, name) for message in self._messages]
         encoded = [field.encode() if isinstance(field, str) else field for field in fields]
-        return _text_buffers([field or None for field in encoded], self._code)
+        return text_buffers([field or None for field in encoded], self._code)
 
     def columns(self) -> dict[str, Any]:
         """Field name to (rows, nulls, validity, offsets, data) of texts, to data of numbers.
@@ -371,12 +371,12 @@ class MessageColumns:
         """
         return {
             "key": self._texts("key"),
-            "value": _text_buffers(self._values, self._code),
+            "value": text_buffers(self._values, self._code),
             "ack_inbox": self._texts("ack_inbox"),
             "correlation_id": self._texts("correlation_id"),
             "ack_policy": _numbers(self._messages, "ack_policy", "i"),
             "expected_offset": _numbers(self._messages, "offset", "q"),
-            "validity": _validity(self._messages),
+            "validity": validity_bits(self._messages),
             **_header_buffers([{} if message is None else message.headers for message in self._messages]),
         }
 
@@ -391,7 +391,7 @@ class AckColumns:
 
     def _texts(self, name: str, *, empty_is_null: bool = False) -> TextBuffers:
         fields = [None if ack is None else getattr(ack, name).encode() for ack in self._acks]
-        return _text_buffers([field or None for field in fields] if empty_is_null else fields, self._code)
+        return text_buffers([field or None for field in fields] if empty_is_null else fields, self._code)
 
     def columns(self) -> dict[str, Any]:
         """Field name to (rows, nulls, validity, offsets, data) of texts, to data of numbers.
@@ -409,7 +409,7 @@ class AckColumns:
             "reception_timestamp": _numbers(self._acks, "reception_timestamp_ns", "q"),
             "commit_timestamp": _numbers(self._acks, "commit_timestamp_ns", "q"),
             "ack_error": _numbers(self._acks, "error", "i"),
-            "validity": _validity(self._acks),
+            "validity": validity_bits(self._acks),
         }
 
 
@@ -443,10 +443,10 @@ class StoredColumns:
             "offset": _numbers(self._messages, "offset", "q"),
             "timestamp": _numbers(self._messages, "timestamp_ns", "q"),
             "partition": _numbers(self._messages, "partition", "i"),
-            "key": _text_buffers([message.key for message in self._messages], "i"),
-            "value": _text_buffers([message.value for message in self._messages], "i"),
+            "key": text_buffers([message.key for message in self._messages], "i"),
+            "value": text_buffers([message.value for message in self._messages], "i"),
             **{
-                name: _text_buffers([getattr(message, name).encode() for message in self._messages], "i")
+                name: text_buffers([getattr(message, name).encode() for message in self._messages], "i")
                 for name in texts
             },
             "validity": None,

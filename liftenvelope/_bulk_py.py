@@ -1,0 +1,450 @@
+"""What servers send to a reader, into columns, in plain Python: the twin of ``src/_fastbulk.pyx``.
+
+:class:`NatsRows` reads what a NATS server sends on a connection, and :class:`StoredRows` what a Liftbridge
+server sends on one gRPC call. Both are fed pieces of any size, take what belongs to the batch, and say why
+they stopped. What ends up in the columns is known of every row, so that a read can go on at the exact next
+offset over another connection.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, final
+
+from liftenvelope._batch_py import TextBuffers, text_buffers, validity_bits
+from liftenvelope._envelope_py import unmarshal_message
+from liftenvelope._payloads_py import read_message
+from liftenvelope.errors import EnvelopeError, EnvelopeTooLargeError, UsageError
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+__all__ = ["BROKEN", "DONE", "FULL", "LINE", "LOST", "MORE", "NatsRows", "StoredRows"]
+
+#: Why feeding stopped: more bytes are wanted; the batch is full; something that is not a message of this read
+#: comes next; all that was asked for has come; a message was left out; what came is not what it should be.
+MORE: Final = 0
+FULL: Final = 1
+LINE: Final = 2
+DONE: Final = 3
+LOST: Final = 4
+BROKEN: Final = 5
+
+_MODE_NONE: Final = 0
+_LONGEST_LINE: Final = 65_536
+_CRLF: Final = 2
+_PREFIX: Final = 5
+_MAX_ENVELOPE: Final = 0x7FFFFFFF
+_LARGEST: Final = 2**63 - 1
+_MSG: Final = re.compile(rb"MSG ([^\s]+) (\d{1,18}) (?:([^\s]+) )?()(\d{1,18})")
+_HMSG: Final = re.compile(rb"HMSG ([^\s]+) (\d{1,18}) (?:([^\s]+) )?(\d{1,18}) (\d{1,18})")
+_OTHER_LINE: Final = re.compile(rb"PING|PONG|\+OK|-ERR '.+'|INFO [^\r]+")
+_NUMBER: Final = re.compile(rb"\d{1,19}")
+_BLANK: Final = b" \t\r\n"
+
+#: Number of rows, offset of the first and the last, gaps before rows, and the columns' buffers by name.
+Taken: TypeAlias = "tuple[int, int, int, list[tuple[int, int]], dict[str, Any]]"
+
+
+class _Row(NamedTuple):
+    """A message on its way into the columns."""
+
+    offset: int
+    timestamp: int
+    subject: bytes
+    value: bytes
+    headers: dict[bytes, bytes]
+    #: The message that an envelope holds, or a server has stored; None for a payload that is no envelope.
+    message: Any
+
+
+def _sound(text: bytes) -> bytes:
+    return text.decode("utf-8", "replace").encode()
+
+
+def _repeats(rows: Sequence[bytes | None]) -> tuple[int, int, bytes | None, bytes, TextBuffers]:
+    """The buffers of text that repeats: validity, which of the different ones each row has, and those."""
+    items: dict[bytes, int] = {}
+    indices = [0 if row is None else items.setdefault(_sound(row), len(items)) for row in rows]
+    packed = struct.pack(f"={len(indices)}i", *indices)
+    nulls = sum(row is None for row in rows)
+    return len(rows), nulls, validity_bits(rows), packed, text_buffers(list(items), "i")
+
+
+def _headers(rows: Sequence[dict[bytes, bytes]]) -> dict[str, Any]:
+    ends = [0]
+    for row in rows:
+        ends.append(ends[-1] + len(row))
+    if sum(len(name) + len(value) for row in rows for name, value in row.items()) > _MAX_ENVELOPE:
+        raise EnvelopeTooLargeError("the headers have more than 2 GiB together: decode fewer rows at a time")
+    return {
+        "header_offsets": struct.pack(f"={len(ends)}i", *ends),
+        "header_names": text_buffers([name for row in rows for name in row], "i"),
+        "header_values": text_buffers([value for row in rows for value in row.values()], "i"),
+    }
+
+
+class _Batch:
+    """The rows of a batch."""
+
+    def __init__(self, wanted: Iterable[str], max_rows: int, max_bytes: int) -> None:
+        self.wanted = frozenset(wanted)
+        self.max_rows = max_rows
+        self.max_bytes = max_bytes
+        self.clear()
+
+    def clear(self) -> None:
+        self.rows: list[_Row] = []
+        self.nbytes = 0
+        self.gaps: list[tuple[int, int]] = []
+
+    @property
+    def is_full(self) -> bool:
+        return len(self.rows) == self.max_rows or self.nbytes >= self.max_bytes
+
+    def add(self, row: _Row, size: int) -> None:
+        self.rows.append(row)
+        self.nbytes += size
+
+    def take(self) -> Taken:
+        if not self.rows:
+            taken: Taken = 0, -1, -1, self.gaps, {}
+        else:
+            taken = len(self.rows), self.rows[0].offset, self.rows[-1].offset, self.gaps, self._columns()
+        self.clear()
+        return taken
+
+    def _columns(self) -> dict[str, Any]:
+        rows, found = self.rows, dict[str, Any]()
+        if "offset" in self.wanted:
+            found["offset"] = struct.pack(f"={len(rows)}q", *(row.offset for row in rows))
+        if "timestamp" in self.wanted:
+            found["timestamp"] = struct.pack(f"={len(rows)}q", *(row.timestamp for row in rows))
+        if "key" in self.wanted:
+            keys = [(row.message.key or None) if row.message is not None else None for row in rows]
+            found["key"] = text_buffers(keys, "i")
+        if "value" in self.wanted:
+            found["value"] = text_buffers([row.value for row in rows], "i")
+        if "headers" in self.wanted:
+            found.update(_headers([row.headers for row in rows]))
+        if "subject" in self.wanted:
+            found["subject"] = _repeats([row.subject for row in rows])
+        if "ack_policy" in self.wanted:
+            found.update(self._envelopes([row.message for row in rows]))
+        return found
+
+    def _envelopes(self, messages: list[Any]) -> dict[str, Any]:
+        def texts(name: str) -> list[bytes | None]:
+            return [getattr(message, name).encode() or None if message else None for message in messages]
+
+        def numbers(name: str, code: str) -> bytes:
+            found = (int(getattr(message, name)) if message else 0 for message in messages)
+            return struct.pack(f"={len(messages)}{code}", *found)
+
+        return {
+            "ack_inbox": _repeats(texts("ack_inbox")),
+            "correlation_id": text_buffers(texts("correlation_id"), "i"),
+            "ack_policy": numbers("ack_policy", "i"),
+            "expected_offset": numbers("offset", "q"),
+            "enveloped": (sum(message is None for message in messages), validity_bits(messages)),
+        }
+
+
+def _nats_headers(block: bytes) -> dict[bytes, bytes]:
+    """The lines of NATS headers; of a repeated name the last value counts, at the first one's place."""
+    found: dict[bytes, bytes] = {}
+    for line in block.split(b"\n")[1:]:
+        name, colon, value = line.partition(b":")
+        if name and colon:
+            found[_sound(name)] = value.strip(_BLANK)
+    return found
+
+
+class _Head(NamedTuple):
+    """The line before a message, or another one; and where what it is about ends."""
+
+    subject: bytes
+    sid: int
+    reply: bytes
+    header_size: int
+    size: int
+    body: int
+    end: int
+    is_message: bool
+
+
+class _Ack(NamedTuple):
+    """The numbers in the subject that an ack of a message would go to."""
+
+    sequence: int
+    delivery: int
+    timestamp: int
+    pending: int
+
+
+def _parse_reply(reply: bytes) -> _Ack | None:
+    """Read ``$JS.ACK.<stream>.<consumer>.<delivered>.<sequence>.<delivery>.<timestamp>.<pending>``.
+
+    With a domain and an account there are two more tokens before the stream, and perhaps one at the end
+    (nats-server, server/consumer.go).
+    """
+    tokens = reply.split(b".")
+    if tokens[:2] != [b"$JS", b"ACK"] or (len(tokens) != 9 and len(tokens) < 11):
+        return None
+    first = 4 if len(tokens) == 9 else 6
+    numbers = [int(token) if _NUMBER.fullmatch(token) else -1 for token in tokens[first : first + 5]]
+    if not all(0 <= number <= _LARGEST for number in numbers) or len(numbers) < 5 or not numbers[1]:
+        return None
+    return _Ack(*numbers[1:])
+
+
+class _Reader:
+    """What both kinds of readers have in common."""
+
+    def __init__(self, wanted: Iterable[str], max_rows: int, max_bytes: int) -> None:
+        self._batch = _Batch(wanted, max_rows, max_bytes)
+        self._stop = -1
+        #: The offset that is wanted next.
+        self.next_offset = 0
+
+    @property
+    def rows(self) -> int:
+        """How many rows the batch has."""
+        return len(self._batch.rows)
+
+    @property
+    def nbytes(self) -> int:
+        """How many bytes they had on the wire."""
+        return self._batch.nbytes
+
+    def take(self) -> Taken:
+        """(rows, first and last offset, gaps, columns) of the batch; the next one begins."""
+        return self._batch.take()
+
+    def _piece(self, view: Buffer, start: int, end: int) -> bytes:
+        data = memoryview(view).cast("B")
+        if not 0 <= start <= end <= len(data):
+            raise UsageError(f"{start} to {end} are not a part of {len(data)} bytes")
+        return bytes(data[:end])
+
+    def _close_gap(self, offset: int) -> None:
+        if offset > self.next_offset:
+            self._batch.gaps.append((self.next_offset, offset))
+            self.next_offset = offset
+
+    @property
+    def _is_done(self) -> bool:
+        return 0 <= self._stop <= self.next_offset
+
+
+@final
+class NatsRows(_Reader):
+    """Messages of one consumer, out of what a NATS server sends, into columns.
+
+    Args:
+        wanted: Names of the columns to fill; ``ack_policy`` stands for all those of the envelope.
+        mode: 0: the payload is the value. 1 or 2: a payload that is a sound envelope is opened.
+        max_rows: How many rows a batch has at most.
+        max_bytes: After how many bytes it is full.
+        max_message: The longest message to take in, with its headers.
+        _allocate: Returns a writable buffer of a number of bytes. The Cython twin needs it.
+
+    Attributes:
+        next_offset: The offset that is wanted next: of JetStream, the sequence less 1.
+        pending: How many messages were left at the server behind the last one; -1 before the first.
+        need: With ``MORE``: how many bytes there must be from where it stopped, at least; 0 for any number.
+        line: With ``LINE``: where the body of what comes next begins and ends (with its CRLF), of which
+            subscription it is, and the size of its headers. Feeding goes on where it ends.
+    """
+
+    def __init__(
+        self,
+        wanted: Iterable[str],
+        mode: int,
+        max_rows: int,
+        max_bytes: int,
+        max_message: int,
+        _allocate: Callable[[int], Any],
+    ) -> None:
+        super().__init__(wanted, max_rows, max_bytes)
+        self._mode = mode
+        self._max_message = max_message
+        self._sid = -1
+        self._delivery = 0
+        self.pending = -1
+        self.need = 0
+        self.line: tuple[int, ...] = ()
+
+    def follow(self, sid: int, next_offset: int, stop: int) -> None:
+        """Take the messages of a new consumer, from an offset on, and up to another one; -1 for no end."""
+        self._sid, self.next_offset, self._stop = sid, next_offset, stop
+        self._delivery, self.pending = 0, -1
+
+    def feed(self, view: Buffer, start: int, end: int) -> tuple[int, int]:
+        """Go on at start, as far as end; returns why it stopped, and where."""
+        data, at = self._piece(view, start, end), start
+        self.need = 0
+        while not self._batch.is_full:
+            if self._is_done:
+                return DONE, at
+            if at == end:
+                return MORE, at
+            head = self._head(data, at)
+            state = head if isinstance(head, int) else self._take(data, head)
+            if state == LINE and isinstance(head, _Head):
+                self.line = head.body, head.end, head.sid, head.header_size
+            if state != MORE or not isinstance(head, _Head):
+                return state, at
+            at = head.end
+        return FULL, at
+
+    def _head(self, data: bytes, at: int) -> _Head | int:
+        found = data.find(b"\n", at)
+        if found < 0:
+            self.need = len(data) - at + 1
+            return BROKEN if len(data) - at > _LONGEST_LINE else MORE
+        line, body = data[at:found], found + 1
+        if not line.endswith(b"\r"):
+            return BROKEN
+        parsed = _MSG.fullmatch(line[:-1]) or _HMSG.fullmatch(line[:-1])
+        if parsed is None:
+            known = _OTHER_LINE.fullmatch(line[:-1])
+            return _Head(b"", 0, b"", 0, 0, body, body, False) if known else BROKEN
+        subject, sid, reply, header_size, size = parsed.groups()
+        end = body + int(size) + _CRLF
+        head = _Head(subject, int(sid), reply or b"", int(header_size or 0), int(size), body, end, True)
+        if head.header_size > head.size or head.size > self._max_message:
+            return BROKEN
+        if end > len(data):
+            self.need = end - at
+            return MORE
+        return head
+
+    def _take(self, data: bytes, head: _Head) -> int:
+        if not head.is_message or head.sid != self._sid:
+            return LINE
+        ack = _parse_reply(head.reply)
+        if ack is None:
+            return LINE
+        offset = ack.sequence - 1
+        if ack.delivery != self._delivery + 1 or offset < self.next_offset:
+            return LOST
+        if 0 <= self._stop <= offset:
+            self._close_gap(self._stop)
+            return DONE
+        self._delivery, self.pending = ack.delivery, ack.pending
+        self._close_gap(offset)
+        self.next_offset = offset + 1
+        self._batch.add(self._row(data, head, offset, ack.timestamp), head.size)
+        return MORE
+
+    def _row(self, data: bytes, head: _Head, offset: int, timestamp: int) -> _Row:
+        begin = head.body + head.header_size
+        headers, value = _nats_headers(data[head.body : begin]), data[begin : head.end - _CRLF]
+        if self._mode == _MODE_NONE:
+            return _Row(offset, timestamp, head.subject, value, headers, None)
+        try:
+            message = unmarshal_message(value)
+        except EnvelopeError:
+            return _Row(offset, timestamp, head.subject, value, headers, None)
+        headers.update({name.encode(): data for name, data in message.headers.items()})
+        return _Row(offset, timestamp, head.subject, message.value, headers, message)
+
+
+@final
+class StoredRows(_Reader):
+    """Messages of one subscription, out of the bytes of a gRPC call, into columns.
+
+    Args:
+        wanted: Names of the columns to fill; ``ack_policy`` stands for all those of the envelope.
+        max_rows: How many rows a batch has at most.
+        max_bytes: After how many bytes it is full.
+        max_message: The longest message to take in.
+        _allocate: Returns a writable buffer of a number of bytes. The Cython twin needs it.
+
+    Attributes:
+        next_offset: The offset that is wanted next.
+        stands: Whether the server's first message, which is empty, has come.
+        bad: With ``BROKEN``: the message that is none, or the prefix of one that is compressed or too long.
+    """
+
+    def __init__(
+        self,
+        wanted: Iterable[str],
+        max_rows: int,
+        max_bytes: int,
+        max_message: int,
+        _allocate: Callable[[int], Any],
+    ) -> None:
+        super().__init__(wanted, max_rows, max_bytes)
+        self._max_message = max_message
+        self._part = b""
+        self.stands = False
+        self.bad = b""
+
+    def follow(self, next_offset: int, stop: int) -> None:
+        """Take the messages of a new subscription, from an offset on, up to another one; -1 for no end."""
+        self.next_offset, self._stop = next_offset, stop
+        self.stands, self._part = False, b""
+
+    @property
+    def inside_message(self) -> bool:
+        """Whether what came last was not the end of a message."""
+        return bool(self._part)
+
+    def feed(self, view: Buffer, start: int, end: int) -> tuple[int, int]:
+        """Go on at start, as far as end; returns why it stopped, and where."""
+        before, at = len(self._part), 0
+        data = self._part + self._piece(view, start, end)[start:]
+        # Places in data lie so far from those in the view.
+        shift = start - before
+        while not self._batch.is_full:
+            if self._is_done:
+                return DONE, max(at + shift, start)
+            size = self._message_size(data, at)
+            if size < 0:
+                return BROKEN, at + shift
+            if size > len(data) - at:
+                self._part = data[at:]
+                return MORE, end
+            self._part = b""
+            message, at = data[at + _PREFIX : at + size], at + size
+            state = self._take(message)
+            if state != MORE:
+                return state, at + shift
+        return FULL, max(at + shift, start)
+
+    def _message_size(self, data: bytes, at: int) -> int:
+        if len(data) - at < _PREFIX:
+            return len(data) - at + 1
+        size = int.from_bytes(data[at + 1 : at + _PREFIX], "big")
+        if data[at] or size > self._max_message:
+            self.bad = data[at : at + _PREFIX]
+            return -1
+        return size + _PREFIX
+
+    def _take(self, raw: bytes) -> int:
+        if not self.stands and not raw:
+            self.stands = True
+            return MORE
+        try:
+            message = read_message(raw, 0, strip_headers=True) if self.stands else None
+        except EnvelopeError:
+            message = None
+        if message is None:
+            self.bad = raw
+            return BROKEN
+        if message.offset < self.next_offset:
+            return MORE
+        if 0 <= self._stop <= message.offset:
+            self._close_gap(self._stop)
+            return DONE
+        self._close_gap(message.offset)
+        self.next_offset = message.offset + 1
+        headers = {name.encode(): value for name, value in message.headers.items()}
+        subject = message.subject.encode()
+        row = _Row(message.offset, message.timestamp_ns, subject, message.value, headers, message)
+        self._batch.add(row, len(raw))
+        return MORE

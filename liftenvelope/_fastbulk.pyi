@@ -1,0 +1,66 @@
+# What src/_fastbulk.pyx offers; stubtest holds this file to it. Documentation: _bulk_py.py.
+
+from collections.abc import Callable, Iterable
+from typing import Any, Final, final
+
+from typing_extensions import Buffer
+
+MORE: Final = 0
+FULL: Final = 1
+LINE: Final = 2
+DONE: Final = 3
+LOST: Final = 4
+BROKEN: Final = 5
+
+@final
+class NatsRows:
+    def __new__(
+        cls,
+        wanted: Iterable[str],
+        mode: int,
+        max_rows: int,
+        max_bytes: int,
+        max_message: int,
+        allocate: Callable[[int], Any],
+    ) -> NatsRows: ...
+    @property
+    def next_offset(self) -> int: ...
+    @property
+    def pending(self) -> int: ...
+    @property
+    def need(self) -> int: ...
+    @property
+    def line(self) -> tuple[int, ...]: ...
+    @property
+    def rows(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
+    def follow(self, sid: int, next_offset: int, stop: int) -> None: ...
+    def take(self) -> tuple[int, int, int, list[tuple[int, int]], dict[str, Any]]: ...
+    def feed(self, view: Buffer, start: int, end: int) -> tuple[int, int]: ...
+
+@final
+class StoredRows:
+    def __new__(
+        cls,
+        wanted: Iterable[str],
+        max_rows: int,
+        max_bytes: int,
+        max_message: int,
+        allocate: Callable[[int], Any],
+    ) -> StoredRows: ...
+    @property
+    def next_offset(self) -> int: ...
+    @property
+    def stands(self) -> bool: ...
+    @property
+    def bad(self) -> bytes: ...
+    @property
+    def inside_message(self) -> bool: ...
+    @property
+    def rows(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
+    def follow(self, next_offset: int, stop: int) -> None: ...
+    def take(self) -> tuple[int, int, int, list[tuple[int, int]], dict[str, Any]]: ...
+    def feed(self, view: Buffer, start: int, end: int) -> tuple[int, int]: ...

@@ -1,0 +1,773 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False
+# cython: cdivision=True, auto_pickle=False, autotestdict=False
+"""What servers send to a reader, straight into Arrow columns: `liftenvelope/_bulk_py.py` is the readable twin.
+
+No Python object is made for a message, and the GIL is released while a piece of what was received is worked on.
+"""
+
+cimport cython
+from cpython.buffer cimport PyBUF_WRITABLE, PyBuffer_FillInfo
+from cpython.bytes cimport PyBytes_FromStringAndSize
+from libc.stdlib cimport calloc, free, malloc
+
+from _cursor cimport *
+from _nats cimport *
+from _rows cimport *
+
+from liftenvelope.errors import EnvelopeTooLargeError, UsageError
+
+cdef extern from "Python.h":
+    Py_buffer* PyMemoryView_GET_BUFFER(object view)
+
+crc32c_init()
+
+MORE, FULL, LINE, DONE, LOST, BROKEN = range(6)
+
+cdef enum:
+    STATE_MORE = 0
+    STATE_FULL = 1
+    STATE_LINE = 2
+    STATE_DONE = 3
+    STATE_LOST = 4
+    STATE_BROKEN = 5
+    NO_MEMORY = 6
+    PREFIX = 5
+    LONGEST_PREFIX = 512
+    MODE_NONE = 0
+    MODE_STRIP = 1
+    MODE_COLUMNS = 2
+
+cdef Py_ssize_t MAX_ENVELOPE = 0x7FFFFFFF
+cdef uint64_t LARGEST = 0x7FFFFFFFFFFFFFFF
+
+
+cdef Slice span(object view):
+    """The memory of a memoryview, of none for None."""
+    cdef Slice s
+    clear_slice(&s)
+    if view is not None:
+        s.p = <const uint8_t*>PyMemoryView_GET_BUFFER(view).buf
+        s.n = PyMemoryView_GET_BUFFER(view).len
+    return s
+
+
+include "_columns.pxi"
+
+
+cdef bytes sound_text(Slice s):
+    """Text of any bytes, as UTF-8: what is none becomes U+FFFD."""
+    return PyBytes_FromStringAndSize(<const char*>s.p, s.n).decode("utf-8", "replace").encode()
+
+
+cdef inline Slice as_slice(bytes text):
+    cdef Slice s
+    s.p = <const uint8_t*><const char*>text
+    s.n = len(text)
+    return s
+
+
+@cython.final
+cdef class _Repeats:
+    """A column of text that repeats: the different ones, and which of them each row has."""
+
+    cdef _Entries items
+    cdef _Memory indices
+    cdef _Bits valid
+    cdef int32_t* table     # open addressing: item + 1, 0 for none
+    cdef Py_ssize_t mask
+    cdef int32_t last       # what the row before had, which most often is what the next has; -1 for none
+    cdef Py_ssize_t rows
+
+    def __cinit__(self, allocate, Py_ssize_t rows):
+        self.items, self.indices = _Entries(allocate), full(allocate, rows * 4)
+        self.valid, self.last = _Bits(allocate, rows), -1
+        self.mask = 63
+        self.table = <int32_t*>calloc(<size_t>self.mask + 1, sizeof(int32_t))
+        if self.table == NULL:
+            raise MemoryError
+
+    def __dealloc__(self):
+        free(self.table)
+
+    cdef inline Slice item(self, int32_t which) noexcept nogil:
+        cdef const int32_t* ends = <const int32_t*>self.items.ends.p
+        cdef Slice s
+        s.p = self.items.data.p + ends[which]
+        s.n = ends[which + 1] - ends[which]
+        return s
+
+    cdef inline bint add(self, Py_ssize_t i, Slice s, bint null) noexcept nogil:
+        if null:
+            self.valid.clear(i)
+            (<int32_t*>self.indices.p)[i] = 0
+            return True
+        if self.last < 0 or not same_bytes(self.item(self.last), s):
+            self.last = self.find(s)
+            if self.last < 0:
+                return False
+        (<int32_t*>self.indices.p)[i] = self.last
+        return True
+
+    cdef int32_t find(self, Slice s) noexcept nogil:
+        """Which item it is, a new one perhaps; -1 where memory has run out."""
+        cdef Py_ssize_t cell
+        if not valid_utf8(s.p, s.n):
+            return self.find_other(s)
+        cell = self.cell_of(s)
+        if self.table[cell]:
+            return self.table[cell] - 1
+        if not self.items.add(s):
+            return -1
+        self.table[cell] = <int32_t>self.items.rows
+        if self.items.rows * 2 > self.mask and not self.widen():
+            return -1
+        return <int32_t>self.items.rows - 1
+
+    cdef int32_t find_other(self, Slice s) noexcept with gil:
+        text = sound_text(s)
+        return self.find(as_slice(text))
+
+    cdef Py_ssize_t cell_of(self, Slice s) noexcept nogil:
+        cdef uint64_t mix = 0xcbf29ce484222325u  # FNV-1a
+        cdef Py_ssize_t i
+        for i in range(s.n):
+            mix = (mix ^ s.p[i]) * 0x100000001b3u
+        i = <Py_ssize_t>(mix >> 20) & self.mask
+        while self.table[i] and not same_bytes(self.item(self.table[i] - 1), s):
+            i = (i + 1) & self.mask
+        return i
+
+    cdef bint widen(self) noexcept nogil:
+        cdef Py_ssize_t mask = self.mask * 4 + 3
+        cdef int32_t* table = <int32_t*>calloc(<size_t>mask + 1, sizeof(int32_t))
+        cdef int32_t i
+        if table == NULL:
+            return False
+        free(self.table)
+        self.table, self.mask = table, mask
+        for i in range(<int32_t>self.items.rows):
+            table[self.cell_of(self.item(i))] = i + 1
+        return True
+
+    def buffers(self):
+        """(rows, nulls, validity, indices, the different ones)."""
+        return self.rows, self.valid.nulls, self.valid.buffer(), self.indices, self.items.buffers()
+
+
+# A message on its way into the columns.
+cdef struct Row:
+    int64_t offset
+    int64_t timestamp
+    Slice subject
+    Slice block             # NATS headers as they came
+    Slice value
+    bint has_fields
+    bint stored             # the fields are a stored message's, not an envelope's
+    const uint8_t* end      # of what the fields were read from
+    MessageFields fields
+
+
+@cython.final
+cdef class _Rows:
+    """The columns that are wanted of a batch; those that are not are None."""
+
+    cdef object allocate
+    cdef frozenset wanted
+    cdef Py_ssize_t max_rows, max_bytes, rows, nbytes
+    cdef bint open, has_offsets, has_timestamps, has_keys, has_values, has_headers, has_subjects, has_envelopes
+    cdef _Memory offsets, timestamps, policies, expected
+    cdef _Texts keys, values, idents
+    cdef _Headers headers
+    cdef _Repeats subjects, inboxes
+    cdef _Bits enveloped
+    cdef list kept          # names that were made sound, until they are copied
+    cdef list gaps
+    cdef int64_t first, last
+
+    def __cinit__(self, wanted, Py_ssize_t max_rows, Py_ssize_t max_bytes, allocate):
+        self.wanted, self.allocate = frozenset(wanted), allocate
+        self.max_rows, self.max_bytes = max_rows, max_bytes
+        self.has_offsets, self.has_timestamps = "offset" in self.wanted, "timestamp" in self.wanted
+        self.has_keys, self.has_values = "key" in self.wanted, "value" in self.wanted
+        self.has_headers, self.has_subjects = "headers" in self.wanted, "subject" in self.wanted
+        self.has_envelopes = "ack_policy" in self.wanted
+        self.clear()
+
+    cdef void clear(self):
+        self.open = False
+        self.rows = self.nbytes = 0
+        self.kept, self.gaps = [], []
+        self.first = self.last = -1
+        self.offsets = self.timestamps = self.policies = self.expected = None
+        self.keys = self.values = self.idents = None
+        self.headers = None
+        self.subjects = self.inboxes = None
+        self.enveloped = None
+
+    cdef int begin(self) except -1:
+        """Have room for the rows of a batch, if there is none yet."""
+        cdef Py_ssize_t n = self.max_rows, most = self.max_bytes
+        if self.open:
+            return 0
+        if self.has_offsets:
+            self.offsets = full(self.allocate, n * 8)
+        if self.has_timestamps:
+            self.timestamps = full(self.allocate, n * 8)
+        if self.has_keys:
+            self.keys = _Texts(self.allocate, n, False, most)
+        if self.has_values:
+            self.values = _Texts(self.allocate, n, False, most)
+        if self.has_headers:
+            self.headers = _Headers(self.allocate, n)
+        if self.has_subjects:
+            self.subjects = _Repeats(self.allocate, n)
+        if self.has_envelopes:
+            self.inboxes, self.idents = _Repeats(self.allocate, n), _Texts(self.allocate, n, False, most)
+            self.policies, self.expected = full(self.allocate, n * 4), full(self.allocate, n * 8)
+            self.enveloped = _Bits(self.allocate, n)
+        self.open = True
+        return 0
+
+    cdef inline bint is_full(self) noexcept nogil:
+        return self.rows == self.max_rows or self.nbytes >= self.max_bytes
+
+    cdef void add_gap(self, int64_t start, int64_t stop) noexcept with gil:
+        self.gaps.append((start, stop))
+
+    cdef bint add(self, const Row* row, Py_ssize_t size) noexcept nogil:
+        """False where memory has run out."""
+        cdef Py_ssize_t i = self.rows
+        cdef Slice key
+        cdef bint done = True
+        clear_slice(&key)
+        if row.has_fields:
+            key = row.fields.key
+        if self.has_offsets:
+            (<int64_t*>self.offsets.p)[i] = row.offset
+        if self.has_timestamps:
+            (<int64_t*>self.timestamps.p)[i] = row.timestamp
+        if self.has_values:
+            done = self.values.add_bulk(i, row.value, False)
+        if self.has_keys:
+            done = done and self.keys.add(i, key, key.n == 0)
+        if self.has_subjects:
+            done = done and self.subjects.add(i, row.subject, False)
+        if self.has_headers:
+            done = done and self.add_headers(i, row)
+        if self.has_envelopes:
+            done = done and self.add_envelope(i, row)
+        if self.rows == 0:
+            self.first = row.offset
+        self.last = row.offset
+        self.rows += 1
+        self.nbytes += size
+        return done
+
+    cdef bint add_envelope(self, Py_ssize_t i, const Row* row) noexcept nogil:
+        cdef const MessageFields* f = &row.fields
+        cdef Slice none
+        clear_slice(&none)
+        if not row.has_fields:
+            self.enveloped.clear(i)
+            (<int32_t*>self.policies.p)[i] = 0
+            (<int64_t*>self.expected.p)[i] = 0
+            return self.inboxes.add(i, none, True) and self.idents.add(i, none, True)
+        (<int32_t*>self.policies.p)[i] = f.ack_policy
+        (<int64_t*>self.expected.p)[i] = f.offset
+        return (self.inboxes.add(i, f.ack_inbox, f.ack_inbox.n == 0)
+                and self.idents.add(i, f.correlation_id, f.correlation_id.n == 0))
+
+    cdef bint add_headers(self, Py_ssize_t i, const Row* row) noexcept nogil:
+        cdef Py_ssize_t most = row.fields.headers if row.has_fields else 0
+        if row.block.n:
+            most += lines_in(row.block)
+        if most and not self.add_entries(row, most):
+            return False
+        (<int32_t*>self.headers.ends.p)[i + 1] = <int32_t>self.headers.names.rows
+        return True
+
+    cdef bint add_entries(self, const Row* row, Py_ssize_t most) noexcept nogil:
+        cdef HeaderSet* seen = &self.headers.seen
+        cdef Py_ssize_t j
+        if not begin_headers(seen, most):
+            return False
+        if row.block.n:
+            self.see_block(seen, row.block)
+        if row.has_fields and row.fields.headers:
+            see_fields(seen, row)
+        for j in range(seen.count):
+            if not self.headers.names.add(seen.names[j]) or not self.headers.contents.add(seen.values[j]):
+                return False
+        return True
+
+    cdef void see_block(self, HeaderSet* seen, Slice block) noexcept nogil:
+        """The lines of NATS headers; the first says only that they are some."""
+        cdef const uint8_t* end = block.p + block.n
+        cdef const uint8_t* p = end_of_line(block.p, end)
+        cdef const uint8_t* stop
+        cdef Slice name, value
+        while p < end:
+            stop = end_of_line(p, end)
+            if split_header(p, stop, &name, &value):
+                if not valid_utf8(name.p, name.n):
+                    name = self.keep(name)
+                add_header(seen, name, value)
+            p = stop
+
+    cdef Slice keep(self, Slice name) noexcept with gil:
+        text = sound_text(name)
+        self.kept.append(text)
+        return as_slice(text)
+
+    cdef dict columns(self):
+        """Name to buffers of what there is, and begin anew."""
+        cdef dict found = {}
+        cdef Py_ssize_t n = self.rows
+        if self.has_offsets:
+            found["offset"] = self.offsets
+        if self.has_timestamps:
+            found["timestamp"] = self.timestamps
+        if self.has_keys:
+            found["key"] = cut(self.keys, n)
+        if self.has_values:
+            found["value"] = cut(self.values, n)
+        if self.has_headers:
+            self.headers.require_room()
+            found.update(self.headers.columns())
+        if self.has_subjects:
+            self.subjects.rows = n
+            found["subject"] = self.subjects.buffers()
+        if self.has_envelopes:
+            self.inboxes.rows = n
+            found["ack_inbox"], found["correlation_id"] = self.inboxes.buffers(), cut(self.idents, n)
+            found["ack_policy"], found["expected_offset"] = self.policies, self.expected
+            found["enveloped"] = self.enveloped.nulls, self.enveloped.buffer()
+        return found
+
+    cdef tuple take(self):
+        """(rows, first and last offset, gaps, columns), and begin anew."""
+        if self.rows == 0:
+            taken = 0, -1, -1, self.gaps, {}
+        else:
+            taken = self.rows, self.first, self.last, self.gaps, self.columns()
+        self.clear()
+        return taken
+
+
+cdef tuple cut(_Texts texts, Py_ssize_t rows):
+    texts.rows = rows
+    return texts.buffers()
+
+
+cdef Py_ssize_t lines_in(Slice block) noexcept nogil:
+    cdef Py_ssize_t i, lines = 1
+    for i in range(block.n):
+        lines += block.p[i] == 10
+    return lines
+
+
+cdef const uint8_t* end_of_line(const uint8_t* p, const uint8_t* end) noexcept nogil:
+    """Behind the line's LF, or the end."""
+    cdef const uint8_t* found = <const uint8_t*>memchr(p, 10, <size_t>(end - p))
+    return end if found == NULL else found + 1
+
+
+cdef inline bint is_blank(uint8_t c) noexcept nogil:
+    return c == 32 or c == 9 or c == 10 or c == 13
+
+
+cdef bint split_header(const uint8_t* p, const uint8_t* end, Slice* name, Slice* value) noexcept nogil:
+    """A line `name: value`; false for any other."""
+    cdef const uint8_t* colon = <const uint8_t*>memchr(p, 58, <size_t>(end - p))
+    if colon == NULL or colon == p:
+        return False
+    name.p, name.n = p, colon - p
+    p = colon + 1
+    while p < end and is_blank(p[0]):
+        p += 1
+    while p < end and is_blank((end - 1)[0]):
+        end -= 1
+    value.p, value.n = p, end - p
+    return True
+
+
+cdef void see_fields(HeaderSet* seen, const Row* row) noexcept nogil:
+    """The headers of an envelope or a stored message, the latter's without those that the server adds."""
+    cdef Py_ssize_t left = row.fields.headers
+    cdef const uint8_t* p = row.fields.first_header
+    cdef Slice name, value
+    cdef uint32_t tag
+    while True:
+        p = get_entry(p, row.end, &name, &value)
+        if not row.stored or not is_server_header(name):
+            add_header(seen, name, value)
+        left -= 1
+        if left == 0:
+            return
+        p = get_tag(p, row.end, &tag)
+        while tag != TAG_HEADERS:
+            p = get_tag(skip_field(p, row.end, tag), row.end, &tag)
+
+
+# JetStream
+
+cdef struct AckReply:
+    int64_t sequence
+    int64_t delivery
+    int64_t timestamp
+    int64_t pending
+
+
+cdef inline const uint8_t* get_decimal(const uint8_t* p, const uint8_t* end, int64_t* out) noexcept nogil:
+    """A number and what ends it, a dot or the end; where the next one begins, NULL for anything else."""
+    cdef const uint8_t* begin = p
+    cdef uint64_t number = 0
+    while p < end and 48 <= p[0] <= 57:
+        number = number * 10 + (p[0] - 48)
+        p += 1
+    if p == begin or p - begin > 19 or number > LARGEST or (p < end and p[0] != 46):
+        return NULL
+    out[0] = <int64_t>number
+    return p + 1
+
+
+cdef const uint8_t* numbers_of(Slice reply) noexcept nogil:
+    """Where the numbers of an ack's subject begin; NULL if it is not one.
+
+    $JS.ACK.<stream>.<consumer>.<delivered>.<sequence>.<delivery>.<timestamp>.<pending>, or with a domain and
+    an account before the stream, and perhaps more at the end (nats-server, server/consumer.go).
+    """
+    cdef const uint8_t* end = reply.p + reply.n
+    cdef const uint8_t* p = reply.p
+    cdef Py_ssize_t dots = 0, i
+    if not begins(reply.p, reply.n, b"$JS.ACK.", 8):
+        return NULL
+    for i in range(reply.n):
+        dots += reply.p[i] == 46
+    if dots != 8 and dots < 10:
+        return NULL
+    i = 4 if dots == 8 else 6
+    while i:
+        p = <const uint8_t*>memchr(p, 46, <size_t>(end - p)) + 1
+        i -= 1
+    return p
+
+
+cdef bint parse_numbers(const uint8_t* p, const uint8_t* end, AckReply* out) noexcept nogil:
+    cdef int64_t delivered
+    p = get_decimal(p, end, &delivered)
+    if p != NULL:
+        p = get_decimal(p, end, &out.sequence)
+    if p != NULL:
+        p = get_decimal(p, end, &out.delivery)
+    if p != NULL:
+        p = get_decimal(p, end, &out.timestamp)
+    return p != NULL and get_decimal(p, end, &out.pending) != NULL and out.sequence > 0
+
+
+@cython.final
+cdef class NatsRows:
+    """Messages of one consumer, out of what a NATS server sends, into columns."""
+
+    cdef _Rows batch
+    cdef int mode
+    cdef int64_t max_message, sid, stop, delivery
+    cdef readonly int64_t next_offset, pending
+    cdef readonly Py_ssize_t need
+    cdef readonly tuple line
+    cdef uint8_t prefix[LONGEST_PREFIX]  # what the ack subjects of this consumer begin with
+    cdef Py_ssize_t prefix_size
+    cdef Py_ssize_t body, frame_end
+    cdef Head head
+
+    def __cinit__(self, wanted, int mode, Py_ssize_t max_rows, Py_ssize_t max_bytes, int64_t max_message, allocate):
+        self.batch = _Rows(wanted, max_rows, max_bytes, allocate)
+        self.mode, self.max_message = mode, max_message
+        self.sid = self.stop = self.pending = -1
+        self.line = ()
+
+    def follow(self, int64_t sid, int64_t next_offset, int64_t stop):
+        """Take the messages of a new consumer, from an offset on, and up to another one; -1 for no end."""
+        self.sid, self.next_offset, self.stop = sid, next_offset, stop
+        self.delivery = self.prefix_size = 0
+        self.pending = -1
+
+    @property
+    def rows(self):
+        """How many rows the batch has."""
+        return self.batch.rows
+
+    @property
+    def nbytes(self):
+        """How many bytes they had on the wire."""
+        return self.batch.nbytes
+
+    def take(self):
+        """(rows, first and last offset, gaps, columns) of the batch; the next one begins."""
+        return self.batch.take()
+
+    def feed(self, view, Py_ssize_t start, Py_ssize_t end):
+        """Go on at start, as far as end; returns why it stopped, and where."""
+        held = memoryview(view)
+        cdef Slice data = span(held)
+        cdef Py_ssize_t at = start
+        cdef int state
+        if not 0 <= start <= end <= data.n:
+            raise UsageError(f"{start} to {end} are not a part of {data.n} bytes")
+        self.batch.begin()
+        self.need = 0
+        with nogil:
+            state = self.run(data.p, &at, end)
+        if state == NO_MEMORY:
+            raise MemoryError
+        if state == STATE_LINE:
+            self.line = self.body, self.frame_end, self.head.sid, self.head.header_size
+        return state, at
+
+    cdef int run(self, const uint8_t* p, Py_ssize_t* at, Py_ssize_t end) noexcept nogil:
+        cdef int state
+        while not self.batch.is_full():
+            if self.stop >= 0 and self.next_offset >= self.stop:
+                return STATE_DONE
+            if at[0] == end:
+                return STATE_MORE
+            state = self.read_frame(p + at[0], end - at[0], at[0])
+            if state == STATE_MORE and self.need == 0:
+                state = self.add(p + self.body)
+            if state != STATE_MORE or self.need:
+                return state
+            at[0] = self.frame_end
+        return STATE_FULL
+
+    cdef int read_frame(self, const uint8_t* p, Py_ssize_t n, Py_ssize_t at) noexcept nogil:
+        """Find out what begins at `p`: MORE with `need` where it is not all there, LINE for what is not for us."""
+        cdef const uint8_t* found = <const uint8_t*>memchr(p, 10, <size_t>n)
+        cdef int kind
+        self.head.reply.n = 0
+        self.head.sid = self.head.header_size = self.head.size = 0
+        self.need = n + 1
+        if found == NULL:
+            return STATE_BROKEN if n > LONGEST_LINE else STATE_MORE
+        if found == p or (found - 1)[0] != 13:
+            return STATE_BROKEN
+        kind = parse_line(p, found - p - 1, &self.head)
+        if kind == UNKNOWN or self.head.size > self.max_message:
+            return STATE_BROKEN
+        self.body = self.frame_end = at + (found - p) + 1
+        if kind == MESSAGE:
+            self.frame_end += <Py_ssize_t>self.head.size + CRLF
+            if self.frame_end - at > n:
+                self.need = self.frame_end - at
+                return STATE_MORE
+        self.need = 0
+        if kind != MESSAGE or self.head.sid != self.sid or self.head.reply.n == 0:
+            return STATE_LINE
+        return STATE_MORE
+
+    cdef int add(self, const uint8_t* body) noexcept nogil:
+        """Take the message whose line was read."""
+        cdef AckReply reply
+        cdef Row row
+        cdef Py_ssize_t size = <Py_ssize_t>self.head.size
+        if not self.parse_reply(&reply):
+            return STATE_LINE
+        if reply.delivery != self.delivery + 1 or reply.sequence <= self.next_offset:
+            return STATE_LOST
+        row.offset, row.timestamp = reply.sequence - 1, reply.timestamp
+        if self.stop >= 0 and row.offset >= self.stop:
+            self.close_gap(self.stop)
+            return STATE_DONE
+        self.delivery, self.pending = reply.delivery, reply.pending
+        self.close_gap(row.offset)
+        self.next_offset = row.offset + 1
+        row.subject = self.head.subject
+        row.block.p, row.block.n = body, <Py_ssize_t>self.head.header_size
+        row.value.p, row.value.n = body + self.head.header_size, size - row.block.n
+        row.has_fields = row.stored = False
+        if self.mode != MODE_NONE:
+            self.open_envelope(&row)
+        return STATE_MORE if self.batch.add(&row, size) else NO_MEMORY
+
+    cdef void open_envelope(self, Row* row) noexcept nogil:
+        """Take an envelope off. What is no sound one is left as it is, as the server does."""
+        row.end = row.value.p + row.value.n
+        if parse_message(payload(row.value.p, row.value.n, PUBLISH), row.end, &row.fields):
+            row.has_fields, row.value = True, row.fields.value
+            if row.value.p == NULL:
+                row.value.p = row.end
+
+    cdef void close_gap(self, int64_t offset) noexcept nogil:
+        if offset > self.next_offset:
+            self.batch.add_gap(self.next_offset, offset)
+            self.next_offset = offset
+
+    cdef inline bint parse_reply(self, AckReply* out) noexcept nogil:
+        cdef Slice reply = self.head.reply
+        cdef const uint8_t* p
+        cdef Py_ssize_t size
+        if self.prefix_size and begins(reply.p, reply.n, <const char*>self.prefix, self.prefix_size):
+            return parse_numbers(reply.p + self.prefix_size, reply.p + reply.n, out)
+        p = numbers_of(reply)
+        if p == NULL or not parse_numbers(p, reply.p + reply.n, out):
+            return False
+        size = p - reply.p
+        if size <= LONGEST_PREFIX:
+            memcpy(self.prefix, reply.p, <size_t>size)
+            self.prefix_size = size
+        return True
+
+
+# Liftbridge
+
+@cython.final
+cdef class StoredRows:
+    """Messages of one subscription, out of the bytes of a gRPC call, into columns."""
+
+    cdef _Rows batch
+    cdef Py_ssize_t max_message
+    cdef int64_t stop
+    cdef readonly int64_t next_offset
+    cdef readonly bint stands       # whether the server's first message, which is empty, has come
+    cdef readonly bytes bad         # the message that is none, or is too long
+    cdef _Memory part               # the beginning of a message that came in part, with its prefix
+    cdef Py_ssize_t part_need
+
+    def __cinit__(self, wanted, Py_ssize_t max_rows, Py_ssize_t max_bytes, Py_ssize_t max_message, allocate):
+        self.batch = _Rows(wanted, max_rows, max_bytes, allocate)
+        self.max_message = max_message
+        self.stop = -1
+        self.part = _Memory(allocate, 0)
+        self.bad = b""
+
+    def follow(self, int64_t next_offset, int64_t stop):
+        """Take the messages of a new subscription, from an offset on, and up to another one; -1 for no end."""
+        self.next_offset, self.stop = next_offset, stop
+        self.stands = False
+        self.part.n = 0
+
+    @property
+    def rows(self):
+        """How many rows the batch has."""
+        return self.batch.rows
+
+    @property
+    def nbytes(self):
+        """How many bytes their messages had."""
+        return self.batch.nbytes
+
+    @property
+    def inside_message(self):
+        """Whether what came last was not the end of a message."""
+        return self.part.n > 0
+
+    def take(self):
+        """(rows, first and last offset, gaps, columns) of the batch; the next one begins."""
+        return self.batch.take()
+
+    def feed(self, view, Py_ssize_t start, Py_ssize_t end):
+        """Go on at start, as far as end; returns why it stopped, and where."""
+        held = memoryview(view)
+        cdef Slice data = span(held)
+        cdef Py_ssize_t at = start
+        cdef int state
+        if not 0 <= start <= end <= data.n:
+            raise UsageError(f"{start} to {end} are not a part of {data.n} bytes")
+        self.batch.begin()
+        with nogil:
+            state = self.run(data.p, &at, end)
+        if state == NO_MEMORY:
+            raise MemoryError
+        return state, at
+
+    cdef int run(self, const uint8_t* p, Py_ssize_t* at, Py_ssize_t end) noexcept nogil:
+        cdef int state = STATE_MORE
+        cdef Py_ssize_t size
+        while not self.batch.is_full():
+            if self.stop >= 0 and self.next_offset >= self.stop:
+                return STATE_DONE
+            if at[0] == end:
+                return STATE_MORE
+            if self.part.n:
+                state = self.fill(p, at, end)
+            else:
+                size = self.message_size(p + at[0], end - at[0])
+                if size < 0:
+                    return STATE_BROKEN
+                if size > end - at[0]:
+                    state = STATE_MORE if self.keep(p + at[0], end - at[0]) else NO_MEMORY
+                    at[0] = end
+                else:
+                    state = self.add(p + at[0] + PREFIX, size - PREFIX)
+                    at[0] += size
+            if state != STATE_MORE:
+                return state
+        return STATE_FULL
+
+    cdef Py_ssize_t message_size(self, const uint8_t* p, Py_ssize_t n) noexcept nogil:
+        """With its prefix; one more than there is where that has not come; -1 for what must not."""
+        cdef Py_ssize_t size
+        if n < PREFIX:
+            return n + 1
+        size = (<Py_ssize_t>p[1] << 24) | (<Py_ssize_t>p[2] << 16) | (<Py_ssize_t>p[3] << 8) | <Py_ssize_t>p[4]
+        if p[0] != 0 or size > self.max_message:
+            self.show(p, PREFIX)
+            return -1
+        return size + PREFIX
+
+    cdef void show(self, const uint8_t* p, Py_ssize_t n) noexcept with gil:
+        self.bad = PyBytes_FromStringAndSize(<const char*>p, n)
+
+    cdef bint keep(self, const uint8_t* p, Py_ssize_t n) noexcept nogil:
+        if not self.part.fits(n, 0):
+            return False
+        memcpy(self.part.p + self.part.n, p, <size_t>n)
+        self.part.n += n
+        return True
+
+    cdef int fill(self, const uint8_t* p, Py_ssize_t* at, Py_ssize_t end) noexcept nogil:
+        """Go on with the message that came in part."""
+        cdef Py_ssize_t size = PREFIX, n
+        if self.part.n >= PREFIX:
+            size = self.message_size(self.part.p, self.part.n)
+            if size < 0:
+                return STATE_BROKEN
+        n = min(size - self.part.n, end - at[0])
+        if not self.keep(p + at[0], n):
+            return NO_MEMORY
+        at[0] += n
+        if self.part.n >= PREFIX:
+            size = self.message_size(self.part.p, self.part.n)
+            if size < 0:
+                return STATE_BROKEN
+            if size == self.part.n:
+                self.part.n = 0
+                return self.add(self.part.p + PREFIX, size - PREFIX)
+        return STATE_MORE
+
+    cdef int add(self, const uint8_t* p, Py_ssize_t n) noexcept nogil:
+        """Take a message that is whole."""
+        cdef Row row
+        if not self.stands and n == 0:
+            self.stands = True
+            return STATE_MORE
+        if not self.stands or not parse_message(p, p + n, &row.fields):
+            self.show(p, n)
+            return STATE_BROKEN
+        row.offset, row.timestamp = row.fields.offset, row.fields.timestamp
+        if row.offset < self.next_offset:
+            return STATE_MORE  # a start beyond the high watermark begins there all the same
+        if self.stop >= 0 and row.offset >= self.stop:
+            self.close_gap(self.stop)
+            return STATE_DONE
+        self.close_gap(row.offset)
+        self.next_offset = row.offset + 1
+        row.subject, row.value = row.fields.subject, row.fields.value
+        row.has_fields = row.stored = True
+        row.end = p + n
+        row.block.n = 0
+        return STATE_MORE if self.batch.add(&row, n) else NO_MEMORY
+
+    cdef void close_gap(self, int64_t offset) noexcept nogil:
+        if offset > self.next_offset:
+            self.batch.add_gap(self.next_offset, offset)
+            self.next_offset = offset
