@@ -1,0 +1,280 @@
+"""The brokers of a Liftbridge cluster, asked one after the other, without an event loop."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from liftenvelope._pb import api_pb2
+from liftenvelope.client.failures import call_error, resolved_start
+from liftenvelope.client.metadata import Metadata, PartitionInfo, StreamInfo, partition_info, read_metadata
+from liftenvelope.client.retries import RETRIES, Fate, fate_of, pause_before
+from liftenvelope.errors import (
+    NoSuchPartitionError,
+    NoSuchStreamError,
+    NotLeaderError,
+    TransportError,
+)
+from liftenvelope.rpc.blocking import BlockingChannel
+from liftenvelope.rpc.status import RpcError, StatusCode
+
+if TYPE_CHECKING:
+    from liftenvelope.bulk.access import Target
+
+__all__ = ["Brokers", "Deadline"]
+
+#: A stream that one broker does not know may be known to the next, or to the same one a little later.
+_LATE_ROUNDS: Final = 3
+_LATE_PAUSE: Final = 0.1
+# Before every start, and not -1, which servers take for no stop at all.
+_BEFORE_ALL: Final = -2
+_RESOLVE_ATTEMPTS: Final = 5
+#: How long a message that is there may take to come.
+_PEEK_TIMEOUT: Final = 2.0
+
+
+class Deadline:
+    """A moment until which something may take."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self._end = time.monotonic() + seconds
+
+    @property
+    def left(self) -> float:
+        """Seconds until then, never less than a millisecond."""
+        return max(self._end - time.monotonic(), 0.001)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has passed."""
+        return time.monotonic() >= self._end
+
+
+class Brokers:
+    """What the brokers of a cluster say. For one thread at a time: its calls take turns.
+
+    Args:
+        target: Where some of them are.
+    """
+
+    def __init__(self, target: Target) -> None:
+        self._access = target.access
+        self._secure = target.secure
+        self._seeds = [str(address) for address in target.addresses]
+        self._named: list[str] = []
+        self._channels: dict[str, BlockingChannel] = {}
+        self._lock = threading.RLock()
+
+    def close(self) -> None:
+        """Close every connection."""
+        with self._lock:
+            for channel in self._channels.values():
+                channel.close()
+            self._channels.clear()
+
+    def new_channel(self, address: str) -> BlockingChannel:
+        """A connection of one's own to a broker."""
+        return BlockingChannel(
+            self._access.reachable(address),
+            tls=self._access.context if self._secure else None,
+            connect_timeout=self._access.connect_timeout,
+            max_message=self._access.max_message_bytes,
+        )
+
+    def _channel(self, address: str) -> BlockingChannel:
+        if address not in self._channels:
+            self._channels[address] = self.new_channel(address)
+        return self._channels[address]
+
+    # Calls
+
+    def _call(self, method: str, request: bytes, find: Callable[[int], str], about: str) -> bytes:
+        """Call a method that only reads, of whichever broker is found, until the time is up."""
+        deadline, attempt = Deadline(self._access.timeout), 0
+        limit = RETRIES[method].attempt_timeout
+        while True:
+            try:
+                return self._call_once(
+                    method, request, find, attempt, min(deadline.left, limit or deadline.left)
+                )
+            except (RpcError, TransportError) as exc:
+                # Where nobody is at all, that is known without waiting for long.
+                nobody = isinstance(exc, TransportError) and attempt >= 2 * len(self.addresses())
+                if fate_of(exc) is Fate.REFUSED or deadline.is_over or nobody:
+                    raise call_error(method, exc, about) from exc
+            attempt += 1
+            time.sleep(min(pause_before(attempt), deadline.left))
+
+    def _call_once(
+        self, method: str, request: bytes, find: Callable[[int], str], attempt: int, timeout: float
+    ) -> bytes:
+        with self._lock:
+            address = find(attempt)
+            try:
+                return self._channel(address).unary(f"/proto.API/{method}", request, timeout=timeout)
+            except (RpcError, TransportError) as exc:
+                if fate_of(exc).is_uncertain:  # the connection may be dead, and nobody says so
+                    self._channels.pop(address).close()
+                raise
+
+    def addresses(self) -> list[str]:
+        """Where brokers are known to be: those that were given, and those that the cluster named."""
+        return list(dict.fromkeys((*self._seeds, *self._named)))
+
+    def _any(self, attempt: int) -> str:
+        known = self.addresses()
+        return known[attempt % len(known)]
+
+    def metadata(self, stream: str) -> Metadata:
+        """Ask for a stream, of one broker."""
+        request = api_pb2.FetchMetadataRequest(streams=[stream]).SerializeToString()
+        answer = self._call("FetchMetadata", request, self._any, f"stream {stream!r}")
+        found = read_metadata(api_pb2.FetchMetadataResponse.FromString(answer))
+        self._named = list(found.addresses)
+        return found
+
+    def stream(self, name: str) -> StreamInfo:
+        """Return what the cluster says of a stream.
+
+        Raises:
+            NoSuchStreamError: There is none of that name.
+            TransportError, CallTimeoutError: No broker could be asked.
+        """
+        for round_ in range(_LATE_ROUNDS):
+            found = self.metadata(name).get_stream(name)
+            if found is not None:
+                return found
+            if round_ < _LATE_ROUNDS - 1:
+                time.sleep(_LATE_PAUSE)
+        raise NoSuchStreamError(StatusCode.NOT_FOUND, f"there is no stream {name!r}")
+
+    def leader(self, stream: str, partition: int, timeout: float) -> str:
+        """Return the address of a partition's leader, as soon as it has one.
+
+        Raises:
+            NoSuchStreamError, NoSuchPartitionError: There is none.
+            NotLeaderError: It had no leader in all that time.
+        """
+        deadline, attempt = Deadline(timeout), 0
+        while True:
+            found = self.metadata(stream)
+            info = found.get_stream(stream)
+            if info is None:
+                info = self.stream(stream)
+            if partition not in info.partitions:
+                text = f"stream {stream!r} has no partition {partition}"
+                raise NoSuchPartitionError(StatusCode.NOT_FOUND, text)
+            broker = found.brokers.get(info.partitions[partition].leader)
+            if broker is not None:
+                return broker.address
+            if deadline.is_over:
+                text = f"{stream}[{partition}] has no leader"
+                raise NotLeaderError(StatusCode.FAILED_PRECONDITION, text)
+            attempt += 1
+            time.sleep(min(pause_before(attempt), deadline.left))
+
+    def partition(self, stream: str, partition: int) -> PartitionInfo:
+        """Return the state of a partition, from its leader."""
+        request = api_pb2.FetchPartitionMetadataRequest(
+            stream=stream, partition=partition
+        ).SerializeToString()
+
+        def find(attempt: int) -> str:  # noqa: ARG001 - asked anew every time
+            return self.leader(stream, partition, self._access.timeout)
+
+        answer = self._call("FetchPartitionMetadata", request, find, f"{stream}[{partition}]")
+        return partition_info(api_pb2.FetchPartitionMetadataResponse.FromString(answer).metadata)
+
+    # Where places are: see liftenvelope/client/start_lookup.py
+
+    def oldest(self, stream: str, partition: int) -> int | None:
+        """Return the offset of the oldest message; 0 for an empty log; None if it can't be found out."""
+        return self._resolve(stream, partition, api_pb2.EARLIEST)
+
+    def at_time(self, stream: str, partition: int, time_ns: int, newest: int) -> int | None:
+        """Return where the first message is that is not older; if there is none, what follows the newest."""
+        found = self._resolve(stream, partition, api_pb2.TIMESTAMP, time_ns)
+        if found is None or found <= newest or newest < 0:
+            return found
+        if self._times_work(stream, partition, newest):
+            return found
+        oldest = self.oldest(stream, partition)
+        return None if oldest is None else self._search(stream, partition, time_ns, oldest, newest)
+
+    def is_empty(self, stream: str, partition: int, stop: int, newest: int) -> bool:
+        """Whether no message is left before an offset, of a partition whose newest offset is not lower."""
+        oldest = self.oldest(stream, partition)
+        if oldest is None or oldest >= stop:
+            return oldest is not None
+        if oldest > 0 or self._times_work(stream, partition, newest):
+            return False
+        return self._peek(stream, partition, 0, 0) is None
+
+    def _times_work(self, stream: str, partition: int, newest: int) -> bool:
+        first = self._resolve(stream, partition, api_pb2.TIMESTAMP, 0)
+        return first is None or first <= newest
+
+    def _search(self, stream: str, partition: int, time_ns: int, low: int, newest: int) -> int:
+        high = newest + 1
+        while low < high:
+            middle = (low + high) // 2
+            message = self._peek(stream, partition, middle, newest)
+            if message is None or message.timestamp >= time_ns:
+                high = middle
+            else:
+                low = message.offset + 1
+        return low
+
+    def _resolve(
+        self, stream: str, partition: int, position: api_pb2.StartPosition, time_ns: int = 0
+    ) -> int | None:
+        request = _subscribe(stream, partition, _BEFORE_ALL)
+        request.startPosition, request.startTimestamp = position, time_ns
+        for attempt in range(_RESOLVE_ATTEMPTS):
+            # A server that is just removing old segments can't tell.
+            time.sleep(pause_before(attempt))
+            try:
+                self._first(request, count=1)
+            except RpcError as exc:
+                if (found := resolved_start(exc)) is not None:
+                    return found
+            except TransportError:
+                continue
+        return None
+
+    def _peek(self, stream: str, partition: int, offset: int, stop: int) -> api_pb2.Message | None:
+        """Return the message at an offset, or the next one that there is up to another offset."""
+        request = _subscribe(stream, partition, stop)
+        request.startPosition, request.startOffset = api_pb2.OFFSET, offset
+        try:
+            payload = self._first(request, count=2)
+        except (RpcError, TransportError):
+            return None
+        return None if payload is None else api_pb2.Message.FromString(payload)
+
+    def _first(self, request: api_pb2.SubscribeRequest, *, count: int) -> bytes | None:
+        """Return the last of so many messages of a subscription; None if it does not come in time."""
+        address = self.leader(request.stream, request.partition, self._access.timeout)
+        payload: bytes | None = None
+        with self._lock:
+            channel = self._channel(address)
+            with channel.server_stream("/proto.API/Subscribe", request.SerializeToString()) as call:
+                for _ in range(count):
+                    try:
+                        payload = call.receive(timeout=_PEEK_TIMEOUT)
+                    except RpcError as exc:
+                        if exc.code == StatusCode.DEADLINE_EXCEEDED:
+                            return None
+                        raise
+                    if payload is None:
+                        return None
+        return payload
+
+
+def _subscribe(stream: str, partition: int, stop: int) -> api_pb2.SubscribeRequest:
+    return api_pb2.SubscribeRequest(
+        stream=stream, partition=partition, stopPosition=api_pb2.STOP_OFFSET, stopOffset=stop
+    )

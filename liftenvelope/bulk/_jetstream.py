@@ -1,0 +1,172 @@
+"""A JetStream stream, for bulk reads: where its messages are, and a range of them into batches.
+
+A range is read through a consumer of its own that lives in the server's memory: it starts at the exact
+sequence, wants no acks, and numbers what it delivers, so that a message that was left out is noticed. When
+anything goes wrong it is made anew at the next offset.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final
+
+from liftenvelope.bulk._jetstream_read import RangeRead, consumer_request, new_name, start_at
+from liftenvelope.bulk._nats_socket import NatsSocket
+from liftenvelope.bulk.ranges import Extent
+from liftenvelope.errors import CallTimeoutError, NoSuchPartitionError, TransportError
+from liftenvelope.jetstream._names import check_stream_name
+from liftenvelope.jetstream.api import api_prefix
+from liftenvelope.rpc.address import Address, parse_address
+
+if TYPE_CHECKING:
+    from liftenvelope.bulk._crew import Outlet
+    from liftenvelope.bulk.access import Target
+    from liftenvelope.bulk.plan import BatchPlan
+    from liftenvelope.bulk.ranges import Range
+
+__all__ = ["JetStreamSource"]
+
+_SECOND: Final = 1_000_000_000
+
+
+class JetStreamSource:
+    """A stream of JetStream. It has one partition, number 0; the offset is the sequence less 1.
+
+    Args:
+        target: The servers.
+        stream: Name of the stream.
+
+    Raises:
+        UsageError: No stream can have that name.
+    """
+
+    unsigned = True
+
+    def __init__(self, target: Target, stream: str) -> None:
+        self.stream = check_stream_name(stream)
+        self.access = target.access
+        self.prefix = api_prefix(target.access.domain, target.access.api_prefix)
+        self._target = target
+        self._addresses = list(target.addresses)
+        self._turns = itertools.count()
+        self._control: NatsSocket | None = None
+        self._lock = threading.Lock()
+
+    def close(self) -> None:
+        """Close the connection that questions go over."""
+        with self._lock:
+            if self._control is not None:
+                self._control.close()
+            self._control = None
+
+    def connect(self) -> NatsSocket:
+        """Connect to the next server that can be reached.
+
+        Raises:
+            TransportError: There is none.
+        """
+        error: TransportError | CallTimeoutError | None = None
+        for _ in range(len(self._addresses)):
+            address = self._addresses[next(self._turns) % len(self._addresses)]
+            try:
+                found = NatsSocket(address, self._target)
+            except (TransportError, CallTimeoutError) as exc:
+                error = exc
+            else:
+                self._learn(found.other_addresses)
+                return found
+        assert error is not None
+        raise TransportError(str(error)) from error
+
+    def _learn(self, addresses: list[str]) -> None:
+        known = {*self._addresses}
+        found: list[Address] = [parse_address(address) for address in addresses]
+        self._addresses += [address for address in dict.fromkeys(found) if address not in known]
+
+    def ask(self, subject: str, payload: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Ask the API, over a connection that serves all questions.
+
+        Raises:
+            JetStreamError: The server refused.
+            TransportError, CallTimeoutError: It can't be reached, or does not answer.
+        """
+        with self._lock:
+            for again in (True, False):
+                fresh = self._control is None
+                if self._control is None:
+                    self._control = self.connect()
+                try:
+                    return self._control.ask(f"{self.prefix}.{subject}", payload)
+                except (TransportError, CallTimeoutError):
+                    self._control.close()
+                    self._control = None
+                    if fresh or not again:
+                        raise
+        raise AssertionError
+
+    def drop_consumer(self, name: str) -> None:
+        """Have a consumer taken away, without waiting for that.
+
+        Not over the connection that it was read from: closing that may drop what was sent last. Where it does
+        not work, the server takes the consumer away when nobody has pulled for a while.
+        """
+        with self._lock, contextlib.suppress(TransportError):
+            if self._control is not None:
+                self._control.publish(f"{self.prefix}.CONSUMER.DELETE.{self.stream}.{name}", b"")
+
+    # Where the messages are
+
+    def partitions(self) -> list[int]:
+        """Numbers of the partitions: 0 alone."""
+        self.ask(f"STREAM.INFO.{self.stream}")
+        return [0]
+
+    def check_partition(self, partition: int) -> None:
+        """Raise NoSuchPartitionError unless it is 0."""
+        if partition:
+            raise NoSuchPartitionError(0, f"{self.stream}[{partition}]: a JetStream stream has partition 0")
+
+    def extent(self, partition: int) -> Extent:  # noqa: ARG002 - of the only one
+        """Return where the messages are now."""
+        state = self.ask(f"STREAM.INFO.{self.stream}")["state"]
+        end = int(state["last_seq"])
+        return Extent(min(max(int(state["first_seq"]) - 1, 0), end), end)
+
+    def at_time(self, partition: int, time_ns: int, extent: Extent) -> int:  # noqa: ARG002
+        """Return the offset of the first message that is not older."""
+        whole, part = divmod(time_ns, _SECOND)
+        moment = f"{datetime.fromtimestamp(whole, UTC):%Y-%m-%dT%H:%M:%S}.{part:09}Z"
+        info = self._probe({"deliver_policy": "by_start_time", "opt_start_time": moment})
+        return min(int(info["delivered"]["stream_seq"]), extent.end)
+
+    def count(self, span: Range) -> int:
+        """Return how many messages a range has."""
+        return self._pending(span.start) - self._pending(span.stop)
+
+    def _pending(self, offset: int) -> int:
+        return int(self._probe(start_at(offset))["num_pending"])
+
+    def _probe(self, start: dict[str, Any]) -> dict[str, Any]:
+        """What the server says of a consumer that starts somewhere; the consumer is taken away again."""
+        name = new_name()
+        request = consumer_request(self.stream, start, inactive=5)
+        info = self.ask(f"CONSUMER.CREATE.{self.stream}.{name}", request)
+        self.ask(f"CONSUMER.DELETE.{self.stream}.{name}")
+        return info
+
+    def may_have_holes(self) -> bool:
+        """Whether this stream takes single messages out by itself, so that its beginning may go anywhere."""
+        config = self.ask(f"STREAM.INFO.{self.stream}")["config"]
+        return (
+            int(config.get("max_msgs_per_subject", -1)) > 0
+            or bool(config.get("allow_msg_ttl"))
+            or bool(config.get("allow_rollup_hdrs"))
+            or config.get("retention", "limits") != "limits"
+        )
+
+    def read(self, span: Range, plan: BatchPlan, outlet: Outlet) -> None:
+        """Read a range, in a thread of its own."""
+        RangeRead(self, span, plan, outlet).run()

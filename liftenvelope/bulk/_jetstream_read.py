@@ -1,0 +1,339 @@
+"""One range of a JetStream stream, through consumers of its own, over as many connections as it takes."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Any, Final
+
+from liftenvelope import _backend
+from liftenvelope.bulk._pulls import PullWindow
+from liftenvelope.bulk.errors import ReadLostError
+from liftenvelope.bulk.plan import retention_error
+from liftenvelope.bulk.schema import row_columns
+from liftenvelope.client.retries import pause_before
+from liftenvelope.errors import (
+    BadRequestError,
+    CallTimeoutError,
+    NoJetStreamError,
+    OffsetOutOfRangeError,
+    TransportError,
+)
+from liftenvelope.jetstream._statuses import Kind
+
+if TYPE_CHECKING:
+    from liftenvelope.bulk._crew import Outlet, Piece
+    from liftenvelope.bulk._jetstream import JetStreamSource
+    from liftenvelope.bulk._nats_socket import NatsSocket
+    from liftenvelope.bulk.plan import BatchPlan
+    from liftenvelope.bulk.ranges import Range
+
+__all__ = ["RangeRead", "consumer_request", "new_name", "start_at"]
+
+_MODES: Final = {"none": 0, "strip": 1, "columns": 2}
+_SECOND: Final = 1_000_000_000
+#: How long the server keeps the consumer of a reader that is gone, in seconds.
+_INACTIVE: Final = 300
+_PULL_BYTES: Final = 8 * 1024 * 1024
+_MOST_PULL_BYTES: Final = 2**30
+_EXPIRES: Final = 30
+_HEARTBEAT: Final = 1
+#: After so many seconds without a word the pulls count as forgotten: a server says something every second.
+_SILENCE: Final = 3.5
+#: How long to wait for room for a batch before looking at the connection again, in seconds.
+_LOOK: Final = 0.5
+#: The longest message to take. NATS carries at most 64 MiB.
+_LONGEST: Final = 2**30
+
+
+def new_name() -> str:
+    """A name for a consumer that nobody else has."""
+    return f"bulk-{secrets.token_hex(8)}"
+
+
+def start_at(offset: int) -> dict[str, Any]:
+    """The part of a consumer's configuration that has it begin at an offset."""
+    return {"deliver_policy": "by_start_sequence", "opt_start_seq": offset + 1}
+
+
+def consumer_request(stream: str, start: dict[str, Any], *, inactive: int = _INACTIVE) -> dict[str, Any]:
+    """The request for a consumer that only reads."""
+    config = {
+        "ack_policy": "none",
+        "replay_policy": "instant",
+        "inactive_threshold": inactive * _SECOND,
+        "mem_storage": True,
+        "num_replicas": 1,
+        **start,
+    }
+    return {"stream_name": stream, "config": config, "action": "create"}
+
+
+class RangeRead:
+    """One range. It is run in a thread of its own."""
+
+    def __init__(self, source: JetStreamSource, span: Range, plan: BatchPlan, outlet: Outlet) -> None:
+        self._source = source
+        self._span = span
+        self._plan = plan
+        self._outlet = outlet
+        self._rows = _backend.bulk.NatsRows(
+            row_columns(plan.columns),
+            _MODES[plan.envelope],
+            plan.batch_rows,
+            plan.batch_bytes,
+            _LONGEST,
+            plan.allocate,
+        )
+        self._next = self._flushed = span.start
+        # What was read and is to be handed on; gaps in it that have not been looked into.
+        self._ready: deque[Piece] = deque()
+        self._gaps: list[tuple[int, int]] = []
+        self._pulls = PullWindow()
+        self._consumer = self._inbox = ""
+        self._sid = 0
+        self._pull_bytes = 0
+        self._too_large_at = -1
+        # When the batch got its first row; since when nothing came that should have; whether pulls were
+        # repeated for that.
+        self._began = self._quiet_since = 0.0
+        self._repeated = False
+
+    def run(self) -> None:
+        """Read it all.
+
+        Raises:
+            ReadLostError: The connection was lost, and did not come back in time.
+            RetentionError: Retention has overtaken the read.
+            LiftEnvelopeError: The server refused.
+        """
+        failing_since: float | None = None
+        attempt, reached = 0, -1
+        while True:
+            try:
+                self._read()
+            except (TransportError, CallTimeoutError, NoJetStreamError) as exc:
+                self._outlet.check()
+                now = time.monotonic()
+                if failing_since is None or self._next > reached:
+                    failing_since, attempt, reached = now, 0, self._next
+                if now - failing_since >= self._source.access.reconnect_wait:
+                    self._give_up(exc)
+                attempt += 1
+                self._outlet.pause(pause_before(attempt))
+            else:
+                return
+
+    def _give_up(self, error: Exception) -> None:
+        self._flush()
+        for piece in self._ready:
+            self._outlet.put(piece)
+        wait = self._source.access.reconnect_wait
+        text = (
+            f"{self._source.stream}: the read was lost at offset {self._next} and not regained in {wait:g} s"
+        )
+        raise ReadLostError(f"{text}: {error}") from error
+
+    # One connection
+
+    def _read(self) -> None:
+        link = self._source.connect()
+        self._sid = 0
+        self._outlet.wake = link.wake
+        try:
+            self._outlet.check()
+            if self._open(link):
+                self._pump(link)
+            self._hand_out(block=True)
+        finally:
+            self._outlet.wake = lambda: None
+            link.close()
+            self._drop_consumer()
+
+    def _open(self, link: NatsSocket) -> bool:
+        """Make a consumer at the next offset; return whether there is anything left to be read."""
+        self._check_not_truncated(link)
+        self._drop_consumer()
+        self._consumer = new_name()
+        subject = f"CONSUMER.CREATE.{self._source.stream}.{self._consumer}"
+        request = consumer_request(self._source.stream, start_at(self._next))
+        info = link.ask(f"{self._source.prefix}.{subject}", request)
+        if self._sid:
+            link.unsubscribe(self._sid)
+        self._inbox = f"_INBOX.{secrets.token_hex(11)}"
+        self._sid = link.subscribe(f"{self._inbox}.*")
+        self._rows.follow(self._sid, self._next, self._span.stop)
+        self._pulls.forget()
+        self._pull_bytes = max(_PULL_BYTES, 2 * link.max_payload, self._pull_bytes)
+        self._quiet_since, self._repeated = time.monotonic(), False
+        if info["num_pending"] or self._span.stop < 0:
+            return True
+        self._flush(self._span.stop)
+        return False
+
+    def _check_not_truncated(self, link: NatsSocket) -> None:
+        """Make sure that the stream still has what was read, so that no offset is used a second time."""
+        stream = self._source.stream
+        state = link.ask(f"{self._source.prefix}.STREAM.INFO.{stream}")["state"]
+        end = int(state["last_seq"])
+        if end < self._next:
+            text = (
+                f"{stream}: offset {self._next - 1} was there, and the stream now ends at {end - 1}: it lost "
+                f"messages, or was made anew"
+            )
+            raise OffsetOutOfRangeError(text, stream, 0, self._next, end - 1)
+
+    def _drop_consumer(self) -> None:
+        name, self._consumer = self._consumer, ""
+        if name:
+            self._source.drop_consumer(name)
+
+    def _pump(self, link: NatsSocket) -> None:
+        """Read until the range is complete."""
+        rows, states = self._rows, _backend.bulk
+        while True:
+            self._pull(link)
+            before = rows.rows
+            state, link.start = rows.feed(link.view, link.start, link.end)
+            self._pulls.arrived(rows.rows - before)
+            self._next = rows.next_offset
+            if before == 0 and rows.rows:
+                self._began = time.monotonic()
+            if state == states.MORE:
+                if self._at_end() and not self._open(link):
+                    return
+                self._wait(link)
+            elif state == states.LINE:
+                self._other(link)
+            elif state == states.LOST:
+                raise TransportError(
+                    f"{self._source.stream}: a message was left out after offset {self._next}"
+                )
+            elif state == states.BROKEN:
+                raise link.broken()
+            else:
+                self._flush()
+                self._hand_out()
+            if state == states.DONE:
+                return
+
+    def _at_end(self) -> bool:
+        """Whether the server says that nothing is left, of a range that is not complete."""
+        return bool(self._rows.pending == 0 and self._next < self._span.stop)
+
+    def _pull(self, link: NatsSocket) -> None:
+        """Ask for more, unless there is no room for it or the server is about to stop."""
+        if self._ready:
+            return
+        if link.leaving:
+            if self._pulls.is_idle:
+                raise TransportError(f"{link.address} is about to stop")
+            return
+        wanted = -1 if self._span.stop < 0 else self._span.stop - self._next
+        while (due := self._pulls.due(wanted)) is not None:
+            number, amount = due
+            request = {
+                "batch": amount,
+                "max_bytes": self._pull_bytes,
+                "expires": _EXPIRES * _SECOND,
+                "idle_heartbeat": _HEARTBEAT * _SECOND,
+            }
+            subject = f"{self._source.prefix}.CONSUMER.MSG.NEXT.{self._source.stream}.{self._consumer}"
+            link.publish(subject, json.dumps(request).encode(), f"{self._inbox}.{number}")
+
+    def _other(self, link: NatsSocket) -> None:
+        """Take what comes next, which is not a row."""
+        frame = link.handle(self._rows.line)
+        if frame is None or frame.sid != self._sid or (status := frame.status) is None:
+            return
+        match status.kind:
+            case Kind.HEARTBEAT:
+                pass
+            case Kind.BAD_REQUEST | Kind.PUSH | Kind.REFUSED:
+                raise BadRequestError(status.code, f"{self._source.stream}: {status.description}")
+            case Kind.DELETED | Kind.NO_RESPONDERS:
+                raise TransportError(f"{self._source.stream}: the consumer is gone: {status}")
+            case Kind.LEADERSHIP | Kind.SHUTDOWN:
+                self._pulls.forget()
+            case _:
+                self._pulls.ended(int(frame.subject.rpartition(".")[2]))
+                if status.kind is Kind.TOO_LARGE:
+                    self._widen()
+
+    def _widen(self) -> None:
+        """Allow pulls more bytes where not even one message fits: it is older than the server's limit."""
+        if self._too_large_at == self._next:
+            self._pull_bytes = min(2 * self._pull_bytes, _MOST_PULL_BYTES)
+        self._too_large_at = self._next
+
+    # Waiting
+
+    def _wait(self, link: NatsSocket) -> None:
+        """Wait for more from the server; for room, if what it was asked for has come."""
+        if self._ready and self._pulls.is_idle:
+            if self._outlet.offer(self._ready[0], _LOOK):
+                self._ready.popleft()
+            self._quiet_since = time.monotonic()
+            link.fill(0)  # it may want to know whether we are there
+            return
+        self._hand_out()
+        link.want(self._rows.need or 1)
+        if link.fill(self._time_to_wait()):
+            self._quiet_since, self._repeated = link.last_heard, False
+        else:
+            self._check_silence(link)
+        self._flush_if_old()
+
+    def _time_to_wait(self) -> float:
+        seconds = self._plan.batch_seconds
+        if seconds is None or not self._rows.rows:
+            return float(_HEARTBEAT)
+        return min(float(_HEARTBEAT), max(0.0, self._began + seconds - time.monotonic()))
+
+    def _flush_if_old(self) -> None:
+        seconds = self._plan.batch_seconds
+        if seconds is not None and self._rows.rows and time.monotonic() >= self._began + seconds:
+            self._flush()
+            self._hand_out()
+
+    def _check_silence(self, link: NatsSocket) -> None:
+        self._outlet.check()
+        silence = time.monotonic() - self._quiet_since
+        if silence > self._source.access.stall_timeout:
+            raise TransportError(f"{link.address} has said nothing for {silence:.1f} s")
+        if silence > _SILENCE and not self._repeated:
+            self._pulls.forget()
+            self._repeated = True
+
+    # Handing on
+
+    def _flush(self, stop: int = -1) -> None:
+        """End the batch. ``stop`` is the offset that the range ends at, if nothing comes before it."""
+        piece = self._plan.piece(self._rows, self._span.partition, self._flushed, stop)
+        if piece is not None:
+            self._flushed = self._next = max(self._next, stop)
+            self._ready.append(piece)
+            self._gaps += piece.gaps
+
+    def _hand_out(self, *, block: bool = False) -> None:
+        """Hand on what is ready, as far as there is room."""
+        if self._gaps:
+            self._check_gaps()
+        while self._ready:
+            if block:
+                self._outlet.put(self._ready[0])
+            elif not self._outlet.offer(self._ready[0]):
+                return
+            self._ready.popleft()
+
+    def _check_gaps(self) -> None:
+        """Make sure that it was not retention that took messages away in front of the read."""
+        source = self._source
+        if self._plan.on_retention == "raise":
+            oldest = source.extent(0).oldest
+            for start, _ in self._gaps:
+                if start < oldest and not source.may_have_holes():
+                    raise retention_error(source.stream, 0, start, oldest)
+        self._gaps.clear()

@@ -1,0 +1,394 @@
+"""A Liftbridge stream, for bulk reads: where its messages are, and a range of them into batches."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Final
+
+from liftenvelope import _backend
+from liftenvelope._stream_names import check_stream_name
+from liftenvelope.bulk._brokers import Brokers
+from liftenvelope.bulk.errors import ReadLostError, ServerProtocolError
+from liftenvelope.bulk.plan import retention_error
+from liftenvelope.bulk.ranges import Extent
+from liftenvelope.bulk.schema import row_columns
+from liftenvelope.client.failures import call_error
+from liftenvelope.client.partition_read import PartitionRead, Verdict
+from liftenvelope.client.positions import At, StartAt, StopAt
+from liftenvelope.client.retries import pause_before
+from liftenvelope.errors import (
+    CallTimeoutError,
+    LiftEnvelopeError,
+    NoSuchPartitionError,
+    NoSuchStreamError,
+    NotLeaderError,
+    OffsetOutOfRangeError,
+    PartitionPausedError,
+    StreamDeletedError,
+    TransportError,
+)
+from liftenvelope.rpc.status import RpcError, StatusCode
+
+if TYPE_CHECKING:
+    from liftenvelope.bulk._crew import Outlet, Piece
+    from liftenvelope.bulk.access import Target
+    from liftenvelope.bulk.plan import BatchPlan
+    from liftenvelope.bulk.ranges import Range
+    from liftenvelope.rpc.blocking import ResponseStream
+
+__all__ = ["LiftbridgeSource"]
+
+#: How long to wait for the server before looking whether anybody still wants the messages, in seconds.
+_LOOK: Final = 0.25
+#: Seconds that the server has for the message that says that a subscription stands.
+_HANDSHAKE: Final = 5.0
+#: How long a read with an end waits for its first message before it asks whether there is any.
+_SILENCE: Final = 0.5
+#: How long what is the newest message may take to be committed.
+_COMMIT_WAIT: Final = 1.0
+_COMMIT_POLL: Final = 0.05
+#: A broker that has just started knows no streams for seconds: one that was there must be missing so long.
+_GONE_AFTER: Final = 5.0
+
+
+class LiftbridgeSource:
+    """A stream of Liftbridge.
+
+    Args:
+        target: The servers.
+        stream: Name of the stream.
+
+    Raises:
+        UsageError: No stream can have that name.
+    """
+
+    unsigned = False
+
+    def __init__(self, target: Target, stream: str) -> None:
+        check_stream_name(stream)
+        self.stream = stream
+        self.access = target.access
+        self.brokers = Brokers(target)
+
+    def close(self) -> None:
+        """Close the connections that questions go over."""
+        self.brokers.close()
+
+    def partitions(self) -> list[int]:
+        """Return the numbers of the partitions."""
+        return sorted(self.brokers.stream(self.stream).partitions)
+
+    def check_partition(self, partition: int) -> None:
+        """Raise NoSuchPartitionError unless the stream has the partition."""
+        if partition not in self.brokers.stream(self.stream).partitions:
+            text = f"stream {self.stream!r} has no partition {partition}"
+            raise NoSuchPartitionError(StatusCode.NOT_FOUND, text)
+
+    def extent(self, partition: int) -> Extent:
+        """Return where the messages are now, as far as readers may see them."""
+        info = self.brokers.partition(self.stream, partition)
+        newest, limit = info.newest_offset, time.monotonic() + _COMMIT_WAIT
+        while info.high_watermark < newest and time.monotonic() < limit:
+            time.sleep(_COMMIT_POLL)
+            info = self.brokers.partition(self.stream, partition)
+        end = info.high_watermark + 1
+        return Extent(min(self._oldest(partition, newest), end), end)
+
+    def _oldest(self, partition: int, newest: int) -> int:
+        found = self.brokers.oldest(self.stream, partition)
+        # Of a log that retention has emptied, servers say that it begins at 0.
+        if found == 0 and newest >= 0 and self.brokers.is_empty(self.stream, partition, newest + 1, newest):
+            return newest + 1
+        if found is None:
+            text = f"{self.stream}[{partition}]: its leader does not say where it begins"
+            raise CallTimeoutError(text)
+        return found
+
+    def at_time(self, partition: int, time_ns: int, extent: Extent) -> int:
+        """Return the offset of the first message that is not older."""
+        found = self.brokers.at_time(self.stream, partition, time_ns, extent.end - 1)
+        if found is None:
+            text = f"{self.stream}[{partition}]: its leader does not say where that time is"
+            raise CallTimeoutError(text)
+        return min(found, extent.end)
+
+    def may_have_holes(self) -> bool:
+        """Whether its beginning may be anywhere without retention: its servers don't tell, and it is rare."""
+        return False
+
+    def count(self, span: Range) -> int | None:  # noqa: ARG002 - servers don't tell
+        """Return None: it takes reading it."""
+        return None
+
+    def read(self, span: Range, plan: BatchPlan, outlet: Outlet) -> None:
+        """Read a range, in a thread of its own."""
+        _RangeRead(self, span, plan, outlet).run()
+
+
+class _Again(Exception):  # noqa: N818 - no error
+    """The server ended the call, and the next one goes on."""
+
+
+class _RangeRead:
+    """One range, over as many subscriptions as it takes."""
+
+    def __init__(self, source: LiftbridgeSource, span: Range, plan: BatchPlan, outlet: Outlet) -> None:
+        self._source = source
+        self._span = span
+        self._plan = plan
+        self._outlet = outlet
+        self._rows = _backend.bulk.StoredRows(
+            row_columns(plan.columns),
+            plan.batch_rows,
+            plan.batch_bytes,
+            source.access.max_message_bytes,
+            plan.allocate,
+        )
+        self._next = self._flushed = span.start
+        self._name = f"{source.stream}[{span.partition}]"
+        self._gaps: list[tuple[int, int]] = []
+        self._held: list[Piece] = []
+        self._began = 0.0
+        self._missing_since: float | None = None
+        # Since when the high watermark is behind what was there.
+        self._hidden_since: float | None = None
+        # Since when there is something to be read that does not come.
+        self._due_since: float | None = None
+
+    def run(self) -> None:
+        """Read it all.
+
+        Raises:
+            ReadLostError: The connection was lost, and did not come back in time.
+            RetentionError: Retention has overtaken the read.
+            LiftEnvelopeError: The server refused.
+        """
+        failing_since: float | None = None
+        attempt, reached, again = 0, -1, False
+        while True:
+            try:
+                self._read(again=again)
+            except _Again:
+                continue
+            except ReadLostError:
+                self._flush()
+                self._put_held()
+                raise
+            except (TransportError, CallTimeoutError, NotLeaderError, NoSuchStreamError) as exc:
+                self._outlet.check()
+                now = time.monotonic()
+                if failing_since is None or self._next > reached:
+                    failing_since, attempt, reached = now, 0, self._next
+                if now - failing_since >= self._source.access.reconnect_wait:
+                    self._give_up(exc)
+                self._check_gone(exc, now)
+                attempt, again = attempt + 1, True
+                self._outlet.pause(pause_before(attempt))
+            else:
+                return
+
+    def _give_up(self, error: Exception) -> None:
+        self._flush()
+        self._put_held()
+        wait = self._source.access.reconnect_wait
+        text = (
+            f"{self._name}: the read was lost at offset {self._next} and not regained in {wait:g} s: {error}"
+        )
+        raise ReadLostError(text) from error
+
+    def _check_gone(self, error: Exception, now: float) -> None:
+        if not isinstance(error, NoSuchStreamError):
+            self._missing_since = None
+        elif self._missing_since is None:
+            self._missing_since = now
+        elif now - self._missing_since >= _GONE_AFTER:
+            raise StreamDeletedError(StatusCode.NOT_FOUND, f"{self._name}: the stream is gone") from error
+
+    # One subscription
+
+    def _read(self, *, again: bool) -> None:
+        source, span = self._source, self._span
+        self._hand_out()
+        if 0 <= span.stop <= self._next:
+            return
+        if again:
+            self._check_not_truncated()
+        address = source.brokers.leader(source.stream, span.partition, source.access.timeout)
+        stop = StopAt(At.OFFSET, span.stop - 1) if span.stop >= 0 else None
+        read = PartitionRead(source.stream, span.partition, StartAt(At.OFFSET, self._next), stop)
+        with source.brokers.new_channel(address) as channel:
+            self._outlet.check()
+            try:
+                request = read.request(resume=False).SerializeToString()
+                with channel.server_stream("/proto.API/Subscribe", request, pieces=True) as call:
+                    self._rows.follow(self._next, span.stop)
+                    self._pump(call)
+            except (ReadLostError, ServerProtocolError):
+                raise
+            except (RpcError, TransportError) as exc:
+                self._ended(read, exc)
+        self._hand_out()
+
+    def _check_not_truncated(self) -> None:
+        """Make sure that the partition still has what was read, so that no offset is used a second time."""
+        source, partition = self._source, self._span.partition
+        newest = source.brokers.partition(source.stream, partition).newest_offset
+        if newest < self._next - 1:
+            text = (
+                f"{self._name}: offset {self._next - 1} was there, and the partition now ends at {newest}: "
+                f"it lost messages, or the stream was made anew"
+            )
+            raise OffsetOutOfRangeError(text, source.stream, partition, self._next, newest)
+
+    def _ended(self, read: PartitionRead, error: RpcError | TransportError | None) -> None:
+        """Raise what the end of a call means, unless it means that all was read."""
+        verdict = read.ended(error)
+        if verdict is Verdict.FINISHED:
+            self._flush(self._span.stop)
+        elif verdict is Verdict.GO_ON:
+            raise _Again
+        elif isinstance(verdict, PartitionPausedError) and not self._is_paused():
+            # Retention closes segments as well, some time before it takes them off the list of segments.
+            raise TransportError(str(verdict)) from error
+        elif isinstance(verdict, LiftEnvelopeError):
+            raise verdict from error
+        elif error is None:
+            raise TransportError(f"{self._name}: the server ended the subscription and gave no reason")
+        else:
+            found = call_error("Subscribe", error, self._name)
+            raise TransportError(str(found)) from error
+
+    def _is_paused(self) -> bool:
+        info = self._source.brokers.stream(self._source.stream).partitions.get(self._span.partition)
+        return info is not None and info.paused
+
+    def _pump(self, call: ResponseStream) -> None:
+        """Read until the range is complete, or the call ends."""
+        began = heard = time.monotonic()
+        pause, self._due_since = _SILENCE, None
+        while True:
+            pieces = self._receive(call)
+            now = time.monotonic()
+            if pieces:
+                heard, pause, self._due_since, self._hidden_since = now, _SILENCE, None, None
+                for piece in pieces:
+                    if self._take(piece):
+                        return
+            elif call.ended:
+                raise TransportError(f"{self._name}: the server ended the subscription and gave no reason")
+            elif not self._rows.stands and now - began > _HANDSHAKE:
+                raise TransportError(f"{self._name}: the subscription did not stand after {_HANDSHAKE:g} s")
+            elif self._rows.stands and now - heard > pause:
+                if self._is_over(now):
+                    return
+                pause += min(pause, self._source.access.stall_timeout)
+            self._flush_if_old()
+
+    def _receive(self, call: ResponseStream) -> list[bytes]:
+        self._outlet.check()
+        seconds = self._plan.batch_seconds
+        timeout = _LOOK
+        if seconds is not None and self._rows.rows:
+            timeout = min(_LOOK, max(0.001, self._began + seconds - time.monotonic()))
+        try:
+            return call.receive_all(timeout=timeout)
+        except RpcError:
+            if call.ended:
+                raise
+            return []
+
+    def _take(self, piece: bytes) -> bool:
+        """Take what came; return whether the range is complete."""
+        rows, states, at = self._rows, _backend.bulk, 0
+        while True:
+            before = rows.rows
+            state, at = rows.feed(piece, at, len(piece))
+            self._next = rows.next_offset
+            if before == 0 and rows.rows:
+                self._began = time.monotonic()
+            if state == states.MORE:
+                return False
+            if state == states.BROKEN:
+                raise self._broken(rows.bad)
+            self._flush()
+            if state == states.DONE:
+                return True
+            self._hand_out()
+
+    def _broken(self, bad: bytes) -> LiftEnvelopeError:
+        size = int.from_bytes(bad[1:5], "big")
+        if len(bad) == 5 and not bad[0] and size > self._source.access.max_message_bytes:
+            text = f"{self._name}: a message of {size} bytes came, max_message_bytes of the access is less"
+            return RpcError(StatusCode.RESOURCE_EXHAUSTED, text)
+        return ServerProtocolError(f"{self._name}: the server sent what is no message: {bad[:40]!r}")
+
+    def _is_over(self, now: float) -> bool:
+        """Find out what a silence means; return whether nothing will come any more.
+
+        Raises:
+            TransportError: Something should have come for a while.
+        """
+        source, span = self._source, self._span
+        info = source.brokers.partition(source.stream, span.partition)
+        if 0 <= span.stop <= info.newest_offset + 1 and source.brokers.is_empty(
+            source.stream, span.partition, span.stop, info.newest_offset
+        ):
+            self._flush(span.stop)
+            return True
+        if info.high_watermark < self._next:
+            self._due_since = None
+            self._check_hidden(now)
+        elif self._due_since is None:
+            self._due_since = now
+        elif now - self._due_since > source.access.stall_timeout:
+            raise TransportError(f"{self._name}: nothing came for {now - self._due_since:.1f} s")
+        return False
+
+    def _check_hidden(self, now: float) -> None:
+        """Give up waiting for messages that were there when the read began, and can't be seen any more."""
+        if self._span.stop < 0:
+            return
+        self._hidden_since = now if self._hidden_since is None else self._hidden_since
+        wait = self._source.access.reconnect_wait
+        if now - self._hidden_since >= wait:
+            text = (
+                f"{self._name}: the messages from offset {self._next} on could not be seen for {wait:g} s: a "
+                f"server that was killed hides them until one more is published to the partition"
+            )
+            raise ReadLostError(text)
+
+    # Handing on
+
+    def _flush(self, stop: int = -1) -> None:
+        """End the batch. ``stop`` is the offset that the range ends at, if nothing comes before it."""
+        piece = self._plan.piece(self._rows, self._span.partition, self._flushed, stop)
+        if piece is not None:
+            self._flushed = self._next = max(self._next, stop)
+            self._held.append(piece)
+            self._gaps += piece.gaps
+
+    def _flush_if_old(self) -> None:
+        seconds = self._plan.batch_seconds
+        if seconds is not None and self._rows.rows and time.monotonic() >= self._began + seconds:
+            self._flush()
+            self._hand_out()
+
+    def _hand_out(self) -> None:
+        """Hand on what was read. Until there is room, the server is held back by the call's window."""
+        if self._gaps:
+            self._check_gaps()
+        self._put_held()
+
+    def _put_held(self) -> None:
+        while self._held:
+            self._outlet.put(self._held[0])
+            del self._held[0]
+
+    def _check_gaps(self) -> None:
+        """Make sure that it was not retention that took messages away in front of the read."""
+        if self._plan.on_retention == "raise":
+            oldest = self._source.extent(self._span.partition).oldest
+            for start, _ in self._gaps:
+                if start < oldest:
+                    raise retention_error(self._source.stream, self._span.partition, start, oldest)
+        self._gaps.clear()

@@ -1,0 +1,106 @@
+"""What a client says of itself to a NATS server: the CONNECT line, with whatever the server asks for. No I/O.
+
+Rules: https://docs.nats.io/reference/reference-protocols/nats-protocol, and ADR-14 for the signature.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from liftenvelope._version import __version__
+from liftenvelope.errors import MissingExtraError, UsageError
+
+if TYPE_CHECKING:
+    from liftenvelope.bulk.access import Access
+
+__all__ = ["connect_line", "read_credentials"]
+
+_BLOCK: Final = re.compile(r"-{3,}BEGIN ([A-Z ]+)-{3,}\s+(\S+)\s+-{3,}END \1-{3,}")
+_JWT, _SEED = "NATS USER JWT", "USER NKEY SEED"
+
+
+def read_credentials(text: str, name: str) -> tuple[str, str]:
+    """Return the JWT and the seed of a credentials file.
+
+    Args:
+        text: What is in the file.
+        name: Its name, for the text of errors.
+
+    Raises:
+        UsageError: One of them is missing.
+    """
+    blocks = dict(_BLOCK.findall(text))
+    if _JWT not in blocks or _SEED not in blocks:
+        raise UsageError(f"user_credentials {name!r}: expected blocks {_JWT!r} and {_SEED!r}")
+    return blocks[_JWT], blocks[_SEED]
+
+
+def connect_line(access: Access, info: Mapping[str, Any], *, tls: bool) -> bytes:
+    """Return what to send first, with a PING behind it whose PONG says that it was taken.
+
+    Args:
+        access: How to log in. Files that it names are read here.
+        info: What the server said of itself.
+        tls: Whether TLS is spoken.
+
+    Raises:
+        UsageError: A file can't be read, or is not what it should be.
+        MissingExtraError: The package ``nkeys`` is needed.
+    """
+    options: dict[str, Any] = {
+        "verbose": False,
+        "pedantic": False,
+        "tls_required": tls,
+        "name": "liftenvelope.bulk",
+        "lang": "python-liftenvelope",
+        "version": __version__,
+        "protocol": 1,
+        "headers": True,
+        "no_responders": True,
+        "echo": True,
+        **_login(access, str(info.get("nonce") or "")),
+    }
+    return b"CONNECT " + json.dumps(options).encode() + b"\r\nPING\r\n"
+
+
+def _login(access: Access, nonce: str) -> dict[str, str]:
+    if access.user is not None:
+        return {"user": access.user, "pass": access.password or ""}
+    if access.token is not None:
+        return {"auth_token": access.token}
+    if access.user_credentials is not None:
+        path = str(access.user_credentials)
+        jwt, seed = read_credentials(_file("user_credentials", path), path)
+        _, signature = _sign(seed, nonce, "user_credentials", path)
+        return {"jwt": jwt, "sig": signature}
+    if access.nkeys_seed is not None:
+        path = str(access.nkeys_seed)
+        key, signature = _sign(_file("nkeys_seed", path).strip(), nonce, "nkeys_seed", path)
+        return {"nkey": key, "sig": signature}
+    return {}
+
+
+def _file(name: str, path: str) -> str:
+    try:
+        with open(path, encoding="utf-8") as file:
+            return file.read()
+    except (OSError, ValueError) as exc:
+        raise UsageError(f"{name} {path!r} can't be read: {exc}") from exc
+
+
+def _sign(seed: str, nonce: str, name: str, path: str) -> tuple[str, str]:
+    """Return the public key of a seed, and its signature of what the server wants signed."""
+    try:
+        import nkeys
+    except ModuleNotFoundError as exc:
+        raise MissingExtraError(f"{name} needs nkeys: run pip install nkeys", name="nkeys") from exc
+    try:
+        pair = nkeys.from_seed(bytearray(seed, "ascii"))
+        signed = base64.urlsafe_b64encode(pair.sign(nonce.encode())).decode().rstrip("=")
+        return pair.public_key.decode(), signed
+    except (nkeys.NkeysError, ValueError) as exc:
+        raise UsageError(f"{name} {path!r} has no sound seed: {type(exc).__name__}") from None

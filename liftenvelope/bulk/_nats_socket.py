@@ -1,0 +1,320 @@
+"""A NATS connection that blocks, over a plain socket: for one thread.
+
+What comes is left in one buffer, where a row reader finds it: see :meth:`NatsSocket.view`. Everything that is
+not a message of the read is handled by :meth:`NatsSocket.handle`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import secrets
+import socket
+import ssl
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from liftenvelope import _backend
+from liftenvelope.bulk._nats_login import connect_line
+from liftenvelope.bulk.errors import ServerProtocolError
+from liftenvelope.errors import CallTimeoutError, NoJetStreamError, PermissionDeniedError, TransportError
+from liftenvelope.jetstream._statuses import Status
+from liftenvelope.jetstream.api import encode_payload, read_answer
+from liftenvelope.rpc.address import Address
+
+if TYPE_CHECKING:
+    from liftenvelope.bulk.access import Access, Target
+
+__all__ = ["Frame", "NatsSocket"]
+
+_BUFFER: Final = 1024 * 1024
+#: With less room behind what has come, that is moved to the front.
+_LEAST: Final = 65_536
+#: The inbox of requests is the first subscription of every connection.
+_REQUESTS: Final = 1
+_DEFAULT_PAYLOAD: Final = 1024 * 1024
+_DENIED: Final = ("authorization violation", "permissions violation", "user authentication", "authentication")
+
+
+class Frame:
+    """A message that is not one of the rows: the answer to a request, or a status of a pull."""
+
+    def __init__(self, line: bytes, headers: bytes, payload: bytes) -> None:
+        words = line.split()
+        self.subject = words[1].decode("utf-8", "replace")
+        self.sid = int(words[2])
+        self.headers = headers
+        self.payload = payload
+
+    @property
+    def status(self) -> Status | None:
+        """What its headers say beside being headers: a number and a text; None if they say nothing."""
+        first, *lines = self.headers.decode("utf-8", "replace").split("\r\n")
+        words = first.split(" ", 2)
+        if len(words) < 2 or not words[1].isdigit():
+            return None
+        fields = {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
+        fields["Status"], fields["Description"] = words[1], words[2] if len(words) > 2 else ""
+        return Status.from_headers(fields)
+
+
+class NatsSocket:
+    """One connection to one server.
+
+    Args:
+        address: The server.
+        target: How to reach it.
+
+    Attributes:
+        start, end: What of the buffer has come and was not taken.
+        max_payload: The longest message that the server takes.
+        info: What the server said of itself last.
+        leaving: Whether the server is about to stop, and wants its clients elsewhere ("lame duck").
+
+    Raises:
+        TransportError: No connection could be made, or the server refused it.
+        PermissionDeniedError: The server does not know the user.
+        ServerProtocolError: It is no NATS server.
+    """
+
+    def __init__(self, address: Address, target: Target) -> None:
+        self.address = address
+        self._access: Access = target.access
+        self._buffer = bytearray(_BUFFER)
+        self.view = memoryview(self._buffer)
+        self.start = self.end = 0
+        self.info: dict[str, Any] = {}
+        self.leaving = False
+        self._sid = _REQUESTS
+        self._inbox = f"_INBOX.{secrets.token_hex(11)}"
+        self._answers: dict[str, Frame] = {}
+        self._awaited = ""
+        self._requests = 0
+        self._pongs = 0
+        # Takes no message: it finds out what comes next.
+        self._lines = _backend.bulk.NatsRows((), 0, 1, 1, 2**40, bytearray)
+        self.last_heard = time.monotonic()
+        deadline = time.monotonic() + self._access.connect_timeout
+        try:
+            self._socket = socket.create_connection(address, timeout=self._access.connect_timeout)
+        except OSError as exc:
+            raise TransportError(f"can't connect to {address}: {exc}") from exc
+        try:
+            self._greet(target, deadline)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def max_payload(self) -> int:
+        """The longest message that the server takes."""
+        return int(self.info.get("max_payload") or _DEFAULT_PAYLOAD)
+
+    @property
+    def other_addresses(self) -> list[str]:
+        """Where the server says that its cluster can be reached, as ``host:port``."""
+        return [str(url) for url in self.info.get("connect_urls") or ()]
+
+    def _greet(self, target: Target, deadline: float) -> None:
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        while not self.info:
+            self._next_other(deadline, "its greeting")
+        secure = target.secure or bool(self.info.get("tls_required"))
+        if secure:
+            self._wrap()
+        self.send(connect_line(self._access, self.info, tls=secure))
+        while not self._pongs:
+            self._next_other(deadline, "an answer to CONNECT")
+        self.send(b"SUB %b.* %d\r\n" % (self._inbox.encode(), _REQUESTS))
+
+    def _wrap(self) -> None:
+        context = self._access.context or ssl.create_default_context()
+        if self.start != self.end:
+            raise ServerProtocolError(f"{self.address} sent more than its greeting before TLS")
+        try:
+            self._socket = context.wrap_socket(self._socket, server_hostname=self.address.host)
+        except OSError as exc:
+            raise TransportError(f"{self.address}: TLS failed: {exc}") from exc
+
+    def close(self) -> None:
+        """Close the connection. Closing twice is fine."""
+        self._socket.close()
+
+    def wake(self) -> None:
+        """End a wait of another thread: the connection is of no more use."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    # Sending
+
+    def send(self, data: bytes) -> None:
+        """Send all of it.
+
+        Raises:
+            TransportError: That is not possible, or not in time.
+        """
+        try:
+            self._socket.settimeout(self._access.stall_timeout)
+            self._socket.sendall(data)
+        except OSError as exc:
+            raise TransportError(f"{self.address}: can't send: {exc}") from exc
+
+    def subscribe(self, subject: str) -> int:
+        """Subscribe; return the number of the subscription."""
+        self._sid += 1
+        self.send(b"SUB %b %d\r\n" % (subject.encode(), self._sid))
+        return self._sid
+
+    def unsubscribe(self, sid: int) -> None:
+        """End a subscription. What is on its way still comes."""
+        self.send(b"UNSUB %d\r\n" % sid)
+
+    def publish(self, subject: str, payload: bytes, reply: str = "") -> None:
+        """Publish a message."""
+        words = " ".join(word for word in ("PUB", subject, reply, str(len(payload))) if word)
+        self.send(words.encode() + b"\r\n" + payload + b"\r\n")
+
+    # Receiving
+
+    def fill(self, timeout: float) -> bool:
+        """Wait for more bytes; return whether some have come.
+
+        Args:
+            timeout: Seconds to wait.
+
+        Raises:
+            TransportError: The connection is lost.
+        """
+        self._make_room(1)
+        try:
+            self._socket.settimeout(max(timeout, 0.001))
+            size = self._socket.recv_into(self.view[self.end :])
+        except (TimeoutError, ssl.SSLWantReadError):
+            return False
+        except OSError as exc:
+            raise TransportError(f"{self.address}: the connection was lost: {exc}") from exc
+        except ValueError as exc:  # closed by another thread
+            raise TransportError(f"{self.address}: the connection was closed") from exc
+        if not size:
+            raise TransportError(f"{self.address} closed the connection")
+        self.end += size
+        self.last_heard = time.monotonic()
+        return True
+
+    def want(self, size: int) -> None:
+        """Have room for so many bytes from :attr:`start` on."""
+        self._make_room(size - (self.end - self.start))
+
+    def _make_room(self, more: int) -> None:
+        """Have room behind what has come: by moving that to the front, or in a larger buffer."""
+        least = max(more, _LEAST) if self.start else more
+        if least <= len(self._buffer) - self.end and (self.start < self.end or not self.start):
+            return
+        held = self.end - self.start
+        if held + more > len(self._buffer):
+            larger = bytearray(max(held + more, 2 * len(self._buffer)))
+            larger[:held] = self.view[self.start : self.end]
+            self._buffer, self.view = larger, memoryview(larger)
+        elif held:
+            self.view[:held] = bytes(self.view[self.start : self.end])
+        self.start, self.end = 0, held
+
+    # What is not a row
+
+    def handle(self, line: tuple[int, ...]) -> Frame | None:
+        """Take what comes next, which is not a row; return it if it is a message of some subscription.
+
+        Args:
+            line: What the row reader said of it.
+
+        Raises:
+            TransportError: The server says that it ends the connection, or forbids something.
+            PermissionDeniedError: The server does not allow what was tried.
+        """
+        body, end, sid, header_size = line
+        text = bytes(self.view[self.start : body - 2])
+        self.start = end
+        if end > body:
+            headers = bytes(self.view[body : body + header_size])
+            frame = Frame(text, headers, bytes(self.view[body + header_size : end - 2]))
+            if sid != _REQUESTS:
+                return frame
+            if frame.subject == self._awaited:
+                self._answers[frame.subject] = frame
+        elif text == b"PING":
+            self.send(b"PONG\r\n")
+        elif text == b"PONG":
+            self._pongs += 1
+        elif text.startswith(b"INFO "):
+            self._learn(text[5:])
+        elif text.startswith(b"-ERR"):
+            self._refused(text[4:].strip().strip(b"'").decode("utf-8", "replace"))
+        return None
+
+    def _learn(self, text: bytes) -> None:
+        try:
+            info = json.loads(text)
+        except ValueError as exc:
+            raise ServerProtocolError(f"{self.address}: INFO is no JSON: {text[:100]!r}") from exc
+        self.info.update(info)
+        self.leaving = self.leaving or bool(info.get("ldm"))
+
+    def _refused(self, text: str) -> None:
+        if any(word in text.lower() for word in _DENIED):
+            raise PermissionDeniedError(0, f"{self.address}: {text}")
+        raise TransportError(f"{self.address}: {text}")
+
+    def _next_other(self, deadline: float, what: str) -> Frame | None:
+        """Wait for what comes next, and handle it."""
+        while True:
+            state, _ = self._lines.feed(self.view, self.start, self.end)
+            if state == _backend.bulk.LINE:
+                return self.handle(self._lines.line)
+            if state == _backend.bulk.BROKEN:
+                raise ServerProtocolError(self._broken())
+            self.want(self._lines.need or 1)
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise CallTimeoutError(f"{self.address} did not send {what} in time")
+            self.fill(left)
+
+    def _broken(self) -> str:
+        shown = bytes(self.view[self.start : min(self.start + 40, self.end)])
+        return f"{self.address} sent what is not the NATS protocol: {shown!r}"
+
+    def broken(self) -> ServerProtocolError:
+        """The error for what comes next, which no server sends."""
+        return ServerProtocolError(self._broken())
+
+    # Requests
+
+    def request(self, subject: str, payload: Mapping[str, Any] | bytes | None = None) -> Frame:
+        """Ask, and return the answer. What comes of other subscriptions meanwhile is dropped.
+
+        Raises:
+            NoJetStreamError: Nobody listens there.
+            CallTimeoutError: No answer came in time.
+            TransportError: The connection is lost.
+        """
+        self._requests += 1
+        self._awaited = f"{self._inbox}.{self._requests}"
+        self.publish(subject, encode_payload(payload), self._awaited)
+        deadline = time.monotonic() + self._access.timeout
+        while self._awaited not in self._answers:
+            self._next_other(deadline, f"an answer on {subject!r}")
+        answer = self._answers.pop(self._awaited)
+        status = answer.status
+        if status is not None and status.code == 503:
+            raise NoJetStreamError(503, f"nothing answers on {subject!r}")
+        return answer
+
+    def ask(self, subject: str, payload: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Ask JetStream's API; return the answer's JSON.
+
+        Raises:
+            JetStreamError: The server refused.
+            NoJetStreamError, CallTimeoutError, TransportError: As for :meth:`request`.
+        """
+        return read_answer(self.request(subject, payload).payload, subject)

@@ -1,0 +1,210 @@
+"""Where the servers are, and how to reach them. Checked when it is made, before any I/O."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, TypeAlias
+from urllib.parse import SplitResult, unquote, urlsplit
+
+from liftenvelope.client.blocking import BlockingClient
+from liftenvelope.client.client import Client
+from liftenvelope.client.options import check_count, check_seconds
+from liftenvelope.errors import UsageError, UsageTypeError
+from liftenvelope.jetstream.api import api_prefix
+from liftenvelope.rpc.address import Address, parse_address
+
+if TYPE_CHECKING:
+    from liftenvelope.client.options import Options
+
+__all__ = ["Access", "Kind", "Source", "Target", "find_target"]
+
+#: A URL, several of them, or a client whose servers are to be used.
+Source: TypeAlias = "str | Iterable[str] | Client | BlockingClient"
+
+_PORTS: Final = {"nats": 4222, "tls": 4222, "liftbridge": 9292}
+
+
+class Kind(Enum):
+    """What a server speaks."""
+
+    NATS = "nats"
+    LIFTBRIDGE = "liftbridge"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Access:
+    """How to reach servers, as the ``access`` of every function of this package.
+
+    Attributes:
+        tls: How to speak TLS: a context, True for the system's trusted authorities, None for plain TCP unless
+            the URL begins with ``tls://`` or the NATS server asks for it.
+        user: User for NATS, unless it stands in the URL.
+        password: The user's password.
+        token: Token for NATS.
+        nkeys_seed: File with the seed of an nkey. Needs the package ``nkeys``.
+        user_credentials: File with a JWT and the seed of its nkey. Needs the package ``nkeys``.
+        domain: JetStream domain.
+        api_prefix: Prefix of JetStream's API, where it is not ``$JS.API``; not together with a domain.
+        connect_timeout: Seconds for making one connection.
+        timeout: Seconds for one answer of a server, or the acks of a batch.
+        reconnect_wait: Seconds for which a lost connection is made again, without anything read in between.
+        stall_timeout: After how many seconds without a word from a server its connection counts as lost.
+        max_message_bytes: The longest message to take from Liftbridge.
+        address_map: Where to reach a Liftbridge broker instead of the ``host:port`` that it gives itself.
+
+    Raises:
+        UsageError: A value makes no sense, or two exclude each other.
+    """
+
+    tls: ssl.SSLContext | bool | None = None
+    user: str | None = None
+    password: str | None = None
+    token: str | None = None
+    nkeys_seed: str | Path | None = None
+    user_credentials: str | Path | None = None
+    domain: str | None = None
+    api_prefix: str | None = None
+    connect_timeout: float = 5.0
+    timeout: float = 10.0
+    reconnect_wait: float = 30.0
+    stall_timeout: float = 10.0
+    max_message_bytes: int = 64 * 1024 * 1024
+    address_map: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in ("connect_timeout", "timeout", "stall_timeout"):
+            check_seconds(name, getattr(self, name))
+        check_seconds("reconnect_wait", self.reconnect_wait, zero=True)
+        check_count("max_message_bytes", self.max_message_bytes)
+        api_prefix(self.domain, self.api_prefix)
+        ways = {
+            "user": self.user,
+            "token": self.token,
+            "nkeys_seed": self.nkeys_seed,
+            "user_credentials": self.user_credentials,
+        }
+        given = [name for name, value in ways.items() if value is not None]
+        if len(given) > 1:
+            raise UsageError(f"{' and '.join(given)} exclude each other: expected one way to log in")
+        if self.password is not None and self.user is None:
+            raise UsageError("password: expected a user as well")
+        if not (self.tls is None or isinstance(self.tls, bool | ssl.SSLContext)):
+            raise UsageTypeError(f"tls must be an ssl.SSLContext, True, False or None, not {self.tls!r}")
+
+    @property
+    def context(self) -> ssl.SSLContext | None:
+        """How to speak TLS where it is wanted; None where nothing was said."""
+        if self.tls is True:
+            return ssl.create_default_context()
+        return self.tls if isinstance(self.tls, ssl.SSLContext) else None
+
+    def reachable(self, address: str) -> str:
+        """Where to connect to for an address that a broker gave."""
+        return self.address_map.get(address, address)
+
+
+@dataclass(frozen=True)
+class Target:
+    """Servers of one kind.
+
+    Attributes:
+        kind: What they speak.
+        addresses: Where they are.
+        access: How to reach them.
+        secure: Whether TLS is a must.
+    """
+
+    kind: Kind
+    addresses: tuple[Address, ...]
+    access: Access
+    secure: bool = False
+
+
+def find_target(source: Source, access: Access | None) -> Target:
+    """Return which servers are meant.
+
+    Args:
+        source: A URL such as ``nats://host:4222``, ``tls://host``, ``liftbridge://host:9292`` or the
+            ``host:port`` of a Liftbridge server; several with commas between them, or an iterable of them; or
+            a Liftbridge client.
+        access: How to reach them. A client brings its own.
+
+    Raises:
+        UsageError: A URL makes no sense, or they are not of one kind.
+        UsageTypeError: The source is of no kind that says where servers are.
+    """
+    if access is not None and not isinstance(access, Access):
+        raise UsageTypeError(f"access must be a bulk.Access, not {type(access).__name__}")
+    if isinstance(source, BlockingClient):
+        return _client_target(source._async._options, access)
+    if isinstance(source, Client):
+        return _client_target(source._options, access)
+    if not isinstance(source, str | Iterable):
+        raise UsageTypeError(f"expected a URL, URLs, or a Liftbridge client, not {type(source).__name__}")
+    parts = source.split(",") if isinstance(source, str) else list(source)
+    if not parts:
+        raise UsageError("expected at least one URL")
+    found = [_parse_url(part, access or Access()) for part in parts]
+    if len({target.kind for target in found}) > 1:
+        raise UsageError(f"{source!r}: expected servers of one kind, NATS or Liftbridge")
+    addresses = tuple(dict.fromkeys(address for target in found for address in target.addresses))
+    secure = any(target.secure for target in found)
+    return Target(found[0].kind, addresses, found[0].access, secure)
+
+
+def _client_target(options: Options, access: Access | None) -> Target:
+    if access is not None:
+        raise UsageError("access: a client brings its own")
+    own = Access(
+        tls=options.context,
+        connect_timeout=options.connect_timeout,
+        timeout=options.timeout,
+        reconnect_wait=options.resubscribe_wait,
+        max_message_bytes=options.max_message_bytes,
+        address_map=options.address_map,
+    )
+    addresses = tuple(parse_address(seed) for seed in options.seeds)
+    return Target(Kind.LIFTBRIDGE, addresses, own, options.context is not None)
+
+
+def _parse_url(text: object, access: Access) -> Target:
+    if not isinstance(text, str):
+        raise UsageTypeError(f"expected a URL as str, not {text!r}")
+    url = text.strip()
+    if "://" not in url:
+        secure = access.context is not None
+        return Target(Kind.LIFTBRIDGE, (parse_address(url),), access, secure)
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError as exc:
+        raise UsageError(f"URL {_hidden(url)!r}: {exc}") from exc
+    if parts.scheme not in _PORTS or not parts.hostname or parts.path.strip("/") or parts.query:
+        expected = "nats://host:port, tls://host:port or liftbridge://host:port"
+        raise UsageError(f"URL {_hidden(url)!r}: expected {expected}")
+    address = Address(parts.hostname, port or _PORTS[parts.scheme])
+    if parts.scheme == "liftbridge":
+        if parts.username is not None:
+            raise UsageError(f"URL {_hidden(url)!r}: Liftbridge knows no users")
+        return Target(Kind.LIFTBRIDGE, (address,), access, access.context is not None)
+    secure = parts.scheme == "tls" or access.context is not None
+    return Target(Kind.NATS, (address,), _with_login(access, parts), secure)
+
+
+def _with_login(access: Access, parts: SplitResult) -> Access:
+    if parts.username is None:
+        return access
+    name = unquote(parts.username)
+    if parts.password is None:
+        return replace(access, token=name)
+    return replace(access, user=name, password=unquote(parts.password))
+
+
+def _hidden(url: str) -> str:
+    """A URL for the text of errors, without what nobody else is to know."""
+    scheme, separator, rest = url.partition("://")
+    return scheme + separator + (f"***@{rest.rpartition('@')[2]}" if "@" in rest else rest)

@@ -1,0 +1,123 @@
+"""The columns of bulk reads, and record batches made of what the row readers have filled."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+
+from liftenvelope._extras import require
+from liftenvelope.errors import UsageError, UsageTypeError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+else:
+    pa = require("pyarrow", "bulk")
+
+__all__ = ["COLUMNS", "ENVELOPE_COLUMNS", "EnvelopeMode", "choose_columns", "make_batch", "make_schema"]
+
+#: What becomes of Liftbridge envelopes: they are left as they are, taken off, or shown in columns as well.
+EnvelopeMode: TypeAlias = Literal["none", "strip", "columns"]
+
+#: The columns of every read.
+COLUMNS: Final = ("key", "value", "headers", "offset", "timestamp", "partition", "subject")
+#: Those that ``envelope="columns"`` adds. They are null where a message was in no envelope.
+ENVELOPE_COLUMNS: Final = ("ack_inbox", "correlation_id", "ack_policy", "expected_offset")
+
+_MODES: Final = ("none", "strip", "columns")
+_WORDS: Final = pa.dictionary(pa.int32(), pa.string())
+_HEADERS: Final = pa.map_(pa.string(), pa.binary())
+_KINDS: Final[Mapping[str, Any]] = {
+    "key": pa.binary(),
+    "value": pa.binary(),
+    "headers": _HEADERS,
+    "timestamp": pa.timestamp("ns", "UTC"),
+    "partition": pa.int32(),
+    "subject": _WORDS,
+    "ack_inbox": _WORDS,
+    "correlation_id": pa.string(),
+    "ack_policy": pa.int32(),
+    "expected_offset": pa.int64(),
+}
+_NULLABLE: Final = frozenset({"key", *ENVELOPE_COLUMNS})
+
+
+def choose_columns(columns: Iterable[str] | None, envelope: str) -> tuple[str, ...]:
+    """Return the names of the columns that are wanted, each once, as the caller has ordered them.
+
+    Raises:
+        UsageError: There is no such column or mode, or a column of the envelope is not to be had.
+    """
+    if envelope not in _MODES:
+        raise UsageError(f"envelope={envelope!r}: expected 'none', 'strip' or 'columns'")
+    known = (*COLUMNS, *(ENVELOPE_COLUMNS if envelope == "columns" else ()))
+    if columns is None:
+        return known
+    if isinstance(columns, str) or not isinstance(columns, Iterable):
+        raise UsageTypeError(f"columns must be names of columns, not {columns!r}")
+    wanted = tuple(dict.fromkeys(columns))
+    for name in wanted:
+        if name not in known:
+            hint = "; envelope='columns' adds it" if name in ENVELOPE_COLUMNS else ""
+            raise UsageError(f"columns: there is no {name!r}{hint}, expected some of {', '.join(known)}")
+    if not wanted:
+        raise UsageError("columns: expected at least one")
+    return wanted
+
+
+def make_schema(columns: Iterable[str], *, unsigned: bool) -> pa.Schema:
+    """Return the schema of a read.
+
+    Args:
+        columns: Names of the columns.
+        unsigned: Whether offsets are unsigned, as those of JetStream.
+    """
+    kinds = {**_KINDS, "offset": pa.uint64() if unsigned else pa.int64()}
+    return pa.schema([pa.field(name, kinds[name], nullable=name in _NULLABLE) for name in columns])
+
+
+def row_columns(columns: Iterable[str]) -> frozenset[str]:
+    """Return what a row reader has to fill for these columns."""
+    wanted = set(columns)
+    return frozenset(wanted | ({"ack_policy"} if wanted & set(ENVELOPE_COLUMNS) else set()))
+
+
+def make_batch(schema: pa.Schema, rows: int, found: Mapping[str, Any], partition: int) -> pa.RecordBatch:
+    """Return a record batch of the buffers that a row reader has filled."""
+    arrays = [_array(field, rows, found, partition) for field in schema]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _array(field: pa.Field, rows: int, found: Mapping[str, Any], partition: int) -> pa.Array:
+    name, kind = field.name, field.type
+    if name == "partition":
+        return pa.repeat(pa.scalar(partition, kind), rows)
+    if name == "headers":
+        return _headers(found, rows)
+    if kind == _WORDS:
+        _, nulls, validity, indices, words = found[name]
+        which = pa.Array.from_buffers(pa.int32(), rows, [_optional(validity), pa.py_buffer(indices)], nulls)
+        return pa.DictionaryArray.from_arrays(which, _texts(words, pa.string()))
+    if name in ("ack_policy", "expected_offset"):
+        nulls, validity = found["enveloped"]
+        return pa.Array.from_buffers(kind, rows, [_optional(validity), pa.py_buffer(found[name])], nulls)
+    if name in ("offset", "timestamp"):
+        return pa.Array.from_buffers(kind, rows, [None, pa.py_buffer(found[name])], 0)
+    return _texts(found[name], kind)
+
+
+def _texts(buffers: tuple[Any, ...], kind: pa.DataType) -> pa.Array:
+    rows, nulls, *parts = buffers
+    return pa.Array.from_buffers(kind, rows, [_optional(part) for part in parts], nulls)
+
+
+def _headers(found: Mapping[str, Any], rows: int) -> pa.MapArray:
+    fields = [pa.field("key", pa.string(), nullable=False), pa.field("value", pa.binary())]
+    names, values = _texts(found["header_names"], pa.string()), _texts(found["header_values"], pa.binary())
+    entries = pa.StructArray.from_arrays([names, values], fields=fields)
+    return pa.MapArray.from_buffers(
+        _HEADERS, rows, [None, pa.py_buffer(found["header_offsets"])], children=[entries]
+    )
+
+
+def _optional(buffer: Any) -> pa.Buffer | None:
+    return None if buffer is None else pa.py_buffer(buffer)

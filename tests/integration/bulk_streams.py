@@ -1,0 +1,99 @@
+"""Streams for the tests of bulk reads, and what an ordinary client reads of them."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import nats
+import pyarrow as pa
+from nats.js import JetStreamContext
+from nats.js.api import AckPolicy, ConsumerConfig
+
+from liftenvelope.testing import NatsServer, run_nats_server
+
+T = TypeVar("T")
+#: Subject, payload, headers.
+Item = tuple[str, bytes, dict[str, str] | None]
+
+
+@contextmanager
+def jetstream(**options: Any) -> Iterator[NatsServer]:
+    with run_nats_server(jetstream=True, **options) as server:
+        yield server
+
+
+def with_jetstream(url: str, work: Callable[[JetStreamContext], Awaitable[T]]) -> T:
+    """Do something by nats-py, and return what it returns."""
+
+    async def run() -> T:
+        nc = await nats.connect(url)
+        try:
+            return await work(nc.jetstream(timeout=30))
+        finally:
+            await nc.close()
+
+    return asyncio.run(run())
+
+
+def make_stream(url: str, name: str, **config: Any) -> None:
+    async def work(js: JetStreamContext) -> None:
+        await js.add_stream(name=name, subjects=[f"{name}.>"], **config)
+
+    with_jetstream(url, work)
+
+
+def publish(url: str, items: Iterable[Item]) -> None:
+    """Publish, a hundred at a time."""
+
+    async def work(js: JetStreamContext) -> None:
+        waiting: list[Item] = list(items)
+        for begin in range(0, len(waiting), 100):
+            part = waiting[begin : begin + 100]
+            futures = [
+                await js.publish_async(subject, payload, headers=headers)
+                for subject, payload, headers in part
+            ]
+            await asyncio.gather(*futures)
+
+    with_jetstream(url, work)
+
+
+def numbered(name: str, count: int, size: int = 20) -> list[Item]:
+    return [(f"{name}.{i % 3}", b"%d" % i + b"." * size, None) for i in range(count)]
+
+
+def by_nats_py(url: str, name: str, count: int) -> list[tuple[int, str, bytes, dict[str, str]]]:
+    """What nats-py reads of a stream: offsets, subjects, payloads and headers."""
+
+    async def work(js: JetStreamContext) -> list[tuple[int, str, bytes, dict[str, str]]]:
+        config = ConsumerConfig(ack_policy=AckPolicy.NONE)
+        consumer = await js.pull_subscribe(f"{name}.>", stream=name, config=config)
+        found: list[tuple[int, str, bytes, dict[str, str]]] = []
+        while len(found) < count:
+            for msg in await consumer.fetch(min(1000, count - len(found)), timeout=20):
+                sequence = msg.metadata.sequence.stream
+                found.append((sequence - 1, msg.subject, msg.data, dict(msg.headers or {})))
+        return found
+
+    return with_jetstream(url, work)
+
+
+def by_bulk(table: pa.Table) -> list[tuple[int, str, bytes, dict[str, str]]]:
+    """The same of a table."""
+    headers = [{name: value.decode() for name, value in row} for row in table["headers"].to_pylist()]
+    columns = (table["offset"].to_pylist(), table["subject"].to_pylist(), table["value"].to_pylist())
+    return list(zip(*columns, headers, strict=True))
+
+
+def bulk_threads() -> int:
+    """How many threads read in bulk."""
+    return sum(thread.name == "liftenvelope-bulk" for thread in threading.enumerate())
+
+
+def offsets(table: pa.Table) -> list[int]:
+    found: list[int] = table["offset"].to_pylist()
+    return found

@@ -1,0 +1,434 @@
+"""Bulk reads of JetStream streams, on a real server."""
+
+from __future__ import annotations
+
+import re
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from nats.js import JetStreamContext
+
+from liftenvelope import bulk
+from liftenvelope.bulk import Access, Gap, Progress, RetentionError
+from liftenvelope.client.positions import Timestamp
+from liftenvelope.envelope import new_message
+from liftenvelope.errors import (
+    NoJetStreamError,
+    NoSuchPartitionError,
+    PermissionDeniedError,
+    StreamNotFoundError,
+    TransportError,
+    UsageError,
+)
+from liftenvelope.testing import NatsServer, run_nats_server
+from tests.integration.bulk_streams import (
+    bulk_threads,
+    by_bulk,
+    by_nats_py,
+    jetstream,
+    make_stream,
+    numbered,
+    offsets,
+    publish,
+    with_jetstream,
+)
+
+COUNT = 2_000
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[NatsServer]:
+    with jetstream(max_payload=9 * 1024 * 1024) as running:
+        make_stream(running.url, "numbers")
+        publish(running.url, numbered("numbers", COUNT))
+        make_stream(running.url, "empty")
+        make_stream(running.url, "one")
+        publish(running.url, [("one.x", b"only", None)])
+        yield running
+
+
+@pytest.fixture
+def url(server: NatsServer) -> str:
+    return server.url
+
+
+def test_rows_are_those_of_an_ordinary_client(url: str, name: str) -> None:
+    make_stream(url, name)
+    headers = [None, {"A": "1"}, {"B": "two", "C": "x" * 300}, {"Empty": ""}]
+    items = [(f"{name}.{i % 7}", bytes([i % 256]) * (i % 50), headers[i % 4]) for i in range(500)]
+    publish(url, items)
+    table = bulk.read(url, name).read_all()
+    assert by_bulk(table) == by_nats_py(url, name, 500)
+    assert [value for _, value, _ in items] == table["value"].to_pylist()
+
+
+def test_schema(url: str) -> None:
+    reader = bulk.read(url, "numbers", envelope="columns")
+    words, headers = pa.dictionary(pa.int32(), pa.string()), pa.map_(pa.string(), pa.binary())
+    kinds = {
+        "key": pa.binary(),
+        "value": pa.binary(),
+        "headers": headers,
+        "offset": pa.uint64(),
+        "timestamp": pa.timestamp("ns", "UTC"),
+        "partition": pa.int32(),
+        "subject": words,
+        "ack_inbox": words,
+        "correlation_id": pa.string(),
+        "ack_policy": pa.int32(),
+        "expected_offset": pa.int64(),
+    }
+    assert {field.name: field.type for field in reader.schema} == kinds
+    table = reader.read_all()
+    table.validate(full=True)
+    assert table["partition"].unique().to_pylist() == [0]
+
+
+@pytest.mark.parametrize(
+    ("start", "stop", "expected"),
+    [
+        ("earliest", None, range(COUNT)),
+        ("earliest", "latest", range(COUNT)),
+        (0, COUNT, range(COUNT)),
+        (0, 0, range(0)),
+        (0, 1, range(1)),
+        (17, 18, range(17, 18)),
+        (500, 1500, range(500, 1500)),
+        (COUNT - 1, None, range(COUNT - 1, COUNT)),
+        ("latest", None, range(COUNT - 1, COUNT)),
+        ("new", None, range(0)),
+        (COUNT, None, range(0)),
+        (COUNT + 10, None, range(0)),
+        (10, COUNT * 5, range(10, COUNT)),
+        (timedelta(days=1), None, range(COUNT)),
+        (datetime(2000, 1, 1, tzinfo=UTC), datetime(2001, 1, 1, tzinfo=UTC), range(0)),
+        (0, datetime(2200, 1, 1, tzinfo=UTC), range(COUNT)),
+    ],
+)
+def test_ranges_are_exact(url: str, start: Any, stop: Any, expected: range) -> None:
+    assert offsets(bulk.read(url, "numbers", start=start, stop=stop).read_all()) == list(expected)
+    assert bulk.count(url, "numbers", start=start, stop=stop) == len(expected)
+
+
+def test_moments(url: str) -> None:
+    times = (
+        bulk.read(url, "numbers", columns=["timestamp"]).read_all()["timestamp"].cast(pa.int64()).to_pylist()
+    )
+    start, stop = Timestamp(times[700]), Timestamp(times[900])
+    first, last = times.index(times[700]), times.index(times[900])
+    assert offsets(bulk.read(url, "numbers", start=start, stop=stop).read_all()) == list(range(first, last))
+
+
+def test_an_empty_stream(url: str) -> None:
+    table = bulk.read(url, "empty").read_all()
+    assert table.num_rows == 0
+    assert table.schema.names[0] == "key"
+    assert bulk.count(url, "empty") == 0
+
+
+def test_one_message(url: str) -> None:
+    assert bulk.read(url, "one").read_all()["value"].to_pylist() == [b"only"]
+
+
+def test_batches_are_bounded(url: str) -> None:
+    by_rows = [batch.num_rows for batch in bulk.read(url, "numbers", batch_rows=300)]
+    assert by_rows == [300] * 6 + [200]
+    by_bytes = list(bulk.read(url, "numbers", batch_bytes=1000))
+    assert sum(batch.num_rows for batch in by_bytes) == COUNT
+    assert max(sum(map(len, batch["value"].to_pylist())) for batch in by_bytes) < 1000 + 30
+
+
+def test_only_the_columns_that_are_wanted(url: str) -> None:
+    table = bulk.read(url, "numbers", columns=["offset", "value"], stop=3).read_all()
+    assert table.column_names == ["offset", "value"]
+    assert table["value"].to_pylist()[2].startswith(b"2.")
+    assert (
+        bulk.read(url, "numbers", columns=["partition"], stop=3).read_all().to_pylist()
+        == [{"partition": 0}] * 3
+    )
+
+
+@pytest.mark.parametrize("parallel", [2, 4])
+def test_ranges_in_several_threads(url: str, parallel: int) -> None:
+    reader = bulk.read(url, "numbers", parallel=parallel, batch_rows=100)
+    batches = [batch["offset"].to_pylist() for batch in reader]
+    assert sorted(offset for batch in batches for offset in batch) == list(range(COUNT))
+    assert all(batch == sorted(batch) for batch in batches)
+
+
+def test_large_messages(url: str, name: str) -> None:
+    make_stream(url, name)
+    sizes = [8 * 1024 * 1024, 1, 0, 3 * 1024 * 1024, 70_000, 8 * 1024 * 1024]
+    publish(url, [(f"{name}.x", bytes([i]) * size, {"N": str(i)}) for i, size in enumerate(sizes)])
+    table = bulk.read(url, name).read_all()
+    assert [len(value) for value in table["value"].to_pylist()] == sizes
+    assert table["value"].to_pylist()[5] == b"\5" * sizes[5]
+
+
+class TestEnvelopes:
+    def fill(self, url: str, name: str) -> None:
+        make_stream(url, name)
+        envelope = new_message(
+            b"inside", key=b"k", headers={"A": b"envelope"}, ack_inbox="in.box", correlation_id="id", crc=True
+        )
+        broken = envelope[:-1]
+        headers = {"A": "nats", "B": "nats"}
+        publish(url, [(f"{name}.x", data, headers) for data in (envelope, broken, b"plain")])
+        self.envelope, self.broken = envelope, broken
+
+    def test_left_as_they_are(self, url: str, name: str) -> None:
+        self.fill(url, name)
+        table = bulk.read(url, name).read_all()
+        assert table["value"].to_pylist() == [self.envelope, self.broken, b"plain"]
+        assert table["key"].to_pylist() == [None, None, None]
+
+    def test_taken_off(self, url: str, name: str) -> None:
+        self.fill(url, name)
+        table = bulk.read(url, name, envelope="strip").read_all()
+        assert table["value"].to_pylist() == [b"inside", self.broken, b"plain"]
+        assert table["key"].to_pylist() == [b"k", None, None]
+        assert [dict(row) for row in table["headers"].to_pylist()] == [
+            {"A": b"envelope", "B": b"nats"},
+            {"A": b"nats", "B": b"nats"},
+            {"A": b"nats", "B": b"nats"},
+        ]
+
+    def test_in_columns(self, url: str, name: str) -> None:
+        self.fill(url, name)
+        table = bulk.read(url, name, envelope="columns").read_all()
+        assert table["ack_inbox"].to_pylist() == ["in.box", None, None]
+        assert table["correlation_id"].to_pylist() == ["id", None, None]
+        assert table["ack_policy"].to_pylist() == [0, None, None]
+        assert table["expected_offset"].to_pylist() == [-1, None, None]
+
+
+class TestGaps:
+    def test_of_deleted_messages(self, url: str, name: str) -> None:
+        make_stream(url, name)
+        publish(url, numbered(name, 30))
+
+        async def delete(js: JetStreamContext) -> None:
+            for sequence in (6, 7, 8, 20, 30):
+                await js.delete_msg(name, sequence)
+
+        with_jetstream(url, delete)
+        gaps: list[Gap] = []
+        table = bulk.read(url, name, on_gap=gaps.append).read_all()
+        gone = {5, 6, 7, 19, 29}
+        assert offsets(table) == [i for i in range(30) if i not in gone]
+        assert gaps == [Gap(0, 5, 8), Gap(0, 19, 20), Gap(0, 29, 30)]
+        assert bulk.count(url, name) == 25
+        assert bulk.count(url, name, start=5, stop=20) == 11
+        assert offsets(bulk.read(url, name, start=5, stop=8).read_all()) == []
+
+    def test_of_a_subject_that_was_purged(self, url: str, name: str) -> None:
+        make_stream(url, name)
+        publish(url, numbered(name, 300))
+
+        async def purge(js: JetStreamContext) -> None:
+            await js.purge_stream(name, subject=f"{name}.1")
+
+        with_jetstream(url, purge)
+        missing: list[Gap] = []
+        table = bulk.read(url, name, on_gap=missing.append, batch_rows=7).read_all()
+        assert offsets(table) == [i for i in range(300) if i % 3 != 1]
+        assert missing == [Gap(0, i, i + 1) for i in range(1, 300, 3)]
+
+    def test_of_a_stream_that_keeps_the_last_of_a_subject(self, url: str, name: str) -> None:
+        make_stream(url, name, max_msgs_per_subject=1)
+        publish(url, [(f"{name}.{i % 10}", b"%d" % i, None) for i in range(105)])
+        assert offsets(bulk.read(url, name).read_all()) == list(range(95, 105))
+        # Its beginning is anywhere: nothing that was lost.
+        assert offsets(bulk.read(url, name, start=3).read_all()) == list(range(95, 105))
+
+    def test_retention_has_passed_the_start(self, url: str, name: str) -> None:
+        make_stream(url, name, max_msgs=50)
+        publish(url, numbered(name, 80))
+        with pytest.raises(RetentionError, match=r"message 10 is gone, the oldest is 30") as caught:
+            bulk.read(url, name, start=10)
+        assert (caught.value.wanted, caught.value.oldest) == (10, 30)
+        assert offsets(bulk.read(url, name, start=10, on_retention="skip").read_all()) == list(range(30, 80))
+        assert offsets(bulk.read(url, name).read_all()) == list(range(30, 80))
+        assert bulk.count(url, name, start=10) == 50
+
+    def test_retention_passes_a_running_read(self, url: str, name: str) -> None:
+        make_stream(url, name)
+        publish(url, [(f"{name}.x", bytes(50_000), None) for _ in range(1000)])
+        reader = bulk.read(url, name, batch_rows=10)
+        reader.read_next_batch()
+
+        async def purge(js: JetStreamContext) -> None:
+            await js.purge_stream(name, seq=990)
+
+        with_jetstream(url, purge)
+        with pytest.raises(RetentionError):
+            reader.read_all()
+
+    def test_a_purged_stream_goes_on_where_it_was(self, url: str, name: str) -> None:
+        make_stream(url, name)
+        publish(url, numbered(name, 10))
+
+        async def purge(js: JetStreamContext) -> None:
+            await js.purge_stream(name)
+
+        with_jetstream(url, purge)
+        assert bulk.read(url, name).read_all().num_rows == 0
+        publish(url, numbered(name, 3))
+        assert offsets(bulk.read(url, name).read_all()) == [10, 11, 12]
+
+
+def test_progress(url: str) -> None:
+    seen: list[Progress] = []
+    table = bulk.read(url, "numbers", start=100, batch_rows=800, progress=seen.append).read_all()
+    assert [(one.rows, one.done, one.total) for one in seen] == [
+        (800, 800, 1900),
+        (1600, 1600, 1900),
+        (1900, 1900, 1900),
+    ]
+    assert seen[-1].bytes == sum(map(len, table["value"].to_pylist()))
+
+
+class TestTail:
+    def test_what_comes_after_now(self, url: str, name: str) -> None:
+        make_stream(url, name)
+        publish(url, numbered(name, 5))
+        reader = bulk.tail(url, name, batch_seconds=0.1)
+        publish(url, numbered(name, 3))
+        found: list[int] = []
+        while len(found) < 3:
+            found += reader.read_next_batch()["offset"].to_pylist()
+        assert found == [5, 6, 7]
+
+    def test_from_an_offset_in_batches_by_rows(self, url: str) -> None:
+        reader = bulk.tail(url, "numbers", start=10, batch_rows=20, batch_seconds=3600)
+        assert reader.read_next_batch()["offset"].to_pylist() == list(range(10, 30))
+
+    def test_from_the_beginning_on(self, url: str, name: str) -> None:
+        make_stream(url, name)
+        reader = bulk.tail(url, name, start="earliest", batch_seconds=0.05)
+        for i in range(3):
+            publish(url, [(f"{name}.x", b"%d" % i, None)])
+            assert reader.read_next_batch()["value"].to_pylist() == [b"%d" % i]
+
+
+def test_an_abandoned_reader_leaves_nothing(url: str) -> None:
+    reader = bulk.read(url, "numbers", batch_rows=10, parallel=3)
+    reader.read_next_batch()
+    following = bulk.tail(url, "numbers")
+    assert bulk_threads() > 1
+    del reader, following
+    assert bulk_threads() == 0
+
+    async def consumers(js: JetStreamContext) -> int:
+        return len(await js.consumers_info("numbers"))
+
+    # The server takes them away when it reads what was sent last.
+    deadline = time.monotonic() + 20
+    while (left := with_jetstream(url, consumers)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert left == 0
+
+
+def test_four_readers_at_once(url: str) -> None:
+    found: list[list[int]] = []
+
+    def read() -> None:
+        found.append(offsets(bulk.read(url, "numbers", batch_rows=50).read_all()))
+
+    threads = [threading.Thread(target=read) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [list(range(COUNT))] * 4
+
+
+class TestErrors:
+    def test_no_such_stream(self, url: str) -> None:
+        with pytest.raises(StreamNotFoundError):
+            bulk.read(url, "nothing")
+
+    def test_no_such_partition(self, url: str) -> None:
+        with pytest.raises(NoSuchPartitionError, match="partition 0"):
+            bulk.read(url, "numbers", partitions=[0, 1])
+
+    def test_no_jetstream(self) -> None:
+        with run_nats_server() as server, pytest.raises(NoJetStreamError):
+            bulk.read(server.url, "numbers")
+
+    def test_nobody_there(self) -> None:
+        with socket.socket() as held:
+            held.bind(("127.0.0.1", 0))
+            with pytest.raises(TransportError, match="can't connect"):
+                bulk.read(f"nats://127.0.0.1:{held.getsockname()[1]}", "numbers")
+
+    def test_another_server_of_the_list(self, url: str) -> None:
+        with socket.socket() as held:
+            held.bind(("127.0.0.1", 0))
+            dead = f"nats://127.0.0.1:{held.getsockname()[1]}"
+            assert bulk.count([dead, url], "numbers") == COUNT
+            assert bulk.read(f"{dead},{url}", "numbers").read_all().num_rows == COUNT
+
+    def test_a_function_that_fails_ends_the_read(self, url: str) -> None:
+        def fail(_: Progress) -> None:
+            raise ZeroDivisionError
+
+        reader = bulk.read(url, "numbers", progress=fail, batch_rows=10)
+        with pytest.raises(ZeroDivisionError):
+            reader.read_next_batch()
+        assert bulk_threads() == 0
+
+    @pytest.mark.parametrize(
+        ("options", "text"),
+        [
+            ({"start": -1}, "start=-1"),
+            ({"stop": -1}, "stop=-1"),
+            ({"start": 5, "stop": 4}, "stop=4"),
+            ({"stop": "new"}, "stop='new'"),
+            ({"columns": ["offset", "nope"]}, "'nope'"),
+            ({"columns": ["ack_inbox"]}, "envelope='columns'"),
+            ({"columns": []}, "at least one"),
+            ({"envelope": "off"}, "envelope='off'"),
+            ({"batch_rows": 0}, "batch_rows=0"),
+            ({"batch_bytes": 2**31}, "batch_bytes=2147483648"),
+            ({"parallel": 0}, "parallel=0"),
+            ({"partitions": [-1]}, "-1 is negative"),
+            ({"partitions": []}, "at least one"),
+            ({"on_retention": "ignore"}, "on_retention='ignore'"),
+            ({"progress": 1}, "progress"),
+            ({"access": 1}, "access"),
+        ],
+    )
+    def test_arguments(self, options: dict[str, Any], text: str) -> None:
+        with pytest.raises(UsageError, match=re.escape(text)):
+            bulk.read("nats://127.0.0.1:1", "numbers", **options)
+
+
+class TestLogin:
+    def test_user_and_password(self) -> None:
+        config = {"authorization": {"user": "ann", "password": "s3cret/@"}}
+        with jetstream(config=config) as server:
+            address = server.address
+            with pytest.raises(PermissionDeniedError):
+                bulk.read(f"nats://{address}", "x")
+            with pytest.raises(PermissionDeniedError):
+                bulk.read(f"nats://ann:wrong@{address}", "x")
+            with pytest.raises(StreamNotFoundError):
+                bulk.read(f"nats://ann:s3cret%2F%40@{address}", "x")
+            with pytest.raises(StreamNotFoundError):
+                bulk.read(server.url, "x", access=Access(user="ann", password="s3cret/@"))
+
+    def test_token(self) -> None:
+        with jetstream(config={"authorization": {"token": "t0ken"}}) as server:
+            with pytest.raises(StreamNotFoundError):
+                bulk.read(f"nats://t0ken@{server.address}", "x")
+            with pytest.raises(StreamNotFoundError):
+                bulk.read(server.url, "x", access=Access(token="t0ken"))
+            with pytest.raises(PermissionDeniedError):
+                bulk.read(server.url, "x", access=Access(token="other"))
