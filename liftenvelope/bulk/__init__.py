@@ -1,9 +1,11 @@
 """Streams as Arrow, blocking, at the speed of the server. See docs/bulk.md."""
 
 from liftenvelope.bulk.access import Access
-from liftenvelope.bulk.errors import ReadLostError, RetentionError, ServerProtocolError
+from liftenvelope.bulk.errors import ReadLostError, RetentionError, ServerProtocolError, WriteFailedError
+from liftenvelope.bulk.outgoing import Written
 from liftenvelope.bulk.ranges import Gap, Progress
 from liftenvelope.bulk.reading import count, read, tail
+from liftenvelope.bulk.writing import write
 
 __all__ = [
     "Access",
@@ -12,7 +14,10 @@ __all__ = [
     "ReadLostError",
     "RetentionError",
     "ServerProtocolError",
+    "WriteFailedError",
+    "Written",
     "count",
     "read",
     "tail",
+    "write",
 ]

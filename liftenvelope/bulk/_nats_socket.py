@@ -182,16 +182,16 @@ class NatsSocket:
         """Wait for more bytes; return whether some have come.
 
         Args:
-            timeout: Seconds to wait.
+            timeout: Seconds to wait; 0 to look only.
 
         Raises:
             TransportError: The connection is lost.
         """
         self._make_room(1)
         try:
-            self._socket.settimeout(max(timeout, 0.001))
+            self._socket.settimeout(timeout)
             size = self._socket.recv_into(self.view[self.end :])
-        except (TimeoutError, ssl.SSLWantReadError):
+        except (TimeoutError, BlockingIOError, ssl.SSLWantReadError):
             return False
         except OSError as exc:
             raise TransportError(f"{self.address}: the connection was lost: {exc}") from exc
@@ -279,6 +279,23 @@ class NatsSocket:
             if left <= 0:
                 raise CallTimeoutError(f"{self.address} did not send {what} in time")
             self.fill(left)
+
+    def next_frame(self) -> Frame | None:
+        """Handle what has come, up to a message of a subscription; None if nothing whole is left.
+
+        Raises:
+            TransportError: As for :meth:`handle`.
+        """
+        while True:
+            state, _ = self._lines.feed(self.view, self.start, self.end)
+            if state == _backend.bulk.BROKEN:
+                raise self.broken()
+            if state != _backend.bulk.LINE:
+                self.want(self._lines.need or 1)
+                return None
+            frame = self.handle(self._lines.line)
+            if frame is not None:
+                return frame
 
     def _broken(self) -> str:
         shown = bytes(self.view[self.start : min(self.start + 40, self.end)])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from liftenvelope.errors import LiftEnvelopeError, TransportError
 
-__all__ = ["ReadLostError", "RetentionError", "ServerProtocolError"]
+__all__ = ["ReadLostError", "RetentionError", "ServerProtocolError", "WriteFailedError"]
 
 
 class RetentionError(LiftEnvelopeError):
@@ -40,3 +40,22 @@ class ReadLostError(TransportError):
 
 class ServerProtocolError(TransportError):
     """What came is not what a server of that kind sends: is it the right port?"""
+
+
+class WriteFailedError(LiftEnvelopeError):
+    """A bulk write did not store all rows; the cause is the error of the first that failed.
+
+    Rows are published in order, but others may be stored behind the first that failed.
+
+    Attributes:
+        acked: How many rows are stored for sure.
+        unknown: How many were sent and not answered: whether they are stored is unknown.
+    """
+
+    def __init__(self, message: str, acked: int, unknown: int) -> None:
+        super().__init__(message, acked, unknown)
+        self.acked = acked
+        self.unknown = unknown
+
+    def __str__(self) -> str:
+        return str(self.args[0])

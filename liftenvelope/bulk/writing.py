@@ -1,0 +1,192 @@
+"""Rows into streams, acked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from liftenvelope.bulk._jetstream import JetStreamSource
+from liftenvelope.bulk._jetstream_write import JetStreamWrite
+from liftenvelope.bulk.access import Access, Kind, Source, Target, find_target
+from liftenvelope.bulk.errors import WriteFailedError
+from liftenvelope.bulk.outgoing import Rows, Written, batches_of, open_rows, rows_of
+from liftenvelope.bulk.ranges import Progress
+from liftenvelope.bulk.reading import OnProgress
+from liftenvelope.client.blocking import BlockingClient, connect_blocking
+from liftenvelope.client.options import check_count
+from liftenvelope.client.publish_many import OutgoingMessage
+from liftenvelope.errors import UsageError, UsageTypeError
+from liftenvelope.jetstream._publish_frames import header_block
+from liftenvelope.types import AckPolicy
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from liftenvelope.partition import Partitioner
+
+__all__ = ["write"]
+
+#: How many rows are made ready at a time.
+_ROWS = 1024
+
+
+def write(
+    source: Source,
+    stream: str,
+    data: Any,
+    *,
+    subject: str | None = None,
+    envelope: bool = False,
+    message_id: str | None = None,
+    partition: int | None = None,
+    partitioner: str | Partitioner = "key",
+    ack_policy: AckPolicy | int = AckPolicy.LEADER,
+    max_in_flight: int = 4_000,
+    progress: OnProgress | None = None,
+    access: Access | None = None,
+) -> Written:
+    """Publish every row of a table, in order, and wait for all acks.
+
+    Columns: ``value`` (binary or string; it must be there), ``key``, ``headers`` (a map), ``subject`` (for
+    JetStream) and ``partition`` (for Liftbridge). Those that servers fill, ``offset``, ``timestamp`` and the
+    envelope's, are left out: so what :func:`read` returns can be written again.
+
+    Args:
+        source: As for :func:`read`; of clients only a blocking one.
+        stream: Name of the stream. It must be there.
+        data: An Arrow table, record batch or reader, or whatever exports an Arrow stream: a DataFrame of
+            pandas or polars, a DuckDB result.
+        subject: For JetStream: where all rows go, whatever the column says.
+        envelope: For JetStream: whether to put each row with its key and headers into a Liftbridge envelope.
+        message_id: For JetStream: the rows get message ids ``<message_id>-0``, ``-1`` and so on, so that the
+            stream stores each once within its ``duplicate_window``. Lost connections are then made again and
+            rows without an ack sent again; without it, a lost connection ends the write, since their outcome
+            is unknown.
+        partition: For Liftbridge: where all rows go, but for those whose column says otherwise.
+        partitioner: For Liftbridge: what chooses the partition of the others.
+        ack_policy: For Liftbridge: LEADER (default) or ALL.
+        max_in_flight: How many rows may be without their ack.
+        progress: Called with a :class:`Progress` now and then; ``done`` and ``rows`` are what was taken so
+            far, and ``total`` is None.
+        access: As for :func:`read`.
+
+    Returns:
+        What was stored.
+
+    Raises:
+        UsageError: An argument or a row makes no sense.
+        NoSuchStreamError, StreamNotFoundError: There is no such stream.
+        WriteFailedError: Not all rows are stored, or it is unknown whether they are.
+        TransportError: No server could be reached; nothing was sent.
+
+    Example:
+        >>> import pyarrow as pa
+        >>> table = pa.table({"subject": ["orders.new"], "value": [b"order 1"]})
+        >>> bulk.write("nats://localhost:4222", "ORDERS", table)  # doctest: +SKIP
+        Written(rows=1, bytes=7, duplicates=0, offsets={0: (0, 0)})
+    """
+    target = find_target(source, access)
+    check_count("max_in_flight", max_in_flight)
+    if progress is not None and not callable(progress):
+        raise UsageTypeError(f"progress must be a function or None, not {progress!r}")
+    _check_options(target.kind, subject, envelope, message_id, partition)
+    reader = open_rows(data)
+    if target.kind is Kind.NATS:
+        opened = JetStreamSource(target, stream)
+        job = JetStreamWrite(
+            opened, subject=subject, envelope=envelope, message_id=message_id, max_in_flight=max_in_flight
+        )
+        return _write_jetstream(job, _counted(reader, progress))
+    options: dict[str, Any] = {
+        "partition": partition,
+        "partitioner": partitioner,
+        "ack_policy": ack_policy,
+        "max_in_flight": max_in_flight,
+    }
+    if isinstance(source, BlockingClient):
+        return _write_liftbridge(source, stream, reader, progress, options)
+    with _client(target) as client:
+        return _write_liftbridge(client, stream, reader, progress, options)
+
+
+def _check_options(
+    kind: Kind, subject: str | None, envelope: bool, message_id: str | None, partition: int | None
+) -> None:
+    if kind is Kind.NATS and partition is not None:
+        raise UsageError(f"partition={partition!r}: a JetStream stream has none; name a subject")
+    given = {"subject": subject, "envelope": envelope or None, "message_id": message_id}
+    for name, value in given.items():
+        if kind is Kind.LIFTBRIDGE and value is not None:
+            raise UsageError(f"{name}={value!r}: it is for JetStream")
+    if message_id is not None:
+        if not message_id:
+            raise UsageError("message_id='': expected some text")
+        header_block([("Nats-Msg-Id", message_id)])
+
+
+def _counted(reader: pa.RecordBatchReader, progress: OnProgress | None) -> Iterator[Rows]:
+    """The rows in portions, with progress told after each."""
+    done = size = 0
+    for batch in batches_of(reader, _ROWS):
+        rows = rows_of(batch)
+        yield rows
+        done += len(rows.values)
+        size += sum(map(len, rows.values))
+        if progress is not None:
+            progress(Progress(done, size, done, None))
+
+
+def _write_jetstream(job: JetStreamWrite, portions: Iterator[Rows]) -> Written:
+    try:
+        job.open()
+        for rows in portions:
+            job.add(rows)
+        return job.finish()
+    finally:
+        job.close()
+
+
+def _client(target: Target) -> BlockingClient:
+    access = target.access
+    return connect_blocking(
+        [str(address) for address in target.addresses],
+        tls=access.context if target.secure else None,
+        timeout=access.timeout,
+        ack_wait=access.timeout,
+        connect_timeout=access.connect_timeout,
+        resubscribe_wait=access.reconnect_wait,
+        address_map=access.address_map,
+    )
+
+
+def _write_liftbridge(
+    client: BlockingClient,
+    stream: str,
+    reader: pa.RecordBatchReader,
+    progress: OnProgress | None,
+    options: dict[str, Any],
+) -> Written:
+    taken = [0]
+
+    def messages() -> Iterator[OutgoingMessage]:
+        for rows in _counted(reader, progress):
+            taken[0] += sum(map(len, rows.values))
+            yield from _messages(rows)
+
+    summary = client.publish_many(stream, messages(), on_error="collect", **options)
+    if summary.failed:
+        row, error = summary.failed[0]
+        unknown = sum(bool(getattr(one, "sent", False)) for _, one in summary.failed)
+        text = f"{stream}: {summary.acked} rows are stored, {len(summary.failed)} are not; row {row}: {error}"
+        raise WriteFailedError(text, summary.acked, unknown) from error
+    return Written(summary.acked, taken[0], 0, dict(summary.offsets))
+
+
+def _messages(rows: Rows) -> Iterator[OutgoingMessage]:
+    for i, value in enumerate(rows.values):
+        yield OutgoingMessage(
+            value=value,
+            key=rows.keys[i] if rows.keys is not None else None,
+            headers=rows.headers[i] if rows.headers is not None else None,
+            partition=rows.partitions[i] if rows.partitions is not None else None,
+        )
