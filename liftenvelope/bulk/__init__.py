@@ -1,6 +1,7 @@
 """Streams as Arrow, blocking, at the speed of the server. See docs/bulk.md."""
 
 from liftenvelope.bulk.access import Access
+from liftenvelope.bulk.archive import Archived, to_parquet
 from liftenvelope.bulk.errors import ReadLostError, RetentionError, ServerProtocolError, WriteFailedError
 from liftenvelope.bulk.outgoing import Written
 from liftenvelope.bulk.ranges import Gap, Progress
@@ -9,6 +10,7 @@ from liftenvelope.bulk.writing import write
 
 __all__ = [
     "Access",
+    "Archived",
     "Gap",
     "Progress",
     "ReadLostError",
@@ -19,5 +21,6 @@ __all__ = [
     "count",
     "read",
     "tail",
+    "to_parquet",
     "write",
 ]

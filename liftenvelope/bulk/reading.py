@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
@@ -34,15 +35,29 @@ if TYPE_CHECKING:
 else:
     from liftenvelope.bulk.schema import pa
 
-__all__ = ["OnGap", "OnProgress", "count", "open_stream", "plan_ranges", "read", "tail"]
+__all__ = [
+    "BATCH_BYTES",
+    "BATCH_ROWS",
+    "PARALLEL",
+    "OnGap",
+    "OnProgress",
+    "StreamSource",
+    "check_calls",
+    "check_range",
+    "count",
+    "open_stream",
+    "plan_ranges",
+    "read",
+    "tail",
+]
 
 OnProgress: TypeAlias = Callable[[Progress], object]
 OnGap: TypeAlias = Callable[[Gap], object]
 
 #: How many partitions are read at a time, unless told otherwise.
-_PARALLEL = 4
-_BATCH_ROWS = 65_536
-_BATCH_BYTES = 16 * 1024 * 1024
+PARALLEL = 4
+BATCH_ROWS = 65_536
+BATCH_BYTES = 16 * 1024 * 1024
 
 
 class StreamSource(Protocol):
@@ -138,8 +153,8 @@ def read(
     stop: Stop = None,
     columns: Iterable[str] | None = None,
     envelope: EnvelopeMode = "none",
-    batch_rows: int = _BATCH_ROWS,
-    batch_bytes: int = _BATCH_BYTES,
+    batch_rows: int = BATCH_ROWS,
+    batch_bytes: int = BATCH_BYTES,
     parallel: int | None = None,
     on_retention: OnRetention = "raise",
     on_gap: OnGap | None = None,
@@ -202,8 +217,8 @@ def read(
         >>> from liftenvelope import bulk
         >>> table = bulk.read("nats://localhost:4222", "ORDERS").read_all()  # doctest: +SKIP
     """
-    begin, end, parts = _check_range(partitions, start, stop, parallel)
-    _check_calls(on_gap, progress)
+    begin, end, parts = check_range(partitions, start, stop, parallel)
+    check_calls(on_gap, progress)
     target = find_target(source, access)
     unsigned = target.kind is Kind.NATS
     plan = make_plan(columns, envelope, batch_rows, batch_bytes, on_retention, unsigned=unsigned)
@@ -212,7 +227,7 @@ def read(
         spans = plan_ranges(opened, parts, begin, end, on_retention)
         total = sum(span.stop - span.start for span in spans)
         spans = split_ranges([span for span in spans if span.start < span.stop], parallel or 1)
-        threads = parallel or min(len(spans), _PARALLEL)
+        threads = parallel or min(len(spans), PARALLEL)
         return _reader(opened, spans, plan, threads, total, progress, on_gap)
     except BaseException:
         opened.close()
@@ -227,8 +242,8 @@ def tail(
     start: Start = "new",
     columns: Iterable[str] | None = None,
     envelope: EnvelopeMode = "none",
-    batch_rows: int = _BATCH_ROWS,
-    batch_bytes: int = _BATCH_BYTES,
+    batch_rows: int = BATCH_ROWS,
+    batch_bytes: int = BATCH_BYTES,
     batch_seconds: float = 1.0,
     on_retention: OnRetention = "raise",
     on_gap: OnGap | None = None,
@@ -261,8 +276,8 @@ def tail(
         >>> for batch in bulk.tail("nats://localhost:4222", "ORDERS"):  # doctest: +SKIP
         ...     print(batch.num_rows)
     """
-    begin, _, parts = _check_range(partitions, start, None, None)
-    _check_calls(on_gap, progress)
+    begin, _, parts = check_range(partitions, start, None, None)
+    check_calls(on_gap, progress)
     target = find_target(source, access)
     unsigned = target.kind is Kind.NATS
     plan = make_plan(
@@ -312,16 +327,16 @@ def count(
         >>> bulk.count("nats://localhost:4222", "ORDERS", start=1000)  # doctest: +SKIP
         234567
     """
-    begin, end, parts = _check_range(partitions, start, stop, None)
+    begin, end, parts = check_range(partitions, start, stop, None)
     opened = open_stream(source, stream, access)
-    with _closing(opened):
+    with contextlib.closing(opened):
         spans = plan_ranges(opened, parts, begin, end, "skip")
         spans = [span for span in spans if span.start < span.stop]
         known = [opened.count(span) for span in spans]
         if all(number is not None for number in known):
             return sum(number or 0 for number in known)
         plan = make_plan(["offset"], "none", 2**20, 2**28, "skip", unsigned=opened.unsigned)
-        rows = _batches(opened, spans, plan, min(len(spans), _PARALLEL), None, None, None)
+        rows = _batches(opened, spans, plan, min(len(spans), PARALLEL), None, None, None)
         return sum(batch.num_rows for batch in rows)
 
 
@@ -413,20 +428,14 @@ def _reader(
     return pa.RecordBatchReader.from_batches(plan.schema, batches)
 
 
-class _closing:  # noqa: N801 - as contextlib.closing, for a protocol
-    def __init__(self, source: StreamSource) -> None:
-        self._source = source
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, *_: object) -> None:
-        self._source.close()
-
-
-def _check_range(
+def check_range(
     partitions: Iterable[int] | int | None, start: Start, stop: Stop, parallel: int | None
 ) -> tuple[StartAt, StartAt | None, list[int] | None]:
+    """Return where to begin and to end, and the numbers of partitions, None for all.
+
+    Raises:
+        UsageError: One makes no sense, or they contradict each other.
+    """
     if parallel is not None:
         check_count("parallel", parallel)
     begin, end = parse_begin(start, time.time_ns()), parse_end(stop)
@@ -451,7 +460,8 @@ def _numbers(partitions: Iterable[int] | int | None) -> list[int] | None:
     return list(dict.fromkeys(found))
 
 
-def _check_calls(on_gap: object, progress: object) -> None:
+def check_calls(on_gap: object, progress: object) -> None:
+    """Raise UsageTypeError for what can't be called."""
     for name, value in (("on_gap", on_gap), ("progress", progress)):
         if value is not None and not callable(value):
             raise UsageTypeError(f"{name} must be a function or None, not {value!r}")
