@@ -7,7 +7,9 @@ from click.shell_completion import get_completion_class
 
 from liftenvelope._version import __version__
 from liftenvelope.cli.demo import demo
+from liftenvelope.cli.read import read
 from liftenvelope.cli.serve import serve
+from liftenvelope.cli.write import write
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -32,3 +34,5 @@ def completion(shell: str) -> None:
 
 root.add_command(demo)
 root.add_command(serve)
+root.add_command(read)
+root.add_command(write)

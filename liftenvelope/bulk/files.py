@@ -1,0 +1,182 @@
+"""Rows in files: Parquet, and JSON with a line for each row."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import contextlib
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from liftenvelope._extras import require
+from liftenvelope.errors import UsageError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+else:
+    from liftenvelope.bulk.schema import pa
+
+    pq = require("pyarrow.parquet", "bulk")
+
+__all__ = ["from_lines", "open_parquet", "save_parquet", "to_lines"]
+
+_BINARY: Final = ("key", "value")
+#: Of a column of bytes that are no text: its name in JSON.
+_BASE64: Final = "_base64"
+_LINES: Final = 1024
+_SCHEMA: Final = pa.schema(
+    {
+        "key": pa.binary(),
+        "value": pa.binary(),
+        "headers": pa.map_(pa.string(), pa.binary()),
+        "subject": pa.string(),
+        "partition": pa.int32(),
+    }
+)
+
+
+def save_parquet(reader: pa.RecordBatchReader, path: Path) -> int:
+    """Write all rows into one file, which appears when it is complete; return how many there were."""
+    draft, rows = path.with_name(path.name + ".part"), 0
+    try:
+        with pq.ParquetWriter(str(draft), reader.schema, compression="zstd") as writer:
+            for batch in reader:
+                writer.write_batch(batch)
+                rows += batch.num_rows
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
+    return rows
+
+
+def open_parquet(path: Path) -> pa.RecordBatchReader:
+    """Return a reader of a file's rows.
+
+    Raises:
+        UsageError: It is no Parquet file.
+        OSError: It can't be read.
+    """
+    try:
+        file = pq.ParquetFile(path)
+    except pa.ArrowInvalid as exc:
+        raise UsageError(f"{path} is no Parquet file: {exc}") from exc
+    return pa.RecordBatchReader.from_batches(file.schema_arrow, file.iter_batches())
+
+
+def to_lines(batch: pa.RecordBatch) -> Iterator[str]:
+    r"""Return each row as JSON.
+
+    Bytes are text where they are UTF-8. Where they are not, the column's name has ``_base64`` behind it, and
+    a header is ``{"base64": ...}``. A timestamp is its ISO form in UTC, with nine decimals; null is left out.
+
+    >>> import pyarrow as pa
+    >>> batch = pa.record_batch({"value": [b"one", b"\xff"], "offset": [7, 8]})
+    >>> list(to_lines(batch))
+    ['{"value": "one", "offset": 7}', '{"value_base64": "/w==", "offset": 8}']
+    """
+    columns = [(field.name, _values(batch.column(i), field.type)) for i, field in enumerate(batch.schema)]
+    for row in range(batch.num_rows):
+        found: dict[str, Any] = {}
+        for name, values in columns:
+            _put(found, name, values[row])
+        yield json.dumps(found, ensure_ascii=False)
+
+
+def _values(column: pa.Array, kind: pa.DataType) -> list[Any]:
+    if pa.types.is_timestamp(kind):
+        # Nine decimals, whatever the zone is called.
+        plain = column.cast(pa.timestamp("ns")).cast(pa.string()).to_pylist()
+        return [None if text is None else text.replace(" ", "T") + "Z" for text in plain]
+    found: list[Any] = column.to_pylist()
+    return found
+
+
+def _put(row: dict[str, Any], name: str, value: Any) -> None:
+    if value is None:
+        return
+    if isinstance(value, bytes):
+        try:
+            row[name] = value.decode()
+        except UnicodeDecodeError:
+            row[name + _BASE64] = base64.b64encode(value).decode()
+    elif name == "headers":
+        row[name] = {header: _header(content) for header, content in value}
+    else:
+        row[name] = value
+
+
+def _header(value: bytes) -> str | dict[str, str]:
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return {"base64": base64.b64encode(value).decode()}
+
+
+def from_lines(lines: Iterable[str]) -> pa.RecordBatchReader:
+    """Return a reader of rows that lines of JSON have, as :func:`to_lines` makes them, to be written.
+
+    What servers fill (``offset``, ``timestamp``) is left out. Empty lines are skipped. A line that is wrong
+    is named when its turn comes.
+    """
+    return pa.RecordBatchReader.from_batches(_SCHEMA, _batches(lines))
+
+
+def _batches(lines: Iterable[str]) -> Iterator[pa.RecordBatch]:
+    rows: list[dict[str, Any]] = []
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            rows.append(_row(number, line))
+        if len(rows) == _LINES:
+            yield pa.RecordBatch.from_pylist(rows, schema=_SCHEMA)
+            rows = []
+    if rows:
+        yield pa.RecordBatch.from_pylist(rows, schema=_SCHEMA)
+
+
+def _row(number: int, line: str) -> dict[str, Any]:
+    try:
+        given = json.loads(line)
+    except ValueError as exc:
+        raise UsageError(f"line {number} is no JSON: {exc}") from exc
+    if not isinstance(given, dict):
+        raise UsageError(f"line {number} is no JSON object")
+    row: dict[str, Any] = {name: _bytes(number, given, name) for name in _BINARY}
+    if row["value"] is None:
+        raise UsageError(f"line {number} has no 'value'")
+    headers = given.get("headers") or {}
+    if not isinstance(headers, dict):
+        raise UsageError(f"line {number}: headers must be an object")
+    row["headers"] = [
+        (name, _decoded(number, name, content, isinstance(content, dict)))
+        for name, content in headers.items()
+    ]
+    return {**row, **_places(number, given)}
+
+
+def _places(number: int, given: dict[str, Any]) -> dict[str, Any]:
+    subject, partition = given.get("subject"), given.get("partition")
+    if subject is not None and not isinstance(subject, str):
+        raise UsageError(f"line {number}: subject must be text, not {subject!r}")
+    is_number = isinstance(partition, int) and not isinstance(partition, bool)
+    if partition is not None and not (is_number and 0 <= partition < 2**31):
+        raise UsageError(f"line {number}: partition must be a number, not {partition!r}")
+    return {"subject": subject, "partition": partition}
+
+
+def _bytes(number: int, given: dict[str, Any], name: str) -> bytes | None:
+    if (encoded := given.get(name + _BASE64)) is not None:
+        return _decoded(number, name, encoded, True)
+    text = given.get(name)
+    return None if text is None else _decoded(number, name, text, False)
+
+
+def _decoded(number: int, name: str, given: Any, is_base64: bool) -> bytes:
+    if isinstance(given, dict):
+        given = given.get("base64")
+    if isinstance(given, str):
+        with contextlib.suppress(binascii.Error, ValueError):
+            return base64.b64decode(given, validate=True) if is_base64 else given.encode()
+    raise UsageError(f"line {number}: {name!r} must be text, or base64, not {given!r}")

@@ -1,0 +1,118 @@
+"""``liftenvelope read``: a stream into files, or onto the terminal."""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from liftenvelope.cli._places import Place, fail_cleanly, url_option
+
+
+@click.command()
+@click.argument("stream")
+@url_option
+@click.option(
+    "--to",
+    default="-",
+    show_default=True,
+    metavar="PATH",
+    help="A .parquet or .ndjson file; a folder, which is added to by every run; or - for lines of JSON.",
+)
+@click.option("--start", default="earliest", show_default=True, type=Place("earliest", "latest", "new"))
+@click.option("--stop", type=Place("latest"), help="What is not read any more.  [default: the end]")
+@click.option("--partition", "partitions", multiple=True, type=int, help="Only this one; can be repeated.")
+@click.option("--columns", help="Names of columns, between commas.")
+@click.option(
+    "--envelope", default="none", show_default=True, type=click.Choice(["none", "strip", "columns"])
+)
+@click.option("--follow", is_flag=True, help="Wait for more, without an end; lines of JSON only.")
+@click.option("--rotate-rows", type=int, help="Of a folder: how many rows a file has at most.")
+@click.option("--rotate-bytes", type=int, help="Of a folder: the size that ends a file.")
+def read(
+    stream: str,
+    url: str,
+    to: str,
+    follow: bool,
+    rotate_rows: int | None,
+    rotate_bytes: int | None,
+    **how: Any,
+) -> None:
+    """Read STREAM as it is stored, in exact ranges of offsets.
+
+    A lost connection is made again, and the read goes on at the next offset.
+    """
+    how["partitions"] = list(how["partitions"]) or None
+    how["columns"] = how["columns"].split(",") if how["columns"] else None
+    rotation = {"rotate_rows": rotate_rows, "rotate_bytes": rotate_bytes}
+    rotation = {name: value for name, value in rotation.items() if value is not None}
+    if follow:
+        if to.endswith(".parquet") or _is_folder(to) or how.pop("stop") is not None:
+            raise click.UsageError("--follow has no end: it goes with neither --stop nor Parquet files")
+        fail_cleanly(lambda: _print(url, stream, to, how, follow=True))
+    elif _is_folder(to):
+        fail_cleanly(lambda: _archive(url, stream, to, how | rotation))
+    elif rotation:
+        raise click.UsageError("--rotate-rows and --rotate-bytes go with a folder, such as --to orders/")
+    elif to.endswith(".parquet"):
+        fail_cleanly(lambda: _save(url, stream, to, how))
+    else:
+        fail_cleanly(lambda: _print(url, stream, to, how, follow=False))
+
+
+def _is_folder(to: str) -> bool:
+    return to.endswith(("/", os.sep)) or Path(to).is_dir()
+
+
+class _Bar:
+    """A progress bar on standard error, and a function that moves it."""
+
+    def __init__(self) -> None:
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        self._progress = Progress(*columns, console=Console(stderr=True))
+        self._task = self._progress.add_task("offsets", total=None)
+
+    def __enter__(self) -> _Bar:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def __call__(self, progress: Any) -> None:
+        self._progress.update(self._task, completed=progress.done, total=progress.total)
+
+
+def _archive(url: str, stream: str, to: str, how: dict[str, Any]) -> None:
+    from liftenvelope import bulk
+
+    with _Bar() as bar:
+        done = bulk.to_parquet(url, stream, to, progress=bar, **how)
+    click.echo(f"{done.rows:,} rows in {len(done.files)} files, {done.bytes:,} bytes", err=True)
+
+
+def _save(url: str, stream: str, to: str, how: dict[str, Any]) -> None:
+    from liftenvelope import bulk
+    from liftenvelope.bulk.files import save_parquet
+
+    with _Bar() as bar:
+        rows = save_parquet(bulk.read(url, stream, progress=bar, **how), Path(to))
+    click.echo(f"{rows:,} rows", err=True)
+
+
+def _print(url: str, stream: str, to: str, how: dict[str, Any], *, follow: bool) -> None:
+    from liftenvelope import bulk
+    from liftenvelope.bulk.files import to_lines
+
+    reader = bulk.tail(url, stream, **how) if follow else bulk.read(url, stream, **how)
+    with nullcontext(sys.stdout) if to == "-" else open(to, "w", encoding="utf-8") as out:
+        for batch in reader:
+            for line in to_lines(batch):
+                out.write(line + "\n")
+            out.flush()

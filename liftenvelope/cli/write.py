@@ -1,0 +1,46 @@
+"""``liftenvelope write``: rows of a file into a stream."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import click
+
+from liftenvelope.cli._places import fail_cleanly, url_option
+
+
+@click.command()
+@click.argument("stream")
+@url_option
+@click.option(
+    "--from",
+    "origin",
+    default="-",
+    show_default=True,
+    metavar="PATH",
+    help="A .parquet file, a file with lines of JSON, or - for such lines on standard input.",
+)
+@click.option("--subject", help="JetStream: where all rows go.")
+@click.option("--envelope", is_flag=True, help="JetStream: put each row into a Liftbridge envelope.")
+@click.option(
+    "--message-id", metavar="TEXT", help="JetStream: what the message ids begin with; each is stored once."
+)
+@click.option("--partition", type=int, help="Liftbridge: where all rows go.")
+def write(stream: str, url: str, origin: str, **how: Any) -> None:
+    """Publish rows to STREAM, in order, and wait for all acks."""
+    fail_cleanly(lambda: _write(url, stream, origin, how))
+
+
+def _write(url: str, stream: str, origin: str, how: dict[str, Any]) -> None:
+    from liftenvelope import bulk
+    from liftenvelope.bulk.files import from_lines, open_parquet
+
+    if origin.endswith(".parquet"):
+        done = bulk.write(url, stream, open_parquet(Path(origin)), **how)
+    else:
+        with nullcontext(sys.stdin) if origin == "-" else open(origin, encoding="utf-8") as lines:
+            done = bulk.write(url, stream, from_lines(lines), **how)
+    click.echo(f"{done.rows:,} rows stored, {done.duplicates:,} of them before", err=True)

@@ -1,0 +1,130 @@
+"""``liftenvelope read`` and ``write``, on real servers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner, Result
+
+import liftenvelope
+from liftenvelope import bulk
+from liftenvelope.cli._root import root
+from liftenvelope.testing import LiftbridgeCluster, NatsServer
+from tests.integration.bulk_streams import jetstream, make_stream, numbered, publish
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[NatsServer]:
+    with jetstream() as running:
+        make_stream(running.url, "numbers")
+        publish(running.url, numbered("numbers", 100))
+        yield running
+
+
+@pytest.fixture
+def url(server: NatsServer) -> str:
+    return server.url
+
+
+def run(*arguments: str, text: str | None = None, **env: str) -> Result:
+    return CliRunner().invoke(root, list(arguments), input=text, env=env)
+
+
+def test_onto_the_terminal(url: str) -> None:
+    done = run("read", "numbers", "--start", "10", "--stop", "13", LIFTENVELOPE_URL=url)
+    assert done.exit_code == 0, done.output
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [row["offset"] for row in rows] == [10, 11, 12]
+    assert rows[0]["value"] == "10" + "." * 20
+    assert rows[0]["subject"] == "numbers.1"
+    assert rows[0]["timestamp"].endswith("Z")
+    assert set(rows[0]) == {"value", "headers", "offset", "timestamp", "partition", "subject"}
+
+
+def test_into_files(url: str, tmp_path: Path) -> None:
+    for file in ("out.parquet", "out.ndjson"):
+        done = run("read", "numbers", "--url", url, "--to", str(tmp_path / file), "--columns", "offset,value")
+        assert done.exit_code == 0, done.output
+    table = pq.read_table(tmp_path / "out.parquet")
+    assert table.column_names == ["offset", "value"]
+    assert table["offset"].to_pylist() == list(range(100))
+    lines = (tmp_path / "out.ndjson").read_text().splitlines()
+    assert [json.loads(line)["offset"] for line in lines] == list(range(100))
+
+
+def test_into_a_folder(url: str, tmp_path: Path) -> None:
+    for added in ("100 rows in 2 files", "0 rows in 0 files"):
+        done = run("read", "numbers", "--url", url, "--to", f"{tmp_path}/new/", "--rotate-rows", "60")
+        assert done.exit_code == 0, done.output
+        assert added in done.stderr
+    assert len(list((tmp_path / "new").iterdir())) == 2
+
+
+def test_from_files(url: str, name: str, tmp_path: Path) -> None:
+    make_stream(url, name)
+    assert run("read", "numbers", "--url", url, "--to", f"{tmp_path}/a.parquet").exit_code == 0
+    done = run("write", name, "--url", url, "--from", f"{tmp_path}/a.parquet", "--subject", f"{name}.x")
+    assert done.exit_code == 0, done.output
+    assert "100 rows stored" in done.stderr
+    lines = '{"value": "text", "headers": {"A": "1"}}\n\n{"value_base64": "/w=="}\n'
+    for before in ("0 of them", "2 of them"):
+        done = run("write", name, "--url", url, "--subject", f"{name}.y", "--message-id", "job", text=lines)
+        assert done.exit_code == 0, done.output
+        assert before in done.stderr
+    table = bulk.read(url, name, start=100).read_all()
+    assert table["value"].to_pylist() == [b"text", b"\xff"]
+    assert dict(table["headers"].to_pylist()[0])["A"] == b"1"
+    done = run("read", name, "--url", url, "--start", "latest")
+    assert json.loads(done.stdout)["value_base64"] == "/w=="
+
+
+def test_liftbridge(liftbridge_server: LiftbridgeCluster, name: str) -> None:
+    address = liftbridge_server.addresses[0]
+    with liftenvelope.connect_blocking(address) as client:
+        client.create_stream(name, name, partitions=2)
+    lines = "".join(f'{{"key": "k{i}", "value": "{i}", "partition": {i % 2}}}\n' for i in range(10))
+    assert run("write", name, "--url", f"liftbridge://{address}", text=lines).exit_code == 0
+    done = run("read", name, "--url", f"liftbridge://{address}", "--partition", "1")
+    assert [json.loads(line)["key"] for line in done.stdout.splitlines()] == ["k1", "k3", "k5", "k7", "k9"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "text"),
+    [
+        (["read", "x"], 2, "--url"),
+        (["read", "x", "--url", "ftp://a"], 2, "ftp://a"),
+        (["read", "x", "--url", "nats://a", "--start", "soon"], 2, "'soon'"),
+        (["read", "x", "--url", "nats://a", "--follow", "--to", "x.parquet"], 2, "--follow"),
+        (["read", "x", "--url", "nats://a", "--rotate-rows", "5"], 2, "folder"),
+        (["read", "x", "--url", "nats://127.0.0.1:1"], 1, "can't connect"),
+        (["write", "x", "--url", "nats://127.0.0.1:1", "--from", "missing.parquet"], 1, "missing.parquet"),
+    ],
+)
+def test_wrong_calls(arguments: list[str], code: int, text: str) -> None:
+    done = run(*arguments, LIFTENVELOPE_URL="")
+    assert done.exit_code == code
+    assert text in done.output
+
+
+@pytest.mark.parametrize(
+    ("line", "text"),
+    [
+        ("no json", "line 1 is no JSON"),
+        ("[]", "line 1 is no JSON object"),
+        ("{}", "line 1 has no 'value'"),
+        ('{"value": 1}', "'value' must be text"),
+        ('{"value_base64": "?"}', "'value' must be text, or base64"),
+        ('{"value": "", "headers": 1}', "headers must be an object"),
+        ('{"value": "", "headers": {"a": 1}}', "'a' must be text"),
+        ('{"value": "", "partition": "x"}', "partition must be a number"),
+        ('{"value": "", "subject": 1}', "subject must be text"),
+    ],
+)
+def test_lines_that_are_wrong(url: str, line: str, text: str) -> None:
+    done = run("write", "numbers", "--url", url, "--subject", "numbers.x", text=line)
+    assert done.exit_code == 2
+    assert text in done.output
