@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import base64
+import json
+import os
 import re
+import secrets
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
+import nkeys
 import pyarrow as pa
 import pytest
+import trustme
 from nats.js import JetStreamContext
 
 from liftenvelope import bulk
@@ -432,3 +440,100 @@ class TestLogin:
                 bulk.read(server.url, "x", access=Access(token="t0ken"))
             with pytest.raises(PermissionDeniedError):
                 bulk.read(server.url, "x", access=Access(token="other"))
+
+    def test_nkey(self, tmp_path: Path) -> None:
+        seed, public = new_nkey(b"U")
+        (tmp_path / "user.nk").write_text(seed + "\n")
+        with jetstream(config={"authorization": {"users": [{"nkey": public}]}}) as server:
+            with pytest.raises(StreamNotFoundError):
+                bulk.read(server.url, "x", access=Access(nkeys_seed=tmp_path / "user.nk"))
+            (tmp_path / "user.nk").write_text(new_nkey(b"U")[0])
+            with pytest.raises(PermissionDeniedError):
+                bulk.read(server.url, "x", access=Access(nkeys_seed=tmp_path / "user.nk"))
+            for content in ("", "no seed"):
+                (tmp_path / "user.nk").write_text(content)
+                with pytest.raises(UsageError, match="no sound seed"):
+                    bulk.read(server.url, "x", access=Access(nkeys_seed=tmp_path / "user.nk"))
+            with pytest.raises(UsageError, match="can't be read"):
+                bulk.read(server.url, "x", access=Access(nkeys_seed=tmp_path / "missing"))
+
+    def test_credentials_file(self, tmp_path: Path) -> None:
+        (operator_seed, operator), (account_seed, account), (user_seed, user) = (
+            new_nkey(kind) for kind in (b"O", b"A", b"U")
+        )
+        unlimited = {"mem_storage": -1, "disk_storage": -1, "streams": -1, "consumer": -1, "conn": -1}
+        limits = {
+            **unlimited,
+            "subs": -1,
+            "data": -1,
+            "payload": -1,
+            "leaf": -1,
+            "imports": -1,
+            "exports": -1,
+        }
+        nats: dict[str, Any] = {"version": 2}
+        tokens = {
+            "operator": new_jwt(operator_seed, operator, {**nats, "type": "operator"}),
+            "account": new_jwt(operator_seed, account, {**nats, "type": "account", "limits": limits}),
+            "user": new_jwt(
+                account_seed, user, {**nats, "type": "user", "subs": -1, "data": -1, "payload": -1}
+            ),
+        }
+        file = tmp_path / "user.creds"
+        file.write_text(
+            f"-----BEGIN NATS USER JWT-----\n{tokens['user']}\n------END NATS USER JWT------\n\n"
+            f"-----BEGIN USER NKEY SEED-----\n{user_seed}\n------END USER NKEY SEED------\n"
+        )
+        (tmp_path / "operator.jwt").write_text(tokens["operator"])
+        config = {
+            "operator": str(tmp_path / "operator.jwt"),
+            "resolver": "MEMORY",
+            "resolver_preload": {account: tokens["account"]},
+        }
+        with run_nats_server(config=config) as server:
+            with pytest.raises(NoJetStreamError):  # it has none, but it lets us ask
+                bulk.read(server.url, "x", access=Access(user_credentials=file))
+            with pytest.raises(PermissionDeniedError):
+                bulk.read(server.url, "x")
+        file.write_text("nothing")
+        with run_nats_server() as server, pytest.raises(UsageError, match="expected blocks"):
+            bulk.read(server.url, "x", access=Access(user_credentials=file))
+
+
+def new_nkey(kind: bytes) -> tuple[str, str]:
+    """A seed and its public key."""
+    prefix = {b"U": nkeys.PREFIX_BYTE_USER, b"A": nkeys.PREFIX_BYTE_ACCOUNT, b"O": nkeys.PREFIX_BYTE_OPERATOR}
+    seed = nkeys.encode_seed(os.urandom(32), prefix[kind])
+    return seed.decode(), nkeys.from_seed(bytearray(seed)).public_key.decode()
+
+
+def new_jwt(issuer_seed: str, subject: str, claims: dict[str, Any]) -> str:
+    """A token that says something of a key (https://docs.nats.io, ADR-14)."""
+    issuer = nkeys.from_seed(bytearray(issuer_seed.encode()))
+
+    def part(content: bytes) -> str:
+        return base64.urlsafe_b64encode(content).decode().rstrip("=")
+
+    body = {"jti": secrets.token_hex(8), "iat": int(time.time()), "iss": issuer.public_key.decode()}
+    payload = json.dumps({**body, "sub": subject, "name": "test", "nats": claims}).encode()
+    head = part(json.dumps({"typ": "JWT", "alg": "ed25519-nkey"}).encode())
+    signed = f"{head}.{part(payload)}"
+    return f"{signed}.{part(issuer.sign(signed.encode()))}"
+
+
+class TestTls:
+    def test_tls(self, tmp_path: Path) -> None:
+        authority = trustme.CA()
+        certificate = authority.issue_cert("127.0.0.1")
+        certificate.cert_chain_pems[0].write_to_path(str(tmp_path / "cert.pem"))
+        certificate.private_key_pem.write_to_path(str(tmp_path / "key.pem"))
+        context = ssl.create_default_context()
+        authority.configure_trust(context)
+        config = {"tls": {"cert_file": str(tmp_path / "cert.pem"), "key_file": str(tmp_path / "key.pem")}}
+        with jetstream(config=config) as server:
+            access = Access(tls=context)
+            with pytest.raises(StreamNotFoundError):
+                bulk.read(server.url, "x", access=access)
+            for url in (server.url, f"tls://{server.address}"):
+                with pytest.raises(TransportError, match="TLS failed"):
+                    bulk.read(url, "x")  # nobody has told us of the authority
