@@ -1,4 +1,4 @@
-"""Bulk reads of Liftbridge streams, on a real server."""
+"""Bulk reads of Liftbridge streams, on a real server and on the gateway."""
 
 from __future__ import annotations
 
@@ -31,9 +31,16 @@ from tests.integration.bulk_streams import bulk_threads, offsets
 COUNT = 1_000
 
 
+@pytest.fixture(scope="module", params=["liftbridge_server", "gateway_server"])
+def broker(request: pytest.FixtureRequest) -> LiftbridgeCluster:
+    """The real server, and then the gateway, which looks like one."""
+    found: LiftbridgeCluster = request.getfixturevalue(request.param)
+    return found
+
+
 @pytest.fixture(scope="module")
-def client(liftbridge_server: LiftbridgeCluster) -> Iterator[BlockingClient]:
-    with liftenvelope.connect_blocking(liftbridge_server.addresses) as found:
+def client(broker: LiftbridgeCluster) -> Iterator[BlockingClient]:
+    with liftenvelope.connect_blocking(broker.addresses) as found:
         yield found
 
 
@@ -48,8 +55,8 @@ def numbers(client: BlockingClient) -> str:
 
 
 @pytest.fixture
-def address(liftbridge_server: LiftbridgeCluster) -> str:
-    return liftbridge_server.addresses[0]
+def address(broker: LiftbridgeCluster) -> str:
+    return broker.addresses[0]
 
 
 def fill(client: BlockingClient, name: str, count: int, **config: Any) -> None:
