@@ -275,8 +275,11 @@ class JetStreamWrite:
             if frame is None:
                 return
             number = frame.subject.rpartition(".")[2]
-            status = frame.status
-            if status is not None and number.isdigit() and int(number) in self._pending:
+            if not number.isdigit() or int(number) not in self._pending:
+                continue
+            if (status := frame.status) is None:
+                self._ack(int(number), frame.payload)  # an ack all the same, behind a PING for one
+            else:
                 text = f"no stream records the subject of row {number}"
                 raise NoJetStreamError(status.code, text if status.code == 503 else str(status))
 
