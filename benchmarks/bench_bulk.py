@@ -1,0 +1,237 @@
+"""Bulk reads and writes on real servers, beside nats.go, nats-py, go-liftbridge and grpcio."""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+from collections.abc import Callable, Iterator
+from time import perf_counter
+from typing import Any
+from uuid import uuid4
+
+import grpc
+import nats
+import pyarrow as pa
+import pytest
+from nats.js.api import AckPolicy, ConsumerConfig
+
+from benchmarks.go_peers import GoPeers
+from benchmarks.report import Report
+from benchmarks.rounds import Comparison, Peer, Round
+from liftenvelope import bulk
+from liftenvelope._pb import api_pb2
+from liftenvelope.bulk.writing import write
+from liftenvelope.testing import LiftbridgeCluster, NatsServer, run_nats_server
+
+#: Rows without their ack, of every writer.
+WINDOW = 4_000
+
+
+@pytest.fixture(scope="module")
+def jetstream(report: Report) -> Iterator[NatsServer]:
+    with run_nats_server(jetstream=True) as server:
+        report.versions["nats-server"] = server.version
+        yield server
+
+
+def make_stream(url: str) -> str:
+    """A stream in memory, on the subject of the same name."""
+    name = f"bench-{uuid4().hex[:8]}"
+
+    async def make() -> None:
+        async with await nats.connect(url) as nc:
+            await nc.jetstream().add_stream(name=name, subjects=[name], storage="memory")
+
+    asyncio.run(make())
+    return name
+
+
+def rows(count: int, size: int) -> pa.Table:
+    return pa.table({"value": pa.array([b"x" * size] * count, pa.binary())})
+
+
+def _used() -> float:
+    """The processor time of this process so far, in seconds."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
+
+
+def _read_bulk(url: str, stream: str, count: int, clock: Callable[[], float]) -> Round:
+    def run() -> float:
+        began = clock()
+        assert sum(batch.num_rows for batch in bulk.read(url, stream)) == count
+        return (clock() - began) / count
+
+    return run
+
+
+def _by_nats_py(url: str, stream: str, count: int, clock: Callable[[], float]) -> Round:
+    async def read() -> float:
+        async with await nats.connect(url) as nc:
+            config = ConsumerConfig(ack_policy=AckPolicy.NONE, inactive_threshold=30)
+            consumer = await nc.jetstream().pull_subscribe(stream, stream=stream, config=config)
+            began, found = clock(), 0
+            while found < count:
+                found += len(await consumer.fetch(min(1000, count - found), timeout=20))
+            took = clock() - began
+            await consumer.unsubscribe()
+            return took / count
+
+    return lambda: asyncio.run(read())
+
+
+def _by_nats_go(go: GoPeers, report: Report, url: str, stream: str, count: int, size: int) -> Round:
+    async def consumer() -> str:
+        async with await nats.connect(url) as nc:
+            config = ConsumerConfig(ack_policy=AckPolicy.NONE, inactive_threshold=60)
+            return (await nc.jetstream().add_consumer(stream, config)).name
+
+    def run() -> float:
+        flags = {"url": url, "stream": stream, "consumer": asyncio.run(consumer()), "n": count, "size": size}
+        found = go.run("jetconsume", **flags)
+        assert (found["read"], found["wrong"]) == (count, 0)
+        report.versions["nats.go"] = found["client"]
+        return 1 / float(found["messages_per_s"])
+
+    return run
+
+
+@pytest.mark.parametrize("size", [100, 1024])
+def test_read_jetstream(
+    compare: Comparison, jetstream: NatsServer, go: GoPeers, report: Report, size: int
+) -> None:
+    count, url = compare.amount(200_000, 500), jetstream.url
+    stream = make_stream(url)
+    write(url, stream, rows(count, size), subject=stream)
+    compare(
+        f"bulk.read, JetStream, {size:,} B",
+        _read_bulk(url, stream, count, perf_counter),
+        Peer("nats.go Messages", _by_nats_go(go, report, url, stream, count, size), 1.2),
+        Peer("nats-py fetch(1000)", _by_nats_py(url, stream, count, perf_counter), 15),
+        rate=True,
+        rounds=5,
+    )
+
+
+def test_read_jetstream_processor_time(compare: Comparison, jetstream: NatsServer) -> None:
+    count, url = compare.amount(100_000, 500), jetstream.url
+    stream = make_stream(url)
+    write(url, stream, rows(count, 100), subject=stream)
+    compare(
+        "bulk.read, JetStream, 100 B, processor time of the reader",
+        _read_bulk(url, stream, count, _used),
+        Peer("nats-py fetch(1000)", _by_nats_py(url, stream, count, _used), 20),
+        rounds=3,
+    )
+
+
+def _by_grpcio(address: str, stream: str, count: int, clock: Callable[[], float]) -> Round:
+    def run() -> float:
+        request = api_pb2.SubscribeRequest(stream=stream, startPosition=api_pb2.EARLIEST)
+        with grpc.insecure_channel(address) as channel:
+            subscribe: Any = channel.unary_stream(
+                "/proto.API/Subscribe", lambda message: message, api_pb2.Message.FromString
+            )
+            call = subscribe(request.SerializeToString())
+            next(call)
+            began = clock()
+            for _ in range(count):
+                next(call)
+            took = clock() - began
+            call.cancel()
+        return took / count
+
+    return run
+
+
+def _by_go_liftbridge(go: GoPeers, report: Report, address: str, stream: str, count: int) -> Round:
+    def run() -> float:
+        found = go.run("consume", addr=address, stream=stream, n=count)
+        report.versions["go-liftbridge"] = found["client"]
+        return float(found["seconds"]) / count
+
+    return run
+
+
+def test_read_liftbridge(
+    compare: Comparison, liftbridge: LiftbridgeCluster, go: GoPeers, report: Report
+) -> None:
+    count, address = compare.amount(100_000, 500), liftbridge.addresses[0]
+    stream = f"bench-{uuid4().hex[:8]}"
+    liftbridge.create_stream(stream)
+    write(address, stream, rows(count, 256), partition=0)
+    compare(
+        "bulk.read, Liftbridge, 256 B",
+        _read_bulk(address, stream, count, perf_counter),
+        Peer("go-liftbridge", _by_go_liftbridge(go, report, address, stream, count), 1.2),
+        Peer("grpcio", _by_grpcio(address, stream, count, perf_counter), 8),
+        rate=True,
+        rounds=5,
+    )
+    liftbridge.delete_stream(stream)
+
+
+def test_read_liftbridge_processor_time(compare: Comparison, liftbridge: LiftbridgeCluster) -> None:
+    count, address = compare.amount(50_000, 500), liftbridge.addresses[0]
+    stream = f"bench-{uuid4().hex[:8]}"
+    liftbridge.create_stream(stream)
+    write(address, stream, rows(count, 256), partition=0)
+    compare(
+        "bulk.read, Liftbridge, 256 B, processor time of the reader",
+        _read_bulk(address, stream, count, _used),
+        Peer("grpcio", _by_grpcio(address, stream, count, _used), 20),
+        rounds=3,
+    )
+    liftbridge.delete_stream(stream)
+
+
+def _write_bulk(url: str, stream: str, table: pa.Table, **options: Any) -> Round:
+    def run() -> float:
+        count: int = table.num_rows
+        began = perf_counter()
+        assert write(url, stream, table, max_in_flight=WINDOW, **options).rows == count
+        return (perf_counter() - began) / count
+
+    return run
+
+
+def test_write_jetstream(compare: Comparison, jetstream: NatsServer, go: GoPeers, report: Report) -> None:
+    count, url = compare.amount(100_000, 500), jetstream.url
+    stream = make_stream(url)
+
+    def by_go() -> float:
+        flags = {"url": url, "subject": stream, "n": count, "size": 100, "window": WINDOW}
+        found = go.run("jetpublish", **flags)
+        assert found["acked"] == count
+        return float(found["seconds"]) / count
+
+    compare(
+        f"bulk.write, JetStream, 100 B, {WINDOW:,} in flight",
+        _write_bulk(url, stream, rows(count, 100), subject=stream),
+        Peer("nats.go PublishAsync", by_go, 1),
+        rate=True,
+        rounds=5,
+    )
+
+
+def test_write_liftbridge(
+    compare: Comparison, liftbridge: LiftbridgeCluster, go: GoPeers, report: Report
+) -> None:
+    count, address = compare.amount(50_000, 500), liftbridge.addresses[0]
+    stream = f"bench-{uuid4().hex[:8]}"
+    liftbridge.create_stream(stream)
+
+    def by_go() -> float:
+        found = go.run("publish", addr=address, stream=stream, n=count, window=WINDOW, size=256)
+        assert (found["acked"], found["lost"], found["errors"]) == (count, 0, 0)
+        report.versions["go-liftbridge"] = found["client"]
+        return 1.0 / float(found["acked_per_s"])
+
+    compare(
+        f"bulk.write, Liftbridge, 256 B, {WINDOW:,} in flight",
+        _write_bulk(address, stream, rows(count, 256), partition=0),
+        Peer("go-liftbridge PublishAsync", by_go, 1.5),
+        rate=True,
+        rounds=5,
+    )
+    liftbridge.delete_stream(stream)

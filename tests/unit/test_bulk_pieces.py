@@ -1,0 +1,219 @@
+"""The parts of bulk reads that do no I/O."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from liftenvelope.bulk import Access
+from liftenvelope.bulk._crew import Crew, Outlet, Piece
+from liftenvelope.bulk._nats_login import read_credentials
+from liftenvelope.bulk._pulls import PullWindow
+from liftenvelope.bulk.access import Kind, find_target
+from liftenvelope.bulk.files import from_lines, open_parquet, to_lines
+from liftenvelope.bulk.ranges import Range, split_ranges
+from liftenvelope.errors import InternalError, TransportError, UsageError
+from liftenvelope.rpc.address import Address
+
+
+class TestPulls:
+    def test_two_are_in_flight(self) -> None:
+        pulls = PullWindow()
+        assert [pulls.due(-1) for _ in range(3)] == [(1, 1_000_000), (2, 1_000_000), None]
+        pulls.ended(1)
+        assert pulls.due(10) == (3, 10)
+        assert pulls.due(10) is None
+
+    def test_nothing_is_wanted(self) -> None:
+        assert PullWindow().due(0) is None
+
+    def test_a_pull_that_has_brought_all(self) -> None:
+        pulls = PullWindow()
+        pulls.due(3)
+        pulls.due(3)
+        pulls.arrived(4)
+        assert pulls.due(2) == (3, 2)
+        pulls.arrived(4)
+        assert pulls.is_idle
+
+    def test_those_before_one_that_ended_have_ended(self) -> None:
+        pulls = PullWindow()
+        pulls.due(-1)
+        pulls.due(-1)
+        pulls.ended(2)
+        assert pulls.is_idle
+
+    @given(st.lists(st.one_of(st.integers(0, 5), st.just("ended"), st.just("due"))))
+    def test_it_never_loses_count(self, steps: list[Any]) -> None:
+        pulls, sent = PullWindow(), 0
+        for step in steps:
+            if step == "due":
+                sent += pulls.due(3) is not None
+            elif step == "ended":
+                pulls.ended(sent)
+                assert pulls.is_idle
+            else:
+                pulls.arrived(step)
+            assert len(pulls._pulls) <= 2
+
+
+@given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50)), max_size=4), st.integers(1, 9))
+def test_ranges_are_divided_without_a_gap(spans: list[tuple[int, int]], parts: int) -> None:
+    ranges = [Range(i, start, start + size) for i, (start, size) in enumerate(spans)]
+    divided = split_ranges(ranges, parts)
+    assert [(one.partition, offset) for one in divided for offset in range(one.start, one.stop)] == [
+        (one.partition, offset) for one in ranges for offset in range(one.start, one.stop)
+    ]
+    assert len(divided) <= parts + len(ranges)
+
+
+class TestTargets:
+    @pytest.mark.parametrize(
+        ("source", "kind", "addresses"),
+        [
+            ("nats://h", Kind.NATS, [("h", 4222)]),
+            ("nats://h:5, tls://i", Kind.NATS, [("h", 5), ("i", 4222)]),
+            (["liftbridge://h", "i:7"], Kind.LIFTBRIDGE, [("h", 9292), ("i", 7)]),
+            ("nats://[::1]:5/", Kind.NATS, [("::1", 5)]),
+        ],
+    )
+    def test_urls(self, source: Any, kind: Kind, addresses: list[tuple[str, int]]) -> None:
+        target = find_target(source, None)
+        assert (target.kind, list(target.addresses)) == (kind, [Address(*one) for one in addresses])
+
+    def test_logins(self) -> None:
+        assert find_target("nats://me:p%40ss@h", None).access.password == "p@ss"
+        assert find_target("nats://t0ken@h", None).access.token == "t0ken"
+        assert find_target("tls://h", None).secure
+        assert find_target("h:1", Access(tls=True)).secure
+
+    @pytest.mark.parametrize(
+        ("options", "text"),
+        [
+            ({"timeout": 0}, "timeout=0"),
+            ({"reconnect_wait": -1}, "reconnect_wait=-1"),
+            ({"user": "a", "token": "b"}, "user and token"),
+            ({"password": "b"}, "a user as well"),
+            ({"tls": 1}, "tls"),
+            ({"domain": "a", "api_prefix": "b"}, "exclude"),
+            ({"max_message_bytes": 0}, "max_message_bytes=0"),
+        ],
+    )
+    def test_access(self, options: dict[str, Any], text: str) -> None:
+        with pytest.raises(UsageError, match=text):
+            Access(**options)
+
+    def test_secrets_are_not_shown(self) -> None:
+        with pytest.raises(UsageError) as caught:
+            find_target("http://me:secret@h", None)
+        assert "secret" not in str(caught.value)
+
+
+def test_credentials() -> None:
+    text = (
+        "-----BEGIN NATS USER JWT-----\r\nabc\r\n------END NATS USER JWT------\r\n\r\n***\r\n"
+        "-----BEGIN USER NKEY SEED-----\r\nSU1\r\n------END USER NKEY SEED------\r\n"
+    )
+    assert read_credentials(text, "x") == ("abc", "SU1")
+    with pytest.raises(UsageError, match="expected blocks"):
+        read_credentials(text[:60], "x")
+
+
+def piece(number: int) -> Piece:
+    return Piece(pa.record_batch({"n": [number]}), 0, 1, 1)
+
+
+class TestCrew:
+    def test_all_pieces_come(self) -> None:
+        ended: list[int] = []
+        jobs = [lambda outlet, i=i: outlet.put(piece(i)) for i in range(10)]
+        crew = Crew(jobs, 3, lambda: ended.append(1))
+        found = [one.batch["n"][0].as_py() for one in iter(crew.next, None) if one.batch is not None]
+        assert sorted(found) == list(range(10))
+        assert crew.next() is None
+        assert ended == [1]
+
+    def test_nothing_to_do(self) -> None:
+        assert Crew([], 0, lambda: None).next() is None
+
+    def test_an_error_comes_after_what_was_put_before(self) -> None:
+        def fail(outlet: Outlet) -> None:
+            outlet.put(piece(1))
+            raise TransportError("gone")
+
+        crew = Crew([fail], 1, lambda: None)
+        assert crew.next() is not None
+        with pytest.raises(TransportError, match="gone"):
+            crew.next()
+
+    def test_a_defect_is_not_lost(self) -> None:
+        def fail(outlet: Outlet) -> None:
+            raise ZeroDivisionError
+
+        with pytest.raises(InternalError, match="ZeroDivisionError"):
+            Crew([fail], 1, lambda: None).next()
+
+    def test_it_holds_no_more_than_it_may(self) -> None:
+        put: list[int] = []
+
+        def work(outlet: Outlet) -> None:
+            for i in range(100):
+                outlet.put(piece(i))
+                put.append(i)
+
+        crew = Crew([work], 1, lambda: None)
+        crew.next()
+        deadline = time.monotonic() + 0.3
+        while time.monotonic() < deadline:
+            assert len(put) <= 4
+        crew.stop()
+        assert threading.current_thread().is_alive()
+        assert len(put) < 10
+
+    def test_stopping_ends_waits(self) -> None:
+        woken = threading.Event()
+
+        def work(outlet: Outlet) -> None:
+            outlet.wake = woken.set
+            woken.wait(30)
+            outlet.check()
+
+        crew = Crew([work], 1, lambda: None)
+        with pytest.raises(queue.Empty):
+            crew.next(timeout=0.05)
+        crew.stop()
+        crew.stop()
+        assert woken.is_set()
+
+
+class TestLines:
+    def test_there_and_back(self) -> None:
+        table = pa.table(
+            {
+                "key": [b"k", None, b"\xff"],
+                "value": [b"text", b"\xfe", "ä".encode()],
+                "headers": pa.array([[("A", b"1")], [], [("B", b"\xff")]], pa.map_(pa.string(), pa.binary())),
+                "subject": ["s", "s", "t"],
+                "partition": pa.array([1, 2, 3], pa.int32()),
+            }
+        )
+        lines = [line for batch in table.to_batches() for line in to_lines(batch)]
+        assert from_lines(lines).read_all().to_pylist() == table.to_pylist()
+
+    def test_times(self) -> None:
+        moment = pa.array([1_700_000_000_123_456_789], pa.timestamp("ns", "UTC"))
+        line = next(to_lines(pa.record_batch({"timestamp": moment})))
+        assert line == '{"timestamp": "2023-11-14T22:13:20.123456789Z"}'
+
+    def test_no_parquet(self, tmp_path: Path) -> None:
+        (tmp_path / "x").write_bytes(b"no")
+        with pytest.raises(UsageError, match="no Parquet file"):
+            open_parquet(tmp_path / "x")

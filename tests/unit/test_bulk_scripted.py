@@ -1,0 +1,116 @@
+"""What a NATS server rarely does, and can't be made to: by a script in its place."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pyarrow as pa
+import pytest
+
+from liftenvelope import bulk
+from liftenvelope.bulk import Access, ServerProtocolError
+from liftenvelope.bulk._nats_socket import NatsSocket
+from liftenvelope.bulk.access import find_target
+from liftenvelope.errors import CallTimeoutError, PermissionDeniedError, TransportError
+
+INFO = b'INFO {"max_payload": 1048576, "headers": true}\r\n'
+PUB = re.compile(rb"PUB (\S+) (?:(\S+) )?(\d+)\r\n")
+
+#: Returns what the server sends for a subject, a reply subject and a subscription.
+Script = Callable[[bytes, bytes, int], bytes]
+
+
+def msg(subject: bytes, sid: int, payload: bytes) -> bytes:
+    return b"MSG %b %d %d\r\n%b\r\n" % (subject, sid, len(payload), payload)
+
+
+@contextmanager
+def scripted(script: Script, greeting: bytes = INFO) -> Iterator[str]:
+    """The URL of a server for one connection."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=serve, args=(listening, script, greeting))
+        thread.start()
+        yield f"nats://127.0.0.1:{listening.getsockname()[1]}"
+        thread.join(20)
+
+
+def serve(listening: socket.socket, script: Script, greeting: bytes) -> None:
+    connection, _ = listening.accept()
+    with connection:
+        connection.sendall(greeting)
+        data, sids = b"", dict[bytes, int]()
+        while piece := receive(connection):
+            data += piece
+            while b"\r\n" in data:
+                line = data.split(b"\r\n", 1)[0] + b"\r\n"
+                found = PUB.fullmatch(line)
+                size = len(line) + (int(found[3]) + 2 if found else 0)
+                if len(data) < size:
+                    break
+                data = data[size:]
+                if line == b"PING\r\n":
+                    connection.sendall(b"PONG\r\n")
+                elif line.startswith(b"SUB "):
+                    _, subject, sid = line.split()
+                    sids[subject.rpartition(b".")[0]] = int(sid)
+                elif found and found[2]:
+                    connection.sendall(script(found[1], found[2], sids[found[2].rpartition(b".")[0]]))
+
+
+def receive(connection: socket.socket) -> bytes:
+    try:
+        return connection.recv(65_536)
+    except ConnectionError:
+        return b""
+
+
+def stream_info(reply: bytes, sid: int) -> bytes:
+    return msg(reply, sid, json.dumps({"state": {"first_seq": 1, "last_seq": 0}, "config": {}}).encode())
+
+
+def test_acks_behind_other_lines() -> None:
+    def script(subject: bytes, reply: bytes, sid: int) -> bytes:
+        if subject.startswith(b"$JS.API"):
+            return stream_info(reply, sid)
+        return b"PING\r\n" + msg(reply, sid, b'{"stream":"S","seq":1}') + b"+OK\r\n"
+
+    with scripted(script) as url:
+        table = pa.table({"value": [b"x"] * 5})
+        assert bulk.write(url, "S", table, subject="s", access=Access(timeout=20)).rows == 5
+
+
+def test_an_answer_that_does_not_come() -> None:
+    with scripted(lambda *_: b"") as url, pytest.raises(CallTimeoutError, match=r"STREAM\.INFO"):
+        bulk.read(url, "S", access=Access(timeout=0.2))
+
+
+@pytest.mark.parametrize(
+    ("greeting", "error"),
+    [
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", ServerProtocolError),
+        (b"INFO {\r\n", ServerProtocolError),
+        (INFO + b"-ERR 'Authorization Violation'\r\n", PermissionDeniedError),
+        (INFO + b"-ERR 'Stale Connection'\r\n", TransportError),
+        (b'INFO {"tls_required": true}\r\n', TransportError),
+    ],
+)
+def test_greetings(greeting: bytes, error: type[Exception]) -> None:
+    with scripted(lambda *_: b"", greeting) as url:
+        target = find_target(url, Access(connect_timeout=5))
+        with pytest.raises(error):
+            NatsSocket(target.addresses[0], target)
+
+
+def test_a_server_that_is_about_to_stop() -> None:
+    with scripted(lambda _, reply, sid: b'INFO {"ldm": true}\r\n' + stream_info(reply, sid)) as url:
+        target = find_target(url, None)
+        link = NatsSocket(target.addresses[0], target)
+        before = link.leaving
+        link.ask("$JS.API.STREAM.INFO.S")
+        assert (before, link.leaving) == (False, True)
+        link.close()
