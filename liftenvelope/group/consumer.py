@@ -33,6 +33,8 @@ __all__ = ["GroupConsumer"]
 
 #: How often a member with messages that may be another's looks whether they are its own, in seconds.
 _LOOK: Final = 0.05
+#: For how long messages are handed out in a row before other tasks get a turn, in seconds.
+_TURN: Final = 0.05
 
 
 class GroupConsumer(ConsumerPartitions):
@@ -281,6 +283,10 @@ class GroupConsumer(ConsumerPartitions):
     async def __anext__(self) -> GroupMessage:
         member = self._running()
         self._settle_in_hand()
+        if self._loop_time() - self._turned_at > _TURN:
+            # Who works on messages without ever waiting must not keep the heartbeats from being sent.
+            await asyncio.sleep(0)
+            self._turned_at = self._loop_time()
         while True:
             if self._failure is not None and not self._closing:
                 raise self._failure
@@ -292,6 +298,11 @@ class GroupConsumer(ConsumerPartitions):
             self._wake.clear()
             if self._failure is None and not self._closing:
                 await self._until_woken()
+                self._turned_at = self._loop_time()
+
+    @staticmethod
+    def _loop_time() -> float:
+        return asyncio.get_running_loop().time()
 
     async def _until_woken(self) -> None:
         """Wait for messages; or, where there are some, for an answer that says that they are still ours."""

@@ -53,6 +53,8 @@ class ConsumerPartitions:
         self._dirty: dict[TopicPartition, int] = {}
         #: What was handed out since, where only :meth:`GroupConsumer.commit` commits.
         self._handed_out: dict[TopicPartition, int] = {}
+        #: When other tasks had a turn last, as far as the iteration knows.
+        self._turned_at = 0.0
         self._wake = asyncio.Event()
         self._settled = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []

@@ -107,6 +107,25 @@ class TestReading:
             ("both", partition, offset, b"%d" % offset) for partition in (0, 1) for offset in (0, 1)
         }
 
+    async def test_who_never_waits_keeps_nobody_from_working(self, play: Play) -> None:
+        await play.publish(100)
+        async with play.consumer("a") as consumer:
+            await eventually(lambda: sum(len(one._buffer) for one in consumer._readers.values()) == 100)
+            turns = 0
+
+            async def turn() -> None:
+                nonlocal turns
+                while True:
+                    turns += 1
+                    await asyncio.sleep(0)
+
+            task = asyncio.create_task(turn())
+            for _ in range(100):
+                await anext(consumer)
+                time.sleep(0.01)
+            task.cancel()
+            assert turns >= 5
+
     async def test_a_source_of_ones_own(self, play: Play) -> None:
         class Numbers:
             """Every partition has the numbers from 0 to 9."""
