@@ -206,7 +206,8 @@ cdef class _Rows:
 
     cdef int begin(self) except -1:
         """Have room for the rows of a batch, if there is none yet."""
-        cdef Py_ssize_t n = self.max_rows, most = self.max_bytes
+        # The last row may go beyond: with a little room for that, a column need not be doubled for it.
+        cdef Py_ssize_t n = self.max_rows, most = self.max_bytes + 65_536
         if self.open:
             return 0
         if self.has_offsets:

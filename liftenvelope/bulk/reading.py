@@ -57,7 +57,7 @@ OnGap: TypeAlias = Callable[[Gap], object]
 #: How many partitions are read at a time, unless told otherwise.
 PARALLEL = 4
 BATCH_ROWS = 65_536
-BATCH_BYTES = 16 * 1024 * 1024
+BATCH_BYTES = 8 * 1024 * 1024
 
 
 class StreamSource(Protocol):
