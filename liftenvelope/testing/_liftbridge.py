@@ -3,35 +3,23 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final
 
 from liftenvelope.errors import UsageError
-from liftenvelope.testing._admin import LiftbridgeAdmin
 from liftenvelope.testing._binaries import find_liftbridge
-from liftenvelope.testing._errors import ServerStartError
-from liftenvelope.testing._lifecycle import Managed
+from liftenvelope.testing._cluster import ServerCluster, ServerNode
 from liftenvelope.testing._nats import NatsServer, run_nats_server
-from liftenvelope.testing._ports import LOOPBACK, free_port
-from liftenvelope.testing._process import ServerProcess, make_folder, remove_folder
-from liftenvelope.testing._readiness import cursors_work, is_serving, known_brokers
+from liftenvelope.testing._readiness import cursors_work, known_brokers
 
 if TYPE_CHECKING:
     import ssl
     from pathlib import Path
 
-    from liftenvelope.testing._binaries import LiftbridgeBinary
 
 __all__ = ["LiftbridgeCluster", "LiftbridgeNode", "run_liftbridge"]
 
 _SIZES: Final = (1, 3)
-_PORT_TRIES: Final = 3
-_POLL_INTERVAL: Final = 0.05
-_ADDRESS_IN_USE: Final = "address already in use"
-# A server panics when it can't make its own streams within 10 s of being elected: the machine is too busy.
-_TOO_BUSY: Final = "raft operation timed out"
-_BUSY_TRIES: Final = 3
 
 # Cursors, and with them consumer groups, need a partition. The short times are for tests of expiry.
 _DEFAULTS: Final[dict[str, object]] = {
@@ -103,12 +91,16 @@ def run_liftbridge(
     )
 
 
-class LiftbridgeNode:
+class LiftbridgeNode(ServerNode):
     """One server of a cluster. For one thread at a time.
 
     Attributes:
         id: Its id in the cluster, as in the metadata.
     """
+
+    kind = "Liftbridge"
+    # It panics when it can't make its own streams within 10 s of being elected.
+    too_busy = "raft operation timed out"
 
     def __init__(
         self,
@@ -119,107 +111,12 @@ class LiftbridgeNode:
         env: Mapping[str, str],
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        self.id = node_id
-        self._folder = folder
-        # Asked for at each start: our own NATS has no port before its first.
-        self._nats_url = nats_url
+        super().__init__(node_id, folder, nats_url, tls, "liftbridge.log")
         self._config = config
         self._env = env
-        self._tls = tls
-        self._port: int | None = None
-        # How many other ports to try; none once it has answered on one, for that is promised to stay.
-        self._other_ports = _PORT_TRIES - 1
-        self._busy_tries = _BUSY_TRIES - 1
-        self._process = ServerProcess(folder, "liftbridge.log")
-        folder.mkdir()
 
-    @property
-    def port(self) -> int:
-        """Where it listens. It stays the same however often it is started."""
-        if self._port is None:
-            raise UsageError("the server has no port before it is started")
-        return self._port
-
-    @property
-    def address(self) -> str:
-        """Its ``host:port``."""
-        return f"{LOOPBACK}:{self.port}"
-
-    @property
-    def pid(self) -> int | None:
-        """Its process id, None when it is not running."""
-        return self._process.pid
-
-    @property
-    def is_running(self) -> bool:
-        """Whether the process is there."""
-        return self._process.is_running
-
-    def start(self, *, wait: bool = True, timeout: float = 60.0) -> None:
-        """Start it, on the same port and with the same data as before.
-
-        Args:
-            wait: Whether to return only when it answers. It does so once the cluster has a leader: with two
-                of three nodes down it has none, so the first of them to come back must not be waited for.
-            timeout: Seconds to wait.
-
-        Raises:
-            ServerStartError: It ended, or was not ready in time; the message ends with its log.
-            UsageError: It is running.
-        """
-        if self._port is None:
-            self._port = free_port()
-        self._launch(find_liftbridge())
-        if wait:
-            self.wait_ready(time.monotonic() + timeout)
-
-    def stop(self) -> int | None:
-        """Have it stop cleanly (SIGINT); return its exit status. Its data stay."""
-        return self._process.stop()
-
-    def kill(self) -> int | None:
-        """Kill it with SIGKILL, and wait until it has gone. Its data stay as they are.
-
-        With one replica, messages that were acknowledged in the last seconds can be invisible to subscribers
-        after a restart, until one more message is published to their partition.
-        """
-        return self._process.kill()
-
-    def log(self) -> str:
-        """Return all that it has logged, since its first start."""
-        return self._process.log()
-
-    def wait_ready(self, deadline: float) -> None:
-        """Wait until it answers, at most until ``deadline`` of :func:`time.monotonic`.
-
-        Raises:
-            ServerStartError: It ended, or did not answer in time; the message ends with its log.
-        """
-        while not is_serving(self.address, self._tls):
-            if not self.is_running:
-                self._start_again()
-            if time.monotonic() > deadline:
-                raise self.failure("was not ready in time")
-            time.sleep(_POLL_INTERVAL)
-        self._other_ports = 0
-
-    def failure(self, what: str) -> ServerStartError:
-        """Return the error that says so, with the end of the log."""
-        return ServerStartError(f"Liftbridge ({self.id}) {what}. Its log:\n{self._process.log_tail()}")
-
-    def _start_again(self) -> None:
-        """Start again: elsewhere, if its port was taken meanwhile; in the same place on a busy machine."""
-        tail = self._process.log_tail()
-        if _ADDRESS_IN_USE in tail and self._other_ports:
-            self._other_ports -= 1
-            self._port = free_port()
-        elif _TOO_BUSY in tail and self._busy_tries:
-            self._busy_tries -= 1
-        else:
-            raise self.failure(f"ended with status {self._process.returncode}")
-        self._launch(find_liftbridge())
-
-    def _launch(self, binary: LiftbridgeBinary) -> None:
+    def _launch(self) -> None:
+        binary = find_liftbridge()
         own = {
             "listen": self.address,
             "data.dir": str(self._folder / "data"),
@@ -234,7 +131,7 @@ class LiftbridgeNode:
         self._process.start([str(binary.path), "-c", str(path)], self._env)
 
 
-class LiftbridgeCluster(LiftbridgeAdmin, Managed):
+class LiftbridgeCluster(ServerCluster[LiftbridgeNode]):
     """A Liftbridge cluster, made by :func:`run_liftbridge`. For one thread at a time.
 
     Attributes:
@@ -250,91 +147,16 @@ class LiftbridgeCluster(LiftbridgeAdmin, Managed):
         tls: ssl.SSLContext | None,
         start_timeout: float,
     ) -> None:
-        self._start_timeout = start_timeout
-        self._folder = make_folder()
-        self._own_nats = run_nats_server() if nats is None else None
-        self._nats = self._own_nats or nats
+        super().__init__(nats, lambda _: run_nats_server(), tls, start_timeout)
         self._config = {**_DEFAULTS, **(_CLUSTER_DEFAULTS if size > 1 else {}), **config}
         self._env = env
-        self._tls = tls
         ids = [f"node{number}" for number in range(1, size + 1)]
         self.nodes = [self._node(node_id, ids) for node_id in ids]
-
-    @property
-    def addresses(self) -> list[str]:
-        """``host:port`` of each server."""
-        return [node.address for node in self.nodes]
-
-    @property
-    def nats(self) -> NatsServer | None:
-        """Its NATS server, None when only a URL was given."""
-        return None if isinstance(self._nats, str) else self._nats
-
-    @property
-    def nats_url(self) -> str:
-        """The URL of its NATS server."""
-        if isinstance(self._nats, str):
-            return self._nats
-        assert self._nats is not None
-        return self._nats.url
 
     @property
     def version(self) -> str:
         """What the server program says its version is, such as ``v1.9.0``."""
         return find_liftbridge().version
-
-    @property
-    def is_running(self) -> bool:
-        """Whether every server is running."""
-        return all(node.is_running for node in self.nodes)
-
-    def start(self) -> None:
-        """Start every server that is not running, its own NATS first, and wait until all is ready.
-
-        Ready means that every server answers, knows the others, and keeps cursors.
-
-        Raises:
-            ServerStartError: That was not so in time; the message ends with the logs.
-        """
-        deadline = time.monotonic() + self._start_timeout
-        if self._own_nats is not None and not self._own_nats.is_running:
-            self._own_nats.start()
-        for node in self.nodes:
-            if not node.is_running:
-                node.start(wait=False)
-        for node in self.nodes:
-            node.wait_ready(deadline)
-        while not self._is_ready():
-            for node in self.nodes:
-                if not node.is_running:  # it served, and ended before all was ready
-                    node.wait_ready(deadline)
-            if time.monotonic() > deadline:
-                failures = (str(node.failure("was not ready in time")) for node in self.nodes)
-                raise ServerStartError("\n\n".join(failures))
-            time.sleep(_POLL_INTERVAL)
-
-    def stop(self) -> None:
-        """Have every server stop cleanly. NATS goes on, and the data stay."""
-        for node in self.nodes:
-            node.stop()
-
-    def kill(self) -> None:
-        """Kill every server with SIGKILL. NATS goes on, and the data stay as they are."""
-        for node in self.nodes:
-            node.kill()
-
-    def close(self) -> None:
-        """Stop every server, its own NATS as well, and remove their data. The logs can still be read."""
-        for node in self.nodes:
-            node.stop()
-            node.log()
-        if self._own_nats is not None:
-            self._own_nats.close()
-        remove_folder(self._folder)
-
-    def log(self) -> str:
-        """Return all that the servers have logged, one after the other."""
-        return "\n".join(f"--- {node.id} ---\n{node.log()}" for node in self.nodes)
 
     def _node(self, node_id: str, ids: list[str]) -> LiftbridgeNode:
         clustering: dict[str, object] = {
@@ -352,7 +174,7 @@ class LiftbridgeCluster(LiftbridgeAdmin, Managed):
         )
 
     def _is_ready(self) -> bool:
-        if known_brokers(self.addresses, self._tls) < {node.id for node in self.nodes}:
+        if known_brokers(self.addresses, self._tls) < self._ids:
             return False
         return not self._config["cursors.stream.partitions"] or cursors_work(self.addresses, self._tls)
 

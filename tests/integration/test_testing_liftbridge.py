@@ -184,9 +184,9 @@ def test_not_ready_in_time() -> None:
 def test_taken_port_is_not_insisted_on(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.settimeout(0)
-        real = sys.modules["liftenvelope.testing._liftbridge"].free_port
+        real = sys.modules["liftenvelope.testing._cluster"].free_port
         ports = iter([listener.getsockname()[1]])
-        monkeypatch.setattr("liftenvelope.testing._liftbridge.free_port", lambda: next(ports, None) or real())
+        monkeypatch.setattr("liftenvelope.testing._cluster.free_port", lambda: next(ports, None) or real())
         with run_liftbridge() as cluster:
             assert cluster.nodes[0].port != listener.getsockname()[1]
 
