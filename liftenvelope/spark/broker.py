@@ -1,0 +1,210 @@
+"""Questions to the servers and reads of ranges, over liftenvelope.bulk. Nothing of Spark."""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Iterator
+from typing import Any, Final, Self
+
+from liftenvelope import bulk
+from liftenvelope.bulk._liftbridge import LiftbridgeSource
+from liftenvelope.bulk.ranges import Extent
+from liftenvelope.bulk.reading import StreamSource, open_stream
+from liftenvelope.errors import TransportError
+from liftenvelope.spark.errors import DataLossError, OptionError
+from liftenvelope.spark.offsets import Offsets, Part, Places
+from liftenvelope.spark.options import SourceOptions
+from liftenvelope.spark.planning import Extents, Span, begin_at, check_named, end_at
+from liftenvelope.spark.schema import BATCH_BYTES, BATCH_ROWS, bulk_columns, spark_batches, spark_schema
+
+__all__ = ["Broker", "read_span"]
+
+_READABLE_POLL: Final = 0.1
+
+
+class Broker:
+    """The streams that a source reads, and where their messages are.
+
+    Its connections are made when they are needed, and left behind when it is pickled.
+
+    Args:
+        options: What the source reads.
+    """
+
+    def __init__(self, options: SourceOptions) -> None:
+        self._options = options
+        self._sources: dict[str, StreamSource] = {}
+        # Spark does not always say when a query ends.
+        weakref.finalize(self, _close_all, self._sources)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Broker, (self._options,)
+
+    def close(self) -> None:
+        """Close every connection. They are made again when they are needed."""
+        _close_all(self._sources)
+
+    def _source(self, stream: str) -> StreamSource:
+        if stream not in self._sources:
+            connection = self._options.connection
+            self._sources[stream] = open_stream(connection.servers, stream, connection.open())
+        return self._sources[stream]
+
+    def parts(self) -> list[Part]:
+        """Return every partition that is read.
+
+        Raises:
+            LiftEnvelopeError: A stream or partition does not exist, or the servers can't be asked.
+        """
+        wanted, found = self._options.subscription, []
+        for stream in wanted.streams:
+            numbers = self._source(stream).partitions()
+            for number in numbers if wanted.partitions is None else wanted.partitions[stream]:
+                self._source(stream).check_partition(number)
+                found.append((stream, number))
+        return found
+
+    def extents(self) -> dict[Part, Extents]:
+        """Return where the messages of every partition are now.
+
+        Raises:
+            LiftEnvelopeError: As for :meth:`parts`.
+        """
+        return {part: self._extents(part) for part in self.parts()}
+
+    def _extents(self, part: Part) -> Extents:
+        stream, partition = part
+        source = self._source(stream)
+        found = source.extent(partition)
+        log_end = found.end
+        if isinstance(source, LiftbridgeSource):
+            log_end = max(source.brokers.partition(stream, partition).newest_offset + 1, found.end)
+        return Extents(found.oldest, found.end, log_end)
+
+    def begin(self, extents: dict[Part, Extents]) -> Offsets:
+        """Return where to begin, as the options say.
+
+        Raises:
+            OptionError: They say nothing of a partition, or name a moment after which there is no message.
+        """
+        places = self._options.start
+        check_named(places, extents)
+        found: Offsets = {}
+        for part, extent in extents.items():
+            moment = self._moment(places, part, extent)
+            if moment == extent.end and not self._options.late_start_is_end:
+                text = f"{part[0]}[{part[1]}] has no message that is as young as the moment to begin at"
+                raise OptionError(
+                    f"{text}; with startingOffsetsByTimestampStrategy=latest it begins at the end"
+                )
+            found[part] = begin_at(places, part, extent, moment)
+        return found
+
+    def end(self, extents: dict[Part, Extents]) -> Offsets:
+        """Return where to end, as the options say.
+
+        Raises:
+            OptionError: They say nothing of a partition.
+        """
+        places = self._options.end
+        check_named(places, extents)
+        return {
+            part: end_at(places, part, extent, self._moment(places, part, extent))
+            for part, extent in extents.items()
+        }
+
+    def _moment(self, places: Places, part: Part, extents: Extents) -> int | None:
+        place = places.of(part)
+        if place is None or place.offset is not None:
+            return None
+        if extents.oldest == extents.end:
+            return extents.end
+        whole = Extent(extents.oldest, extents.end)
+        return self._source(part[0]).at_time(part[1], place.time_ns, whole)
+
+    def await_readable(self, span: Span) -> None:
+        """Wait until a range can be read to its end.
+
+        After a crash of its server a partition of Liftbridge may show less than it has, until it has found
+        out what is committed, or one more message comes.
+
+        Raises:
+            DataLossError: It ends before the range does.
+            TransportError: It could not be read in all the ``reconnectWait``.
+        """
+        limit = time.monotonic() + self._options.connection.access.reconnect_wait
+        while (found := self._extents((span.stream, span.partition))).end < span.stop:
+            name = f"{span.stream}[{span.partition}]"
+            if found.log_end < span.stop:
+                if not self._options.fail_on_data_loss:
+                    return
+                text = f"{name} ends at offset {found.log_end}, and is to be read up to {span.stop}"
+                raise DataLossError(f"{text}; go on with failOnDataLoss=false, or a new checkpointLocation")
+            if time.monotonic() > limit:
+                text = f"{name} shows no more than {found.end} of {found.log_end} messages after a crash"
+                raise TransportError(f"{text} of its server; publish one more message to it, and try again")
+            time.sleep(_READABLE_POLL)
+
+    def check_whole(self, span: Span, done: int) -> None:
+        """Raise TransportError if a read has covered less than its range without saying so.
+
+        Args:
+            span: The range.
+            done: So many offsets were read, or passed over since they have no message.
+        """
+        if done >= span.stop - span.start:
+            return
+        # With failOnDataLoss=false what retention or a new stream has taken is passed over.
+        found, start, stop = self._extents((span.stream, span.partition)), span.start, span.stop
+        if not self._options.fail_on_data_loss:
+            start, stop = max(start, found.oldest), min(stop, found.log_end)
+        if done < stop - start:
+            text = f"{span.stream}[{span.partition}]: {done} of the {stop - start} offsets from {start} came"
+            raise TransportError(f"{text}: its server was started again meanwhile; run the task again")
+
+
+def _close_all(sources: dict[str, StreamSource]) -> None:
+    while sources:
+        sources.popitem()[1].close()
+
+
+def read_span(options: SourceOptions, span: Span) -> Iterator[Any]:
+    """Read a range, as record batches for Spark. What is left of the read ends with the iterator.
+
+    Args:
+        options: What the source reads.
+        span: The range.
+
+    Raises:
+        RetentionError: Messages of the range are gone, and that is to fail the query.
+        DataLossError: The partition ends before the range does.
+        LiftEnvelopeError: The servers can't be reached, or refuse.
+    """
+    with Broker(options) as broker:
+        broker.await_readable(span)
+        schema = spark_schema(headers=options.headers, envelope=options.envelope)
+        seen = [0]
+        reader = bulk.read(
+            options.connection.servers,
+            span.stream,
+            partitions=span.partition,
+            start=span.start,
+            stop=span.stop,
+            columns=bulk_columns(schema),
+            envelope=options.envelope,  # type: ignore[arg-type] # checked with the options
+            batch_rows=BATCH_ROWS,
+            batch_bytes=BATCH_BYTES,
+            parallel=1,
+            on_retention="raise" if options.fail_on_data_loss else "skip",
+            progress=lambda progress: seen.__setitem__(0, progress.done),
+            access=options.connection.open(),
+        )
+        yield from spark_batches(reader, schema, span.stream, span.partition)
+        broker.check_whole(span, seen[0])

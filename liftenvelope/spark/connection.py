@@ -1,0 +1,151 @@
+"""Where the servers are, as options say.
+
+Plain values, which travel to the tasks: a TLS context is made where it is used.
+"""
+
+from __future__ import annotations
+
+import ssl
+from dataclasses import dataclass
+from typing import Any, Final
+
+from liftenvelope.bulk import Access
+from liftenvelope.bulk.access import Kind, find_target
+from liftenvelope.errors import UsageError
+from liftenvelope.spark.errors import OptionError
+from liftenvelope.spark.words import Words
+
+__all__ = ["CONNECTION_OPTIONS", "FORMATS", "Connection", "read_connection"]
+
+#: The formats, and what their servers speak.
+FORMATS: Final = {"liftbridge": Kind.LIFTBRIDGE, "jetstream": Kind.NATS}
+_SCHEMES: Final = {"liftbridge": ("liftbridge",), "jetstream": ("nats", "tls")}
+
+_SHARED: Final = (
+    "servers",
+    "tls",
+    "tlsCaFile",
+    "tlsCertFile",
+    "tlsKeyFile",
+    "connectTimeout",
+    "timeout",
+    "reconnectWait",
+    "stallTimeout",
+)
+_NATS: Final = ("user", "password", "token", "nkeysSeedFile", "credentialsFile", "domain", "apiPrefix")
+#: The options of each format that say where its servers are.
+CONNECTION_OPTIONS: Final = {"liftbridge": (*_SHARED, "maxMessageBytes"), "jetstream": (*_SHARED, *_NATS)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Connection:
+    """How to reach servers, as plain values.
+
+    Attributes:
+        format: ``"liftbridge"`` or ``"jetstream"``.
+        servers: URLs.
+        tls: Whether to speak TLS; None for what the URLs and the server say.
+        ca_file: Authorities that are trusted in place of the system's.
+        cert_file: The certificate of this client.
+        key_file: Its private key, if that is not in the same file.
+        access: Everything else.
+    """
+
+    format: str
+    servers: tuple[str, ...]
+    tls: bool | None
+    ca_file: str | None
+    cert_file: str | None
+    key_file: str | None
+    access: Access
+
+    def open(self) -> Access:
+        """Return the access that bulk reads and writes take.
+
+        Raises:
+            OptionError: A file can't be read, or holds no certificate.
+        """
+        if self.ca_file is None and self.cert_file is None:
+            return _with_tls(self.access, self.tls)
+        try:
+            context = ssl.create_default_context(cafile=self.ca_file)
+            if self.cert_file is not None:
+                context.load_cert_chain(self.cert_file, self.key_file)
+        except OSError as exc:
+            files = ", ".join(name for name in (self.ca_file, self.cert_file, self.key_file) if name)
+            raise OptionError(f"TLS: {files}: {exc}: expected files in PEM that every executor has") from exc
+        return _with_tls(self.access, context)
+
+
+def _with_tls(access: Access, tls: ssl.SSLContext | bool | None) -> Access:
+    values = {name: getattr(access, name) for name in access.__dataclass_fields__}
+    return Access(**{**values, "tls": tls})
+
+
+def read_connection(format_: str, words: Words) -> Connection:
+    """Return where the servers are.
+
+    Raises:
+        OptionError: An option makes no sense, or two exclude each other.
+    """
+    tls = words.truth("tls", default=False) if words.given("tls") else None
+    files = words.given("tlsCaFile", "tlsCertFile", "tlsKeyFile")
+    if tls is False and files:
+        raise OptionError(f"tls=false and {files[0]} exclude each other")
+    if files and "tlsKeyFile" in files and "tlsCertFile" not in files:
+        raise OptionError("tlsKeyFile: expected tlsCertFile as well")
+    made = Connection(
+        format=format_,
+        servers=_servers(format_, words),
+        tls=tls,
+        ca_file=words.text("tlsCaFile"),
+        cert_file=words.text("tlsCertFile"),
+        key_file=words.text("tlsKeyFile"),
+        access=_access(format_, words),
+    )
+    try:
+        find_target(made.servers, made.access)
+    except UsageError as exc:
+        raise OptionError(f"servers: {exc}") from exc
+    return made
+
+
+def _servers(format_: str, words: Words) -> tuple[str, ...]:
+    schemes = _SCHEMES[format_]
+    text = words.text("servers")
+    if text is None:
+        raise OptionError(f"servers: expected where they are, such as {schemes[0]}://host:port")
+    found = []
+    for part in text.split(","):
+        url = part.strip()
+        scheme, separator, _ = url.partition("://")
+        if separator and scheme not in schemes:
+            raise OptionError(f"servers: {scheme}://...: format {format_!r} takes {schemes[0]}://host:port")
+        found.append(url if separator else f"{schemes[0]}://{url}")
+    return tuple(found)
+
+
+def _access(format_: str, words: Words) -> Access:
+    default = Access()
+    values: dict[str, Any] = {
+        "connect_timeout": words.seconds("connectTimeout", default.connect_timeout),
+        "timeout": words.seconds("timeout", default.timeout),
+        "reconnect_wait": words.seconds("reconnectWait", default.reconnect_wait),
+        "stall_timeout": words.seconds("stallTimeout", default.stall_timeout),
+    }
+    if format_ == "liftbridge":
+        most = words.number("maxMessageBytes")
+        return Access(**values, max_message_bytes=most or default.max_message_bytes)
+    try:
+        return Access(
+            **values,
+            user=words.text("user"),
+            password=words.text("password"),
+            token=words.text("token"),
+            nkeys_seed=words.text("nkeysSeedFile"),
+            user_credentials=words.text("credentialsFile"),
+            domain=words.text("domain"),
+            api_prefix=words.text("apiPrefix"),
+        )
+    except UsageError as exc:
+        raise OptionError(str(exc)) from exc

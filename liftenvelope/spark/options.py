@@ -1,0 +1,265 @@
+"""The options of sources and sinks, checked before anything is sent.
+
+The words are those of Spark's Kafka source. Everything here is a plain value that can be pickled: it travels
+to the tasks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from liftenvelope._stream_names import check_stream_name
+from liftenvelope.errors import UsageError
+from liftenvelope.jetstream._names import check_stream_name as check_jetstream_name
+from liftenvelope.spark.connection import CONNECTION_OPTIONS, Connection, read_connection
+from liftenvelope.spark.errors import OptionError
+from liftenvelope.spark.offsets import LATEST, Place, Places, end_places, start_places
+from liftenvelope.spark.words import Words
+
+__all__ = ["SinkOptions", "SourceOptions", "Subscription", "row_options", "sink_options", "source_options"]
+
+_BATCH_ONLY: Final = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
+_STREAM_ONLY: Final = ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay")
+_SOURCE: Final = (
+    "subscribe",
+    "assign",
+    "startingOffsets",
+    "startingTimestamp",
+    "startingOffsetsByTimestamp",
+    "startingOffsetsByTimestampStrategy",
+    "minPartitions",
+    "maxRecordsPerPartition",
+    "failOnDataLoss",
+    "includeHeaders",
+    "envelope",
+    *_BATCH_ONLY,
+    *_STREAM_ONLY,
+)
+_SINK: Final = ("topic", "deliveryGuarantee", "maxInFlight")
+_SINKS: Final = {
+    "liftbridge": ("ackPolicy", "partitioner"),
+    "jetstream": ("subject", "envelope"),
+}
+#: What Spark itself puts among the options.
+_OWN: Final = ("checkpointLocation", "queryName")
+
+#: Of a range that is longer than this, several tasks read a part each. The start of a part costs some
+#: milliseconds; where fewer cores are idle than there are parts, the rest wait for their turn.
+_RECORDS_PER_PARTITION: Final = 500_000
+#: As Spark's Kafka source has it.
+_TRIGGER_DELAY: Final = 15 * 60.0
+_IN_FLIGHT: Final = 4_000
+
+
+@dataclass(frozen=True)
+class Subscription:
+    """Which streams are read.
+
+    Attributes:
+        streams: Their names.
+        partitions: Those that are read of each; None for all.
+    """
+
+    streams: tuple[str, ...]
+    partitions: Mapping[str, tuple[int, ...]] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceOptions:
+    """What a source reads, and how.
+
+    Attributes:
+        connection: Where the servers are.
+        subscription: Which streams.
+        start: Where to begin.
+        end: Where to end; of batches alone.
+        late_start_is_end: Whether to begin at the end where no message is as young as the moment to begin at;
+            otherwise that is an error.
+        max_offsets: So many offsets a micro-batch has at most.
+        min_offsets: So many it has at least, unless ``trigger_delay`` seconds have passed.
+        trigger_delay: In seconds.
+        min_partitions: Into so many parts the ranges are divided, at least.
+        max_records: So many offsets a part has at most.
+        fail_on_data_loss: Whether messages that are gone end the query.
+        headers: Whether there is a column with the headers.
+        envelope: ``"none"``, ``"strip"`` or ``"columns"``: see :func:`liftenvelope.bulk.read`.
+    """
+
+    connection: Connection
+    subscription: Subscription
+    start: Places
+    end: Places
+    late_start_is_end: bool
+    max_offsets: int | None
+    min_offsets: int | None
+    trigger_delay: float
+    min_partitions: int | None
+    max_records: int
+    fail_on_data_loss: bool
+    headers: bool
+    envelope: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class SinkOptions:
+    """Where a sink writes, and how.
+
+    Attributes:
+        connection: Where the servers are.
+        topic: The stream; None for that of the column.
+        once: Whether each row is stored once, however often its task runs.
+        max_in_flight: So many rows of a task may be without their ack.
+        subject: For JetStream: the subject of all rows.
+        envelope: For JetStream: whether rows are put into envelopes.
+        ack_all: For Liftbridge: whether all replicas in sync have to ack.
+        partitioner: For Liftbridge: ``"key"`` or ``"round_robin"``, for rows without a partition.
+    """
+
+    connection: Connection
+    topic: str | None
+    once: bool
+    max_in_flight: int
+    subject: str | None
+    envelope: bool
+    ack_all: bool
+    partitioner: str
+
+
+def _check_name(format_: str, name: str, option: str) -> str:
+    try:
+        if format_ == "jetstream":
+            check_jetstream_name(name)
+        else:
+            check_stream_name(name)
+    except UsageError as exc:
+        raise OptionError(f"{option}={name!r}: {exc}") from exc
+    return name
+
+
+def source_options(format_: str, given: Mapping[str, Any], *, streaming: bool) -> SourceOptions:
+    """Return what a source is to read.
+
+    Args:
+        format_: ``"liftbridge"`` or ``"jetstream"``.
+        given: What Spark hands over.
+        streaming: Whether it is a stream.
+
+    Raises:
+        OptionError: An option is unknown, makes no sense, or conflicts with another.
+    """
+    words = Words(given, (*CONNECTION_OPTIONS[format_], *_SOURCE, "path"), _OWN)
+    for name in words.given(*(_BATCH_ONLY if streaming else _STREAM_ONLY)):
+        kind = "batch queries (spark.read)" if streaming else "streams (spark.readStream)"
+        raise OptionError(f"{name}: it is for {kind}; leave it out")
+    start = start_places(words, "latest" if streaming else "earliest")
+    if not streaming and start.default == Place(LATEST):
+        raise OptionError("startingOffsets='latest': a batch query would find nothing; leave it out")
+    return SourceOptions(
+        connection=read_connection(format_, words),
+        subscription=_subscription(format_, words),
+        start=start,
+        end=end_places(words),
+        late_start_is_end=words.choice("startingOffsetsByTimestampStrategy", ("error", "latest")) == "latest",
+        **_limits(words),
+        min_partitions=words.number("minPartitions"),
+        max_records=words.number("maxRecordsPerPartition") or _RECORDS_PER_PARTITION,
+        fail_on_data_loss=words.truth("failOnDataLoss", default=True),
+        headers=words.truth("includeHeaders", default=False),
+        envelope=_envelope(format_, words),
+    )
+
+
+def row_options(format_: str, given: Mapping[str, Any]) -> tuple[bool, str]:
+    """Return what a source's columns depend on: whether there are headers, and what becomes of envelopes.
+
+    Raises:
+        OptionError: An option is unknown, or one of these makes no sense.
+    """
+    words = Words(given, (*CONNECTION_OPTIONS[format_], *_SOURCE, "path"), _OWN)
+    return words.truth("includeHeaders", default=False), _envelope(format_, words)
+
+
+def _envelope(format_: str, words: Words) -> str:
+    found = words.choice("envelope", ("none", "strip", "columns"))
+    if format_ == "liftbridge" and found != "none":
+        raise OptionError(f"envelope={found!r}: Liftbridge has opened the envelopes; leave it out")
+    return found
+
+
+def _limits(words: Words) -> dict[str, Any]:
+    most, least = words.number("maxOffsetsPerTrigger"), words.number("minOffsetsPerTrigger")
+    if most is not None and least is not None and least > most:
+        raise OptionError(f"minOffsetsPerTrigger={least} is more than maxOffsetsPerTrigger={most}")
+    if least is None and words.given("maxTriggerDelay"):
+        raise OptionError("maxTriggerDelay: expected minOffsetsPerTrigger as well")
+    delay = words.seconds("maxTriggerDelay", _TRIGGER_DELAY)
+    return {"max_offsets": most, "min_offsets": least, "trigger_delay": delay}
+
+
+def _subscription(format_: str, words: Words) -> Subscription:
+    given = words.given("subscribe", "assign", "path")
+    if len(given) != 1:
+        what = f"{' and '.join(given)} exclude each other" if given else "nothing says which streams are read"
+        raise OptionError(f"{what}: expected one of subscribe, assign, or the argument of load()")
+    if given == ["assign"]:
+        return _assigned(format_, words.mapping("assign") or {})
+    names = [name.strip() for name in (words.text(given[0]) or "").split(",")]
+    return Subscription(tuple(dict.fromkeys(_check_name(format_, name, given[0]) for name in names)))
+
+
+def _assigned(format_: str, given: dict[str, Any]) -> Subscription:
+    if not given:
+        raise OptionError("assign: expected at least one stream")
+    made: dict[str, tuple[int, ...]] = {}
+    for name, numbers in given.items():
+        _check_name(format_, name, "assign")
+        sound = isinstance(numbers, list) and numbers
+        if not sound or any(isinstance(n, bool) or not isinstance(n, int) or n < 0 for n in numbers):
+            raise OptionError(f'assign: {name}: {numbers!r}: expected partitions, as in {{"orders": [0, 1]}}')
+        if format_ == "jetstream" and set(numbers) != {0}:
+            raise OptionError(f"assign: {name}: {numbers!r}: a JetStream stream has partition 0 alone")
+        made[name] = tuple(sorted(set(numbers)))
+    return Subscription(tuple(made), made)
+
+
+def sink_options(format_: str, given: Mapping[str, Any], *, streaming: bool) -> SinkOptions:
+    """Return where a sink is to write.
+
+    Args:
+        format_: ``"liftbridge"`` or ``"jetstream"``.
+        given: What Spark hands over.
+        streaming: Whether it is a stream.
+
+    Raises:
+        OptionError: An option is unknown, makes no sense, or conflicts with another.
+    """
+    words = Words(given, (*CONNECTION_OPTIONS[format_], *_SINK, *_SINKS[format_], "path"), _OWN)
+    if len(words.given("topic", "path")) > 1:
+        raise OptionError("topic and the argument of save() exclude each other")
+    topic = words.text("topic") or words.text("path")
+    return SinkOptions(
+        connection=read_connection(format_, words),
+        topic=None if topic is None else _check_name(format_, topic, "topic"),
+        once=_once(format_, words, streaming=streaming, topic=topic),
+        max_in_flight=words.number("maxInFlight") or _IN_FLIGHT,
+        subject=words.text("subject") if format_ == "jetstream" else None,
+        envelope=format_ == "jetstream" and words.truth("envelope", default=False),
+        ack_all=format_ == "liftbridge" and words.choice("ackPolicy", ("leader", "all")) == "all",
+        partitioner="key" if format_ == "jetstream" else words.choice("partitioner", ("key", "round_robin")),
+    )
+
+
+def _once(format_: str, words: Words, *, streaming: bool, topic: str | None) -> bool:
+    if format_ == "liftbridge":
+        words.choice("deliveryGuarantee", ("at-least-once",))
+        return False
+    if words.choice("deliveryGuarantee", ("at-least-once", "effectively-once")) == "at-least-once":
+        return False
+    if not streaming:
+        text = "a batch query has no id that a second run shares: give the rows a column 'msgId'"
+        raise OptionError(f"deliveryGuarantee='effectively-once': {text}")
+    if topic is None:
+        raise OptionError("deliveryGuarantee='effectively-once': expected the option topic, not a column")
+    return True

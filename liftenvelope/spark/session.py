@@ -1,0 +1,61 @@
+"""Spark's own settings: those that sources of Python need, and those that are known to hang or crash."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["recommended_conf", "register", "setting_warnings"]
+
+_SOCKETS = "spark.python.unix.domain.socket.enabled"
+_PIPELINED = "spark.python.udf.pipelined.enabled"
+_BATCH = "spark.sql.execution.arrow.maxRecordsPerBatch"
+_MOST_RECORDS = 10_000
+
+
+def recommended_conf() -> dict[str, str]:
+    """Return settings for ``SparkSession.builder.config``; the first must be set before the session starts.
+
+    Between Spark and Python, Unix sockets save some 40 ms for each task, and TCP on one machine has been
+    seen to hang for good with batches of many megabytes. They are not to be had on Windows.
+    """
+    sockets = {} if sys.platform == "win32" else {_SOCKETS: "true"}
+    return {**sockets, _BATCH: str(_MOST_RECORDS), _PIPELINED: "false"}
+
+
+def setting_warnings(get: Any) -> list[str]:
+    """Return what is to be said of a session's settings.
+
+    Args:
+        get: Called with a name and a default, gives the setting: ``spark.conf.get``.
+    """
+    found = []
+    if get(_PIPELINED, "false").lower() == "true":
+        found.append(f"{_PIPELINED}=true is known to break tasks that share a worker; set it to false")
+    records = get(_BATCH, str(_MOST_RECORDS))
+    large = records.removeprefix("-").isdigit() and not 0 < int(records) <= _MOST_RECORDS
+    if large and get(_SOCKETS, "false").lower() != "true" and sys.platform != "win32":
+        text = f"{_BATCH}={records} without {_SOCKETS}=true is known to hang"
+        found.append(f"{text}; see liftenvelope.spark.recommended_conf()")
+    return found
+
+
+def register(spark: SparkSession) -> None:
+    """Make the formats ``liftbridge`` and ``jetstream`` known to a session, and envelopes to its SQL.
+
+    Spark finds the formats by itself where liftenvelope is installed, unless another package whose name
+    begins with ``pyspark_`` can't be imported. This always works. Warns of settings that are known to hang
+    or crash.
+    """
+    from liftenvelope.spark.functions import register_functions
+    from liftenvelope.spark.sources import JetStreamDataSource, LiftbridgeDataSource
+
+    for text in setting_warnings(spark.conf.get):
+        warnings.warn(text, RuntimeWarning, stacklevel=2)
+    spark.dataSource.register(LiftbridgeDataSource)
+    spark.dataSource.register(JetStreamDataSource)
+    register_functions(spark)

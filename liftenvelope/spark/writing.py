@@ -1,0 +1,159 @@
+"""What a task of a sink does: its rows into streams, acked. Nothing of Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from liftenvelope import bulk
+from liftenvelope._extras import require
+from liftenvelope.errors import UsageError
+from liftenvelope.spark.options import SinkOptions
+from liftenvelope.types import AckPolicy
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+else:
+    pa = require("pyarrow", "spark")
+    pc = require("pyarrow.compute", "spark")
+
+__all__ = ["TaskWritten", "write_task"]
+
+_WRITTEN: Final = {
+    "liftbridge": ("key", "value", "headers", "partition"),
+    "jetstream": ("key", "value", "headers", "subject"),
+}
+_HEADERS: Final = pa.map_(pa.string(), pa.binary())
+_HEADER_LIST: Final = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+#: The header by which JetStream knows a message that it has stored before.
+_MESSAGE_ID: Final = "Nats-Msg-Id"
+
+
+@dataclass(frozen=True, slots=True)
+class TaskWritten:
+    """What a task has written.
+
+    Attributes:
+        rows: How many rows are stored.
+        bytes: How many bytes their values have.
+        duplicates: How many of them had been stored before.
+    """
+
+    rows: int = 0
+    bytes: int = 0
+    duplicates: int = 0
+
+    def __add__(self, other: TaskWritten) -> TaskWritten:
+        return TaskWritten(
+            self.rows + other.rows, self.bytes + other.bytes, self.duplicates + other.duplicates
+        )
+
+
+def write_task(
+    options: SinkOptions, batches: Iterable[pa.RecordBatch], message_id: str | None
+) -> TaskWritten:
+    """Publish every row of a task, and wait for all acks.
+
+    Args:
+        options: Where to.
+        batches: The rows, as Spark hands them over.
+        message_id: What the ids of the rows begin with, so that each is stored once; None for none.
+
+    Raises:
+        UsageError: A row can't be published.
+        WriteFailedError: Not all rows are stored, or it is unknown whether they are.
+        LiftEnvelopeError: There is no such stream, or no server could be reached.
+    """
+    rest = iter(batches)
+    first = next(rest, None)
+    if first is None:
+        return TaskWritten()
+    whole = _chain(first, rest)
+    if options.topic is not None:
+        return _write(options, options.topic, whole, message_id)
+    # Each stream's part of a batch is acked before the next begins: it takes no more memory than that.
+    total = TaskWritten()
+    for batch in whole:
+        for topic, part in _by_topic(batch):
+            total += _write(options, topic, iter([part]), None)
+    return total
+
+
+def _chain(first: pa.RecordBatch, rest: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    yield first
+    yield from rest
+
+
+def _by_topic(batch: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
+    topics = batch.column("topic")
+    if topics.null_count:
+        raise UsageError("a row has no topic: expected one in every row, or the option topic")
+    for topic in pc.unique(topics).to_pylist():
+        yield topic, batch.filter(pc.equal(topics, topic))
+
+
+def _write(
+    options: SinkOptions, topic: str, batches: Iterator[pa.RecordBatch], message_id: str | None
+) -> TaskWritten:
+    first = _prepared(next(batches), options)
+    rest = (_prepared(batch, options) for batch in batches)
+    special: dict[str, Any]
+    if options.connection.format == "jetstream":
+        special = {"subject": options.subject, "envelope": options.envelope, "message_id": message_id}
+    else:
+        policy = AckPolicy.ALL if options.ack_all else AckPolicy.LEADER
+        special = {"partitioner": options.partitioner, "ack_policy": policy}
+    done = bulk.write(
+        options.connection.servers,
+        topic,
+        pa.RecordBatchReader.from_batches(first.schema, _chain(first, rest)),
+        max_in_flight=options.max_in_flight,
+        access=options.connection.open(),
+        **special,
+    )
+    return TaskWritten(done.rows, done.bytes, done.duplicates)
+
+
+def _prepared(batch: pa.RecordBatch, options: SinkOptions) -> pa.RecordBatch:
+    """The columns that bulk writes take, of those that Spark's rows have."""
+    columns = dict(zip(batch.schema.names, batch.columns, strict=True))
+    wanted = {name: columns[name] for name in _WRITTEN[options.connection.format] if name in columns}
+    if options.subject is not None:
+        wanted.pop("subject", None)
+    if "headers" in wanted:
+        wanted["headers"] = _as_map(wanted["headers"])
+    if "msgId" in columns:
+        if options.envelope:
+            raise UsageError("column 'msgId': in an envelope no server sees it; leave out envelope=true")
+        wanted["headers"] = _with_ids(wanted.get("headers"), columns["msgId"])
+    return pa.RecordBatch.from_arrays(list(wanted.values()), list(wanted))
+
+
+def _as_map(column: pa.Array) -> pa.Array:
+    if pa.types.is_map(column.type):
+        return column
+    column = column.cast(_HEADER_LIST)
+    names, values = column.values.flatten()
+    fields = [pa.field("key", pa.string(), nullable=False), pa.field("value", pa.binary())]
+    entries = pa.StructArray.from_arrays([names, values], fields=fields)
+    buffers = column.buffers()[:2]
+    return pa.Array.from_buffers(
+        _HEADERS, len(column), buffers, column.null_count, column.offset, children=[entries]
+    )
+
+
+def _with_ids(headers: pa.Array | None, ids: pa.Array) -> pa.Array:
+    if ids.null_count:
+        raise UsageError("a row has no msgId: expected one in every row")
+    rows = [None] * len(ids) if headers is None else headers.to_pylist()
+    made = [
+        [*(item for item in row or () if item[0] != _MESSAGE_ID), (_MESSAGE_ID, identity)]
+        for row, identity in zip(rows, ids.to_pylist(), strict=True)
+    ]
+    return pa.array([[(name, _bytes(value)) for name, value in row] for row in made], _HEADERS)
+
+
+def _bytes(value: bytes | str | None) -> bytes:
+    return value.encode() if isinstance(value, str) else value or b""

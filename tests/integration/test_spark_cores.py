@@ -1,0 +1,260 @@
+"""What Spark's sources and sinks do, on real servers, without Spark: the rest is in tests/spark."""
+
+from __future__ import annotations
+
+import pickle
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from liftenvelope import bulk
+from liftenvelope.bulk import RetentionError
+from liftenvelope.errors import NoSuchStreamError, StreamNotFoundError, TransportError, UsageError
+from liftenvelope.spark._source_cores import BatchSource, StreamSource
+from liftenvelope.spark.broker import Broker, read_span
+from liftenvelope.spark.errors import DataLossError, OptionError
+from liftenvelope.spark.options import SourceOptions, sink_options, source_options
+from liftenvelope.spark.planning import Extents, Span
+from liftenvelope.spark.writing import TaskWritten, write_task
+from liftenvelope.testing import LiftbridgeCluster, NatsServer
+from tests.integration.bulk_streams import bulk_threads, jetstream, make_stream, with_jetstream
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[NatsServer]:
+    with jetstream() as running:
+        yield running
+
+
+@pytest.fixture
+def url(server: NatsServer, name: str) -> str:
+    """Of a server that has an empty stream of the test's name."""
+    make_stream(server.url, name)
+    return server.url
+
+
+@pytest.fixture
+def address(liftbridge_server: LiftbridgeCluster, name: str) -> str:
+    """Likewise, of two partitions."""
+    liftbridge_server.create_stream(name, partitions=2)
+    return liftbridge_server.addresses[0]
+
+
+def fill(servers: str, name: str, first: int, stop: int) -> None:
+    """Numbers as values; in Liftbridge the even ones go to partition 0."""
+    columns: dict[str, Any] = {"value": [b"%d" % i for i in range(first, stop)]}
+    if servers.startswith("nats"):
+        bulk.write(servers, name, pa.table(columns), subject=f"{name}.x")
+        return
+    columns["partition"] = pa.array([i % 2 for i in range(first, stop)], pa.int32())
+    bulk.write(servers, name, pa.table(columns))
+
+
+def options(servers: str, name: str, *, streaming: bool = True, **given: object) -> SourceOptions:
+    format_ = "jetstream" if servers.startswith("nats") else "liftbridge"
+    return source_options(format_, {"servers": servers, "subscribe": name, **given}, streaming=streaming)
+
+
+def numbers(batches: Iterator[pa.RecordBatch]) -> list[int]:
+    return [int(value) for batch in batches for value in batch["value"].to_pylist()]
+
+
+def values_of(spans: list[Span], source: BatchSource | StreamSource) -> list[int]:
+    return sorted(number for span in spans for number in numbers(source.read(span)))
+
+
+class TestBatch:
+    @pytest.mark.parametrize("servers", ["url", "address"])
+    def test_parts_are_the_whole(self, servers: str, name: str, request: pytest.FixtureRequest) -> None:
+        where: str = request.getfixturevalue(servers)
+        source = BatchSource(options(where, name, streaming=False, minPartitions=7))
+        assert source.spans() == []
+        fill(where, name, 0, 100)
+        spans = source.spans()
+        assert len(spans) >= 7
+        assert values_of(spans, source) == list(range(100))
+
+    def test_by_time(self, url: str, name: str) -> None:
+        fill(url, name, 0, 3)
+        rows = bulk.read(url, name).read_all()
+        time.sleep(0.01)
+        moment = time.time_ns() // 1_000_000
+        fill(url, name, 3, 5)
+        after = BatchSource(options(url, name, streaming=False, startingTimestamp=moment))
+        assert values_of(after.spans(), after) == [3, 4]
+        before = BatchSource(options(url, name, streaming=False, endingTimestamp=moment))
+        assert values_of(before.spans(), before) == [0, 1, 2]
+        late = options(url, name, streaming=False, startingTimestamp=moment + 3_600_000)
+        with pytest.raises(OptionError, match="startingOffsetsByTimestampStrategy=latest"):
+            BatchSource(late).spans()
+        assert rows.num_rows == 3
+
+    def test_no_such_stream(self, url: str, address: str) -> None:
+        with pytest.raises(StreamNotFoundError):
+            BatchSource(options(url, "nowhere", streaming=False)).spans()
+        with pytest.raises(NoSuchStreamError):
+            BatchSource(options(address, "nowhere", streaming=False)).spans()
+
+    def test_a_place_in_a_partition_that_there_is_not(self, address: str, name: str) -> None:
+        given = options(address, name, startingOffsets=f'{{"{name}": {{"0": 0, "1": 0, "2": 0}}}}')
+        with pytest.raises(OptionError, match=r"\[2\], which is not read or does not exist"):
+            StreamSource(given).initial()
+
+    def test_one_partition(self, address: str, name: str) -> None:
+        fill(address, name, 0, 10)
+        given = {"servers": address, "assign": f'{{"{name}": [1]}}'}
+        source = BatchSource(source_options("liftbridge", given, streaming=False))
+        assert values_of(source.spans(), source) == [1, 3, 5, 7, 9]
+
+
+class TestStream:
+    @pytest.mark.parametrize("servers", ["url", "address"])
+    def test_batch_after_batch(self, servers: str, name: str, request: pytest.FixtureRequest) -> None:
+        where: str = request.getfixturevalue(servers)
+        fill(where, name, 0, 10)
+        source = StreamSource(options(where, name, maxOffsetsPerTrigger=4))
+        start = source.initial()
+        fill(where, name, 10, 20)
+        assert source.initial() == start  # "latest" stays where it was
+        found: list[int] = []
+        while (end := source.latest(start, limited=True)) != start:
+            spans = source.spans(start, end)
+            assert sum(span.stop - span.start for span in spans) <= 4
+            # What reads is another process, and what a restart knows is the end alone.
+            found += values_of(spans, pickle.loads(pickle.dumps(source)))
+            assert source.spans({"anything": "else"}, end) == spans
+            start = end
+        assert sorted(found) == list(range(10, 20))
+        assert source.newest()["offsets"] == start["offsets"]
+        source.close()
+        assert source.latest(start, limited=True) == start
+
+    def test_to_where_it_ends_now(self, url: str, name: str) -> None:
+        source = StreamSource(options(url, name, startingOffsets="earliest"))
+        fill(url, name, 0, 5)
+        source.stop_here()
+        fill(url, name, 5, 9)
+        start = source.initial()
+        end = source.latest(start, limited=False)
+        assert values_of(source.spans(start, end), source) == list(range(5))
+        assert source.latest(end, limited=False) == end
+
+    def test_deleted_messages_are_no_loss(self, url: str, name: str) -> None:
+        fill(url, name, 0, 10)
+        for sequence in (4, 10):
+            with_jetstream(url, lambda js, seq=sequence: js.delete_msg(name, seq))  # type: ignore[misc]
+        source = BatchSource(options(url, name, streaming=False, minPartitions=3))
+        assert values_of(source.spans(), source) == [0, 1, 2, 4, 5, 6, 7, 8]
+
+    def test_retention(self, url: str, name: str) -> None:
+        fill(url, name, 0, 10)
+        with_jetstream(url, lambda js: js.purge_stream(name, seq=6))
+        span = Span(name, 0, 2, 10)
+        with pytest.raises(RetentionError, match="message 2 is gone"):
+            list(read_span(options(url, name), span))
+        assert numbers(read_span(options(url, name, failOnDataLoss=False), span)) == [5, 6, 7, 8, 9]
+
+    def test_a_stream_that_was_made_anew(self, url: str, name: str) -> None:
+        fill(url, name, 0, 10)
+        span = Span(name, 0, 0, 10)
+        with_jetstream(url, lambda js: js.delete_stream(name))
+        make_stream(url, name)
+        fill(url, name, 0, 3)
+        with pytest.raises(DataLossError, match="ends at offset 3"):
+            list(read_span(options(url, name), span))
+        assert numbers(read_span(options(url, name, failOnDataLoss=False), span)) == [0, 1, 2]
+
+    def test_a_reader_that_is_left_early(self, url: str, name: str) -> None:
+        fill(url, name, 0, 30_000)
+        before = bulk_threads()
+        reading = read_span(options(url, name), Span(name, 0, 0, 30_000))
+        next(reading)
+        reading.close()  # type: ignore[attr-defined]
+        limit = time.monotonic() + 60
+        while bulk_threads() > before:
+            assert time.monotonic() < limit
+            time.sleep(0.02)
+
+
+class _Hiding(Broker):
+    """A broker that shows less than it has for a while: a mock, since a server's crash can't be timed."""
+
+    def __init__(self, given: SourceOptions, ends: list[int]) -> None:
+        super().__init__(given)
+        self._ends = ends
+
+    def _extents(self, part: tuple[str, int]) -> Extents:
+        return Extents(0, self._ends.pop(0) if len(self._ends) > 1 else self._ends[0], 10)
+
+
+class TestHidden:
+    def given(self, wait: str) -> SourceOptions:
+        return options("127.0.0.1:1", "s", reconnectWait=wait)
+
+    def test_what_does_not_show_is_waited_for(self) -> None:
+        broker = _Hiding(self.given("60s"), [0, 5, 10])
+        broker.await_readable(Span("s", 0, 0, 10))
+        assert broker._ends == [10]
+
+    def test_not_for_ever(self) -> None:
+        broker = _Hiding(self.given("1ms"), [5])
+        with pytest.raises(TransportError, match="shows no more than 5 of 10"):
+            broker.await_readable(Span("s", 0, 0, 10))
+
+    def test_a_read_that_came_short_is_no_success(self) -> None:
+        broker = _Hiding(self.given("1ms"), [5])
+        broker.check_whole(Span("s", 0, 2, 10), 8)
+        with pytest.raises(TransportError, match="5 of the 8 offsets from 2"):
+            broker.check_whole(Span("s", 0, 2, 10), 5)
+
+
+class TestSinks:
+    def test_no_rows(self) -> None:
+        given = sink_options("jetstream", {"servers": "127.0.0.1:1", "topic": "S"}, streaming=True)
+        assert write_task(given, [], None) == TaskWritten()
+
+    def test_each_row_once(self, url: str, name: str) -> None:
+        given = {"servers": url, "topic": name, "subject": f"{name}.x"}
+        sink = sink_options("jetstream", given, streaming=True)
+        batches = [pa.record_batch({"value": ["1", "2"]}), pa.record_batch({"value": ["3"]})]
+        assert write_task(sink, batches, "query:0:1") == TaskWritten(3, 3, 0)
+        # The same rows in batches of another size.
+        again = [pa.record_batch({"value": [text]}) for text in "123"]
+        assert write_task(sink, again, "query:0:1") == TaskWritten(3, 3, 3)
+        assert write_task(sink, again, "query:1:1") == TaskWritten(3, 3, 0)
+
+    @pytest.mark.parametrize("kind", ["list", "map"])
+    def test_headers_and_ids(self, url: str, name: str, kind: str) -> None:
+        sink = sink_options("jetstream", {"servers": url, "topic": name}, streaming=False)
+        rows: list[Any] = [[("A", b"1")], None, []]
+        column = pa.array(rows, pa.map_(pa.string(), pa.binary()))
+        if kind == "list":
+            lists = [row and [{"key": key, "value": value} for key, value in row] for row in rows]
+            entry = pa.struct([("key", pa.string()), ("value", pa.binary())])
+            column = pa.array(lists, pa.list_(entry))
+        batch = pa.record_batch(
+            {
+                "value": ["1", "2", "3"],
+                "headers": column,
+                "subject": [f"{name}.x"] * 3,
+                "msgId": ["a", "b", "b"],
+                "offset": [1, 2, 3],
+            }
+        )
+        assert write_task(sink, [batch.slice(0, 2), batch.slice(2)], None) == TaskWritten(3, 3, 1)
+        headers = bulk.read(url, name, columns=["headers"]).read_all()["headers"].to_pylist()
+        assert headers == [[("A", b"1"), ("Nats-Msg-Id", b"a")], [("Nats-Msg-Id", b"b")]]
+
+    def test_streams_by_column(self, address: str, name: str, liftbridge_server: LiftbridgeCluster) -> None:
+        other = f"{name}-2"
+        liftbridge_server.create_stream(other)
+        sink = sink_options("liftbridge", {"servers": address}, streaming=False)
+        batch = pa.record_batch({"value": ["1", "2", "3"], "topic": [other, name, other]})
+        assert write_task(sink, [batch], None).rows == 3
+        assert bulk.read(address, other, columns=["value"]).read_all()["value"].to_pylist() == [b"1", b"3"]
+        nowhere = pa.record_batch({"value": ["1"], "topic": pa.array([None], pa.string())})
+        with pytest.raises(UsageError, match="a row has no topic"):
+            write_task(sink, [nowhere], None)

@@ -1,0 +1,225 @@
+"""The options of Spark sources and sinks, without Spark."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import pytest
+
+from liftenvelope.spark.errors import OptionError
+from liftenvelope.spark.offsets import EARLIEST, LATEST, Place, Places
+from liftenvelope.spark.options import Subscription, sink_options, source_options
+from liftenvelope.spark.words import Words, duration
+
+LB = {"servers": "127.0.0.1:9292", "subscribe": "orders"}
+JS = {"servers": "nats://127.0.0.1:4222", "subscribe": "ORDERS"}
+OF = {"liftbridge": LB, "jetstream": JS}
+
+
+class TestDefaults:
+    @pytest.mark.parametrize("format_", ["liftbridge", "jetstream"])
+    def test_a_stream_begins_at_the_end_a_batch_at_the_beginning(self, format_: str) -> None:
+        streaming = source_options(format_, OF[format_], streaming=True)
+        batch = source_options(format_, OF[format_], streaming=False)
+        assert streaming.start == Places(Place(LATEST), {})
+        assert batch.start == Places(Place(EARLIEST), {})
+        assert batch.end == Places(Place(LATEST), {})
+        assert batch.fail_on_data_loss
+        assert not batch.headers
+        assert batch.envelope == "none"
+        assert (streaming.max_offsets, streaming.min_offsets, streaming.trigger_delay) == (None, None, 900.0)
+
+    @pytest.mark.parametrize("format_", ["liftbridge", "jetstream"])
+    def test_they_travel(self, format_: str) -> None:
+        options = source_options(format_, OF[format_], streaming=True)
+        assert pickle.loads(pickle.dumps(options)) == options
+        sink = sink_options(format_, {"servers": OF[format_]["servers"], "topic": "a"}, streaming=True)
+        assert pickle.loads(pickle.dumps(sink)) == sink
+
+    def test_the_case_of_names_does_not_matter(self) -> None:
+        options = source_options("liftbridge", {**LB, "MAXOFFSETSPERTRIGGER": "7"}, streaming=True)
+        assert options.max_offsets == 7
+
+    def test_urls_get_their_scheme(self) -> None:
+        given = {"servers": "a:1, nats://b:2,tls://c", "subscribe": "S"}
+        found = source_options("jetstream", given, streaming=False).connection
+        assert found.servers == ("nats://a:1", "nats://b:2", "tls://c")
+
+    def test_the_argument_of_load(self) -> None:
+        given = {"servers": "a:1", "path": "x, y,x"}
+        found = source_options("liftbridge", given, streaming=False)
+        assert found.subscription == Subscription(("x", "y"))
+
+    def test_assigned_partitions(self) -> None:
+        given = {"servers": "a:1", "assign": '{"x": [2, 0, 2], "y": [1]}'}
+        found = source_options("liftbridge", given, streaming=False)
+        assert found.subscription == Subscription(("x", "y"), {"x": (0, 2), "y": (1,)})
+
+
+class TestPlaces:
+    @pytest.mark.parametrize(
+        ("options", "places"),
+        [
+            ({"startingOffsets": "EARLIEST"}, Places(Place(EARLIEST), {})),
+            (
+                {"startingOffsets": '{"orders": {"0": 23, "1": -2, "2": -1}}'},
+                Places(
+                    None,
+                    {("orders", 0): Place(23), ("orders", 1): Place(EARLIEST), ("orders", 2): Place(LATEST)},
+                ),
+            ),
+            ({"startingOffsets": '{"orders": 5}'}, Places(None, {("orders", 0): Place(5)})),
+            ({"startingTimestamp": "1700000000000"}, Places(Place(None, 1_700_000_000_000_000_000), {})),
+            (
+                {"startingOffsetsByTimestamp": '{"orders": {"0": 1}}', "startingOffsets": "earliest"},
+                Places(None, {("orders", 0): Place(None, 1_000_000)}),
+            ),
+            (
+                {"startingTimestamp": "0", "startingOffsetsByTimestamp": '{"orders": {"0": 1}}'},
+                Places(Place(None, 0), {}),
+            ),
+        ],
+    )
+    def test_where_to_begin(self, options: dict[str, str], places: Places) -> None:
+        assert source_options("liftbridge", {**LB, **options}, streaming=True).start == places
+
+    def test_where_to_end(self) -> None:
+        given = {**LB, "endingOffsets": '{"orders": {"0": -1, "1": 9}}'}
+        end = source_options("liftbridge", given, streaming=False).end
+        assert end == Places(None, {("orders", 0): Place(LATEST), ("orders", 1): Place(9)})
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"startingOfsets": "latest"}, "'startingOfsets': did you mean 'startingOffsets'"),
+        ({"kafka.bootstrap.servers": "x"}, "there is no option 'kafka.bootstrap.servers'"),
+        ({"subscribe": ""}, "subscribe=''"),
+        ({"subscribe": "a,,b"}, "subscribe=''"),
+        ({"subscribe": "a b"}, "subscribe='a b'"),
+        ({"assign": '{"orders": [0]}'}, "subscribe and assign exclude each other"),
+        ({"servers": ""}, "servers=''"),
+        ({"servers": "nats://x:1"}, "format 'liftbridge' takes liftbridge://host:port"),
+        ({"servers": "x:notaport"}, "servers: "),
+        ({"startingOffsets": "latests"}, "startingOffsets='latests'"),
+        ({"startingOffsets": "{"}, "expected a JSON object"),
+        ({"startingOffsets": "[1]"}, "startingOffsets='\\[1\\]'"),
+        ({"startingOffsets": "{}"}, "expected at least one partition"),
+        ({"startingOffsets": '{"orders": {"0": -3}}'}, "-3: expected an offset"),
+        ({"startingOffsets": '{"orders": {"0": 1, "0": 2}}'}, "twice"),
+        ({"startingOffsets": '{"orders": {"zero": 1}}'}, "'zero'"),
+        ({"startingOffsets": '{"orders": {"0": true}}'}, "True: expected an offset"),
+        ({"startingOffsets": '{"orders": {"0": 9223372036854775808}}'}, "9223372036854775808"),
+        ({"startingTimestamp": "yesterday"}, "startingTimestamp='yesterday'"),
+        ({"startingTimestamp": "9223372036854775807"}, "expected milliseconds since 1970"),
+        ({"startingOffsetsByTimestamp": '{"orders": {"0": -1}}'}, "expected milliseconds"),
+        ({"startingOffsetsByTimestampStrategy": "latst"}, "did you mean 'latest'"),
+        ({"endingOffsets": "latest"}, "endingOffsets: it is for batch queries"),
+        ({"maxOffsetsPerTrigger": "0"}, "maxOffsetsPerTrigger='0'"),
+        ({"maxOffsetsPerTrigger": "1", "minOffsetsPerTrigger": "2"}, "minOffsetsPerTrigger=2 is more"),
+        ({"maxTriggerDelay": "5m"}, "expected minOffsetsPerTrigger"),
+        ({"minOffsetsPerTrigger": "1", "maxTriggerDelay": "5 fortnights"}, "maxTriggerDelay='5 fortnights'"),
+        ({"failOnDataLoss": "perhaps"}, "failOnDataLoss='perhaps'"),
+        ({"minPartitions": "many"}, "minPartitions='many'"),
+        ({"envelope": "strip"}, "Liftbridge has opened the envelopes"),
+        ({"domain": "hub"}, "there is no option 'domain'"),
+        ({"tls": "false", "tlsCaFile": "ca.pem"}, "tls=false and tlsCaFile exclude each other"),
+        ({"tlsKeyFile": "key.pem"}, "tlsKeyFile: expected tlsCertFile"),
+    ],
+)
+def test_refused_of_a_stream(options: dict[str, str], text: str) -> None:
+    with pytest.raises(OptionError, match=text):
+        source_options("liftbridge", {**LB, **options}, streaming=True)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"maxOffsetsPerTrigger": "5"}, "maxOffsetsPerTrigger: it is for streams"),
+        ({"startingOffsets": "latest"}, "a batch query would find nothing"),
+        ({"endingOffsets": "earliest"}, "endingOffsets='earliest'"),
+        ({"endingOffsets": '{"ORDERS": -2}'}, "-2: expected an offset, -1"),
+        ({"subscribe": "a.b"}, "subscribe='a.b'"),
+        ({"servers": "liftbridge://x:1"}, "format 'jetstream' takes nats://host:port"),
+        ({"password": "secret"}, "expected a user"),
+        ({"user": "a", "token": "b"}, "exclude each other"),
+        ({"domain": "a", "apiPrefix": "b"}, "domain"),
+        ({"envelope": "stripe"}, "did you mean 'strip'"),
+        ({"maxMessageBytes": "1"}, "there is no option 'maxMessageBytes'"),
+    ],
+)
+def test_refused_of_a_batch(options: dict[str, str], text: str) -> None:
+    with pytest.raises(OptionError, match=text):
+        source_options("jetstream", {**JS, **options}, streaming=False)
+
+
+def test_a_jetstream_stream_has_one_partition() -> None:
+    with pytest.raises(OptionError, match="partition 0 alone"):
+        source_options("jetstream", {"servers": "a:1", "assign": '{"S": [0, 1]}'}, streaming=False)
+
+
+@pytest.mark.parametrize("given", ['{"S": []}', '{"S": 0}', '{"S": ["0"]}', '{"S": [-1]}', "{}", "[]"])
+def test_what_can_not_be_assigned(given: str) -> None:
+    with pytest.raises(OptionError, match="assign"):
+        source_options("liftbridge", {"servers": "a:1", "assign": given}, streaming=False)
+
+
+class TestSinks:
+    def test_defaults(self) -> None:
+        found = sink_options("liftbridge", {"servers": "a:1", "checkpointLocation": "/x"}, streaming=True)
+        assert (found.topic, found.once, found.max_in_flight) == (None, False, 4_000)
+        assert (found.ack_all, found.partitioner) == (False, "key")
+
+    def test_all_of_it(self) -> None:
+        given: dict[str, Any] = {
+            "servers": "a:1",
+            "topic": "S",
+            "subject": "s.x",
+            "envelope": "true",
+            "deliveryGuarantee": "effectively-once",
+            "maxInFlight": 10,
+        }
+        found = sink_options("jetstream", given, streaming=True)
+        assert (found.subject, found.envelope, found.once, found.max_in_flight) == ("s.x", True, True, 10)
+
+    @pytest.mark.parametrize(
+        ("format_", "options", "streaming", "text"),
+        [
+            ("liftbridge", {"subject": "x"}, True, "there is no option 'subject'"),
+            ("liftbridge", {"ackPolicy": "none"}, True, "ackPolicy='none'"),
+            ("liftbridge", {"deliveryGuarantee": "effectively-once"}, True, "at-least-once"),
+            ("liftbridge", {"topic": "a", "path": "b"}, True, "exclude each other"),
+            ("liftbridge", {"topic": "a b"}, True, "topic='a b'"),
+            ("jetstream", {"deliveryGuarantee": "effectively-once"}, True, "expected the option topic"),
+            (
+                "jetstream",
+                {"deliveryGuarantee": "effectively-once", "topic": "S"},
+                False,
+                "column 'msgId'",
+            ),
+            ("jetstream", {"startingOffsets": "latest"}, True, "there is no option 'startingOffsets'"),
+        ],
+    )
+    def test_refused(self, format_: str, options: dict[str, str], streaming: bool, text: str) -> None:
+        with pytest.raises(OptionError, match=text):
+            sink_options(format_, {"servers": "a:1", **options}, streaming=streaming)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("5", 5.0), ("90s", 90.0), ("500ms", 0.5), ("15m", 900.0), ("1.5 h", 5400.0), ("2d", 172_800.0)],
+)
+def test_durations(text: str, seconds: float) -> None:
+    assert duration("x", text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "s", "-1s", "0", "1y", "nan", "inf", "1e999", "1 2", "1s1s"])
+def test_no_durations(text: str) -> None:
+    with pytest.raises(OptionError, match="expected a time"):
+        duration("x", text)
+
+
+@pytest.mark.parametrize(("text", "truth"), [("TRUE", True), ("0", False), (True, True), (False, False)])
+def test_truths(text: object, truth: bool) -> None:
+    assert Words({"a": text}, ["a"]).truth("a", default=not truth) is truth

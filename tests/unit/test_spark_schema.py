@@ -1,0 +1,235 @@
+"""The rows that Spark gets and gives, as Arrow. Without Spark."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from datetime import UTC, datetime
+
+import pyarrow as pa
+import pytest
+
+from liftenvelope.bulk.schema import make_schema
+from liftenvelope.envelope import new_message, unmarshal_message
+from liftenvelope.errors import EnvelopeError, UsageError
+from liftenvelope.spark.columns import ENVELOPE_TYPE, decoded_structs, encoded_structs, with_columns
+from liftenvelope.spark.errors import OptionError
+from liftenvelope.spark.schema import (
+    BATCH_BYTES,
+    BATCH_ROWS,
+    bulk_columns,
+    check_sink,
+    spark_batches,
+    spark_ddl,
+    spark_schema,
+)
+from liftenvelope.spark.session import recommended_conf, setting_warnings
+
+
+def bulk_batch(rows: int, *, value: bytes = b"v", envelope: str = "none") -> pa.RecordBatch:
+    """What a bulk read hands out."""
+    schema = make_schema(bulk_columns(spark_schema(headers=True, envelope=envelope)), unsigned=True)
+    columns = {
+        "key": [None, b"k"] * (rows // 2) + [None] * (rows % 2),
+        "value": [value] * rows,
+        "headers": [[("A", b"1"), ("A", b"2")] if i % 3 == 0 else [] for i in range(rows)],
+        "offset": list(range(rows)),
+        "timestamp": [1_700_000_000_123_456_789 + i for i in range(rows)],
+        "subject": [f"s.{i % 2}" for i in range(rows)],
+        "ack_inbox": ["inbox"] * rows,
+        "correlation_id": ["id"] * rows,
+        "ack_policy": [1] * rows,
+        "expected_offset": [-1] * rows,
+    }
+    arrays = [pa.array(columns[field.name], field.type) for field in schema]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def spark_rows(
+    batch: pa.RecordBatch, *, headers: bool = True, envelope: str = "none"
+) -> list[pa.RecordBatch]:
+    schema = spark_schema(headers=headers, envelope=envelope)
+    found = list(spark_batches([batch], schema, "orders", 3))
+    for one in found:
+        one.validate(full=True)
+        assert one.schema == schema
+    return found
+
+
+class TestRows:
+    def test_a_row(self) -> None:
+        (batch,) = spark_rows(bulk_batch(2))
+        assert batch.to_pylist()[0] == {
+            "key": None,
+            "value": b"v",
+            "topic": "orders",
+            "partition": 3,
+            "offset": 0,
+            "timestamp": datetime(2023, 11, 14, 22, 13, 20, 123_456, UTC),
+            "timestampType": 1,
+            "subject": "s.0",
+            "timestamp_nanos": 1_700_000_000_123_456_789,
+            "headers": [{"key": "A", "value": b"1"}, {"key": "A", "value": b"2"}],
+        }
+        assert batch["headers"].to_pylist()[1] == []
+
+    def test_without_headers_and_with_envelopes(self) -> None:
+        (batch,) = spark_rows(bulk_batch(1, envelope="columns"), headers=False, envelope="columns")
+        assert "headers" not in batch.schema.names
+        assert [batch[name][0].as_py() for name in ("ack_inbox", "correlation_id")] == ["inbox", "id"]
+
+    def test_slices(self) -> None:
+        whole = bulk_batch(10)
+        (batch,) = spark_rows(whole.slice(3, 4))
+        assert batch.to_pylist() == spark_rows(whole)[0].to_pylist()[3:7]
+
+    def test_bounded_in_rows(self) -> None:
+        found = spark_rows(bulk_batch(2 * BATCH_ROWS + 1))
+        assert [batch.num_rows for batch in found] == [BATCH_ROWS, BATCH_ROWS, 1]
+        assert pa.Table.from_batches(found)["offset"].to_pylist() == list(range(2 * BATCH_ROWS + 1))
+
+    def test_bounded_in_bytes(self) -> None:
+        found = spark_rows(bulk_batch(20, value=bytes(1024 * 1024)))
+        assert all(batch.nbytes <= BATCH_BYTES for batch in found)
+        assert pa.Table.from_batches(found)["offset"].to_pylist() == list(range(20))
+
+    def test_a_large_row_stands_alone(self) -> None:
+        found = spark_rows(bulk_batch(3, value=bytes(BATCH_BYTES + 1)))
+        assert [batch.num_rows for batch in found] == [1, 1, 1]
+
+    def test_nothing(self) -> None:
+        assert spark_rows(bulk_batch(0)) == []
+
+    def test_the_text_has_the_same_columns(self) -> None:
+        for headers in (False, True):
+            for envelope in ("none", "columns"):
+                text = spark_ddl(headers=headers, envelope=envelope)
+                names = re.findall(r"`(\w+)`", text)
+                assert names == spark_schema(headers=headers, envelope=envelope).names
+
+
+class TestSinks:
+    def test_what_was_read_can_be_written(self) -> None:
+        rows = [
+            ("key", "binary"),
+            ("value", "binary"),
+            ("topic", "string"),
+            ("partition", "int"),
+            ("offset", "bigint"),
+            ("timestamp", "timestamp"),
+            ("timestampType", "int"),
+            ("subject", "string"),
+            ("timestamp_nanos", "bigint"),
+            ("headers", "array<struct<key:string,value:binary>>"),
+        ]
+        for format_ in ("liftbridge", "jetstream"):
+            check_sink(format_, rows, topic=None)
+
+    @pytest.mark.parametrize(
+        ("columns", "text"),
+        [
+            ([("key", "binary")], "no column 'value'"),
+            ([("value", "binary")], "nothing says where rows go"),
+            ([("value", "int"), ("topic", "string")], "'value' is of int: expected binary or string"),
+            ([("valu", "string"), ("topic", "string")], "did you mean 'value'"),
+            ([("value", "string"), ("topic", "int")], "'topic' is of int"),
+            ([("value", "string"), ("topic", "string"), ("msgId", "string")], "'msgId' can't be written"),
+        ],
+    )
+    def test_refused(self, columns: list[tuple[str, str]], text: str) -> None:
+        with pytest.raises(OptionError, match=text):
+            check_sink("liftbridge", columns, topic=None)
+
+
+ENVELOPES = [new_message(b"one", key=b"k"), b"no envelope", None, new_message(b"two")]
+
+
+class TestEnvelopes:
+    def test_malformed_rows_say_why(self) -> None:
+        found = decoded_structs(pa.array(ENVELOPES, pa.binary()))
+        assert found.type == ENVELOPE_TYPE
+        rows = found.to_pylist()
+        assert [row["value"] for row in rows] == [b"one", None, None, b"two"]
+        assert [row["key"] for row in rows] == [b"k", None, None, None]
+        assert [bool(row["error"]) for row in rows] == [False, True, False, False]
+
+    def test_or_fail(self) -> None:
+        with pytest.raises(EnvelopeError, match="row 1"):
+            decoded_structs(pa.array(ENVELOPES, pa.binary()), "fail")
+
+    @pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary()])
+    def test_round_trip(self, kind: pa.DataType) -> None:
+        rows = pa.array(
+            [
+                {"key": b"k", "value": b"v", "headers": [("A", b"1")]},
+                {"key": None, "value": b"", "headers": None},
+            ],
+            pa.struct([("key", kind), ("value", kind), ("headers", pa.map_(pa.string(), kind))]),
+        )
+        envelopes = encoded_structs(rows)
+        assert unmarshal_message(envelopes[0].as_py()).headers == {"A": b"1"}
+        found = decoded_structs(envelopes).to_pylist()
+        assert [(row["key"], row["value"]) for row in found] == [(b"k", b"v"), (None, b"")]
+
+    def test_rows_that_are_null_stay_null(self) -> None:
+        rows = pa.array([None, {"value": b"v"}, {"value": None}], pa.struct([("value", pa.binary())]))
+        assert [value is None for value in encoded_structs(rows).to_pylist()] == [True, False, True]
+
+    @pytest.mark.parametrize(
+        ("rows", "text"),
+        [
+            ([{"key": b"k"}], "no field 'value'"),
+            ([{"value": b"v", "kee": b"k"}], "a field 'kee'"),
+            ([{"value": b"v", "ack_inbox": "a"}, {"value": b"v", "ack_inbox": "b"}], "'a' and 'b'"),
+        ],
+    )
+    def test_refused(self, rows: list[dict[str, object]], text: str) -> None:
+        with pytest.raises(UsageError, match=text):
+            encoded_structs(pa.array(rows))
+
+    def test_in_place_of_a_column(self) -> None:
+        batch = pa.record_batch({"id": [1, 2], "value": pa.array(ENVELOPES[:2], pa.binary())})
+        found = with_columns(batch, "value")
+        assert found.schema.names == ["id", "envelope"]
+        assert found["id"].to_pylist() == [1, 2]
+
+    def test_an_unknown_choice(self) -> None:
+        with pytest.raises(UsageError, match="on_malformed='ignore'"):
+            decoded_structs(pa.array([b""]), "ignore")
+
+
+class TestSettings:
+    @pytest.mark.parametrize(
+        ("settings", "texts"),
+        [
+            ({}, []),
+            (recommended_conf(), []),
+            ({"spark.python.udf.pipelined.enabled": "true"}, ["known to break"]),
+            ({"spark.sql.execution.arrow.maxRecordsPerBatch": "100000"}, ["known to hang"]),
+            ({"spark.sql.execution.arrow.maxRecordsPerBatch": "0"}, ["known to hang"]),
+            (
+                {
+                    "spark.sql.execution.arrow.maxRecordsPerBatch": "100000",
+                    "spark.python.unix.domain.socket.enabled": "true",
+                },
+                [],
+            ),
+        ],
+    )
+    def test_warnings(self, settings: dict[str, str], texts: list[str]) -> None:
+        found = setting_warnings(settings.get)
+        assert len(found) == len(texts)
+        assert all(text in one for text, one in zip(texts, found, strict=True))
+
+
+def test_batches_are_made_as_they_are_asked_for() -> None:
+    asked: list[int] = []
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        for i in range(3):
+            asked.append(i)
+            yield bulk_batch(1)
+
+    made = spark_batches(batches(), spark_schema(headers=True), "s", 0)
+    next(made)
+    assert asked == [0]
