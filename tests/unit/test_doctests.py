@@ -19,6 +19,10 @@ _WITH_SERVERS = ("liftenvelope.testing", "liftenvelope.client")
 _EXTENSIONS = tuple(f"liftenvelope.{name}" for name in _backend._TWINS)
 
 
+# It subclasses what only Spark has, and has no examples.
+_WITH_SPARK = ("liftenvelope.spark.sources",)
+
+
 def _modules() -> list[str]:
     # Not walk_packages alone: it passes over a package that can't be imported, where an extra is missing.
     def fail(name: str) -> None:
@@ -26,7 +30,7 @@ def _modules() -> list[str]:
 
     found = pkgutil.walk_packages(liftenvelope.__path__, "liftenvelope.", onerror=fail)
     names = [module.name for module in found if not module.name.startswith(_WITH_SERVERS)]
-    return ["liftenvelope", *(name for name in names if name not in _EXTENSIONS)]
+    return ["liftenvelope", *(name for name in names if name not in (*_EXTENSIONS, *_WITH_SPARK))]
 
 
 MODULES = _modules()

@@ -1,0 +1,131 @@
+"""Sources, in Spark, on real servers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from liftenvelope.testing import NatsServer
+from tests.integration.bulk_streams import make_stream, with_jetstream
+from tests.spark.streams import Query, Stream, numbers
+
+pytestmark = pytest.mark.timeout(900)
+
+
+class TestBatch:
+    def test_all_of_a_stream(self, spark: SparkSession, stream: Stream) -> None:
+        assert stream.read(spark).count() == 0
+        stream.write(1_000)
+        frame = stream.read(spark, minPartitions=5, includeHeaders=True)
+        assert frame.rdd.getNumPartitions() >= 5
+        assert numbers(frame) == stream.numbers
+        row = frame.orderBy("offset", "partition").first()
+        assert row is not None
+        assert (row.topic, row.partition, row.offset, row.timestampType) == (stream.name, 0, 0, 1)
+        assert row.timestamp_nanos // 1_000 == int(row.timestamp.timestamp() * 1_000_000)
+        assert row.headers == []
+
+    def test_a_part_of_it(self, spark: SparkSession, stream: Stream) -> None:
+        stream.write(100)
+        begin = {str(i): 10 for i in range(stream.partitions)}
+        end = {str(i): 20 for i in range(stream.partitions)}
+        begin_text, end_text = json.dumps({stream.name: begin}), json.dumps({stream.name: end})
+        frame = stream.read(spark, startingOffsets=begin_text, endingOffsets=end_text)
+        assert {row.offset for row in frame.collect()} == set(range(10, 20))
+
+    def test_an_option_that_there_is_not(self, spark: SparkSession, stream: Stream) -> None:
+        with pytest.raises(PySparkException, match="did you mean 'minPartitions'"):
+            stream.read(spark, minPartition=5)
+
+
+class TestStream:
+    def test_run_after_run(self, spark: SparkSession, stream: Stream, tmp_path: Path) -> None:
+        query = Query(stream.follow(spark, startingOffsets="earliest", maxOffsetsPerTrigger=70), tmp_path)
+        for count in (0, 200, 0, 100):
+            if count:
+                stream.write(count)
+            query.run()
+            if stream.written:
+                assert query.numbers(spark) == stream.numbers
+
+    def test_a_crash_in_the_first_batch_skips_nothing(
+        self, spark: SparkSession, stream: Stream, tmp_path: Path
+    ) -> None:
+        """It began at "latest"; when Spark asks again, that is a later one."""
+        stream.write(50)
+        query = (
+            stream.follow(spark).writeStream.format("noop").option("checkpointLocation", str(tmp_path / "c"))
+        )
+        running = query.start()
+        try:
+            running.processAllAvailable()
+            stream.write(10)
+            running.processAllAvailable()
+        finally:
+            running.stop()
+        # Batch 0 may have been empty. As if it had never ended: its commit is gone, and so is all after it.
+        offsets = sorted((tmp_path / "c" / "offsets").glob("[0-9]*"), key=lambda path: int(path.name))
+        ends = [json.loads(path.read_text().splitlines()[-1]) for path in offsets]
+        assert sum(ends[-1]["offsets"][stream.name].values()) == 60
+        for path in (tmp_path / "c" / "commits").glob("*"):
+            path.unlink()
+        for path in offsets[:-1]:
+            path.unlink()
+        offsets[-1].rename(offsets[-1].with_name("0"))
+        for path in (tmp_path / "c" / "offsets").glob(".*.crc"):
+            path.unlink()
+        stream.write(5)
+        again = Query(stream.follow(spark), tmp_path)
+        again.checkpoint = tmp_path / "c"
+        again.run()
+        assert again.numbers(spark) == list(range(50, 65))
+
+    def test_a_batch_that_was_not_committed_comes_again(
+        self, spark: SparkSession, stream: Stream, tmp_path: Path
+    ) -> None:
+        stream.write(100)
+        query = Query(stream.follow(spark, startingOffsets="earliest", maxOffsetsPerTrigger=40), tmp_path)
+        query.run()
+        newest = max((query.checkpoint / "commits").glob("[0-9]*"), key=lambda path: int(path.name))
+        newest.unlink()
+        stream.write(10)
+        query.run()
+        # Spark's file sink knows the batches that it has written.
+        assert query.numbers(spark) == stream.numbers
+
+    def test_the_lag_is_in_the_progress(self, spark: SparkSession, stream: Stream, tmp_path: Path) -> None:
+        stream.write(30)
+        frame = stream.follow(spark, startingOffsets="earliest", maxOffsetsPerTrigger=10)
+        query = frame.writeStream.format("noop").trigger(availableNow=True).start()
+        try:
+            assert query.awaitTermination(300)
+            latest = [json.loads(progress.sources[0].latestOffset) for progress in query.recentProgress]
+        finally:
+            query.stop()
+        assert all(sum(found["offsets"][stream.name].values()) == 30 for found in latest)
+
+
+class TestLoss:
+    @pytest.fixture
+    def purged(self, spark: SparkSession, nats: NatsServer, name: str, tmp_path: Path) -> Stream:
+        """A stream whose retention has passed the checkpoint of a query."""
+        make_stream(nats.url, name)
+        stream = Stream("jetstream", nats.url, name)
+        stream.write(10)
+        Query(stream.follow(spark, startingOffsets="earliest"), tmp_path).run()
+        stream.write(10)
+        with_jetstream(nats.url, lambda js: js.purge_stream(name, seq=16))
+        return stream
+
+    def test_it_ends_the_query(self, spark: SparkSession, purged: Stream, tmp_path: Path) -> None:
+        with pytest.raises(PySparkException, match="message 10 is gone, the oldest is 15"):
+            Query(purged.follow(spark), tmp_path).run()
+
+    def test_or_is_passed_over(self, spark: SparkSession, purged: Stream, tmp_path: Path) -> None:
+        query = Query(purged.follow(spark, failOnDataLoss=False), tmp_path)
+        query.run()
+        assert query.numbers(spark) == [*range(10), *range(15, 20)]
