@@ -62,7 +62,7 @@ class WithServers(build_py):
 
 
 setup(
-    packages=find_packages(include=["liftenvelope*"]),
+    packages=find_packages(include=["liftenvelope*", "pyspark_liftbridge", "pyspark_jetstream"]),
     cmdclass={"build_py": WithServers},
     options={"build_ext": {"parallel": os.cpu_count()}},  # each takes a compiler some ten seconds
     ext_modules=cythonize(
