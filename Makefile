@@ -11,10 +11,10 @@ WITHOUT_SERVERS := tests/unit tests/twin tests/test_layers.py
 # What acks the envelopes of the demo: gateway, or liftbridge, which is built first.
 BROKER ?= gateway
 
-.PHONY: help setup servers demo test check lint types unit pure strict bench soak clean
+.PHONY: help setup servers demo test test-spark check lint types unit pure strict bench soak clean
 
 help:  ## list the targets
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
 $(VENV)/.ready: pyproject.toml setup.py $(wildcard src/*.pyx src/*.px[di] src/*.h)
 	$(PYTHON) -m venv $(VENV)
@@ -36,9 +36,13 @@ demo: setup  ## the main job: publish envelopes and account for every ack; BROKE
 
 test: servers  ## all tests, on real servers
 	LIFTENVELOPE_REQUIRE_EXTENSIONS=1 $(RUN) -m pytest -q -n auto $(WITHOUT_SERVERS)
-	LIFTENVELOPE_REQUIRE_EXTENSIONS=1 $(RUN) -m pytest $(WITHOUT_SERVERS:%=--ignore=%)
+	LIFTENVELOPE_REQUIRE_EXTENSIONS=1 $(RUN) -m pytest $(WITHOUT_SERVERS:%=--ignore=%) --ignore=tests/spark
 	LIFTENVELOPE_REQUIRE_EXTENSIONS=1 LIFTENVELOPE_CONFORMANCE_SERVER=gateway $(RUN) -m pytest tests/conformance
 	$(RUN) -m pytest benchmarks -q
+
+test-spark: servers  ## the tests that need Spark, with one session; Java 17 must be there
+	$(RUN) -m pip install --quiet --editable '.[$(EXTRAS),spark]'
+	$(RUN) -m pytest tests/spark
 
 check: lint types unit  ## everything that needs no server
 
