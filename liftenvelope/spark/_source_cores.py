@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from liftenvelope.spark.broker import Broker, read_span
-from liftenvelope.spark.offsets import Position
+from liftenvelope.spark.offsets import Offsets, Position
 from liftenvelope.spark.options import SourceOptions
 from liftenvelope.spark.planning import Planner, Span, Trigger, divide, spans_between
 
@@ -53,6 +53,7 @@ class StreamSource:
         self._broker = Broker(options)
         self._planner = Planner(fail_on_data_loss=options.fail_on_data_loss)
         self._initial: Position | None = None
+        self._ends: Offsets | None = None
 
     def initial(self) -> dict[str, Any]:
         """Return where the query begins.
@@ -75,11 +76,12 @@ class StreamSource:
             CheckpointError: The start is none that this source has made.
             DataLossError: Messages that were yet to be read are gone.
         """
-        options = self._options
+        options, extents = self._options, self._broker.extents()
+        self._ends = {part: extent.end for part, extent in extents.items()}
         trigger = Trigger(options.max_offsets, options.min_offsets, options.trigger_delay)
         found = self._planner.next(
             Position.from_json(start),
-            self._broker.extents(),
+            extents,
             trigger if limited else Trigger(),
             time.monotonic(),
         )
@@ -88,8 +90,10 @@ class StreamSource:
         return found.to_json()
 
     def newest(self) -> dict[str, Any]:
-        """Return how far a query could be, for those who watch its lag."""
-        ends = {part: extent.end for part, extent in self._broker.extents().items()}
+        """Return how far the query could have gone when it was last asked, for those who watch its lag."""
+        ends = self._ends
+        if ends is None:
+            ends = {part: extent.end for part, extent in self._broker.extents().items()}
         return Position(ends, ends).to_json()
 
     def stop_here(self) -> None:

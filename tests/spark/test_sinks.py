@@ -103,13 +103,14 @@ class TestStream:
         for one in (f"{name}-a", f"{name}-b"):
             make_stream(nats.url, one)
         source, sink = (Stream("jetstream", nats.url, f"{name}-{one}") for one in "ab")
-        source.write(30_000)
+        source.write(60_000)
         url, written_to, marker = nats.url, sink.name, tmp_path / "stored"
 
         def killed_once(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             for i, batch in enumerate(batches):
                 yield batch
-                if i == 1 and not marker.exists():
+                # What Spark buffers on its way to the sink is two batches of 10,000.
+                if i == 4 and not marker.exists():
                     limit = time.monotonic() + 120
                     while not (stored := bulk.count(url, written_to)) and time.monotonic() < limit:
                         time.sleep(0.05)
@@ -120,7 +121,7 @@ class TestStream:
         options = {**sink.sink(), "deliveryGuarantee": "effectively-once", "maxInFlight": 100}
         sink.run(frame.mapInArrow(killed_once, "value binary"), tmp_path / "checkpoint", **options)
         assert int(marker.read_text()) > 0
-        assert values(sink) == list(range(30_000))
+        assert values(sink) == list(range(60_000))
 
 
 class TestEnvelopes:
