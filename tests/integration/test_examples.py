@@ -36,6 +36,8 @@ from liftenvelope.testing import LiftbridgeCluster
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+#: tests/spark runs the others.
+WITHOUT_SPARK = [example for example in EXAMPLES if not example.stem.startswith("spark")]
 FENCE = re.compile(r"^```(?P<info>[^`\n]*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
 OUTPUT = re.compile(r"\n\s*```text\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 FRAGMENT_NAMES = {
@@ -133,7 +135,7 @@ def test_there_is_something_to_check() -> None:
     }
 
 
-@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("example", WITHOUT_SPARK, ids=lambda path: path.stem)
 def test_example(example: Path, tmp_path: Path) -> None:
     source = example.read_text("utf-8")
     assert source.count("\n") < 80

@@ -1,0 +1,59 @@
+"""Readings come over plain NATS in envelopes, Spark counts them by minute, and the counts go out again."""
+
+import asyncio
+import os
+import sys
+import tempfile
+
+import nats
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.functions import avg, col, count, window
+
+from liftenvelope.nats import AckInbox, EnvelopePublisher
+from liftenvelope.spark import recommended_conf, register
+from liftenvelope.testing import LiftbridgeCluster, run_liftbridge
+
+
+async def publish(cluster: LiftbridgeCluster) -> None:
+    async with await nats.connect(cluster.nats_url) as nc, AckInbox(nc) as inbox:
+        publisher = EnvelopePublisher(nc, "readings", inbox=inbox, partitions=2)
+        keys = [b"sensor-%d" % (number % 5) for number in range(1_000)]
+        acks = await publisher.publish_batch([b"%d" % (number % 30) for number in range(1_000)], keys=keys)
+        assert acks is not None  # the publisher has an inbox
+        print(f"{len(await acks):,} readings are stored")
+
+
+def start_spark() -> SparkSession:
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
+    local = {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
+    settings = {**recommended_conf(), **local, "spark.sql.shuffle.partitions": "2"}
+    spark = builder.config(map=settings).getOrCreate()
+    register(spark)
+    return spark
+
+
+def pipeline(spark: SparkSession, servers: str, folder: str) -> None:
+    at = {"servers": servers}
+    rows = spark.readStream.format("liftbridge").options(**at, startingOffsets="earliest").load("readings")
+    sensors = rows.withWatermark("timestamp", "1 minute").groupBy(window("timestamp", "1 minute"), "key")
+    means = sensors.agg(count("*").alias("n"), avg(col("value").cast("string").cast("int")).alias("mean"))
+
+    def keep(frame: DataFrame, _: int) -> None:
+        frame.write.mode("append").parquet(f"{folder}/means")
+
+    query = means.writeStream.outputMode("update").foreachBatch(keep).trigger(availableNow=True)
+    query.option("checkpointLocation", f"{folder}/checkpoint").start().awaitTermination()
+    kept = spark.read.parquet(f"{folder}/means").selectExpr("key", "to_json(struct(n, mean)) as value")
+    kept.write.format("liftbridge").options(**at).mode("append").save("means")
+    out = spark.read.format("liftbridge").options(**at).load("means")
+    for row in out.orderBy("key").collect():
+        print(bytes(row.key).decode(), bytes(row.value).decode())
+
+
+if __name__ == "__main__":
+    with run_liftbridge() as cluster, tempfile.TemporaryDirectory() as folder:
+        cluster.create_stream("readings", partitions=2)
+        cluster.create_stream("means")
+        asyncio.run(publish(cluster))
+        pipeline(start_spark(), cluster.addresses[0], folder)
