@@ -1,5 +1,10 @@
 """Where Spark finds the format ``jetstream``: it looks for a class of this name in packages of such."""
 
-from liftenvelope.spark.sources import JetStreamDataSource as DefaultSource
+import contextlib
+
+# Where an import fails, Spark finds no format of other packages either, and does not say so: without
+# the extra there is no class here, and liftenvelope.spark.register says what is missing.
+with contextlib.suppress(ImportError):
+    from liftenvelope.spark.sources import JetStreamDataSource as DefaultSource
 
 __all__ = ["DefaultSource"]
