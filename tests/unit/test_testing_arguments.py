@@ -93,13 +93,17 @@ def test_nested_and_dotted_configuration_are_the_same() -> None:
 
 
 @pytest.mark.parametrize("telemetry", [False, True])
-def test_telemetry_is_switched_off_where_there_is_any(tmp_path: Path, telemetry: bool) -> None:
+def test_telemetry_is_switched_off_where_there_is_any(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, telemetry: bool
+) -> None:
     script = tmp_path / "server"
     script.write_text("#!/bin/sh\nexit 0\n")
     script.chmod(0o755)
     node = LiftbridgeNode("n1", tmp_path / "n1", lambda: "nats://127.0.0.1:1", {"listen": "x"}, {})
     node._port = 1
-    node._launch(LiftbridgeBinary(script, "v1", telemetry))
+    binary = LiftbridgeBinary(script, "v1", telemetry)
+    monkeypatch.setattr("liftenvelope.testing._liftbridge.find_liftbridge", lambda: binary)
+    node._launch()
     node.stop()
     text = (tmp_path / "n1" / "liftbridge.yaml").read_text()
     assert ('"telemetry.enabled": false' in text) == telemetry
