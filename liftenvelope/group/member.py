@@ -26,6 +26,7 @@ from liftenvelope.group.names import changed_subject
 from liftenvelope.group.session import Do, MemberSession
 from liftenvelope.group.state import DEFAULT_SESSION_TIMEOUT, Phase, TopicSpec
 from liftenvelope.group.wire import read_offsets, topic_messages
+from liftenvelope.nats._link import Link
 
 if TYPE_CHECKING:
     from nats.aio.client import Client
@@ -126,7 +127,7 @@ class GroupMember:
             TransportError: The connection was closed.
         """
         subject = changed_subject(self._calls.prefix, self._group)
-        subscription = await self._nc.subscribe(subject, cb=self._nudged)
+        subscription = await Link(self._nc).subscribe(subject, self._nudged)
         try:
             while True:
                 await self._until_due()

@@ -232,8 +232,6 @@ class Publishing:
                 return
             self._link.check_open()
             self._loop = asyncio.get_running_loop()
-            task = asyncio.current_task()
-            before = 0 if task is None else task.cancelling()
             # No barrier: the server reads the subscription before the messages, which come after it.
             subscription = await self._link.subscribe(self._inbox + "*", self._on_message)
             try:
@@ -244,8 +242,6 @@ class Publishing:
             deliver_directly(subscription, self._on_ack)
             self._subscription = read_directly(self._nc, subscription, self._on_acks)
             self._watcher = self._link.when_ended(subscription, self._on_ended)
-            if task is not None and task.cancelling() > before:  # nats-py's inner flush swallows it
-                raise asyncio.CancelledError
 
     def _check_open(self) -> None:
         if self._ended is not None:

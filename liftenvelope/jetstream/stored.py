@@ -183,7 +183,9 @@ async def _next(
         if (left := deadline - loop.time()) <= 0:
             raise CallTimeoutError(f"nothing more came from stream {stream!r} within {timeout:.3g} s")
         try:
-            return await asyncio.wait_for(answers.get(), min(left, _LOOK))
+            # Not wait_for(): it swallows a cancellation that comes together with an answer (Python 3.11).
+            async with asyncio.timeout(min(left, _LOOK)):
+                return await answers.get()
         except TimeoutError:
             continue
     return answers.get_nowait()

@@ -284,12 +284,17 @@ class Link:
         Raises:
             TransportError: nats-py refuses: the connection is closed or draining.
         """
+        task = asyncio.current_task()
+        before = 0 if task is None else task.cancelling()
         try:
             sub: Subscription = await self._nc.subscribe(
                 subject, cb=on_message, pending_msgs_limit=0, pending_bytes_limit=0
             )
         except nats.errors.Error as exc:
             raise TransportError(f"nats-py could not subscribe to {subject!r}: {exc}") from exc
+        if task is not None and task.cancelling() > before:  # its inner flush has swallowed it
+            await self.unsubscribe(sub)
+            raise asyncio.CancelledError
         return sub
 
     async def unsubscribe(self, sub: Subscription) -> None:

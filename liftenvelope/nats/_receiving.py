@@ -128,13 +128,8 @@ async def subscribe_direct(
         TransportError: The connection is closed or draining.
     """
     direct = DirectSubscription(nc, handler, payloads)
-    task = asyncio.current_task()
-    before = 0 if task is None else task.cancelling()
     callback = direct.on_payload if payloads else direct.on_message
     direct.subscription = await Link(nc).subscribe(subject, callback)
-    if task is not None and task.cancelling() > before:  # nats-py's inner flush swallows it
-        await direct.unsubscribe()
-        raise asyncio.CancelledError
     return _read_directly(nc, direct)
 
 

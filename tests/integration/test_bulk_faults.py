@@ -31,6 +31,8 @@ SIZE = 500
 #: Short enough that a stall is noticed in a test, long enough for a machine that is busy.
 PATIENT = Access(stall_timeout=6.0, reconnect_wait=60.0, connect_timeout=10.0, timeout=20.0)
 SEEDS = range(8)
+#: Messages and bytes of each: a read that is cut off after its first batch has not got all of them yet.
+MORE_THAN_SOCKETS_HOLD = (20_000, 2_000)
 
 
 @pytest.fixture(scope="module")
@@ -197,7 +199,7 @@ def test_a_liftbridge_server_is_killed_and_comes_back() -> None:
 def test_a_server_that_does_not_come_back() -> None:
     with jetstream() as server:
         make_stream(server.url, "log")
-        publish(server.url, numbered("log", COUNT, SIZE))
+        publish(server.url, numbered("log", *MORE_THAN_SOCKETS_HOLD))
         reader = bulk.read(server.url, "log", batch_rows=10, access=Access(reconnect_wait=0.5))
         first = reader.read_next_batch()
         server.kill()
@@ -211,7 +213,7 @@ def test_a_server_that_does_not_come_back() -> None:
 
 def test_a_stream_that_was_made_anew(nats: NatsServer, name: str) -> None:
     make_stream(nats.url, name)
-    publish(nats.url, numbered(name, 2_000, 2_000))
+    publish(nats.url, numbered(name, *MORE_THAN_SOCKETS_HOLD))
     with FaultProxy(nats.url) as proxy:
         reader = bulk.read(f"nats://{proxy.address}", name, batch_rows=10, access=PATIENT)
         reader.read_next_batch()

@@ -88,6 +88,16 @@ async def test_started_twice_closed_twice_not_started(jetstream_server: NatsServ
     await nc.close()
 
 
+async def test_closed_as_soon_as_it_is_started(jetstream_server: NatsServer) -> None:
+    # Its tasks are cancelled at whatever they are about: none may miss that.
+    nc = await nats.connect(jetstream_server.url)
+    async with asyncio.timeout(120):
+        for _ in range(8):
+            async with Gateway(nc):
+                pass
+    await nc.close()
+
+
 async def test_where_it_can_not_be_started(nats_server: NatsServer, jetstream_server: NatsServer) -> None:
     nc = await nats.connect(nats_server.url)
     with pytest.raises(NoJetStreamError):
