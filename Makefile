@@ -36,7 +36,7 @@ demo: setup  ## the main job: publish envelopes and account for every ack; BROKE
 
 test: servers  ## all tests, on real servers
 	LIFTENVELOPE_REQUIRE_EXTENSIONS=1 $(RUN) -m pytest -q -n auto $(WITHOUT_SERVERS)
-	LIFTENVELOPE_REQUIRE_EXTENSIONS=1 $(RUN) -m pytest $(WITHOUT_SERVERS:%=--ignore=%) --ignore=tests/spark
+	LIFTENVELOPE_REQUIRE_EXTENSIONS=1 $(RUN) -m pytest -q -n 2 --dist loadfile $(WITHOUT_SERVERS:%=--ignore=%) --ignore=tests/spark
 	LIFTENVELOPE_REQUIRE_EXTENSIONS=1 LIFTENVELOPE_CONFORMANCE_SERVER=gateway $(RUN) -m pytest tests/conformance
 	$(RUN) -m pytest benchmarks -q
 
