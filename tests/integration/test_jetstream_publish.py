@@ -329,10 +329,10 @@ class TestMany:
         assert message.headers.pairs == (("Via", "a"), ("Via", "b:  c"))
 
 
-async def _slowly(subscribe: Any, inside: asyncio.Event, *arguments: Any) -> Any:
+async def _slowly(subscribe: Any, inside: asyncio.Event, *arguments: Any, **options: Any) -> Any:
     with suppress(asyncio.CancelledError):
         await inside.wait()
-    return await subscribe(*arguments)
+    return await subscribe(*arguments, **options)
 
 
 class TestEnds:
@@ -352,13 +352,12 @@ class TestEnds:
         assert not js_nc.is_closed
 
     async def test_closed_or_cancelled_while_it_subscribes(
-        self, js_nc: Client, stream: Stream, name: str
+        self, js_nc: Client, stream: Stream, name: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Faked: nats-py waits only while its queue of flushes is full. It swallows what cancels it."""
         before, inside = set(js_nc._subs), asyncio.Event()
         closed, cancelled = JetStream(js_nc), JetStream(js_nc)
-        for js in (closed, cancelled):
-            js._link.subscribe = partial(_slowly, js._link.subscribe, inside)  # type: ignore[method-assign]
+        monkeypatch.setattr(js_nc, "subscribe", partial(_slowly, js_nc.subscribe, inside))
         first = asyncio.create_task(closed.publish_async(name))
         second = asyncio.create_task(cancelled.publish_async(name))
         await asyncio.sleep(0)
