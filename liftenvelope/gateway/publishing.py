@@ -66,7 +66,7 @@ class PublishService:
             else:
                 sequence = (await future).sequence
                 response.ack.CopyFrom(ack_of(target, request, sequence))
-        except (NoJetStreamError, LiftEnvelopeError) as exc:
+        except LiftEnvelopeError as exc:
             raise await self.explained(exc, request.stream, request.partition) from exc
         return response.SerializeToString()
 
@@ -145,10 +145,7 @@ class PublishService:
         """Send an ack to the client's inbox as well: the envelope names ours."""
         if future.cancelled() or future.exception() is not None:
             return
-        ack = (
-            b"\xb9\x0e\x43\xb4\0\x08\0\x01"
-            + ack_of(target, request, future.result().sequence).SerializeToString()
-        )
+        ack = _ACK_HEADER + ack_of(target, request, future.result().sequence).SerializeToString()
         loop = asyncio.get_running_loop()
         task = loop.create_task(self._core.nc.publish(request.ackInbox, ack))
         self._sending.add(task)
