@@ -8,12 +8,12 @@ letters beyond ASCII, up to 240 bytes. So each byte that is no letter, digit, ``
 from __future__ import annotations
 
 import hashlib
-import string
 from typing import Final
+
+from liftenvelope.group.names import token_of
 
 __all__ = ["encode_name", "partition_stream", "partition_subject"]
 
-_PLAIN: Final = frozenset(string.ascii_letters + string.digits + "-_")
 #: JetStream takes 255 bytes, of which a prefix and the number of the partition need some.
 _LONGEST: Final = 200
 _KEPT: Final = 140
@@ -27,12 +27,11 @@ def encode_name(name: str) -> str:
         >>> encode_name("orders"), encode_name("a.b"), encode_name("ü")
         ('orders', 'a=2Eb', '=C3=BC')
     """
-    raw = name.encode()
-    text = "".join(chr(byte) if chr(byte) in _PLAIN else f"={byte:02X}" for byte in raw)
+    text = token_of(name)
     if len(text) <= _LONGEST:
         return text
     # "==" stands nowhere else: "=" is always before two digits.
-    return f"{text[:_KEPT]}=={hashlib.sha256(raw).hexdigest()[:_HASH_DIGITS]}"
+    return f"{text[:_KEPT]}=={hashlib.sha256(name.encode()).hexdigest()[:_HASH_DIGITS]}"
 
 
 def partition_stream(name: str, partition: int) -> str:
