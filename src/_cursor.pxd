@@ -639,3 +639,19 @@ cdef inline void put_checksum(uint8_t* envelope, const uint8_t* end) noexcept no
     envelope[9] = checksum >> 16 & 0xFF
     envelope[10] = checksum >> 8 & 0xFF
     envelope[11] = checksum & 0xFF
+
+
+cdef inline bint get_digits(const uint8_t* p, Py_ssize_t n, int64_t* out) noexcept nogil:
+    """Read a number of decimal digits, such as stand in subjects; false if it is none that fits."""
+    cdef uint64_t number = 0
+    cdef Py_ssize_t i
+    if n <= 0 or n > 19:
+        return False
+    for i in range(n):
+        if not 48 <= p[i] <= 57:
+            return False
+        number = number * 10 + (p[i] - 48)  # nineteen digits are fewer than 64 bits
+    if number > 0x7FFFFFFFFFFFFFFFu:
+        return False
+    out[0] = <int64_t>number
+    return True

@@ -21,7 +21,6 @@ cdef enum:
     V1_TOKENS = 9
     V2_TOKENS = 11
     MOST_TOKENS = 12
-    MOST_DIGITS = 19
     LONGEST_INBOX = 2048
     LEADER = 0
     ALL = 1
@@ -57,21 +56,6 @@ def is_ack_inbox(inbox):
     return sound_inbox(<const uint8_t*>PyBytes_AS_STRING(given), PyBytes_GET_SIZE(given))
 
 
-cdef inline bint get_number(const uint8_t* p, Py_ssize_t n, int64_t* out) noexcept nogil:
-    cdef uint64_t number = 0
-    cdef Py_ssize_t i
-    if n == 0 or n > MOST_DIGITS:
-        return False
-    for i in range(n):
-        if not 48 <= p[i] <= 57:
-            return False
-        number = number * 10 + (p[i] - 48)  # nineteen digits are fewer than 64 bits
-    if number > 0x7FFFFFFFFFFFFFFFu:
-        return False
-    out[0] = <int64_t>number
-    return True
-
-
 cdef inline bint get_place(const uint8_t* p, Py_ssize_t n, Place* place) noexcept nogil:
     """Read what the reply subject says; false if it does not."""
     cdef Py_ssize_t starts[MOST_TOKENS + 1]
@@ -91,9 +75,9 @@ cdef inline bint get_place(const uint8_t* p, Py_ssize_t n, Place* place) noexcep
     if at == 7 and tokens < V2_TOKENS:
         return False
     return (
-        get_number(p + starts[at], starts[at + 1] - starts[at] - 1, &place.stream_sequence)
-        and get_number(p + starts[at + 1], starts[at + 2] - starts[at + 1] - 1, &place.delivery)
-        and get_number(p + starts[at + 2], starts[at + 3] - starts[at + 2] - 1, &place.stored_ns)
+        get_digits(p + starts[at], starts[at + 1] - starts[at] - 1, &place.stream_sequence)
+        and get_digits(p + starts[at + 1], starts[at + 2] - starts[at + 1] - 1, &place.delivery)
+        and get_digits(p + starts[at + 2], starts[at + 3] - starts[at + 2] - 1, &place.stored_ns)
         and place.stream_sequence > 0 and place.delivery > 0
     )
 

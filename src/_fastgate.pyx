@@ -19,7 +19,6 @@ crc32c_init()
 cdef enum:
     TOKENS = 9
     DOMAIN_TOKENS = 11
-    MOST_DIGITS = 19
     NUMBER_DIGITS = 18
     MOST_SUBJECTS = 1024
     NO_ACK = 2
@@ -30,21 +29,6 @@ cdef struct Place:
     int64_t sequence
     int64_t timestamp
     int64_t pending
-
-
-cdef inline bint get_number(const uint8_t* p, Py_ssize_t n, int64_t* out) noexcept nogil:
-    cdef uint64_t number = 0
-    cdef Py_ssize_t i
-    if n <= 0 or n > MOST_DIGITS:
-        return False
-    for i in range(n):
-        if not 48 <= p[i] <= 57:
-            return False
-        number = number * 10 + (p[i] - 48)  # nineteen digits are fewer than 64 bits
-    if number > 0x7FFFFFFFFFFFFFFFu:
-        return False
-    out[0] = <int64_t>number
-    return True
 
 
 cdef inline bint get_place(const uint8_t* p, Py_ssize_t n, Place* place) noexcept nogil:
@@ -70,10 +54,10 @@ cdef inline bint get_place(const uint8_t* p, Py_ssize_t n, Place* place) noexcep
     else:
         return False
     return (
-        get_number(p + starts[at], starts[at + 1] - starts[at] - 1, &place.sequence)
-        and get_number(p + starts[at + 1], starts[at + 2] - starts[at + 1] - 1, &ignored)
-        and get_number(p + starts[at + 2], starts[at + 3] - starts[at + 2] - 1, &place.timestamp)
-        and get_number(p + starts[at + 3], starts[at + 4] - starts[at + 3] - 1, &place.pending)
+        get_digits(p + starts[at], starts[at + 1] - starts[at] - 1, &place.sequence)
+        and get_digits(p + starts[at + 1], starts[at + 2] - starts[at + 1] - 1, &ignored)
+        and get_digits(p + starts[at + 2], starts[at + 3] - starts[at + 2] - 1, &place.timestamp)
+        and get_digits(p + starts[at + 3], starts[at + 4] - starts[at + 3] - 1, &place.pending)
     )
 
 
@@ -493,7 +477,7 @@ cdef class PublishPipe:
             subject_p = PyUnicode_AsUTF8AndSize(<PyObject*>subject, &n)
             if n - prefix > NUMBER_DIGITS:
                 continue
-            if not get_number(<const uint8_t*>subject_p + prefix, n - prefix, &number):
+            if not get_digits(<const uint8_t*>subject_p + prefix, n - prefix, &number):
                 continue
             waiting = self.waiting.pop(number, None)
             if waiting is None:
@@ -543,7 +527,7 @@ cdef bint get_offset(bytes answer, tuple message, int64_t* offset) except? False
         return False
     if p[n - 1] != c"}" or memcmp(p, PyBytes_AS_STRING(answer), <size_t>head) != 0:
         return False
-    if not get_number(p + head, n - head - 1, offset):
+    if not get_digits(p + head, n - head - 1, offset):
         return False
     offset[0] -= 1
     return True
