@@ -286,8 +286,15 @@ class Consumer(ConsumerPartitions):
 
     async def _wait(self) -> None:
         self._wake.clear()
-        if not self._ready and not self._closing and self._failure is None:
+        if self._ready or self._closing or self._failure is not None:
+            return
+        if self._is_waiting:
+            raise UsageError("another task waits for the consumer's next message: one may at a time")
+        self._is_waiting = True
+        try:
             await self._wake.wait()
+        finally:
+            self._is_waiting = False
 
     def _settle(self) -> None:
         """Count as processed what was handed out."""

@@ -41,6 +41,7 @@ class ConsumerPartitions:
         self._ready: deque[PartitionReader] = deque()
         self._in_hand: list[tuple[PartitionReader, int]] = []
         self._wake = asyncio.Event()
+        self._is_waiting = False
         self._tasks: list[asyncio.Task[None]] = []
         self._failure: BaseException | None = None
         self._closing = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import ssl
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -112,8 +113,9 @@ class Options:
             check_count("prefetch_messages", self.prefetch_messages)
         if self.prefetch_bytes > _LARGEST_WINDOW:
             raise UsageError(f"prefetch_bytes={self.prefetch_bytes!r}: expected less than 2**31")
-        if self.on_event is not None and not callable(self.on_event):
-            raise UsageTypeError(f"on_event must be a function or None, not {self.on_event!r}")
+        hook = self.on_event
+        if hook is not None and (inspect.iscoroutinefunction(hook) or not callable(hook)):
+            raise UsageTypeError(f"on_event must be a plain function or None, not {hook!r}")
         if not callable(self.broker_selection) and self.broker_selection not in _SELECTIONS:
             expected = ", ".join(map(repr, _SELECTIONS))
             raise UsageError(

@@ -763,6 +763,15 @@ class TestTrouble:
         await consumer.close()
         assert not (await client.fetch_metadata(streams=[stream], groups=[stream])).groups
 
+    async def test_one_task_at_a_time(self, client: liftenvelope.Client, stream: str) -> None:
+        async with client.consumer("g", [stream], auto_offset="earliest") as consumer:
+            first = asyncio.ensure_future(anext(consumer))
+            await asyncio.sleep(0)
+            with pytest.raises(UsageError, match="another task waits"):
+                await anext(consumer)
+            await client.publish(stream, b"for the first", partition=0)
+            assert (await first).value == b"for the first"
+
     async def test_cancelled_while_it_waits(self, client: liftenvelope.Client, stream: str) -> None:
         member = Member(client, stream)
         await until(lambda: member.holds(PARTITIONS))

@@ -148,6 +148,14 @@ class TestOthers:
         with pytest.raises(UsageTypeError, match="on_event"):
             options(on_event=[])
 
+    def test_that_event_handlers_are_no_coroutine_functions(self) -> None:
+        async def handler(event: object) -> None:
+            raise AssertionError(event)
+
+        # It would be called and never awaited.
+        with pytest.raises(UsageTypeError, match="plain function"):
+            options(on_event=handler)
+
     def test_cannot_be_changed(self) -> None:
         with pytest.raises(AttributeError):
             options().timeout = 5.0  # type: ignore[misc]
