@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
-    from liftenvelope.client.publish_many import PublishSummary
+    from liftenvelope.client.publish_summary import PublishSummary
     from liftenvelope.envelope import Ack
 
 __all__ = [

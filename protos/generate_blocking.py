@@ -63,7 +63,11 @@ FED = {
         "publish_acks",
     ),
 }
-FED_HOME = "liftenvelope.client.publish_many"
+#: Where those of their types are from that the methods' own module does not import.
+FED_HOMES = {
+    "Item": "liftenvelope.client.publish_many",
+    "PublishSummary": "liftenvelope.client.publish_summary",
+}
 #: Docstrings that need other words: where -> (what it says, what it shall say).
 REWORDED: dict[str, tuple[tuple[str, str], ...]] = {
     "Client": (("; it belongs to one event loop.", ".\n\n    Any number of threads may use it."),),
@@ -397,7 +401,8 @@ class Writer:
         self.source.names.setdefault("Iterable", "from collections.abc import Iterable")
         every = ast.parse(f"{kind}, {result}, {item}", mode="eval")
         for name in named(every):
-            self.source.names.setdefault(name, f"from {FED_HOME} import {name}")
+            if name in FED_HOMES:
+                self.source.names.setdefault(name, f"from {FED_HOMES[name]} import {name}")
             self._import_type(name)
         node.returns = ast.parse(result, mode="eval").body
         self._import_names(node)

@@ -49,7 +49,8 @@ from liftenvelope.client.metadata import (
     StreamInfo,
 )
 from liftenvelope.client.positions import Cursor, Timestamp
-from liftenvelope.client.publish_many import OutgoingMessage, PublishMany, PublishSummary
+from liftenvelope.client.publish_many import OutgoingMessage, PublishMany
+from liftenvelope.client.publish_summary import PublishSummary
 from liftenvelope.client.streams import MAX_REPLICATION
 from liftenvelope.client.subscription import Subscription
 

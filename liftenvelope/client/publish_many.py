@@ -15,6 +15,7 @@ from liftenvelope.client.in_flight import Entry, Outcome
 from liftenvelope.client.publish_checks import MAX_REQUEST, check_headers, check_size
 from liftenvelope.client.publish_codec import publish_request
 from liftenvelope.client.publish_stream import MAX_WAITING_BYTES, Lane, PublishStreams
+from liftenvelope.client.publish_summary import PublishSummary
 from liftenvelope.envelope import Ack, AckPolicy, Message
 from liftenvelope.errors import LiftEnvelopeError, NoSuchPartitionError, UsageError, UsageTypeError
 from liftenvelope.partition import KeyPartitioner, Partitioner
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 
-__all__ = ["Item", "Messages", "OutgoingMessage", "Plan", "PublishMany", "PublishSummary"]
+__all__ = ["Item", "Messages", "OutgoingMessage", "Plan", "PublishMany"]
 
 #: So many are made ready before the loop has its turn again.
 _AT_ONCE: Final = 256
@@ -52,25 +53,6 @@ class OutgoingMessage:
 #: A value, a key and a value, or a message with all that belongs to it.
 Item: TypeAlias = "Buffer | tuple[Buffer | None, Buffer] | OutgoingMessage | Message"
 Messages: TypeAlias = "Iterable[Item] | AsyncIterable[Item]"
-
-
-@dataclass(frozen=True, slots=True)
-class PublishSummary:
-    """What became of the messages of a ``publish_many``.
-
-    Attributes:
-        acked: How many are stored.
-        failed: Of the others the index in the input and the error, by index. A TransportError or
-            AckTimeoutError with ``sent`` true says that the outcome is unknown.
-        offsets: By partition, the first and the last offset that the stored ones got.
-    """
-
-    acked: int
-    failed: tuple[tuple[int, LiftEnvelopeError], ...]
-    offsets: Mapping[int, tuple[int, int]]
-
-    def __str__(self) -> str:
-        return f"{self.acked} stored, {len(self.failed)} failed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

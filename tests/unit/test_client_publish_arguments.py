@@ -9,7 +9,8 @@ import pytest
 
 from liftenvelope.client import connect
 from liftenvelope.client.client import Client
-from liftenvelope.client.publish_many import OutgoingMessage, PublishSummary
+from liftenvelope.client.publish_many import OutgoingMessage
+from liftenvelope.client.publish_summary import PublishSummary
 from liftenvelope.errors import (
     AckTimeoutError,
     EnvelopeTooLargeError,

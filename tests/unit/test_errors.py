@@ -9,7 +9,7 @@ import pickle
 import pytest
 
 from liftenvelope import errors
-from liftenvelope.client.publish_many import PublishSummary
+from liftenvelope.client.publish_summary import PublishSummary
 from liftenvelope.envelope import Ack, new_message, unmarshal_message
 from liftenvelope.errors import (
     AckTimeoutError,

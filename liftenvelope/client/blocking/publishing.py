@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
     from typing_extensions import Buffer
 
-    from liftenvelope.client.publish_many import Item, PublishSummary
+    from liftenvelope.client.publish_many import Item
+    from liftenvelope.client.publish_summary import PublishSummary
     from liftenvelope.client.publishing import PublishMixin
     from liftenvelope.envelope import Ack
     from liftenvelope.partition import PartitionChoice, Partitioner
