@@ -12,6 +12,7 @@ from liftenvelope.rpc.status import RpcError, StatusCode
 if TYPE_CHECKING:
     from nats.aio.client import Client
 
+    from liftenvelope.gateway.agreement import Agreement
     from liftenvelope.gateway.brokers import Brokers
     from liftenvelope.gateway.copies import CopyAcks
     from liftenvelope.gateway.records import StreamRecord
@@ -65,6 +66,7 @@ class Core:
         options: How the gateway is set up.
         registry: Which streams there are.
         brokers: Which gateways there are.
+        agreement: What those know of the streams.
         storage: The partitions.
         copies: Publishes for partitions that copy from another stream.
         activity: Who is told of what is done; None for nobody.
@@ -76,6 +78,7 @@ class Core:
     options: Options
     registry: StreamRegistry
     brokers: Brokers
+    agreement: Agreement
     storage: Storage
     copies: CopyAcks
     activity: Activity | None = None

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from liftenvelope.errors import CallTimeoutError, JetStreamError, NoJetStreamError, UsageError
 from liftenvelope.gateway.activity import ActivityLog
+from liftenvelope.gateway.agreement import Agreement
 from liftenvelope.gateway.authorization import Authorization
 from liftenvelope.gateway.brokers import Broker, Brokers
 from liftenvelope.gateway.copies import CopyAcks
@@ -183,19 +184,23 @@ class Gateway:
         js = self._js = JetStream(self._nc, timeout=self._options.ack_timeout, max_outstanding=_OUTSTANDING)
         await js.account_info()
         replicas = self._options.replicas
+        registry = StreamRegistry(js, self._on_stream, replicas=replicas)
+        brokers = Brokers(
+            js, self.id, ttl=self._options.broker_ttl, on_change=self._on_brokers, replicas=replicas
+        )
         core = self._core = Core(
             nc=self._nc,
             js=js,
             options=self._options,
-            registry=StreamRegistry(js, self._on_stream, replicas=replicas),
-            brokers=Brokers(
-                js, self.id, ttl=self._options.broker_ttl, on_change=self._on_brokers, replicas=replicas
-            ),
+            registry=registry,
+            brokers=brokers,
+            agreement=Agreement(js, registry, brokers),
             storage=Storage(js),
             copies=CopyAcks(self._nc),
         )
         await core.registry.start()
         await core.brokers.start()
+        await core.agreement.start()
         streams = self._streams = StreamService(core)
         cursors = CursorService(js, replicas=replicas)
         await self._start_own_streams(core, streams, cursors)
@@ -255,6 +260,7 @@ class Gateway:
         if activity is not None:
             await activity.close()
         if core is not None:
+            await core.agreement.close()
             await core.registry.close()
             await core.copies.close()
         if js is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
@@ -42,6 +43,8 @@ class StreamRegistry:
         self._on_change = on_change
         # By key: the record, None where it was deleted, and the revision.
         self._records: dict[str, tuple[StreamRecord | None, int]] = {}
+        # Set by the next entry.
+        self._waiting: list[asyncio.Future[None]] = []
 
     async def start(self) -> None:
         """Read what there is, and follow it."""
@@ -64,6 +67,17 @@ class StreamRegistry:
         """The stream of that name, as far as this gateway has heard."""
         record, _ = self._records.get(encode_name(name), (None, 0))
         return record if record is not None and record.state is StreamState.READY else None
+
+    def revision(self, name: str) -> int:
+        """Of a stream's record, the revision that this gateway knows; 0 for none."""
+        return self._records.get(encode_name(name), (None, 0))[1]
+
+    async def seen(self, name: str, revision: int) -> None:
+        """Wait until this gateway knows a revision of a stream's record, or a later one."""
+        while self.revision(name) < revision:
+            entry = asyncio.get_running_loop().create_future()
+            self._waiting.append(entry)
+            await entry
 
     async def find(self, name: str) -> StreamRecord:
         """The stream of that name; where none is known here, the bucket is asked.
@@ -147,6 +161,10 @@ class StreamRegistry:
             return  # written here, and heard of again
         record = None if entry.value is None else StreamRecord.from_json(entry.value)
         self._records[entry.key] = (record, entry.revision)
+        waiting, self._waiting = self._waiting, []
+        for future in waiting:
+            if not future.done():
+                future.set_result(None)
         seen = [r if r is not None and r.state is StreamState.READY else None for r in (before, record)]
         if seen != [None, None] and seen[0] != seen[1]:
             self._on_change(*seen)

@@ -169,6 +169,7 @@ class StreamService:
                 record = replace(record, replicas=await self._core.storage.most_replicas())
                 _check_replicas(record.replicas, record.settings)
             record = await self.make(record)
+        await self._core.agreement.reach(record.name)
         if record.checks_offsets:
             await wait_for_intakes(self._core.nc, record, timeout=_INTAKES)
         if self._core.activity is not None:
@@ -226,6 +227,7 @@ class StreamService:
             for number in range(len(record.partitions)):
                 await self._hand_over(record, number, detach=True)
             await self.remove_unfinished(record)
+        await self._core.agreement.reach(name)
         if self._core.activity is not None:
             await self._core.activity.stream_deleted(record)
         return api_pb2.DeleteStreamResponse().SerializeToString()
@@ -255,6 +257,7 @@ class StreamService:
             record = await self._core.registry.change(name, change)
             changed = [n for n in numbers if not before.partitions[n].paused]
             record = await self._follow(before, record, changed)
+        await self._core.agreement.reach(name)
         if self._core.activity is not None:
             await self._core.activity.stream_paused(record, numbers, resume_all)
         return record
@@ -302,6 +305,7 @@ class StreamService:
             record = await self._core.registry.change(
                 request.name, lambda r: _with_sources(change(r), sources)
             )
+        await self._core.agreement.reach(request.name)
         if self._core.activity is not None:
             await self._core.activity.stream_readonly_set(record, numbers, request.readonly)
         return api_pb2.SetStreamReadonlyResponse().SerializeToString()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 
 import nats
 import pytest
@@ -99,6 +100,28 @@ async def test_what_one_makes_the_others_know(cluster: GatewayCluster, name: str
         await second.delete_stream(name)
         with pytest.raises(liftenvelope.errors.NoSuchStreamError):
             await first.delete_stream(name)
+
+
+async def is_readonly(channel: Channel, name: str) -> bool:
+    """What a gateway knows of partition 0, without asking anybody."""
+    request = api_pb2.FetchMetadataRequest(streams=[name]).SerializeToString()
+    raw = await channel.unary("/proto.API/FetchMetadata", request, timeout=20)
+    (stream,) = api_pb2.FetchMetadataResponse.FromString(raw).streamMetadata
+    return bool(stream.partitions[0].readonly)
+
+
+async def test_a_change_is_known_everywhere_when_its_call_returns(cluster: GatewayCluster, name: str) -> None:
+    async with AsyncExitStack() as stack:
+        opened = [await Channel.connect(address) for address in cluster.addresses]
+        channels = [await stack.enter_async_context(channel) for channel in opened]
+        creation = api_pb2.CreateStreamRequest(name=name, subject=name).SerializeToString()
+        await channels[0].unary("/proto.API/CreateStream", creation, timeout=20)
+        for number in range(30):
+            change = api_pb2.SetStreamReadonlyRequest(name=name, readonly=number % 2 == 0)
+            changer = channels[number % 3]
+            await changer.unary("/proto.API/SetStreamReadonly", change.SerializeToString(), timeout=20)
+            known = await asyncio.gather(*(is_readonly(channel, name) for channel in channels))
+            assert known == [number % 2 == 0] * 3
 
 
 async def test_many_make_the_same_stream(cluster: GatewayCluster, name: str) -> None:
