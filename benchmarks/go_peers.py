@@ -15,12 +15,12 @@ _NEEDED = "1.25.3"
 
 
 class GoPeers:
-    """The programs, in a folder of this run: Go's own cache makes building them again quick."""
+    """The programs, or one of them, in a folder of this run: Go's own cache makes building again quick."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, program: str = "...") -> None:
         go, self.version = find_go(_NEEDED)
         self._folder = folder
-        command = [go, "build", "-mod=mod", "-buildvcs=false", "-o", f"{folder}/", "./cmd/..."]
+        command = [go, "build", "-mod=mod", "-buildvcs=false", "-o", f"{folder}/", f"./cmd/{program}"]
         env = {**os.environ, "CGO_ENABLED": "0", "GOTOOLCHAIN": "local", "GOWORK": "off"}
         run = subprocess.run(command, cwd=_SOURCES, env=env, capture_output=True, text=True, check=False)
         assert run.returncode == 0, f"{' '.join(command)}\n{run.stdout}{run.stderr}"

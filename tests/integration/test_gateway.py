@@ -1,18 +1,14 @@
-"""The gateway on its own: inside an application, shared subjects, garbage, lost consumers, other clients."""
+"""The gateway on its own: inside an application, shared subjects, garbage, lost consumers."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
 from collections.abc import AsyncIterator
-from contextlib import aclosing
 from typing import Any
 
-import grpc
 import nats
 import pytest
-from gufo.liftbridge.client import LiftbridgeClient
-from gufo.liftbridge.types import StartPosition
 from nats.aio.client import Client as NatsClient
 
 import liftenvelope
@@ -412,56 +408,3 @@ async def test_policies_in_one_call(client: Client, name: str) -> None:
     offsets = [ack.offset for ack in acks if ack is not None]
     assert offsets == sorted(set(offsets))
     assert len(await read(client, name, start=0, stop=89)) == 90
-
-
-# Other clients
-
-
-async def test_gufo(gateway_server: GatewayCluster, name: str) -> None:
-    async with asyncio.timeout(60), LiftbridgeClient(gateway_server.addresses) as client:
-        await client.create_stream(subject=name, name=name, partitions=2)
-        for number in range(5):
-            await client.publish(b"%d" % number, stream=name, partition=1)
-        found = []
-        async with aclosing(
-            client.subscribe(name, partition=1, start_position=StartPosition.EARLIEST)
-        ) as messages:
-            async for message in messages:
-                found.append((message.offset, message.value))
-                if len(found) == 5:
-                    break
-        assert found == [(number, b"%d" % number) for number in range(5)]
-        assert {stream.name for stream in (await client.get_metadata(name)).metadata} == {name}
-        await client.delete_stream(name)
-
-
-async def test_grpcio(gateway_server: GatewayCluster, name: str) -> None:
-    async with asyncio.timeout(60), grpc.aio.insecure_channel(gateway_server.addresses[0]) as channel:
-
-        async def call(method: str, request: Any, answer: Any) -> Any:
-            raw = await channel.unary_unary(f"/proto.API/{method}")(request.SerializeToString(), timeout=20)
-            return answer.FromString(raw)
-
-        await call(
-            "CreateStream", api_pb2.CreateStreamRequest(name=name, subject=name), api_pb2.CreateStreamResponse
-        )
-        for number in range(3):
-            request = api_pb2.PublishRequest(stream=name, value=b"%d" % number, key=b"k")
-            response = await call("Publish", request, api_pb2.PublishResponse)
-            assert response.ack.offset == number
-        subscription = api_pb2.SubscribeRequest(
-            stream=name, startPosition=api_pb2.EARLIEST, stopPosition=api_pb2.STOP_LATEST
-        )
-        reading = channel.unary_stream("/proto.API/Subscribe")(subscription.SerializeToString())
-        found = [api_pb2.Message.FromString(await reading.read()) for _ in range(4)]
-        with pytest.raises(grpc.aio.AioRpcError, match="Stop offset reached"):
-            await reading.read()
-        assert [(m.offset, m.value, m.key) for m in found[1:]] == [(n, b"%d" % n, b"k") for n in range(3)]
-        with pytest.raises(grpc.aio.AioRpcError, match="No such stream") as info:
-            await call(
-                "DeleteStream", api_pb2.DeleteStreamRequest(name=f"{name}-no"), api_pb2.DeleteStreamResponse
-            )
-        assert info.value.code() == grpc.StatusCode.NOT_FOUND
-        watching = channel.unary_stream("/grpc.health.v1.Health/Watch")(b"")
-        assert await watching.read() == b"\x08\x01"
-        watching.cancel()
