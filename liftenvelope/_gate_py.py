@@ -275,12 +275,10 @@ class PublishPipe:
                 out += _response(route.ack, offset, correlation_id, policy, now_ns)
         return bytes(out), others
 
-    def expire(self, number: int) -> int:
-        """Wait no longer for the acks of messages before a number; return how many there were."""
-        old = [known for known in self._waiting if known < number]
-        for known in old:
-            del self._waiting[known]
-        return len(old)
+    def expire(self, number: int) -> list[tuple[int, bytes]]:
+        """Wait no longer for the acks of messages before a number; return their policies and ids."""
+        old = [self._waiting.pop(known) for known in list(self._waiting) if known < number]
+        return [(policy, correlation_id) for _, correlation_id, policy in old]
 
 
 class _Request:

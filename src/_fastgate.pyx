@@ -511,11 +511,9 @@ cdef class PublishPipe:
         return 0
 
     def expire(self, int64_t number):
-        """Wait no longer for the acks of messages before a number; return how many there were."""
-        cdef list old = [known for known in self.waiting if known < number]
-        for known in old:
-            del self.waiting[known]
-        return len(old)
+        """Wait no longer for the acks of messages before a number; return their policies and ids."""
+        cdef list old = [self.waiting.pop(known) for known in list(self.waiting) if known < number]
+        return [(policy, correlation_id) for _, correlation_id, policy in old]
 
 
 cdef bint get_offset(bytes answer, tuple message, int64_t* offset) except? False:

@@ -157,8 +157,16 @@ _ASYNC_ERRORS: Final[dict[int, type[ServerError]]] = {
 _TOO_LARGE_TEXTS: Final = ("exceeds max replication size", "maximum payload exceeded")
 
 
-def publish_async_error(code: int, text: str, about: str) -> ServerError:
-    """Return the error for a message that a PublishAsync stream reports as not stored."""
+#: What a gateway says of a message for which no ack came, with the code UNKNOWN.
+_UNKNOWN_OUTCOME: Final = "may be stored"
+
+
+def publish_async_error(
+    code: int, text: str, about: str, correlation_id: str
+) -> ServerError | AckTimeoutError:
+    """Return the error for a message that a PublishAsync stream reports as not stored, or as unknown."""
+    if code == 0 and _UNKNOWN_OUTCOME in text:
+        return AckTimeoutError(f"{about}: {text}", correlation_id)
     kind = _ASYNC_ERRORS.get(code, PublishError)
     if any(part in text for part in _TOO_LARGE_TEXTS):
         kind = MessageTooLargeError

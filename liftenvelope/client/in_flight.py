@@ -191,7 +191,7 @@ class InFlight:
                 continue
             outcome: Outcome
             if code >= 0:  # an empty ack stands beside it
-                outcome = publish_async_error(code, text, entry.about)
+                outcome = publish_async_error(code, text, entry.about, correlation_id)
             elif ack is None or ack.stream != entry.sink.stream:
                 continue
             else:

@@ -42,8 +42,10 @@ _POLICIES: Final = (api_pb2.LEADER, api_pb2.ALL, api_pb2.NONE)
 _LAST_ACKS: Final = 5.0
 #: How many messages of a call may be without their ack before no more are read.
 _MOST_PENDING: Final = 50_000
-#: How often messages whose acks are late are given up, in seconds.
-_SWEEP: Final = 1.0
+#: How often to look for acks that are late and for a lost connection, in seconds.
+_LOOK: Final = 0.5
+#: What our client knows a message by whose outcome is unknown: no code says so.
+_UNKNOWN_OUTCOME: Final = "no ack came from JetStream in time; the message may be stored"
 _E: Final = api_pb2.PublishAsyncError
 _ASYNC_CODES: Final = {
     StatusCode.INVALID_ARGUMENT: _E.BAD_REQUEST,
@@ -83,18 +85,33 @@ class PublishSession:
         self._numbers: deque[tuple[float, int]] = deque()
 
     async def run(self) -> None:
-        """Store what comes, and answer, until the client has sent all and has all answers."""
-        self._subscription = await subscribe_direct(self._core.nc, self._inbox, self._on_acks)
-        sweeping = asyncio.create_task(self._sweep(), name="late acks")
+        """Store what comes, and answer, until the client has sent all and has all answers.
+
+        Raises:
+            RpcError: UNAVAILABLE: the connection to NATS was lost.
+        """
+        tasks: list[asyncio.Task[None]] = []
         try:
-            while (requests := await self._call.receive()) is not None:
-                await self._publish(requests)
-                # Waits while the client takes no answers.
-                await self._call.send(self._taken())
-            await self._finish()
+            self._subscription = await subscribe_direct(self._core.nc, self._inbox, self._on_acks)
+            tasks = [asyncio.create_task(part, name="publish") for part in (self._serve(), self._watch())]
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        except TransportError as exc:
+            raise status_of(exc) from exc
         finally:
-            sweeping.cancel()
-            await self._subscription.unsubscribe()
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            if self._subscription is not None:
+                await self._subscription.unsubscribe()
+
+    async def _serve(self) -> None:
+        while (requests := await self._call.receive()) is not None:
+            await self._publish(requests)
+            # Waits while the client takes no answers.
+            await self._call.send(self._taken())
+        await self._finish()
 
     async def _finish(self) -> None:
         try:
@@ -200,9 +217,10 @@ class PublishSession:
         error = future.exception()
         if error is None:
             self._accept(target, request, future.result().sequence)
-        elif isinstance(error, LiftEnvelopeError) and not isinstance(error, AckTimeoutError | TransportError):
+        elif isinstance(error, AckTimeoutError | TransportError):
+            self._give_up(request.ackPolicy, request.correlationId)
+        elif isinstance(error, LiftEnvelopeError):
             self._refuse_later(error, request)
-        # Else whether it is stored is unknown, and to say that it is not would be a lie.
 
     def _accept(self, target: Target, request: api_pb2.PublishRequest, sequence: int) -> None:
         if request.ackPolicy != _NONE:
@@ -237,15 +255,28 @@ class PublishSession:
         answers, self._answers = self._answers, []
         return answers
 
-    async def _sweep(self) -> None:
-        """Give up acks that are late. Whether their messages are stored is unknown: nobody is answered."""
-        loop = asyncio.get_running_loop()
+    async def _watch(self) -> None:
+        """Give up acks that are late, and end the call where they are lost with the connection."""
+        loop, epoch = asyncio.get_running_loop(), self._link.epoch
         while True:
             self._numbers.append((loop.time() + self._core.options.ack_timeout, self._pipe.next_number))
             while self._numbers[0][0] <= loop.time():
-                self._pipe.expire(self._numbers.popleft()[1])
+                for policy, correlation_id in self._pipe.expire(self._numbers.popleft()[1]):
+                    self._give_up(policy, correlation_id.decode())
                 self._changed.set()
-            await asyncio.sleep(_SWEEP)
+            await asyncio.sleep(_LOOK)
+            before, epoch = epoch, self._link.epoch
+            if epoch != before and self._pending:
+                text = f"the gateway has lost NATS: {self._pending} messages without an ack may be stored"
+                raise RpcError(StatusCode.UNAVAILABLE, text)
+
+    def _give_up(self, policy: int, correlation_id: str) -> None:
+        """Say that the outcome of a message is unknown: that it is not stored might be a lie."""
+        if policy != _NONE:
+            error = api_pb2.PublishAsyncError(code=_E.UNKNOWN, message=_UNKNOWN_OUTCOME)
+            response = api_pb2.PublishResponse(correlationId=correlation_id, asyncError=error)
+            response.ack.SetInParent()
+            self._answer(response.SerializeToString())
 
 
 def _refusal(status: RpcError, correlation_id: str) -> bytes:

@@ -181,5 +181,12 @@ def test_publishes_that_are_refused(code: StatusCode, text: str, kind: type[Serv
     ],
 )
 def test_publish_streams(code: int, text: str, kind: type[ServerError]) -> None:
-    found = publish_async_error(code, text, "foo[0]")
+    found = publish_async_error(code, text, "foo[0]", "id")
+    assert isinstance(found, ServerError)
     assert (type(found), found.code, found.description) == (kind, code, f"foo[0]: {text}")
+
+
+def test_a_publish_stream_that_does_not_know() -> None:
+    found = publish_async_error(0, "no ack came; the message may be stored", "foo[0]", "id")
+    assert isinstance(found, AckTimeoutError)
+    assert (found.correlation_id, found.sent) == ("id", True)
