@@ -17,8 +17,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-import nats.errors
-
 from liftenvelope._backend import acks
 from liftenvelope.envelope import Ack, Message, marshal_ack, unmarshal_message
 from liftenvelope.errors import (
@@ -30,10 +28,10 @@ from liftenvelope.errors import (
     UsageError,
     WrongLastSequenceError,
 )
+from liftenvelope.nats._link import Link
 from liftenvelope.types import AckError
 
 if TYPE_CHECKING:
-    from nats.aio.client import Client
     from nats.aio.msg import Msg
     from nats.aio.subscription import Subscription
 
@@ -53,8 +51,7 @@ class CheckedIntake:
     """Takes the messages of one partition from its subject to JetStream.
 
     Args:
-        nc: The connection.
-        js: JetStream on it.
+        js: JetStream, and with it the connection.
         record: The stream.
         partition: The partition.
         on_error: Told what could not be stored, for reasons other than its offset.
@@ -62,14 +59,13 @@ class CheckedIntake:
 
     def __init__(
         self,
-        nc: Client,
         js: JetStream,
         record: StreamRecord,
         partition: int,
         *,
         on_error: Callable[[LiftEnvelopeError], None],
     ) -> None:
-        self._nc = nc
+        self._link = Link(js.api.nc)
         self._js = js
         self._record = record
         self._partition = partition
@@ -85,24 +81,16 @@ class CheckedIntake:
             TransportError: The connection is closed or draining.
         """
         subject = self._record.subject_of(self._partition)
-        try:
-            # A queue: as long as two gateways believe to lead, each message is stored once all the same.
-            for queued, handler in ((subject, self._take), (_probe(self._record, self._partition), _answer)):
-                subscription = await self._nc.subscribe(
-                    queued, queue=self._intake[:-1], cb=handler, pending_msgs_limit=0, pending_bytes_limit=0
-                )
-                self._subscriptions.append(subscription)
-        except nats.errors.Error as exc:
-            raise TransportError(f"nats-py could not subscribe to {subject!r}: {exc}") from exc
+        # A queue: as long as two gateways believe to lead, each message is stored once all the same.
+        for queued, handler in ((subject, self._take), (_probe(self._record, self._partition), _answer)):
+            subscription = await self._link.subscribe(queued, handler, queue=self._intake[:-1])
+            self._subscriptions.append(subscription)
 
     async def close(self) -> None:
         """Take no more."""
         subscriptions, self._subscriptions = self._subscriptions, []
         for subscription in subscriptions:
-            try:
-                await subscription.unsubscribe()
-            except nats.errors.Error:
-                continue  # the connection has ended it
+            await self._link.unsubscribe(subscription)
         for task in self._sending:
             task.cancel()
         if self._sending:
@@ -159,9 +147,9 @@ class CheckedIntake:
 
     async def _publish(self, subject: str, payload: bytes) -> None:
         try:
-            await self._nc.publish(subject, payload)
-        except nats.errors.Error as exc:
-            self._on_error(TransportError(f"nats-py could not publish to {subject!r}: {exc}"))
+            await self._link.publish(subject, payload)
+        except TransportError as exc:
+            self._on_error(exc)
 
 
 def _pub_ack(stored: asyncio.Future[PubAck], error: BaseException | None) -> bytes:
@@ -183,11 +171,11 @@ async def _answer(msg: Msg) -> None:
     await msg.respond(b"")
 
 
-async def wait_for_intakes(nc: Client, record: StreamRecord, *, timeout: float) -> None:
+async def wait_for_intakes(js: JetStream, record: StreamRecord, *, timeout: float) -> None:
     """Wait until the messages of every partition are taken, if that is within the time.
 
     Args:
-        nc: A connection.
+        js: JetStream, and with it the connection.
         record: A stream that checks offsets.
         timeout: How long to wait, in seconds.
     """
@@ -196,9 +184,7 @@ async def wait_for_intakes(nc: Client, record: StreamRecord, *, timeout: float) 
     for partition in range(len(record.partitions)):
         while loop.time() < deadline:
             try:
-                await nc.request(_probe(record, partition), timeout=_ONE_TRY)
+                await js.api.ask(_probe(record, partition), timeout=_ONE_TRY)
                 break
-            except nats.errors.NoRespondersError:
-                await asyncio.sleep(_PAUSE)
-            except nats.errors.Error:
-                continue
+            except LiftEnvelopeError:
+                await asyncio.sleep(_PAUSE)  # nobody takes them yet, or NATS is away

@@ -179,7 +179,7 @@ class _Led:
         )
         self._intake: CheckedIntake | None = None
         if record.checks_offsets:
-            self._intake = CheckedIntake(core.nc, core.js, record, partition, on_error=self._tell)
+            self._intake = CheckedIntake(core.js, record, partition, on_error=self._tell)
         self._idle: asyncio.Task[None] | None = None
         self._compactor: Compactor | None = None
         if record.setting("compactEnabled"):
@@ -187,6 +187,14 @@ class _Led:
             self._compactor = Compactor(core.js, self._stream, interval=interval)
 
     async def start(self) -> None:
+        """Begin all of it, or nothing."""
+        try:
+            await self._start()
+        except BaseException:
+            await self.close()
+            raise
+
+    async def _start(self) -> None:
         await self._acks.start()
         if self._intake is not None:
             await self._intake.start()

@@ -171,7 +171,7 @@ class StreamService:
             record = await self.make(record)
         await self._core.agreement.reach(record.name)
         if record.checks_offsets:
-            await wait_for_intakes(self._core.nc, record, timeout=_INTAKES)
+            await wait_for_intakes(self._core.js, record, timeout=_INTAKES)
         if self._core.activity is not None:
             await self._core.activity.stream_created(record)
         return api_pb2.CreateStreamResponse().SerializeToString()

@@ -277,9 +277,14 @@ class Link:
             raise TransportError(f"no answer from the NATS server within {timeout} s") from exc
 
     async def subscribe(
-        self, subject: str, on_message: Callable[[Msg], Awaitable[None]] | None
+        self, subject: str, on_message: Callable[[Msg], Awaitable[None]] | None, *, queue: str = ""
     ) -> Subscription:
         """Subscribe without a limit on what may queue up: a limit of nats-py drops messages.
+
+        Args:
+            subject: The subject.
+            on_message: Called with each message; None to wait for them with ``next_msg``.
+            queue: The queue group. Default: none.
 
         Raises:
             TransportError: nats-py refuses: the connection is closed or draining.
@@ -288,7 +293,7 @@ class Link:
         before = 0 if task is None else task.cancelling()
         try:
             sub: Subscription = await self._nc.subscribe(
-                subject, cb=on_message, pending_msgs_limit=0, pending_bytes_limit=0
+                subject, queue=queue, cb=on_message, pending_msgs_limit=0, pending_bytes_limit=0
             )
         except nats.errors.Error as exc:
             raise TransportError(f"nats-py could not subscribe to {subject!r}: {exc}") from exc

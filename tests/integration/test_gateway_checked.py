@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
+from functools import partial
+from typing import Any
 
 import pytest
 from nats.aio.client import Client as NatsClient
@@ -15,6 +18,9 @@ from liftenvelope.client import Client
 from liftenvelope.envelope import Ack, Message, marshal_message, new_message, unmarshal_ack
 from liftenvelope.errors import IncorrectOffsetError
 from liftenvelope.gateway import Gateway
+from liftenvelope.gateway.checked import CheckedIntake, wait_for_intakes
+from liftenvelope.gateway.records import StreamRecord
+from liftenvelope.jetstream import JetStream
 from liftenvelope.nats import AckInbox
 from liftenvelope.testing import NatsServer, run_nats_server
 from liftenvelope.types import AckError, AckPolicy
@@ -256,3 +262,41 @@ async def stored_next(inbox: AckInbox, subject: str) -> int:
                 return 1  # stored, and the ack came too late
             except TimeoutError:
                 continue
+
+
+async def _slowly(subscribe: Any, inside: asyncio.Event, *arguments: Any, **options: Any) -> Any:
+    with suppress(asyncio.CancelledError):
+        inside.set()
+        await asyncio.sleep(60)
+    return await subscribe(*arguments, **options)
+
+
+async def test_a_start_that_is_cancelled(nc: NatsClient, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Faked: nats-py waits only while its queue of flushes is full. It swallows what cancels it."""
+    record = StreamRecord(name=name, subject=name, id=name, settings={"optimisticConcurrencyControl": 1})
+    inside = asyncio.Event()
+    async with JetStream(nc) as js:
+        before = set(nc._subs)
+        intake = CheckedIntake(js, record, 0, on_error=print)
+        with monkeypatch.context() as faked:
+            faked.setattr(nc, "subscribe", partial(_slowly, nc.subscribe, inside))
+            starting = asyncio.create_task(intake.start())
+            await inside.wait()
+            starting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await starting
+        assert set(nc._subs) == before
+        await intake.start()
+        await intake.close()
+        assert set(nc._subs) == before
+
+
+async def test_a_wait_for_intakes_that_do_not_come(nc: NatsClient, name: str) -> None:
+    record = StreamRecord(name=name, subject=name, id=name, settings={"optimisticConcurrencyControl": 1})
+    async with JetStream(nc) as js:
+        await wait_for_intakes(js, record, timeout=0.3)  # nobody answers, which is no error
+        waiting = asyncio.create_task(wait_for_intakes(js, record, timeout=60))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
