@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from liftenvelope.client.cluster import Cluster, Deadline
 from liftenvelope.client.options import Options, check_seconds
-from liftenvelope.errors import TransportError, UsageError, UsageTypeError
+from liftenvelope.errors import ConnectionClosedError, UsageError, UsageTypeError
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message as ProtobufMessage
@@ -106,7 +106,7 @@ class ClientCore:
     def _deadline(self, timeout: float | None) -> Deadline:
         """The end of a call's time, by default that of the client's ``timeout``."""
         if self._closed:
-            raise TransportError("the client is closed: make a new one with connect()")
+            raise ConnectionClosedError("the client is closed: make a new one with connect()")
         self._check_loop()
         return Deadline(self._options.timeout if timeout is None else check_seconds("timeout", timeout))
 
