@@ -51,10 +51,18 @@ from liftenvelope.group.events import (
     LeaseLost,
     MemberExpired,
     MemberFenced,
+    PartitionUnknown,
 )
 from liftenvelope.group.reader import GroupMessage
 from liftenvelope.group.state import Phase, Place, TopicSpec
-from liftenvelope.group.topics import JetStreamTopic, PartitionFeed, SourceMessage, Topic, TopicSource
+from liftenvelope.group.topics import (
+    JetStreamTopic,
+    NewestSource,
+    PartitionFeed,
+    SourceMessage,
+    Topic,
+    TopicSource,
+)
 
 __all__ = [
     "ASSIGNORS",
@@ -90,9 +98,11 @@ __all__ = [
     "MemberFenced",
     "MemberFencedError",
     "MemberInfo",
+    "NewestSource",
     "NotAssignedError",
     "NotControllerError",
     "PartitionFeed",
+    "PartitionUnknown",
     "PartitionsCallback",
     "Phase",
     "Place",

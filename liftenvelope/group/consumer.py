@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Self
 
 from liftenvelope.errors import (
     CallTimeoutError,
@@ -17,7 +17,7 @@ from liftenvelope.errors import (
 from liftenvelope.group.assignors import TopicPartition
 from liftenvelope.group.calls import DEFAULT_PREFIX
 from liftenvelope.group.consumer_options import ConsumerOptions, PartitionsCallback, check_all_topics
-from liftenvelope.group.consumer_partitions import ConsumerPartitions
+from liftenvelope.group.consumer_reading import ConsumerReading
 from liftenvelope.group.errors import UnknownMemberError
 from liftenvelope.group.events import CommitFailed, GroupEventHandler
 from liftenvelope.group.reader import GroupMessage, PartitionReader
@@ -31,13 +31,8 @@ if TYPE_CHECKING:
 
 __all__ = ["GroupConsumer"]
 
-#: How often a member with messages that may be another's looks whether they are its own, in seconds.
-_LOOK: Final = 0.05
-#: For how long messages are handed out in a row before other tasks get a turn, in seconds.
-_TURN: Final = 0.05
 
-
-class GroupConsumer(ConsumerPartitions):
+class GroupConsumer(ConsumerReading):
     """A member of a group, used with ``async with``, on a NATS connection that you already have.
 
     Iterating gives the messages of every partition that the group has given to this member: those of one
@@ -54,8 +49,8 @@ class GroupConsumer(ConsumerPartitions):
             the group's.
         auto_commit_interval: Seconds between two commits; None for :meth:`commit` alone. Default 5.
         auto_offset: Where a partition begins of which nothing was committed: ``"new"`` (default) with what
-            comes from the first assignment on, ``"earliest"`` with the oldest message, ``"error"`` not at
-            all.
+            comes from the first assignment on, ``"earliest"`` with the oldest message, ``"latest"`` with the
+            newest one there is, ``"error"`` not at all. That place is committed before anything is read.
         assignor: Of a group that has to be made: what deals out the partitions. Default ``"sticky"``.
         ephemeral: Of a group that has to be made: whether it goes, with its offsets, with its last member.
         create: Whether a group that is not there is made. Default true.
@@ -275,89 +270,57 @@ class GroupConsumer(ConsumerPartitions):
         await _cancel(self._tasks)
         await self._js.close()
 
-    # Messages
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> GroupMessage:
-        member = self._running()
-        self._settle_in_hand()
-        if self._loop_time() - self._turned_at > _TURN:
-            # Who works on messages without ever waiting must not keep the heartbeats from being sent.
-            await asyncio.sleep(0)
-            self._turned_at = self._loop_time()
-        while True:
-            if self._failure is not None and not self._closing:
-                raise self._failure
-            if self._closing:
-                raise StopAsyncIteration
-            message = self._take() if member.owns else None
-            if message is not None:
-                return message
-            self._wake.clear()
-            if self._failure is None and not self._closing:
-                await self._until_woken()
-                self._turned_at = self._loop_time()
-
-    @staticmethod
-    def _loop_time() -> float:
-        return asyncio.get_running_loop().time()
-
-    async def _until_woken(self) -> None:
-        """Wait for messages; or, where there are some, for an answer that says that they are still ours."""
-        try:
-            async with asyncio.timeout(_LOOK if self._ready else None):
-                await self._wake.wait()
-        except TimeoutError:
-            return
-
-    def _take(self) -> GroupMessage | None:
-        generation = self._running().session.generation
-        while self._ready:
-            reader = self._ready.popleft()
-            # It may have been lost, and another generation been got, with nobody having been told yet.
-            message = reader.take() if reader.generation == generation else None
-            if message is None:
-                continue
-            if reader.can_give:
-                self._ready.append(reader)  # the others come first
-            self._in_hand.append((reader, message.offset))
-            return message
-        return None
-
     # What the user does about partitions
 
-    async def commit(self, message: GroupMessage | None = None, *, timeout: float | None = None) -> None:
+    async def commit(
+        self,
+        messages: GroupMessage | Iterable[GroupMessage] | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> None:
         """Commit now what was processed.
 
         Args:
-            message: It and all before it in its partition are processed, and that partition is committed.
-                None: everything that was handed out is processed, and all partitions are committed.
+            messages: One or several: they and all before them in their partitions are processed, and those
+                partitions are committed. None: everything that was handed out is processed, and all
+                partitions are committed.
             timeout: Seconds for all of it. Default: the consumer's.
 
         Raises:
-            MemberFencedError: The message's partition is another member's by now, who gets it again.
+            MemberFencedError: A message's partition is another member's by now, who gets it again; or this
+                member is none any more, for one because the consumer was closed.
             GroupError, CallTimeoutError, TransportError: It could not be stored.
         """
         seconds = self._options.timeout if timeout is None else positive("timeout", timeout)
         member = self._running()
-        if message is None:
-            if not member.session.is_inside:
-                raise UnknownMemberError(f"{self.consumer_id!r} has lost its place, and is registering anew")
-            self._settle_in_hand()
-            self._dirty |= self._handed_out
-            self._handed_out.clear()
-            await self._commit_dirty(seconds)
+        if self._gone.is_set():
+            raise UnknownMemberError(f"{self.consumer_id!r} has left: commit before the consumer is closed")
+        if messages is not None:
+            given = [messages] if isinstance(messages, GroupMessage) else list(messages)
+            await self._commit_dirty(seconds, self._have_processed(given))
             return
-        key = TopicPartition(message.topic, message.partition)
-        reader = self._readers.get(key) or self._leaving.get(key)
-        if reader is None or reader.generation != message.generation:
-            raise self._fenced(key, message.generation)
-        self._in_hand = [held for held in self._in_hand if held != (reader, message.offset)]
-        self._handed_out.pop(key, None)
-        self._dirty[key] = message.offset + 1
-        await self._commit_dirty(seconds, [key])
+        if not member.session.is_inside:
+            raise UnknownMemberError(f"{self.consumer_id!r} has lost its place, and is registering anew")
+        self._settle_in_hand()
+        self._dirty |= self._handed_out
+        self._handed_out.clear()
+        await self._commit_dirty(seconds)
+
+    def _have_processed(self, messages: list[GroupMessage]) -> set[TopicPartition]:
+        """Take note that messages are processed, and return their partitions."""
+        ends: dict[TopicPartition, int] = {}
+        for message in messages:
+            key = TopicPartition(message.topic, message.partition)
+            reader = self._readers.get(key) or self._leaving.get(key)
+            if reader is None or reader.generation != message.generation:
+                raise self._fenced(key, message.generation)
+            ends[key] = max(ends.get(key, 0), message.offset + 1)
+        for key, end in ends.items():
+            self._in_hand = [held for held in self._in_hand if held[0].key != key or held[1] >= end]
+            if self._handed_out.get(key, end) <= end:
+                self._handed_out.pop(key, None)
+            self._dirty[key] = max(self._dirty.get(key, 0), end)
+        return set(ends)
 
     def pause(self, topic: str, partition: int) -> None:
         """Hand out no messages of a partition for the time being. It stays this member's.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
+from math import isfinite
 from typing import Final, TypeAlias
 
 from liftenvelope.errors import UsageError, UsageTypeError
@@ -13,12 +14,12 @@ from liftenvelope.group.state import check_id, check_session_timeout, check_topi
 from liftenvelope.group.topics import Topic, spec_of
 from liftenvelope.nats._outcomes import positive
 
-__all__ = ["AUTO_OFFSETS", "ConsumerOptions", "PartitionsCallback", "check_all_topics"]
+__all__ = ["AUTO_OFFSETS", "ConsumerOptions", "PartitionsCallback", "check_all_topics", "check_batches"]
 
 #: Gets topics and numbers of partitions; a function or a coroutine function.
 PartitionsCallback: TypeAlias = Callable[[list[TopicPartition]], Awaitable[object] | object]
 
-AUTO_OFFSETS: Final = ("new", "earliest", "error")
+AUTO_OFFSETS: Final = ("new", "earliest", "latest", "error")
 
 
 def check_all_topics(topics: Topic | Iterable[Topic]) -> tuple[Topic, ...]:
@@ -33,6 +34,23 @@ def check_all_topics(topics: Topic | Iterable[Topic]) -> tuple[Topic, ...]:
         raise UsageError("topics: expected at least one")
     check_topics(map(spec_of, given))
     return given
+
+
+def check_batches(name: str, limit: int, max_wait: float) -> None:
+    """The size of lists of messages, and how long to wait for them to be full.
+
+    Raises:
+        UsageError: One of them makes no sense.
+        UsageTypeError: One of them is no number.
+    """
+    if isinstance(limit, bool) or not isinstance(limit, int):
+        raise UsageTypeError(f"{name} must be an int, not {limit!r}")
+    if limit < 1:
+        raise UsageError(f"{name}={limit!r}: expected 1 or more")
+    if isinstance(max_wait, bool) or not isinstance(max_wait, int | float):
+        raise UsageTypeError(f"max_wait must be a number of seconds, not {max_wait!r}")
+    if not (max_wait >= 0 and isfinite(max_wait)):
+        raise UsageError(f"max_wait={max_wait!r}: expected a number of seconds, 0 or more")
 
 
 @dataclass(frozen=True, kw_only=True)

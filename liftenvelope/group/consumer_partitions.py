@@ -13,7 +13,7 @@ from liftenvelope.errors import CallTimeoutError, GroupError, TransportError, Us
 from liftenvelope.group.assignors import TopicPartition
 from liftenvelope.group.calls import GroupCalls
 from liftenvelope.group.errors import MemberFencedError, NotAssignedError, StaleGenerationError
-from liftenvelope.group.events import CommitFailed
+from liftenvelope.group.events import CommitFailed, PartitionUnknown
 from liftenvelope.group.member import Assigned, GiveBack, GroupMember, Lost, creation_of
 from liftenvelope.group.reader import PartitionReader
 from liftenvelope.group.topics import source_of
@@ -48,6 +48,7 @@ class ConsumerPartitions:
         #: What is being given back: it is read no more, and can still be committed.
         self._leaving: dict[TopicPartition, PartitionReader] = {}
         self._ready: deque[PartitionReader] = deque()
+        #: What was handed out last: of each partition the reader, and the last offset.
         self._in_hand: list[tuple[PartitionReader, int]] = []
         #: What is to be committed: the offset that is to be read next.
         self._dirty: dict[TopicPartition, int] = {}
@@ -55,6 +56,8 @@ class ConsumerPartitions:
         self._handed_out: dict[TopicPartition, int] = {}
         #: When other tasks had a turn last, as far as the iteration knows.
         self._turned_at = 0.0
+        #: Whether a task waits for messages.
+        self._is_awaited = False
         self._wake = asyncio.Event()
         self._settled = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
@@ -124,18 +127,26 @@ class ConsumerPartitions:
                 auto_offset=self._options.auto_offset,
                 limit=self._options.prefetch,
                 on_ready=self._has_messages,
-                on_start=self._has_started,
+                keep_start=self._keep_start,
             )
             for key, offset in change.offsets.items()
+            if self._can_read(key)
         }
         self._readers.update(readers)
         await self._tell(self._options.on_assigned, readers)
         for reader in readers.values():
             reader.start(self._task_done)
 
+    def _can_read(self, key: TopicPartition) -> bool:
+        """Whether this member knows where a partition is; a topic may have grown since it was started."""
+        if key.partition < self._sources[key.topic].spec.partitions:
+            return True
+        self._options.notify(PartitionUnknown(self._options.group, self._consumer_id, *key))
+        return False
+
     async def _give_back(self, timeout: float) -> None:
         """Stop reading, tell the user, and commit how far everything is."""
-        self._settle_in_hand(only_old=True)
+        # What is in the user's hands is not processed yet.
         readers, self._readers = self._readers, {}
         self._leaving = readers
         self._ready.clear()
@@ -181,20 +192,20 @@ class ConsumerPartitions:
             self._ready.append(reader)
         self._wake.set()
 
-    def _has_started(self, reader: PartitionReader) -> None:
-        """Commit where a partition begins, lest the next member begin later."""
-        assert reader.position is not None
-        self._dirty.setdefault(reader.key, reader.position)
+    async def _keep_start(self, reader: PartitionReader, offset: int) -> None:
+        """Commit where a partition begins, lest the next member begin later.
+
+        Many partitions do so at once: those that wait while one commits find that it has done theirs as well,
+        or do those of all that wait.
+        """
+        self._dirty.setdefault(reader.key, offset)
+        await self._commit_dirty(self._options.timeout)
 
     # Commits
 
-    def _settle_in_hand(self, *, only_old: bool = False) -> None:
-        """Count as processed what was handed out: of each partition all, or all but the newest of all."""
+    def _settle_in_hand(self) -> None:
+        """Count as processed what was handed out last."""
         held, self._in_hand = self._in_hand, []
-        if only_old and held:
-            # The user may still be at it.
-            *held, last = held
-            self._in_hand = [last]
         for reader, offset in held:
             self._processed(reader, offset)
 

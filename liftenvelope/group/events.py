@@ -18,6 +18,7 @@ __all__ = [
     "LeaseLost",
     "MemberExpired",
     "MemberFenced",
+    "PartitionUnknown",
     "warn",
 ]
 
@@ -125,8 +126,34 @@ class CommitFailed:
     error: Exception
 
 
+@dataclass(frozen=True, slots=True)
+class PartitionUnknown:
+    """A consumer was given a partition that it does not know: the topic has grown since it was started.
+
+    Nobody reads the partition until the consumer is started anew with the topic as it is now.
+
+    Attributes:
+        group: Name of the group.
+        consumer_id: Which consumer.
+        topic: The topic.
+        partition: The partition.
+    """
+
+    group: str
+    consumer_id: str
+    topic: str
+    partition: int
+
+
 GroupEvent: TypeAlias = (
-    AssignorFailed | LeaseLost | GroupTaken | MemberExpired | ControllerLost | MemberFenced | CommitFailed
+    AssignorFailed
+    | LeaseLost
+    | GroupTaken
+    | MemberExpired
+    | ControllerLost
+    | MemberFenced
+    | CommitFailed
+    | PartitionUnknown
 )
 #: Called from the event loop; it must not block.
 GroupEventHandler: TypeAlias = Callable[[GroupEvent], object]
@@ -138,6 +165,13 @@ def warn(event: GroupEvent) -> None:
         warnings.warn(
             f"the assignor {event.assignor!r} of group {event.group!r} failed, 'sticky' dealt out instead: "
             f"{event.error!r}",
+            GroupWarning,
+            stacklevel=2,
+        )
+    elif isinstance(event, PartitionUnknown):
+        warnings.warn(
+            f"{event.consumer_id!r} of group {event.group!r} was given {event.topic}[{event.partition}], "
+            "which it does not know: start it anew with the topic as it is now",
             GroupWarning,
             stacklevel=2,
         )

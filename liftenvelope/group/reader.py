@@ -4,26 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from liftenvelope.errors import (
-    CallTimeoutError,
-    ConnectionClosedError,
-    NoCursorError,
-    NoJetStreamError,
-    TransportError,
-)
+from liftenvelope.errors import ConnectionClosedError, FencedError, LiftEnvelopeError, NoCursorError
 from liftenvelope.group.assignors import TopicPartition
-from liftenvelope.group.topics import PartitionFeed, SourceMessage, TopicSource
+from liftenvelope.group.topics import PartitionFeed, SourceMessage, TopicSource, newest_of
 
 __all__ = ["GroupMessage", "PartitionReader"]
 
 _FIRST_PAUSE: Final = 0.05
 _LONGEST_PAUSE: Final = 1.0
-#: What goes away by itself while a server comes back.
-_PASSING: Final = (CallTimeoutError, NoJetStreamError, TransportError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +48,11 @@ class PartitionReader:
         key: Its topic's name and its number.
         generation: The group's generation.
         offset: Where to begin, -1 if nothing was committed.
-        auto_offset: Where to begin then: ``"earliest"``, ``"new"``, or ``"error"``.
+        auto_offset: Where to begin then: ``"earliest"``, ``"latest"``, ``"new"``, or ``"error"``.
         limit: How many messages are read ahead.
         on_ready: Called when there is something to take.
-        on_start: Called when it is known where a partition begins of which nothing was committed.
+        keep_start: Commits where a partition begins of which nothing was committed. Awaited before anything
+            is read: whoever comes next must begin there as well, even if this member dies at once.
 
     Attributes:
         key: Its topic's name and its number.
@@ -79,7 +72,7 @@ class PartitionReader:
         auto_offset: str,
         limit: int,
         on_ready: Callable[[PartitionReader], None],
-        on_start: Callable[[PartitionReader], None],
+        keep_start: Callable[[PartitionReader, int], Awaitable[None]],
     ) -> None:
         self.key = key
         self.generation = generation
@@ -89,7 +82,9 @@ class PartitionReader:
         self._auto_offset = auto_offset
         self._limit = limit
         self._on_ready = on_ready
-        self._on_start = on_start
+        self._keep_start = keep_start
+        #: Where it begins, until that is committed; None where something was committed before.
+        self._start: int | None = None
         self._paused = False
         self._buffer: deque[SourceMessage] = deque()
         self._room = asyncio.Event()
@@ -119,18 +114,32 @@ class PartitionReader:
         self._task = asyncio.get_running_loop().create_task(self._read())
         self._task.add_done_callback(on_done)
 
-    def take(self) -> GroupMessage | None:
-        """The next message, None if there is none."""
-        if not self.can_give:
-            return None
-        message = self._buffer.popleft()
-        self._room.set()
-        self.position = message.offset + 1
-        return GroupMessage(*self.key, message.offset, message.data, message.message, self.generation)
+    @property
+    def waiting(self) -> int:
+        """How many messages were read and not handed out."""
+        return len(self._buffer)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no more is read before some of it is handed out."""
+        return len(self._buffer) >= self._limit
+
+    def take(self, limit: int) -> list[GroupMessage]:
+        """Up to so many of the next messages."""
+        taken: list[GroupMessage] = []
+        while self.can_give and len(taken) < limit:
+            message = self._buffer.popleft()
+            taken.append(
+                GroupMessage(*self.key, message.offset, message.data, message.message, self.generation)
+            )
+        if taken:
+            self._room.set()
+            self.position = taken[-1].offset + 1
+        return taken
 
     def seek(self, offset: int) -> None:
         """Go on at another offset."""
-        self.position, self.rewound = offset, True
+        self.position, self.rewound, self._start = offset, True, None
         self._buffer.clear()
         self._room.set()
         if self._task is not None and self._on_done is not None:
@@ -159,11 +168,16 @@ class PartitionReader:
         if self.position is None:
             if self._auto_offset == "error":
                 raise NoCursorError(f"nothing was committed for {self.key}: rewind the group first")
-            oldest, end = await self._source.bounds(self.key.partition)
+            found = await self._find_start()
             if self.position is None:  # nobody else has asked, or sought, meanwhile
-                self.position = oldest if self._auto_offset == "earliest" else end
-                self._on_start(self)
+                self.position = self._start = found
         return self.position
+
+    async def _find_start(self) -> int:
+        if self._auto_offset == "latest":
+            return await newest_of(self._source, self.key.partition)
+        oldest, end = await self._source.bounds(self.key.partition)
+        return oldest if self._auto_offset == "earliest" else end
 
     async def _read(self) -> None:
         pause = _FIRST_PAUSE
@@ -171,22 +185,29 @@ class PartitionReader:
         while True:
             try:
                 if read_from is None:
-                    read_from = await self.begin()
+                    read_from = await self._begin_for_good()
                 feed = await self._source.open(self.key.partition, read_from)
-            except _PASSING:
+            except LiftEnvelopeError as exc:
+                _check_passing(exc)
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE)
                 continue
             try:
                 async for offset in self._fill(feed):
                     read_from, pause = offset + 1, _FIRST_PAUSE
-            except ConnectionClosedError:
-                raise
-            except _PASSING:
+            except LiftEnvelopeError as exc:
+                _check_passing(exc)
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE)
             finally:
                 await feed.close()
+
+    async def _begin_for_good(self) -> int:
+        offset = await self.begin()
+        if self._start is not None:
+            await self._keep_start(self, self._start)
+            self._start = None
+        return offset
 
     async def _fill(self, feed: PartitionFeed) -> AsyncIterator[int]:
         """Put what comes into the buffer, and yield the offset of each."""
@@ -199,3 +220,10 @@ class PartitionReader:
             if not self._paused:
                 self._on_ready(self)
             yield message.offset
+
+
+def _check_passing(error: LiftEnvelopeError) -> None:
+    """Raise what does not go away by itself, as it does where a server comes back, or the member does."""
+    is_passing = error.retriable or isinstance(error, FencedError)
+    if not is_passing or isinstance(error, ConnectionClosedError):
+        raise error

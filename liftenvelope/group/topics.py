@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeAlias, runtime_checkable
 from uuid import uuid4
 
-from liftenvelope.errors import UsageError, UsageTypeError
+from liftenvelope.errors import MessageNotFoundError, UsageError, UsageTypeError
 from liftenvelope.group.bounds import place_bounds
 from liftenvelope.group.state import Place, TopicSpec, check_id
 from liftenvelope.jetstream import AckPolicy, ConsumerConfig, DeliverPolicy, JetStream, Messages
@@ -20,10 +20,12 @@ from liftenvelope.jetstream._names import check_filter, check_stream_name
 __all__ = [
     "JetStreamSource",
     "JetStreamTopic",
+    "NewestSource",
     "PartitionFeed",
     "SourceMessage",
     "Topic",
     "TopicSource",
+    "newest_of",
     "source_of",
     "spec_of",
 ]
@@ -83,6 +85,23 @@ class TopicSource(Protocol):
     async def open(self, partition: int, offset: int) -> PartitionFeed:
         """Read a partition from an offset on; where that is no more, from the oldest one on."""
         ...
+
+
+@runtime_checkable
+class NewestSource(TopicSource, Protocol):
+    """A topic whose offsets have gaps, so that only it can tell where its newest message is."""
+
+    async def newest(self, partition: int) -> int:
+        """The offset of a partition's newest message; where it has none, the one that its next one gets."""
+        ...
+
+
+async def newest_of(source: TopicSource, partition: int) -> int:
+    """The offset of a partition's newest message, or of its next one if it has none."""
+    if isinstance(source, NewestSource):
+        return await source.newest(partition)
+    oldest, end = await source.bounds(partition)
+    return max(end - 1, oldest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +199,16 @@ class JetStreamSource:
     async def bounds(self, partition: int) -> tuple[int, int]:
         """The oldest offset of a partition, and the end of its stream."""
         return await place_bounds(self._js, self._topic.places[partition])
+
+    async def newest(self, partition: int) -> int:
+        """The offset of a partition's newest message, or the end of its stream."""
+        place = self._topic.places[partition]
+        stream = await self._js.stream(place.stream)
+        try:
+            message = await stream.get_message(last_by_subject=place.subject or ">", direct=False)
+        except MessageNotFoundError:
+            return stream.cached_info.state.last_seq
+        return message.sequence - 1
 
     async def lag(self, partition: int, offset: int) -> int:
         """How many messages a partition has from an offset on, as JetStream counts them."""

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from nats.aio.client import Client
 
+from liftenvelope._pb import groups_pb2 as pb
 from liftenvelope.errors import (
     CallTimeoutError,
     NoCursorError,
@@ -22,17 +23,22 @@ from liftenvelope.errors import (
 from liftenvelope.group import (
     GroupConsumer,
     GroupEvent,
+    GroupMessage,
     GroupRequestError,
     JetStreamTopic,
     MemberFenced,
     NotAssignedError,
+    PartitionUnknown,
     SourceMessage,
     StaleGenerationError,
     TopicMismatchError,
     TopicPartition,
     TopicSpec,
     UnknownGroupError,
+    UnknownMemberError,
 )
+from liftenvelope.group.calls import GroupCalls
+from liftenvelope.group.rows import SCHEMA
 from liftenvelope.testing import FaultProxy, NatsServer
 
 from .conftest import connect
@@ -89,6 +95,39 @@ class TestReading:
             assert set(await take(consumer, 4)) == {b"4", b"5", b"6", b"7"}
         async with play.consumer("c", auto_offset="error") as consumer:
             assert len(await take(consumer, 1)) == 1
+
+    async def test_the_newest_message_there_is(self, play: Play) -> None:
+        await play.publish(7)  # the last one of partition 3 is the third
+        async with play.consumer("a", auto_offset="latest") as consumer:
+            assert set(await take(consumer, 4)) == {b"3", b"4", b"5", b"6"}
+        whole = JetStreamTopic.of_streams("whole", [play.name])
+        async with GroupConsumer(play.nc, f"{play.name}-w", whole, auto_offset="latest") as consumer:
+            assert await take(consumer, 1) == [b"6"]
+        stream = await play.js.stream(play.name)
+        await stream.purge()
+        async with GroupConsumer(play.nc, f"{play.name}-e", play.topic, auto_offset="latest") as consumer:
+            await eventually(lambda: all(consumer.position(play.name, number) == 7 for number in range(4)))
+
+    @pytest.mark.parametrize("auto_commit_interval", [None, PATIENCE])
+    async def test_where_it_began_outlives_who_died_before_its_first_commit(
+        self, play: Play, nc: Client, auto_commit_interval: float | None
+    ) -> None:
+        """The first member reads nothing and falls silent; what comes meanwhile is the next one's."""
+        first = play.consumer("a", auto_offset="new", auto_commit_interval=auto_commit_interval)
+        await first.open()
+        await eventually(lambda: all(first.position(play.name, number) == 0 for number in range(4)))
+        async with asyncio.timeout(PATIENCE):
+            while set((await play.offsets()).values()) != {0}:
+                await asyncio.sleep(0.02)
+        for task in first._tasks:
+            task.cancel()  # as if it had been killed
+        await play.publish(4)
+        stale = next(iter((await play.client.describe_group(play.name)).members))
+        request = pb.LeaveRequest(group=play.name, consumer_id=stale.consumer_id)
+        await GroupCalls(nc).controller(play.name, "Leave", request, pb.LeaveResponse)
+        async with play.consumer("b", auto_offset="new") as consumer:
+            assert set(await take(consumer, 4)) == {b"0", b"1", b"2", b"3"}
+        await first.close()
 
     async def test_a_partition_without_a_place_is_an_error_if_wanted(self, play: Play) -> None:
         async with play.consumer("a", auto_offset="error") as consumer:
@@ -178,7 +217,8 @@ class TestCommits:
             await consumer.commit(chosen)
             offsets = await play.offsets()
             assert offsets.pop(TopicPartition(play.name, chosen.partition)) == chosen.offset + 1
-            assert max(offsets.values()) <= 0
+            # Of the others it stands where they begin, and nothing more.
+            assert offsets == {key: key.partition for key in offsets}
         assert max((await play.offsets()).values()) == chosen.offset + 1
         async with play.consumer("b", auto_commit_interval=None) as consumer:
             assert len(await take(consumer, 6)) == 6
@@ -196,6 +236,35 @@ class TestCommits:
             waiting.cancel()
             await asyncio.wait([waiting])
 
+    async def test_of_several_messages_at_once(self, play: Play) -> None:
+        await play.publish(16)
+        async with play.consumer("a", auto_commit_interval=None) as consumer:
+            async with asyncio.timeout(PATIENCE):
+                messages = [await anext(consumer) for _ in range(16)]
+            messages.sort(key=lambda message: message.offset)
+            await consumer.commit(messages[:12])
+            assert sum((await play.offsets()).values()) == 9 + 10 + 11 + 12
+            await consumer.commit([])
+            await consumer.commit(messages[3])  # what is behind goes nowhere
+            assert sum((await play.offsets()).values()) == 9 + 10 + 11 + 12
+            await consumer.commit()
+            assert sum((await play.offsets()).values()) == 13 + 14 + 15 + 16
+
+    async def test_after_the_end(self, play: Play) -> None:
+        await play.publish(4)
+        consumer = play.consumer("a", auto_commit_interval=None)
+        async with consumer:
+            async with asyncio.timeout(PATIENCE):
+                message = await anext(consumer)
+        for what in (None, message, [message]):
+            with pytest.raises(UnknownMemberError, match="before the consumer is closed"):
+                await consumer.commit(what)
+        for call in (consumer.pause, consumer.resume, consumer.position):
+            with pytest.raises(NotAssignedError):
+                call(play.name, 0)
+        assert [one async for one in consumer] == []
+        assert [one async for one in consumer.batches()] == []
+
     async def test_of_a_generation_that_is_over(self, play: Play) -> None:
         await play.publish(40)
         async with play.consumer("a") as consumer:
@@ -207,6 +276,88 @@ class TestCommits:
                     fresh = await anext(consumer)
                     assert fresh.generation > message.generation
                     await consumer.commit(fresh)
+
+
+class TestBatches:
+    async def test_they_have_what_there_is(self, play: Play) -> None:
+        await play.publish(40)
+        async with play.consumer("a", auto_commit_interval=None) as consumer:
+            seen: list[GroupMessage] = []
+            async with asyncio.timeout(PATIENCE):
+                async for batch in consumer.batches(7, 0.05):
+                    assert 1 <= len(batch) <= 7
+                    seen += batch
+                    await consumer.commit(batch)
+                    offsets = await play.offsets()
+                    for one in batch:
+                        assert offsets[TopicPartition(play.name, one.partition)] > one.offset
+                    if len(seen) == 40:
+                        break
+        assert {one.data for one in seen} == play.published
+        for number in range(4):
+            mine = [one.offset for one in seen if one.partition == number]
+            assert mine == sorted(mine)
+
+    async def test_a_list_counts_as_processed_when_the_next_one_is_asked_for(self, play: Play) -> None:
+        await play.publish(8)
+        async with play.consumer("a") as consumer:
+            await eventually(lambda: sum(one.waiting for one in consumer._readers.values()) == 8)
+            async with asyncio.timeout(PATIENCE):
+                batches = consumer.batches(4, 0)
+                first, _second = await anext(batches), await anext(batches)
+            await consumer.commit(first[-1])
+        async with play.consumer("b") as consumer:
+            again = await take(consumer, 4)
+        assert not {one.data for one in first} & set(again)
+
+    async def test_more_is_not_waited_for_where_there_is_no_room(self, play: Play) -> None:
+        await play.publish(40)
+        async with play.consumer("a", prefetch=2) as consumer:
+            count = 0
+            async with asyncio.timeout(PATIENCE / 2):
+                async for batch in consumer.batches(1000, PATIENCE):
+                    assert len(batch) <= 8
+                    count += len(batch)
+                    if count == 40:
+                        break
+
+    async def test_a_list_waits_for_more(self, play: Play) -> None:
+        async with play.consumer("a") as consumer:
+            waiting = asyncio.create_task(anext(consumer.batches(3, PATIENCE)))
+            await play.publish(3)
+            assert [one.data for one in await waiting] == [b"0", b"1", b"2"]
+
+    async def test_as_arrow(self, play: Play) -> None:
+        await play.js.publish(play.subjects[1], b"x", headers={"a": "1", "b": "2"})
+        await play.publish(1)
+        async with play.consumer("a") as consumer:
+            rows: list[dict[str, Any]] = []
+            async with asyncio.timeout(PATIENCE):
+                async for batch in consumer.arrow_batches(max_wait=0.01):
+                    assert batch.schema == SCHEMA
+                    rows += batch.to_pylist()
+                    if len(rows) == 2:
+                        break
+            await consumer.commit()
+        rows.sort(key=lambda row: int(row["offset"]))
+        assert [(row["topic"], row["partition"], row["value"], row["key"]) for row in rows] == [
+            (play.name, 1, b"x", None),
+            (play.name, 0, b"0", None),
+        ]
+        assert {("a", b"1"), ("b", b"2")} <= set(rows[0]["headers"])
+        assert rows[0]["subject"] == play.subjects[1]
+        assert rows[0]["timestamp"].year >= 2024
+        offsets = await play.offsets()
+        assert offsets[TopicPartition(play.name, 0)] == 2
+        assert offsets[TopicPartition(play.name, 1)] == 1
+
+    async def test_options(self, play: Play) -> None:
+        consumer = play.consumer("a")
+        for options in ((0,), (True,), (1, -1.0), (1, float("nan")), (1, float("inf")), (1, "1")):
+            with pytest.raises(UsageError, match="max_"):
+                await anext(consumer.batches(*options))  # type: ignore[arg-type]
+        with pytest.raises(UsageError, match="max_rows"):
+            await anext(consumer.arrow_batches(0))
 
 
 class TestPartitions:
@@ -289,13 +440,20 @@ class TestPartitions:
 
     async def test_a_topic_grows(self, play: Play) -> None:
         play.topic = JetStreamTopic.of_stream(play.name, play.subjects[:3])
-        async with play.member("a") as old:
+        events: list[GroupEvent] = []
+
+        def unknown() -> list[int]:
+            return [event.partition for event in events if isinstance(event, PartitionUnknown)]
+
+        async with play.member("a", on_event=events.append) as old:
             assert len(old.assignment) == 3
             play.topic = JetStreamTopic.of_stream(play.name, play.subjects)
             async with play.member("b"):
                 await play.publish(8)
-                # Who does not know the fourth one can't read it: its member has to be started anew.
                 await eventually(lambda: len(play.log.payloads) >= 6)
+            # Who does not know the fourth one can't read it: its member has to be started anew.
+            await eventually(lambda: unknown() == [3])
+            assert len(old.assignment) == 3
 
 
 class TestItsLife:
@@ -309,7 +467,7 @@ class TestItsLife:
             {"consumer_id": ""},
             {"session_timeout": 0},
             {"auto_commit_interval": 0},
-            {"auto_offset": "latest"},
+            {"auto_offset": "oldest"},
             {"prefetch": 0},
             {"timeout": -1},
             {"on_assigned": 1},
@@ -361,6 +519,17 @@ class TestItsLife:
             with pytest.raises(RuntimeError, match="as the user wants"):
                 await take(consumer, 1)
             await consumer.close()
+
+    async def test_it_is_for_one_task_at_a_time(self, play: Play) -> None:
+        async with play.consumer("a") as consumer:
+            waiting = asyncio.create_task(take(consumer, 1))
+            await eventually(lambda: consumer._is_awaited)
+            with pytest.raises(UsageError, match="one task at a time"):
+                await anext(consumer)
+            with pytest.raises(UsageError, match="one task at a time"):
+                await anext(consumer.batches())
+            await play.publish(1)
+            assert await waiting == [b"0"]
 
     async def test_closing_ends_the_iteration(self, play: Play) -> None:
         consumer = await play.consumer("a").open()
