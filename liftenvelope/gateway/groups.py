@@ -17,10 +17,12 @@ import hashlib
 import re
 import secrets
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from liftenvelope._pb import api_pb2, groups_pb2
 from liftenvelope.errors import GroupError
+from liftenvelope.group.bounds import jetstream_bounds
 from liftenvelope.group.calls import GroupCalls
 from liftenvelope.group.coordinator import Coordinator
 from liftenvelope.group.directory import Definition
@@ -36,7 +38,7 @@ from liftenvelope.group.errors import (
 )
 from liftenvelope.group.events import GroupEvent, MemberExpired
 from liftenvelope.group.membership import Registration
-from liftenvelope.group.state import GroupState, TopicSpec
+from liftenvelope.group.state import GroupState, Place, TopicSpec
 from liftenvelope.group.wire import topic_messages
 from liftenvelope.rpc.status import RpcError, StatusCode
 
@@ -120,8 +122,10 @@ class GroupFace:
             replicas=core.options.replicas,
             lease=min(core.options.broker_ttl, consumer_timeout / 3),
             timeout=timeout,
+            bounds=self._bounds,
             on_event=self._on_event,
         )
+        self._jetstream_bounds = jetstream_bounds(core.js)
         self._calls = GroupCalls(core.nc, timeout=timeout)
         self._telling: set[asyncio.Task[None]] = set()
 
@@ -144,6 +148,17 @@ class GroupFace:
     def _on_event(self, event: GroupEvent) -> None:
         if isinstance(event, MemberExpired) and self._activity is not None:
             self._activity.group_left(event.group, event.consumer_id, expired=True)
+
+    async def _bounds(self, spec: TopicSpec, partition: int) -> tuple[int, int]:
+        """Where a partition of a topic begins and ends; without places, of the stream of that name."""
+        if spec.places:
+            return await self._jetstream_bounds(spec, partition)
+        try:
+            record = await self._core.partition(spec.name, partition)
+        except RpcError:
+            return await self._jetstream_bounds(spec, partition)  # no stream's: any offset will do
+        place = Place(record.stream_of(partition))
+        return await self._jetstream_bounds(replace(spec, places=(place,)), 0)
 
     # The calls
 

@@ -53,6 +53,7 @@ from liftenvelope.group.events import (
     MemberFenced,
     PartitionUnknown,
 )
+from liftenvelope.group.liftbridge import LiftbridgeTopic
 from liftenvelope.group.reader import GroupMessage
 from liftenvelope.group.state import Phase, Place, TopicSpec
 from liftenvelope.group.topics import (
@@ -94,6 +95,7 @@ __all__ = [
     "GroupWarning",
     "JetStreamTopic",
     "LeaseLost",
+    "LiftbridgeTopic",
     "MemberExpired",
     "MemberFenced",
     "MemberFencedError",

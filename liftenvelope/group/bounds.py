@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import TypeAlias
+from collections.abc import Awaitable, Callable, Iterable
+from typing import TYPE_CHECKING, TypeAlias
 
 from liftenvelope.errors import (
     CallTimeoutError,
+    GroupError,
     JetStreamError,
+    LiftEnvelopeError,
     MessageNotFoundError,
     StreamNotFoundError,
     TransportError,
@@ -16,7 +18,10 @@ from liftenvelope.group.errors import GroupRequestError, GroupUnavailableError
 from liftenvelope.group.state import Place, TopicSpec
 from liftenvelope.jetstream import JetStream, Stream
 
-__all__ = ["Bounds", "clamped", "jetstream_bounds", "place_bounds"]
+if TYPE_CHECKING:
+    from liftenvelope.group.topics import TopicSource
+
+__all__ = ["Bounds", "clamped", "jetstream_bounds", "place_bounds", "source_bounds"]
 
 #: Tells the oldest offset of a topic's partition, and the one that its next message gets.
 Bounds: TypeAlias = Callable[[TopicSpec, int], Awaitable[tuple[int, int]]]
@@ -56,6 +61,25 @@ def jetstream_bounds(js: JetStream) -> Bounds:
             raise GroupRequestError(f"topic {spec.name!r}: {exc.description}") from exc
         except (JetStreamError, CallTimeoutError, TransportError) as exc:
             raise GroupUnavailableError(f"the offsets of {spec.name!r} are not known: {exc}") from exc
+
+    return bounds
+
+
+def source_bounds(sources: Iterable[TopicSource], others: Bounds) -> Bounds:
+    """Bounds of the partitions of these topics, asked of themselves; of other topics by ``others``."""
+    known = {source.spec.name: source for source in sources}
+
+    async def bounds(spec: TopicSpec, partition: int) -> tuple[int, int]:
+        source = known.get(spec.name)
+        if source is None or spec.places:
+            return await others(spec, partition)
+        try:
+            return await source.bounds(partition)
+        except GroupError:
+            raise
+        except LiftEnvelopeError as exc:
+            kind = GroupUnavailableError if exc.retriable else GroupRequestError
+            raise kind(f"the offsets of {spec.name!r} are not known: {exc}") from exc
 
     return bounds
 

@@ -43,7 +43,8 @@ class GroupConsumer(ConsumerReading):
     Args:
         nc: A connected nats-py client. It stays yours, and must not be closed before the consumer.
         group: Name of the group.
-        topics: What is read: :class:`JetStreamTopic`, or any :class:`TopicSource`; one or several.
+        topics: What is read: :class:`JetStreamTopic`, :class:`LiftbridgeTopic`, or any :class:`TopicSource`;
+            one or several.
         consumer_id: This member's id in the group, which no other living member may have. Default: a new one.
         session_timeout: Seconds of silence after which the member is taken for dead, 0.1 to 3,600. Default:
             the group's.

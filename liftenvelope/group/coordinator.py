@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final, Self
 from uuid import uuid4
 
@@ -12,7 +12,7 @@ import nats.errors
 
 from liftenvelope.errors import GroupError, UsageError, UsageTypeError
 from liftenvelope.group.assignors import ASSIGNORS, Assignor
-from liftenvelope.group.bounds import Bounds, jetstream_bounds
+from liftenvelope.group.bounds import Bounds, jetstream_bounds, source_bounds
 from liftenvelope.group.directory import Directory
 from liftenvelope.group.errors import GroupUnavailableError
 from liftenvelope.group.events import GroupEventHandler, LeaseLost, warn
@@ -22,6 +22,7 @@ from liftenvelope.group.names import changed_subject, check_prefix, check_token,
 from liftenvelope.group.serving import GroupService
 from liftenvelope.group.state import GroupState, TopicSpec
 from liftenvelope.group.store import Store
+from liftenvelope.group.topics import TopicSource
 from liftenvelope.jetstream import JetStream
 from liftenvelope.nats._outcomes import positive
 
@@ -54,7 +55,9 @@ class Coordinator:
         lease: Seconds after its last sign of life that others take its groups after. Default 2. Session
             timeouts should be three times as long, so that members outlive their controller.
         assignors: More assignors, by name. Every coordinator that may get their groups needs them.
-        bounds: Tells which offsets a partition has. Default: asks JetStream, where it keeps the partition.
+        sources: Topics that are not JetStream's, such as a :class:`LiftbridgeTopic`: so that rewinds of
+            them are clamped to what exists. Of topics that it does not know, any offset is taken.
+        bounds: Tells which offsets a partition has, instead of ``sources`` and JetStream.
         timeout: How long one request to JetStream may take, in seconds. Default 5.
         on_event: Called with what happens in the background. Default: warns of assignors that fail.
 
@@ -79,6 +82,7 @@ class Coordinator:
         replicas: int = 1,
         lease: float = 2.0,
         assignors: Mapping[str, Assignor] | None = None,
+        sources: Iterable[TopicSource] = (),
         bounds: Bounds | None = None,
         timeout: float = 5.0,
         on_event: GroupEventHandler | None = None,
@@ -96,7 +100,11 @@ class Coordinator:
         self._js = JetStream(nc, timeout=min(self._timeout, 2 * positive("lease", lease)))
         self._store = Store(self._js, check_token("bucket", bucket), replicas)
         self._peer = Peer(self._id, "", float(lease), frozenset(self._assignors))
-        self._bounds = jetstream_bounds(self._js) if bounds is None else bounds
+        if bounds is None:
+            bounds = source_bounds(_checked_sources(sources), jetstream_bounds(self._js))
+        elif sources:
+            raise UsageError("sources and bounds exclude each other")
+        self._bounds = bounds
         self._keeper: LeaseKeeper | None = None
         self._directory: Directory | None = None
         self._service: GroupService | None = None
@@ -248,6 +256,14 @@ class Coordinator:
         for host in list(self.directory.hosts.values()):
             if name in host.group.state.topics:
                 await host.run(lambda group, _: group.set_topic(name, spec))
+
+
+def _checked_sources(sources: Iterable[TopicSource]) -> list[TopicSource]:
+    checked = list(sources)
+    for source in checked:
+        if not isinstance(source, TopicSource):
+            raise UsageTypeError(f"sources: expected TopicSources, not {source!r}")
+    return checked
 
 
 def _checked_assignors(assignors: Mapping[str, Assignor]) -> dict[str, Assignor]:
