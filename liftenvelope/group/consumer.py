@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Self
 
@@ -189,8 +190,8 @@ class GroupConsumer(ConsumerReading):
             GroupError: The group does not take it.
             TransportError: The connection is closed.
         """
-        if self._member is not None:
-            raise UsageError("a consumer can be opened only once")
+        if self._member is not None or self._closing:
+            raise UsageError("a consumer can be opened only once, and not after it was closed")
         self._member = self._make_member()
         try:
             self._spawn(self._member.keep())
@@ -215,6 +216,8 @@ class GroupConsumer(ConsumerReading):
             ) from exc
         if self._failure is not None:
             raise self._failure
+        if self._closing:
+            raise UnknownMemberError(f"{self.consumer_id!r} was closed while it joined group {self.group!r}")
 
     async def close(self) -> None:
         """Stop reading, call ``on_revoked``, commit what was processed, and leave the group.
@@ -231,6 +234,7 @@ class GroupConsumer(ConsumerReading):
             return
         self._closing, self._closer = True, asyncio.current_task()
         self._wake.set()
+        self._settled.set()
         try:
             await self._finish()
         finally:
@@ -243,6 +247,7 @@ class GroupConsumer(ConsumerReading):
         member = self._member
         if member is None:
             return
+        await self._until_told()
         # The first task goes on telling the group that this member lives.
         await _cancel(self._tasks[1:])
         seconds = self._options.timeout / 2
@@ -261,6 +266,14 @@ class GroupConsumer(ConsumerReading):
             except (GroupError, CallTimeoutError, TransportError) as exc:
                 # The group finds out by itself, a session timeout later.
                 self._options.notify(CommitFailed(self.group, self.consumer_id, exc))
+
+    async def _until_told(self) -> None:
+        """Let a callback that runs come to its end, unless it is that which closes the consumer."""
+        if asyncio.current_task() in self._tasks:
+            return
+        with contextlib.suppress(TimeoutError):  # it may wait for a task that closes the consumer
+            async with asyncio.timeout(self._options.timeout), self._telling:
+                return
 
     async def _end(self) -> None:
         self._ready.clear()

@@ -66,6 +66,8 @@ class ConsumerPartitions:
         self._closer: asyncio.Task[object] | None = None
         self._gone = asyncio.Event()
         self._committing = asyncio.Lock()
+        #: Held while one of the user's callbacks runs.
+        self._telling = asyncio.Lock()
 
     def _make_member(self) -> GroupMember:
         options = self._options
@@ -183,9 +185,10 @@ class ConsumerPartitions:
         partitions = sorted(keys)
         if callback is None or not partitions:
             return
-        outcome = callback(partitions)
-        if inspect.isawaitable(outcome):
-            await outcome
+        async with self._telling:
+            outcome = callback(partitions)
+            if inspect.isawaitable(outcome):
+                await outcome
 
     def _has_messages(self, reader: PartitionReader) -> None:
         if reader not in self._ready:
