@@ -128,7 +128,7 @@ class FaultProxy(Managed):
 
     def refuse(self) -> None:
         """Refuse new connections, as if no server were there. Those that there are go on."""
-        self._await(self._running().refuse())
+        self._do(lambda relay: relay.refuse())
 
     def accept(self) -> None:
         """End a refusal."""

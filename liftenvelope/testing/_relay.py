@@ -106,7 +106,7 @@ class Relay:
     def __init__(self, target: Address) -> None:
         self._target = target
         self._loop = asyncio.get_running_loop()
-        self._accepting: asyncio.Task[None] | None = None
+        self._listener: socket.socket | None = None
         self._links: set[asyncio.Task[None]] = set()
         self.lanes = {direction: Lane(direction) for direction in DIRECTIONS}
         self.connections = 0
@@ -118,7 +118,7 @@ class Relay:
 
     def listen(self, address: tuple[str, int]) -> None:
         """Take connections at ``address``. Nothing happens if they are taken already."""
-        if self._accepting is not None:
+        if self._listener is not None:
             return
         listener = socket.socket()
         try:
@@ -129,26 +129,32 @@ class Relay:
         except OSError:
             listener.close()
             raise
-        self._accepting = self._loop.create_task(self._accept(listener))
+        self._listener = listener
+        # Not sock_accept: cancelled while a connection comes, that loses it and fails in the event loop.
+        self._loop.add_reader(listener, self._accept, listener)
 
-    async def refuse(self) -> None:
+    def refuse(self) -> None:
         """Take no more connections. Those that there are go on."""
-        if self._accepting is not None:
-            await _cancel([self._accepting])
-            self._accepting = None
+        if self._listener is not None:
+            self._loop.remove_reader(self._listener)
+            self._listener.close()
+            self._listener = None
 
     async def cut(self) -> None:
         """Reset every connection."""
         await _cancel(list(self._links))
 
-    async def _accept(self, listener: socket.socket) -> None:
-        with listener:
-            while True:
-                client, _ = await self._loop.sock_accept(listener)
-                self.connections += 1
-                task = self._loop.create_task(self._carry(client))
-                self._links.add(task)
-                task.add_done_callback(self._links.discard)
+    def _accept(self, listener: socket.socket) -> None:
+        try:
+            client, _ = listener.accept()
+        except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+            return  # it has gone already
+        self.connections += 1
+        task = self._loop.create_task(self._carry(client))
+        self._links.add(task)
+        task.add_done_callback(self._links.discard)
+        # Here, for a task that is cancelled before it has begun does nothing.
+        task.add_done_callback(lambda _: _abort(client))
 
     async def _carry(self, client: socket.socket) -> None:
         """Relay one connection to its end."""
@@ -161,7 +167,6 @@ class Relay:
             # The target is down, or one end reset the connection: the finally tells the other.
             pass
         finally:
-            _abort(client)
             if server is not None:
                 _abort(server)
 

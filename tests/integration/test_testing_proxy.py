@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import threading
 import time
@@ -218,6 +219,31 @@ def test_truncated_request(proxy: FaultProxy, client: socket.socket, server: Ech
     with pytest.raises(ConnectionResetError):
         read(client, 10)
     wait_until(lambda: server.received == b"abc")
+
+
+def test_refusing_and_cutting_while_connections_come(
+    proxy: FaultProxy, caplog: pytest.LogCaptureFixture
+) -> None:
+    done = threading.Event()
+
+    def connect() -> None:
+        while not done.is_set():
+            with contextlib.suppress(OSError):
+                socket.create_connection(("127.0.0.1", proxy.port), timeout=10).close()
+
+    threads = [threading.Thread(target=connect) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for _ in range(150):
+        proxy.refuse()
+        proxy.accept()
+        proxy.cut()
+    done.set()
+    for thread in threads:
+        thread.join()
+    wait_until(lambda: proxy.open_connections == 0)
+    assert proxy.connections > 0
+    assert [record.getMessage() for record in caplog.records if record.name == "asyncio"] == []
 
 
 def test_refuse_and_accept(proxy: FaultProxy, client: socket.socket) -> None:
