@@ -2,7 +2,13 @@
 
 from liftenvelope.bulk.access import Access
 from liftenvelope.bulk.archive import Archived, to_parquet
-from liftenvelope.bulk.errors import ReadLostError, RetentionError, ServerProtocolError, WriteFailedError
+from liftenvelope.bulk.errors import (
+    ArchiveBusyError,
+    ReadLostError,
+    RetentionError,
+    ServerProtocolError,
+    WriteFailedError,
+)
 from liftenvelope.bulk.outgoing import Written
 from liftenvelope.bulk.ranges import Gap, Progress
 from liftenvelope.bulk.reading import count, read, tail
@@ -10,6 +16,7 @@ from liftenvelope.bulk.writing import write
 
 __all__ = [
     "Access",
+    "ArchiveBusyError",
     "Archived",
     "Gap",
     "Progress",

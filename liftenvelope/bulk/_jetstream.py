@@ -135,6 +135,10 @@ class JetStreamSource:
         end = int(state["last_seq"])
         return Extent(min(max(int(state["first_seq"]) - 1, 0), end), end)
 
+    def newest(self, partition: int) -> int:
+        """Return the offset of the newest message that there was; -1 for none."""
+        return self.extent(partition).end - 1
+
     def at_time(self, partition: int, time_ns: int, extent: Extent) -> int:  # noqa: ARG002
         """Return the offset of the first message that is not older."""
         whole, part = divmod(time_ns, _SECOND)

@@ -94,6 +94,10 @@ class LiftbridgeSource:
         end = info.high_watermark + 1
         return Extent(min(self._oldest(partition, newest), end), end)
 
+    def newest(self, partition: int) -> int:
+        """Return the offset of the newest message, also where it is not committed yet; -1 for none."""
+        return self.brokers.partition(self.stream, partition).newest_offset
+
     def _oldest(self, partition: int, newest: int) -> int:
         found = self.brokers.oldest(self.stream, partition)
         # Of a log that retention has emptied, servers say that it begins at 0.

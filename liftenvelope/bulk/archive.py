@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
-from urllib.parse import quote
 
-from liftenvelope._extras import require
+from liftenvelope.bulk._archive_files import ArchiveFile, ArchiveFolder
 from liftenvelope.bulk._crew import Crew, Piece
 from liftenvelope.bulk.access import Access, Source
-from liftenvelope.bulk.plan import BatchPlan, OnRetention, make_plan
+from liftenvelope.bulk.plan import OnRetention, make_plan
 from liftenvelope.bulk.ranges import Gap, Progress, Range, Stop, parse_begin, parse_end
 from liftenvelope.bulk.reading import (
     BATCH_BYTES,
@@ -33,22 +31,15 @@ from liftenvelope.bulk.reading import (
 from liftenvelope.bulk.schema import EnvelopeMode
 from liftenvelope.client.options import check_count
 from liftenvelope.client.positions import Start
-from liftenvelope.errors import LiftEnvelopeError, UsageError
+from liftenvelope.errors import LiftEnvelopeError, OffsetOutOfRangeError, UsageError
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    import pyarrow.parquet as pq
 else:
     from liftenvelope.bulk.schema import pa
 
-    pq = require("pyarrow.parquet", "bulk")
-
 __all__ = ["Archived", "to_parquet"]
 
-_STREAM, _PARTITION, _START, _STOP = (
-    f"liftenvelope.{name}".encode() for name in ("stream", "partition", "start", "stop")
-)
-_PART: Final = ".part"
 _ROTATE_BYTES: Final = 512 * 1024 * 1024
 
 
@@ -92,8 +83,8 @@ def to_parquet(
     Each partition has files of its own, named ``<stream>-<partition>-<first offset>.parquet``. Their metadata
     say which offsets they cover (``liftenvelope.start`` and ``.stop``), and so the next run knows where to go
     on. A file appears under its name when it is complete and on the disk: what is there counts, and a
-    run that was killed repeats no more than its last files. A run that fails, or is interrupted, keeps what
-    it has read.
+    run that was killed, or could not write, repeats no more than its last files. A run that fails in another
+    way, or is interrupted, keeps what it has read. One run at a time writes the files of a partition.
 
     Args:
         source: As for :func:`read`.
@@ -119,6 +110,8 @@ def to_parquet(
 
     Raises:
         UsageError: An argument makes no sense, or a file of the folder is of another archive.
+        ArchiveBusyError: Another run writes the files of a partition.
+        OffsetOutOfRangeError: The stream ends before the archive does: it lost messages, or was made anew.
         LiftEnvelopeError: As for :func:`read`, while planning and while reading.
         OSError: A file can't be written.
 
@@ -136,10 +129,13 @@ def to_parquet(
     plan = make_plan(columns, envelope, batch_rows, batch_bytes, on_retention, unsigned=opened.unsigned)
     if "offset" not in plan.columns:
         raise UsageError("columns: an archive needs 'offset'")
-    folder = _Folder(Path(path), stream, plan, rotate_rows, rotate_bytes, compression)
-    with contextlib.closing(opened):
-        spans = _spans(opened, folder, chosen, start, stop, on_retention)
-        return _Run(opened, folder, spans, progress, on_gap).run()
+    folder = ArchiveFolder(Path(path), stream, plan, rotate_rows, rotate_bytes, compression)
+    with contextlib.closing(opened), contextlib.ExitStack() as claims:
+        spans = list[Range]()
+        for number in opened.partitions() if chosen is None else chosen:
+            claims.enter_context(folder.claimed(number))
+            spans.append(_span(opened, folder, number, start, stop, on_retention))
+        return _Run(opened, folder, [one for one in spans if one.start < one.stop], progress, on_gap).run()
 
 
 def _is_codec(name: str) -> bool:
@@ -149,131 +145,27 @@ def _is_codec(name: str) -> bool:
         return False
 
 
-def _spans(
+def _span(
     source: StreamSource,
-    folder: _Folder,
-    partitions: list[int] | None,
+    folder: ArchiveFolder,
+    partition: int,
     start: Start,
     stop: Stop,
     on_retention: str,
-) -> list[Range]:
-    end, found = parse_end(stop), list[Range]()
-    for number in source.partitions() if partitions is None else partitions:
-        reached = folder.reached(number)
-        begin = parse_begin(start if reached is None else reached, time.time_ns())
-        found += plan_ranges(source, [number], begin, end, on_retention)
-    return [span for span in found if span.start < span.stop]
-
-
-class _Folder:
-    """The files of an archive, as they are now."""
-
-    def __init__(
-        self,
-        path: Path,
-        stream: str,
-        plan: BatchPlan,
-        rotate_rows: int | None,
-        rotate_bytes: int,
-        compression: str,
-    ) -> None:
-        self._path = path
-        self._stream = stream
-        self._prefix = quote(stream, safe="")
-        self._name = re.compile(re.escape(self._prefix) + r"-(\d+)-(\d{20})\.parquet")
-        self.plan = plan
-        self.rotate_rows = rotate_rows
-        self.rotate_bytes = rotate_bytes
-        self.compression = compression
-        try:
-            path.mkdir(parents=True, exist_ok=True)
-        except FileExistsError as exc:
-            raise UsageError(f"path {str(path)!r}: expected a folder") from exc
-
-    def file(self, partition: int, start: int) -> Path:
-        """The file that begins at an offset."""
-        return self._path / f"{self._prefix}-{partition}-{start:020}.parquet"
-
-    def reached(self, partition: int) -> int | None:
-        """The offset that the files of a partition end at; None if there are none.
-
-        Raises:
-            UsageError: A file has the name of one of them, and is none.
-        """
-        ends = [self._end_of(path) for path in self._files(partition)]
-        return max(ends, default=None)
-
-    def _files(self, partition: int) -> Iterator[Path]:
-        for path in sorted(self._path.iterdir()):
-            found = self._name.fullmatch(path.name)
-            if found is not None and int(found[1]) == partition:
-                yield path
-
-    def _end_of(self, path: Path) -> int:
-        try:
-            metadata = pq.read_metadata(path).metadata or {}
-        except pa.ArrowInvalid as exc:
-            raise UsageError(f"{path} is no Parquet file: {exc}") from exc
-        if metadata.get(_STREAM) != self._stream.encode() or _STOP not in metadata:
-            raise UsageError(f"{path} is not a file of this archive: it does not say what it covers")
-        return int(metadata[_STOP])
-
-    def metadata(self, partition: int, start: int, stop: int) -> dict[bytes, bytes]:
-        """What a file says of itself."""
-        return {
-            _STREAM: self._stream.encode(),
-            _PARTITION: b"%d" % partition,
-            _START: b"%d" % start,
-            _STOP: b"%d" % stop,
-        }
-
-
-class _File:
-    """A file that is being written."""
-
-    def __init__(self, folder: _Folder, partition: int, start: int) -> None:
-        self._folder = folder
-        self._partition = partition
-        self._start = start
-        self._path = folder.file(partition, start)
-        self._draft = self._path.with_name(self._path.name + _PART)
-        self._sink = pa.OSFile(str(self._draft), "wb")
-        self._writer = pq.ParquetWriter(self._sink, folder.plan.schema, compression=folder.compression)
-        self.rows = 0
-
-    @property
-    def is_full(self) -> bool:
-        """Whether no more is to go in."""
-        most = self._folder.rotate_rows
-        full = most is not None and self.rows >= most
-        return full or bool(self._sink.tell() >= self._folder.rotate_bytes)
-
-    def room(self, rows: int) -> int:
-        """How many of so many rows go in."""
-        most = self._folder.rotate_rows
-        return rows if most is None else min(rows, most - self.rows)
-
-    def add(self, batch: pa.RecordBatch) -> None:
-        """Write rows, as a row group."""
-        self._writer.write_batch(batch)
-        self.rows += batch.num_rows
-
-    def finish(self, stop: int) -> Path:
-        """End the file, which covers the offsets up to one; return its path."""
-        self._writer.add_key_value_metadata(self._folder.metadata(self._partition, self._start, stop))
-        self._writer.close()
-        self._sink.close()
-        with self._draft.open("rb+") as file:
-            os.fsync(file.fileno())
-        self._draft.replace(self._path)
-        return self._path
-
-    def discard(self) -> None:
-        """Drop the file."""
-        with contextlib.suppress(OSError, pa.ArrowException):  # perhaps the disk is full
-            self._writer.close()
-        self._sink.close()
-        self._draft.unlink(missing_ok=True)
+) -> Range:
+    """What is to be read of a partition."""
+    reached = folder.reached(partition)
+    begin = parse_begin(start if reached is None else reached, time.time_ns())
+    (found,) = plan_ranges(source, [partition], begin, parse_end(stop), on_retention)
+    if reached is not None and found.start < reached:
+        newest = source.newest(partition)
+        if newest < reached - 1:
+            text = (
+                f"{source.stream}[{partition}]: the archive goes up to offset {reached - 1}, and the stream "
+                f"ends at {newest}: it lost messages, or was made anew; choose another folder"
+            )
+            raise OffsetOutOfRangeError(text, source.stream, partition, reached, newest)
+    return found
 
 
 class _Run:
@@ -282,7 +174,7 @@ class _Run:
     def __init__(
         self,
         source: StreamSource,
-        folder: _Folder,
+        folder: ArchiveFolder,
         spans: list[Range],
         progress: OnProgress | None,
         on_gap: OnGap | None,
@@ -292,28 +184,32 @@ class _Run:
         self._spans = spans
         self._progress = progress
         self._on_gap = on_gap
-        self._open: dict[int, _File] = {}
+        self._open: dict[int, ArchiveFile] = {}
         self._at = {span.partition: span.start for span in spans}
         self._done: list[Path] = []
         self._rows = self._bytes = self._offsets = 0
 
     def run(self) -> Archived:
         """Read it all. What was read before a failure is kept."""
+        try:
+            self._read()
+        except (LiftEnvelopeError, KeyboardInterrupt):
+            self._finish_all()
+            raise
+        else:
+            self._finish_all()
+        finally:
+            self._discard_all()
+        return Archived(tuple(self._done), self._rows, sum(path.stat().st_size for path in self._done))
+
+    def _read(self) -> None:
         jobs = [partial(self._source.read, span, self._folder.plan) for span in self._spans]
         crew = Crew(jobs, min(len(jobs), PARALLEL), lambda: None)
         try:
             while (piece := crew.next()) is not None:
                 self._take(piece)
-        except (LiftEnvelopeError, KeyboardInterrupt):
-            self._finish_all()
-            raise
-        except BaseException:
-            self._discard_all()
-            raise
         finally:
             crew.stop()
-        self._finish_all()
-        return Archived(tuple(self._done), self._rows, sum(path.stat().st_size for path in self._done))
 
     def _take(self, piece: Piece) -> None:
         number, end = piece.partition, self._at[piece.partition] + piece.offsets
@@ -323,6 +219,8 @@ class _Run:
         if piece.batch is not None:
             self._add(number, piece.batch, end)
             self._rows += piece.batch.num_rows
+        elif number in self._open:
+            self._open[number].extend(end)
         self._at[number] = end
         self._bytes += piece.nbytes
         self._offsets += piece.offsets
@@ -334,22 +232,23 @@ class _Run:
         while batch.num_rows:
             file = self._open.get(partition)
             if file is None:
-                file = self._open[partition] = _File(self._folder, partition, self._at[partition])
+                file = self._open[partition] = ArchiveFile(self._folder, partition, self._at[partition])
             room = file.room(batch.num_rows)
-            file.add(batch.slice(0, room))
-            batch = batch.slice(room)
+            part, batch = batch.slice(0, room), batch.slice(room)
             # What lies between these rows and the next is covered by this file: it goes on with a row.
-            self._at[partition] = batch.column("offset")[0].as_py() if batch.num_rows else end
+            file.add(part, batch.column("offset")[0].as_py() if batch.num_rows else end)
+            self._at[partition] = file.stop
             if file.is_full:
+                self._done.append(file.finish())
                 del self._open[partition]
-                self._done.append(file.finish(self._at[partition]))
 
     def _finish_all(self) -> None:
-        while self._open:
-            number, file = self._open.popitem()
-            self._done.append(file.finish(self._at[number]))
+        for number, file in list(self._open.items()):
+            self._done.append(file.finish())
+            del self._open[number]
 
     def _discard_all(self) -> None:
+        """Drop what could not be finished."""
         for file in self._open.values():
             file.discard()
         self._open.clear()

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from liftenvelope.errors import LiftEnvelopeError, TransportError
 
-__all__ = ["ReadLostError", "RetentionError", "ServerProtocolError", "WriteFailedError"]
+__all__ = ["ArchiveBusyError", "ReadLostError", "RetentionError", "ServerProtocolError", "WriteFailedError"]
+
+
+class ArchiveBusyError(LiftEnvelopeError):
+    """Another run adds to the same files of an archive. Run again when it has ended."""
+
+    retriable = True
 
 
 class RetentionError(LiftEnvelopeError):

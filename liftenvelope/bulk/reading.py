@@ -78,6 +78,10 @@ class StreamSource(Protocol):
         """Where the messages of a partition are now."""
         ...
 
+    def newest(self, partition: int) -> int:
+        """Offset of the newest message, also where it can't be read yet; -1 for none."""
+        ...
+
     def at_time(self, partition: int, time_ns: int, extent: Extent) -> int:
         """Offset of the first message that is not older."""
         ...

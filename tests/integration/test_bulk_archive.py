@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import os
+import random
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,8 +20,9 @@ from nats.js import JetStreamContext
 
 import liftenvelope
 from liftenvelope import bulk
-from liftenvelope.bulk import Progress, RetentionError
-from liftenvelope.errors import LiftEnvelopeError, UsageError
+from liftenvelope.bulk import ArchiveBusyError, Progress, RetentionError
+from liftenvelope.bulk._archive_files import ArchiveFile
+from liftenvelope.errors import LiftEnvelopeError, OffsetOutOfRangeError, UsageError
 from liftenvelope.testing import LiftbridgeCluster, NatsServer
 from tests.integration.bulk_streams import jetstream, make_stream, numbered, publish, with_jetstream
 
@@ -130,6 +137,178 @@ def test_a_run_that_was_killed(url: str, name: str, tmp_path: Path) -> None:
     assert [file.suffix for file in tmp_path.iterdir()] == [".parquet"]
 
 
+#: An archive job that is killed after so many seconds; or that may write no longer files.
+JOB = """
+import os, resource, signal, sys, threading, time
+from liftenvelope import bulk
+
+url, name, folder, seconds, size = sys.argv[1:]
+if seconds != "-":
+    def die():
+        time.sleep(float(seconds))
+        os.kill(os.getpid(), signal.SIGKILL)
+    threading.Thread(target=die, daemon=True).start()
+if size != "-":
+    resource.setrlimit(resource.RLIMIT_FSIZE, (int(size), int(size)))
+try:
+    bulk.to_parquet(url, name, folder, batch_rows=50, rotate_rows=400)
+except OSError as exc:
+    sys.exit(f"{exc.errno}: {exc}")
+"""
+
+
+def run_job(url: str, name: str, folder: Path, seconds: str = "-", size: str = "-") -> tuple[int, str]:
+    """Return the exit status of an archive job in a process of its own, and what it said."""
+    command = [sys.executable, "-c", JOB, url, name, str(folder), seconds, size]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=120)
+    return done.returncode, done.stderr
+
+
+def test_runs_that_are_killed_at_any_moment(url: str, name: str, tmp_path: Path) -> None:
+    make_stream(url, name)
+    publish(url, numbered(name, 6_000, 300))
+    chance, status, killed = random.Random(5), -9, 0
+    while status == -9:
+        # Longer and longer, so that a slow machine gets to the end as well.
+        status, said = run_job(url, name, tmp_path, seconds=str(chance.random() * 0.05 * (killed + 2)))
+        killed += status == -9
+        assert status in (0, -9), said
+    assert killed > 0
+    assert sorted(file.suffix for file in tmp_path.iterdir()) == [".parquet"] * 15
+    assert archived(tmp_path, "offset")["offset"].to_pylist() == list(range(6_000))
+
+
+def test_a_disk_that_is_full(url: str, name: str, tmp_path: Path) -> None:
+    """A limit of the size of files fails as a full disk does, a little later."""
+    make_stream(url, name)
+    publish(url, numbered(name, 500, 20))
+    publish(url, ((f"{name}.x", os.urandom(1_000), None) for _ in range(500)))
+    status, said = run_job(url, name, tmp_path, size="100000")
+    assert status == 1
+    assert said.startswith(f"{errno.EFBIG}: ")
+    assert f"{name}-0-{400:020}.parquet.part" in said
+    assert "run again when it can be written" in said
+    assert covered(tmp_path) == [(0, 400)]
+    assert [file.suffix for file in tmp_path.iterdir()] == [".parquet"]
+    assert run_job(url, name, tmp_path)[0] == 0
+    assert archived(tmp_path, "offset")["offset"].to_pylist() == list(range(1_000))
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+@pytest.mark.parametrize("call", ["add_key_value_metadata", "close", "write_batch"])
+def test_an_interrupt(
+    url: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, moment: str
+) -> None:
+    """An interrupt is raised when a call returns: stood for by a function around it, to meet the moment."""
+    make_stream(url, name)
+    publish(url, numbered(name, 200))
+    real, calls = getattr(pq.ParquetWriter, call), list[int]()
+
+    def interrupted(writer: Any, *arguments: Any, **options: Any) -> None:
+        calls.append(1)
+        if len(calls) == 3 and moment == "before":
+            raise KeyboardInterrupt
+        real(writer, *arguments, **options)
+        if len(calls) == 3 and moment == "after":
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(pq.ParquetWriter, call, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            bulk.to_parquet(url, name, tmp_path, batch_rows=20, rotate_rows=30)
+    # What had been read is kept, and is in the metadata.
+    found = archived(tmp_path, "offset")["offset"].to_pylist()
+    assert found == list(range(covered(tmp_path)[-1][1]))
+    assert len(found) >= 20
+    assert all(file.suffix == ".parquet" for file in tmp_path.iterdir())
+    bulk.to_parquet(url, name, tmp_path)
+    assert archived(tmp_path, "offset")["offset"].to_pylist() == list(range(200))
+
+
+def test_two_runs_at_once(url: str, name: str, tmp_path: Path) -> None:
+    make_stream(url, name)
+    publish(url, numbered(name, 100))
+    others: list[str] = []
+
+    def again(progress: Progress) -> None:
+        with pytest.raises(ArchiveBusyError, match="another run writes into") as caught:
+            bulk.to_parquet(url, name, tmp_path)
+        others.append(str(caught.value))
+
+    assert bulk.to_parquet(url, name, tmp_path, batch_rows=60, progress=again).rows == 100
+    assert len(others) == 2
+    assert [file.suffix for file in tmp_path.iterdir()] == [".parquet"]
+    assert bulk.to_parquet(url, name, tmp_path).rows == 0
+
+
+def test_what_a_killed_run_has_left_is_no_hindrance(url: str, name: str, tmp_path: Path) -> None:
+    make_stream(url, name)
+    publish(url, numbered(name, 100))
+    for leftover in (f"{name}-0-{7:020}.parquet.part", f".{name}-0.lock"):
+        (tmp_path / leftover).write_bytes(b"half")
+    others = [f"{name}-1-{0:020}.parquet.part", f"{name}x-0-{0:020}.parquet.part", "notes.txt"]
+    for other in others:
+        (tmp_path / other).write_bytes(b"of others")
+    assert bulk.to_parquet(url, name, tmp_path).rows == 100
+    assert sorted(file.name for file in tmp_path.iterdir()) == sorted([*others, f"{name}-0-{0:020}.parquet"])
+
+
+def test_where_there_are_no_locks(
+    url: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stood for by a function: such a file system is not at hand."""
+
+    def fail(*_: Any) -> None:
+        raise OSError(errno.ENOTSUP, "no locks")
+
+    make_stream(url, name)
+    publish(url, numbered(name, 10))
+    monkeypatch.setattr(fcntl, "flock", fail)
+    assert bulk.to_parquet(url, name, tmp_path).rows == 10
+
+
+def test_a_stream_that_was_made_anew(url: str, name: str, tmp_path: Path) -> None:
+    make_stream(url, name)
+    publish(url, numbered(name, 100))
+    bulk.to_parquet(url, name, tmp_path)
+
+    async def delete(js: JetStreamContext) -> None:
+        await js.delete_stream(name)
+
+    with_jetstream(url, delete)
+    make_stream(url, name)
+    publish(url, numbered(name, 40))
+    with pytest.raises(OffsetOutOfRangeError, match="goes up to offset 99, and the stream ends at 39"):
+        bulk.to_parquet(url, name, tmp_path)
+    assert bulk.to_parquet(url, name, tmp_path / "new").rows == 40
+
+
+def test_an_end_before_that_of_the_archive(url: str, name: str, tmp_path: Path) -> None:
+    make_stream(url, name)
+    publish(url, numbered(name, 100))
+    bulk.to_parquet(url, name, tmp_path, stop=60)
+    assert bulk.to_parquet(url, name, tmp_path, stop=30).files == ()
+    assert bulk.to_parquet(url, name, tmp_path).rows == 40
+
+
+def test_a_folder_that_can_not_be_written(
+    url: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A draft whose place is taken by a folder: who runs as root is refused nothing else."""
+    make_stream(url, name)
+    publish(url, numbered(name, 10))
+    draft = tmp_path / f"{name}-0-{0:020}.parquet.part"
+    real = ArchiveFile.__init__
+
+    def block(*arguments: Any) -> None:
+        draft.mkdir()
+        real(*arguments)
+
+    monkeypatch.setattr(ArchiveFile, "__init__", block)
+    with pytest.raises(OSError, match=r"\.parquet\.part"):
+        bulk.to_parquet(url, name, tmp_path)
+
+
 def test_retention_was_faster(url: str, name: str, tmp_path: Path) -> None:
     make_stream(url, name, max_msgs=50)
     publish(url, numbered(name, 30))
@@ -158,6 +337,33 @@ def test_partitions_have_files_of_their_own(
     for partition, count in ((0, 200), (1, 5), (2, 200)):
         rows = table.filter(pa.compute.equal(table["partition"], partition))
         assert rows["offset"].to_pylist() == list(range(count))
+
+
+def test_a_partition_that_is_added_later(
+    liftbridge_server: LiftbridgeCluster, name: str, tmp_path: Path
+) -> None:
+    address = liftbridge_server.addresses[0]
+    with liftenvelope.connect_blocking(address) as client:
+        client.create_stream(name, name, partitions=2)
+        for partition in (0, 1):
+            client.publish_many(name, [b"%d" % i for i in range(30)], partition=partition)
+        assert bulk.to_parquet(client, name, tmp_path, partitions=0, stop=20).rows == 20
+        assert bulk.to_parquet(client, name, tmp_path).rows == 40
+    rows = archived(tmp_path, "partition", "offset").to_pylist()
+    assert [(row["partition"], row["offset"]) for row in rows] == [(p, i) for p in (0, 1) for i in range(30)]
+
+
+def test_a_folder_of_a_server_of_another_kind(
+    url: str, liftbridge_server: LiftbridgeCluster, name: str, tmp_path: Path
+) -> None:
+    make_stream(url, name)
+    publish(url, numbered(name, 5))
+    bulk.to_parquet(url, name, tmp_path)
+    with liftenvelope.connect_blocking(liftbridge_server.addresses) as client:
+        client.create_stream(name, name)
+        client.publish_many(name, [b"x"] * 9, partition=0)
+        with pytest.raises(UsageError, match="server of another kind; choose another folder"):
+            bulk.to_parquet(client, name, tmp_path)
 
 
 @pytest.mark.parametrize(

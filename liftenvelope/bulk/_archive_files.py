@@ -1,0 +1,255 @@
+"""The files of an archive: which there are, and those that are being written."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+from urllib.parse import quote
+
+from liftenvelope._extras import require
+from liftenvelope.bulk.errors import ArchiveBusyError
+from liftenvelope.bulk.plan import BatchPlan
+from liftenvelope.errors import UsageError
+
+if sys.platform != "win32":
+    import fcntl
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+else:
+    from liftenvelope.bulk.schema import pa
+
+    pq = require("pyarrow.parquet", "bulk")
+
+__all__ = ["ArchiveFile", "ArchiveFolder"]
+
+_STREAM, _PARTITION, _START, _STOP = (
+    f"liftenvelope.{name}".encode() for name in ("stream", "partition", "start", "stop")
+)
+_PART: Final = ".part"
+
+
+class ArchiveFolder:
+    """The files of a stream in a folder, as they are now. The folder is made if need be.
+
+    Raises:
+        UsageError: It is no folder.
+        OSError: It can't be made.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        stream: str,
+        plan: BatchPlan,
+        rotate_rows: int | None,
+        rotate_bytes: int,
+        compression: str,
+    ) -> None:
+        self._path = path
+        self._stream = stream
+        self._prefix = quote(stream, safe="")
+        self._name = re.compile(re.escape(self._prefix) + rf"-(\d+)-(\d{{20}})\.parquet({re.escape(_PART)})?")
+        self.plan = plan
+        self.rotate_rows = rotate_rows
+        self.rotate_bytes = rotate_bytes
+        self.compression = compression
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except FileExistsError as exc:
+            raise UsageError(f"path {str(path)!r}: expected a folder") from exc
+
+    @contextlib.contextmanager
+    def claimed(self, partition: int) -> Iterator[None]:
+        """Keep other runs away from the files of a partition, and drop what a killed one has left.
+
+        Raises:
+            ArchiveBusyError: Another run writes them.
+        """
+        path = self._path / f".{self._prefix}-{partition}.lock"
+        lock = _locked(path)
+        try:
+            for draft in self._files(partition, drafts=True):
+                draft.unlink()
+            yield
+        finally:
+            path.unlink(missing_ok=True)  # before the lock is given up: see _locked
+            os.close(lock)
+
+    def file(self, partition: int, start: int) -> Path:
+        """The file that begins at an offset."""
+        return self._path / f"{self._prefix}-{partition}-{start:020}.parquet"
+
+    def reached(self, partition: int) -> int | None:
+        """The offset that the files of a partition end at; None if there are none.
+
+        Raises:
+            UsageError: A file has the name of one of them, and is none.
+        """
+        ends = [self._end_of(path) for path in self._files(partition)]
+        return max(ends, default=None)
+
+    def _files(self, partition: int, *, drafts: bool = False) -> Iterator[Path]:
+        for path in sorted(self._path.iterdir()):
+            found = self._name.fullmatch(path.name)
+            if found is not None and int(found[1]) == partition and bool(found[3]) is drafts:
+                yield path
+
+    def _end_of(self, path: Path) -> int:
+        try:
+            found = pq.read_metadata(path)
+        except pa.ArrowInvalid as exc:
+            raise UsageError(f"{path} is no Parquet file: {exc}") from exc
+        metadata = found.metadata or {}
+        if metadata.get(_STREAM) != self._stream.encode() or _STOP not in metadata:
+            raise UsageError(f"{path} is not a file of this archive: it does not say what it covers")
+        there, ours = (
+            schema.field("offset").type for schema in (found.schema.to_arrow_schema(), self.plan.schema)
+        )
+        if there != ours:
+            text = f"{path} has offsets of type {there}, and this stream's are {ours}"
+            raise UsageError(f"{text}: it is of a server of another kind; choose another folder")
+        return int(metadata[_STOP])
+
+    def metadata(self, partition: int, start: int, stop: int) -> dict[bytes, bytes]:
+        """What a file says of itself."""
+        return {
+            _STREAM: self._stream.encode(),
+            _PARTITION: b"%d" % partition,
+            _START: b"%d" % start,
+            _STOP: b"%d" % stop,
+        }
+
+
+def _locked(path: Path) -> int:
+    """Make a file and lock it; return its descriptor. The system unlocks it when the process is gone."""
+    while True:
+        lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        if sys.platform == "win32":
+            return lock
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(lock)
+            text = f"another run writes into {path.parent}: run again when it has ended"
+            raise ArchiveBusyError(text) from None
+        except OSError:  # a file system without locks
+            return lock
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.stat(path), os.fstat(lock)):
+                return lock
+        os.close(lock)  # the run before has just ended, and taken the file away
+
+
+class ArchiveFile:
+    """A file that is being written. It has its name only once it is complete and on the disk.
+
+    An interrupt (Ctrl-C) is raised when a call of Arrow's returns, though the call has done its work. What
+    the file holds must be known all the same: see :meth:`add`.
+
+    Attributes:
+        rows: How many rows it has.
+        stop: The offset after the last that it covers.
+    """
+
+    def __init__(self, folder: ArchiveFolder, partition: int, start: int) -> None:
+        self._folder = folder
+        self._partition = partition
+        self._start = self.stop = start
+        self._path = folder.file(partition, start)
+        self._draft = self._path.with_name(self._path.name + _PART)
+        self.rows = 0
+        self._is_labelled = False
+        with self._named():
+            self._sink = pa.OSFile(str(self._draft), "wb")
+            self._writer = pq.ParquetWriter(self._sink, folder.plan.schema, compression=folder.compression)
+        # What there is once a call that is under way has written, and how long the file was before.
+        self._due = (0, start)
+        self._mark = self._sink.tell()
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no more is to go in."""
+        most = self._folder.rotate_rows
+        full = most is not None and self.rows >= most
+        return full or bool(self._sink.tell() >= self._folder.rotate_bytes)
+
+    def room(self, rows: int) -> int:
+        """How many of so many rows go in."""
+        most = self._folder.rotate_rows
+        return rows if most is None else min(rows, most - self.rows)
+
+    def add(self, batch: pa.RecordBatch, stop: int) -> None:
+        """Write rows, as a row group, after which the file covers the offsets up to one.
+
+        Raises:
+            OSError: They can't be written.
+        """
+        self._due, self._mark = (self.rows + batch.num_rows, stop), self._sink.tell()
+        with self._named():
+            self._writer.write_batch(batch)
+        self.rows, self.stop = self._due
+
+    def extend(self, stop: int) -> None:
+        """Have the file cover the offsets up to one, behind its last row, though they have no rows."""
+        self._due = (self.rows, stop)
+        self.stop = stop
+
+    def finish(self) -> Path:
+        """End the file; return its path. After an interrupt it can be called again.
+
+        Raises:
+            OSError: It can't be written.
+        """
+        with self._named():
+            if not self._is_labelled:
+                self._label()
+            self._writer.close()
+            self._sink.close()
+            if self._draft.exists():
+                _sync(self._draft)
+                self._draft.replace(self._path)
+            _sync(self._path.parent)
+        return self._path
+
+    def _label(self) -> None:
+        if (self.rows, self.stop) != self._due and self._sink.tell() > self._mark:
+            self.rows, self.stop = self._due
+        self._writer.add_key_value_metadata(self._folder.metadata(self._partition, self._start, self.stop))
+        self._is_labelled = True
+
+    def discard(self) -> None:
+        """Drop the file."""
+        with contextlib.suppress(OSError, pa.ArrowException):  # perhaps the disk is full
+            self._writer.close()
+        with contextlib.suppress(OSError):
+            self._sink.close()
+        self._draft.unlink(missing_ok=True)
+
+    @contextlib.contextmanager
+    def _named(self) -> Iterator[None]:
+        """Have errors say which file it is, and what to do: Arrow's don't."""
+        try:
+            yield
+        except OSError as exc:
+            if exc.errno is None:
+                raise
+            text = f"{os.strerror(exc.errno)}; what is complete stays, so run again when it can be written"
+            raise OSError(exc.errno, text, str(self._draft)) from exc
+
+
+def _sync(path: Path) -> None:
+    """Have what is written be on the disk."""
+    if path.is_dir() and sys.platform == "win32":
+        return
+    descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
