@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from liftenvelope.partition import Partitioner
 
-__all__ = ["write"]
+__all__ = ["open_client", "write"]
 
 #: How many rows are made ready at a time.
 _ROWS = 1024
@@ -105,7 +105,7 @@ def write(
     }
     if isinstance(source, BlockingClient):
         return _write_liftbridge(source, stream, reader, progress, options)
-    with _client(target) as client:
+    with open_client(target) as client:
         return _write_liftbridge(client, stream, reader, progress, options)
 
 
@@ -146,7 +146,12 @@ def _write_jetstream(job: JetStreamWrite, portions: Iterator[Rows]) -> Written:
         job.close()
 
 
-def _client(target: Target) -> BlockingClient:
+def open_client(target: Target) -> BlockingClient:
+    """Return a client of a Liftbridge cluster, to be closed by the caller.
+
+    Raises:
+        TransportError: No broker could be reached.
+    """
     access = target.access
     return connect_blocking(
         [str(address) for address in target.addresses],
