@@ -4,11 +4,19 @@ from __future__ import annotations
 
 from liftenvelope.errors import LiftEnvelopeError, UsageError
 
-__all__ = ["CheckpointError", "DataLossError", "OptionError"]
+__all__ = ["BatchChangedError", "CheckpointError", "DataLossError", "OptionError"]
 
 
 class OptionError(UsageError):
     """An option of a Spark source or sink is unknown, makes no sense, or conflicts with another."""
+
+
+class BatchChangedError(LiftEnvelopeError):
+    """A batch that is run again has other rows than before, or what was stored of it is gone.
+
+    Rows that are stored once must come in the same order in the same Spark partitions whenever a batch is
+    run: no shuffle of uncertain order before the sink.
+    """
 
 
 class CheckpointError(LiftEnvelopeError):

@@ -246,20 +246,31 @@ def sink_options(format_: str, given: Mapping[str, Any], *, streaming: bool) -> 
         max_in_flight=words.number("maxInFlight") or _IN_FLIGHT,
         subject=words.text("subject") if format_ == "jetstream" else None,
         envelope=format_ == "jetstream" and words.truth("envelope", default=False),
-        ack_all=format_ == "liftbridge" and words.choice("ackPolicy", ("leader", "all")) == "all",
+        ack_all=_ack_all(format_, words),
         partitioner="key" if format_ == "jetstream" else words.choice("partitioner", ("key", "round_robin")),
     )
 
 
 def _once(format_: str, words: Words, *, streaming: bool, topic: str | None) -> bool:
-    if format_ == "liftbridge":
-        words.choice("deliveryGuarantee", ("at-least-once",))
-        return False
     if words.choice("deliveryGuarantee", ("at-least-once", "effectively-once")) == "at-least-once":
         return False
     if not streaming:
-        text = "a batch query has no id that a second run shares: give the rows a column 'msgId'"
-        raise OptionError(f"deliveryGuarantee='effectively-once': {text}")
+        text = "a batch query has no id that a second run shares"
+        hint = "; give the rows a column 'msgId'" if format_ == "jetstream" else ", so leave it out"
+        raise OptionError(f"deliveryGuarantee='effectively-once': {text}{hint}")
     if topic is None:
         raise OptionError("deliveryGuarantee='effectively-once': expected the option topic, not a column")
     return True
+
+
+def _ack_all(format_: str, words: Words) -> bool:
+    if format_ == "jetstream":
+        return False
+    found = words.choice("ackPolicy", ("leader", "all"))
+    once = words.choice("deliveryGuarantee", ("at-least-once", "effectively-once")) == "effectively-once"
+    if once and found == "leader" and words.given("ackPolicy"):
+        text = "what a leader alone has is lost with it"
+        raise OptionError(
+            f"ackPolicy='leader' and deliveryGuarantee='effectively-once': {text}; leave it out"
+        )
+    return once or found == "all"

@@ -155,7 +155,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         )
         if context is None or query is None or batch is None:
             text = "Spark does not say which batch of which query this is"
-            raise OptionError(f"deliveryGuarantee='effectively-once': {text}; give the rows a column 'msgId'")
+            raise OptionError(f"deliveryGuarantee='effectively-once': {text}; leave it out")
         return f"{query}:{batch}:{context.partitionId()}"
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803

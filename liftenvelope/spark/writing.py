@@ -8,7 +8,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from liftenvelope import bulk
 from liftenvelope._extras import require
+from liftenvelope.bulk.access import find_target
+from liftenvelope.bulk.writing import open_client
 from liftenvelope.errors import UsageError
+from liftenvelope.spark.once import OnceWriter
 from liftenvelope.spark.options import SinkOptions
 from liftenvelope.types import AckPolicy
 
@@ -59,10 +62,12 @@ def write_task(
     Args:
         options: Where to.
         batches: The rows, as Spark hands them over.
-        message_id: What the ids of the rows begin with, so that each is stored once; None for none.
+        message_id: ``query:batch:partition``, which names the rows, so that each is stored once; None for
+            any number of times.
 
     Raises:
         UsageError: A row can't be published.
+        BatchChangedError: The rows are others than when the batch ran before.
         WriteFailedError: Not all rows are stored, or it is unknown whether they are.
         LiftEnvelopeError: There is no such stream, or no server could be reached.
     """
@@ -97,6 +102,8 @@ def _by_topic(batch: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
 def _write(
     options: SinkOptions, topic: str, batches: Iterator[pa.RecordBatch], message_id: str | None
 ) -> TaskWritten:
+    if message_id is not None and options.connection.format == "liftbridge":
+        return _write_once(options, topic, batches, message_id)
     first = _prepared(next(batches), options)
     rest = (_prepared(batch, options) for batch in batches)
     special: dict[str, Any]
@@ -114,6 +121,18 @@ def _write(
         **special,
     )
     return TaskWritten(done.rows, done.bytes, done.duplicates)
+
+
+def _write_once(options: SinkOptions, topic: str, batches: Iterator[pa.RecordBatch], key: str) -> TaskWritten:
+    access = options.connection.open()
+    with open_client(find_target(options.connection.servers, access)) as client:
+        writer = OnceWriter(client, topic, key, partitioner=options.partitioner, wait=access.reconnect_wait)
+        for batch in batches:
+            prepared = _prepared(batch, options)
+            for start in range(0, prepared.num_rows, options.max_in_flight):
+                writer.add(prepared.slice(start, options.max_in_flight))
+        writer.finish()
+    return TaskWritten(writer.rows, writer.bytes, writer.duplicates)
 
 
 def _prepared(batch: pa.RecordBatch, options: SinkOptions) -> pa.RecordBatch:

@@ -188,7 +188,15 @@ class TestSinks:
         [
             ("liftbridge", {"subject": "x"}, True, "there is no option 'subject'"),
             ("liftbridge", {"ackPolicy": "none"}, True, "ackPolicy='none'"),
-            ("liftbridge", {"deliveryGuarantee": "effectively-once"}, True, "at-least-once"),
+            ("liftbridge", {"deliveryGuarantee": "effectively-once"}, True, "expected the option topic"),
+            ("liftbridge", {"deliveryGuarantee": "effectively-once", "topic": "S"}, False, "leave it out"),
+            ("liftbridge", {"deliveryGuarantee": "exactly-once"}, True, "did you mean 'effectively-once'"),
+            (
+                "liftbridge",
+                {"deliveryGuarantee": "effectively-once", "topic": "S", "ackPolicy": "leader"},
+                True,
+                "what a leader alone has is lost with it",
+            ),
             ("liftbridge", {"topic": "a", "path": "b"}, True, "exclude each other"),
             ("liftbridge", {"topic": "a b"}, True, "topic='a b'"),
             ("jetstream", {"deliveryGuarantee": "effectively-once"}, True, "expected the option topic"),

@@ -1,0 +1,217 @@
+"""Rows that a Spark task stores once in Liftbridge, on real servers, without Spark."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from liftenvelope import bulk, connect_blocking
+from liftenvelope.bulk import WriteFailedError
+from liftenvelope.errors import MessageTooLargeError, NoSuchStreamError
+from liftenvelope.spark._row_places import ROW_HEADER
+from liftenvelope.spark.errors import BatchChangedError, OptionError
+from liftenvelope.spark.options import SinkOptions, sink_options
+from liftenvelope.spark.writing import TaskWritten, write_task
+from liftenvelope.testing import GatewayCluster, LiftbridgeCluster, run_liftbridge
+
+TASK = "0c0ffee0-query:0:0"
+Cluster = LiftbridgeCluster | GatewayCluster
+
+
+@pytest.fixture(params=["liftbridge_server", "gateway_server"])
+def cluster(request: pytest.FixtureRequest, name: str) -> Cluster:
+    """With a stream of the test's name that has two partitions and checks expected offsets."""
+    found: Cluster = request.getfixturevalue(request.param)
+    found.create_stream(name, partitions=2, optimistic_concurrency=True)
+    return found
+
+
+def sink(cluster: Cluster, name: str, **given: object) -> SinkOptions:
+    options = {"servers": cluster.addresses[0], "topic": name, "deliveryGuarantee": "effectively-once"}
+    return sink_options("liftbridge", {**options, "maxInFlight": 10, **given}, streaming=True)
+
+
+def rows(numbers: Iterable[int], partition: int | None = 0) -> pa.RecordBatch:
+    values = [b"%d" % i for i in numbers]
+    columns: dict[str, Any] = {"value": values, "key": [b"k" + value for value in values]}
+    if partition is not None:
+        columns["partition"] = pa.array([partition] * len(values), pa.int32())
+    return pa.record_batch(columns)
+
+
+def stored(cluster: Cluster, name: str) -> list[int]:
+    """Values in the order of partitions and offsets, but for those of strangers."""
+    found = bulk.read(cluster.addresses[0], name, columns=["value"], parallel=1).read_all()
+    return [int(value) for value in found["value"].to_pylist() if value != b"stranger"]
+
+
+def stranger(cluster: Cluster, name: str) -> None:
+    with connect_blocking(cluster.addresses) as client:
+        client.publish(name, b"stranger", partition=0)
+
+
+def await_stream(cluster: Cluster, name: str) -> None:
+    """Liftbridge answers before it has found its streams again."""
+    limit = time.monotonic() + 60
+    with connect_blocking(cluster.addresses) as client:
+        while client.fetch_metadata(streams=[name]).get_stream(name) is None:
+            assert time.monotonic() < limit
+            time.sleep(0.05)
+
+
+class Cut(Exception):  # noqa: N818 - it stands for a task that is killed
+    """The end of an attempt."""
+
+
+def cut(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    yield batch
+    raise Cut
+
+
+class TestOnce:
+    def test_a_task_that_runs_again(self, cluster: Cluster, name: str) -> None:
+        options = sink(cluster, name)
+        assert write_task(options, [rows(range(25))], TASK) == TaskWritten(25, 40, 0)
+        again = [rows(range(7)), rows(range(7, 25))]
+        assert write_task(options, again, TASK) == TaskWritten(25, 40, 25)
+        assert write_task(options, [rows(range(25, 30))], "0c0ffee0-query:1:0").duplicates == 0
+        assert stored(cluster, name) == list(range(30))
+
+    @pytest.mark.parametrize("count", [1, 10, 17])
+    def test_one_that_was_cut_off(self, cluster: Cluster, name: str, count: int) -> None:
+        options = sink(cluster, name)
+        with pytest.raises(Cut):
+            write_task(options, cut(rows(range(count))), TASK)
+        assert write_task(options, [rows(range(25))], TASK).duplicates == count
+        assert stored(cluster, name) == list(range(25))
+
+    def test_keys_choose_partitions_and_headers_stay(self, cluster: Cluster, name: str) -> None:
+        options = sink(cluster, name)
+        given = rows(range(30), None)
+        entries = [
+            [{"key": "A", "value": b"%d" % i}, {"key": ROW_HEADER, "value": b"old"}] for i in range(30)
+        ]
+        kind = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+        batch = given.append_column("headers", pa.array(entries, kind))
+        for duplicates in (0, 30):
+            assert write_task(options, [batch], TASK).duplicates == duplicates
+        found = bulk.read(cluster.addresses[0], name).read_all().to_pylist()
+        assert {row["partition"] for row in found} == {0, 1}
+        assert sorted(int(row["value"]) for row in found) == list(range(30))
+        for row in found:
+            header = dict(row["headers"])
+            assert header["A"] == row["value"]
+            assert header[ROW_HEADER].startswith(TASK.encode())
+
+    def test_strangers_write_as_well(self, cluster: Cluster, name: str) -> None:
+        options = sink(cluster, name)
+
+        def batches() -> Iterator[pa.RecordBatch]:
+            for i in range(0, 25, 5):
+                yield rows(range(i, i + 5))
+                stranger(cluster, name)
+
+        stranger(cluster, name)
+        assert write_task(options, batches(), TASK).duplicates == 0
+        assert write_task(options, [rows(range(25))], TASK).duplicates == 25
+        # What was on its way behind a row that was refused may be before it.
+        assert sorted(stored(cluster, name)) == list(range(25))
+
+    @pytest.mark.parametrize("tasks", [(0, 0), (0, 1)])
+    def test_two_at_once(self, cluster: Cluster, name: str, tasks: tuple[int, int]) -> None:
+        """An attempt that Spark has given up goes on; and two tasks that write to one partition."""
+        options = sink(cluster, name)
+        _together(
+            *(
+                lambda task=task: write_task(
+                    options, [rows(range(60 * task, 60 * task + 60))], f"0c0ffee0-query:0:{task}"
+                )
+                for task in tasks
+            )
+        )
+        found = stored(cluster, name)
+        assert sorted(found) == list(range(60 * len(set(tasks))))
+        if tasks == (0, 0):
+            assert found == sorted(found)
+
+
+def _together(*work: Callable[[], object]) -> None:
+    errors: list[Exception] = []
+
+    def run(one: Callable[[], object]) -> None:
+        try:
+            one()
+        except Exception as exc:  # noqa: BLE001 - raised below
+            errors.append(exc)
+
+    threads = [threading.Thread(target=run, args=(one,)) for one in work]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+
+
+class TestRefused:
+    def test_a_stream_that_does_not_check(self, liftbridge_server: LiftbridgeCluster, name: str) -> None:
+        liftbridge_server.create_stream(name)
+        with pytest.raises(OptionError, match="create one with optimistic_concurrency=True"):
+            write_task(sink(liftbridge_server, name), [rows(range(5))], TASK)
+        assert stored(liftbridge_server, name) == [0]
+
+    def test_other_rows_than_before(self, cluster: Cluster, name: str) -> None:
+        options = sink(cluster, name)
+        write_task(options, [rows(range(5))], TASK)
+        with pytest.raises(BatchChangedError, match="row 0 of the batch is not the one"):
+            write_task(options, [rows(range(1, 6))], TASK)
+        with pytest.raises(BatchChangedError, match="5 rows were stored when the batch ran before"):
+            write_task(options, [rows(range(4))], TASK)
+        assert stored(cluster, name) == list(range(5))
+
+    def test_a_row_that_is_too_large(self, cluster: Cluster, name: str) -> None:
+        batch = pa.record_batch({"value": [b"0", bytes(2 * 1024 * 1024)]})
+        with pytest.raises(WriteFailedError) as caught:
+            write_task(sink(cluster, name), [batch], TASK)
+        assert isinstance(caught.value.__cause__, MessageTooLargeError)
+
+    def test_no_such_stream(self, liftbridge_server: LiftbridgeCluster, name: str) -> None:
+        with pytest.raises(NoSuchStreamError):
+            write_task(sink(liftbridge_server, name), [rows(range(5))], TASK)
+
+
+class TestServerGone:
+    def test_killed_while_a_task_writes(self, name: str) -> None:
+        with run_liftbridge() as cluster:
+            cluster.create_stream(name, optimistic_concurrency=True)
+            options = sink(cluster, name)
+
+            def batches() -> Iterator[pa.RecordBatch]:
+                yield rows(range(15))
+                cluster.nodes[0].kill()
+                cluster.nodes[0].start()
+                yield rows(range(15, 40))
+
+            write_task(options, batches(), TASK)
+            assert stored(cluster, name) == list(range(40))
+
+    def test_what_it_hides_is_not_stored_again(self, name: str) -> None:
+        """After a kill Liftbridge shows nothing of what it has, until one more message comes."""
+        with run_liftbridge() as cluster:
+            cluster.create_stream(name, optimistic_concurrency=True)
+            options = sink(cluster, name, reconnectWait="2s")
+            with pytest.raises(Cut):
+                write_task(options, cut(rows(range(15))), TASK)
+            cluster.nodes[0].kill()
+            cluster.nodes[0].start()
+            await_stream(cluster, name)
+            with pytest.raises(WriteFailedError, match="has 15 offsets and does not show all of them"):
+                write_task(options, [rows(range(25))], TASK)
+            stranger(cluster, name)
+            assert write_task(options, [rows(range(25))], TASK).duplicates == 15
+            assert stored(cluster, name) == list(range(25))
