@@ -59,6 +59,7 @@ class Coordinator:
             them are clamped to what exists. Of topics that it does not know, any offset is taken.
         bounds: Tells which offsets a partition has, instead of ``sources`` and JetStream.
         timeout: How long one request to JetStream may take, in seconds. Default 5.
+        domain: The JetStream domain to keep the bucket in. Default: the server's own.
         on_event: Called with what happens in the background. Default: warns of assignors that fail.
 
     Raises:
@@ -85,6 +86,7 @@ class Coordinator:
         sources: Iterable[TopicSource] = (),
         bounds: Bounds | None = None,
         timeout: float = 5.0,
+        domain: str | None = None,
         on_event: GroupEventHandler | None = None,
     ) -> None:
         self._nc = nc
@@ -97,7 +99,7 @@ class Coordinator:
             raise UsageTypeError(f"on_event must be a function or None, not {on_event!r}")
         if type(replicas) is not int or not 1 <= replicas <= 5:
             raise UsageError(f"replicas={replicas!r}: expected 1 to 5")
-        self._js = JetStream(nc, timeout=min(self._timeout, 2 * positive("lease", lease)))
+        self._js = JetStream(nc, domain=domain, timeout=min(self._timeout, 2 * positive("lease", lease)))
         self._store = Store(self._js, check_token("bucket", bucket), replicas)
         self._peer = Peer(self._id, "", float(lease), frozenset(self._assignors))
         if bounds is None:

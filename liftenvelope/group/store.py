@@ -135,7 +135,9 @@ class Store:
         with _unavailable(f"key {key!r} could not be written"):
             try:
                 ack = await self._js.publish(
-                    self._prefix + key, value, expected_last_subject_sequence=revision
+                    self._js.api.key_subject(self._prefix + key),
+                    value,
+                    expected_last_subject_sequence=revision,
                 )
             except WrongLastSequenceError as exc:
                 raise Conflict(key) from exc
@@ -153,7 +155,7 @@ class Store:
         with _unavailable(f"key {key!r} could not be deleted"):
             try:
                 await self._js.publish(
-                    self._prefix + key,
+                    self._js.api.key_subject(self._prefix + key),
                     headers={_OPERATION: "DEL"},
                     expected_last_subject_sequence=revision,
                     ttl=_MARK_TTL if self._opened().cached_info.config.allow_msg_ttl else None,

@@ -85,6 +85,14 @@ class Api:
         self.prefix = check_prefix(prefix)
         self.timeout = positive("timeout", timeout)
 
+    def key_subject(self, subject: str) -> str:
+        """Where to publish for a bucket to store it under a subject that begins with ``$KV.``.
+
+        Between JetStream domains no such subject passes. What is published behind the API's prefix does, and
+        the server takes the prefix away (ADR-8, ADR-19).
+        """
+        return subject if self.prefix == DEFAULT_PREFIX else f"{self.prefix}.{subject}"
+
     async def request(
         self, subject: str, payload: Mapping[str, Any] | bytes | None = None, *, timeout: float | None = None
     ) -> dict[str, Any]:
