@@ -113,7 +113,7 @@ class Bucket:
         Raises:
             WrongLastSequenceError: It is another one.
         """
-        subject = f"$KV.{self.name}.{key}"
+        subject = self.js.api.key_subject(f"$KV.{self.name}.{key}")
         ack = await self.js.publish(subject, value, expected_last_subject_sequence=revision)
         return ack.sequence
 
@@ -124,7 +124,7 @@ class Bucket:
             WrongLastSequenceError: The last revision is another one.
         """
         ack = await self.js.publish(
-            f"$KV.{self.name}.{key}",
+            self.js.api.key_subject(f"$KV.{self.name}.{key}"),
             headers={_OPERATION: "DEL"},
             expected_last_subject_sequence=revision,
         )

@@ -52,6 +52,7 @@ class Options:
     max_message: int = 1 << 20
     encrypted: bool = False
     replicas: int = 1
+    domain: str | None = None
     cursors: bool = True
     activity: bool = True
 

@@ -26,6 +26,7 @@ from liftenvelope.gateway.service import handlers
 from liftenvelope.gateway.storage import Storage
 from liftenvelope.gateway.streams import StreamService
 from liftenvelope.group.errors import GroupUnavailableError
+from liftenvelope.jetstream._names import check_domain
 from liftenvelope.jetstream.context import JetStream
 from liftenvelope.nats.acceleration import accelerate
 from liftenvelope.rpc.address import parse_address
@@ -68,6 +69,8 @@ class Gateway:
         ack_timeout: How many seconds JetStream is given for an ack where the client sets no deadline.
             Default 5.
         replicas: How many NATS servers keep the gateways' own records. Default 1.
+        domain: The JetStream domain that keeps the streams, such as that of the hub where ``nc`` is connected
+            to a leaf node. Default: the one of the server that ``nc`` is connected to.
         encrypted: Whether the NATS server encrypts what it stores. If not, the default, streams with
             ``encryption`` are refused.
         policy_file: Which clients, by the names in their certificates, may do what: see
@@ -99,6 +102,7 @@ class Gateway:
         broker_ttl: float = 3.0,
         ack_timeout: float = 5.0,
         replicas: int = 1,
+        domain: str | None = None,
         encrypted: bool = False,
         policy_file: str | os.PathLike[str] | None = None,
         consumer_timeout: float = 15.0,
@@ -117,6 +121,8 @@ class Gateway:
                 raise UsageError(f"{name}={seconds!r}: expected a positive number of seconds")
         if not 1 <= replicas <= 5:
             raise UsageError(f"replicas={replicas!r}: expected 1 to 5")
+        if domain is not None:
+            check_domain(domain)
         self._nc = nc
         self._listen = (host, port)
         self._advertise = None if advertise is None else parse_address(advertise)
@@ -126,6 +132,7 @@ class Gateway:
             broker_ttl=broker_ttl,
             ack_timeout=ack_timeout,
             replicas=replicas,
+            domain=domain,
             encrypted=encrypted,
         )
         self._authorization: Authorization | None = None
@@ -181,7 +188,12 @@ class Gateway:
                 return self
 
     async def _start(self) -> None:
-        js = self._js = JetStream(self._nc, timeout=self._options.ack_timeout, max_outstanding=_OUTSTANDING)
+        js = self._js = JetStream(
+            self._nc,
+            domain=self._options.domain,
+            timeout=self._options.ack_timeout,
+            max_outstanding=_OUTSTANDING,
+        )
         await js.account_info()
         replicas = self._options.replicas
         registry = StreamRegistry(js, self._on_stream, replicas=replicas)

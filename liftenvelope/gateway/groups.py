@@ -123,6 +123,7 @@ class GroupFace:
             lease=min(core.options.broker_ttl, consumer_timeout / 3),
             timeout=timeout,
             bounds=self._bounds,
+            domain=core.options.domain,
             on_event=self._on_event,
         )
         self._jetstream_bounds = jetstream_bounds(core.js)

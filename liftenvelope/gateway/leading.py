@@ -174,6 +174,7 @@ class _Led:
             stream=record.name,
             # Liftbridge calls the stream's subject that of the partition.
             partition_subject=record.subject,
+            api_prefix=core.js.api.prefix,
             heartbeat=_HEARTBEAT,
             on_error=self._tell,
         )
