@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-import nats
 import nats.errors
 from nats.aio.client import Client
 
@@ -25,6 +24,8 @@ __all__ = ["Serving", "data_folder", "running_gateway", "serve"]
 
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 _RECONNECT_PAUSE: Final = 0.2
+#: How long NATS may take to be there at the start, in seconds.
+_PATIENCE: Final = 10.0
 
 
 def data_folder() -> Path:
@@ -50,6 +51,9 @@ class Serving:
         tls_cert, tls_key: PEM files of the certificate and key to serve TLS with.
         tls_client_ca: PEM file of the authority whose certificates clients must show.
         gateway: The arguments of :class:`Gateway`.
+
+    Raises:
+        UsageError: Something of this makes no sense, or a file can't be read.
     """
 
     nats_url: str | None = None
@@ -69,6 +73,16 @@ class Serving:
             raise UsageError("a certificate and a key belong together: give both or neither")
         if self.tls_client_ca is not None and self.tls_cert is None:
             raise UsageError("certificates of clients need a certificate and a key of the server's own")
+        # Checks what concerns it, before anything is started or connected to.
+        self.new_gateway(Client())
+
+    def new_gateway(self, nc: Client) -> Gateway:
+        """Return the gateway, not yet started, on a connection that may yet have to be made.
+
+        Raises:
+            UsageError: Something of this makes no sense, or a file can't be read.
+        """
+        return Gateway(nc, tls=self.tls(), **self.gateway)
 
     def tls(self) -> ssl.SSLContext | None:
         """How to speak TLS, None for plain TCP.
@@ -98,7 +112,6 @@ async def running_gateway(serving: Serving) -> AsyncIterator[tuple[Gateway, Embe
         TransportError: NATS can't be reached or started, or the gateway can't listen.
         UsageError: Something of this makes no sense.
     """
-    tls = serving.tls()
     own = None
     if serving.data_dir is not None:
         folder = Path(serving.data_dir)
@@ -106,7 +119,7 @@ async def running_gateway(serving: Serving) -> AsyncIterator[tuple[Gateway, Embe
     try:
         nc = await _connect(serving.nats_url if own is None else own.url, serving.connect)
         try:
-            async with Gateway(nc, tls=tls, **serving.gateway) as gateway:
+            async with serving.new_gateway(nc) as gateway:
                 yield gateway, own
         finally:
             await nc.close()
@@ -117,16 +130,24 @@ async def running_gateway(serving: Serving) -> AsyncIterator[tuple[Gateway, Embe
 
 async def _connect(url: str | None, options: dict[str, Any]) -> Client:
     assert url is not None
+    nc, last = Client(), ""
 
-    async def quiet(_: Exception) -> None:
-        """What goes wrong on the connection shows in the calls that it goes wrong for."""
+    async def note(exc: Exception) -> None:
+        """What goes wrong later shows in the calls that it goes wrong for."""
+        nonlocal last
+        last = f": {exc}"
 
     # For ever: a gateway outlives its NATS server's restarts.
     options = {"max_reconnect_attempts": -1, "reconnect_time_wait": _RECONNECT_PAUSE, **options}
     try:
-        return await nats.connect(url.split(","), error_cb=quiet, allow_reconnect=True, **options)
+        async with asyncio.timeout(_PATIENCE):
+            await nc.connect(url.split(","), error_cb=note, allow_reconnect=True, **options)
+    except TimeoutError as exc:
+        await nc.close()
+        raise TransportError(f"no connection to the NATS server {url} within {_PATIENCE} s{last}") from exc
     except (nats.errors.Error, OSError) as exc:
         raise TransportError(f"no connection to the NATS server {url}: {exc}") from exc
+    return nc
 
 
 async def serve(serving: Serving, on_ready: Callable[[Gateway, str], None]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import signal
@@ -15,8 +16,10 @@ from pathlib import Path
 import pytest
 
 from liftenvelope._pb import api_pb2
+from liftenvelope.errors import TransportError
+from liftenvelope.gateway.serving import Serving, running_gateway
 from liftenvelope.rpc.blocking import BlockingChannel
-from liftenvelope.testing import LiftbridgeAdmin, NatsServer
+from liftenvelope.testing import LiftbridgeAdmin, NatsServer, run_nats_server
 from liftenvelope.testing._ports import free_port
 
 LINE = re.compile(r"serving the Liftbridge API on (\S+), with the streams of (nats://\S+)(?: in (.*))?\n")
@@ -89,6 +92,16 @@ def test_on_a_server_that_runs(jetstream_server: NatsServer, name: str) -> None:
         assert admin.partition_metadata(name).leader == name
 
 
+def test_on_a_domain(tmp_path: Path, name: str) -> None:
+    jetstream = {"domain": "hub", "store_dir": str(tmp_path)}
+    with (
+        run_nats_server(jetstream=True, config={"jetstream": jetstream}) as server,
+        serving("--nats", server.url, "--nats-domain", "hub") as (_, match),
+    ):
+        LiftbridgeAdmin([match[1]]).create_stream(name)
+        assert publish(match[1], name, b"first") == 0
+
+
 def test_without_jetstream(nats_server: NatsServer) -> None:
     command = [sys.executable, "-m", "liftenvelope", "serve", "--listen", "127.0.0.1:0"]
     done = subprocess.run(
@@ -97,6 +110,15 @@ def test_without_jetstream(nats_server: NatsServer) -> None:
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
     assert "Error: " in done.stderr
+
+
+async def test_a_server_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("liftenvelope.gateway.serving._PATIENCE", 0.5)
+    before = asyncio.all_tasks()
+    with pytest.raises(TransportError, match=r"no connection to .* within 0\.5 s: .*refused|failed"):
+        async with running_gateway(Serving(nats_url=f"nats://127.0.0.1:{free_port()}")):
+            raise AssertionError
+    assert asyncio.all_tasks() == before
 
 
 def test_the_first_ack_comes_soon(tmp_path: Path, name: str) -> None:
