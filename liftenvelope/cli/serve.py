@@ -20,6 +20,7 @@ _NATS_PORT = 4222
 @click.command()
 @click.option("--nats", "nats_url", metavar="URL", help="Running NATS servers with JetStream, with commas.")
 @click.option("--nats-creds", metavar="FILE", help="Credentials for it.")
+@click.option("--nats-log", metavar="FILE", help="Its log, to be warned of messages that it drops.")
 @click.option("--nats-domain", metavar="NAME", help="The JetStream domain to use there.  [default: its own]")
 @click.option(
     "--data-dir", metavar="DIR", help="Where a NATS server of our own keeps the streams.  [default: per user]"
@@ -73,6 +74,8 @@ def _serving(options: dict[str, Any]) -> Any:
         raise UsageError("--nats-creds needs --nats")
     if url is None and options["nats_domain"] is not None:
         raise UsageError("--nats-domain needs --nats")
+    if url is None and options["nats_log"] is not None:
+        raise UsageError("--nats-log needs --nats: of a server of its own the gateway has the log")
     listen, nats_listen = _host_port(options["listen"]), parse_address(options["nats_listen"])
     gateway = {
         "host": listen[0],
@@ -81,6 +84,7 @@ def _serving(options: dict[str, Any]) -> Any:
         "id": options["broker_id"],
         "replicas": options["replicas"],
         "domain": options["nats_domain"],
+        "nats_log": options["nats_log"],
         "policy_file": options["policy"],
         "encrypted": options["encrypted"],
     }

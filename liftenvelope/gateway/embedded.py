@@ -9,6 +9,7 @@ import os
 import shutil
 import signal
 import sysconfig
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -60,6 +61,10 @@ class EmbeddedNats:
         host: Where it listens. Default: loopback only.
         port: Likewise; -1, the default, for any that is free.
         config: More of its configuration, by the names of the server's configuration file.
+
+    Attributes:
+        url: Where it is; empty before it is started.
+        on_line: Called with each line of its log. Default: nobody is.
     """
 
     def __init__(
@@ -78,6 +83,7 @@ class EmbeddedNats:
         self._reading: asyncio.Task[None] | None = None
         self._lines: list[str] = []
         self.url = ""
+        self.on_line: Callable[[str], None] | None = None
 
     @property
     def returncode(self) -> int | None:
@@ -180,8 +186,11 @@ class EmbeddedNats:
     async def _read(self) -> None:
         assert self._process is not None
         assert self._process.stderr is not None
-        async for line in self._process.stderr:
-            self._lines = [*self._lines[-_TAIL:], line.decode("utf-8", "replace")]
+        async for raw in self._process.stderr:
+            line = raw.decode("utf-8", "replace")
+            self._lines = [*self._lines[-_TAIL:], line]
+            if self.on_line is not None:
+                self.on_line(line)
 
 
 def _url_in(ports: Path) -> str:

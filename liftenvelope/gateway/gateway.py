@@ -17,6 +17,7 @@ from liftenvelope.gateway.brokers import Broker, Brokers
 from liftenvelope.gateway.copies import CopyAcks
 from liftenvelope.gateway.core import Core, Options
 from liftenvelope.gateway.cursors import CursorService
+from liftenvelope.gateway.drops import DropWatch, LogFile, account_of, follow
 from liftenvelope.gateway.groups import GroupFace
 from liftenvelope.gateway.leading import Leading
 from liftenvelope.gateway.reads import OpenReads
@@ -73,6 +74,8 @@ class Gateway:
             to a leaf node. Default: the one of the server that ``nc`` is connected to.
         encrypted: Whether the NATS server encrypts what it stores. If not, the default, streams with
             ``encryption`` are refused.
+        nats_log: The log file of the NATS server, to be followed: the gateway warns of messages that
+            JetStream has dropped (:mod:`liftenvelope.gateway.drops`). Default: none.
         policy_file: Which clients, by the names in their certificates, may do what: see
             :mod:`liftenvelope.gateway.authorization`. Needs ``tls`` that requires certificates. Default:
             everybody may do everything.
@@ -104,6 +107,7 @@ class Gateway:
         replicas: int = 1,
         domain: str | None = None,
         encrypted: bool = False,
+        nats_log: str | os.PathLike[str] | None = None,
         policy_file: str | os.PathLike[str] | None = None,
         consumer_timeout: float = 15.0,
         coordinator_timeout: float = 15.0,
@@ -141,6 +145,11 @@ class Gateway:
                 text = "expected a tls that requires clients to show certificates"
                 raise UsageError(f"policy_file={os.fspath(policy_file)!r}: {text}")
             self._authorization = Authorization(policy_file)
+        self._nats_log = None if nats_log is None else os.fspath(nats_log)
+        if self._nats_log is not None:
+            LogFile(self._nats_log).close()
+        self._drops: DropWatch | None = None
+        self._following: asyncio.Task[None] | None = None
         self._group_timeouts = (consumer_timeout, coordinator_timeout)
         self._groups: GroupFace | None = None
         self._reads = OpenReads()
@@ -232,6 +241,24 @@ class Gateway:
         await core.brokers.join(Broker(self.id, address.host, address.port))
         self._leading = Leading(core, streams, self._reads)
         await self._leading.start()
+        await self._watch_drops(core)
+
+    async def _watch_drops(self, core: Core) -> None:
+        if self._nats_log is None:
+            self._drops = DropWatch(core)
+            return
+        watch = self._drops = DropWatch(core, account=await account_of(core))
+        task = asyncio.create_task(follow(LogFile(self._nats_log), watch), name="log of nats-server")
+        self._following = task
+
+    def read_server_log(self, line: str) -> None:
+        """Take a line of the NATS server's log, for those who have it otherwise than as a file.
+
+        Args:
+            line: The line. Where it says that JetStream has dropped messages of a stream, there is a warning.
+        """
+        if self._drops is not None:
+            self._drops.feed(line)
 
     async def _start_own_streams(self, core: Core, streams: StreamService, cursors: CursorService) -> None:
         """Make the streams that clients expect of a cluster, and what is kept in them."""
@@ -255,6 +282,10 @@ class Gateway:
         js, self._js = self._js, None
         leading, self._leading = self._leading, None
         streams, self._streams = self._streams, None
+        following, self._following, self._drops = self._following, None, None
+        if following is not None:
+            following.cancel()
+            await asyncio.wait([following])
         if self._authorization is not None:
             await self._authorization.close()
         if core is not None:

@@ -120,6 +120,8 @@ async def running_gateway(serving: Serving) -> AsyncIterator[tuple[Gateway, Embe
         nc = await _connect(serving.nats_url if own is None else own.url, serving.connect)
         try:
             async with serving.new_gateway(nc) as gateway:
+                if own is not None:
+                    own.on_line = gateway.read_server_log
                 yield gateway, own
         finally:
             await nc.close()
