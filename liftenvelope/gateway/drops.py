@@ -1,7 +1,7 @@
 """Messages that JetStream has dropped, as the log of nats-server tells.
 
 JetStream drops publishes that ask for no answer when they come faster than it stores them, and tells nobody
-but its log: no counter, no advisory, and no gap in the sequences, which are given out when a message is stored.
+but its log: no counter, no advisory, and no gap in the sequences, which are given out as messages are stored.
 So the log is the proof. That of a nats-server of the gateway's own is read anyway; that of another one can be
 followed where it is a file that can be read.
 """
