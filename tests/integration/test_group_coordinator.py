@@ -11,6 +11,7 @@ import pytest
 from nats.aio.client import Client
 
 from liftenvelope._pb import groups_pb2 as pb
+from liftenvelope._version import __version__
 from liftenvelope.errors import CallTimeoutError, TransportError, UsageError
 from liftenvelope.group import (
     ConsumerIdInUseError,
@@ -283,6 +284,38 @@ class TestService:
         subjects = {endpoint["subject"] for endpoint in answers[0]["endpoints"]}
         assert {f"{running.subject}.{method}" for method in METHODS} <= subjects
         assert "liftenvelope.groups.any.ListGroups" in subjects
+
+    async def test_it_answers_what_the_tools_ask(self, nc: Client, running: Coordinator, name: str) -> None:
+        async def ask(what: str, *at: str) -> Any:
+            subject = ".".join((f"$SRV.{what}", *at))
+            return json.loads((await nc.request(subject, timeout=PATIENCE)).data)
+
+        ping = await ask("PING", "liftenvelope-groups")
+        assert ping["type"] == "io.nats.micro.v1.ping_response"
+        assert (await ask("PING", "liftenvelope-groups", ping["id"])) == ping
+        assert (await ask("INFO", "liftenvelope-groups", ping["id"]))["version"] == __version__
+        client = GroupClient(nc, timeout=PATIENCE)
+        await client.create_group(name)
+        await client.list_groups(name)
+        assert isinstance((await client.delete_groups(name))[name], type(None))
+        stats = await ask("STATS", "liftenvelope-groups", ping["id"])
+        assert stats["metadata"] == {"coordinator": running.id}
+        counts = {endpoint["subject"]: endpoint["num_requests"] for endpoint in stats["endpoints"]}
+        for subject in ("liftenvelope.groups.any.CreateGroup", f"{running.subject}.DeleteGroup"):
+            assert counts[subject] >= 1
+        assert not any(endpoint["num_errors"] for endpoint in stats["endpoints"])
+
+    async def test_a_heartbeat_is_no_write(self, nc: Client, running: Coordinator, name: str) -> None:
+        await GroupClient(nc, timeout=PATIENCE).create_group(name)
+        member = Raw(nc, name, "a")
+        generation = (await member.register()).generation
+        stream = await Play(nc, name).js.stream("KV_liftenvelope-groups")
+        subject = f"$KV.liftenvelope-groups.group.{name}"
+        before = await stream.get_message(last_by_subject=subject)
+        for _ in range(20):
+            assert (await member.heartbeat(generation)).generation == generation
+        await member.register(generation)  # what it has already is told, and not written either
+        assert (await stream.get_message(last_by_subject=subject)).sequence == before.sequence
 
     async def test_garbage_gets_an_error(self, nc: Client, running: Coordinator) -> None:
         for method in METHODS:
