@@ -14,6 +14,7 @@ from nats.aio.client import Client
 import liftenvelope
 from liftenvelope.errors import (
     ConnectionClosedError,
+    LiftEnvelopeError,
     NoSuchStreamError,
     OffsetOutOfRangeError,
     StreamDeletedError,
@@ -27,7 +28,7 @@ from liftenvelope.group import (
     LiftbridgeTopic,
     TopicPartition,
 )
-from liftenvelope.testing import GatewayCluster, LiftbridgeCluster, NatsServer
+from liftenvelope.testing import GatewayCluster, LiftbridgeCluster, NatsServer, run_liftbridge
 
 from .conftest import connect
 from .group_play import LONG, PATIENCE, SESSION, Delivery, Log, Play, coordinator, eventually, quiet
@@ -238,3 +239,35 @@ async def test_what_makes_no_sense(world: World) -> None:
     for stream, partitions, options in (("", 1, {}), ("s", 0, {}), ("s", True, {}), ("s", 1, {"name": ""})):
         with pytest.raises((UsageError, GroupRequestError)):
             LiftbridgeTopic(world.client, stream, partitions, **options)  # type: ignore[arg-type]
+
+
+async def test_the_server_is_killed(jetstream_server: NatsServer, name: str) -> None:
+    """For longer than the client waits for it: the member reads on when it is back."""
+    nc = await connect(jetstream_server.url)
+    with run_liftbridge() as cluster:
+        async with (
+            coordinator(nc, lease=LONG),
+            liftenvelope.connect(cluster.addresses, resubscribe_wait=0.5, timeout=3.0) as client,
+        ):
+            world = World(client, nc, name, is_gateway=False)
+            topic = await world.create(1, b"0")
+            async with world.consumer(topic) as consumer:
+                assert await take(consumer, 1) == [b"0"]
+                waiting = asyncio.create_task(take(consumer, 1))
+                (node,) = cluster.nodes
+                node.kill()
+                await asyncio.sleep(1.0)
+                node.start()
+                async with asyncio.timeout(PATIENCE):
+                    while not await is_published(client, name, b"1"):
+                        await asyncio.sleep(0.1)
+                assert await waiting == [b"1"]
+    await nc.close()
+
+
+async def is_published(client: liftenvelope.Client, name: str, message: bytes) -> bool:
+    try:
+        await client.publish(name, message)
+    except LiftEnvelopeError:
+        return False
+    return True
