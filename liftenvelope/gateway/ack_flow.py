@@ -58,6 +58,11 @@ class AckFlow:
         return int(self._acks.stream_sequence)
 
     @property
+    def delivery(self) -> int:
+        """Number of the consumer's last delivery that came in this reading, 0 for none."""
+        return int(self._acks.delivery)
+
+    @property
     def broken(self) -> bool:
         """Whether something was lost, so that the consumer must be made to deliver again."""
         return self._broken or bool(self._acks.gap)

@@ -12,6 +12,10 @@ deletes the others. No two readers share a consumer: by an acknowledgement of th
 messages before, what only the other one has got would never have its ack. A reader that was taken over gets
 nothing more, and is told: one that had hung, and leads again when it wakes, begins anew. As long as two
 believe that the partition is theirs they take it from each other, and no ack is missing.
+
+There may be thousands of readers that have nothing to read, so heartbeats of their consumers are rare. What
+they would tell comes in other ways: JetStream publishes that a consumer was deleted, and a reader to which
+nothing comes any more, after something did, asks once whether that was all.
 """
 
 from __future__ import annotations
@@ -50,6 +54,10 @@ _ACK_WAIT: Final = 30
 #: How many messages may be on their way. Flow control bounds their bytes.
 _MAX_PENDING: Final = 65_536
 _BARRIER: Final = 5.0
+#: For how long nothing may have come before a reader asks whether that was all, in seconds.
+_QUIET: Final = 10.0
+#: Where JetStream publishes that a consumer was deleted (ADR-1): the names of stream and consumer follow.
+_DELETED: Final = "$JS.EVENT.ADVISORY.CONSUMER.DELETED"
 #: How long JetStream has for an answer, in seconds. Short: who leads may change, and it is asked again.
 _ONE_REQUEST: Final = 2.0
 #: What a reader is told that has lost its consumer: a status, such as JetStream itself sends.
@@ -111,9 +119,14 @@ class AckReader:
         self._on_error = on_error
         max_ack = self._link.max_payload
         self._flow = AckFlow(stream, partition_subject, max_ack=max_ack, heartbeat=self._heartbeat)
-        self._subscription: DirectSubscription | None = None
+        self._subscriptions: list[DirectSubscription] = []
+        self._consumer = ""
         self._wanted = asyncio.Event()
         self._epoch = 0
+        # After some messages: the timer that ends when nothing more has come for a while.
+        self._quiet: asyncio.TimerHandle | None = None
+        self._asked_for = False
+        self._due = 0
         self._task: asyncio.Task[None] | None = None
         self._watch = watch_of(nc)
         self.acks_sent = 0
@@ -191,6 +204,24 @@ class AckReader:
                 self.acks_sent += written.acks
         if self._flow.broken:
             self._wanted.set()
+        elif self._quiet is None and self._flow.delivery > self._due:
+            self._await_quiet()
+
+    def _on_deleted(self, _: list[Any]) -> None:
+        self._flow.give_up()
+        self._wanted.set()
+
+    def _await_quiet(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._quiet = loop.call_later(_QUIET, self._on_quiet, self._flow.delivery)
+
+    def _on_quiet(self, before: int) -> None:
+        if self._flow.delivery != before:
+            self._await_quiet()
+            return
+        self._quiet = None
+        self._asked_for = True
+        self._wanted.set()
 
     async def _run(self) -> None:
         pause = _FIRST_PAUSE
@@ -215,6 +246,27 @@ class AckReader:
             except TimeoutError:
                 continue
             self._wanted.clear()
+            if self._asked_for:
+                await self._ask()
+
+    async def _ask(self) -> None:
+        """See whether all that the consumer was to deliver has come."""
+        self._asked_for = False
+        if self._flow.delivery < self._due:
+            self._flow.give_up()  # it has had the same time once more
+            return
+        try:
+            info = await self._api.request(f"CONSUMER.INFO.{self._jetstream_stream}.{self._consumer}")
+        except ConsumerNotFoundError:
+            self._flow.give_up()
+            return
+        except (JetStreamError, CallTimeoutError, TransportError) as error:
+            self._tell(error)
+            self._await_quiet()
+            return
+        self._due = int(info["delivered"]["consumer_seq"]) + (info["num_pending"] > 0)
+        if self._flow.delivery < self._due:
+            self._await_quiet()
 
     def _tell(self, error: LiftEnvelopeError) -> None:
         if self._on_error is not None:
@@ -227,15 +279,18 @@ class AckReader:
         await self._unsubscribe()
         self._wanted.clear()
         inbox = self._link.new_inbox()
+        name = self._consumer = ACK_CONSUMER + inbox.rpartition(".")[2]
+        deleted = f"{_DELETED}.{self._jetstream_stream}.{name}"
         self._epoch = self._link.epoch
-        self._subscription = await subscribe_direct(self._nc, inbox, self._take)
+        for subject, handler in ((inbox, self._take), (deleted, self._on_deleted)):
+            self._subscriptions.append(await subscribe_direct(self._nc, subject, handler))
         # What is delivered before the server knows of the subscription is lost.
         await self._link.barrier(_BARRIER)
         self._flow.begin(time.monotonic())
         others = await self._consumers()
         # Where none is left, somebody has deleted it.
         start = 1 + max((other.floor for other in others), default=self._done)
-        await self._create(ACK_CONSUMER + inbox.rpartition(".")[2], inbox, start)
+        await self._create(name, inbox, start)
         for other in others:
             await self._take_over(other)
 
@@ -268,10 +323,14 @@ class AckReader:
         self._link.write(notice, 1, size)
 
     async def _unsubscribe(self) -> None:
-        subscription, self._subscription = self._subscription, None
+        subscriptions, self._subscriptions = self._subscriptions, []
         self._done = max(self._done, self._flow.position)
-        if subscription is not None:
+        for subscription in subscriptions:
             await subscription.unsubscribe()
+        self._due, self._asked_for = 0, False
+        if self._quiet is not None:
+            self._quiet.cancel()
+            self._quiet = None
 
     def _config(self, name: str, inbox: str, start: int) -> dict[str, Any]:
         return {

@@ -36,8 +36,8 @@ _SHORTEST_LOOK: Final = 0.05
 #: How often a stream is compacted where it does not say, in seconds, as in Liftbridge.
 _CLEANER_INTERVAL: Final = 300.0
 #: How often the reader of a partition is told that it is still there, in seconds: seldom, for there may be
-#: thousands that have nothing to read. A lost connection is noticed without.
-_HEARTBEAT: Final = 30.0
+#: thousands that have nothing to read. A lost connection, or consumer, is noticed without.
+_HEARTBEAT: Final = 300.0
 
 
 class Leading:

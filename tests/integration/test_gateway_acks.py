@@ -16,6 +16,7 @@ from nats.aio.msg import Msg
 
 from liftenvelope.envelope import Ack, Message, marshal_message, new_message, unmarshal_ack, unmarshal_message
 from liftenvelope.errors import StreamNotFoundError, UsageError
+from liftenvelope.gateway import acks
 from liftenvelope.gateway.acks import ACK_CONSUMER, AckReader
 from liftenvelope.jetstream.api import Api
 from liftenvelope.nats import AckInbox, EnvelopePublisher, accelerate
@@ -269,8 +270,8 @@ async def test_a_reader_that_was_taken_over_takes_it_back(
 
 
 async def test_a_consumer_that_was_deleted_is_made_again(partition: Partition) -> None:
-    seen: list[Exception] = []
-    async with partition.reader(heartbeat=0.5, on_error=seen.append):
+    """JetStream publishes that it was: no heartbeat of this test would tell it within hours."""
+    async with partition.reader(heartbeat=10_000):
         await partition.publish("a")
         await acked(partition, 1)
         (consumer,) = await partition.consumers()
@@ -280,6 +281,49 @@ async def test_a_consumer_that_was_deleted_is_made_again(partition: Partition) -
         # What was dealt with before is not acked again.
         assert partition.ids == ["a", "b"]
         await partition.all_done()
+
+
+@pytest.mark.parametrize("lost", ["a delivery", "the consumer"])
+async def test_when_nothing_more_comes_it_asks_once(
+    partition: Partition, monkeypatch: pytest.MonkeyPatch, lost: str
+) -> None:
+    """Deliveries, or the word that the consumer was deleted, get lost between servers of a cluster."""
+    monkeypatch.setattr(acks, "_QUIET", 0.2)
+    async with partition.reader(heartbeat=10_000) as reader:
+        await partition.publish("a")
+        await acked(partition, 1)
+        (consumer,) = await partition.consumers()
+        # Mock: on one server nothing is lost but together with the connection.
+        for subscription in reader._subscriptions:
+            monkeypatch.setattr(subscription, "handler", lambda _: None)
+        if lost == "the consumer":
+            await partition.api.request(f"CONSUMER.DELETE.{partition.name}.{consumer['name']}")
+        await partition.publish("b")
+        await acked(partition, 2)
+        await partition.all_done()
+        assert partition.ids == ["a", "b"]
+
+
+async def test_a_reader_that_has_all_asks_no_more(
+    partition: Partition, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(acks, "_QUIET", 0.05)
+    asked = []
+    subject = f"$JS.API.CONSUMER.INFO.{partition.name}.*"
+
+    async def note(msg: Msg) -> None:
+        asked.append(msg.subject)
+
+    async with partition.reader(heartbeat=10_000) as reader:
+        subscription = await partition.nc.subscribe(subject, cb=note)
+        await partition.nc.flush()
+        for number, ident in enumerate("ab", 1):
+            await partition.publish(ident)
+            await until_soon(lambda number=number: len(asked) >= number)
+            await until_soon(lambda: reader._due == reader._flow.delivery)
+            assert reader._quiet is None
+        await subscription.unsubscribe()
+    assert partition.ids == ["a", "b"]
 
 
 async def test_from_a_message_on(partition: Partition) -> None:
