@@ -316,8 +316,9 @@ class Gateway:
         self._reads.stream_changed(before, after)
         if self._groups is not None:
             self._groups.stream_changed(before, after)
-        if self._leading is not None:
-            self._leading.look()
+        known = before if after is None else after
+        if self._leading is not None and known is not None:
+            self._leading.look(known.name)
 
     def _on_brokers(self) -> None:
         if self._core is not None:

@@ -53,8 +53,11 @@ class Leading:
         self._core = core
         self._streams = streams
         self._reads = reads
-        self._led: dict[tuple[str, int], _Led] = {}
+        # By stream, then by partition.
+        self._led: dict[str, dict[int, _Led]] = {}
         self._wanted = asyncio.Event()
+        # The streams to look at; None for all.
+        self._changed: set[str] | None = None
         # Whether to see that JetStream records what it should.
         self._check = True
         self._task: asyncio.Task[None] | None = None
@@ -70,11 +73,15 @@ class Leading:
             self._task.cancel()
             await asyncio.wait([self._task])
         led, self._led = self._led, {}
-        await asyncio.gather(*(one.close() for one in led.values()))
+        await asyncio.gather(*(one.close() for parts in led.values() for one in parts.values()))
 
-    def look(self, *, gateways: bool = False) -> None:
-        """Streams have changed, or ``gateways`` have."""
+    def look(self, stream: str | None = None, *, gateways: bool = False) -> None:
+        """A stream has changed, or ``gateways`` have, or all that there is may have."""
         self._check = self._check or gateways
+        if stream is None:
+            self._changed = None
+        elif self._changed is not None:
+            self._changed.add(stream)
         self._wanted.set()
 
     async def _run(self) -> None:
@@ -83,10 +90,11 @@ class Leading:
                 async with asyncio.timeout(_SELDOM):
                     await self._wanted.wait()
             except TimeoutError:
-                pass  # look all the same: something may have failed, and nobody told of it
+                self._changed = None  # something may have failed, and nobody told of it
             self._wanted.clear()
+            names, self._changed = self._changed, set()
             try:
-                await self._settle()
+                await self._settle(names)
             except LiftEnvelopeError as exc:
                 _log.warning("not all that this gateway leads is taken care of: %s", exc)
                 self._look_again()
@@ -94,25 +102,40 @@ class Leading:
     def _look_again(self) -> None:
         asyncio.get_running_loop().call_later(_RETRY, self.look)
 
-    async def _settle(self) -> None:
-        wanted = self._to_lead()
-        old = [key for key, led in self._led.items() if wanted.get(key) != led.record_id]
-        await asyncio.gather(*(self._led.pop(key).close() for key in old))
+    async def _settle(self, names: set[str] | None) -> None:
+        """Lead what is to be led of some streams, or of all, and no more of them."""
+        registry = self._core.registry
+        known = registry if names is None else [registry.known(name) for name in names]
+        wanted = self._to_lead(record for record in known if record is not None)
+        looked_at = set(self._led) if names is None else names
+        await asyncio.gather(*(self._end(name, wanted) for name in looked_at if name in self._led))
         limit = asyncio.Semaphore(_AT_ONCE)
-        await asyncio.gather(*(self._begin(key, limit) for key in wanted if key not in self._led))
+        new = (key for key in wanted if key[1] not in self._led.get(key[0], {}))
+        await asyncio.gather(*(self._begin(key, limit) for key in new))
+        if names is not None:
+            return
         await self._finish_work()
         if self._check:
             self._check = False
             await self._check_subjects({name for name, partition in wanted if partition == 0})
 
-    def _to_lead(self) -> dict[tuple[str, int], str]:
+    def _to_lead(self, records: Iterable[StreamRecord]) -> dict[tuple[str, int], str]:
         return {
             (record.name, number): record.id
-            for record in self._core.registry
+            for record in records
             if record.name not in RESERVED
             for number in range(len(record.partitions))
             if self._core.brokers.leads(record.name, number)
         }
+
+    async def _end(self, name: str, wanted: dict[tuple[str, int], str]) -> None:
+        """Lead no more of a stream than is wanted."""
+        led = self._led[name]
+        old = [number for number, one in led.items() if wanted.get((name, number)) != one.record_id]
+        closing = [led.pop(number) for number in old]
+        if not led:
+            del self._led[name]
+        await asyncio.gather(*(one.close() for one in closing))
 
     async def _begin(self, key: tuple[str, int], limit: asyncio.Semaphore) -> None:
         record = self._core.registry.known(key[0])
@@ -128,7 +151,7 @@ class Leading:
                 _log.warning("%s, partition %d: no acks yet: %s", *key, exc)
                 self._look_again()
                 return
-        self._led[key] = led
+        self._led.setdefault(key[0], {})[key[1]] = led
 
     async def _finish_work(self) -> None:
         """Clean up what was left half done; behind the dead one gateway does, so that not all do at once."""

@@ -96,17 +96,24 @@ class StreamRegistry:
         """Put a new stream's record.
 
         Raises:
-            RpcError: ALREADY_EXISTS: there is one of that name.
+            RpcError: ALREADY_EXISTS: there is one of that name. ABORTED: others change it all the time.
         """
         key = encode_name(record.name)
-        there = await self._refresh(record.name)
-        if there is None:
-            try:
-                await self._put(key, record, self._records.get(key, (None, 0))[1])
-            except WrongLastSequenceError:
+        for _ in range(_TRIES):
+            there, revision = self._records.get(key, (None, 0))
+            if there is not None:
+                # It may have been removed just now.
                 there = await self._refresh(record.name)
-        if there is not None:
-            raise RpcError(StatusCode.ALREADY_EXISTS, "stream already exists")
+                revision = self._records[key][1]
+            if there is not None:
+                raise RpcError(StatusCode.ALREADY_EXISTS, "stream already exists")
+            try:
+                await self._put(key, record, revision)
+            except WrongLastSequenceError:
+                await self._refresh(record.name)
+            else:
+                return
+        raise RpcError(StatusCode.ABORTED, "the stream is being changed by others all the time: try again")
 
     async def change(self, name: str, change: Callable[[StreamRecord], StreamRecord]) -> StreamRecord:
         """Change a stream's record, whatever other gateways do to it at the same time.

@@ -178,8 +178,8 @@ class StreamService:
 
     async def _check_group(self, record: StreamRecord) -> None:
         """Refuse to share a subject's messages between streams: JetStream gives each of them all."""
-        for other in self._core.registry:
-            if record.group and (other.group, other.subject) == (record.group, record.subject):
+        for other in self._core.registry if record.group else ():
+            if (other.group, other.subject) == (record.group, record.subject):
                 text = (
                     f"group {record.group!r}: the stream {other.name!r} is in it, and on JetStream two "
                     "streams can't share the messages of a subject"
