@@ -95,7 +95,8 @@ class RangeRead:
         self._consumer = self._inbox = ""
         self._sid = 0
         self._pull_bytes = 0
-        self._too_large_at = -1
+        # Where the read was when each pull was sent that is in flight.
+        self._asked_at: dict[int, int] = {}
         # When the batch got its first row; since when nothing came that should have; whether pulls were
         # repeated for that.
         self._began = self._quiet_since = 0.0
@@ -166,6 +167,7 @@ class RangeRead:
         self._sid = link.subscribe(f"{self._inbox}.*")
         self._rows.follow(self._sid, self._next, self._span.stop)
         self._pulls.forget()
+        self._asked_at.clear()
         self._pull_bytes = max(_PULL_BYTES, 2 * link.max_payload, self._pull_bytes)
         self._quiet_since, self._repeated = time.monotonic(), False
         if info["num_pending"] or self._span.stop < 0:
@@ -234,6 +236,7 @@ class RangeRead:
         wanted = -1 if self._span.stop < 0 else self._span.stop - self._next
         while (due := self._pulls.due(wanted)) is not None:
             number, amount = due
+            self._asked_at[number] = self._next
             request = {
                 "batch": amount,
                 "max_bytes": self._pull_bytes,
@@ -258,15 +261,14 @@ class RangeRead:
             case Kind.LEADERSHIP | Kind.SHUTDOWN:
                 self._pulls.forget()
             case _:
-                self._pulls.ended(int(frame.subject.rpartition(".")[2]))
-                if status.kind is Kind.TOO_LARGE:
-                    self._widen()
-
-    def _widen(self) -> None:
-        """Allow pulls more bytes where not even one message fits: it is older than the server's limit."""
-        if self._too_large_at == self._next:
-            self._pull_bytes = min(2 * self._pull_bytes, _MOST_PULL_BYTES)
-        self._too_large_at = self._next
+                number = int(frame.subject.rpartition(".")[2])
+                self._pulls.ended(number)
+                at = self._asked_at.pop(number, -1)
+                if status.kind is Kind.TOO_LARGE and at == self._next:
+                    # Not even one message fits: it is older than the server's limit. (Every pull that has
+                    # brought all the bytes that it may ends in this way, and the server serves several in
+                    # turns, so that they end together.)
+                    self._pull_bytes = min(2 * self._pull_bytes, _MOST_PULL_BYTES)
 
     # Waiting
 

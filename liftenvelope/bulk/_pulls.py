@@ -13,7 +13,7 @@ _MOST: Final = 1_000_000
 
 
 class PullWindow:
-    """Which pulls the server is serving. It serves them one after the other, in the order they were sent."""
+    """Which pulls the server is serving. It serves them in turns, so that two may end together."""
 
     def __init__(self) -> None:
         self._pulls: deque[list[int]] = deque()  # number, messages that it may yet bring

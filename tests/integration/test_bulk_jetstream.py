@@ -24,6 +24,7 @@ from nats.js import JetStreamContext
 
 from liftenvelope import bulk
 from liftenvelope.bulk import Access, Gap, Progress, RetentionError
+from liftenvelope.bulk._nats_socket import NatsSocket
 from liftenvelope.client.positions import Timestamp
 from liftenvelope.envelope import new_message
 from liftenvelope.errors import (
@@ -177,6 +178,40 @@ def test_large_messages(url: str, name: str) -> None:
     table = bulk.read(url, name).read_all()
     assert [len(value) for value in table["value"].to_pylist()] == sizes
     assert table["value"].to_pylist()[5] == b"\5" * sizes[5]
+
+
+def test_messages_that_are_older_than_the_limit(tmp_path: Path) -> None:
+    config = {"jetstream": {"store_dir": str(tmp_path)}}
+    sizes = [3, 20_000_000, 100, 9_000_000, 5]
+    with run_nats_server(config={**config, "max_payload": 32 * 1024 * 1024}) as server:
+        make_stream(server.url, "s")
+        publish(server.url, [("s.x", bytes(size), None) for size in sizes])
+    with run_nats_server(config=config) as server:
+        values = bulk.read(server.url, "s").read_all()["value"].to_pylist()
+        assert [len(value) for value in values] == sizes
+
+
+def test_pulls_stay_as_large_as_they_are(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two pulls that were sent together end together, with all that they may bring: that is all."""
+    asked: list[int] = []
+    real = NatsSocket.publish
+
+    def publish_and_note(link: NatsSocket, subject: str, payload: bytes, reply: str = "") -> None:
+        if "CONSUMER.MSG.NEXT" in subject:
+            asked.append(json.loads(payload)["max_bytes"])
+        real(link, subject, payload, reply)
+
+    monkeypatch.setattr(NatsSocket, "publish", publish_and_note)
+    with jetstream() as server:
+        make_stream(server.url, name)
+        publish(server.url, [(f"{name}.x", bytes(100_000), None)] * 600)
+        rows = 0
+        for batch in bulk.read(server.url, name, batch_bytes=4 * 1024 * 1024):
+            rows += batch.num_rows
+            time.sleep(0.1)  # so that all that was asked for has come before more is
+    assert rows == 600
+    assert len(asked) > 4
+    assert len(set(asked)) == 1
 
 
 class TestEnvelopes:
