@@ -49,6 +49,7 @@ _COMMIT_WAIT: Final = 1.0
 _COMMIT_POLL: Final = 0.05
 #: A broker that has just started knows no streams for seconds: one that was there must be missing so long.
 _GONE_AFTER: Final = 5.0
+_MISSING: Final = (NoSuchStreamError, NoSuchPartitionError)
 
 
 class LiftbridgeSource:
@@ -178,7 +179,7 @@ class _RangeRead:
                 self._flush()
                 self._put_held()
                 raise
-            except (TransportError, CallTimeoutError, NotLeaderError, NoSuchStreamError) as exc:
+            except (TransportError, CallTimeoutError, NotLeaderError, *_MISSING) as exc:
                 self._outlet.check()
                 now = time.monotonic()
                 if failing_since is None or self._next > reached:
@@ -201,7 +202,7 @@ class _RangeRead:
         raise ReadLostError(text) from error
 
     def _check_gone(self, error: Exception, now: float) -> None:
-        if not isinstance(error, NoSuchStreamError):
+        if not isinstance(error, _MISSING):
             self._missing_since = None
         elif self._missing_since is None:
             self._missing_since = now

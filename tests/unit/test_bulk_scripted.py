@@ -1,7 +1,8 @@
-"""What a NATS server rarely does, and can't be made to: by a script in its place."""
+"""What servers rarely do, and can't be made to: by a script in their place."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import socket
@@ -13,10 +14,14 @@ import pyarrow as pa
 import pytest
 
 from liftenvelope import bulk
-from liftenvelope.bulk import Access, ServerProtocolError
+from liftenvelope._pb import api_pb2
+from liftenvelope.bulk import Access, ServerProtocolError, _liftbridge
 from liftenvelope.bulk._nats_socket import NatsSocket
 from liftenvelope.bulk.access import find_target
-from liftenvelope.errors import CallTimeoutError, PermissionDeniedError, TransportError
+from liftenvelope.errors import CallTimeoutError, PermissionDeniedError, StreamDeletedError, TransportError
+from liftenvelope.rpc.server import ServerCall
+from liftenvelope.rpc.status import RpcError, StatusCode
+from tests.unit.scripted_broker import ScriptedBroker, scripted
 
 INFO = b'INFO {"max_payload": 1048576, "headers": true}\r\n'
 PUB = re.compile(rb"PUB (\S+) (?:(\S+) )?(\d+)\r\n")
@@ -30,7 +35,7 @@ def msg(subject: bytes, sid: int, payload: bytes) -> bytes:
 
 
 @contextmanager
-def scripted(script: Script, greeting: bytes = INFO) -> Iterator[str]:
+def scripted_nats(script: Script, greeting: bytes = INFO) -> Iterator[str]:
     """The URL of a server for one connection."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         thread = threading.Thread(target=serve, args=(listening, script, greeting))
@@ -79,13 +84,13 @@ def test_acks_behind_other_lines() -> None:
             return stream_info(reply, sid)
         return b"PING\r\n" + msg(reply, sid, b'{"stream":"S","seq":1}') + b"+OK\r\n"
 
-    with scripted(script) as url:
+    with scripted_nats(script) as url:
         table = pa.table({"value": [b"x"] * 5})
         assert bulk.write(url, "S", table, subject="s", access=Access(timeout=20)).rows == 5
 
 
 def test_an_answer_that_does_not_come() -> None:
-    with scripted(lambda *_: b"") as url, pytest.raises(CallTimeoutError, match=r"STREAM\.INFO"):
+    with scripted_nats(lambda *_: b"") as url, pytest.raises(CallTimeoutError, match=r"STREAM\.INFO"):
         bulk.read(url, "S", access=Access(timeout=0.2))
 
 
@@ -100,17 +105,53 @@ def test_an_answer_that_does_not_come() -> None:
     ],
 )
 def test_greetings(greeting: bytes, error: type[Exception]) -> None:
-    with scripted(lambda *_: b"", greeting) as url:
+    with scripted_nats(lambda *_: b"", greeting) as url:
         target = find_target(url, Access(connect_timeout=5))
         with pytest.raises(error):
             NatsSocket(target.addresses[0], target)
 
 
 def test_a_server_that_is_about_to_stop() -> None:
-    with scripted(lambda _, reply, sid: b'INFO {"ldm": true}\r\n' + stream_info(reply, sid)) as url:
+    with scripted_nats(lambda _, reply, sid: b'INFO {"ldm": true}\r\n' + stream_info(reply, sid)) as url:
         target = find_target(url, None)
         link = NatsSocket(target.addresses[0], target)
         before = link.leaving
         link.ask("$JS.API.STREAM.INFO.S")
         assert (before, link.leaving) == (False, True)
         link.close()
+
+
+class Forgetful:
+    """A broker that knows its partition no more once it is read; it remembers after some calls, or never."""
+
+    def __init__(self, broker: ScriptedBroker, calls: int) -> None:
+        self._broker = broker
+        self._left = calls
+        broker.log(*range(5))
+        broker.always("Subscribe", self._subscribe)
+
+    async def _subscribe(self, call: ServerCall, request: bytes) -> None:
+        asked = api_pb2.SubscribeRequest.FromString(request)
+        if asked.stopOffset < 0 or not self._left:  # a question where the log begins
+            return await self._broker._subscribe(call, request)
+        self._left -= 1
+        missing = RpcError(StatusCode.NOT_FOUND, "No such partition")
+        self._broker.next("FetchPartitionMetadata", missing)
+        raise missing
+
+
+async def test_a_broker_that_has_just_started_knows_no_partitions() -> None:
+    """Seen of Liftbridge: it answers before it has read its own log."""
+    async with scripted() as brokers:
+        Forgetful(brokers[0], calls=2)
+        reader = await asyncio.to_thread(bulk.read, brokers[0].address, "foo", start=0)
+        assert (await asyncio.to_thread(reader.read_all))["offset"].to_pylist() == list(range(5))
+
+
+async def test_a_partition_that_stays_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_liftbridge, "_GONE_AFTER", 0.3)
+    async with scripted() as brokers:
+        Forgetful(brokers[0], calls=1_000_000)
+        reader = await asyncio.to_thread(bulk.read, brokers[0].address, "foo", start=0)
+        with pytest.raises(StreamDeletedError, match="the stream is gone"):
+            await asyncio.to_thread(reader.read_all)
