@@ -72,8 +72,10 @@ soak: servers  ## long campaigns: fuzzing under sanitizers, ten million inputs p
 	$(RUN) tests/fuzz/campaign.py --inputs 10000000
 	$(RUN) tests/fuzz/sanitized.py test
 	$(RUN) -m tests.fuzz.frames_campaign --inputs 1000000
+	$(RUN) -m tests.fuzz.bulk_faults --seeds 100
 	$(RUN) -m pytest -q tests/unit tests/twin --hypothesis-profile=search
 	$(RUN) -m benchmarks.slow_reader --seconds 60
+	$(RUN) -m benchmarks.archive_memory --gib 5
 
 clean:  ## remove what was built
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
