@@ -24,6 +24,7 @@ _TWINS = {
     "_fastack": "_acks_py",
     "_fastgate": "_gate_py",
     "_fastbulk": "_bulk_py",
+    "_fastput": "_put_py",
 }
 
 
@@ -57,3 +58,4 @@ jet = _modules["_fastjet"]
 acks = _modules["_fastack"]
 gate = _modules["_fastgate"]
 bulk = _modules["_fastbulk"]
+put = _modules["_fastput"]
