@@ -27,7 +27,8 @@ class Written:
     Attributes:
         rows: How many rows are stored; all of them.
         bytes: How many bytes their values have.
-        duplicates: How many of them had been stored before, by their message id.
+        duplicates: How many of them had been stored before, by their message id. (With fast ingest the server
+            tells that of the first row alone.)
         offsets: By partition, the first and the last offset that they got.
     """
 
@@ -39,12 +40,11 @@ class Written:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """The rows of one record batch, as Python values; None for a column that there is not."""
+    """The rows of one record batch for Liftbridge, as Python values; None for a column that there is not."""
 
     values: list[bytes]
     keys: list[bytes | None] | None
     headers: list[dict[str, bytes]] | None
-    subjects: list[str | None] | None
     partitions: list[int | None] | None
 
 
@@ -89,7 +89,6 @@ def rows_of(batch: pa.RecordBatch) -> Rows:
         [value for value in values if value is not None],
         _bytes("key", columns["key"]) if "key" in columns else None,
         [_headers(row) for row in columns["headers"].to_pylist()] if "headers" in columns else None,
-        columns["subject"].to_pylist() if "subject" in columns else None,
         columns["partition"].to_pylist() if "partition" in columns else None,
     )
 
@@ -108,6 +107,12 @@ def _headers(row: Iterable[tuple[str, bytes | str | None]] | None) -> dict[str, 
     for name, value in row or ():
         found[name] = value.encode() if isinstance(value, str) else value or b""
     return found
+
+
+def published(reader: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
+    """Return a reader's batches without the columns that servers fill."""
+    for batch in reader:
+        yield batch.select([name for name in batch.schema.names if name not in _LEFT_OUT])
 
 
 def batches_of(reader: pa.RecordBatchReader, rows: int) -> Iterator[pa.RecordBatch]:

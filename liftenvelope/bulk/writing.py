@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from liftenvelope.bulk._jetstream import JetStreamSource
-from liftenvelope.bulk._jetstream_write import JetStreamWrite
+from liftenvelope.bulk._jetstream_write import MODES, JetStreamWrite, WriteMode
 from liftenvelope.bulk.access import Access, Kind, Source, Target, find_target
 from liftenvelope.bulk.errors import WriteFailedError
-from liftenvelope.bulk.outgoing import Rows, Written, batches_of, open_rows, rows_of
+from liftenvelope.bulk.outgoing import Rows, Written, batches_of, open_rows, published, rows_of
 from liftenvelope.bulk.ranges import Progress
 from liftenvelope.bulk.reading import OnProgress
 from liftenvelope.client.blocking import BlockingClient, connect_blocking
@@ -38,6 +38,7 @@ def write(
     subject: str | None = None,
     envelope: bool = False,
     message_id: str | None = None,
+    mode: WriteMode = "auto",
     partition: int | None = None,
     partitioner: str | Partitioner = "key",
     ack_policy: AckPolicy | int = AckPolicy.LEADER,
@@ -61,7 +62,12 @@ def write(
         message_id: For JetStream: the rows get message ids ``<message_id>-0``, ``-1`` and so on, so that the
             stream stores each once within its ``duplicate_window``. Lost connections are then made again and
             rows without an ack sent again; without it, a lost connection ends the write, since their outcome
-            is unknown.
+            is unknown. (With fast ingest it goes on all the same.)
+        mode: For JetStream: how rows are published. ``"pipelined"``: one by one, each with an ack.
+            ``"atomic"``: in batches of 1,000 rows (ADR-50, ``allow_atomic``, server 2.12), of each of which
+            all rows are stored, or none. ``"fast"``: by fast ingest (ADR-50, ``allow_batched``, server 2.14),
+            with an ack for some hundred rows; without message ids. ``"auto"`` (default): fast where the
+            stream allows that, there are no message ids, and at least 1,000 rows; else pipelined.
         partition: For Liftbridge: where all rows go, but for those whose column says otherwise.
         partitioner: For Liftbridge: what chooses the partition of the others.
         ack_policy: For Liftbridge: LEADER (default) or ALL.
@@ -90,13 +96,18 @@ def write(
     if progress is not None and not callable(progress):
         raise UsageTypeError(f"progress must be a function or None, not {progress!r}")
     _check_options(target.kind, subject, envelope, message_id, partition)
+    _check_mode(target.kind, mode, message_id)
     reader = open_rows(data)
     if target.kind is Kind.NATS:
-        opened = JetStreamSource(target, stream)
         job = JetStreamWrite(
-            opened, subject=subject, envelope=envelope, message_id=message_id, max_in_flight=max_in_flight
+            JetStreamSource(target, stream),
+            subject=subject,
+            envelope=envelope,
+            message_id=message_id,
+            max_in_flight=max_in_flight,
+            mode=mode,
         )
-        return _write_jetstream(job, _counted(reader, progress))
+        return _write_jetstream(job, published(reader), progress)
     options: dict[str, Any] = {
         "partition": partition,
         "partitioner": partitioner,
@@ -124,23 +135,30 @@ def _check_options(
         header_block([("Nats-Msg-Id", message_id)])
 
 
-def _counted(reader: pa.RecordBatchReader, progress: OnProgress | None) -> Iterator[Rows]:
-    """The rows in portions, with progress told after each."""
-    done = size = 0
-    for batch in batches_of(reader, _ROWS):
-        rows = rows_of(batch)
-        yield rows
-        done += len(rows.values)
-        size += sum(map(len, rows.values))
-        if progress is not None:
-            progress(Progress(done, size, done, None))
+def _check_mode(kind: Kind, mode: str, message_id: str | None) -> None:
+    if mode not in MODES:
+        raise UsageError(f"mode={mode!r}: expected one of {', '.join(MODES)}")
+    if kind is Kind.LIFTBRIDGE and mode != "auto":
+        raise UsageError(f"mode={mode!r}: it is for JetStream")
+    if mode == "fast" and message_id is not None:
+        text = "a batch of fast ingest ends at a row that is stored already; use mode='pipelined'"
+        raise UsageError(f"mode='fast' and message_id={message_id!r} exclude each other: {text}")
 
 
-def _write_jetstream(job: JetStreamWrite, portions: Iterator[Rows]) -> Written:
+def _write_jetstream(
+    job: JetStreamWrite, batches: Iterator[pa.RecordBatch], progress: OnProgress | None
+) -> Written:
+    size = 0
     try:
         job.open()
-        for rows in portions:
-            job.add(rows)
+        try:
+            for portion in job.portions(batches):
+                job.add(portion)
+                size += portion.size
+                if progress is not None:
+                    progress(Progress(portion.stop, size, portion.stop, None))
+        except UsageError as exc:
+            raise job.stopped(exc) from exc
         return job.finish()
     finally:
         job.close()
@@ -174,9 +192,14 @@ def _write_liftbridge(
     taken = [0]
 
     def messages() -> Iterator[OutgoingMessage]:
-        for rows in _counted(reader, progress):
-            taken[0] += sum(map(len, rows.values))
+        done = 0
+        for batch in batches_of(reader, _ROWS):
+            rows = rows_of(batch)
             yield from _messages(rows)
+            done += len(rows.values)
+            taken[0] += sum(map(len, rows.values))
+            if progress is not None:
+                progress(Progress(done, taken[0], done, None))
 
     summary = client.publish_many(stream, messages(), on_error="collect", **options)
     if summary.failed:

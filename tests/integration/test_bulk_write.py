@@ -120,7 +120,7 @@ class TestJetStream:
             done = bulk.write(
                 f"nats://{proxy.address}",
                 name,
-                numbers(20_000, 100),
+                numbers(20_000, 100).to_reader(1_000),
                 subject=f"{name}.x",
                 message_id="job",
                 progress=spoil,
@@ -135,13 +135,12 @@ class TestJetStream:
         with FaultProxy(url) as proxy:
 
             def cut(progress: Progress) -> None:
-                if progress.rows == 2048:
+                if progress.rows == 2_000:
                     proxy.cut()
 
+            table = numbers(50_000).to_reader(1_000)
             with pytest.raises(WriteFailedError, match="message_id") as caught:
-                bulk.write(
-                    f"nats://{proxy.address}", name, numbers(50_000), subject=f"{name}.x", progress=cut
-                )
+                bulk.write(f"nats://{proxy.address}", name, table, subject=f"{name}.x", progress=cut)
         stored = written_numbers(url, name)
         assert stored == list(range(len(stored)))
         assert caught.value.acked <= len(stored) <= caught.value.acked + caught.value.unknown

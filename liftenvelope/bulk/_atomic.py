@@ -1,0 +1,179 @@
+"""Rows in atomic batches (ADR-50, nats-server 2.12): of each all are stored, or none.
+
+Each row of a batch names it and its place in it, in headers, and the last one commits it. Until then the
+server keeps them aside, and answers each with an empty message. A batch that is not committed is forgotten
+after some seconds. The next batch is not begun before the one before is stored, so that what is stored is
+always a number of whole batches from the beginning.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections import deque
+from typing import TYPE_CHECKING, Any, Final
+
+from liftenvelope import _backend
+from liftenvelope.bulk._publisher import MOST_BYTES, PIECE, Publisher, WriteLink
+from liftenvelope.bulk.outgoing import Written
+from liftenvelope.errors import JetStreamError, TransportError
+from liftenvelope.jetstream._publish_frames import PubAck
+
+if TYPE_CHECKING:
+    from liftenvelope.bulk._nats_socket import Frame
+    from liftenvelope.bulk._portions import Portion
+
+__all__ = ["BATCH_ROWS", "AtomicPublisher"]
+
+#: The most messages of a batch, unless the server is configured for fewer.
+BATCH_ROWS: Final = 1_000
+#: A message of the batch was lost on its way, or the server had too many batches: nothing of it is stored.
+_INCOMPLETE: Final = 10176
+_TOO_MANY: Final = 10210
+#: For how long to wait for the reason of that, in seconds.
+_MOMENT: Final = 0.5
+
+
+class AtomicPublisher(Publisher):
+    """Publishes each portion as one atomic batch.
+
+    Args:
+        link: What they go over.
+        message_id: What the message ids begin with; None for none.
+        max_in_flight: How many rows may be without their ack.
+    """
+
+    def __init__(self, link: WriteLink, *, message_id: str | None, max_in_flight: int) -> None:
+        super().__init__(link)
+        self._ident = b"" if message_id is None else f"Nats-Msg-Id: {message_id}-".encode()
+        self._limit = max_in_flight
+        self._id, self._batches = secrets.token_hex(11), 0
+        self._acked = self._bytes = 0
+        self._first = self._last = -1
+        # Of the batch that is being published: its rows that were sent, and those that the server has aside.
+        self._forms: tuple[Any, Any] = (None, None)
+        self._acks: Any = None
+        self._sent = 0
+        self._has_hole = False
+        self._committing: Portion | None = None
+        self._stored: PubAck | None = None
+
+    @property
+    def acked(self) -> int:
+        """How many rows are stored for sure."""
+        return self._acked
+
+    @property
+    def unknown(self) -> int:
+        """How many more may be: those of a batch whose end was sent, and not answered."""
+        return self._committing.commands.length if self._committing is not None else 0
+
+    def add(self, portion: Portion) -> None:
+        """Publish a batch, and wait until it is stored."""
+        self._begin()
+        self._check_sizes(portion, self._forms[1], self._link.max_payload)
+        self._stored = None
+        self._guarded(lambda: self._publish(portion))
+        ack: PubAck | None = self._stored
+        assert ack is not None
+        rows = portion.commands.length
+        self._acked, self._bytes = self._acked + rows, self._bytes + portion.size
+        self._first = ack.sequence - rows if self._first < 0 else self._first
+        self._last = ack.sequence - 1
+
+    def finish(self) -> Written:
+        """Tell what is stored."""
+        offsets = {0: (self._first, self._last)} if self._acked else {}
+        return Written(self._acked, self._bytes, 0, offsets)
+
+    def _lost(self) -> bool:
+        return self._committing is None
+
+    def _connected(self) -> None:
+        pass  # the batch is begun anew, under another name
+
+    def _begin(self) -> None:
+        """A new batch: what the server has of another one is never committed."""
+        self._batches, self._has_hole = self._batches + 1, False
+        head = f"Nats-Batch-Id: {self._id}-{self._batches}\r\nNats-Batch-Sequence: "
+        reply = self._reply = self._link.inbox + b"%d." % self._batches
+        make = _backend.put.Form
+        row = make(reply, b"", self._ident, head.encode())
+        self._forms = row, make(reply, b"", self._ident, head.encode(), b"Nats-Batch-Commit: 1\r\n")
+
+    def _publish(self, portion: Portion) -> None:
+        self._begin()
+        self._sent, self._committing = 0, None
+        self._acks = _backend.put.Acks(self._reply, self._link.sid, 1, BATCH_ROWS, True)
+        rows = portion.commands.length
+        pieces: deque[tuple[int, int]] = deque()
+        while self._sent < rows - 1:
+            self._wait_for_room(portion, pieces)
+            room = self._limit - (self._sent - self._aside)
+            stop = portion.commands.reach(self._sent, min(rows - 1, self._sent + room), PIECE)
+            pieces.append((stop, self._send(portion, stop, self._forms[0])))
+        self._committing = portion
+        self._send(portion, rows, self._forms[1])
+        self._link.wait(lambda: self._take(portion) and self._stored is not None)
+        self._committing = None
+
+    @property
+    def _aside(self) -> int:
+        """How many rows from the first on the server has aside."""
+        return int(self._acks.floor) - 1
+
+    def _send(self, portion: Portion, stop: int, form: Any) -> int:
+        at = self._sent
+        data = portion.commands.encode(at, stop, form, portion.first + at, at + 1)
+        self._sent = stop
+        self._link.socket.send(data)
+        self._link.look(lambda: self._take(portion))
+        return len(data)
+
+    def _wait_for_room(self, portion: Portion, pieces: deque[tuple[int, int]]) -> None:
+        def enough() -> bool:
+            self._take(portion)
+            while pieces and pieces[0][0] <= self._aside:
+                pieces.popleft()
+            return self._sent - self._aside < self._limit and sum(size for _, size in pieces) < MOST_BYTES
+
+        if not enough():
+            self._link.wait(enough)
+
+    def _take(self, portion: Portion) -> bool:
+        socket, acks = self._link.socket, self._acks
+        while True:
+            socket.start = acks.feed(socket.view, socket.start, socket.end)
+            if (frame := socket.next_frame()) is None:
+                return True
+            self._take_frame(frame, portion)
+
+    def _take_frame(self, frame: Frame, portion: Portion) -> None:
+        inbox, _, number = frame.subject.encode().rpartition(b".")
+        if inbox + b"." != self._reply or not number.isdigit() or not 0 < int(number) <= self._sent:
+            return
+        if not frame.payload and frame.status is None:
+            self._acks.take(int(number), 0, False)
+            return
+        answer = self._link.read(frame, portion.first + int(number) - 1)
+        if isinstance(answer, PubAck) and int(number) == portion.commands.length:
+            self._stored = answer
+        else:
+            self._fail(portion, portion.first + int(number) - 1, answer)
+
+    def _explain(self, portion: Portion) -> None:
+        """Wait for what may be the reason of a hole in the batch: the answer for the missing row."""
+        self._has_hole = True
+        while self._link.socket.fill(_MOMENT):
+            self._take(portion)
+
+    def _fail(self, portion: Portion, row: int, answer: JetStreamError | PubAck) -> None:
+        """A row was refused: then its batch can't be committed any more, and nothing of it is stored."""
+        self._committing = None
+        if isinstance(answer, PubAck):
+            answer = JetStreamError(500, "the server stored it by itself: it knows no atomic batches")
+        if answer.err_code in (_INCOMPLETE, _TOO_MANY):
+            if self._has_hole:
+                return
+            self._explain(portion)
+            raise TransportError(f"the batch of rows {portion.first} to {portion.stop - 1}: {answer}")
+        raise self._refused(row, answer, 0)

@@ -1,0 +1,181 @@
+"""Rows by fast ingest (ADR-50, nats-server 2.14): in batches, of which the server acks every so many rows.
+
+Each portion is one batch, and ends with a message that is not stored: its answer says how much of the batch
+is. So it is known exactly, also when the connection is lost on the way: the end is sent over the next one.
+"""
+
+from __future__ import annotations
+
+import secrets
+from typing import TYPE_CHECKING, Final
+
+from liftenvelope import _backend
+from liftenvelope.bulk._fast_batch import FLOW, FastBatch
+from liftenvelope.bulk._publisher import MOST_BYTES, PIECE, Publisher, WriteLink
+from liftenvelope.bulk.outgoing import Written
+from liftenvelope.errors import JetStreamError, TransportError
+
+if TYPE_CHECKING:
+    from liftenvelope.bulk._portions import Portion
+
+__all__ = ["FastPublisher"]
+
+#: How many times the bytes between two answers are in flight.
+_IN_FLIGHT: Final = 4
+
+
+_FORGOTTEN: Final = JetStreamError(
+    400, "the server knows the batch no more: it was started again, or it waited too long", 10208
+)
+
+
+class FastPublisher(Publisher):
+    """Publishes each portion as one batch, but for the very first row, which tells the first offset.
+
+    Args:
+        link: What they go over.
+        max_in_flight: How many rows may be without their ack.
+    """
+
+    def __init__(self, link: WriteLink, *, max_in_flight: int) -> None:
+        super().__init__(link)
+        self._limit = max_in_flight
+        self._id, self._batches = secrets.token_hex(11), 0
+        self._plain = _backend.put.Form()
+        self._portion: Portion | None = None
+        self._batch: FastBatch | None = None
+        # Of the batch: whether its end was sent, and whether rows of it may be lost with a connection.
+        self._end_sent = self._is_broken = False
+        self._step: int | None = None
+        self._done = self._bytes = self._duplicates = 0
+        self._first = self._last = -1
+
+    @property
+    def acked(self) -> int:
+        """How many rows are stored for sure."""
+        return self._done + (self._batch.stored if self._batch is not None else 0)
+
+    @property
+    def unknown(self) -> int:
+        """How many more were sent."""
+        return self._batch.sent - self._batch.stored if self._batch is not None else 0
+
+    def add(self, portion: Portion) -> None:
+        """Publish rows. Returns when all are sent; the next call waits until they are stored."""
+        self._check_sizes(portion, self._plain, self._link.max_payload)
+        self._settle()
+        self._portion = portion
+        self._bytes += portion.size
+        if self._first < 0:
+            self._guarded(self._store)
+        if self._done < portion.stop:
+            self._guarded(self._send)
+
+    def finish(self) -> Written:
+        """Wait until all rows are stored."""
+        self._settle()
+        offsets = {0: (self._first, self._last)} if self._done else {}
+        return Written(self._done, self._bytes, self._duplicates, offsets)
+
+    def _settle(self) -> None:
+        """Have the portion stored as a whole."""
+        while self._portion is not None and self._done < self._portion.stop:
+            self._guarded(self._store)
+        self._portion = None
+
+    def _lost(self) -> bool:
+        if self._batch is not None and not self._batch.sent:
+            self._batch = None
+        self._is_broken = True
+        return True
+
+    def _connected(self) -> None:
+        self._end_sent = False
+
+    # One batch
+
+    def _store(self) -> None:
+        """Have a batch stored: the open one, or else the next."""
+        batch = self._send()
+        self._link.wait(lambda: self._take(batch) and batch.has_ended, lambda: self._ask(batch))
+        self._close(batch)
+
+    def _send(self) -> FastBatch:
+        """Send what is left of the batch, and its end; less where it ends before."""
+        batch = self._batch or self._begin()
+        while not self._has_no_more(batch):
+            self._send_rows(batch)
+        if not batch.has_ended and not self._end_sent and not batch.commits_itself(self._is_broken):
+            self._say(batch, batch.last_word())
+            self._end_sent = True
+        return batch
+
+    def _begin(self) -> FastBatch:
+        """A batch of what is left of the portion; of one row if it is the first of all."""
+        portion, self._batches = self._current, self._batches + 1
+        rows = portion.stop - self._done if self._first >= 0 else 1
+        each = portion.size // portion.commands.length + 1
+        flow = max(1, min(FLOW, self._limit, MOST_BYTES // _IN_FLIGHT // each))
+        name, stream = f"{self._id}-{self._batches}", self._link.source.stream
+        self._batch = FastBatch(self._link.inbox, name, stream, self._done, rows, flow, self._step)
+        self._end_sent = self._is_broken = False
+        return self._batch
+
+    @property
+    def _current(self) -> Portion:
+        assert self._portion is not None
+        return self._portion
+
+    def _has_no_more(self, batch: FastBatch) -> bool:
+        # Over another connection rows would be a gap if those before are lost; the end alone tells.
+        return batch.has_ended or batch.error is not None or self._is_broken or batch.sent == batch.rows
+
+    def _send_rows(self, batch: FastBatch) -> None:
+        room = self._room(batch)
+        if not room:
+            self._link.wait(
+                lambda: self._take(batch) and (self._room(batch) > 0 or self._has_no_more(batch)),
+                lambda: self._ask(batch),
+            )
+            return
+        commands, at = self._current.commands, batch.base + batch.sent - self._current.first
+        stop = commands.reach(at, at + room, PIECE) if batch.sent else at + 1
+        form = _backend.put.Form(batch.reply, batch.tail)
+        data = commands.encode(at, stop, form, 0, batch.sent + 1)
+        batch.sent += stop - at
+        self._link.socket.send(data)
+        self._link.look(lambda: self._take(batch))
+
+    def _room(self, batch: FastBatch) -> int:
+        return max(0, min(batch.room, self._limit - (batch.sent - batch.stored)))
+
+    def _say(self, batch: FastBatch, reply: bytes) -> None:
+        """Publish what is no row, on a subject that the stream records: the first row's was, if any."""
+        subject = self._current.commands.subject_at(batch.base - self._current.first)
+        self._link.socket.send(b"PUB %b %b 0\r\n\r\n" % (subject, reply))
+
+    def _ask(self, batch: FastBatch) -> None:
+        """Nothing has come for a while: an answer may be lost."""
+        self._say(batch, batch.last_word() if self._end_sent else batch.question())
+
+    def _take(self, batch: FastBatch) -> bool:
+        while (frame := self._link.socket.next_frame()) is not None:
+            status = frame.status
+            said = None if status is None else (status.code, str(status))
+            batch.take(frame.subject, said, frame.payload)
+        return True
+
+    def _close(self, batch: FastBatch) -> None:
+        """Count what is stored of a batch that has ended."""
+        row, error = batch.error or (0, _FORGOTTEN)
+        if batch.count is None:
+            raise self._failed(error) from error
+        self._batch, self._step, self._done = None, batch.step, self._done + batch.count
+        if batch.ack is not None:
+            self._first = batch.ack.sequence - 1 if self._first < 0 else self._first
+            self._last = max(self._last, batch.ack.sequence - 1)
+            self._duplicates += batch.ack.duplicate
+        if batch.error is not None:
+            raise self._refused(batch.base + row - 1, error, 0)
+        if batch.is_throttled or not batch.count:
+            raise TransportError(f"the server did not take row {self._done}: too many came at a time")

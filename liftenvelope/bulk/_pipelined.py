@@ -1,0 +1,145 @@
+"""Rows one by one, many of them without their ack at a time."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Final
+
+from liftenvelope import _backend
+from liftenvelope.bulk._publisher import MOST_BYTES, PIECE, Publisher, WriteLink
+from liftenvelope.bulk.errors import WriteFailedError
+from liftenvelope.bulk.outgoing import Written
+from liftenvelope.jetstream._publish_frames import PubAck
+
+if TYPE_CHECKING:
+    from liftenvelope.bulk._nats_socket import Frame
+    from liftenvelope.bulk._portions import Portion
+    from liftenvelope.errors import LiftEnvelopeError
+
+__all__ = ["PipelinedPublisher", "learn"]
+
+_SEQUENCE: Final = b'"seq":'
+
+
+class PipelinedPublisher(Publisher):
+    """Publishes rows with an ack for each, the number of the row in its subject.
+
+    Args:
+        link: What they go over.
+        message_id: What the message ids begin with; None for none.
+        max_in_flight: How many rows may be without their ack.
+    """
+
+    def __init__(self, link: WriteLink, *, message_id: str | None, max_in_flight: int) -> None:
+        super().__init__(link)
+        ident = b"" if message_id is None else f"Nats-Msg-Id: {message_id}-".encode()
+        self._form = _backend.put.Form(link.inbox, b"", ident)
+        self._again = message_id is not None
+        self._limit = max_in_flight
+        self._acks = _backend.put.Acks(link.inbox, link.sid, 0, max_in_flight, False)
+        # What has rows without their ack, or to be sent; and the ends and sizes of the pieces that were sent.
+        self._portions: deque[Portion] = deque()
+        self._pieces: deque[tuple[int, int]] = deque()
+        self._in_flight = 0
+        self._sent = self._stop = self._bytes = 0
+
+    @property
+    def acked(self) -> int:
+        """How many rows are stored for sure."""
+        return int(self._acks.acked)
+
+    @property
+    def unknown(self) -> int:
+        """How many more were sent."""
+        return self._sent - self.acked
+
+    def add(self, portion: Portion) -> None:
+        """Publish rows. Returns when all but so many as may be in flight are acked."""
+        self._check_sizes(portion, self._form, self._link.max_payload)
+        self._portions.append(portion)
+        self._stop, self._bytes = portion.stop, self._bytes + portion.size
+        self._guarded(self._send)
+
+    def finish(self) -> Written:
+        """Wait for all acks."""
+        self._guarded(self._send_all)
+        acks = self._acks
+        offsets = {0: (acks.first - 1, acks.last - 1)} if acks.acked else {}
+        return Written(acks.acked, self._bytes, acks.duplicates, offsets)
+
+    def _lost(self) -> bool:
+        return self._again
+
+    def _connected(self) -> None:
+        self._acks.follow(self._link.inbox, self._link.sid)
+        self._sent, self._in_flight = self._acks.floor, 0
+        self._pieces.clear()
+
+    def _failed(self, error: LiftEnvelopeError, hint: str = "") -> WriteFailedError:
+        return super()._failed(
+            error, hint if self._again else "; with message_id=... rows could be sent again safely"
+        )
+
+    def _send(self) -> None:
+        while self._sent < self._stop:
+            room = self._limit - (self._sent - self._acks.floor)
+            if room <= 0 or self._in_flight >= MOST_BYTES:
+                self._wait(self._limit * 3 // 4, MOST_BYTES // 2)
+                continue
+            portion = self._portion()
+            commands, at = portion.commands, self._sent - portion.first
+            stop = commands.reach(at, min(commands.length, at + room), PIECE)
+            data = commands.encode(at, stop, self._form, self._sent, self._sent)
+            self._sent = portion.first + stop
+            self._pieces.append((self._sent, len(data)))
+            self._in_flight += len(data)
+            self._link.socket.send(data)
+            self._link.look(self._take)
+
+    def _send_all(self) -> None:
+        self._send()
+        self._wait(0, 0)
+
+    def _portion(self) -> Portion:
+        """That of the next row."""
+        return next(portion for portion in self._portions if portion.stop > self._sent)
+
+    def _wait(self, rows: int, nbytes: int) -> None:
+        """Wait until no more rows and bytes than that are without their ack."""
+
+        def enough() -> bool:
+            self._take()
+            return self._sent - self._acks.floor <= rows and self._in_flight <= nbytes
+
+        self._link.wait(enough)
+
+    def _take(self) -> bool:
+        """Take what has come: acks nearly always."""
+        socket, acks = self._link.socket, self._acks
+        while True:
+            socket.start = acks.feed(socket.view, socket.start, socket.end)
+            if (frame := socket.next_frame()) is None:
+                break
+            self._take_frame(frame)
+        while self._pieces and self._pieces[0][0] <= acks.floor:
+            self._in_flight -= self._pieces.popleft()[1]
+        while self._portions and self._portions[0].stop <= acks.floor:
+            self._portions.popleft()
+        return True
+
+    def _take_frame(self, frame: Frame) -> None:
+        number = frame.subject.rpartition(".")[2]
+        if not number.isdigit() or not self._acks.floor <= int(number) < self._sent:
+            return
+        ack = self._link.read(frame, int(number))
+        if not isinstance(ack, PubAck):
+            raise self._refused(int(number), ack, self.unknown - 1)
+        self._acks.take(int(number), ack.sequence, ack.duplicate)
+        learn(self._acks, ack, frame.payload)
+
+
+def learn(acks: object, ack: PubAck, data: bytes) -> None:
+    """Have acks like this one read without a Python object: they differ in their sequence alone."""
+    head = data[: data.rfind(_SEQUENCE) + len(_SEQUENCE)]
+    if head.endswith(_SEQUENCE) and data == b"%b%d}" % (head, ack.sequence):
+        acks.learn(head)  # type: ignore[attr-defined]

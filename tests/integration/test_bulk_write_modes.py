@@ -1,0 +1,440 @@
+"""Bulk writes in atomic batches and by fast ingest, on real servers."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import nats
+import pyarrow as pa
+import pytest
+
+from liftenvelope import bulk
+from liftenvelope.bulk import Access, Progress, WriteFailedError, Written
+from liftenvelope.errors import (
+    JetStreamError,
+    NoJetStreamError,
+    StreamMessageTooLargeError,
+    UsageError,
+    WrongLastSequenceError,
+    WrongStreamError,
+)
+from liftenvelope.jetstream import JetStream, StreamConfig
+from liftenvelope.testing import FaultProxy, NatsServer
+from tests.integration.bulk_streams import jetstream, make_stream
+
+MODES = ["pipelined", "atomic", "fast"]
+MAPS = pa.map_(pa.string(), pa.binary())
+ACCESS = Access(reconnect_wait=60, connect_timeout=10, timeout=20)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[NatsServer]:
+    with jetstream() as running:
+        yield running
+
+
+@pytest.fixture
+def url(server: NatsServer) -> str:
+    return server.url
+
+
+def open_stream(url: str, name: str, **config: Any) -> None:
+    """A stream that allows every way to write."""
+
+    async def make() -> None:
+        async with await nats.connect(url) as nc:
+            settings = {"allow_atomic": True, "allow_batched": True, **config}
+            await JetStream(nc).create_stream(StreamConfig(name=name, subjects=(f"{name}.>",), **settings))
+
+    asyncio.run(make())
+
+
+def numbers(count: int, size: int = 0, first: int = 0) -> pa.Table:
+    return pa.table({"value": [b"%d" % i + b"." * size for i in range(first, first + count)]})
+
+
+def values(url: str, stream: str) -> list[int]:
+    found = bulk.read(url, stream, columns=["value"]).read_all()["value"].to_pylist()
+    return [int(value.partition(b".")[0]) for value in found]
+
+
+def eventually(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def rows_with(count: int, row: int, name: str, value: str) -> pa.Table:
+    """Numbers, one of which has a header."""
+    headers = [[(name, value.encode())] if i == row else [] for i in range(count)]
+    return numbers(count).append_column("headers", pa.array(headers, MAPS))
+
+
+@pytest.mark.parametrize("mode", MODES)
+class TestEveryMode:
+    def test_all_rows_in_order(self, url: str, name: str, mode: Any) -> None:
+        open_stream(url, name)
+        seen: list[Progress] = []
+        table = numbers(20_000, 10)
+        done = bulk.write(url, name, table, subject=f"{name}.x", mode=mode, progress=seen.append)
+        size = sum(map(len, table["value"].to_pylist()))
+        assert done == Written(20_000, size, 0, {0: (0, 19_999)})
+        assert seen[-1] == Progress(20_000, size, 20_000, None)
+        assert values(url, name) == list(range(20_000))
+        again = bulk.write(url, name, numbers(1_500), subject=f"{name}.x", mode=mode)
+        assert again.offsets == {0: (20_000, 21_499)}
+
+    @pytest.mark.parametrize("count", [0, 1, 2, 999, 1_000, 1_001])
+    def test_how_many_rows(self, url: str, name: str, mode: Any, count: int) -> None:
+        open_stream(url, name)
+        done = bulk.write(url, name, numbers(count).to_reader(300), subject=f"{name}.x", mode=mode)
+        assert (done.rows, done.offsets) == (count, {0: (0, count - 1)} if count else {})
+        assert values(url, name) == list(range(count))
+
+    @pytest.mark.parametrize("in_flight", [1, 7])
+    def test_few_in_flight(self, url: str, name: str, mode: Any, in_flight: int) -> None:
+        open_stream(url, name)
+        options: Any = {"mode": mode, "max_in_flight": in_flight}
+        assert bulk.write(url, name, numbers(120), subject=f"{name}.x", **options).rows == 120
+        assert values(url, name) == list(range(120))
+
+    def test_every_column(self, url: str, name: str, mode: Any) -> None:
+        for stream in (f"{name}-a", f"{name}-b"):
+            open_stream(url, stream)
+        source = pa.table(
+            {
+                "subject": pa.array([f"{name}-a.{i % 3}" for i in range(2_000)]).dictionary_encode(),
+                "value": [bytes([i % 256]) * (i % 40) for i in range(2_000)],
+                "headers": pa.array(
+                    [[("A", b"%d" % i), ("B", b"x y"), ("A", b"z")] if i % 2 else [] for i in range(2_000)],
+                    MAPS,
+                ),
+            }
+        )
+        bulk.write(url, f"{name}-a", source, mode=mode)
+        found = bulk.read(url, f"{name}-a").read_all()
+        assert found["subject"].to_pylist() == source["subject"].to_pylist()
+        assert found["value"].to_pylist() == source["value"].to_pylist()
+        kept = [
+            [item for item in row if not item[0].startswith("Nats-Batch")]
+            for row in found["headers"].to_pylist()
+        ]
+        assert kept == [[("A", b"z"), ("B", b"x y")] if i % 2 else [] for i in range(2_000)]
+        # What was read can be written in any mode: the server keeps the headers of atomic batches.
+        for other in MODES:
+            assert bulk.write(url, f"{name}-b", found, subject=f"{name}-b.x", mode=other).rows == 2_000
+
+    def test_in_envelopes(self, url: str, name: str, mode: Any) -> None:
+        open_stream(url, name)
+        table = pa.table({"key": [b"k", None] * 600, "value": ["one", "two"] * 600})
+        bulk.write(url, name, table, subject=f"{name}.x", envelope=True, mode=mode)
+        found = bulk.read(url, name, envelope="strip", columns=["key", "value"]).read_all()
+        assert found["key"].to_pylist() == table["key"].to_pylist()
+        assert found["value"].to_pylist() == [b"one", b"two"] * 600
+
+    def test_large_rows(self, url: str, name: str, mode: Any) -> None:
+        open_stream(url, name)
+        table = pa.table({"value": [bytes([i]) * 900_000 for i in range(40)]})
+        assert bulk.write(url, name, table, subject=f"{name}.x", mode=mode).rows == 40
+        assert (
+            bulk.read(url, name, columns=["value"]).read_all()["value"].to_pylist()
+            == table["value"].to_pylist()
+        )
+
+    def test_several_at_once(self, url: str, name: str, mode: Any) -> None:
+        open_stream(url, name)
+
+        def work(writer: int) -> Written:
+            table = numbers(6_000, 5, writer * 6_000).to_reader(1_500)
+            return bulk.write(url, name, table, subject=f"{name}.{writer}", mode=mode)
+
+        with ThreadPoolExecutor(4) as pool:
+            assert [done.rows for done in pool.map(work, range(4))] == [6_000] * 4
+        found = bulk.read(url, name, columns=["value", "subject"]).read_all()
+        assert found.num_rows == 24_000
+        for writer in range(4):
+            mine = found.filter(pa.compute.equal(found["subject"].cast(pa.string()), f"{name}.{writer}"))
+            expected = range(writer * 6_000, writer * 6_000 + 6_000)
+            assert [int(value.partition(b".")[0]) for value in mine["value"].to_pylist()] == list(expected)
+
+    def test_no_stream_records_the_subject(self, url: str, name: str, mode: Any) -> None:
+        open_stream(url, name)
+        with pytest.raises(WriteFailedError, match="row 0 was not stored: no stream records") as caught:
+            bulk.write(url, name, numbers(2_000), subject="nobody.listens", mode=mode)
+        assert isinstance(caught.value.__cause__, NoJetStreamError)
+        assert caught.value.acked == 0
+
+    def test_another_stream_records_the_subject(self, url: str, name: str, mode: Any) -> None:
+        open_stream(url, name)
+        make_stream(url, f"{name}-other")
+        with pytest.raises(WriteFailedError) as caught:
+            bulk.write(url, name, numbers(2_000), subject=f"{name}-other.x", mode=mode)
+        assert isinstance(caught.value.__cause__, JetStreamError)
+
+    def test_a_row_that_is_too_long(self, url: str, name: str, mode: Any) -> None:
+        """In a later portion, so that rows before it are stored."""
+        open_stream(url, name)
+        big = pa.table({"value": [b"x" * 2_000_000]})
+        reader = pa.concat_tables([numbers(3_000), big, numbers(10)]).to_reader(1_000)
+        with pytest.raises(WriteFailedError, match="row 3000 has 2000") as caught:
+            bulk.write(url, name, reader, subject=f"{name}.x", mode=mode)
+        assert isinstance(caught.value.__cause__, UsageError)
+        assert (caught.value.acked, caught.value.unknown) == (3_000, 0)
+        assert values(url, name) == list(range(3_000))
+
+    def test_the_source_breaks(self, url: str, name: str, mode: Any) -> None:
+        open_stream(url, name)
+        table = numbers(2_000)
+
+        def batches() -> Iterator[pa.RecordBatch]:
+            yield from table.to_batches(1_000)
+            raise RuntimeError("the source is gone")
+
+        reader = pa.RecordBatchReader.from_batches(table.schema, batches())
+        before = threading.active_count()
+        with pytest.raises(RuntimeError, match="the source is gone"):
+            bulk.write(url, name, reader, subject=f"{name}.x", mode=mode)
+        assert threading.active_count() == before
+
+    def test_it_is_interrupted(self, url: str, name: str, mode: Any) -> None:
+        open_stream(url, name)
+
+        def stop(progress: Progress) -> None:
+            if progress.rows >= 2_000:
+                raise KeyboardInterrupt
+
+        table = numbers(5_000).to_reader(1_000)
+        with pytest.raises(KeyboardInterrupt):
+            bulk.write(url, name, table, subject=f"{name}.x", mode=mode, progress=stop)
+        stored = values(url, name)
+        assert stored == list(range(len(stored)))
+        assert bulk.write(url, name, numbers(1_500), subject=f"{name}.x", mode=mode).rows == 1_500
+
+
+class TestWhatIsStoredOfAFailedWrite:
+    @pytest.mark.parametrize(("mode", "stored"), [("atomic", 1_000), ("fast", 1_234)])
+    @pytest.mark.parametrize("last", [False, True])
+    def test_an_expected_sequence(self, url: str, name: str, mode: Any, stored: int, last: bool) -> None:
+        open_stream(url, name)
+        table = rows_with(1_235 if last else 3_000, 1_234, "Nats-Expected-Last-Sequence", "77")
+        with pytest.raises(WriteFailedError) as caught:
+            bulk.write(url, name, table, subject=f"{name}.x", mode=mode)
+        assert isinstance(caught.value.__cause__, WrongLastSequenceError)
+        assert (caught.value.acked, caught.value.unknown) == (stored, 0)
+        assert values(url, name) == list(range(stored))
+
+    @pytest.mark.parametrize(("mode", "stored"), [("atomic", 1_000), ("fast", 1_234)])
+    def test_a_row_is_too_large_for_the_stream(self, url: str, name: str, mode: Any, stored: int) -> None:
+        open_stream(url, name, max_msg_size=200)
+        rows = [b"%d" % i for i in range(3_000)]
+        rows[1_234] = b"x" * 201
+        with pytest.raises(WriteFailedError, match="row 1234 was not stored") as caught:
+            bulk.write(url, name, pa.table({"value": rows}), subject=f"{name}.x", mode=mode)
+        assert isinstance(caught.value.__cause__, StreamMessageTooLargeError)
+        assert (caught.value.acked, caught.value.unknown) == (stored, 0)
+        assert values(url, name) == list(range(stored))
+
+    @pytest.mark.parametrize(("mode", "stored"), [("atomic", 1_000), ("fast", 1_234)])
+    @pytest.mark.parametrize("kind", ["nobody", "other"])
+    def test_a_subject_of_nobody_or_of_another(
+        self, url: str, name: str, mode: Any, stored: int, kind: str
+    ) -> None:
+        open_stream(url, name)
+        open_stream(url, f"{name}-other")
+        subjects = [f"{name}.x"] * 2_000
+        subjects[1_234] = {"nobody": f"nobody.{name}", "other": f"{name}-other.x"}[kind]
+        table = numbers(2_000).append_column("subject", pa.array(subjects))
+        with pytest.raises(WriteFailedError) as caught:
+            bulk.write(url, name, table, mode=mode)
+        assert (caught.value.acked, caught.value.unknown) == (stored, 0)
+        if kind == "nobody":
+            assert isinstance(caught.value.__cause__, NoJetStreamError)
+        else:
+            assert isinstance(caught.value.__cause__, WrongStreamError)
+        assert values(url, name) == list(range(stored))
+        assert values(url, f"{name}-other") == []
+
+    def test_an_atomic_batch_with_a_duplicate(self, url: str, name: str) -> None:
+        open_stream(url, name)
+        assert (
+            bulk.write(url, name, numbers(1_500), subject=f"{name}.x", message_id="a", mode="atomic").rows
+            == 1_500
+        )
+        with pytest.raises(WriteFailedError, match="duplicate message id") as caught:
+            bulk.write(url, name, numbers(10), subject=f"{name}.x", message_id="a", mode="atomic")
+        assert (caught.value.acked, caught.value.unknown) == (0, 0)
+        assert values(url, name) == list(range(1_500))
+
+    @pytest.mark.parametrize("row", [0, 1, 700, 1_199])
+    def test_duplicates_are_passed_over_by_fast_ingest(self, url: str, name: str, row: int) -> None:
+        open_stream(url, name)
+        table = rows_with(1_200, row, "Nats-Msg-Id", "once")
+        for expected in (1_200, 2_399):
+            done = bulk.write(url, name, table, subject=f"{name}.x", mode="fast")
+            assert done.rows == 1_200
+            assert len(values(url, name)) == expected
+        assert done.duplicates == (row == 0)
+
+
+class TestLostConnections:
+    @pytest.mark.parametrize("seed", range(6))
+    def test_fast_ingest_goes_on_without_message_ids(self, url: str, name: str, seed: int) -> None:
+        """Each row once, though none has an id: the server says how much of a batch it has."""
+        open_stream(url, name)
+        chance = random.Random(seed)
+        with FaultProxy(url) as proxy:
+
+            def spoil(progress: Progress) -> None:
+                if chance.random() < 0.3:
+                    # While rows are under way, and not yet their acks: those of the portion that comes next.
+                    threading.Timer(chance.random() * 0.01, proxy.cut).start()
+
+            failed = None
+            try:
+                done = bulk.write(
+                    f"nats://{proxy.address}",
+                    name,
+                    numbers(30_000, 100).to_reader(2_000),
+                    subject=f"{name}.x",
+                    progress=spoil,
+                    mode="fast",
+                    access=ACCESS,
+                )
+            except WriteFailedError as exc:  # the answer to the end was on its way
+                failed = exc
+        stored = values(url, name)
+        assert stored == list(range(len(stored)))
+        if failed is None:
+            assert done.rows == len(stored) == 30_000
+        else:
+            assert failed.acked <= len(stored) <= failed.acked + failed.unknown
+
+    @pytest.mark.parametrize("seed", range(4))
+    def test_atomic_batches_are_stored_whole(self, url: str, name: str, seed: int) -> None:
+        open_stream(url, name)
+        chance = random.Random(seed)
+        with FaultProxy(url) as proxy:
+
+            def spoil(progress: Progress) -> None:
+                if chance.random() < 0.3:
+                    threading.Timer(chance.random() * 0.01, proxy.cut).start()
+
+            failed = None
+            try:
+                bulk.write(
+                    f"nats://{proxy.address}",
+                    name,
+                    numbers(12_000, 100),
+                    subject=f"{name}.x",
+                    progress=spoil,
+                    mode="atomic",
+                    access=ACCESS,
+                )
+            except WriteFailedError as exc:
+                failed = exc
+        # The server may be in the middle of storing a batch whose ack nobody waits for any more.
+        eventually(lambda: bulk.count(url, name) % 1_000 == 0)
+        stored = values(url, name)
+        assert stored == list(range(len(stored)))
+        if failed is None:
+            assert len(stored) == 12_000
+        else:
+            assert failed.unknown in (0, 1_000)
+            assert failed.acked <= len(stored) <= failed.acked + failed.unknown
+
+    @pytest.mark.parametrize("mode", ["atomic", "fast"])
+    def test_the_server_is_killed_and_comes_back(self, mode: Any) -> None:
+        """It forgets its open batches: some rows may be unknown, but never are there holes."""
+        with jetstream() as server:
+            open_stream(server.url, "numbers")
+            killed = threading.Event()
+
+            def kill(progress: Progress) -> None:
+                if progress.rows >= 6_000 and not killed.is_set():
+                    killed.set()
+                    server.kill()
+                    server.start()
+
+            failed = None
+            try:
+                bulk.write(
+                    server.url,
+                    "numbers",
+                    numbers(20_000, 100).to_reader(2_000),
+                    subject="numbers.x",
+                    progress=kill,
+                    mode=mode,
+                    access=ACCESS,
+                )
+            except WriteFailedError as exc:
+                failed = exc
+            assert killed.is_set()
+            stored = values(server.url, "numbers")
+        assert stored == list(range(len(stored)))
+        if failed is not None:
+            assert failed.acked <= len(stored) <= failed.acked + failed.unknown
+        else:
+            assert len(stored) == 20_000
+
+
+class TestWhichMode:
+    def test_the_stream_does_not_allow_it(self, url: str, name: str) -> None:
+        make_stream(url, name)
+        for mode, setting in (("fast", "allow_batched=True"), ("atomic", "allow_atomic=True")):
+            with pytest.raises(UsageError, match=f"mode='{mode}': {name} needs {setting}") as caught:
+                bulk.write(url, name, numbers(1), subject=f"{name}.x", mode=mode)  # type: ignore[arg-type]
+            assert "nats-server 2.1" in str(caught.value)
+        assert bulk.write(url, name, numbers(2_000), subject=f"{name}.x").rows == 2_000
+
+    def test_it_is_not_allowed_any_more(self, url: str, name: str) -> None:
+        open_stream(url, name)
+
+        async def forbid() -> None:
+            async with await nats.connect(url) as nc:
+                config = StreamConfig(name=name, subjects=(f"{name}.>",))
+                await JetStream(nc).update_stream(config)
+
+        def once(progress: Progress) -> None:
+            if progress.rows == 2_000:
+                asyncio.run(forbid())
+
+        table = numbers(9_000).to_reader(2_000)
+        with pytest.raises(WriteFailedError) as caught:
+            bulk.write(url, name, table, subject=f"{name}.x", mode="fast", progress=once)
+        stored = values(url, name)
+        assert stored == list(range(len(stored)))
+        assert caught.value.acked <= len(stored) <= caught.value.acked + caught.value.unknown
+
+    @pytest.mark.parametrize(("count", "atomic"), [(1_000, True), (1_001, False)])
+    def test_a_thousand_rows_are_one_batch(self, url: str, name: str, count: int, atomic: bool) -> None:
+        """However they are divided into record batches."""
+        open_stream(url, name)
+        table = rows_with(count, count - 1, "Nats-Expected-Last-Sequence", "5")
+        with pytest.raises(WriteFailedError):
+            bulk.write(url, name, table.to_reader(77), subject=f"{name}.x", mode="atomic")
+        assert len(values(url, name)) == (0 if atomic else 1_000)
+
+    def test_no_acks(self, url: str, name: str) -> None:
+        make_stream(url, name, no_ack=True)
+        with pytest.raises(UsageError, match="no_ack=True"):
+            bulk.write(url, name, numbers(1), subject=f"{name}.x")
+
+    @pytest.mark.parametrize(
+        ("options", "text"),
+        [
+            ({"mode": "quick"}, "mode='quick': expected one of auto, pipelined, atomic, fast"),
+            ({"mode": "fast", "message_id": "a"}, "mode='fast' and message_id='a' exclude each other"),
+        ],
+    )
+    def test_arguments(self, options: Any, text: str) -> None:
+        with pytest.raises(UsageError, match=text):
+            bulk.write("nats://127.0.0.1:1", "s", numbers(1), **options)
+        with pytest.raises(UsageError, match="mode='fast': it is for JetStream"):
+            bulk.write("127.0.0.1:1", "s", numbers(1), mode="fast")
