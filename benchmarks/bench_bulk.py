@@ -1,4 +1,4 @@
-"""Bulk reads and writes on real servers, beside nats.go, nats-py, go-liftbridge and grpcio."""
+"""Bulk reads on real servers, beside nats.go, nats-py, go-liftbridge and grpcio."""
 
 from __future__ import annotations
 
@@ -22,9 +22,6 @@ from liftenvelope import bulk
 from liftenvelope._pb import api_pb2
 from liftenvelope.bulk.writing import write
 from liftenvelope.testing import LiftbridgeCluster, NatsServer, run_nats_server
-
-#: Rows without their ack, of every writer.
-WINDOW = 4_000
 
 
 @pytest.fixture(scope="module")
@@ -181,57 +178,5 @@ def test_read_liftbridge_processor_time(compare: Comparison, liftbridge: Liftbri
         _read_bulk(address, stream, count, _used),
         Peer("grpcio", _by_grpcio(address, stream, count, _used), 20),
         rounds=3,
-    )
-    liftbridge.delete_stream(stream)
-
-
-def _write_bulk(url: str, stream: str, table: pa.Table, **options: Any) -> Round:
-    def run() -> float:
-        count: int = table.num_rows
-        began = perf_counter()
-        assert write(url, stream, table, max_in_flight=WINDOW, **options).rows == count
-        return (perf_counter() - began) / count
-
-    return run
-
-
-def test_write_jetstream(compare: Comparison, jetstream: NatsServer, go: GoPeers, report: Report) -> None:
-    count, url = compare.amount(100_000, 500), jetstream.url
-    stream = make_stream(url)
-
-    def by_go() -> float:
-        flags = {"url": url, "subject": stream, "n": count, "size": 100, "window": WINDOW}
-        found = go.run("jetpublish", **flags)
-        assert found["acked"] == count
-        return float(found["seconds"]) / count
-
-    compare(
-        f"bulk.write, JetStream, 100 B, {WINDOW:,} in flight",
-        _write_bulk(url, stream, rows(count, 100), subject=stream),
-        Peer("nats.go PublishAsync", by_go, 1),
-        rate=True,
-        rounds=5,
-    )
-
-
-def test_write_liftbridge(
-    compare: Comparison, liftbridge: LiftbridgeCluster, go: GoPeers, report: Report
-) -> None:
-    count, address = compare.amount(50_000, 500), liftbridge.addresses[0]
-    stream = f"bench-{uuid4().hex[:8]}"
-    liftbridge.create_stream(stream)
-
-    def by_go() -> float:
-        found = go.run("publish", addr=address, stream=stream, n=count, window=WINDOW, size=256)
-        assert (found["acked"], found["lost"], found["errors"]) == (count, 0, 0)
-        report.versions["go-liftbridge"] = found["client"]
-        return 1.0 / float(found["acked_per_s"])
-
-    compare(
-        f"bulk.write, Liftbridge, 256 B, {WINDOW:,} in flight",
-        _write_bulk(address, stream, rows(count, 256), partition=0),
-        Peer("go-liftbridge PublishAsync", by_go, 1.5),
-        rate=True,
-        rounds=5,
     )
     liftbridge.delete_stream(stream)
