@@ -28,6 +28,14 @@ from liftenvelope.cli._places import fail_cleanly, url_option
 @click.option(
     "--message-id", metavar="TEXT", help="JetStream: what the message ids begin with; each is stored once."
 )
+@click.option(
+    "--mode",
+    type=click.Choice(("auto", "pipelined", "atomic", "fast")),
+    default="auto",
+    show_default=True,
+    help="JetStream: rows one by one, in atomic batches of 1,000, or by fast ingest; auto: fast where the "
+    "stream allows it.",
+)
 @click.option("--partition", type=int, help="Liftbridge: where all rows go.")
 def write(stream: str, url: str, origin: str, **how: Any) -> None:
     """Publish rows to STREAM, in order, and wait for all acks."""

@@ -82,6 +82,19 @@ def test_from_files(url: str, name: str, tmp_path: Path) -> None:
     assert json.loads(done.stdout)["value_base64"] == "/w=="
 
 
+def test_modes(url: str, name: str, tmp_path: Path) -> None:
+    make_stream(url, name, allow_atomic=True)
+    assert run("read", "numbers", "--url", url, "--to", f"{tmp_path}/a.parquet").exit_code == 0
+    origin = ("--from", f"{tmp_path}/a.parquet", "--subject", f"{name}.x")
+    done = run("write", name, "--url", url, *origin, "--mode", "atomic")
+    assert done.exit_code == 0, done.output
+    first = bulk.read(url, name).read_all()["headers"].to_pylist()[0]
+    assert dict(first)["Nats-Batch-Sequence"] == b"1"
+    done = run("write", name, "--url", url, *origin, "--mode", "fast")
+    assert done.exit_code == 2
+    assert "allow_batched=True" in done.output
+
+
 def test_liftbridge(liftbridge_server: LiftbridgeCluster, name: str) -> None:
     address = liftbridge_server.addresses[0]
     with liftenvelope.connect_blocking(address) as client:
