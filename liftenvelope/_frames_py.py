@@ -89,7 +89,8 @@ class MessageCutter:
 
     Args:
         max_message: The longest message to take in, in bytes.
-        pieces: Whether to leave the bytes as they came, for somebody else to cut, instead of messages.
+        pieces: Whether to leave the bytes as they came, for somebody else to cut, instead of messages. A
+            walker hands on in one piece what one walk has taken.
 
     Attributes:
         fault: 0; or why it takes no more: ``COMPRESSED``, ``TOO_LONG``.
@@ -104,6 +105,11 @@ class MessageCutter:
         self._buffer = bytearray()
         self.fault = 0
         self.fault_value = 0
+
+    @property
+    def leaves_pieces(self) -> bool:
+        """Whether somebody else cuts."""
+        return self._pieces
 
     @property
     def inside_message(self) -> bool:
@@ -246,6 +252,8 @@ class FrameWalker:
         cutter = self._cutters[stream_id]
         if cutter is not None:
             messages += cutter.feed(payload)
+            if cutter.leaves_pieces:
+                messages = [b"".join(messages)] if messages else []
         taken[stream_id] = size + len(payload), messages
 
 

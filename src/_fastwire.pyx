@@ -71,7 +71,7 @@ cdef class MessageCutter:
     """Cuts the bytes of one stream into messages, however they were divided on the way."""
 
     cdef Py_ssize_t max_message
-    cdef bint pieces
+    cdef readonly bint leaves_pieces
     cdef uint8_t prefix[PREFIX]
     cdef Py_ssize_t prefix_filled
     cdef bytes body             # of a message that came in part: allocated whole, filled as it comes
@@ -81,7 +81,7 @@ cdef class MessageCutter:
 
     def __init__(self, Py_ssize_t max_message, bint pieces=False):
         self.max_message = max_message
-        self.pieces = pieces
+        self.leaves_pieces = pieces
         self.prefix_filled = 0
         self.body = None
         self.fault = 0
@@ -102,7 +102,7 @@ cdef class MessageCutter:
     cdef int cut(self, const uint8_t* p, Py_ssize_t n, list messages) except -1:
         """Append the messages that `n` bytes at `p` complete."""
         cdef Py_ssize_t length
-        if self.pieces:
+        if self.leaves_pieces:
             if n:
                 messages.append(PyBytes_FromStringAndSize(<const char*>p, n))
             return 0
@@ -165,6 +165,7 @@ cdef class _Taken:
     cdef object stream_id
     cdef Py_ssize_t size
     cdef list messages
+    cdef bint whole   # whether it is to be handed on in one piece
 
 
 @cython.final
@@ -217,8 +218,9 @@ cdef class FrameWalker:
         """What was taken out before the next frame that is not, and that frame."""
         cdef dict taken = {}
         cdef bytes frame = self.next_preface()
-        cdef Py_ssize_t end
+        cdef Py_ssize_t end, begin = self.start, stop = self.start
         cdef const uint8_t* p
+        cdef _Taken one
         while PyBytes_GET_SIZE(frame) == 0 and not self.oversize:
             end = self.frame_end()
             if end == 0:
@@ -228,13 +230,33 @@ cdef class FrameWalker:
                 frame = self.buffer[self.start:end]
                 if p[3] == HEADERS or p[3] == PUSH_PROMISE or p[3] == CONTINUATION:
                     self.in_headers = not p[4] & END_HEADERS
+            else:
+                stop = end
             self.start = end
+        for one in taken.values():
+            if one.whole and one.size:
+                one.messages = [self.payloads(begin, stop, one)]
         if self.oversize and PyBytes_GET_SIZE(frame) == 0:
             frame = self.buffer[self.start:self.start + SHOWN]
             self.buffer = b""
             self.start = 0
-        return [((<_Taken>one).stream_id, (<_Taken>one).size, (<_Taken>one).messages)
-                for one in taken.values()], frame
+        return [(one.stream_id, one.size, one.messages) for one in taken.values()], frame
+
+    cdef bytes payloads(self, Py_ssize_t at, Py_ssize_t stop, _Taken one):
+        """All that was taken of a stream in this walk, put together."""
+        cdef bytes whole = PyBytes_FromStringAndSize(NULL, one.size)
+        cdef uint8_t* out = <uint8_t*>PyBytes_AS_STRING(whole)
+        cdef const uint8_t* p
+        cdef uint32_t stream_id = one.stream_id
+        cdef Py_ssize_t length
+        while at < stop:
+            p = start_of(self.buffer) + at
+            length = (<Py_ssize_t>p[0] << 16) | (<Py_ssize_t>p[1] << 8) | <Py_ssize_t>p[2]
+            if be32(p + 5) & 0x7FFFFFFF == stream_id:
+                memcpy(out, p + FRAME_HEADER, <size_t>length)
+                out += length
+            at += FRAME_HEADER + length
+        return whole
 
     cdef bytes next_preface(self):
         cdef bytes part = b""
@@ -271,7 +293,8 @@ cdef class FrameWalker:
             taken[stream_id] = one
         one.size += length
         cdef MessageCutter cutter = self.cutters[stream_id]
-        if cutter is not None:
+        one.whole = cutter is not None and cutter.leaves_pieces
+        if cutter is not None and not cutter.leaves_pieces:
             cutter.cut(p + FRAME_HEADER, length, one.messages)
         return True
 

@@ -19,7 +19,7 @@ from liftenvelope.rpc.tls import check_protocol, offer_http2
 if TYPE_CHECKING:
     from types import TracebackType
 
-__all__ = ["BlockingChannel", "ResponseStream"]
+__all__ = ["BlockingChannel", "Conversation", "ResponseStream"]
 
 _RECEIVE_SIZE: Final = 256 * 1024
 # How long telling the server of a cancelled call may take. The connection is given up if it takes longer.
@@ -66,11 +66,12 @@ class _Session:
             raise TransportError(f"can't connect to {address}: {exc}") from exc
 
     def start_call(
-        self, method: str, request: bytes, timeout: float | None, pieces: bool
+        self, method: str, request: bytes | None, timeout: float | None, pieces: bool
     ) -> tuple[int, _Inbox]:
         call_id = self.protocol.start_call(method, timeout=timeout, pieces=pieces)
-        self.protocol.send(call_id, [request])
-        self.protocol.half_close(call_id)
+        if request is not None:
+            self.protocol.send(call_id, [request])
+            self.protocol.half_close(call_id)
         inbox = self._inboxes[call_id] = _Inbox()
         return call_id, inbox
 
@@ -79,7 +80,7 @@ class _Session:
             return
         self.protocol.cancel(call_id)
         self._inboxes.pop(call_id, None)
-        self._send(time.monotonic() + _CANCEL_TIMEOUT)
+        self.flush(time.monotonic() + _CANCEL_TIMEOUT)
         self._close_if_done()
 
     def pump(self, deadline: float | None) -> None:
@@ -88,7 +89,7 @@ class _Session:
         Raises:
             TimeoutError: Nothing came before ``deadline``.
         """
-        self._send(deadline)
+        self.flush(deadline)
         if not self.protocol.open_calls:
             return
         self._socket.settimeout(_remaining(deadline))
@@ -106,7 +107,8 @@ class _Session:
     def close(self) -> None:
         self._dispatch(self.protocol.connection_lost("the channel was closed"))
 
-    def _send(self, deadline: float | None) -> None:
+    def flush(self, deadline: float | None) -> None:
+        """Send what is due, as far as the server's windows allow."""
         self._socket.settimeout(_remaining(deadline))
         try:
             self._socket.sendall(self.protocol.data_to_send())
@@ -258,6 +260,40 @@ class ResponseStream:
         self.close()
 
 
+class Conversation(ResponseStream):
+    """A call with any number of requests and answers, whose requests are sent while answers are awaited."""
+
+    @property
+    def unsent(self) -> int:
+        """How many bytes of requests wait for the server's windows. Each wait for answers sends more."""
+        return self._session.protocol.unsent(self._call_id)
+
+    def send_framed(self, frames: bytes, *, timeout: float | None = None) -> None:
+        """Send messages that have their gRPC prefixes already, or have them wait for the server's windows.
+
+        Args:
+            frames: The messages.
+            timeout: Seconds that the system may take to accept what the windows allow. A connection that
+                takes longer is lost: waiting for answers says so.
+        """
+        if self._inbox.ended is None:
+            self._session.protocol.send_framed(self._call_id, frames)
+            self._session.flush(None if timeout is None else time.monotonic() + timeout)
+
+    def take(self) -> list[bytes]:
+        """Return what has come already, without waiting."""
+        if self._inbox.ended is None:
+            self._session.take_what_came()
+        came = list(self._inbox.messages)
+        self._inbox.messages.clear()
+        return came
+
+    def half_close(self) -> None:
+        """Say that no more requests will be sent, once all are."""
+        if self._inbox.ended is None:
+            self._session.protocol.half_close(self._call_id)
+
+
 class BlockingChannel:
     """Calls to one server over one connection, which is made by the first call, and anew when it is lost.
 
@@ -327,6 +363,15 @@ class BlockingChannel:
         session = self._connected()
         call_id, inbox = session.start_call(method, request, timeout, pieces)
         return ResponseStream(session, call_id, inbox, timeout, deadline)
+
+    def conversation(self, method: str, *, pieces: bool = False) -> Conversation:
+        """Call a method with any number of requests and answers.
+
+        Arguments and errors are those of :meth:`server_stream`.
+        """
+        session = self._connected()
+        call_id, inbox = session.start_call(method, None, None, pieces)
+        return Conversation(session, call_id, inbox, None, None)
 
     def connect(self) -> None:
         """Make the connection now, if there is none. Otherwise the first call does.

@@ -121,6 +121,19 @@ def test_data_is_taken_out_and_all_else_is_left(
 
 
 @TWINS
+def test_pieces_of_a_walk_come_as_one(frames: ModuleType) -> None:
+    walker = frames.FrameWalker(MAX_FRAME, MAX_MESSAGE)
+    walker.open(1, pieces=True)
+    walker.open(3)
+    data = frame(DATA, 1, b"ab") + frame(DATA, 3, message(b"x")) + frame(DATA, 1, b"") + frame(DATA, 1, b"c")
+    walker.feed(data + frame(SETTINGS, 0, b"") + frame(DATA, 1, b"d") + frame(DATA, 1, b""))
+    assert walker.walk() == ([(1, 3, [b"abc"]), (3, 6, [b"x"])], frame(SETTINGS, 0, b""))
+    assert walker.walk() == ([(1, 1, [b"d"])], b"")
+    walker.feed(frame(DATA, 1, b""))
+    assert walker.walk() == ([(1, 0, [])], b"")
+
+
+@TWINS
 def test_frames_in_order_with_those_of_h2(frames: ModuleType) -> None:
     walker = frames.FrameWalker(MAX_FRAME, MAX_MESSAGE)
     headers, end = frame(HEADERS, 1, b"h", flags=4), frame(HEADERS, 1, b"t", flags=5)
@@ -193,6 +206,7 @@ steps = st.lists(
     st.one_of(
         st.tuples(st.just("feed"), st.one_of(wild_frames, st.binary(max_size=60))),
         st.tuples(st.sampled_from(["open", "mute", "close"]), st.sampled_from([1, 3, 5])),
+        st.tuples(st.just("open_for_pieces"), st.sampled_from([1, 3])),
     ),
     max_size=40,
 )
@@ -206,15 +220,18 @@ def test_twins_agree(steps: list[tuple[str, Any]], sizes: list[int], preface: in
     for name, argument in steps:
         pieces = split(argument, sizes) if name == "feed" else [argument]
         for piece in pieces:
-            cutters.append((getattr(python, name)(piece), getattr(cython, name)(piece)))
+            if name == "open_for_pieces":
+                cutters.append((python.open(piece, pieces=True), cython.open(piece, pieces=True)))
+            else:
+                cutters.append((getattr(python, name)(piece), getattr(cython, name)(piece)))
             for _ in range(20):
                 result = python.walk()
                 assert result == cython.walk()
                 assert python.oversize == cython.oversize
     for ours, theirs in cutters:
         if ours is not None:
-            state = (theirs.fault, theirs.fault_value, theirs.inside_message)
-            assert (ours.fault, ours.fault_value, ours.inside_message) == state
+            state = (theirs.fault, theirs.fault_value, theirs.inside_message, theirs.leaves_pieces)
+            assert (ours.fault, ours.fault_value, ours.inside_message, ours.leaves_pieces) == state
 
 
 @given(st.lists(st.one_of(st.binary(max_size=60), st.binary(max_size=45).map(message))))
