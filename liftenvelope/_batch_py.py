@@ -2,7 +2,7 @@
 
 Columns come in as Python sequences or as the buffers of Arrow arrays, and go out as the buffers of Arrow
 arrays (https://arrow.apache.org/docs/format/Columnar.html) or as NATS PUB commands. No pyarrow here: the
-buffers are plain bytes.
+buffers are plain bytes. Rows as the requests of a gRPC call stand in :mod:`liftenvelope._requests_py`.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from liftenvelope._checks import as_bytes, as_text, storable_headers
 from liftenvelope._envelope_py import new_message, unmarshal_ack, unmarshal_message
 from liftenvelope._payloads_py import read_message
+from liftenvelope._requests_py import Requests
 from liftenvelope._wire import MAX_ENVELOPE
 from liftenvelope.errors import EnvelopeError, EnvelopeTooLargeError, UsageError
 
@@ -460,6 +461,7 @@ __all__ = [
     "Envelopes",
     "HeaderColumn",
     "MessageColumns",
+    "Requests",
     "StoredColumns",
     "encode_row",
     "row_headers",

@@ -3,7 +3,7 @@
 :class:`NatsRows` reads what a NATS server sends on a connection, and :class:`StoredRows` what a Liftbridge
 server sends on one gRPC call. Both are fed pieces of any size, take what belongs to the batch, and say why
 they stopped. What ends up in the columns is known of every row, so that a read can go on at the exact next
-offset over another connection.
+offset over another connection. :class:`~liftenvelope._calls_py.PublishAcks` stands beside them.
 """
 
 from __future__ import annotations
@@ -14,28 +14,29 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, final
 
 from liftenvelope._batch_py import TextBuffers, text_buffers, validity_bits
+from liftenvelope._calls_py import (
+    BROKEN,
+    DONE,
+    FULL,
+    LINE,
+    LOST,
+    MORE,
+    MessageReader,
+    PublishAcks,
+    piece_of,
+)
 from liftenvelope._envelope_py import unmarshal_message
 from liftenvelope._payloads_py import read_message
-from liftenvelope.errors import EnvelopeError, EnvelopeTooLargeError, UsageError
+from liftenvelope.errors import EnvelopeError, EnvelopeTooLargeError
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-__all__ = ["BROKEN", "DONE", "FULL", "LINE", "LOST", "MORE", "NatsRows", "StoredRows"]
-
-#: Why feeding stopped: more bytes are wanted; the batch is full; something that is not a message of this read
-#: comes next; all that was asked for has come; a message was left out; what came is not what it should be.
-MORE: Final = 0
-FULL: Final = 1
-LINE: Final = 2
-DONE: Final = 3
-LOST: Final = 4
-BROKEN: Final = 5
+__all__ = ["BROKEN", "DONE", "FULL", "LINE", "LOST", "MORE", "NatsRows", "PublishAcks", "StoredRows"]
 
 _MODE_NONE: Final = 0
 _LONGEST_LINE: Final = 65_536
 _CRLF: Final = 2
-_PREFIX: Final = 5
 _MAX_ENVELOPE: Final = 0x7FFFFFFF
 _LARGEST: Final = 2**63 - 1
 _MSG: Final = re.compile(rb"MSG ([^\s]+) (\d{1,18}) (?:([^\s]+) )?()(\d{1,18})")
@@ -223,12 +224,6 @@ class _Reader:
         """(rows, first and last offset, gaps, columns) of the batch; the next one begins."""
         return self._batch.take()
 
-    def _piece(self, view: Buffer, start: int, end: int) -> bytes:
-        data = memoryview(view).cast("B")
-        if not 0 <= start <= end <= len(data):
-            raise UsageError(f"{start} to {end} are not a part of {len(data)} bytes")
-        return bytes(data[:end])
-
     def _close_gap(self, offset: int) -> None:
         if offset > self.next_offset:
             self._batch.gaps.append((self.next_offset, offset))
@@ -284,7 +279,7 @@ class NatsRows(_Reader):
 
     def feed(self, view: Buffer, start: int, end: int) -> tuple[int, int]:
         """Go on at start, as far as end; returns why it stopped, and where."""
-        data, at = self._piece(view, start, end), start
+        data, at = piece_of(view, start, end), start
         self.need = 0
         while not self._batch.is_full:
             if self._is_done:
@@ -354,7 +349,7 @@ class NatsRows(_Reader):
 
 
 @final
-class StoredRows(_Reader):
+class StoredRows(MessageReader, _Reader):
     """Messages of one subscription, out of the bytes of a gRPC call, into columns.
 
     Args:
@@ -378,54 +373,21 @@ class StoredRows(_Reader):
         max_message: int,
         _allocate: Callable[[int], Any],
     ) -> None:
-        super().__init__(wanted, max_rows, max_bytes)
-        self._max_message = max_message
-        self._part = b""
+        _Reader.__init__(self, wanted, max_rows, max_bytes)
+        MessageReader.__init__(self, max_message)
         self.stands = False
-        self.bad = b""
 
     def follow(self, next_offset: int, stop: int) -> None:
         """Take the messages of a new subscription, from an offset on, up to another one; -1 for no end."""
         self.next_offset, self._stop = next_offset, stop
         self.stands, self._part = False, b""
 
-    @property
-    def inside_message(self) -> bool:
-        """Whether what came last was not the end of a message."""
-        return bool(self._part)
+    def wants(self) -> int:
+        if self._batch.is_full:
+            return FULL
+        return DONE if self._is_done else MORE
 
-    def feed(self, view: Buffer, start: int, end: int) -> tuple[int, int]:
-        """Go on at start, as far as end; returns why it stopped, and where."""
-        before, at = len(self._part), 0
-        data = self._part + self._piece(view, start, end)[start:]
-        # Places in data lie so far from those in the view.
-        shift = start - before
-        while not self._batch.is_full:
-            if self._is_done:
-                return DONE, max(at + shift, start)
-            size = self._message_size(data, at)
-            if size < 0:
-                return BROKEN, at + shift
-            if size > len(data) - at:
-                self._part = data[at:]
-                return MORE, end
-            self._part = b""
-            message, at = data[at + _PREFIX : at + size], at + size
-            state = self._take(message)
-            if state != MORE:
-                return state, at + shift
-        return FULL, max(at + shift, start)
-
-    def _message_size(self, data: bytes, at: int) -> int:
-        if len(data) - at < _PREFIX:
-            return len(data) - at + 1
-        size = int.from_bytes(data[at + 1 : at + _PREFIX], "big")
-        if data[at] or size > self._max_message:
-            self.bad = data[at : at + _PREFIX]
-            return -1
-        return size + _PREFIX
-
-    def _take(self, raw: bytes) -> int:
+    def take_message(self, raw: bytes) -> int:
         if not self.stands and not raw:
             self.stands = True
             return MORE

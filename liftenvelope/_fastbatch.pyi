@@ -68,6 +68,24 @@ class Envelopes:
     def frames(self, start: int, stop: int, subjects: list[bytes], which: Buffer | None) -> bytes: ...
 
 @final
+class Requests:
+    @property
+    def length(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
+    def __new__(
+        cls,
+        stream: bytes,
+        values: Column,
+        keys: Column | None,
+        headers: HeaderColumn | None,
+        partitions: Buffer,
+        ack_policy: int,
+        ident: bytes,
+    ) -> Requests: ...
+    def frames(self, start: int, stop: int, number: int, limit: int, longest: int) -> tuple[int, bytes]: ...
+
+@final
 class MessageColumns:
     @property
     def bad(self) -> list[int]: ...

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from liftenvelope._backend import batch
-from liftenvelope._checks import as_bytes, as_int64, as_list, as_optional_text
+from liftenvelope._checks import as_bytes, as_int64, as_list, as_optional_text, as_text
 from liftenvelope._extras import require
 from liftenvelope._payloads_py import read_stored
 from liftenvelope.envelope import unmarshal_ack, unmarshal_message
@@ -40,6 +40,7 @@ __all__ = [
     "decode_batch",
     "encode_batch",
     "encoded_columns",
+    "request_columns",
     "stored_batch",
 ]
 
@@ -185,6 +186,35 @@ def encoded_columns(
         int(as_request_policy("ack_policy", ack_policy)),
         _offsets(expected_offsets, rows.length),
         crc,
+    )
+
+
+def request_columns(
+    stream: str, values: Any, *, keys: Any, headers: Any, partitions: memoryview, policy: int, ident: str
+) -> Any:
+    """Rows as the requests that publish them on a Liftbridge stream, not yet written anywhere.
+
+    Args:
+        stream: Its name.
+        values: As for :func:`encode_batch`, but none may be null.
+        keys: See there.
+        headers: See there.
+        partitions: The partition of each row, as 32-bit integers.
+        policy: When the acks are sent.
+        ident: What the correlation ids begin with.
+
+    Raises:
+        UsageError: See there; also for headers that the server sets itself.
+        EnvelopeTooLargeError: See there.
+    """
+    return batch.Requests(
+        as_text("stream", stream).encode(),
+        _column(values, "values"),
+        None if keys is None else _column(keys, "keys"),
+        None if headers is None else _header_column(headers),
+        partitions,
+        policy,
+        ident.encode(),
     )
 
 

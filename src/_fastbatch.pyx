@@ -33,6 +33,7 @@ cdef extern from "Python.h":
 
 from liftenvelope._batch_py import encode_row, row_headers
 from liftenvelope._checks import as_bytes, as_text
+from liftenvelope._requests_py import request_row
 from liftenvelope.errors import EnvelopeTooLargeError, InternalError, UsageError
 
 crc32c_init()
@@ -291,8 +292,25 @@ cdef class HeaderColumn:
 
 # Encoding
 
-# Added to a size: encode_row() knows what is wrong with the row.
+# Added to a size: encode_row() or request_row() knows what is wrong with the row.
 cdef int64_t FAULTY = <int64_t>1 << 56
+
+
+cdef int require_length(Py_ssize_t length, str name, Py_ssize_t values) except -1:
+    if length != values:
+        raise UsageError(f"{name} has {length} rows, values {values}")
+    return 0
+
+
+cdef Rows rows_of(Column column, str name, Py_ssize_t values) except *:
+    cdef Rows rows
+    if column is not None:
+        require_length(column.length, name, values)
+        return column.rows
+    memset(&rows, 0, sizeof(Rows))
+    rows.items = &NOTHING
+    rows.utf8 = True
+    return rows
 
 
 @cython.final
@@ -318,11 +336,11 @@ cdef class Envelopes:
         self.length = values.length
         self.policy, self.crc = ack_policy, crc
         self.values = values.rows
-        self.keys = self.rows_of(keys, "keys")
-        self.ack_inboxes = self.rows_of(ack_inboxes, "ack_inboxes")
-        self.correlation_ids = self.rows_of(correlation_ids, "correlation_ids")
+        self.keys = rows_of(keys, "keys", self.length)
+        self.ack_inboxes = rows_of(ack_inboxes, "ack_inboxes", self.length)
+        self.correlation_ids = rows_of(correlation_ids, "correlation_ids", self.length)
         if headers is not None:
-            self.require_length(headers.length, "headers")
+            require_length(headers.length, "headers", self.length)
             self.headers, self.has_headers = headers.rows, True
         self.keep = values, keys, headers, ack_inboxes, correlation_ids, self.take_offsets(expected_offset)
         self.make_prefix()
@@ -333,21 +351,6 @@ cdef class Envelopes:
 
     def __dealloc__(self):
         free(self.sizes)
-
-    cdef int require_length(self, Py_ssize_t length, str name) except -1:
-        if length != self.length:
-            raise UsageError(f"{name} has {length} rows, values {self.length}")
-        return 0
-
-    cdef Rows rows_of(self, Column column, str name) except *:
-        cdef Rows rows
-        if column is not None:
-            self.require_length(column.length, name)
-            return column.rows
-        memset(&rows, 0, sizeof(Rows))
-        rows.items = &NOTHING
-        rows.utf8 = True
-        return rows
 
     cdef object take_offsets(self, expected):
         if isinstance(expected, int):
@@ -519,13 +522,134 @@ cdef class Envelopes:
             p[0] = TAG_VALUE
             p = put_bulk(put_varint(p + 1, <uint64_t>value.n), value.p, value.n)
         if self.has_headers:
-            p = put_headers(p, &self.headers, i)
+            p = put_headers(p, TAG_HEADERS, &self.headers, i)
         p = put_slice(p, TAG_ACK_INBOX, inbox.p, inbox.n)
         p = put_slice(p, TAG_CORRELATION_ID, ident.p, ident.n)
         p = put_number(p, TAG_ACK_POLICY, self.policy)
         if self.crc:
             put_checksum(begin, p)
         return p
+
+
+@cython.final
+cdef class Requests:
+    """Rows that are to be published over gRPC: checked and measured when it is made, written in spans."""
+
+    cdef Rows values, keys
+    cdef HeaderRows headers
+    cdef tuple keep              # what the rows lie in, and the texts that they share
+    cdef Slice stream, ident
+    cdef const int32_t* partitions
+    cdef int32_t policy
+    cdef bint has_headers
+    cdef int64_t* sizes          # of each request, but for its correlation id
+    cdef readonly Py_ssize_t length
+    cdef readonly Py_ssize_t nbytes  # of all values together
+
+    def __cinit__(self, bytes stream not None, Column values not None, Column keys, HeaderColumn headers,
+                  partitions, int32_t ack_policy, bytes ident not None):
+        view = viewed_as(partitions, 4)
+        self.length, self.nbytes, self.policy = values.length, values.nbytes, ack_policy
+        self.values, self.keys = values.rows, rows_of(keys, "keys", self.length)
+        if headers is not None:
+            require_length(headers.length, "headers", self.length)
+            self.headers, self.has_headers = headers.rows, True
+        require_length(span(view).n >> 2, "partitions", self.length)
+        self.partitions = <const int32_t*>span(view).p
+        self.stream.p, self.stream.n = <const uint8_t*>PyBytes_AS_STRING(stream), PyBytes_GET_SIZE(stream)
+        self.ident.p, self.ident.n = <const uint8_t*>PyBytes_AS_STRING(ident), PyBytes_GET_SIZE(ident)
+        self.keep = stream, values, keys, headers, view, ident
+        self.sizes = <int64_t*>malloc(<size_t>(self.length + 1) * sizeof(int64_t))
+        if self.sizes == NULL:
+            raise MemoryError
+        self.measure()
+
+    def __dealloc__(self):
+        free(self.sizes)
+
+    cdef measure(self):
+        cdef Py_ssize_t i, fixed = (
+            slice_size(self.stream.n) + number_size(self.policy) + number_size(-1)
+            + constant_size(&self.values) + constant_size(&self.keys)
+        )
+        with nogil:
+            for i in range(self.length):
+                self.sizes[i] = fixed + number_size(self.partitions[i])
+            add_sizes(self.sizes, &self.values, self.length)
+            add_sizes(self.sizes, &self.keys, self.length)
+            for i in range(self.length):
+                if row_at(&self.values, i).p == NULL:
+                    self.sizes[i] += FAULTY
+            if self.has_headers:
+                for i in range(self.length):
+                    self.sizes[i] += FAULTY if has_server_header(&self.headers, i) else headers_size(
+                        &self.headers, i, FAULTY)
+        for i in range(self.length):
+            if self.sizes[i] > MAX_ENVELOPE:
+                self.explain(i)
+
+    cdef explain(self, Py_ssize_t i):
+        """Raise what the twin has to say about a faulty row."""
+        if self.sizes[i] < FAULTY:
+            raise EnvelopeTooLargeError(f"row {i}: a request holds at most {MAX_ENVELOPE} bytes")
+        stream, values, keys, headers, _, _ = self.keep
+        request_row(i, stream, values.row(i), None if keys is None else keys.row(i),
+                    None if headers is None else (<HeaderColumn>headers).row(i), 0, self.policy, b"")
+        raise InternalError(f"the batch codec refused row {i}, which the codec takes")
+
+    cdef inline Py_ssize_t size_of(self, Py_ssize_t i, int64_t number) noexcept nogil:
+        return <Py_ssize_t>self.sizes[i] + slice_size(self.ident.n + digits(<Py_ssize_t>number))
+
+    def frames(self, Py_ssize_t start, Py_ssize_t stop, int64_t number, Py_ssize_t limit, Py_ssize_t longest):
+        """The requests of a span, each with its prefix; see the twin."""
+        cdef Py_ssize_t i = start, size, total = 0
+        cdef uint8_t* p
+        if not 0 <= start <= stop <= self.length or number < 0:
+            raise UsageError(f"rows {start} to {stop} are not a span of {self.length} rows")
+        while i < stop:
+            size = self.size_of(i, number + i - start)
+            if size > longest or (i > start and size > limit - total):
+                break
+            total += size + 5
+            i += 1
+        cdef bytes out = PyBytes_FromStringAndSize(NULL, total)
+        p, stop = <uint8_t*>PyBytes_AS_STRING(out), i
+        with nogil:
+            for i in range(start, stop):
+                p = self.put(p, i, number + i - start)
+        return stop, out
+
+    cdef inline uint8_t* put(self, uint8_t* p, Py_ssize_t i, int64_t number) noexcept nogil:
+        cdef Slice key = row_at(&self.keys, i), value = row_at(&self.values, i)
+        cdef Py_ssize_t size = self.size_of(i, number), count = digits(<Py_ssize_t>number)
+        p[0] = 0
+        p[1] = <uint8_t>(size >> 24)
+        p[2] = <uint8_t>(size >> 16)
+        p[3] = <uint8_t>(size >> 8)
+        p[4] = <uint8_t>size
+        p = put_slice(p + 5, TAG_Q_KEY, key.p, key.n)
+        if value.n:
+            p[0] = TAG_Q_VALUE
+            p = put_bulk(put_varint(p + 1, <uint64_t>value.n), value.p, value.n)
+        p = put_slice(p, TAG_Q_STREAM, self.stream.p, self.stream.n)
+        p = put_number(p, TAG_Q_PARTITION, self.partitions[i])
+        if self.has_headers:
+            p = put_headers(p, TAG_Q_HEADERS, &self.headers, i)
+        p[0] = TAG_Q_CORRELATION_ID
+        p = put_raw(put_varint(p + 1, <uint64_t>(self.ident.n + count)), self.ident.p, self.ident.n)
+        p = put_digits(p, <Py_ssize_t>number, count)
+        p = put_number(p, TAG_Q_ACK_POLICY, self.policy)
+        return put_number(p, TAG_Q_EXPECTED_OFFSET, -1)
+
+
+cdef bint has_server_header(const HeaderRows* rows, Py_ssize_t i) noexcept nogil:
+    cdef Py_ssize_t j
+    cdef Slice name
+    for j in range(rows.starts[i], rows.starts[i] + header_count(rows, i)):
+        name = row_at(&rows.names, j)
+        if name.p != NULL and is_server_header(name):
+            return True
+    return False
 
 
 # Decoding

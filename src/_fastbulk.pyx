@@ -620,25 +620,22 @@ cdef class NatsRows:
 
 # Liftbridge
 
+include "_messages.pxi"
+
+
 @cython.final
-cdef class StoredRows:
+cdef class StoredRows(_Messages):
     """Messages of one subscription, out of the bytes of a gRPC call, into columns."""
 
     cdef _Rows batch
-    cdef Py_ssize_t max_message
     cdef int64_t stop
     cdef readonly int64_t next_offset
     cdef readonly bint stands       # whether the server's first message, which is empty, has come
-    cdef readonly bytes bad         # the message that is none, or is too long
-    cdef _Memory part               # the beginning of a message that came in part, with its prefix
-    cdef Py_ssize_t part_need
 
     def __cinit__(self, wanted, Py_ssize_t max_rows, Py_ssize_t max_bytes, Py_ssize_t max_message, allocate):
         self.batch = _Rows(wanted, max_rows, max_bytes, allocate)
-        self.max_message = max_message
+        self.cut(max_message, allocate)
         self.stop = -1
-        self.part = _Memory(allocate, 0)
-        self.bad = b""
 
     def follow(self, int64_t next_offset, int64_t stop):
         """Take the messages of a new subscription, from an offset on, and up to another one; -1 for no end."""
@@ -656,97 +653,19 @@ cdef class StoredRows:
         """How many bytes their messages had."""
         return self.batch.nbytes
 
-    @property
-    def inside_message(self):
-        """Whether what came last was not the end of a message."""
-        return self.part.n > 0
-
     def take(self):
         """(rows, first and last offset, gaps, columns) of the batch; the next one begins."""
         return self.batch.take()
 
-    def feed(self, view, Py_ssize_t start, Py_ssize_t end):
-        """Go on at start, as far as end; returns why it stopped, and where."""
-        held = memoryview(view)
-        cdef Slice data = span(held)
-        cdef Py_ssize_t at = start
-        cdef int state
-        if not 0 <= start <= end <= data.n:
-            raise UsageError(f"{start} to {end} are not a part of {data.n} bytes")
-        self.batch.begin()
-        with nogil:
-            state = self.run(data.p, &at, end)
-        if state == NO_MEMORY:
-            raise MemoryError
-        return state, at
+    cdef int begin(self) except -1:
+        return self.batch.begin()
 
-    cdef int run(self, const uint8_t* p, Py_ssize_t* at, Py_ssize_t end) noexcept nogil:
-        cdef int state = STATE_MORE
-        cdef Py_ssize_t size
-        while not self.batch.is_full():
-            if self.stop >= 0 and self.next_offset >= self.stop:
-                return STATE_DONE
-            if at[0] == end:
-                return STATE_MORE
-            if self.part.n:
-                state = self.fill(p, at, end)
-            else:
-                size = self.message_size(p + at[0], end - at[0])
-                if size < 0:
-                    return STATE_BROKEN
-                if size > end - at[0]:
-                    state = STATE_MORE if self.keep(p + at[0], end - at[0]) else NO_MEMORY
-                    at[0] = end
-                else:
-                    state = self.add(p + at[0] + PREFIX, size - PREFIX)
-                    at[0] += size
-            if state != STATE_MORE:
-                return state
-        return STATE_FULL
-
-    cdef Py_ssize_t message_size(self, const uint8_t* p, Py_ssize_t n) noexcept nogil:
-        """With its prefix; one more than there is where that has not come; -1 for what must not."""
-        cdef Py_ssize_t size
-        if n < PREFIX:
-            return n + 1
-        size = (<Py_ssize_t>p[1] << 24) | (<Py_ssize_t>p[2] << 16) | (<Py_ssize_t>p[3] << 8) | <Py_ssize_t>p[4]
-        if p[0] != 0 or size > self.max_message:
-            self.show(p, PREFIX)
-            return -1
-        return size + PREFIX
-
-    cdef void show(self, const uint8_t* p, Py_ssize_t n) noexcept with gil:
-        self.bad = PyBytes_FromStringAndSize(<const char*>p, n)
-
-    cdef bint keep(self, const uint8_t* p, Py_ssize_t n) noexcept nogil:
-        if not self.part.fits(n, 0):
-            return False
-        memcpy(self.part.p + self.part.n, p, <size_t>n)
-        self.part.n += n
-        return True
-
-    cdef int fill(self, const uint8_t* p, Py_ssize_t* at, Py_ssize_t end) noexcept nogil:
-        """Go on with the message that came in part."""
-        cdef Py_ssize_t size = PREFIX, n
-        if self.part.n >= PREFIX:
-            size = self.message_size(self.part.p, self.part.n)
-            if size < 0:
-                return STATE_BROKEN
-        n = min(size - self.part.n, end - at[0])
-        if not self.keep(p + at[0], n):
-            return NO_MEMORY
-        at[0] += n
-        if self.part.n >= PREFIX:
-            size = self.message_size(self.part.p, self.part.n)
-            if size < 0:
-                return STATE_BROKEN
-            if size == self.part.n:
-                self.part.n = 0
-                return self.add(self.part.p + PREFIX, size - PREFIX)
-        return STATE_MORE
+    cdef int wants(self) noexcept nogil:
+        if self.batch.is_full():
+            return STATE_FULL
+        return STATE_DONE if 0 <= self.stop <= self.next_offset else STATE_MORE
 
     cdef int add(self, const uint8_t* p, Py_ssize_t n) noexcept nogil:
-        """Take a message that is whole."""
         cdef Row row
         if not self.stands and n == 0:
             self.stands = True
@@ -772,3 +691,112 @@ cdef class StoredRows:
         if offset > self.next_offset:
             self.batch.add_gap(self.next_offset, offset)
             self.next_offset = offset
+
+
+@cython.final
+cdef class PublishAcks(_Messages):
+    """What becomes of the requests of one PublishAsync call, by the numbers that their ids end with."""
+
+    cdef tuple texts
+    cdef Slice stream, ident        # the name of the stream, and what the ids begin with
+    cdef int32_t* slots             # of each number: its partition + 1 while nothing is known of it, else 0
+    cdef Py_ssize_t mask
+    cdef int64_t* spans             # of each partition: the first and the last offset; -1 for none
+    cdef Py_ssize_t partitions, window
+    cdef list refusals
+    cdef readonly int64_t next, oldest, acked
+    cdef readonly Py_ssize_t pending
+
+    def __cinit__(self, bytes stream not None, bytes ident not None, Py_ssize_t window, Py_ssize_t partitions,
+                  Py_ssize_t max_message, allocate):
+        cdef Py_ssize_t i, size = 1
+        if window < 1 or partitions < 1:
+            raise UsageError(f"a window of {window} for {partitions} partitions")
+        while size < window:
+            size *= 2
+        self.cut(max_message, allocate)
+        self.texts, self.stream, self.ident = (stream, ident), as_slice(stream), as_slice(ident)
+        self.window, self.partitions, self.refusals, self.mask = window, partitions, [], size - 1
+        self.slots = <int32_t*>calloc(<size_t>size, sizeof(int32_t))
+        self.spans = <int64_t*>malloc(<size_t>partitions * 2 * sizeof(int64_t))
+        if self.slots == NULL or self.spans == NULL:
+            raise MemoryError
+        for i in range(2 * partitions):
+            self.spans[i] = -1
+
+    def __dealloc__(self):
+        free(self.slots)
+        free(self.spans)
+
+    @property
+    def room(self):
+        """How many more may be sent."""
+        return self.window - (self.next - self.oldest)
+
+    def sent(self, partitions, Py_ssize_t start, Py_ssize_t stop):
+        """Note that rows are sent, whose partitions stand in a buffer of 32-bit integers."""
+        held = memoryview(partitions)
+        cdef Slice data = span(held)
+        cdef int32_t partition
+        cdef Py_ssize_t i
+        if not 0 <= start <= stop <= data.n >> 2 or stop - start > self.window - (self.next - self.oldest):
+            raise UsageError(f"{start} to {stop} are not a span of {data.n >> 2} rows that there is room for")
+        for i in range(start, stop):
+            memcpy(&partition, data.p + 4 * i, 4)
+            if not 0 <= partition < self.partitions:
+                raise UsageError(f"partition {partition} is not one of {self.partitions}")
+        for i in range(start, stop):
+            memcpy(&partition, data.p + 4 * i, 4)
+            self.slots[self.next & self.mask] = partition + 1
+            self.next += 1
+        self.pending += stop - start
+
+    def refused(self):
+        """(number, answer) of those that were refused since this was asked last."""
+        found, self.refusals = self.refusals, []
+        return found
+
+    def offsets(self):
+        """By partition, the first and the last offset that was acked."""
+        return {i: (self.spans[2 * i], self.spans[2 * i + 1]) for i in range(self.partitions)
+                if self.spans[2 * i] >= 0}
+
+    cdef int add(self, const uint8_t* p, Py_ssize_t n) noexcept nogil:
+        cdef ResponseFields answer
+        cdef int64_t number
+        cdef int32_t partition
+        if not parse_response(p, p + n, &answer):
+            self.show(p, n)
+            return STATE_BROKEN
+        if not self.number_of(&answer, &number):
+            return STATE_MORE  # not one of those that are waited for
+        partition = self.slots[number & self.mask] - 1
+        if not answer.has_error and not (answer.has_ack and same_bytes(answer.ack.stream, self.stream)):
+            return STATE_MORE  # of another stream that records the subject
+        self.slots[number & self.mask] = 0
+        self.pending -= 1
+        while self.oldest < self.next and self.slots[self.oldest & self.mask] == 0:
+            self.oldest += 1
+        if answer.has_error or answer.ack.error:
+            self.refuse(number, p, n)
+        else:
+            self.acked += 1
+            self.note(self.spans + 2 * partition, answer.ack.offset)
+        return STATE_MORE
+
+    cdef inline bint number_of(self, const ResponseFields* answer, int64_t* number) noexcept nogil:
+        """Which request it answers; false where that is none that an answer is missing for."""
+        cdef Slice given = answer.correlation_id if answer.correlation_id.n else answer.ack.correlation_id
+        cdef Py_ssize_t n = self.ident.n
+        if not begins(given.p, given.n, <const char*>self.ident.p, n) or not get_digits(given.p + n, given.n - n, number):
+            return False
+        return self.oldest <= number[0] < self.next and self.slots[number[0] & self.mask] != 0
+
+    cdef inline void note(self, int64_t* spans, int64_t offset) noexcept nogil:
+        if spans[0] < 0 or offset < spans[0]:
+            spans[0] = offset
+        if offset > spans[1]:
+            spans[1] = offset
+
+    cdef void refuse(self, int64_t number, const uint8_t* p, Py_ssize_t n) noexcept with gil:
+        self.refusals.append((number, PyBytes_FromStringAndSize(<const char*>p, n)))

@@ -5,7 +5,7 @@ from libc.stdlib cimport free, malloc
 from libc.string cimport memcmp, memcpy, memset
 
 from _cursor cimport (
-    MAX_HEADER_KEY, MAX_HEADERS, TAG_HEADERS, Slice, entry_size, is_ascii, put_entry, put_raw, slice_size, valid_utf8,
+    MAX_HEADER_KEY, MAX_HEADERS, Slice, entry_size, is_ascii, put_entry, put_raw, slice_size, valid_utf8,
     varint_size
 )
 
@@ -260,13 +260,13 @@ cdef inline int64_t headers_size(const HeaderRows* rows, Py_ssize_t i, int64_t f
 
 # Writing
 
-cdef inline uint8_t* put_headers(uint8_t* p, const HeaderRows* rows, Py_ssize_t i) noexcept nogil:
+cdef inline uint8_t* put_headers(uint8_t* p, uint8_t tag, const HeaderRows* rows, Py_ssize_t i) noexcept nogil:
     cdef Py_ssize_t j, begin = rows.starts[i]
     cdef Slice name, value
     for j in range(begin, begin + header_count(rows, i)):
         name = row_at(&rows.names, j)
         value = row_at(&rows.values, j)
-        p = put_entry(p, TAG_HEADERS, name.p, name.n, value.p, value.n)
+        p = put_entry(p, tag, name.p, name.n, value.p, value.n)
     return p
 
 
@@ -299,18 +299,23 @@ cdef inline Py_ssize_t digits(Py_ssize_t number) noexcept nogil:
     return count
 
 
+cdef inline uint8_t* put_digits(uint8_t* p, Py_ssize_t number, Py_ssize_t count) noexcept nogil:
+    """A number that has so many decimal digits."""
+    cdef Py_ssize_t i
+    for i in range(count - 1, -1, -1):
+        p[i] = <uint8_t>(48 + number % 10)
+        number //= 10
+    return p + count
+
+
 cdef inline Py_ssize_t command_size(Py_ssize_t subject, Py_ssize_t payload) noexcept nogil:
     # "PUB subject size\r\n", and the "\r\n" after the payload
     return 4 + subject + 1 + digits(payload) + 2 + 2
 
 
 cdef inline uint8_t* put_pub(uint8_t* p, Slice subject, Py_ssize_t payload) noexcept nogil:
-    cdef Py_ssize_t left = payload if payload > 0 else 0, count = digits(left), i
+    cdef Py_ssize_t size = payload if payload > 0 else 0
     p = put_raw(p, <const uint8_t*>"PUB ", 4)
     p = put_raw(p, subject.p, subject.n)
     p[0] = b" "
-    p += 1
-    for i in range(count - 1, -1, -1):
-        p[i] = <uint8_t>(48 + left % 10)
-        left //= 10
-    return put_raw(p + count, <const uint8_t*>"\r\n", 2)
+    return put_raw(put_digits(p + 1, size, digits(size)), <const uint8_t*>"\r\n", 2)

@@ -1,0 +1,126 @@
+"""Rows as the requests of a gRPC call in plain Python: the reference for ``src/_fastbatch.pyx``."""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING
+
+from liftenvelope._payloads_py import publish_request
+from liftenvelope._wire import SERVER_HEADERS
+from liftenvelope.errors import EnvelopeTooLargeError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from typing_extensions import Buffer
+
+    from liftenvelope._batch_py import Column, HeaderColumn
+
+__all__ = ["Requests", "request_row"]
+
+
+def request_row(
+    i: int,
+    stream: bytes,
+    value: bytes | None,
+    key: bytes | None,
+    headers: Mapping[bytes | None, bytes | None] | None,
+    partition: int,
+    ack_policy: int,
+    correlation_id: bytes,
+) -> bytes:
+    """The PublishRequest of one row; an error names the row. Used by both twins."""
+    if value is None:
+        raise UsageError(f"row {i} has no value")
+    try:
+        if headers and None in headers:
+            raise UsageError(f"row {i}: a header name is null")
+        named = {
+            name.decode(): content or b"" for name, content in (headers or {}).items() if name is not None
+        }
+        for name in SERVER_HEADERS:
+            if name in named:
+                text = f"row {i}: header {name!r}: the server puts its own in its place; take another name"
+                raise UsageError(text)
+        return publish_request(
+            stream.decode(),
+            value,
+            key=key,
+            headers=named,
+            partition=partition,
+            correlation_id=correlation_id.decode(),
+            ack_policy=ack_policy,
+        )
+    except UnicodeDecodeError:
+        raise UsageError(f"row {i}: a string is not valid UTF-8") from None
+    except EnvelopeTooLargeError as exc:
+        raise EnvelopeTooLargeError(f"row {i}: {exc}") from None
+
+
+class Requests:
+    """Rows that are to be published over gRPC: checked and measured when it is made, written in spans.
+
+    Args:
+        stream: Name of the stream.
+        values: The values; none of them is null.
+        keys: The keys.
+        headers: The headers.
+        partitions: The number of each row's partition, as 32-bit integers.
+        ack_policy: When the acks are sent.
+        ident: What the correlation ids begin with.
+
+    Attributes:
+        length: How many rows there are.
+        nbytes: How many bytes the values have together.
+    """
+
+    def __init__(
+        self,
+        stream: bytes,
+        values: Column,
+        keys: Column | None,
+        headers: HeaderColumn | None,
+        partitions: Buffer,
+        ack_policy: int,
+        ident: bytes,
+    ) -> None:
+        self.length, self.nbytes = values.length, values.nbytes
+        self._stream, self._policy, self._ident = stream, ack_policy, ident
+        raw = bytes(partitions)
+        lengths = {"keys": keys and keys.length, "headers": headers and headers.length}
+        for name, length in {**lengths, "partitions": len(raw) >> 2}.items():
+            if length is not None and length != self.length:
+                raise UsageError(f"{name} has {length} rows, values {self.length}")
+        self._partitions = struct.unpack_from(f"={self.length}i", raw)
+        self._rows = [
+            (value, None if keys is None else keys.rows[i], None if headers is None else headers.rows[i])
+            for i, value in enumerate(values.rows)
+        ]
+        for i in range(self.length):
+            self._request(i, b"")
+
+    def _request(self, i: int, ident: bytes) -> bytes:
+        value, key, headers = self._rows[i]
+        return request_row(i, self._stream, value, key, headers, self._partitions[i], self._policy, ident)
+
+    def frames(self, start: int, stop: int, number: int, limit: int, longest: int) -> tuple[int, bytes]:
+        """The requests of a span, each with its gRPC prefix, and where the span ends for now.
+
+        Args:
+            start: The first row.
+            stop: The row after the last.
+            number: What the first row's correlation id ends with; those of the others count up.
+            limit: After how many bytes no further one is written, but for the first.
+            longest: How many bytes one may have. The span ends before a longer one.
+        """
+        if not 0 <= start <= stop <= self.length or number < 0:
+            raise UsageError(f"rows {start} to {stop} are not a span of {self.length} rows")
+        out, total = bytearray(), 0
+        for i in range(start, stop):
+            request = self._request(i, b"%b%d" % (self._ident, number + i - start))
+            size = len(request)
+            if size > longest or (i > start and size > limit - total):
+                return i, bytes(out)
+            total += size + 5
+            out += b"\0" + size.to_bytes(4, "big") + request
+        return stop, bytes(out)
