@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from liftenvelope.bulk._jetstream import JetStreamSource
 from liftenvelope.bulk._jetstream_write import MODES, JetStreamWrite, WriteMode
+from liftenvelope.bulk._liftbridge_write import LiftbridgeWrite
 from liftenvelope.bulk.access import Access, Kind, Source, Target, find_target
-from liftenvelope.bulk.errors import WriteFailedError
-from liftenvelope.bulk.outgoing import Rows, Written, batches_of, open_rows, published, rows_of
+from liftenvelope.bulk.outgoing import Written, batches_of, open_rows, published
 from liftenvelope.bulk.ranges import Progress
 from liftenvelope.bulk.reading import OnProgress
 from liftenvelope.client.blocking import BlockingClient, connect_blocking
 from liftenvelope.client.options import check_count
-from liftenvelope.client.publish_many import OutgoingMessage
 from liftenvelope.errors import UsageError, UsageTypeError
 from liftenvelope.jetstream._publish_frames import header_block
 from liftenvelope.types import AckPolicy
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["open_client", "write"]
 
 #: How many rows are made ready at a time.
-_ROWS = 1024
+_PORTION = 8192
 
 
 def write(
@@ -108,16 +107,20 @@ def write(
             mode=mode,
         )
         return _write_jetstream(job, published(reader), progress)
-    options: dict[str, Any] = {
-        "partition": partition,
-        "partitioner": partitioner,
-        "ack_policy": ack_policy,
-        "max_in_flight": max_in_flight,
-    }
-    if isinstance(source, BlockingClient):
-        return _write_liftbridge(source, stream, reader, progress, options)
-    with open_client(target) as client:
-        return _write_liftbridge(client, stream, reader, progress, options)
+    owner = source._async._options if isinstance(source, BlockingClient) else None
+    return _write_liftbridge(
+        LiftbridgeWrite(
+            target,
+            stream,
+            partition=partition,
+            partitioner=partitioner,
+            ack_policy=ack_policy,
+            max_in_flight=max_in_flight,
+            ack_wait=target.access.timeout if owner is None else owner.ack_wait,
+        ),
+        reader,
+        progress,
+    )
 
 
 def _check_options(
@@ -183,38 +186,16 @@ def open_client(target: Target) -> BlockingClient:
 
 
 def _write_liftbridge(
-    client: BlockingClient,
-    stream: str,
-    reader: pa.RecordBatchReader,
-    progress: OnProgress | None,
-    options: dict[str, Any],
+    job: LiftbridgeWrite, reader: pa.RecordBatchReader, progress: OnProgress | None
 ) -> Written:
-    taken = [0]
-
-    def messages() -> Iterator[OutgoingMessage]:
-        done = 0
-        for batch in batches_of(reader, _ROWS):
-            rows = rows_of(batch)
-            yield from _messages(rows)
-            done += len(rows.values)
-            taken[0] += sum(map(len, rows.values))
+    done = 0
+    try:
+        job.open()
+        for batch in batches_of(reader, _PORTION):
+            job.add(batch)
+            done += batch.num_rows
             if progress is not None:
-                progress(Progress(done, taken[0], done, None))
-
-    summary = client.publish_many(stream, messages(), on_error="collect", **options)
-    if summary.failed:
-        row, error = summary.failed[0]
-        unknown = sum(bool(getattr(one, "sent", False)) for _, one in summary.failed)
-        text = f"{stream}: {summary.acked} rows are stored, {len(summary.failed)} are not; row {row}: {error}"
-        raise WriteFailedError(text, summary.acked, unknown) from error
-    return Written(summary.acked, taken[0], 0, dict(summary.offsets))
-
-
-def _messages(rows: Rows) -> Iterator[OutgoingMessage]:
-    for i, value in enumerate(rows.values):
-        yield OutgoingMessage(
-            value=value,
-            key=rows.keys[i] if rows.keys is not None else None,
-            headers=rows.headers[i] if rows.headers is not None else None,
-            partition=rows.partitions[i] if rows.partitions is not None else None,
-        )
+                progress(Progress(done, job.nbytes, done, None))
+        return job.finish()
+    finally:
+        job.close()

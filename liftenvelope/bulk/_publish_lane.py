@@ -1,0 +1,189 @@
+"""Rows on their way to a Liftbridge stream through one broker, without a Python object for each."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Any, Final
+
+from liftenvelope import _backend
+from liftenvelope.bulk.errors import ServerProtocolError
+from liftenvelope.client.failures import publish_async_error
+from liftenvelope.client.publish_checks import MAX_REQUEST
+from liftenvelope.client.publish_codec import read_publish_responses
+from liftenvelope.errors import (
+    AckTimeoutError,
+    LiftEnvelopeError,
+    MessageTooLargeError,
+    TransportError,
+    publish_error,
+)
+from liftenvelope.rpc.framing import DEFAULT_MAX_MESSAGE
+from liftenvelope.rpc.status import RpcError, StatusCode
+from liftenvelope.types import AckError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from liftenvelope.rpc.blocking import BlockingChannel, Conversation
+
+__all__ = ["Lane"]
+
+_METHOD: Final = "/proto.API/PublishAsync"
+#: How many bytes of requests are made at a time, and how many may wait for the server's windows.
+_PIECE: Final = 128 * 1024
+#: How long to wait for acks before looking at the clock, in seconds.
+_LOOK: Final = 0.5
+#: While the server has much to do, its acks are left to gather for so long: it needs the processor more.
+_GATHER: Final = 0.001
+
+
+class Lane:
+    """One PublishAsync call.
+
+    Args:
+        channel: Where it goes.
+        stream: Name of the stream.
+        ident: What the correlation ids begin with.
+        window: How many rows may be without their ack.
+        partitions: How many the stream has.
+        ack_wait: Seconds without an ack after which those that are waited for count as lost.
+
+    Attributes:
+        ident: See above.
+        acks: What has become of the rows, by their numbers on this call.
+        refusals: Rows that were refused, and why.
+
+    Raises:
+        TransportError: The broker can't be reached.
+    """
+
+    def __init__(
+        self, channel: BlockingChannel, stream: str, ident: str, window: int, partitions: int, ack_wait: float
+    ) -> None:
+        self.ident = ident
+        self._channel = channel
+        self._stream = stream
+        self._ack_wait = ack_wait
+        self._window = window
+        self.acks = _backend.bulk.PublishAcks(
+            stream.encode(), ident.encode(), window, partitions, DEFAULT_MAX_MESSAGE, bytearray
+        )
+        self.refusals: list[tuple[int, LiftEnvelopeError]] = []
+        # The number of a first row, and which rows of the table follow from there.
+        self._rows: deque[tuple[int, Sequence[int]]] = deque()
+        self._heard = time.monotonic()
+        self._call: Conversation = channel.conversation(_METHOD, pieces=True)
+
+    def close(self) -> None:
+        """End the call, and its connection."""
+        self._call.close()
+        self._channel.close()
+
+    def publish(self, requests: Any, partitions: Any, rows: Sequence[int]) -> int:
+        """Send rows, as the window has room for them; return how many were sent.
+
+        It is not all of them where one was refused, or where the call has ended without harm: all that was
+        sent has its outcome.
+
+        Args:
+            requests: The rows as requests.
+            partitions: The partition of each, in a buffer.
+            rows: The number of each in the table.
+
+        Raises:
+            TransportError: The call has ended, and of some rows the outcome is unknown.
+            AckTimeoutError: Acks have not come in time.
+        """
+        self._rows.append((self.acks.next, rows))
+        self._heard = time.monotonic()
+        self._take(self._call.take())
+        at = 0
+        while at < requests.length and not self.refusals:
+            if not self._wait_for_room(min(requests.length - at, max(1, self._window // 4))):
+                return at
+            stop = min(at + self.acks.room, requests.length)
+            end, frames = requests.frames(at, stop, self.acks.next, _PIECE, MAX_REQUEST)
+            if end == at:
+                self._refuse_long(rows[at])
+                break
+            self.acks.sent(partitions, at, end)
+            self._call.send_framed(frames, timeout=self._ack_wait)
+            at = end
+        return at
+
+    def _refuse_long(self, row: int) -> None:
+        text = f"its request has more than the {MAX_REQUEST} bytes that a server takes"
+        self.refusals.append((row, MessageTooLargeError(AckError.TOO_LARGE, text)))
+
+    def settle(self) -> None:
+        """Wait until every row that was sent has its outcome.
+
+        Raises:
+            TransportError, AckTimeoutError: As for :meth:`publish`.
+        """
+        self._heard = time.monotonic()
+        while self.acks.pending and self._receive():
+            pass
+
+    def _wait_for_room(self, wanted: int) -> bool:
+        """Wait until so many rows may be sent; return False if the call has ended and nothing is open."""
+        while self.acks.room < wanted or self._call.unsent > _PIECE or self._call.ended:
+            if not self._receive():
+                return False
+        return True
+
+    def _receive(self) -> bool:
+        """Wait for acks; return False where the call has ended and nothing is open."""
+        if self.acks.pending > self._window // 2 and not self._call.unsent:
+            time.sleep(_GATHER)
+        try:
+            pieces = self._call.receive_all(timeout=_LOOK)
+        except RpcError as exc:
+            if self._call.ended:
+                return self._ended(exc)
+            pieces = []
+        except TransportError as exc:
+            return self._ended(exc)
+        if not pieces and self._call.ended:
+            return self._ended(None)
+        self._take(pieces)
+        return True
+
+    def _ended(self, error: RpcError | TransportError | None) -> bool:
+        if not self.acks.pending and (error is None or isinstance(error, TransportError)):
+            return False
+        why = error or RpcError(StatusCode.UNAVAILABLE, "the server stopped")
+        text = f"{self._stream}: the publish stream ended: {why}; {self.acks.pending} rows have no ack"
+        raise TransportError(text, self.acks.pending, True) from error
+
+    def _take(self, pieces: list[bytes]) -> None:
+        now = time.monotonic()
+        for piece in pieces:
+            state, _ = self.acks.feed(piece, 0, len(piece))
+            if state == _backend.bulk.BROKEN:
+                raise ServerProtocolError(
+                    f"{self._stream}: the server sent what is no answer: {self.acks.bad!r}"
+                )
+            self._heard = now
+        self._take_refusals()
+        if self.acks.pending and now - self._heard >= self._ack_wait:
+            text = f"{self._stream}: no ack came for {now - self._heard:.1f} s"
+            raise AckTimeoutError(text)
+
+    def _take_refusals(self) -> None:
+        for number, answer in self.acks.refused():
+            [(_, ack, code, text)] = read_publish_responses([answer])
+            if code >= 0:  # an empty ack stands beside it
+                error: LiftEnvelopeError = publish_async_error(code, text, self._stream)
+            else:
+                assert ack is not None  # nothing else is an answer
+                error = publish_error(ack)
+            self.refusals.append((self._row(number), error))
+        while len(self._rows) > 1 and self._rows[1][0] <= self.acks.oldest:
+            self._rows.popleft()
+
+    def _row(self, number: int) -> int:
+        """Which row of the table has a number."""
+        first, rows = next(found for found in reversed(self._rows) if found[0] <= number)
+        return rows[number - first]

@@ -1,0 +1,337 @@
+"""Bulk writes to Liftbridge: where rows go, what refuses them, and what a lost server leaves known."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import liftenvelope
+from liftenvelope import bulk
+from liftenvelope.bulk import Access, WriteFailedError
+from liftenvelope.bulk._brokers import Brokers
+from liftenvelope.errors import (
+    AckTimeoutError,
+    IncorrectOffsetError,
+    MessageTooLargeError,
+    NoSuchPartitionError,
+    NoSuchStreamError,
+    ReadonlyPartitionError,
+    TransportError,
+    UsageError,
+)
+from liftenvelope.partition import KeyPartitioner
+from liftenvelope.testing import FaultProxy, LiftbridgeCluster, run_gateway, run_liftbridge
+from tests.integration.bulk_streams import bulk_threads
+
+
+@pytest.fixture
+def address(liftbridge_server: LiftbridgeCluster) -> str:
+    return liftbridge_server.addresses[0]
+
+
+def create(address: str, name: str, **options: Any) -> None:
+    with liftenvelope.connect_blocking(address) as client:
+        client.create_stream(name, name, **options)
+
+
+def table(count: int, size: int = 10) -> pa.Table:
+    return pa.table({"value": [b"%0*d" % (size, i) for i in range(count)]})
+
+
+def values(address: str, name: str, **options: Any) -> list[bytes]:
+    read = bulk.read(address, name, columns=["value"], **options).read_all()
+    found: list[bytes] = read["value"].to_pylist()
+    return found
+
+
+def show_what_is_hidden(address: str, name: str) -> None:
+    """Publish one more row to a partition whose server was killed, once that knows its streams again."""
+    limit = time.monotonic() + 60
+    while True:
+        try:
+            bulk.write(address, name, table(1), access=Access(timeout=30))
+        except NoSuchStreamError:
+            assert time.monotonic() < limit
+            time.sleep(0.05)
+        else:
+            return
+
+
+@pytest.mark.parametrize("window", [1, 7, 4000])
+def test_rows_are_stored_once_each_in_order(address: str, name: str, window: int) -> None:
+    create(address, name)
+    data = table(3000 if window > 1 else 50, 300)
+    told: list[int] = []
+    done = bulk.write(
+        address, name, data, max_in_flight=window, progress=lambda progress: told.append(progress.rows)
+    )
+    assert done == bulk.Written(data.num_rows, data.num_rows * 300, 0, {0: (0, data.num_rows - 1)})
+    assert values(address, name) == data["value"].to_pylist()
+    assert told[-1] == data.num_rows
+
+
+def test_each_kind_of_arrow_data(address: str, name: str) -> None:
+    create(address, name)
+    kinds = [
+        pa.binary(),
+        pa.large_binary(),
+        pa.string(),
+        pa.large_string(),
+        pa.binary_view(),
+        pa.string_view(),
+    ]
+    for kind in kinds:
+        whole = pa.table({"value": pa.array(["skip", "a", "", "é" * 80], kind), "key": pa.array([None] * 4)})
+        bulk.write(address, name, whole.slice(1))
+    words = pa.table({"value": pa.array(["x", "y", "x"]).dictionary_encode()})
+    bulk.write(address, name, words)
+    assert bulk.write(address, name, words.slice(0, 0)) == bulk.Written(0, 0, 0, {})
+    assert values(address, name) == [b"a", b"", "é".encode() * 80] * len(kinds) + [b"x", b"y", b"x"]
+
+
+class TestPartitions:
+    def test_they_are_chosen_as_the_client_chooses(self, address: str, name: str) -> None:
+        create(address, name, partitions=3)
+        keys = [b"k%d" % i if i % 4 else None for i in range(40)]
+        data = pa.table({"key": keys, "value": [b"%d" % i for i in range(40)]})
+        done = bulk.write(address, name, data)
+        found = [KeyPartitioner().partition(name, key, b"", 3) for key in keys]
+        assert done.offsets == {i: (0, found.count(i) - 1) for i in sorted(set(found))}
+        for partition in range(3):
+            wanted = [b"%d" % i for i in range(40) if found[i] == partition]
+            assert values(address, name, partitions=partition) == wanted
+
+    def test_rows_name_some_of_them(self, address: str, name: str) -> None:
+        create(address, name, partitions=2)
+        data = pa.table({"partition": pa.array([1, None, 1], pa.int64()), "value": ["a", "b", "c"]})
+        assert bulk.write(address, name, data, partition=0).offsets == {0: (0, 0), 1: (0, 1)}
+        assert bulk.write(address, name, data, partitioner=lambda *_: 1).offsets == {1: (2, 4)}
+        assert bulk.write(address, name, table(4), partitioner="round_robin").offsets == {
+            0: (1, 2),
+            1: (5, 6),
+        }
+
+    def test_there_is_none_of_that_number(self, address: str, name: str) -> None:
+        create(address, name)
+        with pytest.raises(NoSuchPartitionError, match="no partition 1"):
+            bulk.write(address, name, table(1), partition=1)
+        data = pa.table({"partition": [0, 2], "value": ["a", "b"]})
+        with pytest.raises(NoSuchPartitionError, match="no partition 2"):
+            bulk.write(address, name, data)
+        assert bulk.count(address, name) == 0
+
+    def test_several_brokers_lead_them(self, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        with run_liftbridge(nodes=3) as cluster:
+            create(cluster.addresses[0], name, partitions=6)
+
+            # NOT REAL: servers give all partitions of a stream the same leader at first. Each takes messages
+            # for the others, so that three calls can be used all the same.
+            def leader(_: Brokers, stream: str, partition: int, timeout: float) -> str:
+                return cluster.addresses[partition % 3]
+
+            with monkeypatch.context() as patched:
+                patched.setattr(Brokers, "leader", leader)
+                self.write_to_six(cluster.addresses[0], name)
+            data = table(5004)["value"].to_pylist()
+            for partition in range(6):
+                assert values(cluster.addresses[0], name, partitions=partition)[:834] == data[partition::6]
+
+    def write_to_six(self, address: str, name: str) -> None:
+        data = table(5004).append_column("partition", pa.array([i % 6 for i in range(5004)], pa.int32()))
+        assert bulk.write(address, name, data, max_in_flight=500).offsets == dict.fromkeys(range(6), (0, 833))
+        # The row is named by its number in the table, whichever call it went over.
+        spoilt = pa.array([b"x" * (2_000_000 if i == 2999 else 1) for i in range(5004)])
+        with pytest.raises(WriteFailedError, match="first row 2999: "):
+            bulk.write(address, name, data.set_column(0, "value", spoilt))
+
+
+class TestRefusals:
+    def test_a_row_that_the_server_does_not_store(self, address: str, name: str) -> None:
+        create(address, name)
+        data = pa.table({"value": [b"x" * (1_500_000 if i == 700 else 20) for i in range(1000)]})
+        with pytest.raises(WriteFailedError, match="1 were refused, first row 700: ") as caught:
+            bulk.write(address, name, data)
+        assert isinstance(caught.value.__cause__, MessageTooLargeError)
+        assert caught.value.unknown == 0
+        assert caught.value.acked == bulk.count(address, name) >= 700
+
+    def test_a_row_that_grpc_does_not_carry(self, address: str, name: str) -> None:
+        create(address, name)
+        data = pa.table({"value": [b"small", b"x" * 4_200_000, b"never sent"]})
+        with pytest.raises(WriteFailedError, match="first row 1: ") as caught:
+            bulk.write(address, name, data)
+        assert isinstance(caught.value.__cause__, MessageTooLargeError)
+        assert values(address, name) == [b"small"]
+
+    def test_a_readonly_stream(self, address: str, name: str) -> None:
+        create(address, name)
+        with liftenvelope.connect_blocking(address) as client:
+            client.set_stream_readonly(name)
+        with pytest.raises(WriteFailedError, match="0 rows are stored") as caught:
+            bulk.write(address, name, table(10))
+        assert isinstance(caught.value.__cause__, ReadonlyPartitionError)
+
+    @pytest.mark.parametrize(
+        ("columns", "what"),
+        [
+            ({"value": [b"a", None]}, "row 1 has no value"),
+            ({"value": [1]}, "column 'value' must be of binary or string"),
+            ({"value": [b"a"], "key": [1.5]}, "column 'key' must be of binary or string"),
+            ({"value": [b"a"], "partition": ["x"]}, "column 'partition' must be of integers"),
+            ({"value": [b"a"], "partition": [2**40]}, "column 'partition'"),
+        ],
+    )
+    def test_a_table_that_makes_no_sense(
+        self, address: str, name: str, columns: dict[str, Any], what: str
+    ) -> None:
+        create(address, name)
+        with pytest.raises(UsageError, match=what):
+            bulk.write(address, name, pa.table(columns))
+        assert bulk.count(address, name) == 0
+
+    @pytest.mark.parametrize("header", ["subject", "reply"])
+    def test_headers_of_the_server(self, address: str, name: str, header: str) -> None:
+        create(address, name)
+        headers = pa.array([[], [(header, b"x")]], pa.map_(pa.string(), pa.binary()))
+        with pytest.raises(UsageError, match=f"row 1: header '{header}'"):
+            bulk.write(address, name, pa.table({"value": ["a", "b"], "headers": headers}))
+
+    @pytest.mark.parametrize(
+        ("options", "what"),
+        [
+            ({"ack_policy": 2}, "ack_policy NONE"),
+            ({"partition": -1}, "partition=-1"),
+            ({"partitioner": "hash"}, "partitioner must be"),
+            ({"max_in_flight": 0}, "max_in_flight"),
+        ],
+    )
+    def test_options(self, address: str, options: dict[str, Any], what: str) -> None:
+        with pytest.raises(UsageError, match=what):
+            bulk.write(address, "nothing", table(1), **options)
+
+    def test_the_servers_own_streams(self, address: str) -> None:
+        with pytest.raises(UsageError, match="__cursors"):
+            bulk.write(address, "__cursors", table(1))
+
+
+def test_concurrency_control_refuses_nothing_of_a_write(address: str, name: str) -> None:
+    create(address, name, optimistic_concurrency=True)
+    assert bulk.write(address, name, table(10)).offsets == {0: (0, 9)}
+    with liftenvelope.connect_blocking(address) as client, pytest.raises(IncorrectOffsetError):
+        client.publish(name, b"x", expected_offset=3)
+
+
+def test_acks_of_another_stream_are_not_counted(address: str, name: str) -> None:
+    with liftenvelope.connect_blocking(address) as client:
+        client.create_stream(name, f"{name}-a")
+        client.publish_many(f"{name}-a", [b"before"] * 3, partition=0)
+        client.create_stream(name, f"{name}-b")
+    # Each row is recorded by both streams, and acked twice.
+    assert bulk.write(address, f"{name}-b", table(500)).offsets == {0: (0, 499)}
+    assert bulk.count(address, f"{name}-a") == 503
+
+
+class TestFaults:
+    @pytest.fixture
+    def proxy(self, address: str) -> Iterator[FaultProxy]:
+        with FaultProxy(address) as running:
+            yield running
+
+    def through(self, proxy: FaultProxy, address: str, **options: Any) -> Access:
+        return Access(address_map={address: proxy.address}, **options)
+
+    def test_the_connection_is_cut(self, proxy: FaultProxy, address: str, name: str) -> None:
+        create(address, name)
+        access = self.through(proxy, address)
+        threads = bulk_threads()
+
+        def cut(progress: bulk.Progress) -> None:
+            if progress.rows > 20_000:
+                proxy.cut()
+
+        with pytest.raises(WriteFailedError) as caught:
+            bulk.write(proxy.address, name, table(100_000), access=access, max_in_flight=1000, progress=cut)
+        error = caught.value
+        assert isinstance(error.__cause__, TransportError)
+        assert 0 < error.unknown <= 1000
+        stored = values(address, name)
+        assert error.acked <= len(stored) <= error.acked + error.unknown
+        assert stored == table(100_000)["value"].to_pylist()[: len(stored)]
+        assert bulk_threads() == threads
+
+    def test_it_is_cut_while_nothing_is_in_flight(self, proxy: FaultProxy, address: str, name: str) -> None:
+        create(address, name)
+
+        def batches() -> Iterator[pa.RecordBatch]:
+            for number in range(4):
+                # All rows of the batches before have their acks by now, or are about to.
+                limit = time.monotonic() + 30
+                while bulk.count(address, name) < number * 10 and time.monotonic() < limit:
+                    time.sleep(0.01)
+                if number:
+                    proxy.cut()
+                yield table(10).to_batches()[0]
+
+        data = pa.RecordBatchReader.from_batches(table(1).schema, batches())
+        # With one row in flight, at most the last row's ack can be on its way when the connection is cut.
+        try:
+            done = bulk.write(proxy.address, name, data, access=self.through(proxy, address), max_in_flight=1)
+        except WriteFailedError as exc:
+            assert exc.unknown == 1  # noqa: PT017 - its ack was cut off
+        else:
+            assert done.offsets == {0: (0, 39)}
+            assert values(address, name) == table(10)["value"].to_pylist() * 4
+
+    def test_acks_do_not_come(self, proxy: FaultProxy, address: str, name: str) -> None:
+        create(address, name)
+        access = self.through(proxy, address, timeout=1.0)
+
+        def stall(progress: bulk.Progress) -> None:
+            proxy.stall("to_client")
+
+        began = time.monotonic()
+        with pytest.raises(WriteFailedError) as caught:
+            bulk.write(proxy.address, name, table(20_000), access=access, max_in_flight=100, progress=stall)
+        assert time.monotonic() - began < 60
+        assert isinstance(caught.value.__cause__, AckTimeoutError)
+        assert 0 < caught.value.unknown <= 100
+
+    def test_there_is_no_server(self) -> None:
+        access = Access(timeout=0.5, reconnect_wait=0.2)
+        with pytest.raises(TransportError):
+            bulk.write("127.0.0.1:9", "x", table(1), access=access)
+
+    def test_the_server_is_killed(self, name: str) -> None:
+        with run_liftbridge() as cluster:
+            address = cluster.addresses[0]
+            create(address, name)
+            killed = threading.Event()
+
+            def kill(progress: bulk.Progress) -> None:
+                if not killed.is_set() and progress.rows > 20_000:
+                    killed.set()
+                    cluster.nodes[0].kill()
+
+            access = Access(timeout=5, reconnect_wait=5)
+            with pytest.raises(WriteFailedError) as caught:
+                bulk.write(address, name, table(100_000), access=access, progress=kill)
+            assert caught.value.acked > 0
+            cluster.nodes[0].start()
+            show_what_is_hidden(address, name)
+            stored = values(address, name)[:-1]
+            assert caught.value.acked <= len(stored) <= caught.value.acked + caught.value.unknown
+            assert stored == table(100_000)["value"].to_pylist()[: len(stored)]
+
+
+def test_the_gateway_takes_them_as_well(name: str) -> None:
+    with run_gateway() as gateway:
+        address = gateway.addresses[0]
+        create(address, name, partitions=2)
+        data = table(2000).append_column("partition", pa.array([i % 2 for i in range(2000)], pa.int32()))
+        assert bulk.write(address, name, data).offsets == {0: (0, 999), 1: (0, 999)}
+        assert values(address, name, partitions=1) == data["value"].to_pylist()[1::2]
