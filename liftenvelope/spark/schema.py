@@ -109,11 +109,34 @@ def spark_batches(
         stream: Name of the stream.
         partition: Number of the partition.
     """
+    constants = _Constants({"topic": stream, "partition": partition, "timestampType": _LOG_APPEND_TIME})
     for batch in batches:
         for start in range(0, batch.num_rows, BATCH_ROWS):
             part = batch.slice(start, BATCH_ROWS)
-            arrays = [_array(field, part, stream, partition) for field in schema]
+            arrays = [
+                constants.column(field, part.num_rows) if field.name in constants else _array(field, part)
+                for field in schema
+            ]
             yield from _bounded(pa.RecordBatch.from_arrays(arrays, schema=schema))
+
+
+class _Constants:
+    """Columns that have the same in every row: made once, as long as the longest batch so far."""
+
+    def __init__(self, values: dict[str, Any]) -> None:
+        self._values = values
+        self._columns: dict[str, pa.Array] = {}
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._values
+
+    def column(self, field: pa.Field, rows: int) -> pa.Array:
+        column = self._columns.get(field.name)
+        if column is None or len(column) < rows:
+            column = self._columns[field.name] = pa.repeat(
+                pa.scalar(self._values[field.name], field.type), rows
+            )
+        return column.slice(0, rows)
 
 
 def _bounded(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
@@ -126,14 +149,11 @@ def _bounded(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     yield from _bounded(batch.slice(half))
 
 
-def _array(field: pa.Field, batch: pa.RecordBatch, stream: str, partition: int) -> pa.Array:
-    name, rows = field.name, batch.num_rows
-    constants = {"topic": stream, "partition": partition, "timestampType": _LOG_APPEND_TIME}
-    if name in constants:
-        return pa.repeat(pa.scalar(constants[name], field.type), rows)
+def _array(field: pa.Field, batch: pa.RecordBatch) -> pa.Array:
+    name = field.name
     column = batch.column(_FROM.get(name) or name)
-    if name == "timestamp_nanos":
-        return column.cast(pa.int64())
+    if name in ("timestamp_nanos", "offset"):
+        return column.view(pa.int64())  # servers count no further than that has room for
     if name == "timestamp":
         return _micros(column)
     if name == "headers":
@@ -145,7 +165,11 @@ def _array(field: pa.Field, batch: pa.RecordBatch, stream: str, partition: int) 
 
 def _micros(column: pa.Array) -> pa.Array:
     """Spark has microseconds: those that have begun, before 1970 as well."""
-    return pc.floor_temporal(column, unit="microsecond").cast(pa.timestamp("us", "UTC"))
+    earliest = pc.min(column.view(pa.int64())).as_py()
+    if earliest is not None and earliest < 0:
+        column = pc.floor_temporal(column, unit="microsecond")
+    # A cast cuts off towards 1970, in a twentieth of the time.
+    return column.cast(pa.timestamp("us", "UTC"), safe=False)
 
 
 def _header_lists(column: pa.MapArray) -> pa.ListArray:

@@ -97,6 +97,26 @@ class TestRows:
         found = spark_rows(bulk_batch(3, value=bytes(BATCH_BYTES + 1)))
         assert [batch.num_rows for batch in found] == [1, 1, 1]
 
+    @pytest.mark.parametrize("first", [-3_001, -1_000, -1, 0, 1_700_000_000_123_456_000])
+    def test_microseconds_that_have_begun(self, first: int) -> None:
+        times = list(range(first, first + 3_500, 250))
+        batch = bulk_batch(len(times))
+        at = batch.schema.names.index("timestamp")
+        batch = batch.set_column(at, batch.schema.field(at), pa.array(times, batch.schema.field(at).type))
+        (found,) = spark_rows(batch)
+        assert found["timestamp"].cast(pa.int64()).to_pylist() == [time // 1_000 for time in times]
+        assert found["timestamp_nanos"].to_pylist() == times
+
+    def test_what_is_the_same_in_every_row_of_batches_of_any_length(self) -> None:
+        schema = spark_schema()
+        lengths = [3, 1, 7, 2]
+        found = list(spark_batches([bulk_batch(rows) for rows in lengths], schema, "orders", 3))
+        assert [batch.num_rows for batch in found] == lengths
+        for batch in found:
+            batch.validate(full=True)
+            for name, value in (("topic", "orders"), ("partition", 3), ("timestampType", 1)):
+                assert batch[name].to_pylist() == [value] * batch.num_rows
+
     def test_nothing(self) -> None:
         assert spark_rows(bulk_batch(0)) == []
 
