@@ -37,10 +37,10 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Mod
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     report = config.stash[_REPORT]
-    if not report.rows:
+    if not report.rows and not report.bounds:
         return
     terminalreporter.write_sep("=", "results")
-    terminalreporter.write_line(report.table())
+    terminalreporter.write_line("\n".join([report.table(), *(bound.line() for bound in report.bounds)]))
     path: Path | None = config.getoption("results")
     if (
         path is not None

@@ -74,17 +74,51 @@ class Row:
         return f"{seconds * 1e3:,.0f} ms"
 
 
+@dataclass(frozen=True)
+class Bound:
+    """A figure that is to stay below a bound.
+
+    Attributes:
+        what: What was measured.
+        found, most: The figure, and how large it may be.
+        unit: Of both.
+        limit: What keeps it above, for when it is.
+    """
+
+    what: str
+    found: float
+    most: float
+    unit: str
+    limit: str = ""
+
+    @property
+    def met(self) -> bool:
+        """Whether it stays below."""
+        return self.found < self.most
+
+    def line(self) -> str:
+        """What the page shows."""
+        verdict = "yes" if self.met else f"**no** {self.limit}".rstrip()
+        return (
+            f"- {self.what}: {self.found:,.3g} {self.unit}, to be < {self.most:,.3g} {self.unit}: {verdict}"
+        )
+
+
 @dataclass
 class Report:
     """Everything that a run found.
 
     Attributes:
         rows: The comparisons in the order in which they were made.
+        bounds: Figures that have no peer.
         versions: Names and versions of servers and peers, as they tell them themselves.
+        command: What writes the page.
     """
 
     rows: list[Row] = field(default_factory=list)
+    bounds: list[Bound] = field(default_factory=list)
     versions: dict[str, str] = field(default_factory=dict)
+    command: str = "`make bench` (`python -m benchmarks`)"
     load: float = field(default_factory=lambda: os.getloadavg()[0])
 
     def table(self) -> str:
@@ -100,7 +134,7 @@ class Report:
         return [row for row in self.rows if not row.met]
 
     def markdown(self) -> str:
-        """The page RESULTS.md."""
+        """The page of results."""
         missed = [
             f"- **{row.what}, beside {row.peer}**: {row.ratio:.3g}, not {row.target:.3g}. {row.limit}"
             for row in self.missed()
@@ -109,20 +143,24 @@ class Report:
             [
                 "# Results",
                 "",
-                "Written by `make bench` (`python -m benchmarks`). Ours and its peers ran in turn, round by",
+                f"Written by {self.command}. Ours and its peers ran in turn, round by",
                 "round, after one round that does not count; figures are medians of the rounds. The ratio is",
                 "how many times as fast ours is, then its range over single pairs of rounds. Rows without a",
                 "target are for information.",
                 "",
                 self.table(),
                 "",
-                *(["## Missed", "", *missed, ""] if missed else ["All targets are met.", ""]),
+                *([*(bound.line() for bound in self.bounds), ""] if self.bounds else []),
+                *(["## Missed", "", *missed, ""] if missed else self._all_met()),
                 "## Machine",
                 "",
                 *(f"- {line}" for line in self.machine()),
                 "",
             ]
         )
+
+    def _all_met(self) -> list[str]:
+        return ["All targets are met.", ""] if all(bound.met for bound in self.bounds) else []
 
     def machine(self) -> list[str]:
         """What the figures were measured on."""
