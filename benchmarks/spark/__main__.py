@@ -1,0 +1,27 @@
+"""``python -m benchmarks.spark`` measures Spark's sources, sinks and functions and writes RESULTS-SPARK.md.
+
+With arguments, which pytest gets (``-k source`` for one group), it only shows its table. ``--results=FILE``
+writes it elsewhere.
+"""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+_HERE = Path(__file__).parent
+_RESULTS = () if sys.argv[1:] else (f"--results={_HERE.parent / 'RESULTS-SPARK.md'}",)
+
+sys.exit(
+    pytest.main(
+        [
+            str(_HERE),
+            "-q",
+            "--benchmark-enable",
+            "--benchmark-quiet",
+            "--timeout=1800",
+            *_RESULTS,
+            *sys.argv[1:],
+        ]
+    )
+)

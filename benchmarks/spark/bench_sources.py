@@ -1,0 +1,158 @@
+"""Spark's sources, beside bulk.read in plain Python, sources of tuples, and Spark's source of Kafka."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import nats
+import pytest
+
+from benchmarks.report import Bound, Report
+from benchmarks.rounds import Comparison, Peer
+from benchmarks.spark.kafka import Kafka
+from benchmarks.spark.streams import TASKS, drain, load, rows, timed
+from benchmarks.spark.tuple_sources import GrpcTuples, NatsTuples
+from liftenvelope import bulk
+from liftenvelope.spark.schema import bulk_columns, spark_schema
+from liftenvelope.testing import LiftbridgeCluster, NatsServer
+
+_CORES = (
+    "Two tasks, Spark's own threads and the server share the cores that a plain read has with the server."
+)
+
+
+def make_stream(url: str, **config: Any) -> str:
+    """A stream on the subject of the same name."""
+    name = f"bench-{uuid4().hex[:8]}"
+
+    async def make() -> None:
+        async with await nats.connect(url) as nc:
+            await nc.jetstream().add_stream(name=name, subjects=[name], **config)
+
+    asyncio.run(make())
+    return name
+
+
+def drop_stream(url: str, name: str) -> None:
+    async def drop() -> None:
+        async with await nats.connect(url) as nc:
+            await nc.jetstream().delete_stream(name)
+
+    asyncio.run(drop())
+
+
+def _plain_read(where: str, stream: str, count: int, headers: bool) -> None:
+    columns = bulk_columns(spark_schema(headers=headers))
+    assert sum(batch.num_rows for batch in bulk.read(where, stream, columns=columns)) == count
+
+
+@pytest.mark.parametrize("headers", [0, 2])
+def test_jetstream(compare: Comparison, spark: Any, jetstream: NatsServer, headers: int) -> None:
+    count, some, url = compare.amount(600_000, 500), compare.amount(60_000, 500), jetstream.url
+    stream = make_stream(url, storage="memory")
+    bulk.write(url, stream, rows(count, 100, headers), subject=stream)
+    spark.dataSource.register(NatsTuples)
+    ours = load(
+        spark, "jetstream", servers=url, subscribe=stream, minPartitions=TASKS, includeHeaders=headers > 0
+    )
+    tuples = load(spark, NatsTuples.name(), servers=url, stream=stream, count=some, tasks=TASKS)
+    assert (ours.count(), tuples.count()) == (count, some)
+    peers = [
+        Peer("bulk.read", timed(lambda: _plain_read(url, stream, count, headers > 0), count), 0.8, _CORES),
+        Peer("the same with tuples, nats-py", timed(lambda: drain(tuples), some), 5),
+    ]
+    compare(
+        f"source, JetStream, 100 B, {headers or 'no'} headers",
+        timed(lambda: drain(ours), count),
+        *peers[: 1 if headers else 2],
+        rate=True,
+        rounds=5,
+    )
+    drop_stream(url, stream)
+
+
+def test_liftbridge(compare: Comparison, spark: Any, liftbridge: LiftbridgeCluster) -> None:
+    count, some = compare.amount(200_000, 500), compare.amount(40_000, 500)
+    stream, address = f"bench-{uuid4().hex[:8]}", liftbridge.addresses[0]
+    liftbridge.create_stream(stream)
+    bulk.write(address, stream, rows(count, 100), partition=0)
+    spark.dataSource.register(GrpcTuples)
+    ours = load(spark, "liftbridge", servers=address, subscribe=stream, minPartitions=TASKS)
+    tuples = load(spark, GrpcTuples.name(), servers=address, stream=stream, count=some, tasks=TASKS)
+    assert (ours.count(), tuples.count()) == (count, some)
+    compare(
+        "source, Liftbridge, 100 B",
+        timed(lambda: drain(ours), count),
+        Peer("bulk.read", timed(lambda: _plain_read(address, stream, count, False), count), 0.8, _CORES),
+        Peer("the same with tuples, grpcio", timed(lambda: drain(tuples), some), 5),
+        rate=True,
+        rounds=5,
+    )
+    liftbridge.delete_stream(stream)
+
+
+def test_beside_kafka(
+    compare: Comparison, spark: Any, jetstream: NatsServer, liftbridge: LiftbridgeCluster, kafka: Kafka
+) -> None:
+    count, url = compare.amount(500_000, 500), jetstream.url
+    stream = make_stream(url)  # in a file, as Kafka's
+    bulk.write(url, stream, rows(count, 100), subject=stream)
+    ours = load(spark, "jetstream", servers=url, subscribe=stream, minPartitions=TASKS)
+    at = {"kafka.bootstrap.servers": kafka.address}
+    made = spark.range(0, count, 1, TASKS).selectExpr("cast(repeat('x', 100) as binary) as value")
+    made.write.format("kafka").options(**at, topic=stream).save()
+    theirs = load(spark, "kafka", **at, subscribe=stream, minPartitions=TASKS)
+    assert (ours.count(), theirs.count()) == (count, count)
+    compare(
+        "source, JetStream, 100 B",
+        timed(lambda: drain(ours), count),
+        Peer("Spark's Kafka connector", timed(lambda: drain(theirs), count), 1),
+        rate=True,
+        rounds=5,
+    )
+    drop_stream(url, stream)
+
+
+def test_large_rows(quick: bool, report: Report, spark: Any, jetstream: NatsServer) -> None:
+    count, size, url = 4 if quick else 2_000, 1024 * 1024, jetstream.url
+    stream = make_stream(url)
+    for _ in range(0, count, 4):
+        bulk.write(url, stream, rows(4, size), subject=stream)
+    frame = load(spark, "jetstream", servers=url, subscribe=stream, minPartitions=TASKS)
+    process = spark.sparkContext._gateway.proc.pid
+    _forget_peaks(process)
+    drain(frame)
+    peak = max(_peaks(process), default=0) / 2**20
+    assert peak > 0
+    if not quick:
+        report.bounds.append(
+            Bound("source, JetStream, 2,000 rows of 1 MiB: most memory of a worker", peak, 400, "MiB")
+        )
+    drop_stream(url, stream)
+
+
+def _workers(process: int) -> list[Path]:
+    """The Python processes below a JVM."""
+    found, waiting = [], [process]
+    while waiting:
+        for children in Path(f"/proc/{waiting.pop()}/task").glob("*/children"):
+            for child in map(int, children.read_text().split()):
+                waiting.append(child)
+                if "python" in os.readlink(f"/proc/{child}/exe"):
+                    found.append(Path(f"/proc/{child}"))
+    return found
+
+
+def _forget_peaks(process: int) -> None:
+    for worker in _workers(process):
+        (worker / "clear_refs").write_text("5")  # resets VmHWM
+
+
+def _peaks(process: int) -> list[int]:
+    """The most memory that each has had since, in bytes."""
+    lines = [line for worker in _workers(process) for line in (worker / "status").read_text().splitlines()]
+    return [int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:")]
