@@ -11,7 +11,7 @@ WITHOUT_SERVERS := tests/unit tests/twin tests/test_layers.py
 # What acks the envelopes of the demo: gateway, or liftbridge, which is built first.
 BROKER ?= gateway
 
-.PHONY: help setup servers demo test test-spark check lint types unit pure strict bench soak clean
+.PHONY: help setup servers demo test test-spark check lint types unit pure strict bench bench-spark soak clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -38,11 +38,12 @@ test: servers  ## all tests, on real servers
 	LIFTENVELOPE_REQUIRE_EXTENSIONS=1 $(RUN) -m pytest -q -n auto $(WITHOUT_SERVERS)
 	LIFTENVELOPE_REQUIRE_EXTENSIONS=1 $(RUN) -m pytest -q -n 2 --dist loadfile $(WITHOUT_SERVERS:%=--ignore=%) --ignore=tests/spark
 	LIFTENVELOPE_REQUIRE_EXTENSIONS=1 LIFTENVELOPE_CONFORMANCE_SERVER=gateway $(RUN) -m pytest tests/conformance
-	$(RUN) -m pytest benchmarks -q
+	$(RUN) -m pytest benchmarks -q --ignore=benchmarks/spark
 
 test-spark: servers  ## the tests that need Spark, with one session; Java 17 must be there
 	$(RUN) -m pip install --quiet --editable '.[$(EXTRAS),spark]'
 	$(RUN) -m pytest tests/spark
+	$(RUN) -m pytest benchmarks/spark -q
 
 check: lint types unit  ## everything that needs no server
 
@@ -67,6 +68,10 @@ strict: setup  ## the extensions compile without a warning
 
 bench: servers  ## the figures, each beside its peer, into benchmarks/RESULTS.md
 	$(RUN) -m benchmarks
+
+bench-spark: servers  ## Spark's figures, into benchmarks/RESULTS-SPARK.md; with Maven also beside Kafka
+	$(RUN) -m pip install --quiet --editable '.[$(EXTRAS),spark]'
+	$(RUN) -m benchmarks.spark
 
 soak: servers  ## long campaigns: fuzzing under sanitizers, ten million inputs per decoder; new examples for every property
 	$(RUN) tests/fuzz/campaign.py --inputs 10000000

@@ -12,6 +12,7 @@ sys.exit(
     pytest.main(
         [
             str(_HERE),
+            f"--ignore={_HERE / 'spark'}",  # which has a page of its own
             "-q",
             "--benchmark-enable",
             "--benchmark-quiet",
