@@ -20,6 +20,7 @@ from liftenvelope.client.options import check_count
 from liftenvelope.client.publish_checks import check_published_stream
 from liftenvelope.client.retries import pause_before
 from liftenvelope.errors import (
+    AckTimeoutError,
     CallTimeoutError,
     LiftEnvelopeError,
     NotLeaderError,
@@ -258,14 +259,15 @@ class LiftbridgeWrite:
             with contextlib.suppress(LiftEnvelopeError):
                 lane.settle()
         acked = self._acked + sum(lane.acks.acked for lane in lanes)
-        unknown = sum(lane.acks.pending for lane in lanes)
         refusals = sorted((one for lane in lanes for one in lane.refusals), key=itemgetter(0))
+        late = sum(isinstance(why, AckTimeoutError) for _, why in refusals)
+        unknown = sum(lane.acks.pending for lane in lanes) + late
         parts = [f"{self._stream}: {acked} rows are stored"]
         if unknown:
             parts.append(f"of {unknown} it is unknown")
         if refusals:
             row, error = refusals[0]
-            parts.append(f"{len(refusals)} were refused, first row {row}")
+            parts.append(f"{len(refusals) - late} were refused, first row {row}")
         raise WriteFailedError(f"{', '.join(parts)}: {error}", acked, unknown) from error
 
 

@@ -52,7 +52,7 @@ class Lane:
     Attributes:
         ident: See above.
         acks: What has become of the rows, by their numbers on this call.
-        refusals: Rows that were refused, and why.
+        refusals: Rows that were refused, and why; an AckTimeoutError where that may be stored all the same.
 
     Raises:
         TransportError: The broker can't be reached.
@@ -173,9 +173,9 @@ class Lane:
 
     def _take_refusals(self) -> None:
         for number, answer in self.acks.refused():
-            [(_, ack, code, text)] = read_publish_responses([answer])
+            [(correlation_id, ack, code, text)] = read_publish_responses([answer])
             if code >= 0:  # an empty ack stands beside it
-                error: LiftEnvelopeError = publish_async_error(code, text, self._stream)
+                error: LiftEnvelopeError = publish_async_error(code, text, self._stream, correlation_id)
             else:
                 assert ack is not None  # nothing else is an answer
                 error = publish_error(ack)
