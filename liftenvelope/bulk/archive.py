@@ -14,21 +14,13 @@ from typing import TYPE_CHECKING, Final
 from liftenvelope.bulk._archive_files import ArchiveFile, ArchiveFolder
 from liftenvelope.bulk._crew import Crew, Piece
 from liftenvelope.bulk.access import Access, Source
+from liftenvelope.bulk.batches import OnGap, OnProgress, check_calls
 from liftenvelope.bulk.plan import OnRetention, make_plan
 from liftenvelope.bulk.ranges import Gap, Progress, Range, Stop, parse_begin, parse_end
-from liftenvelope.bulk.reading import (
-    BATCH_BYTES,
-    BATCH_ROWS,
-    PARALLEL,
-    OnGap,
-    OnProgress,
-    StreamSource,
-    check_calls,
-    check_range,
-    open_stream,
-    plan_ranges,
-)
+from liftenvelope.bulk.reading import BATCH_BYTES, BATCH_ROWS, PARALLEL
 from liftenvelope.bulk.schema import EnvelopeMode
+from liftenvelope.bulk.selection import check_range, plan_ranges
+from liftenvelope.bulk.sources import StreamSource, open_stream
 from liftenvelope.client.options import check_count
 from liftenvelope.client.positions import Start
 from liftenvelope.errors import LiftEnvelopeError, OffsetOutOfRangeError, UsageError

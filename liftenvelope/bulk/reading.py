@@ -3,149 +3,27 @@
 from __future__ import annotations
 
 import contextlib
-import time
-import weakref
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
-from typing import TYPE_CHECKING, Protocol, Self, TypeAlias
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
-from liftenvelope.bulk._crew import Crew, Outlet
-from liftenvelope.bulk._jetstream import JetStreamSource
-from liftenvelope.bulk._liftbridge import LiftbridgeSource
 from liftenvelope.bulk.access import Access, Kind, Source, find_target
-from liftenvelope.bulk.plan import BatchPlan, OnRetention, make_plan, retention_error
-from liftenvelope.bulk.ranges import (
-    Extent,
-    Gap,
-    Progress,
-    Range,
-    Stop,
-    begin_of,
-    parse_begin,
-    parse_end,
-    split_ranges,
-)
+from liftenvelope.bulk.batches import OnGap, OnProgress, check_calls, start_batches, start_reader
+from liftenvelope.bulk.plan import OnRetention, make_plan
+from liftenvelope.bulk.ranges import Range, Stop, split_ranges
 from liftenvelope.bulk.schema import EnvelopeMode
-from liftenvelope.client.options import check_count
-from liftenvelope.client.positions import At, Start, StartAt
-from liftenvelope.errors import UsageError, UsageTypeError
+from liftenvelope.bulk.selection import check_range, plan_ranges
+from liftenvelope.bulk.sources import open_stream
+from liftenvelope.client.positions import Start
 
 if TYPE_CHECKING:
     import pyarrow as pa
-else:
-    from liftenvelope.bulk.schema import pa
 
-__all__ = [
-    "BATCH_BYTES",
-    "BATCH_ROWS",
-    "PARALLEL",
-    "OnGap",
-    "OnProgress",
-    "StreamSource",
-    "check_calls",
-    "check_range",
-    "count",
-    "open_stream",
-    "plan_ranges",
-    "read",
-    "tail",
-]
-
-OnProgress: TypeAlias = Callable[[Progress], object]
-OnGap: TypeAlias = Callable[[Gap], object]
+__all__ = ["BATCH_BYTES", "BATCH_ROWS", "PARALLEL", "count", "read", "tail"]
 
 #: How many partitions are read at a time, unless told otherwise.
 PARALLEL = 4
 BATCH_ROWS = 65_536
 BATCH_BYTES = 8 * 1024 * 1024
-
-
-class StreamSource(Protocol):
-    """A stream that can be read in ranges. Its questions may be asked by any thread."""
-
-    stream: str
-    unsigned: bool
-
-    def partitions(self) -> list[int]:
-        """Numbers of its partitions."""
-        ...
-
-    def check_partition(self, partition: int) -> None:
-        """Raise NoSuchPartitionError unless it has the partition."""
-        ...
-
-    def extent(self, partition: int) -> Extent:
-        """Where the messages of a partition are now."""
-        ...
-
-    def newest(self, partition: int) -> int:
-        """Offset of the newest message, also where it can't be read yet; -1 for none."""
-        ...
-
-    def at_time(self, partition: int, time_ns: int, extent: Extent) -> int:
-        """Offset of the first message that is not older."""
-        ...
-
-    def may_have_holes(self) -> bool:
-        """Whether its beginning may be anywhere without retention."""
-        ...
-
-    def count(self, span: Range) -> int | None:
-        """How many messages a range has; None if that takes reading it."""
-        ...
-
-    def read(self, span: Range, plan: BatchPlan, outlet: Outlet) -> None:
-        """Read a range, in a thread of its own."""
-        ...
-
-    def close(self) -> None:
-        """Close what the questions went over."""
-        ...
-
-
-class _Batches:
-    """Iterates over the batches of a read. When it is dropped, its threads and connections end."""
-
-    def __init__(
-        self, crew: Crew, total: int | None, progress: OnProgress | None, gaps: OnGap | None
-    ) -> None:
-        self._crew = crew
-        self._total = total
-        self._progress = progress
-        self._on_gap = gaps
-        self._rows = self._bytes = self._done = 0
-        self._failure: Exception | None = None
-        self._end = weakref.finalize(self, crew.stop)
-
-    def __iter__(self) -> Self:
-        return self
-
-    def __next__(self) -> pa.RecordBatch:
-        if self._failure is not None:
-            raise self._failure
-        try:
-            return self._next()
-        except StopIteration:
-            self._end()
-            raise
-        except BaseException as exc:
-            self._end()
-            self._failure = exc if isinstance(exc, Exception) else None
-            raise
-
-    def _next(self) -> pa.RecordBatch:
-        while self._end.alive and (piece := self._crew.next()) is not None:
-            if self._on_gap is not None:
-                for start, stop in piece.gaps:
-                    self._on_gap(Gap(piece.partition, start, stop))
-            self._done += piece.offsets
-            self._bytes += piece.nbytes
-            self._rows += piece.batch.num_rows if piece.batch is not None else 0
-            if self._progress is not None:
-                self._progress(Progress(self._rows, self._bytes, self._done, self._total))
-            if piece.batch is not None:
-                return piece.batch
-        raise StopIteration
 
 
 def read(
@@ -232,7 +110,7 @@ def read(
         total = sum(span.stop - span.start for span in spans)
         spans = split_ranges([span for span in spans if span.start < span.stop], parallel or 1)
         threads = parallel or min(len(spans), PARALLEL)
-        return _reader(opened, spans, plan, threads, total, progress, on_gap)
+        return start_reader(opened, spans, plan, threads, total, progress, on_gap)
     except BaseException:
         opened.close()
         raise
@@ -297,7 +175,7 @@ def tail(
     try:
         ranges = plan_ranges(opened, parts, begin, None, on_retention, may_be_ahead=True)
         spans = [Range(span.partition, span.start, -1) for span in ranges]
-        return _reader(opened, spans, plan, len(spans), None, progress, on_gap)
+        return start_reader(opened, spans, plan, len(spans), None, progress, on_gap)
     except BaseException:
         opened.close()
         raise
@@ -340,132 +218,5 @@ def count(
         if all(number is not None for number in known):
             return sum(number or 0 for number in known)
         plan = make_plan(["offset"], "none", 2**20, 2**28, "skip", unsigned=opened.unsigned)
-        rows = _batches(opened, spans, plan, min(len(spans), PARALLEL), None, None, None)
+        rows = start_batches(opened, spans, plan, min(len(spans), PARALLEL), None, None, None)
         return sum(batch.num_rows for batch in rows)
-
-
-def open_stream(source: Source, stream: str, access: Access | None) -> StreamSource:
-    """Return a stream that can be read. Nothing is sent before it is asked something.
-
-    Raises:
-        UsageError: The source or the name makes no sense.
-    """
-    target = find_target(source, access)
-    if target.kind is Kind.NATS:
-        return JetStreamSource(target, stream)
-    return LiftbridgeSource(target, stream)
-
-
-def plan_ranges(
-    source: StreamSource,
-    partitions: Sequence[int] | None,
-    begin: StartAt,
-    end: StartAt | None,
-    on_retention: str,
-    *,
-    may_be_ahead: bool = False,
-) -> list[Range]:
-    """Return the offsets of each partition that places stand for, now.
-
-    Args:
-        source: The stream.
-        partitions: Numbers of partitions, None for all.
-        begin: Where to begin.
-        end: Where to end, None for the end.
-        on_retention: What to do where the message at an offset is gone.
-        may_be_ahead: Whether to begin at an offset that there is not yet.
-
-    Raises:
-        RetentionError: The message at the offset is gone.
-    """
-    if partitions is None:
-        partitions = source.partitions()
-    spans: list[Range] = []
-    for number in partitions:
-        source.check_partition(number)
-        extent = source.extent(number)
-        first = _place(source, number, begin, extent)
-        if begin.at is At.OFFSET and first < extent.oldest:
-            if on_retention == "raise" and not source.may_have_holes():
-                raise retention_error(source.stream, number, first, extent.oldest)
-            first = extent.oldest if on_retention == "skip" else first
-        last = extent.end if end is None else min(_place(source, number, end, extent), extent.end)
-        if not may_be_ahead:
-            first = min(first, last)
-        spans.append(Range(number, first, last))
-    return spans
-
-
-def _place(source: StreamSource, partition: int, place: StartAt, extent: Extent) -> int:
-    found: int | None = None
-    if place.at is At.TIME and extent.oldest < extent.end:
-        found = max(source.at_time(partition, place.number, extent), extent.oldest)
-    return begin_of(place, extent, found)
-
-
-def _batches(
-    source: StreamSource,
-    spans: Sequence[Range],
-    plan: BatchPlan,
-    parallel: int,
-    total: int | None,
-    progress: OnProgress | None,
-    on_gap: OnGap | None,
-) -> _Batches:
-    jobs = [partial(source.read, span, plan) for span in spans]
-    return _Batches(Crew(jobs, parallel, source.close), total, progress, on_gap)
-
-
-def _reader(
-    source: StreamSource,
-    spans: Sequence[Range],
-    plan: BatchPlan,
-    parallel: int,
-    total: int | None,
-    progress: OnProgress | None,
-    on_gap: OnGap | None,
-) -> pa.RecordBatchReader:
-    """Start to read."""
-    # In a frame of its own: those of the callers live on in the tracebacks of errors that were handled while
-    # the read was planned, and would keep a reader that nobody wants from ending.
-    batches = _batches(source, spans, plan, parallel, total, progress, on_gap)
-    return pa.RecordBatchReader.from_batches(plan.schema, batches)
-
-
-def check_range(
-    partitions: Iterable[int] | int | None, start: Start, stop: Stop, parallel: int | None
-) -> tuple[StartAt, StartAt | None, list[int] | None]:
-    """Return where to begin and to end, and the numbers of partitions, None for all.
-
-    Raises:
-        UsageError: One makes no sense, or they contradict each other.
-    """
-    if parallel is not None:
-        check_count("parallel", parallel)
-    begin, end = parse_begin(start, time.time_ns()), parse_end(stop)
-    if begin.at is At.OFFSET and end is not None and end.at is At.OFFSET and end.number < begin.number:
-        raise UsageError(f"stop={stop!r}: expected {begin.number} or more, where it starts")
-    return begin, end, _numbers(partitions)
-
-
-def _numbers(partitions: Iterable[int] | int | None) -> list[int] | None:
-    if partitions is None:
-        return None
-    if not isinstance(partitions, int | Iterable):
-        raise UsageTypeError(f"partitions must be numbers, not {partitions!r}")
-    found = [partitions] if isinstance(partitions, int) else list(partitions)
-    for number in found:
-        if isinstance(number, bool) or not isinstance(number, int):
-            raise UsageTypeError(f"partitions must be numbers, not {number!r}")
-        if number < 0:
-            raise UsageError(f"partitions: {number} is negative")
-    if not found:
-        raise UsageError("partitions: expected at least one")
-    return list(dict.fromkeys(found))
-
-
-def check_calls(on_gap: object, progress: object) -> None:
-    """Raise UsageTypeError for what can't be called."""
-    for name, value in (("on_gap", on_gap), ("progress", progress)):
-        if value is not None and not callable(value):
-            raise UsageTypeError(f"{name} must be a function or None, not {value!r}")

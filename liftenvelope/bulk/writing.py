@@ -9,9 +9,9 @@ from liftenvelope.bulk._jetstream import JetStreamSource
 from liftenvelope.bulk._jetstream_write import MODES, JetStreamWrite, WriteMode
 from liftenvelope.bulk._liftbridge_write import LiftbridgeWrite
 from liftenvelope.bulk.access import Access, Kind, Source, Target, find_target
+from liftenvelope.bulk.batches import OnProgress
 from liftenvelope.bulk.outgoing import Written, batches_of, open_rows, published
 from liftenvelope.bulk.ranges import Progress
-from liftenvelope.bulk.reading import OnProgress
 from liftenvelope.client.blocking import BlockingClient, connect_blocking
 from liftenvelope.client.options import check_count
 from liftenvelope.errors import UsageError, UsageTypeError

@@ -10,7 +10,7 @@ from typing import Any, Final, Self
 from liftenvelope import bulk
 from liftenvelope.bulk._liftbridge import LiftbridgeSource
 from liftenvelope.bulk.ranges import Extent
-from liftenvelope.bulk.reading import StreamSource, open_stream
+from liftenvelope.bulk.sources import StreamSource, open_stream
 from liftenvelope.errors import TransportError
 from liftenvelope.spark.errors import DataLossError, OptionError
 from liftenvelope.spark.offsets import Offsets, Part, Places

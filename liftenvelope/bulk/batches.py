@@ -1,0 +1,117 @@
+"""The batches of a read, as those who want them take them, and who is told of it."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Self, TypeAlias
+
+from liftenvelope.bulk._crew import Crew
+from liftenvelope.bulk.ranges import Gap, Progress, Range
+from liftenvelope.errors import UsageTypeError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from liftenvelope.bulk.plan import BatchPlan
+    from liftenvelope.bulk.sources import StreamSource
+else:
+    from liftenvelope.bulk.schema import pa
+
+__all__ = ["Batches", "OnGap", "OnProgress", "check_calls", "start_batches", "start_reader"]
+
+OnProgress: TypeAlias = Callable[[Progress], object]
+OnGap: TypeAlias = Callable[[Gap], object]
+
+
+def check_calls(on_gap: object, progress: object) -> None:
+    """Raise UsageTypeError for what can't be called."""
+    for name, value in (("on_gap", on_gap), ("progress", progress)):
+        if value is not None and not callable(value):
+            raise UsageTypeError(f"{name} must be a function or None, not {value!r}")
+
+
+class Batches:
+    """Iterates over the batches of a read. When it is dropped, its threads and connections end."""
+
+    def __init__(
+        self, crew: Crew, total: int | None, progress: OnProgress | None, gaps: OnGap | None
+    ) -> None:
+        self._crew = crew
+        self._total = total
+        self._progress = progress
+        self._on_gap = gaps
+        self._rows = self._bytes = self._done = 0
+        self._failure: Exception | None = None
+        self._end = weakref.finalize(self, crew.stop)
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> pa.RecordBatch:
+        if self._failure is not None:
+            raise self._failure
+        try:
+            return self._next()
+        except StopIteration:
+            self._end()
+            raise
+        except BaseException as exc:
+            self._end()
+            self._failure = exc if isinstance(exc, Exception) else None
+            raise
+
+    def _next(self) -> pa.RecordBatch:
+        while self._end.alive and (piece := self._crew.next()) is not None:
+            if self._on_gap is not None:
+                for start, stop in piece.gaps:
+                    self._on_gap(Gap(piece.partition, start, stop))
+            self._done += piece.offsets
+            self._bytes += piece.nbytes
+            self._rows += piece.batch.num_rows if piece.batch is not None else 0
+            if self._progress is not None:
+                self._progress(Progress(self._rows, self._bytes, self._done, self._total))
+            if piece.batch is not None:
+                return piece.batch
+        raise StopIteration
+
+
+def start_batches(
+    source: StreamSource,
+    spans: Sequence[Range],
+    plan: BatchPlan,
+    parallel: int,
+    total: int | None,
+    progress: OnProgress | None,
+    on_gap: OnGap | None,
+) -> Batches:
+    """Start to read.
+
+    Args:
+        source: The stream. It is closed when all is read, or nobody wants more.
+        spans: What to read.
+        plan: How to make batches.
+        parallel: How many threads read.
+        total: How many offsets there are; None if there is no end.
+        progress: Who is told of each batch.
+        on_gap: Who is told of each gap.
+    """
+    jobs = [partial(source.read, span, plan) for span in spans]
+    return Batches(Crew(jobs, parallel, source.close), total, progress, on_gap)
+
+
+def start_reader(
+    source: StreamSource,
+    spans: Sequence[Range],
+    plan: BatchPlan,
+    parallel: int,
+    total: int | None,
+    progress: OnProgress | None,
+    on_gap: OnGap | None,
+) -> pa.RecordBatchReader:
+    """Start to read, as :func:`start_batches` does."""
+    # In a frame of its own: those of the callers live on in the tracebacks of errors that were handled while
+    # the read was planned, and would keep a reader that nobody wants from ending.
+    batches = start_batches(source, spans, plan, parallel, total, progress, on_gap)
+    return pa.RecordBatchReader.from_batches(plan.schema, batches)

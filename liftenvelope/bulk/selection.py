@@ -1,0 +1,97 @@
+"""What of a stream is to be read: places and partitions as the caller gives them, into offsets."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from liftenvelope.bulk.plan import retention_error
+from liftenvelope.bulk.ranges import Extent, Range, Stop, begin_of, parse_begin, parse_end
+from liftenvelope.client.options import check_count
+from liftenvelope.client.positions import At, Start, StartAt
+from liftenvelope.errors import UsageError, UsageTypeError
+
+if TYPE_CHECKING:
+    from liftenvelope.bulk.sources import StreamSource
+
+__all__ = ["check_range", "plan_ranges"]
+
+
+def check_range(
+    partitions: Iterable[int] | int | None, start: Start, stop: Stop, parallel: int | None
+) -> tuple[StartAt, StartAt | None, list[int] | None]:
+    """Return where to begin and to end, and the numbers of partitions, None for all.
+
+    Raises:
+        UsageError: One makes no sense, or they contradict each other.
+    """
+    if parallel is not None:
+        check_count("parallel", parallel)
+    begin, end = parse_begin(start, time.time_ns()), parse_end(stop)
+    if begin.at is At.OFFSET and end is not None and end.at is At.OFFSET and end.number < begin.number:
+        raise UsageError(f"stop={stop!r}: expected {begin.number} or more, where it starts")
+    return begin, end, _numbers(partitions)
+
+
+def _numbers(partitions: Iterable[int] | int | None) -> list[int] | None:
+    if partitions is None:
+        return None
+    if not isinstance(partitions, int | Iterable):
+        raise UsageTypeError(f"partitions must be numbers, not {partitions!r}")
+    found = [partitions] if isinstance(partitions, int) else list(partitions)
+    for number in found:
+        if isinstance(number, bool) or not isinstance(number, int):
+            raise UsageTypeError(f"partitions must be numbers, not {number!r}")
+        if number < 0:
+            raise UsageError(f"partitions: {number} is negative")
+    if not found:
+        raise UsageError("partitions: expected at least one")
+    return list(dict.fromkeys(found))
+
+
+def plan_ranges(
+    source: StreamSource,
+    partitions: Sequence[int] | None,
+    begin: StartAt,
+    end: StartAt | None,
+    on_retention: str,
+    *,
+    may_be_ahead: bool = False,
+) -> list[Range]:
+    """Return the offsets of each partition that places stand for, now.
+
+    Args:
+        source: The stream.
+        partitions: Numbers of partitions, None for all.
+        begin: Where to begin.
+        end: Where to end, None for the end.
+        on_retention: What to do where the message at an offset is gone.
+        may_be_ahead: Whether to begin at an offset that there is not yet.
+
+    Raises:
+        RetentionError: The message at the offset is gone.
+    """
+    if partitions is None:
+        partitions = source.partitions()
+    spans: list[Range] = []
+    for number in partitions:
+        source.check_partition(number)
+        extent = source.extent(number)
+        first = _place(source, number, begin, extent)
+        if begin.at is At.OFFSET and first < extent.oldest:
+            if on_retention == "raise" and not source.may_have_holes():
+                raise retention_error(source.stream, number, first, extent.oldest)
+            first = extent.oldest if on_retention == "skip" else first
+        last = extent.end if end is None else min(_place(source, number, end, extent), extent.end)
+        if not may_be_ahead:
+            first = min(first, last)
+        spans.append(Range(number, first, last))
+    return spans
+
+
+def _place(source: StreamSource, partition: int, place: StartAt, extent: Extent) -> int:
+    found: int | None = None
+    if place.at is At.TIME and extent.oldest < extent.end:
+        found = max(source.at_time(partition, place.number, extent), extent.oldest)
+    return begin_of(place, extent, found)
