@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from time import perf_counter
-from typing import Any
+from typing import Any, Final
 from uuid import uuid4
 
 import nats
@@ -86,6 +86,13 @@ def test_write_jetstream(
     )
 
 
+#: What keeps a write to Liftbridge from being any faster.
+_BY_LIFTBRIDGE: Final = (
+    "The servers are the limit: Liftbridge and its NATS server take some 17 us of processor time for a "
+    "message, whoever publishes it, and the writer less than 2; the Go client takes 11."
+)
+
+
 def test_write_liftbridge(
     compare: Comparison, liftbridge: LiftbridgeCluster, go: GoPeers, report: Report
 ) -> None:
@@ -102,7 +109,7 @@ def test_write_liftbridge(
     compare(
         f"bulk.write, Liftbridge, 256 B, {WINDOW:,} in flight",
         _write_bulk(address, stream, rows(count, 256), partition=0),
-        Peer("go-liftbridge PublishAsync", by_go, 1.5),
+        Peer("go-liftbridge PublishAsync", by_go, 1.5, _BY_LIFTBRIDGE),
         rate=True,
         rounds=5,
     )

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from time import perf_counter, sleep
 from typing import Any, TypeAlias
@@ -13,8 +12,8 @@ from uuid import uuid4
 import pytest
 
 import liftenvelope
+from benchmarks import processor_time
 from benchmarks.go_peers import GoPeers
-from benchmarks.report import Report
 from benchmarks.rounds import Comparison, Peer, Round
 from liftenvelope.testing import GatewayCluster, LiftbridgeCluster, run_gateway
 
@@ -24,14 +23,6 @@ PATIENCE = 120.0
 Cluster: TypeAlias = GatewayCluster | LiftbridgeCluster
 #: How many messages there are, and the streams that they are in: the gateway's, and Liftbridge's.
 Filled: TypeAlias = tuple[int, str, str]
-
-
-@pytest.fixture(scope="module")
-def gateway(report: Report) -> Iterator[GatewayCluster]:
-    with run_gateway() as cluster:
-        assert cluster.nats is not None
-        report.versions["nats-server below the gateway"] = cluster.nats.version
-        yield cluster
 
 
 def _round(loop: asyncio.Runner, make: Callable[[], Coroutine[Any, Any, float]]) -> Round:
@@ -156,9 +147,9 @@ def test_an_idle_gateway(quick: bool) -> None:
         sleep(0 if quick else 10)  # what comes of making them is over then
         pid = cluster.nodes[0].pid
         assert pid is not None
-        before = _processor_seconds(pid)
+        before = processor_time.of_process(pid)
         sleep(seconds)
-        share = (_processor_seconds(pid) - before) / seconds
+        share = (processor_time.of_process(pid) - before) / seconds
         print(f"\nidle with {streams:,} streams: {share:.1%} of a processor, {_memory(pid) >> 20} MiB")
 
 
@@ -175,11 +166,6 @@ def test_a_long_read_takes_no_memory(quick: bool, loop: asyncio.Runner, gateway:
     grown = _memory(pid) - before
     print(f"\na read of {count:,} messages: {before >> 20} MiB before, {grown / 2**20:+.1f} MiB after")
     assert grown < 64 << 20
-
-
-def _processor_seconds(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _memory(pid: int) -> int:

@@ -17,7 +17,14 @@ from benchmarks.go_peers import GoPeers
 from benchmarks.report import Report
 from benchmarks.rounds import Comparison
 from liftenvelope._backend import BACKEND
-from liftenvelope.testing import LiftbridgeCluster, NatsServer, run_liftbridge, run_nats_server
+from liftenvelope.testing import (
+    GatewayCluster,
+    LiftbridgeCluster,
+    NatsServer,
+    run_gateway,
+    run_liftbridge,
+    run_nats_server,
+)
 
 _REPORT = pytest.StashKey[Report]()
 
@@ -83,6 +90,14 @@ def plain_nats(report: Report) -> Iterator[NatsServer]:
 def liftbridge(report: Report) -> Iterator[LiftbridgeCluster]:
     with run_liftbridge() as cluster:
         report.versions["Liftbridge"] = cluster.version
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def gateway(report: Report) -> Iterator[GatewayCluster]:
+    with run_gateway() as cluster:
+        assert cluster.nats is not None
+        report.versions["nats-server below the gateway"] = cluster.nats.version
         yield cluster
 
 
