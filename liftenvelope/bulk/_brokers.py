@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 import time
 from collections.abc import Callable
@@ -136,6 +137,17 @@ class Brokers:
         self._named = list(found.addresses)
         return found
 
+    def streams(self) -> list[str]:
+        """Return the names of all streams, but for those that servers keep for themselves.
+
+        Raises:
+            TransportError, CallTimeoutError: No broker could be asked.
+        """
+        request = api_pb2.FetchMetadataRequest().SerializeToString()
+        answer = self._call("FetchMetadata", request, self._any, "all streams")
+        found = read_metadata(api_pb2.FetchMetadataResponse.FromString(answer))
+        return sorted(name for name in found.streams if not name.startswith("__"))
+
     def stream(self, name: str) -> StreamInfo:
         """Return what the cluster says of a stream.
 
@@ -175,6 +187,21 @@ class Brokers:
                 raise NotLeaderError(StatusCode.FAILED_PRECONDITION, text)
             attempt += 1
             time.sleep(min(pause_before(attempt), deadline.left))
+
+    def reader(self, stream: str, partition: int, timeout: float) -> str:
+        """Return the address of a broker to read from: the leader, or any replica in sync if it may be.
+
+        Raises:
+            LiftEnvelopeError: As for :meth:`leader`.
+        """
+        if self._access.read_isr_replica:
+            found = self.metadata(stream)
+            info = found.get_stream(stream)
+            names = info.partitions[partition].isr if info and partition in info.partitions else ()
+            brokers = [found.brokers[name] for name in names if name in found.brokers]
+            if brokers:
+                return random.choice(brokers).address
+        return self.leader(stream, partition, timeout)
 
     def partition(self, stream: str, partition: int) -> PartitionInfo:
         """Return the state of a partition, from its leader."""

@@ -107,6 +107,20 @@ class JetStreamSource:
                         raise
         raise AssertionError
 
+    def streams(self) -> list[str]:
+        """Return the names of all streams there are.
+
+        Raises:
+            LiftEnvelopeError: As for :meth:`ask`.
+        """
+        found: list[str] = []
+        while True:
+            page = self.ask("STREAM.NAMES", {"offset": len(found)})
+            names = page.get("streams") or []
+            found += names
+            if not names or len(found) >= int(page["total"]):
+                return sorted(set(found))
+
     def drop_consumer(self, name: str) -> None:
         """Have a consumer taken away, without waiting for that.
 

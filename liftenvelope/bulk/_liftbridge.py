@@ -218,9 +218,10 @@ class _RangeRead:
             return
         if again:
             self._check_not_truncated()
-        address = source.brokers.leader(source.stream, span.partition, source.access.timeout)
+        address = source.brokers.reader(source.stream, span.partition, source.access.timeout)
         stop = StopAt(At.OFFSET, span.stop - 1) if span.stop >= 0 else None
-        read = PartitionRead(source.stream, span.partition, StartAt(At.OFFSET, self._next), stop)
+        start, replica = StartAt(At.OFFSET, self._next), source.access.read_isr_replica
+        read = PartitionRead(source.stream, span.partition, start, stop, read_isr_replica=replica)
         with source.brokers.new_channel(address) as channel:
             self._outlet.check()
             try:

@@ -54,6 +54,8 @@ class Access:
         reconnect_wait: Seconds for which a lost connection is made again, without anything read in between.
         stall_timeout: After how many seconds without a word from a server its connection counts as lost.
         max_message_bytes: The longest message to take from Liftbridge.
+        read_isr_replica: Whether any replica in sync may serve what is read from Liftbridge, not the leader
+            alone. It may lag a little; a read waits for it.
         address_map: Where to reach a Liftbridge broker instead of the ``host:port`` that it gives itself.
 
     Raises:
@@ -73,6 +75,7 @@ class Access:
     reconnect_wait: float = 30.0
     stall_timeout: float = 10.0
     max_message_bytes: int = 64 * 1024 * 1024
+    read_isr_replica: bool = False
     address_map: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
