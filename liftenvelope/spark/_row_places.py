@@ -20,14 +20,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, Self
 
-from liftenvelope.spark.errors import BatchChangedError
+from liftenvelope.spark.errors import BatchChangedError, OptionError
 
-__all__ = ["NO_OFFSET", "ROW_HEADER", "RowMark", "RowPlaces"]
+__all__ = ["NO_OFFSET", "PROBE", "ROW_HEADER", "RowMark", "RowPlaces"]
 
 #: The header of the mark.
 ROW_HEADER: Final = "liftenvelope-row"
 #: An offset that no message gets.
 NO_OFFSET: Final = 2**62
+#: In place of a row's number: it was sent with that offset, and only a partition that checks none has it.
+PROBE: Final = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,13 +100,22 @@ class RowPlaces:
 
         Raises:
             BatchChangedError: The first row is gone, and others are there.
+            OptionError: The partition does not check expected offsets.
         """
         for offset, mark in marks:
+            if mark.query == self._me[0] and mark.row == PROBE:
+                raise self.not_checked()
             self.checked = self.checked or mark.query == self._me[0]
             if (mark.query, mark.batch, mark.task) == self._me and not self._has(mark.row):
                 self._found[mark.row] = mark.checksum
                 self._put(mark.row, offset)
         self.end = end
+
+    def not_checked(self) -> OptionError:
+        """The error for a partition that takes messages whatever offset they expect."""
+        text = f"deliveryGuarantee='effectively-once': {self._name} does not check expected offsets"
+        hint = "one of the rows is stored; take a stream that was created with optimistic_concurrency=True"
+        return OptionError(f"{text}: {hint}")
 
     def _has(self, row: int) -> bool:
         return row < self._below or row in self._found

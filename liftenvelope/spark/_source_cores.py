@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from liftenvelope.spark.broker import Broker, read_span
+from liftenvelope.spark.cursors import Cursors
 from liftenvelope.spark.offsets import Offsets, Position
 from liftenvelope.spark.options import SourceOptions
 from liftenvelope.spark.planning import Planner, Span, Trigger, divide, spans_between
@@ -54,6 +55,7 @@ class StreamSource:
         self._planner = Planner(fail_on_data_loss=options.fail_on_data_loss)
         self._initial: Position | None = None
         self._ends: Offsets | None = None
+        self._cursors = Cursors(options)
 
     def initial(self) -> dict[str, Any]:
         """Return where the query begins.
@@ -76,11 +78,14 @@ class StreamSource:
             CheckpointError: The start is none that this source has made.
             DataLossError: Messages that were yet to be read are gone.
         """
+        begin = Position.from_json(start)
+        # Spark asks for the next batch when the last one is done; of some it never says so.
+        self._cursors.show(begin.offsets)
         options, extents = self._options, self._broker.extents()
         self._ends = {part: extent.end for part, extent in extents.items()}
         trigger = Trigger(options.max_offsets, options.min_offsets, options.trigger_delay)
         found = self._planner.next(
-            Position.from_json(start),
+            begin,
             extents,
             trigger if limited else Trigger(),
             time.monotonic(),
@@ -113,6 +118,14 @@ class StreamSource:
             spans_between(found.begun, found.offsets), self._options.min_partitions, self._options.max_records
         )
 
+    def done(self, end: dict[str, Any]) -> None:
+        """Note that a batch is done.
+
+        Raises:
+            OptionError: Cursors are to show that, and the cluster keeps none.
+        """
+        self._cursors.show(Position.from_json(end).offsets)
+
     def read(self, span: Span) -> Iterator[Any]:
         """Read one of them."""
         return read_span(self._options, span)
@@ -120,3 +133,4 @@ class StreamSource:
     def close(self) -> None:
         """Close the connections that questions go over."""
         self._broker.close()
+        self._cursors.close()

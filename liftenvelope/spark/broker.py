@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 import weakref
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ from typing import Any, Final, Self
 
 from liftenvelope import bulk
 from liftenvelope.bulk._liftbridge import LiftbridgeSource
+from liftenvelope.bulk.listing import Lister, open_lister
 from liftenvelope.bulk.ranges import Extent
 from liftenvelope.bulk.sources import StreamSource, open_stream
 from liftenvelope.errors import TransportError
@@ -21,6 +23,9 @@ from liftenvelope.spark.schema import BATCH_BYTES, BATCH_ROWS, bulk_columns, spa
 __all__ = ["Broker", "read_span"]
 
 _READABLE_POLL: Final = 0.1
+#: For so many seconds a stream that was there must be missing.
+_GONE_AFTER: Final = 5.0
+_GONE_POLL: Final = 0.25
 
 
 class Broker:
@@ -35,8 +40,10 @@ class Broker:
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
         self._sources: dict[str, StreamSource] = {}
+        self._listers: list[Lister] = []
+        self._matched: set[str] = set()
         # Spark does not always say when a query ends.
-        weakref.finalize(self, _close_all, self._sources)
+        weakref.finalize(self, _close_all, self._sources, self._listers)
 
     def __enter__(self) -> Self:
         return self
@@ -49,7 +56,7 @@ class Broker:
 
     def close(self) -> None:
         """Close every connection. They are made again when they are needed."""
-        _close_all(self._sources)
+        _close_all(self._sources, self._listers)
 
     def _source(self, stream: str) -> StreamSource:
         if stream not in self._sources:
@@ -64,12 +71,28 @@ class Broker:
             LiftEnvelopeError: A stream or partition does not exist, or the servers can't be asked.
         """
         wanted, found = self._options.subscription, []
-        for stream in wanted.streams:
+        for stream in self._matching() if wanted.pattern is not None else wanted.streams:
             numbers = self._source(stream).partitions()
             for number in numbers if wanted.partitions is None else wanted.partitions[stream]:
                 self._source(stream).check_partition(number)
                 found.append((stream, number))
         return found
+
+    def _matching(self) -> list[str]:
+        """Streams whose names match. What was there once is gone only after a while.
+
+        A server that has just started knows few of its streams.
+        """
+        pattern, connection = self._options.subscription.pattern or "", self._options.connection
+        if not self._listers:
+            self._listers.append(open_lister(connection.servers, connection.open()))
+        limit = time.monotonic() + _GONE_AFTER
+        while True:
+            found = {name for name in self._listers[0].streams() if re.fullmatch(pattern, name)}
+            if found >= self._matched or time.monotonic() > limit:
+                self._matched = found
+                return sorted(found)
+            time.sleep(_GONE_POLL)
 
     def extents(self) -> dict[Part, Extents]:
         """Return where the messages of every partition are now.
@@ -170,9 +193,11 @@ class Broker:
             raise TransportError(f"{text}: its server was started again meanwhile; run the task again")
 
 
-def _close_all(sources: dict[str, StreamSource]) -> None:
+def _close_all(sources: dict[str, StreamSource], listers: list[Lister]) -> None:
     while sources:
         sources.popitem()[1].close()
+    while listers:
+        listers.pop().close()
 
 
 def read_span(options: SourceOptions, span: Span) -> Iterator[Any]:

@@ -135,7 +135,11 @@ def _access(format_: str, words: Words) -> Access:
     }
     if format_ == "liftbridge":
         most = words.number("maxMessageBytes")
-        return Access(**values, max_message_bytes=most or default.max_message_bytes)
+        return Access(
+            **values,
+            max_message_bytes=most or default.max_message_bytes,
+            read_isr_replica=words.truth("readISRReplica", default=False),
+        )
     try:
         return Access(
             **values,

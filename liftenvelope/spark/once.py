@@ -18,8 +18,7 @@ from liftenvelope.client.publish_many import OutgoingMessage, PublishSummary
 from liftenvelope.client.retries import pause_before
 from liftenvelope.errors import IncorrectOffsetError, LiftEnvelopeError, NoSuchStreamError
 from liftenvelope.partition import make_partitioner
-from liftenvelope.spark._row_places import NO_OFFSET, ROW_HEADER, RowMark, RowPlaces
-from liftenvelope.spark.errors import OptionError
+from liftenvelope.spark._row_places import NO_OFFSET, PROBE, ROW_HEADER, RowMark, RowPlaces
 from liftenvelope.types import AckPolicy
 
 if TYPE_CHECKING:
@@ -175,7 +174,9 @@ class OnceWriter:
     ) -> dict[int, LiftEnvelopeError]:
         """Send rows; return the first error of each partition that has not stored all of its."""
         sent = [(partition, row, offset) for partition, plan in plans.items() for row, offset in plan]
-        messages = [_expecting(portions[partition][row][0], offset) for partition, row, offset in sent]
+        messages = [
+            _expecting(self._task, *portions[partition][row], offset) for partition, row, offset in sent
+        ]
         failed: dict[int, LiftEnvelopeError] = {}
         for index, error in self._publish(messages).failed:
             partition, _, offset = sent[index]
@@ -186,7 +187,7 @@ class OnceWriter:
             if partition in failed:
                 continue
             if offset == NO_OFFSET:
-                raise OptionError(_no_checks(self._stream))
+                raise self._places[partition].not_checked()
             self._places[partition].stored(row, offset)
         # Those that nothing could be sent to are looked at again.
         failed |= {partition: _Hidden() for partition, plan in plans.items() if not plan}
@@ -302,11 +303,16 @@ class OnceWriter:
                     yield offset, mark
 
 
-def _expecting(message: OutgoingMessage, offset: int) -> OutgoingMessage:
+def _expecting(
+    task: tuple[str, int, int], message: OutgoingMessage, checksum: int, offset: int
+) -> OutgoingMessage:
+    headers = message.headers
+    if offset == NO_OFFSET:
+        headers = {**(headers or {}), ROW_HEADER: str(RowMark(*task, PROBE, checksum)).encode()}
     return OutgoingMessage(
         value=message.value,
         key=message.key,
-        headers=message.headers,
+        headers=headers,
         partition=message.partition,
         expected_offset=offset,
     )
@@ -321,8 +327,3 @@ def _row_headers(batch: pa.RecordBatch) -> Iterator[tuple[int, str]]:
         for name, value in headers:
             if name == ROW_HEADER:
                 yield offset, value.decode("utf-8", "replace")
-
-
-def _no_checks(stream: str) -> str:
-    text = f"deliveryGuarantee='effectively-once': stream {stream!r} does not check expected offsets"
-    return f"{text}; create one with optimistic_concurrency=True (its first row of this query is stored)"

@@ -6,11 +6,13 @@ to the tasks.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 from liftenvelope._stream_names import check_stream_name
+from liftenvelope.client.cursors import check_cursor_id
 from liftenvelope.errors import UsageError
 from liftenvelope.jetstream._names import check_stream_name as check_jetstream_name
 from liftenvelope.spark.connection import CONNECTION_OPTIONS, Connection, read_connection
@@ -21,9 +23,11 @@ from liftenvelope.spark.words import Words
 __all__ = ["SinkOptions", "SourceOptions", "Subscription", "row_options", "sink_options", "source_options"]
 
 _BATCH_ONLY: Final = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
-_STREAM_ONLY: Final = ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay")
+_LIMITS: Final = ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay")
+_STREAM_ONLY: Final = (*_LIMITS, "commitCursor")
 _SOURCE: Final = (
     "subscribe",
+    "subscribePattern",
     "assign",
     "startingOffsets",
     "startingTimestamp",
@@ -35,9 +39,10 @@ _SOURCE: Final = (
     "includeHeaders",
     "envelope",
     *_BATCH_ONLY,
-    *_STREAM_ONLY,
+    *_LIMITS,
 )
-_SINK: Final = ("topic", "deliveryGuarantee", "maxInFlight")
+_SOURCES: Final = {"liftbridge": ("readISRReplica", "commitCursor"), "jetstream": ()}
+_SINK: Final = ("topic", "deliveryGuarantee", "maxInFlight", "includeHeaders")
 _SINKS: Final = {
     "liftbridge": ("ackPolicy", "partitioner"),
     "jetstream": ("subject", "envelope"),
@@ -60,10 +65,12 @@ class Subscription:
     Attributes:
         streams: Their names.
         partitions: Those that are read of each; None for all.
+        pattern: Regular expression of the names of streams, in place of names; None for none.
     """
 
     streams: tuple[str, ...]
     partitions: Mapping[str, tuple[int, ...]] | None = None
+    pattern: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,6 +92,7 @@ class SourceOptions:
         fail_on_data_loss: Whether messages that are gone end the query.
         headers: Whether there is a column with the headers.
         envelope: ``"none"``, ``"strip"`` or ``"columns"``: see :func:`liftenvelope.bulk.read`.
+        cursor: For Liftbridge: id of the cursors that show how far a stream is; None for none.
     """
 
     connection: Connection
@@ -100,6 +108,7 @@ class SourceOptions:
     fail_on_data_loss: bool
     headers: bool
     envelope: str
+    cursor: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,6 +119,7 @@ class SinkOptions:
         connection: Where the servers are.
         topic: The stream; None for that of the column.
         once: Whether each row is stored once, however often its task runs.
+        headers: Whether the column of headers is written, if there is one.
         max_in_flight: So many rows of a task may be without their ack.
         subject: For JetStream: the subject of all rows.
         envelope: For JetStream: whether rows are put into envelopes.
@@ -120,6 +130,7 @@ class SinkOptions:
     connection: Connection
     topic: str | None
     once: bool
+    headers: bool
     max_in_flight: int
     subject: str | None
     envelope: bool
@@ -149,7 +160,7 @@ def source_options(format_: str, given: Mapping[str, Any], *, streaming: bool) -
     Raises:
         OptionError: An option is unknown, makes no sense, or conflicts with another.
     """
-    words = Words(given, (*CONNECTION_OPTIONS[format_], *_SOURCE, "path"), _OWN)
+    words = Words(given, (*CONNECTION_OPTIONS[format_], *_SOURCE, *_SOURCES[format_], "path"), _OWN)
     for name in words.given(*(_BATCH_ONLY if streaming else _STREAM_ONLY)):
         kind = "batch queries (spark.read)" if streaming else "streams (spark.readStream)"
         raise OptionError(f"{name}: it is for {kind}; leave it out")
@@ -168,6 +179,7 @@ def source_options(format_: str, given: Mapping[str, Any], *, streaming: bool) -
         fail_on_data_loss=words.truth("failOnDataLoss", default=True),
         headers=words.truth("includeHeaders", default=False),
         envelope=_envelope(format_, words),
+        cursor=_cursor(format_, words),
     )
 
 
@@ -177,7 +189,7 @@ def row_options(format_: str, given: Mapping[str, Any]) -> tuple[bool, str]:
     Raises:
         OptionError: An option is unknown, or one of these makes no sense.
     """
-    words = Words(given, (*CONNECTION_OPTIONS[format_], *_SOURCE, "path"), _OWN)
+    words = Words(given, (*CONNECTION_OPTIONS[format_], *_SOURCE, *_SOURCES[format_], "path"), _OWN)
     return words.truth("includeHeaders", default=False), _envelope(format_, words)
 
 
@@ -185,6 +197,16 @@ def _envelope(format_: str, words: Words) -> str:
     found = words.choice("envelope", ("none", "strip", "columns"))
     if format_ == "liftbridge" and found != "none":
         raise OptionError(f"envelope={found!r}: Liftbridge has opened the envelopes; leave it out")
+    return found
+
+
+def _cursor(format_: str, words: Words) -> str | None:
+    found = words.text("commitCursor") if format_ == "liftbridge" else None
+    if found is not None:
+        try:
+            check_cursor_id(found, "commitCursor")
+        except UsageError as exc:
+            raise OptionError(str(exc)) from exc
     return found
 
 
@@ -199,14 +221,26 @@ def _limits(words: Words) -> dict[str, Any]:
 
 
 def _subscription(format_: str, words: Words) -> Subscription:
-    given = words.given("subscribe", "assign", "path")
+    given = words.given("subscribe", "subscribePattern", "assign", "path")
     if len(given) != 1:
         what = f"{' and '.join(given)} exclude each other" if given else "nothing says which streams are read"
-        raise OptionError(f"{what}: expected one of subscribe, assign, or the argument of load()")
+        expected = "expected one of subscribe, subscribePattern, assign, or the argument of load()"
+        raise OptionError(f"{what}: {expected}")
+    if given == ["subscribePattern"]:
+        return Subscription((), pattern=_pattern(words.text("subscribePattern") or ""))
     if given == ["assign"]:
         return _assigned(format_, words.mapping("assign") or {})
     names = [name.strip() for name in (words.text(given[0]) or "").split(",")]
     return Subscription(tuple(dict.fromkeys(_check_name(format_, name, given[0]) for name in names)))
+
+
+def _pattern(text: str) -> str:
+    try:
+        re.compile(text)
+    except re.error as exc:
+        expected = "expected a regular expression of Python for whole names"
+        raise OptionError(f"subscribePattern={text!r}: {exc}: {expected}") from exc
+    return text
 
 
 def _assigned(format_: str, given: dict[str, Any]) -> Subscription:
@@ -243,6 +277,7 @@ def sink_options(format_: str, given: Mapping[str, Any], *, streaming: bool) -> 
         connection=read_connection(format_, words),
         topic=None if topic is None else _check_name(format_, topic, "topic"),
         once=_once(format_, words, streaming=streaming, topic=topic),
+        headers=words.truth("includeHeaders", default=True),
         max_in_flight=words.number("maxInFlight") or _IN_FLIGHT,
         subject=words.text("subject") if format_ == "jetstream" else None,
         envelope=format_ == "jetstream" and words.truth("envelope", default=False),

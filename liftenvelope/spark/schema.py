@@ -65,9 +65,10 @@ _SINK: Final[dict[str, tuple[str, ...]]] = {
     "headers": ("array<struct<key:string,value:binary>>", "map<string,binary>", "map<string,string>"),
     "topic": ("string",),
 }
+_ID: Final = {"msgId": ("string",)}
 _SINK_OF: Final = {
     "liftbridge": {**_SINK, "partition": ("int",)},
-    "jetstream": {**_SINK, "subject": ("string",), "msgId": ("string",)},
+    "jetstream": {**_SINK, "subject": ("string",), **_ID},
 }
 #: Columns of a source that a sink passes over, so that rows that were read can be written.
 PASSED_OVER: Final = frozenset(
@@ -180,18 +181,21 @@ def _header_lists(column: pa.MapArray) -> pa.ListArray:
     )
 
 
-def check_sink(format_: str, columns: Iterable[tuple[str, str]], *, topic: str | None) -> None:
+def check_sink(
+    format_: str, columns: Iterable[tuple[str, str]], *, topic: str | None, once: bool = False
+) -> None:
     """Check the columns of what is to be written.
 
     Args:
         format_: ``"liftbridge"`` or ``"jetstream"``.
         columns: Names, and Spark's simple names of their types.
         topic: The stream, unless a column says it.
+        once: Whether rows are stored once; in Liftbridge they may have ids only then.
 
     Raises:
         OptionError: A column is missing, unknown, or of a type that can't be written.
     """
-    known = _SINK_OF[format_]
+    known = {**_SINK_OF[format_], **(_ID if once else {})}
     found = dict(columns)
     for name, kind in found.items():
         if name in PASSED_OVER or name in _OF_OTHERS[format_]:

@@ -112,7 +112,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return _rows(self._source, partition)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Nothing to do: the checkpoint has the offsets."""
+        """Show how far the query is, if that is wanted; the checkpoint has the offsets."""
+        self._source.done(end)
 
     def stop(self) -> None:
         """Close the connections. Spark does not always call this; they end with the process, too."""
@@ -205,7 +206,7 @@ class _Streams(DataSource):
     def _sink(self, schema: Any, *, streaming: bool) -> SinkOptions:
         options = sink_options(self.format, self.options, streaming=streaming)
         columns = [(field.name, field.dataType.simpleString()) for field in schema.fields]
-        check_sink(self.format, columns, topic=options.topic)
+        check_sink(self.format, columns, topic=options.topic, once=options.once)
         return options
 
 

@@ -24,12 +24,27 @@ _UNITS: Final = {
     "d": 86400.0,
 }
 _LARGEST: Final = 2**63 - 1
+#: What other sources and sinks call it, where the letters are no hint.
+_ELSEWHERE: Final = {
+    "brokers": ("servers",),
+    "url": ("servers",),
+    "stream": ("subscribe", "topic"),
+    "streams": ("subscribe",),
+    "topic": ("subscribe",),
+    "subscribe": ("topic",),
+    "pattern": ("subscribePattern",),
+    "partitions": ("minPartitions",),
+    "batchsize": ("maxOffsetsPerTrigger",),
+}
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """Return a hint at the known name that was probably meant, or at all of them."""
     names = {one.lower(): one for one in known}
-    found = difflib.get_close_matches(name.lower(), names, 1, 0.6)
+    # Kafka's client has its settings with dots in them: kafka.bootstrap.servers.
+    last = name.lower().rsplit(".", 1)[-1]
+    found = [one for one in _ELSEWHERE.get(last, ()) if one.lower() in names]
+    found = [one.lower() for one in found] or difflib.get_close_matches(last, names, 1, 0.6)
     if found:
         return f"did you mean {names[found[0]]!r}?"
     return f"expected some of {', '.join(sorted(names.values()))}"

@@ -127,12 +127,26 @@ def _write_once(options: SinkOptions, topic: str, batches: Iterator[pa.RecordBat
     access = options.connection.open()
     with open_client(find_target(options.connection.servers, access)) as client:
         writer = OnceWriter(client, topic, key, partitioner=options.partitioner, wait=access.reconnect_wait)
-        for batch in batches:
+        for batch in _ordered(batches):
             prepared = _prepared(batch, options)
             for start in range(0, prepared.num_rows, options.max_in_flight):
                 writer.add(prepared.slice(start, options.max_in_flight))
         writer.finish()
     return TaskWritten(writer.rows, writer.bytes, writer.duplicates)
+
+
+def _ordered(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The rows in the same order every time: by their ids, where they have any."""
+    first = next(batches)
+    if "msgId" not in first.schema.names:
+        return _chain(first, batches)
+    table = pa.Table.from_batches(list(_chain(first, batches))).sort_by("msgId")
+    ids = table["msgId"]
+    _check_ids(ids)
+    same = pc.indices_nonzero(pc.equal(ids[1:], ids[:-1]))
+    if len(same):
+        raise UsageError(f"msgId {ids[same[0].as_py()].as_py()!r}: two rows of a task have it")
+    return iter(table.drop_columns(["msgId"]).to_batches())
 
 
 def _prepared(batch: pa.RecordBatch, options: SinkOptions) -> pa.RecordBatch:
@@ -141,6 +155,8 @@ def _prepared(batch: pa.RecordBatch, options: SinkOptions) -> pa.RecordBatch:
     wanted = {name: columns[name] for name in _WRITTEN[options.connection.format] if name in columns}
     if options.subject is not None:
         wanted.pop("subject", None)
+    if not options.headers:
+        wanted.pop("headers", None)
     if "headers" in wanted:
         wanted["headers"] = _as_map(wanted["headers"])
     if "msgId" in columns:
@@ -164,14 +180,18 @@ def _as_map(column: pa.Array) -> pa.Array:
 
 
 def _with_ids(headers: pa.Array | None, ids: pa.Array) -> pa.Array:
-    if ids.null_count:
-        raise UsageError("a row has no msgId: expected one in every row")
+    _check_ids(ids)
     rows = [None] * len(ids) if headers is None else headers.to_pylist()
     made = [
         [*(item for item in row or () if item[0] != _MESSAGE_ID), (_MESSAGE_ID, identity)]
         for row, identity in zip(rows, ids.to_pylist(), strict=True)
     ]
     return pa.array([[(name, _bytes(value)) for name, value in row] for row in made], _HEADERS)
+
+
+def _check_ids(ids: pa.Array | pa.ChunkedArray) -> None:
+    if ids.null_count:
+        raise UsageError("a row has no msgId: expected one in every row")
 
 
 def _bytes(value: bytes | str | None) -> bytes:

@@ -92,6 +92,14 @@ class TestBatch:
             BatchSource(late).spans()
         assert rows.num_rows == 3
 
+    def test_offsets_of_jetstream_are_sequences_less_1(self, url: str, name: str) -> None:
+        fill(url, name, 0, 5)
+        given = {"startingOffsets": f'{{"{name}": 2}}', "endingOffsets": f'{{"{name}": {{"0": 4}}}}'}
+        source = BatchSource(options(url, name, streaming=False, **given))
+        (batch,) = [batch for span in source.spans() for batch in source.read(span)]
+        assert batch["offset"].to_pylist() == [2, 3]
+        assert with_jetstream(url, lambda js: js.get_msg(name, 3)).data == batch["value"][0].as_py()
+
     def test_no_such_stream(self, url: str, address: str) -> None:
         with pytest.raises(StreamNotFoundError):
             BatchSource(options(url, "nowhere", streaming=False)).spans()
@@ -247,6 +255,13 @@ class TestSinks:
         assert write_task(sink, [batch.slice(0, 2), batch.slice(2)], None) == TaskWritten(3, 3, 1)
         headers = bulk.read(url, name, columns=["headers"]).read_all()["headers"].to_pylist()
         assert headers == [[("A", b"1"), ("Nats-Msg-Id", b"a")], [("Nats-Msg-Id", b"b")]]
+
+    def test_headers_can_be_left_out(self, url: str, name: str) -> None:
+        given = {"servers": url, "topic": name, "subject": f"{name}.x", "includeHeaders": False}
+        headers = pa.array([[("A", b"1")]], pa.map_(pa.string(), pa.binary()))
+        batch = pa.record_batch({"value": ["1"], "headers": headers})
+        write_task(sink_options("jetstream", given, streaming=False), [batch], None)
+        assert bulk.read(url, name).read_all()["headers"].to_pylist() == [[]]
 
     def test_streams_by_column(self, address: str, name: str, liftbridge_server: LiftbridgeCluster) -> None:
         other = f"{name}-2"

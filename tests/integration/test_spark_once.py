@@ -12,7 +12,7 @@ import pytest
 
 from liftenvelope import bulk, connect_blocking
 from liftenvelope.bulk import WriteFailedError
-from liftenvelope.errors import MessageTooLargeError, NoSuchStreamError
+from liftenvelope.errors import MessageTooLargeError, NoSuchStreamError, UsageError
 from liftenvelope.spark._row_places import ROW_HEADER
 from liftenvelope.spark.errors import BatchChangedError, OptionError
 from liftenvelope.spark.options import SinkOptions, sink_options
@@ -108,6 +108,19 @@ class TestOnce:
             assert header["A"] == row["value"]
             assert header[ROW_HEADER].startswith(TASK.encode())
 
+    def test_ids_say_the_order(self, cluster: Cluster, name: str) -> None:
+        options = sink(cluster, name)
+        for duplicates, order in ((0, [2, 0, 1]), (3, [1, 2, 0])):
+            batches = [rows([i]).append_column("msgId", pa.array([f"id-{i}"])) for i in order]
+            assert write_task(options, batches, TASK).duplicates == duplicates
+        assert stored(cluster, name) == [0, 1, 2]
+        twice = [rows([1]).append_column("msgId", pa.array(["a"]))] * 2
+        with pytest.raises(UsageError, match="msgId 'a': two rows of a task have it"):
+            write_task(options, twice, "0c0ffee0-query:1:0")
+        nameless = rows([1]).append_column("msgId", pa.array([None], pa.string()))
+        with pytest.raises(UsageError, match="a row has no msgId"):
+            write_task(options, [nameless], "0c0ffee0-query:1:0")
+
     def test_strangers_write_as_well(self, cluster: Cluster, name: str) -> None:
         options = sink(cluster, name)
 
@@ -161,8 +174,9 @@ def _together(*work: Callable[[], object]) -> None:
 class TestRefused:
     def test_a_stream_that_does_not_check(self, liftbridge_server: LiftbridgeCluster, name: str) -> None:
         liftbridge_server.create_stream(name)
-        with pytest.raises(OptionError, match="create one with optimistic_concurrency=True"):
-            write_task(sink(liftbridge_server, name), [rows(range(5))], TASK)
+        for _ in range(2):
+            with pytest.raises(OptionError, match="was created with optimistic_concurrency=True"):
+                write_task(sink(liftbridge_server, name), [rows(range(5))], TASK)
         assert stored(liftbridge_server, name) == [0]
 
     def test_other_rows_than_before(self, cluster: Cluster, name: str) -> None:

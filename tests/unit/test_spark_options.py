@@ -154,6 +154,78 @@ def test_refused_of_a_batch(options: dict[str, str], text: str) -> None:
         source_options("jetstream", {**JS, **options}, streaming=False)
 
 
+class TestSubscriptions:
+    def test_a_pattern(self) -> None:
+        given = {"servers": "a:1", "subscribePattern": "orders-.*"}
+        found = source_options("liftbridge", given, streaming=True)
+        assert found.subscription == Subscription((), None, "orders-.*")
+
+    @pytest.mark.parametrize(
+        ("given", "text"),
+        [
+            ({"subscribePattern": "a("}, r"subscribePattern='a\(': .*whole names"),
+            (
+                {"subscribePattern": "a", "subscribe": "b"},
+                "subscribe and subscribePattern exclude",
+            ),
+            ({"subscribePattern": "a", "path": "b"}, "subscribePattern and path exclude each other"),
+            ({}, "expected one of subscribe, subscribePattern, assign"),
+        ],
+    )
+    def test_refused(self, given: dict[str, str], text: str) -> None:
+        with pytest.raises(OptionError, match=text):
+            source_options("liftbridge", {"servers": "a:1", **given}, streaming=True)
+
+    def test_replicas_and_cursors(self) -> None:
+        given = {**LB, "readISRReplica": "true", "commitCursor": "billing"}
+        found = source_options("liftbridge", given, streaming=True)
+        assert (found.connection.access.read_isr_replica, found.cursor) == (True, "billing")
+
+    @pytest.mark.parametrize(
+        ("format_", "given", "streaming", "text"),
+        [
+            ("liftbridge", {"commitCursor": "a,b"}, True, "commitCursor='a,b': .*no comma"),
+            ("liftbridge", {"commitCursor": "a"}, False, "commitCursor: it is for streams"),
+            ("jetstream", {"commitCursor": "a"}, True, "there is no option 'commitCursor'"),
+            ("jetstream", {"readISRReplica": "true"}, True, "there is no option 'readISRReplica'"),
+            ("liftbridge", {"readISRReplica": "maybe"}, True, "expected 'true' or 'false'"),
+        ],
+    )
+    def test_of_one_kind(self, format_: str, given: dict[str, str], streaming: bool, text: str) -> None:
+        with pytest.raises(OptionError, match=text):
+            source_options(format_, {**OF[format_], **given}, streaming=streaming)
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("kafka.bootstrap.servers", "servers"),
+        ("brokers", "servers"),
+        ("startingOffset", "startingOffsets"),
+        ("readIsrReplicas", "readISRReplica"),
+        ("topic", "subscribe"),
+        ("stream", "subscribe"),
+        ("subscribepatern", "subscribePattern"),
+    ],
+)
+def test_the_nearest_option_is_named(name: str, meant: str) -> None:
+    with pytest.raises(OptionError, match=f"there is no option '{name}': did you mean '{meant}'"):
+        source_options("liftbridge", {**LB, name: "x"}, streaming=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"), [("subscribe", "topic"), ("deliveryGuarante", "deliveryGuarantee")]
+)
+def test_that_of_a_sink(name: str, meant: str) -> None:
+    with pytest.raises(OptionError, match=f"there is no option '{name}': did you mean '{meant}'"):
+        sink_options("jetstream", {"servers": "a:1", "topic": "S", name: "x"}, streaming=True)
+
+
+def test_offsets_of_jetstream_are_those_of_its_rows() -> None:
+    found = source_options("jetstream", {**JS, "startingOffsets": '{"ORDERS": 23}'}, streaming=True)
+    assert found.start == Places(None, {("ORDERS", 0): Place(23)})
+
+
 def test_a_jetstream_stream_has_one_partition() -> None:
     with pytest.raises(OptionError, match="partition 0 alone"):
         source_options("jetstream", {"servers": "a:1", "assign": '{"S": [0, 1]}'}, streaming=False)

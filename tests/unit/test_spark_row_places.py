@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from liftenvelope.spark._row_places import NO_OFFSET, RowMark, RowPlaces
-from liftenvelope.spark.errors import BatchChangedError
+from liftenvelope.spark._row_places import NO_OFFSET, PROBE, RowMark, RowPlaces
+from liftenvelope.spark.errors import BatchChangedError, OptionError
 
 ME = ("query", 3, 1)
 
@@ -34,6 +34,11 @@ class TestMarks:
 
 
 class TestPlans:
+    def test_a_partition_that_does_not_check(self) -> None:
+        with pytest.raises(OptionError, match=r"s\[0\] does not check expected offsets"):
+            places().learn([(0, mark(PROBE, batch=1))], 1)
+        places().learn([(0, mark(PROBE, query="other"))], 1)
+
     def test_a_partition_that_this_query_has_not_written_to_is_checked(self) -> None:
         found = places()
         found.learn([(5, mark(0, query="other"))], 10)
