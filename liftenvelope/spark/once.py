@@ -19,6 +19,7 @@ from liftenvelope.client.retries import pause_before
 from liftenvelope.errors import IncorrectOffsetError, LiftEnvelopeError, NoSuchStreamError
 from liftenvelope.partition import make_partitioner
 from liftenvelope.spark._row_places import NO_OFFSET, PROBE, ROW_HEADER, RowMark, RowPlaces
+from liftenvelope.spark.schema import header_lists
 from liftenvelope.types import AckPolicy
 
 if TYPE_CHECKING:
@@ -269,22 +270,24 @@ class OnceWriter:
                     raise self._given_up({partition: exc.args[0]}, exc) from exc
 
     def _end_of(self, partition: int) -> int:
-        """Return where a partition ends, once all before that can be read.
+        """Return up to where a partition can be read, once that is all that it has.
 
         Raises:
             _Hidden: It can't, for a while.
         """
-        limit = time.monotonic() + _SHOWN_WAIT
+        limit, there = time.monotonic() + _SHOWN_WAIT, -1
         while True:
             info = self._client.fetch_partition_metadata(self._stream, partition)
-            if info.high_watermark >= info.newest_offset:
-                return info.newest_offset + 1
+            # Others may go on writing: what was there when it was asked first is enough.
+            there = there if there >= 0 else info.newest_offset
+            if info.high_watermark >= there:
+                return info.high_watermark + 1
             if time.monotonic() > limit:
                 raise _Hidden(info.newest_offset + 1)
             time.sleep(_SHOWN_POLL)
 
     def _marks(self, partition: int, start: int, stop: int) -> Iterator[tuple[int, RowMark]]:
-        """The marks of this query in a range."""
+        """The marks of this task in a range, and some of the others that the query has."""
         if start >= stop:
             return
         reader = bulk.read(
@@ -296,10 +299,11 @@ class OnceWriter:
             columns=["offset", "headers"],
             on_retention="skip",
         )
+        query, number, task = self._task
         for batch in reader:
-            for offset, text in _row_headers(batch):
+            for offset, text in _row_headers(batch, f"{query}:", f"{query}:{number}:{task}:"):
                 mark = RowMark.parse(text)
-                if mark is not None and mark.query == self._task[0]:
+                if mark is not None:
                     yield offset, mark
 
 
@@ -318,12 +322,20 @@ def _expecting(
     )
 
 
-def _row_headers(batch: pa.RecordBatch) -> Iterator[tuple[int, str]]:
-    """Offsets and marks of the messages that have one; most streams have many that have none."""
-    column = batch.column("headers")
-    if not pc.any(pc.equal(column.keys, ROW_HEADER)).as_py():
+def _row_headers(batch: pa.RecordBatch, query: str, task: str) -> Iterator[tuple[int, str]]:
+    """Offsets and texts of the headers that begin as those of a task, and of the first of the query.
+
+    The first one tells whether there is one of an earlier batch. There may be very many of others.
+    """
+    headers = header_lists(batch.column("headers"))
+    names, texts = headers.values.flatten()
+    places = pc.indices_nonzero(pc.equal(names, ROW_HEADER))
+    if not len(places):
         return
-    for offset, headers in zip(batch.column("offset").to_pylist(), column.to_pylist(), strict=True):
-        for name, value in headers:
-            if name == ROW_HEADER:
-                yield offset, value.decode("utf-8", "replace")
+    texts = texts.take(places)
+    first = pc.index(pc.starts_with(texts, pattern=query), True).as_py()
+    wanted = pc.indices_nonzero(pc.starts_with(texts, pattern=task)).to_pylist()
+    rows = pc.list_parent_indices(headers).take(places)
+    offsets = batch.column("offset").take(rows)
+    for i in sorted({first, *wanted} - {-1}):
+        yield offsets[i].as_py(), texts[i].as_py().decode("utf-8", "replace")

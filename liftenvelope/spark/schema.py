@@ -21,6 +21,7 @@ __all__ = [
     "BATCH_ROWS",
     "bulk_columns",
     "check_sink",
+    "header_lists",
     "spark_batches",
     "spark_ddl",
     "spark_schema",
@@ -158,7 +159,7 @@ def _array(field: pa.Field, batch: pa.RecordBatch) -> pa.Array:
     if name == "timestamp":
         return _micros(column)
     if name == "headers":
-        return _header_lists(column)
+        return header_lists(column)
     if pa.types.is_dictionary(column.type):
         return column.dictionary_decode().cast(field.type)
     return column if column.type == field.type else column.cast(field.type)
@@ -173,7 +174,7 @@ def _micros(column: pa.Array) -> pa.Array:
     return column.cast(pa.timestamp("us", "UTC"), safe=False)
 
 
-def _header_lists(column: pa.MapArray) -> pa.ListArray:
+def header_lists(column: pa.MapArray) -> pa.ListArray:
     """A map as a list of its entries: the same buffers, seen as Kafka's source has them."""
     entries = pa.StructArray.from_arrays([column.keys, column.items], fields=list(_HEADERS.value_type))
     return pa.Array.from_buffers(
