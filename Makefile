@@ -8,6 +8,8 @@ EXTRAS := client,arrow,cli
 GO := 1.25.3
 # Tests that need no server, and share the processors.
 WITHOUT_SERVERS := tests/unit tests/twin tests/test_layers.py
+# Which line of PySpark the tests of Spark run with: 4.2 or 4.3.
+SPARK ?= 4.3
 # What acks the envelopes of the demo: gateway, or liftbridge, which is built first.
 BROKER ?= gateway
 
@@ -40,8 +42,8 @@ test: servers  ## all tests, on real servers
 	LIFTENVELOPE_REQUIRE_EXTENSIONS=1 LIFTENVELOPE_CONFORMANCE_SERVER=gateway $(RUN) -m pytest tests/conformance
 	$(RUN) -m pytest benchmarks -q --ignore=benchmarks/spark
 
-test-spark: servers  ## the tests that need Spark, with one session; Java 17 must be there
-	$(RUN) -m pip install --quiet --editable '.[$(EXTRAS),spark]'
+test-spark: servers  ## the tests that need Spark, with one session; SPARK=4.2 for that line; Java 17 must be there
+	$(RUN) -m pip install --quiet --editable '.[$(EXTRAS),spark]' 'pyspark[connect]==$(SPARK).*'
 	$(RUN) -m pytest tests/spark
 	$(RUN) -m pytest benchmarks/spark -q
 
