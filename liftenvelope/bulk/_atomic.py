@@ -70,7 +70,7 @@ class AtomicPublisher(Publisher):
     def add(self, portion: Portion) -> None:
         """Publish a batch, and wait until it is stored."""
         self._begin()
-        self._check_sizes(portion, self._forms[1], self._link.max_payload)
+        self._check(portion, self._forms[1])
         self._stored = None
         self._guarded(lambda: self._publish(portion))
         ack: PubAck | None = self._stored
@@ -169,6 +169,8 @@ class AtomicPublisher(Publisher):
     def _fail(self, portion: Portion, row: int, answer: JetStreamError | PubAck) -> None:
         """A row was refused: then its batch can't be committed any more, and nothing of it is stored."""
         self._committing = None
+        if self._is_leaderless(answer, portion, row):
+            raise TransportError(f"the batch of rows {portion.first} to {portion.stop - 1}: {answer}")
         if isinstance(answer, PubAck):
             answer = JetStreamError(500, "the server stored it by itself: it knows no atomic batches")
         if answer.err_code in (_INCOMPLETE, _TOO_MANY):

@@ -8,6 +8,7 @@ when one is lost or refused it stores nothing behind it, ends the batch, and say
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any, Final
 
 from liftenvelope.errors import JetStreamError, WrongStreamError, jetstream_error
@@ -43,7 +44,7 @@ class FastBatch:
         ack: What the server said at its end; None before.
         error: Which row was refused, from 1, and why; None if none was. Row 0 is for what makes no sense.
         is_unknown: Whether the server said that it knows no such batch.
-        is_throttled: Whether the server has dropped a row because too many came.
+        is_lossy: Whether a row was lost: too many came, or the stream had no leader.
     """
 
     def __init__(
@@ -57,7 +58,7 @@ class FastBatch:
         self.sent = self.stored = 0
         self.ack: PubAck | None = None
         self.error: tuple[int, JetStreamError] | None = None
-        self.is_unknown = self.is_throttled = False
+        self.is_unknown = self.is_lossy = False
 
     @property
     def reply(self) -> bytes:
@@ -102,6 +103,11 @@ class FastBatch:
         return self.ack is not None or self.is_unknown or self._never_began
 
     @property
+    def must_end(self) -> bool:
+        """Whether to send no more of it: that would not be stored."""
+        return self.has_ended or self.error is not None or self.is_lossy
+
+    @property
     def count(self) -> int | None:
         """How many rows are stored, once it has ended; None if that is unknown."""
         if self.ack is not None:
@@ -112,20 +118,29 @@ class FastBatch:
     def _never_began(self) -> bool:
         return self.error is not None and self.error[0] == 1
 
-    def take(self, subject: str, status: tuple[int, str] | None, data: bytes) -> None:
+    def take(
+        self,
+        subject: str,
+        status: tuple[int, str] | None,
+        data: bytes,
+        records: Callable[[int], bool] = lambda row: False,  # noqa: ARG005 - of none it is known
+    ) -> None:
         """Take an answer.
 
         Args:
             subject: What it was sent to.
             status: What its headers say: a number, a text; None for none.
             data: Its payload.
+            records: Whether the stream records the subject of a row, as far as is known, by its number in all
+                the data.
         """
         words = subject.removeprefix(self._prefix).split(".")
         if not subject.startswith(self._prefix) or len(words) != 5 or not words[2].isdigit():
             return  # of another batch, that has ended
         number, asked = int(words[2]), words[3] in (str(_END), str(_PING))
         if status is not None:
-            self._take_status(number, asked, status)
+            if not asked:
+                self._take_status(number, status, records)
             return
         try:
             answer = json.loads(data)
@@ -141,13 +156,13 @@ class FastBatch:
             self.is_unknown = True
             self.error = 0, JetStreamError(500, f"this is no answer to a batch: {data[:100]!r} ({exc})")
 
-    def _take_status(self, number: int, asked: bool, status: tuple[int, str]) -> None:
+    def _take_status(self, number: int, status: tuple[int, str], records: Callable[[int], bool]) -> None:
         code, text = status
-        if code == _TOO_FAST:
-            self.is_throttled = True  # it drops the message, so that the batch has a gap
-        elif not asked:
-            if code == _NO_RESPONDERS:
-                text = f"no stream records the subject of row {self.base + number - 1}"
+        row = self.base + number - 1
+        if code == _TOO_FAST or (code == _NO_RESPONDERS and records(row)):
+            self.is_lossy = True  # nobody has taken the message, so that the batch has a gap
+        else:
+            text = f"no stream records the subject of row {row}" if code == _NO_RESPONDERS else text
             self._take_error(number, jetstream_error(code, 0, text))
 
     def _take_step(self, stored: int, step: int) -> None:

@@ -62,7 +62,7 @@ class FastPublisher(Publisher):
 
     def add(self, portion: Portion) -> None:
         """Publish rows. Returns when all are sent; the next call waits until they are stored."""
-        self._check_sizes(portion, self._plain, self._link.max_payload)
+        self._check(portion, self._plain)
         self._settle()
         self._portion = portion
         self._bytes += portion.size
@@ -128,7 +128,7 @@ class FastPublisher(Publisher):
 
     def _has_no_more(self, batch: FastBatch) -> bool:
         # Over another connection rows would be a gap if those before are lost; the end alone tells.
-        return batch.has_ended or batch.error is not None or self._is_broken or batch.sent == batch.rows
+        return batch.must_end or self._is_broken or batch.sent == batch.rows
 
     def _send_rows(self, batch: FastBatch) -> None:
         room = self._room(batch)
@@ -162,8 +162,13 @@ class FastPublisher(Publisher):
         while (frame := self._link.socket.next_frame()) is not None:
             status = frame.status
             said = None if status is None else (status.code, str(status))
-            batch.take(frame.subject, said, frame.payload)
+            batch.take(frame.subject, said, frame.payload, self._records)
         return True
+
+    def _records(self, row: int) -> bool:
+        """Whether the stream has recorded the subject of that row before."""
+        current = self._current
+        return bool(self.acked and current.commands.subject_at(row - current.first) == self._subject)
 
     def _close(self, batch: FastBatch) -> None:
         """Count what is stored of a batch that has ended."""
@@ -177,5 +182,7 @@ class FastPublisher(Publisher):
             self._duplicates += batch.ack.duplicate
         if batch.error is not None:
             raise self._refused(batch.base + row - 1, error, 0)
-        if batch.is_throttled or not batch.count:
-            raise TransportError(f"the server did not take row {self._done}: too many came at a time")
+        if batch.is_lossy or not batch.count:
+            raise TransportError(
+                f"the server did not take row {self._done}: too many came, or it has no leader"
+            )

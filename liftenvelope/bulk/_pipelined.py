@@ -55,7 +55,7 @@ class PipelinedPublisher(Publisher):
 
     def add(self, portion: Portion) -> None:
         """Publish rows. Returns when all but so many as may be in flight are acked."""
-        self._check_sizes(portion, self._form, self._link.max_payload)
+        self._check(portion, self._form)
         self._portions.append(portion)
         self._stop, self._bytes = portion.stop, self._bytes + portion.size
         self._guarded(self._send)
@@ -86,7 +86,7 @@ class PipelinedPublisher(Publisher):
             if room <= 0 or self._in_flight >= MOST_BYTES:
                 self._wait(self._limit * 3 // 4, MOST_BYTES // 2)
                 continue
-            portion = self._portion()
+            portion = self._portion_of(self._sent)
             commands, at = portion.commands, self._sent - portion.first
             stop = commands.reach(at, min(commands.length, at + room), PIECE)
             data = commands.encode(at, stop, self._form, self._sent, self._sent)
@@ -100,9 +100,8 @@ class PipelinedPublisher(Publisher):
         self._send()
         self._wait(0, 0)
 
-    def _portion(self) -> Portion:
-        """That of the next row."""
-        return next(portion for portion in self._portions if portion.stop > self._sent)
+    def _portion_of(self, row: int) -> Portion:
+        return next(portion for portion in self._portions if portion.stop > row)
 
     def _wait(self, rows: int, nbytes: int) -> None:
         """Wait until no more rows and bytes than that are without their ack."""
@@ -133,6 +132,8 @@ class PipelinedPublisher(Publisher):
             return
         ack = self._link.read(frame, int(number))
         if not isinstance(ack, PubAck):
+            if self._again and self._is_leaderless(ack, self._portion_of(int(number)), int(number)):
+                raise ack
             raise self._refused(int(number), ack, self.unknown - 1)
         self._acks.take(int(number), ack.sequence, ack.duplicate)
         learn(self._acks, ack, frame.payload)

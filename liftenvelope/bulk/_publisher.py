@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from liftenvelope.bulk._portions import Portion
     from liftenvelope.bulk.outgoing import Written
 
-__all__ = ["MOST_BYTES", "PIECE", "Publisher", "WriteLink"]
+__all__ = ["MOST_BYTES", "NO_RESPONDERS", "PIECE", "Publisher", "WriteLink"]
 
 #: How many bytes are sent at once.
 PIECE: Final = 128 * 1024
@@ -37,6 +37,7 @@ PIECE: Final = 128 * 1024
 MOST_BYTES: Final = 16 * 1024 * 1024
 #: For how long to wait for an answer before something is done about that, in seconds.
 _TURN: Final = 0.5
+NO_RESPONDERS: Final = 503
 
 
 class WriteLink:
@@ -131,7 +132,9 @@ class WriteLink:
             row: The number of the row that it is for.
         """
         if (status := frame.status) is not None:
-            text = f"no stream records the subject of row {row}" if status.code == 503 else str(status)
+            text = (
+                f"no stream records the subject of row {row}" if status.code == NO_RESPONDERS else str(status)
+            )
             return NoJetStreamError(status.code, text)
         ack = read_ack(frame.payload)
         stream = ack.stream if isinstance(ack, PubAck) else stream_named(frame.payload)
@@ -157,6 +160,7 @@ class Publisher(ABC):
 
     def __init__(self, link: WriteLink) -> None:
         self._link = link
+        self._subject: bytes | None = None
 
     @property
     @abstractmethod
@@ -229,7 +233,21 @@ class Publisher(ABC):
         failure.__cause__ = error
         return failure
 
-    def _check_sizes(self, portion: Portion, form: Any, limit: int) -> None:
+    def _is_leaderless(self, error: LiftEnvelopeError | PubAck, portion: Portion, row: int) -> bool:
+        """Whether nobody listens because the stream has no leader: it did record that subject before."""
+        if not isinstance(error, NoJetStreamError) or error.code != NO_RESPONDERS or not self.acked:
+            return False
+        return bool(portion.commands.subject_at(row - portion.first) == self._subject)
+
+    def _check(self, portion: Portion, form: Any) -> None:
+        """Make sure that all rows can be sent.
+
+        Raises:
+            UsageError: One is too long.
+        """
+        limit = self._link.max_payload
+        if self._subject is None:
+            self._subject = portion.commands.subject_at(0)
         row, size = portion.commands.oversize(limit, form, portion.first, 1)
         if row >= 0:
             raise UsageError(f"row {portion.first + row} has {size} bytes; the server takes {limit}")

@@ -112,7 +112,7 @@ def test_statuses() -> None:
     batch.take("_INBOX.a.b-1.500.fail.91.3.$FI", (503, ""), b"")  # of its end: to be said again
     assert (batch.error, batch.has_ended) == (None, False)
     batch.take("_INBOX.a.b-1.500.fail.5.1.$FI", (429, "Too Many Requests"), b"")
-    assert (batch.is_throttled, batch.error) == (True, None)
+    assert (batch.is_lossy, batch.must_end, batch.error) == (True, True, None)
     batch.take("_INBOX.a.b-1.500.fail.6.1.$FI", (503, ""), b"")
     assert batch.error is not None
     assert batch.error[0] == 6
