@@ -25,6 +25,7 @@ _TWINS = {
     "_fastgate": "_gate_py",
     "_fastbulk": "_bulk_py",
     "_fastput": "_put_py",
+    "_fastdirect": "_direct_py",
 }
 
 
@@ -59,3 +60,4 @@ acks = _modules["_fastack"]
 gate = _modules["_fastgate"]
 bulk = _modules["_fastbulk"]
 put = _modules["_fastput"]
+direct = _modules["_fastdirect"]
