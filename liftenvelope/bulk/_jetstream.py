@@ -13,10 +13,11 @@ import threading
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
+from liftenvelope.bulk._jetstream_direct import DirectRead, next_stored
 from liftenvelope.bulk._jetstream_read import RangeRead, consumer_request, new_name, start_at
 from liftenvelope.bulk._nats_socket import NatsSocket
 from liftenvelope.bulk.ranges import Extent
-from liftenvelope.errors import CallTimeoutError, NoSuchPartitionError, TransportError
+from liftenvelope.errors import CallTimeoutError, NoSuchPartitionError, TransportError, UsageError
 from liftenvelope.jetstream._names import check_stream_name
 from liftenvelope.jetstream.api import api_prefix
 from liftenvelope.rpc.address import Address, parse_address
@@ -54,6 +55,27 @@ class JetStreamSource:
         self._turns = itertools.count()
         self._control: NatsSocket | None = None
         self._lock = threading.Lock()
+        self._reader: type[RangeRead] = RangeRead
+
+    def choose(self, via: str) -> None:
+        """Choose how to read: by consumers, or directly.
+
+        Args:
+            via: "consumer", "direct", or "auto": directly where the stream takes no consumer that only reads.
+
+        Raises:
+            UsageError: The stream does not allow direct requests.
+            JetStreamError, TransportError, CallTimeoutError: As for :meth:`ask`.
+        """
+        if via == "consumer":
+            self._reader = RangeRead
+            return
+        config = self.ask(f"STREAM.INFO.{self.stream}")["config"]
+        allowed = bool(config.get("allow_direct"))
+        if via == "direct" and not allowed:
+            raise UsageError(f"via='direct': {self.stream} needs allow_direct=True in its config")
+        wanted = via == "direct" or config.get("retention") == "workqueue"
+        self._reader = DirectRead if allowed and wanted else RangeRead
 
     def close(self) -> None:
         """Close the connection that questions go over."""
@@ -157,11 +179,16 @@ class JetStreamSource:
         """Return the offset of the first message that is not older."""
         whole, part = divmod(time_ns, _SECOND)
         moment = f"{datetime.fromtimestamp(whole, UTC):%Y-%m-%dT%H:%M:%S}.{part:09}Z"
+        if self._reader is DirectRead:
+            found = next_stored(self, {"start_time": moment})
+            return extent.end if found is None else min(found, extent.end)
         info = self._probe({"deliver_policy": "by_start_time", "opt_start_time": moment})
         return min(int(info["delivered"]["stream_seq"]), extent.end)
 
-    def count(self, span: Range) -> int:
-        """Return how many messages a range has."""
+    def count(self, span: Range) -> int | None:
+        """Return how many messages a range has; None if that takes reading them."""
+        if self._reader is DirectRead:
+            return None
         return self._pending(span.start) - self._pending(span.stop)
 
     def _pending(self, offset: int) -> int:
@@ -187,4 +214,4 @@ class JetStreamSource:
 
     def read(self, span: Range, plan: BatchPlan, outlet: Outlet) -> None:
         """Read a range, in a thread of its own."""
-        RangeRead(self, span, plan, outlet).run()
+        self._reader(self, span, plan, outlet).run()

@@ -287,15 +287,26 @@ class NatsSocket:
             TransportError: As for :meth:`handle`.
         """
         while True:
-            state, _ = self._lines.feed(self.view, self.start, self.end)
-            if state == _backend.bulk.BROKEN:
-                raise self.broken()
-            if state != _backend.bulk.LINE:
-                self.want(self._lines.need or 1)
-                return None
-            frame = self.handle(self._lines.line)
-            if frame is not None:
+            was_there, frame = self.handle_next()
+            if frame is not None or not was_there:
                 return frame
+
+    def handle_next(self) -> tuple[bool, Frame | None]:
+        """Handle what has come next, if it is all there.
+
+        Returns:
+            Whether it is; and if it is a message of a subscription, that.
+
+        Raises:
+            TransportError: As for :meth:`handle`.
+        """
+        state, _ = self._lines.feed(self.view, self.start, self.end)
+        if state == _backend.bulk.BROKEN:
+            raise self.broken()
+        if state != _backend.bulk.LINE:
+            self.want(self._lines.need or 1)
+            return False, None
+        return True, self.handle(self._lines.line)
 
     def _broken(self) -> str:
         shown = bytes(self.view[self.start : min(self.start + 40, self.end)])

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from liftenvelope.bulk.access import Access, Kind, Source, find_target
 from liftenvelope.bulk.batches import OnGap, OnProgress, check_calls, start_batches, start_reader
 from liftenvelope.bulk.plan import OnRetention, make_plan
 from liftenvelope.bulk.ranges import Range, Stop, split_ranges
 from liftenvelope.bulk.schema import EnvelopeMode
-from liftenvelope.bulk.selection import check_range, plan_ranges
+from liftenvelope.bulk.selection import Via, check_range, plan_ranges
 from liftenvelope.bulk.sources import open_stream
 from liftenvelope.client.positions import Start
+from liftenvelope.errors import UsageError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -38,6 +39,7 @@ def read(
     batch_rows: int = BATCH_ROWS,
     batch_bytes: int = BATCH_BYTES,
     parallel: int | None = None,
+    via: Via = "auto",
     on_retention: OnRetention = "raise",
     on_gap: OnGap | None = None,
     progress: OnProgress | None = None,
@@ -78,6 +80,9 @@ def read(
         batch_bytes: After how many bytes of messages a batch is full. Some batches for each thread are held.
         parallel: How many threads read, each over its own connection. Ranges are divided where there are
             fewer. Default: one for each partition, up to 4.
+        via: For JetStream: ``"consumer"``, or ``"direct"``: by requests that any server which keeps the
+            stream answers (ADR-31, ``allow_direct``, server 2.11), without a consumer. ``"auto"`` (default):
+            direct for work-queue streams that allow it, since they take no second consumer.
         on_retention: What becomes of the read if messages are gone from the beginning of the stream that it
             was yet to read: ``"raise"`` an error, or ``"skip"`` them as any other gap.
         on_gap: Called with each :class:`Gap`: offsets without a message in what is read.
@@ -103,10 +108,14 @@ def read(
     check_calls(on_gap, progress)
     target = find_target(source, access)
     unsigned = target.kind is Kind.NATS
+    if via not in get_args(Via):
+        raise UsageError(f"via={via!r}: expected one of {', '.join(get_args(Via))}")
+    if via != "auto" and not unsigned:
+        raise UsageError(f"via={via!r}: it is for JetStream")
     plan = make_plan(columns, envelope, batch_rows, batch_bytes, on_retention, unsigned=unsigned)
     opened = open_stream(source, stream, access)
     try:
-        spans = plan_ranges(opened, parts, begin, end, on_retention)
+        spans = plan_ranges(opened, parts, begin, end, on_retention, via=via)
         total = sum(span.stop - span.start for span in spans)
         spans = split_ranges([span for span in spans if span.start < span.stop], parallel or 1)
         threads = parallel or min(len(spans), PARALLEL)
@@ -173,7 +182,7 @@ def tail(
     )
     opened = open_stream(source, stream, access)
     try:
-        ranges = plan_ranges(opened, parts, begin, None, on_retention, may_be_ahead=True)
+        ranges = plan_ranges(opened, parts, begin, None, on_retention, may_be_ahead=True, via="consumer")
         spans = [Range(span.partition, span.start, -1) for span in ranges]
         return start_reader(opened, spans, plan, len(spans), None, progress, on_gap)
     except BaseException:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
+from liftenvelope.bulk._jetstream import JetStreamSource
 from liftenvelope.bulk.plan import retention_error
 from liftenvelope.bulk.ranges import Extent, Range, Stop, begin_of, parse_begin, parse_end
 from liftenvelope.client.options import check_count
@@ -15,7 +16,10 @@ from liftenvelope.errors import UsageError, UsageTypeError
 if TYPE_CHECKING:
     from liftenvelope.bulk.sources import StreamSource
 
-__all__ = ["check_range", "plan_ranges"]
+__all__ = ["Via", "check_range", "plan_ranges"]
+
+#: How a JetStream stream is read.
+Via: TypeAlias = Literal["auto", "consumer", "direct"]
 
 
 def check_range(
@@ -58,6 +62,7 @@ def plan_ranges(
     on_retention: str,
     *,
     may_be_ahead: bool = False,
+    via: Via = "auto",
 ) -> list[Range]:
     """Return the offsets of each partition that places stand for, now.
 
@@ -68,10 +73,13 @@ def plan_ranges(
         end: Where to end, None for the end.
         on_retention: What to do where the message at an offset is gone.
         may_be_ahead: Whether to begin at an offset that there is not yet.
+        via: How to read.
 
     Raises:
         RetentionError: The message at the offset is gone.
     """
+    if isinstance(source, JetStreamSource):
+        source.choose(via)
     if partitions is None:
         partitions = source.partitions()
     spans: list[Range] = []

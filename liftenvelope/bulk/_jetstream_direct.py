@@ -1,0 +1,156 @@
+"""One range of a JetStream stream by direct requests (ADR-31, nats-server 2.11), without a consumer.
+
+Each request is for what comes at an offset and behind it, up to some bytes. Any server that keeps the stream
+or a mirror of it may answer, also one that is behind, or has less: whether messages are really not there is
+asked of the leader.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+from liftenvelope import _backend
+from liftenvelope.bulk._jetstream_read import RangeRead
+from liftenvelope.errors import (
+    InternalError,
+    JetStreamError,
+    MessageNotFoundError,
+    NoJetStreamError,
+    TransportError,
+    UnsupportedByServerError,
+)
+
+if TYPE_CHECKING:
+    from liftenvelope.bulk._crew import Outlet
+    from liftenvelope.bulk._jetstream import JetStreamSource
+    from liftenvelope.bulk._nats_socket import Frame, NatsSocket
+    from liftenvelope.bulk.plan import BatchPlan
+    from liftenvelope.bulk.ranges import Range
+
+__all__ = ["DirectRead", "next_stored"]
+
+#: What is asked for at a time: the server has that many bytes ready for us at most.
+_REQUEST_BYTES: Final = 4 * 1024 * 1024
+_REQUEST_ROWS: Final = 100_000
+#: How long to wait before looking whether the read is to end, in seconds.
+_LOOK: Final = 1.0
+_END, _NOT_FOUND, _NO_RESPONDERS = 204, 404, 503
+
+
+def next_stored(source: JetStreamSource, place: dict[str, Any]) -> int | None:
+    """The offset of the first message at a place or behind it, as the leader has it; None for none.
+
+    Args:
+        source: The stream.
+        place: "seq" or "start_time" of a request for a message.
+    """
+    try:
+        answer = source.ask(f"STREAM.MSG.GET.{source.stream}", {**place, "next_by_subj": ">"})
+    except MessageNotFoundError:
+        return None
+    return int(answer["message"]["seq"]) - 1
+
+
+class DirectRead(RangeRead):
+    """One range. It is run in a thread of its own."""
+
+    def __init__(self, source: JetStreamSource, span: Range, plan: BatchPlan, outlet: Outlet) -> None:
+        super().__init__(source, span, plan, outlet)
+        self._frames = _backend.direct.DirectFrames(source.stream.encode())
+        self._requests = 0
+
+    def _open(self, link: NatsSocket) -> bool:
+        """Begin at the next offset; return whether there is anything left to be read."""
+        self._check_not_truncated(link)
+        self._inbox = f"_INBOX.{secrets.token_hex(11)}"
+        self._sid = link.subscribe(f"{self._inbox}.*")
+        self._rows.follow(self._sid, self._next, self._span.stop)
+        self._frames.follow(self._sid)
+        return self._next < self._span.stop
+
+    def _pump(self, link: NatsSocket) -> None:
+        while self._next < self._span.stop and self._ask(link):
+            pass
+        self._flush(self._span.stop)
+
+    def _ask(self, link: NatsSocket) -> bool:
+        """Ask for more, and take all that comes; return whether there may be still more."""
+        if link.leaving:
+            raise TransportError(f"{link.address} is about to stop")
+        self._requests += 1
+        batch = min(self._span.stop - self._next, _REQUEST_ROWS)
+        request = {"seq": self._next + 1, "batch": batch, "max_bytes": _REQUEST_BYTES}
+        subject = f"{self._source.prefix}.DIRECT.GET.{self._source.stream}"
+        link.publish(subject, json.dumps(request).encode(), f"{self._inbox}.{self._requests}")
+        self._quiet_since = time.monotonic()
+        while (frame := self._next_answer(link)) is None:
+            self._hand_out(block=True)
+            if link.fill(_LOOK):
+                self._quiet_since = link.last_heard
+            else:
+                self._check_silence(link)
+        return self._goes_on(frame)
+
+    def _next_answer(self, link: NatsSocket) -> Frame | None:
+        """Take the messages that have come, up to an answer that is none; None if nothing more has come."""
+        while True:
+            data, link.start = self._frames.take(link.view, link.start, link.end)
+            self._add(data)
+            was_there, frame = link.handle_next()
+            if not was_there:
+                return None
+            if frame is not None and frame.subject == f"{self._inbox}.{self._requests}":
+                return frame
+
+    def _add(self, data: bytes) -> None:
+        """Put messages into the batch, and end it where it is full."""
+        rows, states = self._rows, _backend.bulk
+        at = 0
+        while at < len(data):
+            state, at = rows.feed(data, at, len(data))
+            self._next = rows.next_offset
+            if state == states.FULL:
+                self._flush()
+            elif state == states.DONE:
+                return
+            elif state == states.LOST:
+                raise TransportError(
+                    f"{self._source.stream}: answers came in disorder at offset {self._next}"
+                )
+            elif state != states.MORE:
+                raise InternalError(f"answers were not rewritten as messages: {data[at : at + 40]!r}")
+
+    def _goes_on(self, frame: Frame) -> bool:
+        """What an answer means that is no message: whether there may be more."""
+        status, stream = frame.status, self._source.stream
+        if status is None:
+            raise UnsupportedByServerError(f"{stream}: the server sends one message alone: batches need 2.11")
+        if status.code == _END:
+            return True
+        if status.code == _NO_RESPONDERS:
+            raise NoJetStreamError(status.code, f"nothing answers directly for stream {stream!r}")
+        if status.code != _NOT_FOUND:
+            raise JetStreamError(status.code, f"{stream}: {status.description}")
+        there = next_stored(self._source, {"seq": self._next + 1})
+        if there is not None and there < self._span.stop:
+            raise TransportError(f"{stream}: a server answered that has nothing yet of offset {there}")
+        return False
+
+    def _flush(self, stop: int = -1) -> None:
+        """End the batch, if all that a mirror has left out is really not there."""
+        begin, pieces, gaps = self._flushed, len(self._ready), len(self._gaps)
+        super()._flush(stop)
+        if not self._frames.foreign:
+            return
+        for start, end in self._gaps[gaps:]:
+            there = next_stored(self._source, {"seq": start + 1})
+            if there is not None and there < end:
+                while len(self._ready) > pieces:
+                    self._ready.pop()
+                del self._gaps[gaps:]
+                self._next = self._flushed = begin
+                raise TransportError(f"{self._source.stream}: a mirror answered that lacks offset {there}")
+        self._frames.foreign = False
