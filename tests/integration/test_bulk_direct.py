@@ -160,6 +160,11 @@ def test_a_mirror_that_has_less(url: str, name: str) -> None:
     for _ in range(5):
         assert offsets(direct(url, name, access=Access(reconnect_wait=60))) == list(range(200))
 
+    async def drop(js: JetStreamContext) -> None:
+        await js.delete_stream(f"{name}-mirror")
+
+    with_jetstream(url, drop)  # a server with a mirror takes ten seconds to stop
+
 
 @pytest.mark.parametrize("seed", range(4))
 def test_over_spoilt_connections(url: str, name: str, seed: int) -> None:
