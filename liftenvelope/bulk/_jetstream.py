@@ -17,7 +17,13 @@ from liftenvelope.bulk._jetstream_direct import DirectRead, next_stored
 from liftenvelope.bulk._jetstream_read import RangeRead, consumer_request, new_name, start_at
 from liftenvelope.bulk._nats_socket import NatsSocket
 from liftenvelope.bulk.ranges import Extent
-from liftenvelope.errors import CallTimeoutError, NoSuchPartitionError, TransportError, UsageError
+from liftenvelope.errors import (
+    CallTimeoutError,
+    NoSuchPartitionError,
+    StreamNotFoundError,
+    TransportError,
+    UsageError,
+)
 from liftenvelope.jetstream._names import check_stream_name
 from liftenvelope.jetstream.api import api_prefix
 from liftenvelope.rpc.address import Address, parse_address
@@ -122,6 +128,9 @@ class JetStreamSource:
                     self._control = self.connect()
                 try:
                     return self._control.ask(f"{self.prefix}.{subject}", payload)
+                except StreamNotFoundError as exc:
+                    text = f"there is no stream {self.stream!r}"
+                    raise StreamNotFoundError(exc.code, text, exc.err_code) from exc
                 except (TransportError, CallTimeoutError):
                     self._control.close()
                     self._control = None

@@ -115,25 +115,37 @@ def _header(value: bytes) -> str | dict[str, str]:
         return {"base64": base64.b64encode(value).decode()}
 
 
-def from_lines(lines: Iterable[str]) -> pa.RecordBatchReader:
+def from_lines(lines: Iterable[str | bytes]) -> pa.RecordBatchReader:
     """Return a reader of rows that lines of JSON have, as :func:`to_lines` makes them, to be written.
 
-    What servers fill (``offset``, ``timestamp``) is left out. Empty lines are skipped. A line that is wrong
-    is named when its turn comes.
+    Lines that are bytes are UTF-8; a byte order mark before the first is left out. What servers fill
+    (``offset``, ``timestamp``) is left out. Empty lines are skipped. A line that is wrong is named when its
+    turn comes.
     """
     return pa.RecordBatchReader.from_batches(_SCHEMA, _batches(lines))
 
 
-def _batches(lines: Iterable[str]) -> Iterator[pa.RecordBatch]:
+def _batches(lines: Iterable[str | bytes]) -> Iterator[pa.RecordBatch]:
     rows: list[dict[str, Any]] = []
     for number, line in enumerate(lines, 1):
-        if line.strip():
-            rows.append(_row(number, line))
+        text = _text(number, line)
+        if text.strip():
+            rows.append(_row(number, text))
         if len(rows) == _LINES:
             yield pa.RecordBatch.from_pylist(rows, schema=_SCHEMA)
             rows = []
     if rows:
         yield pa.RecordBatch.from_pylist(rows, schema=_SCHEMA)
+
+
+def _text(number: int, line: str | bytes) -> str:
+    if isinstance(line, str):
+        return line
+    try:
+        return line.decode("utf-8-sig" if number == 1 else "utf-8")
+    except UnicodeDecodeError as exc:
+        text = f"line {number} is not UTF-8 ({exc.reason} at byte {exc.start}): bytes go as base64, in"
+        raise UsageError(f"{text} key_base64 and value_base64") from exc
 
 
 def _row(number: int, line: str) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """The ``liftenvelope`` command. One file per command; they print and exit, and hold no logic.
 
-Exit codes: 0 for success, 1 for a failure, 2 for a wrong call, 130 when interrupted.
+Exit codes: 0 for success, 1 for a failure, or without a word when nobody reads what is printed any more (as
+behind ``| head``), 2 for a wrong call, 130 when interrupted.
 """
 
 from __future__ import annotations

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
-__all__ = ["Place", "fail_cleanly", "url_option"]
+__all__ = ["Place", "check_lines", "fail_cleanly", "url_option"]
+
+#: What files with lines of JSON are called. Others, such as .csv, are of another kind.
+_LINES: Final = ("", ".ndjson", ".jsonl", ".json", ".txt", ".log")
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -49,11 +53,23 @@ class Place(_ParamType):
         return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
 
 
+def check_lines(option: str, path: str) -> None:
+    """Make sure that nobody expects more of a file than lines of JSON.
+
+    Raises:
+        click.UsageError: Its name has the ending of another kind.
+    """
+    if Path(path).suffix.lower() not in _LINES:
+        text = f"{option} {path}: expected a .parquet file, or .ndjson for lines of JSON"
+        raise click.UsageError(text)
+
+
 def fail_cleanly(work: Callable[[], None]) -> None:
     """Do something, with the errors of the package and of files as those of the command.
 
     Raises:
         click.ClickException: One occurred.
+        BrokenPipeError: Nobody reads what is printed any more.
     """
     from liftenvelope.errors import LiftEnvelopeError, UsageError
 
@@ -61,5 +77,7 @@ def fail_cleanly(work: Callable[[], None]) -> None:
         work()
     except UsageError as exc:
         raise click.UsageError(str(exc)) from exc
+    except BrokenPipeError:  # click ends without a word
+        raise
     except (LiftEnvelopeError, OSError) as exc:
         raise click.ClickException(str(exc)) from exc

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +10,7 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from liftenvelope.cli._places import Place, fail_cleanly, url_option
+from liftenvelope.cli._places import Place, check_lines, fail_cleanly, url_option
 
 
 @click.command()
@@ -25,8 +23,19 @@ from liftenvelope.cli._places import Place, fail_cleanly, url_option
     metavar="PATH",
     help="A .parquet or .ndjson file; a folder, which is added to by every run; or - for lines of JSON.",
 )
-@click.option("--start", default="earliest", show_default=True, type=Place("earliest", "latest", "new"))
-@click.option("--stop", type=Place("latest"), help="What is not read any more.  [default: the end]")
+@click.option(
+    "--start",
+    default="earliest",
+    show_default=True,
+    type=Place("earliest", "latest", "new"),
+    help="Where to begin: a word (latest is the newest message, new what comes after it), an offset, or a "
+    "moment such as 2026-01-31T12:00, UTC.",
+)
+@click.option(
+    "--stop",
+    type=Place("latest"),
+    help="An offset or a moment that is not read any more.  [default: the end]",
+)
 @click.option("--partition", "partitions", multiple=True, type=int, help="Only this one; can be repeated.")
 @click.option("--columns", help="Names of columns, between commas.")
 @click.option(
@@ -49,7 +58,8 @@ def read(
     A lost connection is made again, and the read goes on at the next offset.
     """
     how["partitions"] = list(how["partitions"]) or None
-    how["columns"] = how["columns"].split(",") if how["columns"] else None
+    if how["columns"] is not None:
+        how["columns"] = [name.strip() for name in how["columns"].split(",")]
     rotation = {"rotate_rows": rotate_rows, "rotate_bytes": rotate_bytes}
     rotation = {name: value for name, value in rotation.items() if value is not None}
     if follow:
@@ -71,11 +81,12 @@ def _is_folder(to: str) -> bool:
 
 
 class _Bar:
-    """A progress bar on standard error, and a function that moves it."""
+    """A progress bar on standard error, if that is a terminal, and a function that moves it."""
 
     def __init__(self) -> None:
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-        self._progress = Progress(*columns, console=Console(stderr=True))
+        console = Console(stderr=True)
+        self._progress = Progress(*columns, console=console, disable=not console.is_terminal)
         self._task = self._progress.add_task("offsets", total=None)
 
     def __enter__(self) -> _Bar:
@@ -110,9 +121,11 @@ def _print(url: str, stream: str, to: str, how: dict[str, Any], *, follow: bool)
     from liftenvelope import bulk
     from liftenvelope.bulk.files import to_lines
 
+    check_lines("--to", to)
     reader = bulk.tail(url, stream, **how) if follow else bulk.read(url, stream, **how)
-    with nullcontext(sys.stdout) if to == "-" else open(to, "w", encoding="utf-8") as out:
+    # Bytes: what a terminal takes for text need not be UTF-8, and JSON is.
+    with click.open_file(to, "wb") as out:
         for batch in reader:
             for line in to_lines(batch):
-                out.write(line + "\n")
+                out.write(line.encode() + b"\n")
             out.flush()

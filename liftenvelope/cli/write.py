@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import sys
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import click
 
-from liftenvelope.cli._places import fail_cleanly, url_option
+from liftenvelope.cli._places import check_lines, fail_cleanly, url_option
 
 
 @click.command()
@@ -49,6 +47,7 @@ def _write(url: str, stream: str, origin: str, how: dict[str, Any]) -> None:
     if origin.endswith(".parquet"):
         done = bulk.write(url, stream, open_parquet(Path(origin)), **how)
     else:
-        with nullcontext(sys.stdin) if origin == "-" else open(origin, encoding="utf-8") as lines:
+        check_lines("--from", origin)
+        with click.open_file(origin, "rb") as lines:
             done = bulk.write(url, stream, from_lines(lines), **how)
     click.echo(f"{done.rows:,} rows stored, {done.duplicates:,} of them before", err=True)

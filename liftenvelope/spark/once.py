@@ -14,7 +14,8 @@ from liftenvelope import bulk
 from liftenvelope._extras import require
 from liftenvelope.bulk import WriteFailedError
 from liftenvelope.bulk.outgoing import Rows, rows_of
-from liftenvelope.client.publish_many import OutgoingMessage, PublishSummary
+from liftenvelope.client.publish_many import OutgoingMessage
+from liftenvelope.client.publish_summary import PublishSummary
 from liftenvelope.client.retries import pause_before
 from liftenvelope.errors import IncorrectOffsetError, LiftEnvelopeError, NoSuchStreamError
 from liftenvelope.partition import make_partitioner

@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
@@ -30,7 +37,7 @@ def url(server: NatsServer) -> str:
     return server.url
 
 
-def run(*arguments: str, text: str | None = None, **env: str) -> Result:
+def run(*arguments: str, text: str | bytes | None = None, **env: str) -> Result:
     return CliRunner().invoke(root, list(arguments), input=text, env=env)
 
 
@@ -113,6 +120,9 @@ def test_liftbridge(liftbridge_server: LiftbridgeCluster, name: str) -> None:
         (["read", "x", "--url", "nats://a", "--start", "soon"], 2, "'soon'"),
         (["read", "x", "--url", "nats://a", "--follow", "--to", "x.parquet"], 2, "--follow"),
         (["read", "x", "--url", "nats://a", "--rotate-rows", "5"], 2, "folder"),
+        (["read", "x", "--url", "nats://a", "--to", "x.csv"], 2, "--to x.csv: expected a .parquet file"),
+        (["write", "x", "--url", "nats://a", "--from", "x.csv"], 2, "--from x.csv: expected a .parquet file"),
+        (["read", "x", "--url", "nats://a", "--columns", ""], 2, "there is no ''"),
         (["read", "x", "--url", "nats://127.0.0.1:1"], 1, "can't connect"),
         (["write", "x", "--url", "nats://127.0.0.1:1", "--from", "missing.parquet"], 1, "missing.parquet"),
     ],
@@ -141,3 +151,88 @@ def test_lines_that_are_wrong(url: str, line: str, text: str) -> None:
     done = run("write", "numbers", "--url", url, "--subject", "numbers.x", text=line)
     assert done.exit_code == 2
     assert text in done.output
+
+
+def test_a_byte_order_mark_and_ends_of_lines_of_windows(url: str, name: str, tmp_path: Path) -> None:
+    make_stream(url, name)
+    (tmp_path / "a.ndjson").write_bytes(b'\xef\xbb\xbf{"value": "\xc3\xa4"}\r\n{"value": "b"}\r\n')
+    done = run("write", name, "--url", url, "--subject", f"{name}.x", "--from", f"{tmp_path}/a.ndjson")
+    assert done.exit_code == 0, done.output
+    assert bulk.read(url, name).read_all()["value"].to_pylist() == ["ä".encode(), b"b"]
+
+
+def test_bytes_that_are_no_text(url: str) -> None:
+    lines = b'{"value": "a"}\n{"value": "\xff"}\n'
+    done = run("write", "numbers", "--url", url, "--subject", "numbers.x", text=lines)
+    assert done.exit_code != 0
+    assert "line 2 is not UTF-8 (invalid start byte at byte 11)" in done.output
+    assert "value_base64" in done.output
+
+
+def test_no_such_stream(url: str) -> None:
+    done = run("read", "nothing", "--url", url)
+    assert done.exit_code == 1
+    assert "there is no stream 'nothing'" in done.output
+
+
+def test_empty_inputs(url: str, name: str, tmp_path: Path) -> None:
+    make_stream(url, name)
+    done = run("write", name, "--url", url, "--subject", f"{name}.x", text="")
+    assert (done.exit_code, done.stderr) == (0, "0 rows stored, 0 of them before\n")
+    for to in ("-", f"{tmp_path}/a.parquet", f"{tmp_path}/a/", f"{tmp_path}/a.ndjson"):
+        done = run("read", name, "--url", url, "--to", to)
+        assert (done.exit_code, done.stdout) == (0, "")
+    assert pq.read_table(tmp_path / "a.parquet").num_rows == 0
+
+
+@contextmanager
+def started(*arguments: str, **pipes: Any) -> Iterator[subprocess.Popen[bytes]]:
+    """The command as a process of its own."""
+    command = [sys.executable, "-W", "error", "-m", "liftenvelope", *arguments]
+    with subprocess.Popen(command, env={**os.environ, "TERM": "xterm"}, **pipes) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def test_nobody_reads_what_it_prints_any_more(url: str, name: str) -> None:
+    make_stream(url, name)
+    publish(url, numbered(name, 5_000, 200))
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with started("read", name, "--url", url, **pipes) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert json.loads(process.stdout.readline())["offset"] == 0
+        process.stdout.close()
+        assert process.stderr.read() == b""
+        assert process.wait(60) == 1
+
+
+def test_an_interrupt(url: str) -> None:
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with started("read", "numbers", "--url", url, "--follow", **pipes) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        assert process.stderr.read().strip() == b"interrupted"
+        assert process.wait(60) == 130
+
+
+def test_progress_is_for_terminals(url: str, tmp_path: Path) -> None:
+    options = ("read", "numbers", "--url", url, "--stop", "50", "--to")
+    assert run(*options, f"{tmp_path}/a.parquet").stderr == "50 rows\n"
+    ours, theirs = pty.openpty()
+    with started(*options, f"{tmp_path}/b.parquet", stderr=theirs) as process:
+        os.close(theirs)
+        shown = b""
+        try:
+            while part := os.read(ours, 4096):
+                shown += part
+        except OSError:  # how the end of a terminal looks
+            pass
+        os.close(ours)
+        assert process.wait(60) == 0
+    assert b"offsets" in shown
+    assert b"50/50" in shown
