@@ -432,8 +432,8 @@ cdef inline const uint8_t* get_decimal(const uint8_t* p, const uint8_t* end, int
     return p + 1
 
 
-cdef const uint8_t* numbers_of(Slice reply) noexcept nogil:
-    """Where the numbers of an ack's subject begin; NULL if it is not one.
+cdef const uint8_t* numbers_of(Slice reply, bint* more) noexcept nogil:
+    """Where the numbers of an ack's subject begin, and whether more may follow them; NULL if it is not one.
 
     $JS.ACK.<stream>.<consumer>.<delivered>.<sequence>.<delivery>.<timestamp>.<pending>, or with a domain and
     an account before the stream, and perhaps more at the end (nats-server, server/consumer.go).
@@ -447,14 +447,15 @@ cdef const uint8_t* numbers_of(Slice reply) noexcept nogil:
         dots += reply.p[i] == 46
     if dots != 8 and dots < 10:
         return NULL
-    i = 4 if dots == 8 else 6
+    more[0] = dots != 8
+    i = 6 if more[0] else 4
     while i:
         p = <const uint8_t*>memchr(p, 46, <size_t>(end - p)) + 1
         i -= 1
     return p
 
 
-cdef bint parse_numbers(const uint8_t* p, const uint8_t* end, AckReply* out) noexcept nogil:
+cdef bint parse_numbers(const uint8_t* p, const uint8_t* end, bint more, AckReply* out) noexcept nogil:
     cdef int64_t delivered
     p = get_decimal(p, end, &delivered)
     if p != NULL:
@@ -463,7 +464,9 @@ cdef bint parse_numbers(const uint8_t* p, const uint8_t* end, AckReply* out) noe
         p = get_decimal(p, end, &out.delivery)
     if p != NULL:
         p = get_decimal(p, end, &out.timestamp)
-    return p != NULL and get_decimal(p, end, &out.pending) != NULL and out.sequence > 0
+    if p != NULL:
+        p = get_decimal(p, end, &out.pending)
+    return p != NULL and (more or p > end) and out.sequence > 0
 
 
 @cython.final
@@ -478,6 +481,7 @@ cdef class NatsRows:
     cdef readonly tuple line
     cdef uint8_t prefix[LONGEST_PREFIX]  # what the ack subjects of this consumer begin with
     cdef Py_ssize_t prefix_size
+    cdef bint prefix_more    # whether more may follow the numbers
     cdef Py_ssize_t body, frame_end
     cdef Head head
 
@@ -606,15 +610,17 @@ cdef class NatsRows:
         cdef Slice reply = self.head.reply
         cdef const uint8_t* p
         cdef Py_ssize_t size
+        cdef bint more = False
         if self.prefix_size and begins(reply.p, reply.n, <const char*>self.prefix, self.prefix_size):
-            return parse_numbers(reply.p + self.prefix_size, reply.p + reply.n, out)
-        p = numbers_of(reply)
-        if p == NULL or not parse_numbers(p, reply.p + reply.n, out):
+            if parse_numbers(reply.p + self.prefix_size, reply.p + reply.n, self.prefix_more, out):
+                return True
+        p = numbers_of(reply, &more)
+        if p == NULL or not parse_numbers(p, reply.p + reply.n, more, out):
             return False
         size = p - reply.p
         if size <= LONGEST_PREFIX:
             memcpy(self.prefix, reply.p, <size_t>size)
-            self.prefix_size = size
+            self.prefix_size, self.prefix_more = size, more
         return True
 
 

@@ -189,6 +189,24 @@ def test_ack_subjects(twin: Any, reply: bytes) -> None:
 
 
 @pytest.mark.parametrize("twin", [_bulk_py, _fastbulk], ids=["python", "cython"])
+@pytest.mark.parametrize(
+    ("reply", "taken"),
+    [
+        (ack(2, 2), True),
+        (ack(2, 2, tail=b".x"), False),
+        (ack(2, 2, tail=b".x.y"), False),
+        (b"$JS.ACK.s.c.1.2", False),
+        (b"$JS.ACK.s.c.S.C.1.2.2.17.0", True),  # a domain and an account look like the stream and consumer
+    ],
+)
+def test_ack_subjects_that_begin_as_the_one_before(twin: Any, reply: bytes, taken: bool) -> None:
+    data = msg(b"a", SID, ack(1, 1), b"", b"x") + msg(b"a", SID, reply, b"", b"y")
+    log = run_nats(twin, data, [], 0, (9, 99), -1)
+    assert log == run_nats(_bulk_py, data, [], 0, (9, 99), -1)
+    assert log[-1][0] == 1 + taken
+
+
+@pytest.mark.parametrize("twin", [_bulk_py, _fastbulk], ids=["python", "cython"])
 class TestNatsRows:
     def test_what_a_row_has(self, twin: Any) -> None:
         headers = b"NATS/1.0\r\nA: 1\r\nB:two \r\nA:3\r\nno colon\r\n\r\n"
