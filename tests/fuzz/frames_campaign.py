@@ -1,5 +1,7 @@
 """Frames and messages under random bytes, for as long as wanted: ``python -m tests.fuzz.frames_campaign``.
 
+    python tests/fuzz/sanitized.py run -m tests.fuzz.frames_campaign    # `make soak`: under ASan and UBSan
+
 Both twins must find the same in whatever comes, however it is divided; a connection of either side must take
 it without any error but those that it is made to raise; and what is taken out of a NATS connection must be
 what nats-py would have found there.
@@ -20,6 +22,7 @@ from liftenvelope import _fastwire, _frames_py
 from liftenvelope.rpc.client_side import ClientConnection
 from liftenvelope.rpc.events import CallStarted, MessagesReceived
 from liftenvelope.rpc.server_side import ServerConnection
+from tests.fuzz import twin_targets
 
 MAX_FRAME, MAX_MESSAGE = 200, 60
 #: What the subjects begin with of messages that are left, as statuses are, where they have no reply.
@@ -246,7 +249,14 @@ def through(walker: Any, piece: bytes, seen: Seen) -> Iterator[bytes]:
         yield left
 
 
-TARGETS = (walk_twins, feed_client, feed_server, walk_nats_twins, walk_beside_nats_py)
+TARGETS = (
+    walk_twins,
+    feed_client,
+    feed_server,
+    walk_nats_twins,
+    walk_beside_nats_py,
+    *twin_targets.TARGETS,
+)
 
 
 def run(inputs: int, seed: int, seconds: float = float("inf")) -> int:

@@ -47,6 +47,12 @@ def test_a_slice() -> None:
         assert int(edges) > 300
 
 
+def test_a_slice_of_the_frames() -> None:
+    done = run(str(HERE / "sanitized.py"), "run", "-m", "tests.fuzz.frames_campaign", "--inputs", "500")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"500 inputs for each of \d+ targets: no fault", done.stdout)
+
+
 def test_the_seed_is_enough_to_see_it_again() -> None:
     slices = [
         run(str(HERE / "campaign.py"), "--inputs", "12000", "--seed", "11", "--decoder", "ack") for _ in "ab"
