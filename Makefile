@@ -78,7 +78,7 @@ bench-spark: servers  ## Spark's figures, into benchmarks/RESULTS-SPARK.md; with
 soak: servers  ## long campaigns: fuzzing under sanitizers, ten million inputs per decoder; new examples for every property
 	$(RUN) tests/fuzz/campaign.py --inputs 10000000
 	$(RUN) tests/fuzz/sanitized.py test
-	$(RUN) -m tests.fuzz.frames_campaign --inputs 1000000
+	$(RUN) tests/fuzz/sanitized.py run -m tests.fuzz.frames_campaign --inputs 200000
 	$(RUN) -m tests.fuzz.bulk_faults --seeds 100
 	$(RUN) -m pytest -q tests/unit tests/twin --hypothesis-profile=search
 	$(RUN) -m benchmarks.slow_reader --seconds 60
