@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from liftenvelope.gateway.names import partition_stream
 from liftenvelope.rpc.status import RpcError, StatusCode
@@ -12,6 +12,7 @@ from liftenvelope.rpc.status import RpcError, StatusCode
 if TYPE_CHECKING:
     from nats.aio.client import Client
 
+    from liftenvelope.gateway.activity import ActivityLog
     from liftenvelope.gateway.agreement import Agreement
     from liftenvelope.gateway.brokers import Brokers
     from liftenvelope.gateway.copies import CopyAcks
@@ -20,26 +21,7 @@ if TYPE_CHECKING:
     from liftenvelope.gateway.storage import Storage
     from liftenvelope.jetstream.context import JetStream
 
-__all__ = ["Activity", "Core", "Options"]
-
-
-class Activity(Protocol):
-    """Who is told of what is done to streams."""
-
-    async def stream_created(self, record: StreamRecord) -> None:
-        """A stream was made."""
-
-    async def stream_deleted(self, record: StreamRecord) -> None:
-        """A stream was removed."""
-
-    async def stream_paused(self, record: StreamRecord, partitions: list[int], resume_all: bool) -> None:
-        """Partitions were paused."""
-
-    async def stream_resumed(self, record: StreamRecord, partitions: list[int]) -> None:
-        """Partitions were woken."""
-
-    async def stream_readonly_set(self, record: StreamRecord, partitions: list[int], readonly: bool) -> None:
-        """Partitions were made readonly, or writable."""
+__all__ = ["Core", "Options"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +64,7 @@ class Core:
     agreement: Agreement
     storage: Storage
     copies: CopyAcks
-    activity: Activity | None = None
+    activity: ActivityLog | None = None
     changing: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def partition(self, name: str, partition: int) -> StreamRecord:

@@ -268,7 +268,9 @@ class Gateway:
             await cursors.start()
         if self._options.activity:
             record = await ensure_stream(ACTIVITY, core.registry, streams.make, **about)
-            core.activity = self._activity = ActivityLog(core.js, record)
+            core.activity = self._activity = ActivityLog(
+                core.js, record, gateway=self.id, clear=core.registry.clear_event
+            )
             await self._activity.start()
 
     async def close(self, *, grace: float = 0.0) -> None:

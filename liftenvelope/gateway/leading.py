@@ -159,6 +159,7 @@ class Leading:
         of_the_dead = leader_of("", 0, alive) == self._core.options.id
         try:
             await self._streams.finish_work(alive, of_the_dead=of_the_dead)
+            await self._streams.tell_left_over(alive, of_the_dead=of_the_dead)
         except LiftEnvelopeError as exc:
             _log.warning("a stream that was not made or removed to the end is still there: %s", exc)
             self._look_again()

@@ -10,7 +10,7 @@ from typing import Any, Self
 from liftenvelope.errors import InternalError
 from liftenvelope.gateway.names import partition_stream, partition_subject
 
-__all__ = ["PartitionRecord", "StreamRecord", "StreamState"]
+__all__ = ["PartitionRecord", "RecordedEvent", "StreamRecord", "StreamState"]
 
 
 class StreamState(StrEnum):
@@ -64,6 +64,23 @@ class PartitionRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedEvent:
+    """What was done to a stream, for the activity stream: it stays in the record until that has it.
+
+    Attributes:
+        token: By what JetStream knows it again when it is published twice.
+        gateway: Id of the gateway that did it, and is to publish it.
+        run: Of that run of the gateway alone: it may come back with the same id.
+        data: The event as protobuf, in hexadecimal digits; its id is not set yet.
+    """
+
+    token: str
+    gateway: str
+    run: str
+    data: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StreamRecord:
     """A stream.
 
@@ -80,6 +97,7 @@ class StreamRecord:
         settings: Of the request, the settings that were given, by their names in the API.
         jetstream: The JetStream stream that holds it, where that is another than of most streams.
         partitions: The partitions, in order.
+        events: What the activity stream is yet to be told, in order.
     """
 
     name: str
@@ -94,6 +112,7 @@ class StreamRecord:
     settings: dict[str, int] = field(default_factory=dict)
     jetstream: str = ""
     partitions: tuple[PartitionRecord, ...] = (PartitionRecord(),)
+    events: tuple[RecordedEvent, ...] = ()
 
     def to_json(self) -> bytes:
         """Return it as it is kept."""
@@ -110,6 +129,7 @@ class StreamRecord:
             fields: dict[str, Any] = json.loads(data)
             fields["state"] = StreamState(fields["state"])
             fields["partitions"] = tuple(PartitionRecord(**part) for part in fields["partitions"])
+            fields["events"] = tuple(RecordedEvent(**event) for event in fields.get("events", ()))
             return cls(**fields)
         except (ValueError, TypeError, KeyError, UnicodeDecodeError) as exc:
             raise InternalError(f"a stream's record can't be read: {exc}: {data[:80]!r}") from exc
@@ -147,3 +167,11 @@ class StreamRecord:
         """Return it with some partitions changed."""
         partitions = (changed.get(number, part) for number, part in enumerate(self.partitions))
         return replace(self, partitions=tuple(partitions))
+
+    def with_events(self, events: tuple[RecordedEvent, ...]) -> Self:
+        """Return it with more to tell."""
+        return replace(self, events=self.events + events)
+
+    def without_event(self, token: str) -> Self:
+        """Return it with an event told."""
+        return replace(self, events=tuple(event for event in self.events if event.token != token))

@@ -144,6 +144,14 @@ class StreamRegistry:
                 return changed
         raise RpcError(StatusCode.ABORTED, "the stream is being changed by others all the time: try again")
 
+    async def clear_event(self, name: str, token: str) -> None:
+        """Take an event that is told out of a stream's record. A stream that is gone is fine."""
+        try:
+            await self.change(name, lambda record: record.without_event(token))
+        except RpcError as exc:
+            if exc.code != StatusCode.NOT_FOUND:
+                raise
+
     async def remove(self, name: str) -> None:
         """Remove a stream's record."""
         key = encode_name(name)

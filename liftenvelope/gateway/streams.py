@@ -17,15 +17,17 @@ from liftenvelope.errors import (
     StreamNotFoundError,
     UsageError,
 )
+from liftenvelope.gateway.activity import created, deleted, paused, readonly_set, resumed
 from liftenvelope.gateway.checked import wait_for_intakes
 from liftenvelope.gateway.names import partition_subject
-from liftenvelope.gateway.records import PartitionRecord, StreamRecord, StreamState
+from liftenvelope.gateway.records import PartitionRecord, RecordedEvent, StreamRecord, StreamState
 from liftenvelope.jetstream._names import check_filter
 from liftenvelope.rpc.status import RpcError, StatusCode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable
 
+    from liftenvelope._pb.api_pb2 import ActivityStreamEvent
     from liftenvelope.gateway.core import Core
 
 __all__ = ["StreamService", "new_record"]
@@ -168,12 +170,12 @@ class StreamService:
             if record.replicas == _MOST_REPLICAS:
                 record = replace(record, replicas=await self._core.storage.most_replicas())
                 _check_replicas(record.replicas, record.settings)
-            record = await self.make(record)
+            events = self._events(created(record))
+            record = await self.make(record, events)
+        self._tell(record.name, events)
         await self._core.agreement.reach(record.name)
         if record.checks_offsets:
             await wait_for_intakes(self._core.js, record, timeout=_INTAKES)
-        if self._core.activity is not None:
-            await self._core.activity.stream_created(record)
         return api_pb2.CreateStreamResponse().SerializeToString()
 
     async def _check_group(self, record: StreamRecord) -> None:
@@ -186,8 +188,32 @@ class StreamService:
                 )
                 raise RpcError(StatusCode.FAILED_PRECONDITION, text)
 
-    async def make(self, record: StreamRecord) -> StreamRecord:
+    def _events(self, event: ActivityStreamEvent) -> tuple[RecordedEvent, ...]:
+        """What to put into a record for the activity stream to be told of; nothing if there is none."""
+        activity = self._core.activity
+        return () if activity is None else (activity.recorded(event),)
+
+    def _tell(self, name: str, events: tuple[RecordedEvent, ...]) -> None:
+        """Publish what was put into a record; it is taken out of it when the activity stream has it."""
+        if self._core.activity is not None:
+            self._core.activity.tell(name, events)
+
+    async def tell_left_over(self, alive: Iterable[str], *, of_the_dead: bool) -> None:
+        """Publish what other runs of a gateway, or dead ones, have done to streams and not told."""
+        activity = self._core.activity
+        if activity is None:
+            return
+        living = set(alive)
+        for record in self._core.registry:
+            left = [e for e in record.events if activity.is_left_over(e, living, of_the_dead=of_the_dead)]
+            activity.tell(record.name, left)
+
+    async def make(self, record: StreamRecord, events: tuple[RecordedEvent, ...] = ()) -> StreamRecord:
         """Make the stream of a record.
+
+        Args:
+            record: The record.
+            events: What stands in it for the activity stream once it is made.
 
         Raises:
             RpcError: There is one of that name, or JetStream can't keep it.
@@ -206,13 +232,17 @@ class StreamService:
                     code = StatusCode.INVALID_ARGUMENT
                 raise RpcError(code, f"JetStream can't keep it: {exc.description}") from exc
             raise
-        made = record.with_partitions(partitions)
+        made = record.with_partitions(partitions).with_events(events)
         return await self._core.registry.change(record.name, lambda _: replace(made, state=StreamState.READY))
 
     async def remove_unfinished(self, record: StreamRecord) -> None:
         """Remove what there is of a stream that was not made or removed to the end."""
         for number in range(len(record.partitions)):
             await self._core.storage.delete(record, number)
+        if self._core.activity is not None and record.events:
+            # With the record goes what stands in it.
+            self._core.activity.tell(record.name, record.events)
+            await self._core.activity.told(record.events)
         await self._core.registry.remove(record.name)
 
     # Removing
@@ -223,13 +253,14 @@ class StreamService:
         _check_not_reserved(name)
         async with self._core.changing:
             record = await self._core.registry.find(name)
-            record = await self._core.registry.change(name, partial(_deleting, maker=self._core.options.id))
+            change = partial(
+                _deleting, maker=self._core.options.id, events=self._events(deleted(record.name))
+            )
+            record = await self._core.registry.change(name, change)
             for number in range(len(record.partitions)):
                 await self._hand_over(record, number, detach=True)
             await self.remove_unfinished(record)
         await self._core.agreement.reach(name)
-        if self._core.activity is not None:
-            await self._core.activity.stream_deleted(record)
         return api_pb2.DeleteStreamResponse().SerializeToString()
 
     # Pausing
@@ -246,20 +277,21 @@ class StreamService:
     async def set_paused(self, name: str, numbers: list[int], *, resume_all: bool = False) -> StreamRecord:
         """Pause partitions: nothing is recorded until a message that comes by gRPC wakes them."""
         async with self._core.changing:
-            now = time.time_ns()
+            now, events = time.time_ns(), self._events(paused(name, numbers, resume_all))
 
             def change(record: StreamRecord) -> StreamRecord:
                 record = _present(record)
                 parts = {number: record.partitions[number].with_paused(True, now) for number in numbers}
-                return replace(record.with_partitions(parts), resume_all=resume_all)
+                return replace(record.with_partitions(parts).with_events(events), resume_all=resume_all)
 
             before = await self._core.registry.find(name)
             record = await self._core.registry.change(name, change)
             changed = [n for n in numbers if not before.partitions[n].paused]
-            record = await self._follow(before, record, changed)
+            try:
+                record = await self._follow(before, record, changed)
+            finally:
+                self._tell(name, events)
         await self._core.agreement.reach(name)
-        if self._core.activity is not None:
-            await self._core.activity.stream_paused(record, numbers, resume_all)
         return record
 
     async def resume(self, name: str, partition: int) -> StreamRecord:
@@ -270,19 +302,18 @@ class StreamService:
             numbers = [number for number in woken if before.partitions[number].paused]
             if not numbers:
                 return before
-            now = time.time_ns()
+            now, events = time.time_ns(), self._events(resumed(name, numbers))
 
             def change(record: StreamRecord) -> StreamRecord:
                 record = _present(record)
                 parts = {number: record.partitions[number].with_paused(False, now) for number in numbers}
-                return record.with_partitions(parts)
+                return record.with_partitions(parts).with_events(events)
 
             # First the subject, so that whoever sees it awake finds it so.
             after = change(before)
             sources = await self._sources(before, after, numbers)
             record = await self._core.registry.change(name, lambda r: _with_sources(change(r), sources))
-        if self._core.activity is not None:
-            await self._core.activity.stream_resumed(record, numbers)
+        self._tell(name, events)
         return record
 
     # Readonly
@@ -294,20 +325,18 @@ class StreamService:
         async with self._core.changing:
             before = await self._core.registry.find(request.name)
             numbers, now = _chosen(before, request.partitions), time.time_ns()
+            events = self._events(readonly_set(before.name, numbers, request.readonly))
 
             def change(record: StreamRecord) -> StreamRecord:
                 record = _present(record)
                 parts = {n: record.partitions[n].with_readonly(request.readonly, now) for n in numbers}
-                return record.with_partitions(parts)
+                return record.with_partitions(parts).with_events(events)
 
             after = change(before)
             sources = await self._sources(before, after, numbers)
-            record = await self._core.registry.change(
-                request.name, lambda r: _with_sources(change(r), sources)
-            )
+            await self._core.registry.change(request.name, lambda r: _with_sources(change(r), sources))
+        self._tell(request.name, events)
         await self._core.agreement.reach(request.name)
-        if self._core.activity is not None:
-            await self._core.activity.stream_readonly_set(record, numbers, request.readonly)
         return api_pb2.SetStreamReadonlyResponse().SerializeToString()
 
     # Subjects
@@ -382,8 +411,8 @@ class StreamService:
                     await storage.detach(record, number)
 
 
-def _deleting(record: StreamRecord, *, maker: str) -> StreamRecord:
-    return replace(_present(record), state=StreamState.DELETING, maker=maker)
+def _deleting(record: StreamRecord, *, maker: str, events: tuple[RecordedEvent, ...]) -> StreamRecord:
+    return replace(_present(record), state=StreamState.DELETING, maker=maker).with_events(events)
 
 
 def _present(record: StreamRecord) -> StreamRecord:

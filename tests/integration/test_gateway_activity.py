@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from liftenvelope._pb import api_pb2
-from liftenvelope.gateway.activity import ActivityLog
+from liftenvelope.gateway.activity import ActivityLog, created, deleted, paused, readonly_set, resumed
 from liftenvelope.gateway.records import PartitionRecord, StreamRecord
 from liftenvelope.jetstream.context import JetStream
 from liftenvelope.jetstream.stream_config import StreamConfig
@@ -42,6 +42,10 @@ def made(name: str, partitions: int = 1) -> StreamRecord:
     return StreamRecord(name=name, subject=name, id=name, partitions=(PartitionRecord(),) * partitions)
 
 
+def tell(log: ActivityLog, *events: Event) -> None:
+    log.tell("", [log.recorded(event) for event in events])
+
+
 async def stored(js: JetStream, name: str, count: int) -> list[Event]:
     """Wait for so many events, and return all."""
     stream = await js.stream(own_record(name).stream_of(0))
@@ -56,13 +60,11 @@ async def test_every_kind_of_event(js: JetStream, name: str) -> None:
     log = ActivityLog(js, await make(js, name))
     await log.start()
     stream = made("orders", 2)
-    await log.stream_created(stream)
-    await log.stream_paused(stream, [1], True)
-    await log.stream_resumed(stream, [1])
-    await log.stream_readonly_set(stream, [0], True)
+    happened = [created(stream), paused("orders", [1], True), resumed("orders", [1])]
+    tell(log, *happened, readonly_set("orders", [0], True))
     log.group_joined("g", "one", ["orders"])
     log.group_left("g", "one", expired=True)
-    await log.stream_deleted(stream)
+    tell(log, deleted("orders"))
     found = await stored(js, name, 7)
     await log.close()
     assert [event.id for event in found] == [1, 2, 3, 4, 5, 6, 7]
@@ -107,7 +109,7 @@ async def test_gateways_that_publish_at_once_get_ids_of_their_own(js: JetStream,
         await log.start()
     for number in range(30):
         for place, log in enumerate(logs):
-            await log.stream_created(made(f"{place}-{number}"))
+            tell(log, created(made(f"{place}-{number}")))
     found = await stored(js, name, 90)
     for log in logs:
         await log.close()
@@ -121,7 +123,7 @@ async def test_what_waits_is_published_when_the_log_is_closed(js: JetStream, nam
     log = ActivityLog(js, await make(js, name))
     await log.start()
     for number in range(20):
-        await log.stream_created(made(str(number)))
+        tell(log, created(made(str(number))))
     await log.close(timeout=30)
     found = await stored(js, name, 20)
     assert [event.createStreamOp.stream for event in found] == list(map(str, range(20)))
@@ -134,11 +136,11 @@ async def test_the_nats_server_is_killed_meanwhile(name: str) -> None:
         async with JetStream(client, timeout=1.0) as js:
             log = ActivityLog(js, await make(js, name))
             await log.start()
-            await log.stream_created(made("before"))
+            tell(log, created(made("before")))
             await stored(js, name, 1)
             server.kill()
             for number in range(10):
-                await log.stream_created(made(str(number)))
+                tell(log, created(made(str(number))))
             server.start()
             async with asyncio.timeout(60):
                 while not client.stats["reconnects"] or not client.is_connected:
@@ -156,7 +158,7 @@ async def test_without_a_stream_events_wait_and_the_oldest_go(
     monkeypatch.setattr("liftenvelope.gateway.activity._MOST_WAITING", 5)
     log = ActivityLog(js, own_record(name))
     for number in range(8):
-        await log.stream_created(made(str(number)))
+        tell(log, created(made(str(number))))
     assert log.dropped == 3
     await log.start()
     async with asyncio.timeout(30):

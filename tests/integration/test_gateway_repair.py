@@ -12,9 +12,11 @@ import liftenvelope
 from liftenvelope._pb import api_pb2
 from liftenvelope.client import Client
 from liftenvelope.gateway import Gateway
+from liftenvelope.gateway.activity import deleted, paused, resumed
 from liftenvelope.gateway.buckets import Bucket
-from liftenvelope.gateway.names import encode_name
-from liftenvelope.gateway.records import PartitionRecord, StreamRecord, StreamState
+from liftenvelope.gateway.names import encode_name, partition_stream
+from liftenvelope.gateway.records import PartitionRecord, RecordedEvent, StreamRecord, StreamState
+from liftenvelope.gateway.reserved import ACTIVITY
 from liftenvelope.gateway.storage import Storage
 from liftenvelope.jetstream import JetStream
 from liftenvelope.rpc.aio import Channel
@@ -95,6 +97,70 @@ async def test_those_of_the_living_are_left_to_them(
 
                 await eventually(is_gone)
         await second.close()
+
+
+def left_over(gateway: str, *events: api_pb2.ActivityStreamEvent) -> tuple[RecordedEvent, ...]:
+    """What a gateway leaves in a record that dies before it has told of it."""
+    return tuple(
+        RecordedEvent(
+            token=f"{event.op}-{gateway}", gateway=gateway, run="1", data=event.SerializeToString().hex()
+        )
+        for event in events
+    )
+
+
+async def told(js: JetStream, name: str) -> list[int]:
+    """The operations that the activity stream has of a stream."""
+    stream = await js.stream(partition_stream(ACTIVITY, 0))
+    last = (await stream.info()).state.last_seq
+    stored = [await stream.get_message(number) for number in range(1, last + 1)]
+    events = [api_pb2.ActivityStreamEvent.FromString(message.data) for message in stored]
+    assert [event.id for event in events] == list(range(1, last + 1))
+    return [event.op for event in events if name in str(event)]
+
+
+@pytest.mark.parametrize("who", ["dead", "again"])
+async def test_what_the_dead_did_not_tell(nc: NatsClient, js: JetStream, name: str, who: str) -> None:
+    bucket, key = Bucket(js, "lift_streams"), encode_name(name)
+    async with Gateway(nc, id=f"{name}-again") as gateway, liftenvelope.connect([gateway.address]) as client:
+        await client.create_stream(name, name)
+    entry = await bucket.get(key)
+    assert entry is not None
+    assert entry.value is not None
+    record = StreamRecord.from_json(entry.value)
+    events = left_over(f"{name}-{who}", paused(name, [0], False), resumed(name, [0]))
+    garbage = RecordedEvent(token="t", gateway=f"{name}-{who}", run="1", data="no hex")
+    await bucket.put(key, record.with_events((garbage, *events)).to_json(), revision=entry.revision)
+    async with Gateway(nc, id=f"{name}-again") as gateway:
+        async with liftenvelope.connect([gateway.address]) as client:
+
+            async def is_told() -> bool:
+                entry = await bucket.get(key)
+                assert entry is not None
+                assert entry.value is not None
+                return StreamRecord.from_json(entry.value).events == (garbage,)
+
+            await eventually(is_told)
+            await client.delete_stream(name)
+        # What is told is told before the record goes.
+        ops = [api_pb2.CREATE_STREAM, api_pb2.PAUSE_STREAM, api_pb2.RESUME_STREAM, api_pb2.DELETE_STREAM]
+        assert await told(js, name) == ops
+
+
+async def test_a_removal_that_the_dead_did_not_tell(nc: NatsClient, js: JetStream, name: str) -> None:
+    events = left_over("dead", deleted(name))
+    record = StreamRecord(
+        name=name, subject=name, id="1", maker="dead", state=StreamState.DELETING, events=events
+    )
+    await leave_behind(js, record, 1)
+    async with Gateway(nc):
+
+        async def is_gone() -> bool:
+            entry = await Bucket(js, "lift_streams").get(encode_name(name))
+            return entry is None or entry.value is None
+
+        await eventually(is_gone)
+        assert await told(js, name) == [api_pb2.DELETE_STREAM]
 
 
 async def test_a_subject_that_nobody_records(nc: NatsClient, js: JetStream, name: str) -> None:
