@@ -42,6 +42,8 @@ _POLICIES: Final = (api_pb2.LEADER, api_pb2.ALL, api_pb2.NONE)
 _LAST_ACKS: Final = 5.0
 #: How many messages of a call may be without their ack before no more are read.
 _MOST_PENDING: Final = 50_000
+#: How long the ack of the first message for a partition may hold up those that follow, in seconds.
+_FIRST_ACK: Final = 1.0
 #: How often to look for acks that are late and for a lost connection, in seconds.
 _LOOK: Final = 0.5
 #: What our client knows a message by whose outcome is unknown: no code says so.
@@ -168,12 +170,18 @@ class PublishSession:
             return
         self._slow += 1
         future.add_done_callback(partial(self._stored, target, request))
-        self._add_route(target)
+        if self._needs_route(target):
+            # Acks of the quick way would overtake this one, and those of a partition come in order.
+            await asyncio.wait({future}, timeout=_FIRST_ACK)
+            self._add_route(target)
+
+    def _needs_route(self, target: Target) -> bool:
+        record = target.record
+        is_plain = not (record.checks_offsets or target.is_copy)
+        return is_plain and (record.name, target.partition) not in self._routes
 
     def _add_route(self, target: Target) -> None:
         record, partition = target.record, target.partition
-        if record.checks_offsets or target.is_copy or (record.name, partition) in self._routes:
-            return
         self._routes[record.name, partition] = target
         self._pipe.route(record.name, partition, record.subject, target.subject, target.stream)
 

@@ -81,6 +81,17 @@ async def told(call: Call) -> str:
     return response.asyncError.message
 
 
+async def test_acks_come_in_order(nc: NatsClient, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("liftenvelope.gateway.publish_session._FIRST_ACK", 60.0)
+    async with gateway_on(nc, name, ack_timeout=100.0) as (_, channel):
+        call = channel.bidi("/proto.API/PublishAsync")
+        await call.send(requests(name, IDS))
+        found = await take(call, len(IDS))
+        assert [(id_, response.ack.offset) for id_, response in found.items()] == [
+            (id_, offset) for offset, id_ in enumerate(IDS)
+        ]
+
+
 async def test_acks_that_do_not_come(proxy: FaultProxy, nc: NatsClient, name: str) -> None:
     async with gateway_on(nc, name, ack_timeout=SOON) as (_, channel):
         call = await publish_first(channel, name)
