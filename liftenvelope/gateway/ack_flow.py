@@ -3,6 +3,10 @@
 A push consumer with heartbeats and flow control sends, beside messages, two kinds of status (ADR-15): a
 heartbeat when there is nothing else, which tells the number of the last delivery, and a request of flow
 control, which must be answered before more comes.
+
+An acknowledgement to JetStream holds for all messages before it, and costs the server a turn of its own. So
+under load one is written now and then, not with each piece that is read: what has its ack but is not yet
+acknowledged is delivered and acked once more if the reader dies.
 """
 
 from __future__ import annotations
@@ -18,6 +22,10 @@ _LAST_DELIVERY: Final = b"nats-last-consumer"
 _STALLED: Final = b"nats-consumer-stalled"
 #: After how many intervals without a word of the consumer it is taken to be gone.
 _MISSED: Final = 2.5
+#: The most messages that are acknowledged at once. JetStream delivers no more than 65,536 beyond them.
+_MOST_OWED: Final = 4_096
+#: The least time between two acknowledgements to JetStream, in seconds, unless many messages wait.
+ACKNOWLEDGE_EVERY: Final = 0.02
 
 
 class Written(NamedTuple):
@@ -51,6 +59,8 @@ class AckFlow:
         self._patience = _MISSED * heartbeat
         self._heard = 0.0
         self._broken = True
+        self._owed = 0
+        self._next = 0.0
 
     @property
     def position(self) -> int:
@@ -71,7 +81,8 @@ class AckFlow:
         """Begin a reading: what comes from now on is of a consumer that has delivered nothing yet."""
         self._acks.begin()
         self._broken = False
-        self._heard = now
+        self._heard = self._next = now
+        self._owed = 0
 
     def give_up(self) -> None:
         """Take nothing more until the next reading: what was written has not gone out."""
@@ -91,24 +102,39 @@ class AckFlow:
 
         Returns:
             What to write to the connection, in one piece: JetStream must not hear that a message is done
-            before its ack is on its way.
+            before its ack is on its way. After some of it :meth:`settle` is to follow: see :attr:`owes`.
         """
         if self.broken:
             return Written(b"", 0, 0, 0)
         self._heard = now
-        before = self._acks.reply
+        before = self._acks.stream_sequence
         frames, count, size, others = self._acks.take(messages, now_ns)
         written = count
-        reply = self._acks.reply
+        self._owed += self._acks.stream_sequence - before
         # What comes again was acknowledged, and that got lost.
-        if reply is not before or self._acks.repeated:
-            frames += b"PUB %b 4\r\n+ACK\r\n" % reply
+        if self._acks.repeated or (self._owed and (now >= self._next or self._owed >= _MOST_OWED)):
+            frames += self._acknowledgement(now)
             written, size = written + 1, size + 4
         for _, reply, headers, _ in others:
             for answer in self._answers(reply, headers or b""):
                 frames += b"PUB %b 0\r\n\r\n" % answer
                 written += 1
         return Written(frames, written, size, count)
+
+    @property
+    def owes(self) -> bool:
+        """Whether messages have their acks, and JetStream does not know."""
+        return self._owed > 0 and not self.broken
+
+    def settle(self, now: float) -> Written:
+        """Return what tells JetStream of all messages that have their acks."""
+        if not self.owes:
+            return Written(b"", 0, 0, 0)
+        return Written(self._acknowledgement(now), 1, 4, 0)
+
+    def _acknowledgement(self, now: float) -> bytes:
+        self._owed, self._next = 0, now + ACKNOWLEDGE_EVERY
+        return b"PUB %b 4\r\n+ACK\r\n" % self._acks.reply
 
     def _answers(self, reply: bytes, headers: bytes) -> list[bytes]:
         """Subjects to publish to, so that the consumer goes on."""

@@ -2,8 +2,8 @@
 
 The gateway is not in the path of such messages: JetStream records the subject. A durable consumer of the
 partition delivers every stored message; the ack goes to the inbox that its envelope names, and only then is
-the message acknowledged to JetStream, by the same write. So whatever happens in between, an ack is sent at
-least once.
+the message acknowledged to JetStream, on the same connection. So whatever happens in between, an ack is sent
+at least once.
 
 What was delivered may be lost on its way: when a reader dies, when its connection does, when a delivery is
 missing, when the consumer is silent. JetStream would deliver it again after half a minute. So a reader that
@@ -33,7 +33,7 @@ from liftenvelope.errors import (
     TransportError,
     UsageError,
 )
-from liftenvelope.gateway.ack_flow import AckFlow
+from liftenvelope.gateway.ack_flow import ACKNOWLEDGE_EVERY, AckFlow, Written
 from liftenvelope.jetstream._watch import watch_of
 from liftenvelope.jetstream.api import DEFAULT_PREFIX, Api
 from liftenvelope.jetstream.listing import consumer_names
@@ -127,6 +127,8 @@ class AckReader:
         self._quiet: asyncio.TimerHandle | None = None
         self._asked_for = False
         self._due = 0
+        # After some acks: the timer that ends when JetStream is to be told of them.
+        self._settling: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
         self._watch = watch_of(nc)
         self.acks_sent = 0
@@ -192,20 +194,33 @@ class AckReader:
         if self._link.epoch != self._epoch:
             # Acks written to the last connection may be lost, and an acknowledgement holds for them, too.
             self._flow.give_up()
-        written = self._flow.feed(messages, time.monotonic(), time.time_ns())
-        if written.frames:
-            try:
-                self._link.write(written.frames, written.messages, written.payload)
-                self._link.send_now()
-            except TransportError as error:
-                self._flow.give_up()
-                self._tell(error)
-            else:
-                self.acks_sent += written.acks
+        self._write(self._flow.feed(messages, time.monotonic(), time.time_ns()))
+        if self._settling is None and self._flow.owes:
+            self._settling = asyncio.get_running_loop().call_later(ACKNOWLEDGE_EVERY, self._settle)
         if self._flow.broken:
             self._wanted.set()
         elif self._quiet is None and self._flow.delivery > self._due:
             self._await_quiet()
+
+    def _write(self, written: Written) -> None:
+        if not written.frames:
+            return
+        try:
+            self._link.write(written.frames, written.messages, written.payload)
+            self._link.send_now()
+        except TransportError as error:
+            self._flow.give_up()
+            self._tell(error)
+        else:
+            self.acks_sent += written.acks
+
+    def _settle(self) -> None:
+        """Tell JetStream what has its acks, unless those may be lost."""
+        if self._settling is not None:
+            self._settling.cancel()
+            self._settling = None
+        if self._link.epoch == self._epoch:
+            self._write(self._flow.settle(time.monotonic()))
 
     def _on_deleted(self, _: list[Any]) -> None:
         self._flow.give_up()
@@ -327,6 +342,7 @@ class AckReader:
         self._done = max(self._done, self._flow.position)
         for subscription in subscriptions:
             await subscription.unsubscribe()
+        self._settle()
         self._due, self._asked_for = 0, False
         if self._quiet is not None:
             self._quiet.cancel()

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from liftenvelope.envelope import new_message
-from liftenvelope.gateway.ack_flow import AckFlow
+from liftenvelope.gateway.ack_flow import ACKNOWLEDGE_EVERY, AckFlow
 
 NOW_NS = 1_800_000_000_000_000_000
 PAYLOAD = new_message(b"v", ack_inbox="in.box", correlation_id="1")
@@ -39,6 +39,47 @@ def test_the_acknowledgement_follows_the_acks() -> None:
 def test_what_gets_no_ack_is_acknowledged_all_the_same() -> None:
     written = flow().feed([message(1, 1, b"plain")], 100.0, NOW_NS)
     assert written == (b"PUB $JS.ACK.S.C.1.1.1.17.0 4\r\n+ACK\r\n", 1, 4, 0)
+
+
+def test_many_are_acknowledged_at_once() -> None:
+    reading = flow()
+    assert b"+ACK" in reading.feed([message(1, 1)], 100.0, NOW_NS).frames
+    assert not reading.owes
+    soon = 100.0 + ACKNOWLEDGE_EVERY / 2
+    for number in (2, 3):
+        written = reading.feed([message(number, number)], soon, NOW_NS)
+        assert (written.messages, written.acks, b"+ACK" in written.frames) == (1, 1, False)
+    assert reading.owes
+    assert reading.settle(soon) == (b"PUB $JS.ACK.S.C.1.3.3.17.0 4\r\n+ACK\r\n", 1, 4, 0)
+    assert not reading.owes
+    assert reading.settle(soon) == (b"", 0, 0, 0)
+    reading.feed([message(4, 4)], soon, NOW_NS)
+    written = reading.feed([message(5, 5)], soon + ACKNOWLEDGE_EVERY, NOW_NS)
+    assert written.frames.endswith(b"PUB $JS.ACK.S.C.1.5.5.17.0 4\r\n+ACK\r\n")
+    assert not reading.owes
+
+
+def test_very_many_are_acknowledged_before_the_time() -> None:
+    reading = flow()
+    reading.feed([message(1, 1)], 100.0, NOW_NS)
+    assert b"+ACK" not in reading.feed([message(n, n) for n in range(2, 4_097)], 100.0, NOW_NS).frames
+    assert b"+ACK" in reading.feed([message(4_097, 4_097)], 100.0, NOW_NS).frames
+
+
+@pytest.mark.parametrize("end", ["loss", "give up", "begin"])
+def test_what_was_not_acknowledged_is_delivered_again_after_a_loss(end: str) -> None:
+    reading = flow()
+    reading.feed([message(1, 1)], 100.0, NOW_NS)
+    reading.feed([message(2, 2)], 100.0, NOW_NS)
+    assert reading.owes
+    if end == "loss":
+        reading.feed([message(4, 4)], 100.0, NOW_NS)
+    elif end == "give up":
+        reading.give_up()
+    else:
+        reading.begin(200.0)
+    assert not reading.owes
+    assert reading.settle(300.0).frames == b""
 
 
 def test_what_comes_again_is_acknowledged_again_up_to_the_newest() -> None:
