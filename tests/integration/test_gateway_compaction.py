@@ -21,7 +21,8 @@ from .conftest import connect
 async def js(jetstream_server: NatsServer, name: str) -> AsyncIterator[JetStream]:
     """JetStream with a stream of the test's own."""
     client = await connect(jetstream_server.url)
-    async with JetStream(client) as context:
+    # Thousands of publishes at once, and 64 deletions: on a busy disk each may wait for all before it.
+    async with JetStream(client, timeout=60) as context:
         await context.create_stream(StreamConfig(name=name, subjects=(name,)))
         yield context
         await context.delete_stream(name)
