@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from pathlib import Path
-from time import perf_counter, sleep
+from time import perf_counter
 from typing import Any, TypeAlias
 from uuid import uuid4
 
 import pytest
 
 import liftenvelope
-from benchmarks import processor_time
 from benchmarks.go_peers import GoPeers
 from benchmarks.rounds import Comparison, Peer, Round
-from liftenvelope.testing import GatewayCluster, LiftbridgeCluster, run_gateway
+from liftenvelope.testing import GatewayCluster, LiftbridgeCluster
 
 VALUE = b"x" * 256
 #: How long a round may take; more than that means that something hangs.
@@ -135,40 +133,3 @@ async def _publish(cluster: Cluster, name: str, count: int, window: int) -> floa
         took = perf_counter() - began
     assert (summary.acked, summary.failed) == (count, ())
     return took / count
-
-
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc")
-def test_an_idle_gateway(quick: bool) -> None:
-    """Of 1,000 streams: how much of a processor it takes, and memory."""
-    streams, seconds = (20, 1) if quick else (1_000, 20)
-    with run_gateway() as cluster:
-        for number in range(streams):
-            cluster.create_stream(f"idle-{number}")
-        sleep(0 if quick else 10)  # what comes of making them is over then
-        pid = cluster.nodes[0].pid
-        assert pid is not None
-        before = processor_time.of_process(pid)
-        sleep(seconds)
-        share = (processor_time.of_process(pid) - before) / seconds
-        print(f"\nidle with {streams:,} streams: {share:.1%} of a processor, {_memory(pid) >> 20} MiB")
-
-
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc")
-def test_a_long_read_takes_no_memory(quick: bool, loop: asyncio.Runner, gateway: GatewayCluster) -> None:
-    """While 1,000,000 messages are read, what the gateway holds stays the same."""
-    count = 20_000 if quick else 1_000_000
-    (name,) = _streams(loop, [gateway], count)
-    pid = gateway.nodes[0].pid
-    assert pid is not None
-    loop.run(_read(gateway, name, count // 10))
-    before = _memory(pid)
-    loop.run(_read(gateway, name, count))
-    grown = _memory(pid) - before
-    print(f"\na read of {count:,} messages: {before >> 20} MiB before, {grown / 2**20:+.1f} MiB after")
-    assert grown < 64 << 20
-
-
-def _memory(pid: int) -> int:
-    """The most that it has had, in bytes."""
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) << 10
