@@ -278,9 +278,9 @@ class GroupConsumer(ConsumerReading):
     async def _end(self) -> None:
         self._ready.clear()
         self._in_hand.clear()
-        for reader in [*self._readers.values(), *self._leaving.values()]:
+        for reader in [*self._readers.values(), *self._leaving.values(), *self._held.values()]:
             await reader.close()
-        self._readers, self._leaving = {}, {}
+        self._readers, self._leaving, self._held = {}, {}, {}
         await _cancel(self._tasks)
         await self._js.close()
 

@@ -47,6 +47,8 @@ class ConsumerPartitions:
         self._readers: dict[TopicPartition, PartitionReader] = {}
         #: What is being given back: it is read no more, and can still be committed.
         self._leaving: dict[TopicPartition, PartitionReader] = {}
+        #: What was given back, and is read on in case that it comes back.
+        self._held: dict[TopicPartition, PartitionReader] = {}
         self._ready: deque[PartitionReader] = deque()
         #: What was handed out last: of each partition the reader, and the last offset.
         self._in_hand: list[tuple[PartitionReader, int]] = []
@@ -119,25 +121,41 @@ class ConsumerPartitions:
     async def _assign(self, change: Assigned) -> None:
         if self._closing:
             return
-        await self._lose()  # nothing is left but by a defect: who registers has given everything back
+        if self._readers:
+            await self._lose()  # by a defect alone: who registers has given everything back
+        held, self._held = self._held, {}
         readers = {
-            key: PartitionReader(
-                self._sources[key.topic],
-                key,
-                change.generation,
-                offset,
-                auto_offset=self._options.auto_offset,
-                limit=self._options.prefetch,
-                on_ready=self._has_messages,
-                keep_start=self._keep_start,
-            )
+            key: self._kept(held, key, change.generation, offset)
+            or self._new_reader(key, change.generation, offset)
             for key, offset in change.offsets.items()
             if self._can_read(key)
         }
         self._readers.update(readers)
+        for reader in held.values():
+            await reader.close()
         await self._tell(self._options.on_assigned, readers)
         for reader in readers.values():
             reader.start(self._task_done)
+
+    def _kept(
+        self, held: dict[TopicPartition, PartitionReader], key: TopicPartition, generation: int, offset: int
+    ) -> PartitionReader | None:
+        """The reader that had the partition until now, if it can go on where the group is."""
+        if key in held and held[key].go_on(generation, offset):
+            return held.pop(key)
+        return None
+
+    def _new_reader(self, key: TopicPartition, generation: int, offset: int) -> PartitionReader:
+        return PartitionReader(
+            self._sources[key.topic],
+            key,
+            generation,
+            offset,
+            auto_offset=self._options.auto_offset,
+            limit=self._options.prefetch,
+            on_ready=self._has_messages,
+            keep_start=self._keep_start,
+        )
 
     def _can_read(self, key: TopicPartition) -> bool:
         """Whether this member knows where a partition is; a topic may have grown since it was started."""
@@ -152,24 +170,26 @@ class ConsumerPartitions:
         readers, self._readers = self._readers, {}
         self._leaving = readers
         self._ready.clear()
-        for reader in readers.values():
-            reader.stop()
+        # Most partitions come back at once: their readers go on behind the scenes, and nothing is handed out.
+        held = {key: reader for key, reader in readers.items() if reader.hold()}
         try:
-            for reader in readers.values():
-                await reader.close()
+            for key in readers.keys() - held.keys():
+                await readers[key].close()
             await self._tell(self._options.on_revoked, readers)
             await self._commit_dirty(timeout)
         except (GroupError, CallTimeoutError, TransportError) as exc:
             self._options.notify(CommitFailed(self._options.group, self._consumer_id, exc))
         # Not if the task is cancelled meanwhile: then close() commits what is left.
         self._forget(readers)
+        self._held = held
 
     async def _lose(self) -> None:
         """Everything is another's already: nothing can be committed."""
         readers, self._readers = self._readers, {}
+        held, self._held = self._held, {}
         self._ready.clear()
         self._forget(readers)
-        for reader in readers.values():
+        for reader in [*readers.values(), *held.values()]:
             await reader.close()
         await self._tell(self._options.on_revoked, readers)
 

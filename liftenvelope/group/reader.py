@@ -86,6 +86,13 @@ class PartitionReader:
         #: Where it begins, until that is committed; None where something was committed before.
         self._start: int | None = None
         self._paused = False
+        #: Whether it reads on for a generation that may come, and hands out nothing meanwhile.
+        self._held = False
+        #: Whether what it reads is put into the buffer, its beginning being known and committed.
+        self._has_begun = False
+        #: What was handed out last, and where it began.
+        self._last: list[SourceMessage] = []
+        self._last_from = 0
         self._buffer: deque[SourceMessage] = deque()
         self._room = asyncio.Event()
         self._room.set()
@@ -100,19 +107,63 @@ class PartitionReader:
     @paused.setter
     def paused(self, value: bool) -> None:
         self._paused = value
-        if not value and self._buffer:
+        if self.can_give:
             self._on_ready(self)
 
     @property
     def can_give(self) -> bool:
         """Whether there is something to take."""
-        return bool(self._buffer) and not self._paused
+        return bool(self._buffer) and not self._paused and not self._held
 
     def start(self, on_done: Callable[[asyncio.Task[None]], None]) -> None:
-        """Begin to read; what the reading ends with goes to ``on_done``."""
+        """Begin to read, or to hand out what was read; what the reading ends with goes to ``on_done``."""
         self._on_done = on_done
+        self._held = False
+        if self._task is None or self._task.done():
+            self._begin_to_read()
+        elif self._buffer:
+            self._on_ready(self)
+
+    def _begin_to_read(self) -> None:
         self._task = asyncio.get_running_loop().create_task(self._read())
-        self._task.add_done_callback(on_done)
+        self._task.add_done_callback(self._has_ended)
+
+    def _has_ended(self, task: asyncio.Task[None]) -> None:
+        if self._on_done is not None and not self._held:
+            self._on_done(task)
+        elif not task.cancelled():
+            task.exception()  # of a partition that may be another's: whoever has it finds out by itself
+
+    # From one generation to the next
+
+    def hold(self) -> bool:
+        """Hand out nothing more, but read on a little: the partition may be this member's again.
+
+        Returns:
+            Whether it does; else it has to be closed.
+        """
+        self._held = True
+        return self._has_begun and self._task is not None and not self._task.done()
+
+    def go_on(self, generation: int, offset: int) -> bool:
+        """Be ready for another generation, in which the partition begins at that offset.
+
+        Returns:
+            Whether the reader is there, or was there just before; else it has to be closed.
+        """
+        if self._task is None or self._task.done() or self.position is None:
+            return False
+        if offset != self.position:
+            if not self._last or not self._last_from <= offset <= self.position:
+                return False
+            # What was in the user's hands is given again.
+            self._buffer.extendleft(one for one in reversed(self._last) if one.offset >= offset)
+        self.position, self.generation = offset, generation
+        self.rewound, self._paused = False, False
+        self._last = []
+        return True
+
+    # Messages
 
     @property
     def waiting(self) -> int:
@@ -126,26 +177,26 @@ class PartitionReader:
 
     def take(self, limit: int) -> list[GroupMessage]:
         """Up to so many of the next messages."""
-        taken: list[GroupMessage] = []
+        taken: list[SourceMessage] = []
         while self.can_give and len(taken) < limit:
-            message = self._buffer.popleft()
-            taken.append(
-                GroupMessage(*self.key, message.offset, message.data, message.message, self.generation)
-            )
+            taken.append(self._buffer.popleft())
         if taken:
-            self._room.set()
+            assert self.position is not None
+            self._last, self._last_from = taken, self.position
             self.position = taken[-1].offset + 1
-        return taken
+            self._room.set()
+        return [GroupMessage(*self.key, one.offset, one.data, one.message, self.generation) for one in taken]
 
     def seek(self, offset: int) -> None:
         """Go on at another offset."""
         self.position, self.rewound, self._start = offset, True, None
+        self._last = []
         self._buffer.clear()
         self._room.set()
-        if self._task is not None and self._on_done is not None:
+        if self._task is not None:
             # Whatever the old one still gets goes nowhere: it is cancelled before it runs again.
             self._task.cancel()
-            self.start(self._on_done)
+            self._begin_to_read()
 
     def stop(self) -> None:
         """Hand out nothing more."""
@@ -207,6 +258,7 @@ class PartitionReader:
         if self._start is not None:
             await self._keep_start(self, self._start)
             self._start = None
+        self._has_begun = True
         return offset
 
     async def _fill(self, feed: PartitionFeed) -> AsyncIterator[int]:
@@ -217,7 +269,7 @@ class PartitionReader:
                 self._room.clear()
                 await self._room.wait()
             self._buffer.append(message)
-            if not self._paused:
+            if self.can_give:
                 self._on_ready(self)
             yield message.offset
 

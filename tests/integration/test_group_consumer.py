@@ -28,6 +28,7 @@ from liftenvelope.group import (
     JetStreamTopic,
     MemberFenced,
     NotAssignedError,
+    PartitionFeed,
     PartitionUnknown,
     SourceMessage,
     StaleGenerationError,
@@ -39,6 +40,7 @@ from liftenvelope.group import (
 )
 from liftenvelope.group.calls import GroupCalls
 from liftenvelope.group.rows import SCHEMA
+from liftenvelope.group.topics import JetStreamSource
 from liftenvelope.testing import FaultProxy, NatsServer
 
 from .conftest import connect
@@ -383,6 +385,48 @@ class TestPartitions:
             await eventually(lambda: len(a.assignment) == 4)
         assert heard[-1] == ("a gives", [0, 1, 2, 3])
 
+    async def test_what_stays_is_not_opened_anew(self, play: Play) -> None:
+        """Of a rebalance, a member's own partitions notice no more than a pause."""
+        opened: list[tuple[int, int]] = []
+        topic = Counted(play, opened)
+        play.topic = topic  # type: ignore[assignment]
+        async with play.member("a") as a:
+            await play.publish(20)
+            await play.all_read()
+            assert sorted(partition for partition, _ in opened) == [0, 1, 2, 3]
+            async with play.member("b") as b:
+                await play.publish(20)
+                await play.all_read()
+                await eventually(lambda: len(opened) == 6)
+                assert {partition for partition, _ in opened[4:]} == {p for _, p in b.assignment}
+                await play.client.rewind(play.name, {(play.name, 0): 4})
+                await eventually(lambda: (0, 4) in opened)
+            await eventually(lambda: len(a.assignment) == 4 and len(opened) == 9)
+            await play.publish(20)
+            await play.all_read()
+        play.log.check()
+
+    async def test_what_was_in_hand_comes_again(self, play: Play) -> None:
+        await play.publish(40)
+        async with play.consumer("a") as a:
+            await eventually(lambda: sum(one.waiting for one in a._readers.values()) == 40)
+            async with asyncio.timeout(PATIENCE):
+                batches = a.batches(20, 0)
+                first = await anext(batches)
+                generation = a.generation
+                async with play.consumer("b") as b:
+                    await eventually(lambda: a.generation > generation)
+                    mine = {partition for _, partition in a.assignment}
+                    assert len(mine) == len(b.assignment) == 2
+                    seen = []
+                    while len(seen) < 20:
+                        seen.append(await anext(a))
+            assert {one.partition for one in seen} == mine
+            for number in mine:
+                offsets = [one.offset for one in seen if one.partition == number]
+                assert offsets == list(range(number, 40, 4))
+            assert {one.data for one in first if one.partition in mine} <= {one.data for one in seen}
+
     async def test_what_was_processed_is_committed_when_they_go(self, play: Play) -> None:
         await play.publish(12)
         async with play.consumer("a", auto_commit_interval=PATIENCE) as consumer:
@@ -606,6 +650,20 @@ class TestFencing:
             assert isinstance(error, StaleGenerationError)
             assert later > first
             await play.all_read()
+
+
+class Counted:
+    """A JetStream topic that tells what is opened."""
+
+    def __init__(self, play: Play, opened: list[tuple[int, int]]) -> None:
+        self._source = JetStreamSource(play.js, play.topic)
+        self._opened = opened
+        self.spec = self._source.spec
+        self.bounds, self.lag = self._source.bounds, self._source.lag
+
+    async def open(self, partition: int, offset: int) -> PartitionFeed:
+        self._opened.append((partition, offset))
+        return await self._source.open(partition, offset)
 
 
 def hanging_member(

@@ -1,0 +1,185 @@
+"""One partition in a member's hands, from generation to generation: nothing skipped, nothing out of order."""
+
+from __future__ import annotations
+
+import asyncio
+from bisect import bisect_left
+from typing import Any
+
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from liftenvelope.errors import CallTimeoutError, StreamDeletedError
+from liftenvelope.group import SourceMessage, TopicPartition, TopicSpec
+from liftenvelope.group.reader import PartitionReader
+
+KEY = TopicPartition("t", 0)
+
+
+class Numbers:
+    """A topic in memory, with gaps; every so often a feed breaks, or can't be opened."""
+
+    spec = TopicSpec("t", 1)
+
+    def __init__(self, offsets: list[int], breaks_after: int) -> None:
+        self.offsets, self.breaks_after = offsets, breaks_after
+        self.opened = 0
+
+    async def bounds(self, _: int) -> tuple[int, int]:
+        return self.offsets[0], self.offsets[-1] + 1
+
+    async def lag(self, _: int, offset: int) -> int:
+        return len(self.offsets) - bisect_left(self.offsets, offset)
+
+    async def open(self, _: int, offset: int) -> NumbersFeed:
+        self.opened += 1
+        return NumbersFeed(self, offset)
+
+
+class NumbersFeed:
+    def __init__(self, topic: Numbers, offset: int) -> None:
+        self.topic, self.place, self.left = topic, bisect_left(topic.offsets, offset), topic.breaks_after
+
+    async def next(self) -> SourceMessage:
+        if not self.left:
+            raise CallTimeoutError("it broke")
+        if self.place == len(self.topic.offsets):
+            await asyncio.Event().wait()
+        self.place, self.left = self.place + 1, self.left - 1
+        offset = self.topic.offsets[self.place - 1]
+        return SourceMessage(offset, b"%d" % offset, None)
+
+    async def close(self) -> None:
+        pass
+
+
+async def kept(_: PartitionReader, __: int) -> None:
+    """Where it begins is committed."""
+
+
+def reader_of(topic: Any, offset: int, generation: int = 1, limit: int = 4) -> PartitionReader:
+    return PartitionReader(
+        topic,
+        KEY,
+        generation,
+        offset,
+        auto_offset="earliest",
+        limit=limit,
+        on_ready=lambda _: None,
+        keep_start=kept,
+    )
+
+
+def done(task: asyncio.Task[None]) -> None:
+    assert task.cancelled() or task.exception() is None
+
+
+async def settle() -> None:
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+OFFSETS = st.lists(st.integers(0, 60), min_size=1, max_size=25, unique=True).map(sorted)
+STEPS = st.lists(
+    st.tuples(st.sampled_from(("take", "take", "back", "back", "seek", "elsewhere")), st.integers(0, 6)),
+    min_size=4,
+    max_size=25,
+)
+
+
+@example(list(range(15)), [("take", 2), ("seek", 1), ("elsewhere", 0), ("take", 3), ("take", 3)])
+@example(list(range(15)), [("take", 2), ("take", 2), ("elsewhere", 0), ("take", 3), ("take", 3)])
+@given(OFFSETS, STEPS)
+def test_it_goes_on_where_the_group_is(offsets: list[int], steps: list[tuple[str, int]]) -> None:
+    asyncio.run(go_through(offsets, steps))
+
+
+async def go_through(offsets: list[int], steps: list[tuple[str, int]]) -> None:
+    topic, place, generation = Numbers(offsets, 1_000), 0, 1
+    reader = reader_of(topic, 0)
+    reader.start(done)
+    last: list[int] = []
+    for what, number in steps:
+        await settle()
+        if what == "take":
+            taken = [message.offset for message in reader.take(number + 1)]
+            assert taken == [offset for offset in offsets if offset >= place][: len(taken)]
+            assert taken or not [offset for offset in offsets if offset >= place]
+            last, place = (taken, taken[-1] + 1) if taken else (last, place)
+            assert reader.position == place
+            continue
+        if what == "seek":
+            place, last = 10 * number, []
+            reader.seek(place)
+            continue
+        if what == "elsewhere":
+            place = 10 * number
+        elif number and last:
+            place = last[-number:][0]
+        generation += 1
+        reader = await dealt_out_anew(topic, reader, generation, place)
+        last = []
+    await reader.close()
+
+
+async def dealt_out_anew(
+    topic: Numbers, reader: PartitionReader, generation: int, offset: int
+) -> PartitionReader:
+    holds = reader.hold()
+    await settle()
+    assert reader.take(10) == []
+    if not (holds and reader.go_on(generation, offset)):
+        await reader.close()
+        reader = reader_of(topic, offset, generation)
+    assert reader.take(10) == []  # not before it is started
+    reader.start(done)
+    assert reader.generation == generation
+    return reader
+
+
+async def test_what_was_read_ahead_is_not_read_again() -> None:
+    topic = Numbers(list(range(20)), 1_000)
+    reader = reader_of(topic, 0)
+    reader.start(done)
+    await settle()
+    assert [message.offset for message in reader.take(3)] == [0, 1, 2]
+    assert reader.hold()
+    assert reader.go_on(2, 1)  # the first of the three was processed
+    reader.start(done)
+    assert [(message.offset, message.generation) for message in reader.take(2)] == [(1, 2), (2, 2)]
+    assert topic.opened == 1
+    assert not (reader.hold() and reader.go_on(3, 0))  # somebody went back further
+    await reader.close()
+
+
+async def test_it_is_not_held_before_its_beginning_is_committed() -> None:
+    never = asyncio.Event()
+
+    async def keep(_: PartitionReader, __: int) -> None:
+        await never.wait()
+
+    reader = reader_of(Numbers([0], 1_000), -1)
+    reader._keep_start = keep
+    reader.start(done)
+    await settle()
+    assert reader.position == 0
+    assert not reader.hold()
+    await reader.close()
+
+
+async def test_what_ends_it_while_it_is_held_is_for_whoever_has_the_partition() -> None:
+    class Gone(Numbers):
+        async def open(self, _: int, offset: int) -> NumbersFeed:
+            if self.opened:
+                raise StreamDeletedError(5, "it is gone")
+            return await super().open(_, offset)
+
+    failures: list[BaseException | None] = []
+    reader = reader_of(Gone([0, 1], 1), 0)
+    reader.start(lambda task: failures.append(None if task.cancelled() else task.exception()))
+    await settle()
+    assert reader.hold()
+    assert reader._task is not None
+    await asyncio.wait([reader._task])
+    assert not reader.go_on(2, 0)
+    assert failures == []
