@@ -360,7 +360,8 @@ class GroupConsumer(ConsumerReading):
         Args:
             topic: Name of the topic.
             partition: Number of the partition.
-            offset: Of the message that is handed out next; if there is none, of the next one after it.
+            offset: Of the message that is handed out next; if there is none, of the next one after it. Beyond
+                the end of the partition the iteration ends by an :class:`OffsetOutOfRangeError`.
 
         Raises:
             NotAssignedError: The partition is not this member's.

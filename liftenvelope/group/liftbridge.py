@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, Final, Self
 from liftenvelope.errors import (
     CallTimeoutError,
     ConnectionClosedError,
-    OffsetOutOfRangeError,
     PartitionPausedError,
     ReadonlyPartitionError,
     UsageError,
 )
 from liftenvelope.group.state import TopicSpec, check_id, check_topics
-from liftenvelope.group.topics import SourceMessage
+from liftenvelope.group.topics import SourceMessage, beyond_the_end
 
 if TYPE_CHECKING:
     # For its type alone: the client is the caller's, and the gateway, which must not load it, imports this.
@@ -157,14 +156,7 @@ class LiftbridgeTopic:
         """Make sure that what the group has read was not an earlier stream of that name."""
         info = await self._client.fetch_partition_metadata(self._stream, partition, timeout=_INFO_TIMEOUT)
         if offset > info.newest_offset + 1:
-            raise OffsetOutOfRangeError(
-                f"the group is at offset {offset} of {self._stream}[{partition}], which ends at "
-                f"{info.newest_offset}: it lost messages, or the stream was made anew; rewind the group",
-                self._stream,
-                partition,
-                offset,
-                info.newest_offset,
-            )
+            raise beyond_the_end(self._stream, partition, offset, info.newest_offset)
 
 
 class LiftbridgeFeed:

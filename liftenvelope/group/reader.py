@@ -8,7 +8,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from liftenvelope.errors import ConnectionClosedError, FencedError, LiftEnvelopeError, NoCursorError
+from liftenvelope.errors import (
+    ConnectionClosedError,
+    FencedError,
+    LiftEnvelopeError,
+    NoCursorError,
+    OffsetOutOfRangeError,
+)
 from liftenvelope.group.assignors import TopicPartition
 from liftenvelope.group.topics import PartitionFeed, SourceMessage, TopicSource, newest_of
 
@@ -16,6 +22,8 @@ __all__ = ["GroupMessage", "PartitionReader"]
 
 _FIRST_PAUSE: Final = 0.05
 _LONGEST_PAUSE: Final = 1.0
+#: For how long a partition must end before what the group has read until that is taken for true, in seconds.
+_CERTAIN: Final = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +98,8 @@ class PartitionReader:
         self._held = False
         #: Whether what it reads is put into the buffer, its beginning being known and committed.
         self._has_begun = False
+        #: Since when the partition seems to end before what was read.
+        self._beyond_since: float | None = None
         #: What was handed out last, and where it began.
         self._last: list[SourceMessage] = []
         self._last_from = 0
@@ -239,19 +249,31 @@ class PartitionReader:
                     read_from = await self._begin_for_good()
                 feed = await self._source.open(self.key.partition, read_from)
             except LiftEnvelopeError as exc:
-                _check_passing(exc)
+                self._check_passing(exc)
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE)
                 continue
             try:
                 async for offset in self._fill(feed):
-                    read_from, pause = offset + 1, _FIRST_PAUSE
+                    read_from, pause, self._beyond_since = offset + 1, _FIRST_PAUSE, None
             except LiftEnvelopeError as exc:
-                _check_passing(exc)
+                self._check_passing(exc)
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE)
             finally:
                 await feed.close()
+
+    def _check_passing(self, error: LiftEnvelopeError) -> None:
+        """Raise what does not go away by itself, as it does where a server comes back, or the member does."""
+        if isinstance(error, OffsetOutOfRangeError):
+            # A server that has only just become the partition's leader may not know all of it yet.
+            now = asyncio.get_running_loop().time()
+            self._beyond_since = now if self._beyond_since is None else self._beyond_since
+            is_passing = now - self._beyond_since < _CERTAIN
+        else:
+            is_passing = error.retriable or isinstance(error, FencedError)
+        if not is_passing or isinstance(error, ConnectionClosedError):
+            raise error
 
     async def _begin_for_good(self) -> int:
         offset = await self.begin()
@@ -272,10 +294,3 @@ class PartitionReader:
             if self.can_give:
                 self._on_ready(self)
             yield message.offset
-
-
-def _check_passing(error: LiftEnvelopeError) -> None:
-    """Raise what does not go away by itself, as it does where a server comes back, or the member does."""
-    is_passing = error.retriable or isinstance(error, FencedError)
-    if not is_passing or isinstance(error, ConnectionClosedError):
-        raise error

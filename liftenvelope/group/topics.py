@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeAlias, runtime_checkable
 from uuid import uuid4
 
-from liftenvelope.errors import MessageNotFoundError, UsageError, UsageTypeError
+from liftenvelope.errors import MessageNotFoundError, OffsetOutOfRangeError, UsageError, UsageTypeError
 from liftenvelope.group.bounds import place_bounds
 from liftenvelope.group.state import Place, TopicSpec, check_id
 from liftenvelope.jetstream import AckPolicy, ConsumerConfig, DeliverPolicy, JetStream, Messages
@@ -25,6 +25,7 @@ __all__ = [
     "SourceMessage",
     "Topic",
     "TopicSource",
+    "beyond_the_end",
     "newest_of",
     "source_of",
     "spec_of",
@@ -83,7 +84,11 @@ class TopicSource(Protocol):
         ...
 
     async def open(self, partition: int, offset: int) -> PartitionFeed:
-        """Read a partition from an offset on; where that is no more, from the oldest one on."""
+        """Read a partition from an offset on; where that is no more, from the oldest one on.
+
+        Where the partition ends before the offset, it or its feed should raise
+        :class:`liftenvelope.errors.OffsetOutOfRangeError`, lest what comes next be taken for read.
+        """
         ...
 
 
@@ -230,9 +235,16 @@ class JetStreamSource:
         return pending
 
     async def open(self, partition: int, offset: int) -> JetStreamFeed:
-        """Read a partition from an offset on."""
+        """Read a partition from an offset on.
+
+        Raises:
+            OffsetOutOfRangeError: The stream ends before it: it was made anew, or has lost messages.
+        """
         place = self._topic.places[partition]
         stream = await self._js.stream(place.stream)
+        end = stream.cached_info.state.last_seq
+        if offset > end:
+            raise beyond_the_end(place.stream, partition, offset, end - 1)
         consumer = stream.ordered_consumer(
             filter_subjects=[place.subject] if place.subject else [],
             deliver_policy=DeliverPolicy.BY_START_SEQUENCE,
@@ -257,6 +269,18 @@ class JetStreamFeed:
     async def close(self) -> None:
         """Read no more."""
         self._messages.stop()
+
+
+def beyond_the_end(stream: str, partition: int, offset: int, newest: int) -> OffsetOutOfRangeError:
+    """What is raised where a group is further than a partition."""
+    return OffsetOutOfRangeError(
+        f"the group is at offset {offset} of {stream}[{partition}], which ends at {newest}: it has lost "
+        "messages, or the stream was made anew; rewind the group",
+        stream,
+        partition,
+        offset,
+        newest,
+    )
 
 
 def source_of(topic: Topic, js: JetStream, prefetch: int) -> TopicSource:
