@@ -29,10 +29,32 @@ class ConsumerReading(ConsumerPartitions):
         return self
 
     async def __anext__(self) -> GroupMessage:
+        if (message := self._at_once()) is not None:
+            return message
         messages = await self._next(1, 0.0)
         if not messages:
             raise StopAsyncIteration
         return messages[0]
+
+    def _at_once(self) -> GroupMessage | None:
+        """The next message, where there is one and nothing else to be seen to, as is so for most."""
+        member = self._member
+        if member is None or self._is_awaited or self._closing or self._failure is not None:
+            return None
+        now = self._loop_time()
+        if now - self._turned_at > _TURN or not member.session.owns(now):
+            return None
+        self._settle_in_hand()
+        generation = member.session.generation
+        while self._ready:
+            reader = self._ready.popleft()
+            if _gives(reader, generation):
+                message = reader.take_one()
+                if reader.can_give:
+                    self._ready.append(reader)  # the others come first
+                self._in_hand.append((reader, message.offset))
+                return message
+        return None
 
     async def batches(
         self, max_messages: int = 1000, max_wait: float = 0.1

@@ -185,6 +185,15 @@ class PartitionReader:
         """Whether no more is read before some of it is handed out."""
         return len(self._buffer) >= self._limit
 
+    def take_one(self) -> GroupMessage:
+        """The next message, which there has to be."""
+        one = self._buffer.popleft()
+        assert self.position is not None
+        self._last, self._last_from = [one], self.position
+        self.position = one.offset + 1
+        self._room.set()
+        return GroupMessage(*self.key, one.offset, one.data, one.message, self.generation)
+
     def take(self, limit: int) -> list[GroupMessage]:
         """Up to so many of the next messages."""
         taken: list[SourceMessage] = []
