@@ -27,6 +27,8 @@ __all__ = ["Broker", "Brokers", "leader_of"]
 BUCKET: Final = "lift_brokers"
 #: How many times a gateway is written while it counts as living.
 _BEATS: Final = 3
+#: How long to try to let the others know that a gateway goes, in seconds.
+_FAREWELL: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,11 +112,14 @@ class Brokers:
 
     async def close(self) -> None:
         """Let the others know that this one goes, if there is still a way to."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
-            with contextlib.suppress(LiftEnvelopeError):
-                await self._bucket.delete(encode_name(self.me))
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.wait([task])
+            # Else they notice soon.
+            with contextlib.suppress(LiftEnvelopeError, TimeoutError):
+                async with asyncio.timeout(_FAREWELL):
+                    await self._bucket.delete(encode_name(self.me))
         await self._mirror.close()
         for timer in self._timers.values():
             timer.cancel()

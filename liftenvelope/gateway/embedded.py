@@ -99,9 +99,12 @@ class EmbeddedNats:
         """
         deadline = asyncio.get_running_loop().time() + timeout
         program = find_nats_server()
-        self._folder.mkdir(parents=True, exist_ok=True)
         ports = self._folder / "ports"
-        lock = await self._lock(deadline)
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            lock = await self._lock(deadline)
+        except OSError as exc:
+            raise UsageError(f"the folder for streams can't be used: {exc}") from exc
         try:
             shutil.rmtree(ports, ignore_errors=True)
             ports.mkdir()

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 import ssl
 import sys
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -22,6 +23,7 @@ from liftenvelope.gateway.gateway import Gateway
 
 __all__ = ["Serving", "data_folder", "running_gateway", "serve"]
 
+_log: Final = logging.getLogger("liftenvelope.gateway")
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 _RECONNECT_PAUSE: Final = 0.2
 #: How long NATS may take to be there at the start, in seconds.
@@ -73,6 +75,8 @@ class Serving:
             raise UsageError("a certificate and a key belong together: give both or neither")
         if self.tls_client_ca is not None and self.tls_cert is None:
             raise UsageError("certificates of clients need a certificate and a key of the server's own")
+        if (credentials := self.connect.get("user_credentials")) is not None:
+            _check_readable(credentials)
         # Checks what concerns it, before anything is started or connected to.
         self.new_gateway(Client())
 
@@ -104,6 +108,16 @@ class Serving:
         return context
 
 
+def _check_readable(credentials: object) -> None:
+    """nats-py reads them only for a server that asks for them."""
+    if not isinstance(credentials, str | os.PathLike):
+        return
+    try:
+        Path(credentials).read_bytes()
+    except OSError as exc:
+        raise UsageError(f"the credentials can't be read: {exc}") from exc
+
+
 @asynccontextmanager
 async def running_gateway(serving: Serving) -> AsyncIterator[tuple[Gateway, EmbeddedNats | None]]:
     """Run a gateway, and its nats-server, as long as the block lasts.
@@ -124,7 +138,9 @@ async def running_gateway(serving: Serving) -> AsyncIterator[tuple[Gateway, Embe
                     own.on_line = gateway.read_server_log
                 yield gateway, own
         finally:
-            await nc.close()
+            # nats-py sends what is left, also on a connection that is lost.
+            with suppress(OSError):
+                await nc.close()
     finally:
         if own is not None:
             await own.stop()
@@ -139,8 +155,21 @@ async def _connect(url: str | None, options: dict[str, Any]) -> Client:
         nonlocal last
         last = f": {exc}"
 
+    async def lost() -> None:
+        if not nc.is_closed:
+            _log.warning("the connection to NATS is lost: nothing is served until it is back%s", last)
+
+    async def back() -> None:
+        _log.warning("the connection to NATS is back")
+
     # For ever: a gateway outlives its NATS server's restarts.
-    options = {"max_reconnect_attempts": -1, "reconnect_time_wait": _RECONNECT_PAUSE, **options}
+    options = {
+        "max_reconnect_attempts": -1,
+        "reconnect_time_wait": _RECONNECT_PAUSE,
+        "disconnected_cb": lost,
+        "reconnected_cb": back,
+        **options,
+    }
     try:
         async with asyncio.timeout(_PATIENCE):
             await nc.connect(url.split(","), error_cb=note, allow_reconnect=True, **options)

@@ -16,11 +16,13 @@ from pathlib import Path
 import pytest
 
 from liftenvelope._pb import api_pb2
-from liftenvelope.errors import TransportError
+from liftenvelope.errors import TransportError, UsageError
+from liftenvelope.gateway.embedded import EmbeddedNats
 from liftenvelope.gateway.serving import Serving, running_gateway
 from liftenvelope.rpc.blocking import BlockingChannel
-from liftenvelope.testing import LiftbridgeAdmin, NatsServer, run_nats_server
+from liftenvelope.testing import FaultProxy, LiftbridgeAdmin, NatsServer, run_nats_server
 from liftenvelope.testing._ports import free_port
+from tests.integration.conftest import until
 
 LINE = re.compile(r"serving the Liftbridge API on (\S+), with the streams of (nats://\S+)(?: in (.*))?\n")
 
@@ -119,6 +121,25 @@ async def test_a_server_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> No
         async with running_gateway(Serving(nats_url=f"nats://127.0.0.1:{free_port()}")):
             raise AssertionError
     assert asyncio.all_tasks() == before
+
+
+async def test_a_server_that_goes_and_comes_back(caplog: pytest.LogCaptureFixture) -> None:
+    with run_nats_server(jetstream=True) as server, FaultProxy(server.address) as proxy:
+        async with running_gateway(Serving(nats_url=f"nats://{proxy.address}")):
+            proxy.cut()
+            await until(lambda: "to NATS is lost" in caplog.text and "to NATS is back" in caplog.text)
+            proxy.refuse()
+            proxy.cut()
+            await until(lambda: caplog.text.count("to NATS is lost") == 2)
+        # It ends without an error while NATS is away.
+
+
+def test_files_that_can_not_be_used(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="credentials can't be read"):
+        Serving(nats_url="nats://127.0.0.1:1", connect={"user_credentials": str(tmp_path / "none")})
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match="folder for streams can't be used"):
+        asyncio.run(EmbeddedNats(tmp_path / "file").start())
 
 
 def test_the_first_ack_comes_soon(tmp_path: Path, name: str) -> None:
