@@ -288,7 +288,7 @@ async def test_when_nothing_more_comes_it_asks_once(
     partition: Partition, monkeypatch: pytest.MonkeyPatch, lost: str
 ) -> None:
     """Deliveries, or the word that the consumer was deleted, get lost between servers of a cluster."""
-    monkeypatch.setattr(acks, "_QUIET", 0.2)
+    monkeypatch.setattr(acks, "_QUIET", 10_000.0)
     async with partition.reader(heartbeat=10_000) as reader:
         await partition.publish("a")
         await acked(partition, 1)
@@ -299,9 +299,18 @@ async def test_when_nothing_more_comes_it_asks_once(
         if lost == "the consumer":
             await partition.api.request(f"CONSUMER.DELETE.{partition.name}.{consumer['name']}")
         await partition.publish("b")
+        async with asyncio.timeout(60):
+            while lost == "a delivery" and (await partition.consumers())[0]["delivered"]["consumer_seq"] < 2:
+                await asyncio.sleep(0.01)
+        assert reader._quiet is not None
+        reader._quiet.cancel()
+        monkeypatch.setattr(acks, "_QUIET", 0.05)
+        reader._await_quiet()
         await acked(partition, 2)
         await partition.all_done()
         assert partition.ids == ["a", "b"]
+        (another,) = await partition.consumers()
+        assert another["name"] != consumer["name"]
 
 
 async def test_a_reader_that_has_all_asks_no_more(
@@ -319,6 +328,7 @@ async def test_a_reader_that_has_all_asks_no_more(
         await partition.nc.flush()
         for number, ident in enumerate("ab", 1):
             await partition.publish(ident)
+            await acked(partition, number)
             await until_soon(lambda number=number: len(asked) >= number)
             await until_soon(lambda: reader._due == reader._flow.delivery)
             assert reader._quiet is None
