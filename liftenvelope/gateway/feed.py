@@ -12,6 +12,7 @@ import json
 import secrets
 from collections import deque
 from datetime import UTC, datetime
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from liftenvelope.errors import (
@@ -49,6 +50,7 @@ _PAUSE: Final = 0.25
 _LAST_SECOND: Final = 253_402_300_799
 #: How often to look whether the consumer still lives, in seconds.
 _LOOK: Final = 1.0
+_REPLY_OF: Final = itemgetter(1)
 #: What ends a pull that was served.
 _ENDS: Final = (b"Batch Completed", b"MaxBytes")
 #: $JS.ACK.<stream>.<consumer>.<delivered>.<sseq>.<cseq>.<ns>.<pending>; with a domain there are two more.
@@ -194,8 +196,9 @@ class PartitionFeed:
 
     def _on_messages(self, raws: list[Delivery]) -> None:
         self._heard = asyncio.get_running_loop().time()
-        messages = [raw for raw in raws if raw[1]]
-        if len(messages) != len(raws):
+        # Statuses alone have no reply subject, and most of what is read has none of them.
+        messages = raws if all(map(_REPLY_OF, raws)) else [raw for raw in raws if raw[1]]
+        if messages is not raws:
             for raw in raws:
                 if not raw[1]:
                     self._on_status(raw)
