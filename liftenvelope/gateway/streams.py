@@ -38,6 +38,8 @@ Change: TypeAlias = "Callable[[bytes], Coroutine[Any, Any, bytes]]"
 #: What stands for as many replicas as there can be.
 _MOST_REPLICAS: Final = -1
 _MOST_PARTITIONS: Final = 10_000
+#: How many partitions of a stream are made at once.
+_AT_ONCE: Final = 16
 #: How long the leaders of a stream that checks offsets may take to begin, in seconds.
 _INTAKES: Final = 5.0
 _SETTINGS: Final = (
@@ -219,11 +221,8 @@ class StreamService:
             RpcError: There is one of that name, or JetStream can't keep it.
         """
         await self._core.registry.create(record)
-        partitions = {}
         try:
-            for number in range(len(record.partitions)):
-                source = await self._core.storage.create(record, number)
-                partitions[number] = PartitionRecord(source=source)
+            partitions = await self._make_partitions(record)
         except BaseException as exc:
             await self.remove_unfinished(record)
             if isinstance(exc, JetStreamError):
@@ -234,6 +233,20 @@ class StreamService:
             raise
         made = record.with_partitions(partitions).with_events(events)
         return await self._core.registry.change(record.name, lambda _: replace(made, state=StreamState.READY))
+
+    async def _make_partitions(self, record: StreamRecord) -> dict[int, PartitionRecord]:
+        """Make them, some at a time; when one can't be made no more are, and none is under way any more."""
+        made: dict[int, PartitionRecord] = {}
+        numbers = range(len(record.partitions))
+        while len(made) < len(numbers):
+            some = numbers[len(made) : len(made) + _AT_ONCE]
+            creating = (self._core.storage.create(record, number) for number in some)
+            sources = await asyncio.gather(*creating, return_exceptions=True)
+            for number, source in zip(some, sources, strict=True):
+                if isinstance(source, BaseException):
+                    raise source
+                made[number] = PartitionRecord(source=source)
+        return made
 
     async def remove_unfinished(self, record: StreamRecord) -> None:
         """Remove what there is of a stream that was not made or removed to the end."""
