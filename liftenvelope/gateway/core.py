@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from liftenvelope.gateway.names import partition_stream
+from liftenvelope.gateway.names import PARTITION_PREFIX, partition_stream
 from liftenvelope.rpc.status import RpcError, StatusCode
 
 if TYPE_CHECKING:
@@ -89,10 +89,10 @@ class Core:
 
     def partition_of(self, jetstream_stream: str) -> tuple[StreamRecord, int] | None:
         """The partition that a JetStream stream holds, None if it holds none."""
-        number = jetstream_stream.rpartition("_")[2]
-        if not (number.isascii() and number.isdigit()):
+        head, _, digits = jetstream_stream.rpartition("_")
+        if not (digits.isascii() and digits.isdigit()):
             return None
-        for record in self.registry:
-            if partition_stream(record.name, int(number)) == jetstream_stream:
-                return record, int(number)
-        return None
+        record, number = self.registry.keyed(head.removeprefix(PARTITION_PREFIX)), int(digits)
+        if record is None or partition_stream(record.name, number) != jetstream_stream:
+            return None
+        return record, number

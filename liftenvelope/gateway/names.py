@@ -12,8 +12,10 @@ from typing import Final
 
 from liftenvelope.group.names import token_of
 
-__all__ = ["encode_name", "partition_stream", "partition_subject"]
+__all__ = ["PARTITION_PREFIX", "encode_name", "partition_stream", "partition_subject"]
 
+#: What the names of the JetStream streams that hold partitions begin with.
+PARTITION_PREFIX: Final = "lift_"
 #: JetStream takes 255 bytes, of which a prefix and the number of the partition need some.
 _LONGEST: Final = 200
 _KEPT: Final = 140
@@ -41,7 +43,7 @@ def partition_stream(name: str, partition: int) -> str:
         >>> partition_stream("orders.eu", 2)
         'lift_orders=2Eeu_2'
     """
-    return f"lift_{encode_name(name)}_{partition}"
+    return f"{PARTITION_PREFIX}{encode_name(name)}_{partition}"
 
 
 def partition_subject(subject: str, partition: int) -> str:

@@ -65,7 +65,11 @@ class StreamRegistry:
 
     def known(self, name: str) -> StreamRecord | None:
         """The stream of that name, as far as this gateway has heard."""
-        record, _ = self._records.get(encode_name(name), (None, 0))
+        return self.keyed(encode_name(name))
+
+    def keyed(self, key: str) -> StreamRecord | None:
+        """The stream that has that key in the bucket: its name, encoded."""
+        record, _ = self._records.get(key, (None, 0))
         return record if record is not None and record.state is StreamState.READY else None
 
     def revision(self, name: str) -> int:

@@ -1,11 +1,15 @@
-"""The gateway's records of streams: of two that make the same one at the same time, one does."""
+"""The records that gateways keep of streams: made once, whatever each has heard, and found by their names."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
+from liftenvelope.gateway.core import Core
+from liftenvelope.gateway.names import partition_stream
 from liftenvelope.gateway.records import StreamRecord
 from liftenvelope.gateway.registry import StreamRegistry
 from liftenvelope.jetstream.context import JetStream
@@ -71,3 +75,22 @@ async def test_one_that_came_and_went_unheard_of(js: JetStream, name: str) -> No
     assert (await here.find(name)).maker == "here"
     await there.remove(name)
     await there.close()
+
+
+async def test_the_partition_that_a_stream_holds(js: JetStream, name: str) -> None:
+    here = await registry(js)
+    core = cast(Core, SimpleNamespace(registry=here))
+    names = [name, f"{name}_1", f"{name}.\N{SNOWMAN}", name * 20]
+    for one in names:
+        assert Core.partition_of(core, partition_stream(one, 0)) is None
+        await here.create(record(one, "here"))
+    for one in names:
+        for number in (0, 1, 12):
+            found = Core.partition_of(core, partition_stream(one, number))
+            assert found is not None
+            assert (found[0].name, found[1]) == (one, number)
+    for other in (name, f"lift_{name}", f"lift_{name}_00", f"lift_{name}_x", f"{name}_0", "_0", ""):
+        assert Core.partition_of(core, other) is None
+    for one in names:
+        await here.remove(one)
+    await here.close()
