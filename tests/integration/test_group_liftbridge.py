@@ -173,6 +173,28 @@ async def test_rewinds_are_clamped(world: World) -> None:
         assert await take(consumer, 2) == [b"0", b"2"]
 
 
+async def test_as_arrow(world: World) -> None:
+    topic = await world.create(1)
+    await world.client.publish(world.name, b"tea", key=b"anna", headers={"a": b"1"})
+    await world.client.publish(world.name, b"")
+    async with world.consumer(topic) as consumer:
+        rows: list[dict[str, Any]] = []
+        async with asyncio.timeout(PATIENCE):
+            async for batch in consumer.arrow_batches(max_wait=0.01):
+                rows += batch.to_pylist()
+                if len(rows) == 2:
+                    break
+        await consumer.commit()
+    assert [(row["offset"], row["key"], row["value"]) for row in rows] == [
+        (0, b"anna", b"tea"),
+        (1, None, b""),
+    ]
+    assert ("a", b"1") in rows[0]["headers"]
+    assert {(row["topic"], row["partition"], row["subject"]) for row in rows} == {(world.name, 0, world.name)}
+    assert rows[0]["timestamp"] <= rows[1]["timestamp"]
+    await world.until_committed(2)
+
+
 async def test_a_stream_that_is_paused_or_readonly_is_waited_for(world: World) -> None:
     topic = await world.create(1, b"0")
     async with world.consumer(topic) as consumer:
