@@ -39,6 +39,8 @@ _SHORTEST_TRY: Final = 0.2
 _LONGEST_TRY: Final = 5.0
 #: Which part of an interval passes at least before the first heartbeat.
 _EARLIEST: Final = 0.1
+#: Which part of an interval passes at least before each other one.
+_LEAST: Final = 0.8
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +93,9 @@ class GroupMember:
         creation: pb.CreateGroupRequest | None,
         on_event: GroupEventHandler,
     ) -> None:
-        self.session = MemberSession(phase=random.uniform(_EARLIEST, 1.0))
+        self.session = MemberSession(
+            phase=random.uniform(_EARLIEST, 1.0), vary=lambda: random.uniform(_LEAST, 1.0)
+        )
         if session_timeout is not None:
             self.session.session_timeout = session_timeout
         self.changes: asyncio.Queue[Assigned | GiveBack | Lost] = asyncio.Queue()

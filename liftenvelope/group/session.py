@@ -21,6 +21,7 @@ it has lost it, even if it can reach nobody.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final
@@ -64,6 +65,9 @@ class MemberSession:
     Args:
         phase: Which part of an interval passes before the first heartbeat, above 0 and up to 1. Members that
             register at once, as all of a group do, should have different ones.
+        vary: Called for the part of an interval that passes before each of the others, above 0 and up to 1.
+            Where it is random, members that have come to ask at once, since all of them had to wait for the
+            same thing, go apart again. Default: always 1.
 
     Attributes:
         generation: The generation of the partitions that it has, or has given back; 0 for none.
@@ -80,8 +84,9 @@ class MemberSession:
         (True, False)
     """
 
-    def __init__(self, phase: float = 1.0) -> None:
+    def __init__(self, phase: float = 1.0, vary: Callable[[], float] = lambda: 1.0) -> None:
         self._phase = phase
+        self._vary = vary
         self.generation = 0
         self.session_timeout = 10.0
         self._state = _State.OUTSIDE
@@ -91,7 +96,7 @@ class MemberSession:
 
     @property
     def interval(self) -> float:
-        """Seconds between two heartbeats."""
+        """Seconds between two heartbeats, at most."""
         return _HEARTBEAT_SHARE * self.session_timeout
 
     @property
@@ -186,7 +191,7 @@ class MemberSession:
         # Answers may come in another order than they were asked for.
         self._owned_until = max(self._owned_until, sent_at + self.session_timeout)
         self._failures = 0
-        self._next_at = now + self.interval
+        self._next_at = now + self._vary() * self.interval
 
     def _again(self, now: float, *, at_once: bool = False) -> None:
         """Go on after something went wrong: the more often in a row, the later."""

@@ -33,6 +33,15 @@ def test_the_first_heartbeat_may_come_sooner() -> None:
     assert session.next(1.5).wait == 3.0
 
 
+def test_members_that_ask_at_once_go_apart() -> None:
+    parts = iter([0.9, 0.8])
+    session = MemberSession(vary=lambda: next(parts))
+    session.registered(1, 10.0, sent_at=0.0, now=0.0)
+    assert session.next(0.0).wait == 3.0
+    session.beaten(sent_at=3.0, now=3.0)
+    assert session.next(3.0).wait == pytest.approx(2.4)
+
+
 def test_it_owns_from_when_it_asked(inside: MemberSession) -> None:
     inside.beaten(sent_at=3.0, now=9.0)
     assert inside.owns(12.9)
