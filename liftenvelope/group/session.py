@@ -7,8 +7,8 @@ state     what is done                    what the answers do
 ========  ==============================  ====================================================================
 OUTSIDE   register                        an assignment: INSIDE. "Rebalancing": register again, with the
                                           generation that the controller says
-INSIDE    heartbeat, every 0.3 of the     "rebalancing": LEAVING. Fenced, or no answer for a whole session
-          session timeout                 timeout: OUTSIDE, and everything is lost
+INSIDE    heartbeat, 0.3 of the session   "rebalancing": LEAVING. Fenced, or no answer for a whole session
+          timeout apart at most           timeout: OUTSIDE, and everything is lost
 LEAVING   heartbeat, until the consumer   given back: OUTSIDE, in the generation that it had. Fenced, or the
           has given everything back       session is over, which these heartbeats don't prolong: as above
 ========  ==============================  ====================================================================
