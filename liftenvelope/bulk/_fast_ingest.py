@@ -34,14 +34,16 @@ class FastPublisher(Publisher):
 
     Args:
         link: What they go over.
+        message_id: What the message ids begin with; None for none.
         max_in_flight: How many rows may be without their ack.
     """
 
-    def __init__(self, link: WriteLink, *, max_in_flight: int) -> None:
+    def __init__(self, link: WriteLink, *, message_id: str | None, max_in_flight: int) -> None:
         super().__init__(link)
         self._limit = max_in_flight
         self._id, self._batches = secrets.token_hex(11), 0
-        self._plain = _backend.put.Form()
+        self._ident = b"" if message_id is None else f"Nats-Msg-Id: {message_id}-".encode()
+        self._plain = _backend.put.Form(b"", b"", self._ident)
         self._portion: Portion | None = None
         self._batch: FastBatch | None = None
         # Of the batch: whether its end was sent, and whether rows of it may be lost with a connection.
@@ -140,8 +142,8 @@ class FastPublisher(Publisher):
             return
         commands, at = self._current.commands, batch.base + batch.sent - self._current.first
         stop = commands.reach(at, at + room, PIECE) if batch.sent else at + 1
-        form = _backend.put.Form(batch.reply, batch.tail)
-        data = commands.encode(at, stop, form, 0, batch.sent + 1)
+        form = _backend.put.Form(batch.reply, batch.tail, self._ident)
+        data = commands.encode(at, stop, form, batch.base + batch.sent, batch.sent + 1)
         batch.sent += stop - at
         self._link.socket.send(data)
         self._link.look(lambda: self._take(batch))
@@ -174,7 +176,10 @@ class FastPublisher(Publisher):
         """Count what is stored of a batch that has ended."""
         row, error = batch.error or (0, _FORGOTTEN)
         if batch.count is None:
-            raise self._failed(error) from error
+            if not self._ident or (batch.error is not None and not row):
+                raise self._failed(error) from error
+            self._batch, self._done = None, self._done + batch.stored  # the ids tell which of the others are
+            raise TransportError(f"rows from {self._done} on are sent again: {error}") from error
         self._batch, self._step, self._done = None, batch.step, self._done + batch.count
         if batch.ack is not None:
             self._first = batch.ack.sequence - 1 if self._first < 0 else self._first

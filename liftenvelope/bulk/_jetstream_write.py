@@ -131,11 +131,12 @@ class JetStreamWrite:
         return WriteFailedError(text, rows, 0)
 
     def _choose(self, rows: int) -> Publisher:
-        link, options = self._link, {"max_in_flight": self._limit}
-        named: dict[str, Any] = {**options, "message_id": self._message_id}
+        options: dict[str, Any] = {"max_in_flight": self._limit, "message_id": self._message_id}
         if self._mode == "atomic":
-            return AtomicPublisher(link, **named)
-        suits = rows >= _FEW and self._message_id is None and bool(link.config.get("allow_batched"))
+            return AtomicPublisher(self._link, **options)
+        # With message ids the duplicates are wanted, and fast ingest does not tell of them.
+        allowed = bool(self._link.config.get("allow_batched"))
+        suits = allowed and rows >= _FEW and self._message_id is None
         if self._mode == "fast" or (self._mode == "auto" and suits):
-            return FastPublisher(link, **options)
-        return PipelinedPublisher(link, **named)
+            return FastPublisher(self._link, **options)
+        return PipelinedPublisher(self._link, **options)

@@ -28,7 +28,7 @@ class Written:
         rows: How many rows are stored; all of them.
         bytes: How many bytes their values have.
         duplicates: How many of them had been stored before, by their message id. (With fast ingest the server
-            tells that of the first row alone.)
+            does not tell that of rows inside a batch.)
         offsets: By partition, the first and the last offset that they got.
     """
 

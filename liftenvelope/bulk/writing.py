@@ -65,8 +65,8 @@ def write(
         mode: For JetStream: how rows are published. ``"pipelined"``: one by one, each with an ack.
             ``"atomic"``: in batches of 1,000 rows (ADR-50, ``allow_atomic``, server 2.12), of each of which
             all rows are stored, or none. ``"fast"``: by fast ingest (ADR-50, ``allow_batched``, server 2.14),
-            with an ack for some hundred rows; without message ids. ``"auto"`` (default): fast where the
-            stream allows that, there are no message ids, and at least 1,000 rows; else pipelined.
+            with an ack for some hundred rows; it does not tell of duplicates. ``"auto"`` (default): fast
+            where the stream allows that, there are no message ids, and at least 1,000 rows; else pipelined.
         partition: For Liftbridge: where all rows go, but for those whose column says otherwise.
         partitioner: For Liftbridge: what chooses the partition of the others.
         ack_policy: For Liftbridge: LEADER (default) or ALL.
@@ -95,7 +95,7 @@ def write(
     if progress is not None and not callable(progress):
         raise UsageTypeError(f"progress must be a function or None, not {progress!r}")
     _check_options(target.kind, subject, envelope, message_id, partition)
-    _check_mode(target.kind, mode, message_id)
+    _check_mode(target.kind, mode)
     reader = open_rows(data)
     if target.kind is Kind.NATS:
         job = JetStreamWrite(
@@ -138,14 +138,11 @@ def _check_options(
         header_block([("Nats-Msg-Id", message_id)])
 
 
-def _check_mode(kind: Kind, mode: str, message_id: str | None) -> None:
+def _check_mode(kind: Kind, mode: str) -> None:
     if mode not in MODES:
         raise UsageError(f"mode={mode!r}: expected one of {', '.join(MODES)}")
     if kind is Kind.LIFTBRIDGE and mode != "auto":
         raise UsageError(f"mode={mode!r}: it is for JetStream")
-    if mode == "fast" and message_id is not None:
-        text = "a batch of fast ingest ends at a row that is stored already; use mode='pipelined'"
-        raise UsageError(f"mode='fast' and message_id={message_id!r} exclude each other: {text}")
 
 
 def _write_jetstream(

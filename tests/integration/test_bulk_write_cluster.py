@@ -73,9 +73,9 @@ def stored(url: str, name: str, least: int) -> list[int]:
         time.sleep(0.1)
 
 
-@pytest.mark.parametrize("mode", ["fast", "atomic"])
-def test_another_leader(url: str, name: str, mode: Any) -> None:
-    """What is stored is what was said: never a hole, and no row twice, though none has an id."""
+@pytest.mark.parametrize(("mode", "ident"), [("fast", None), ("fast", "job"), ("atomic", None)])
+def test_another_leader(url: str, name: str, mode: Any, ident: str | None) -> None:
+    """What is stored is what was said: never a hole, and no row twice, also where none has an id."""
     make_stream(url, name)
     helpers: list[threading.Thread] = []
 
@@ -88,9 +88,17 @@ def test_another_leader(url: str, name: str, mode: Any) -> None:
     acked, unknown = ROWS, 0
     try:
         bulk.write(
-            url, name, table.to_reader(4_000), subject=f"{name}.x", mode=mode, progress=disturb, access=ACCESS
+            url,
+            name,
+            table.to_reader(4_000),
+            subject=f"{name}.x",
+            mode=mode,
+            message_id=ident,
+            progress=disturb,
+            access=ACCESS,
         )
     except WriteFailedError as failed:
+        assert ident is None
         acked, unknown = failed.acked, failed.unknown
     for helper in helpers:
         helper.join()

@@ -282,6 +282,14 @@ class TestWhatIsStoredOfAFailedWrite:
             assert len(values(url, name)) == expected
         assert done.duplicates == (row == 0)
 
+    def test_a_job_that_is_done_again_by_fast_ingest(self, url: str, name: str) -> None:
+        open_stream(url, name)
+        options: Any = {"subject": f"{name}.x", "mode": "fast", "message_id": "job"}
+        assert bulk.write(url, name, numbers(18_000), **options).rows == 18_000
+        done = bulk.write(url, name, numbers(20_000), **options)
+        assert (done.rows, done.duplicates, done.offsets) == (20_000, 1, {0: (0, 19_999)})
+        assert values(url, name) == list(range(20_000))
+
 
 class TestLostConnections:
     @pytest.mark.parametrize("seed", range(6))
@@ -349,8 +357,8 @@ class TestLostConnections:
             assert failed.unknown in (0, 1_000)
             assert failed.acked <= len(stored) <= failed.acked + failed.unknown
 
-    @pytest.mark.parametrize("mode", ["atomic", "fast"])
-    def test_the_server_is_killed_and_comes_back(self, mode: Any) -> None:
+    @pytest.mark.parametrize(("mode", "ident"), [("atomic", None), ("fast", None), ("fast", "job")])
+    def test_the_server_is_killed_and_comes_back(self, mode: Any, ident: str | None) -> None:
         """It forgets its open batches: some rows may be unknown, but never are there holes."""
         with jetstream() as server:
             open_stream(server.url, "numbers")
@@ -371,6 +379,7 @@ class TestLostConnections:
                     subject="numbers.x",
                     progress=kill,
                     mode=mode,
+                    message_id=ident,
                     access=ACCESS,
                 )
             except WriteFailedError as exc:
@@ -379,6 +388,7 @@ class TestLostConnections:
             stored = values(server.url, "numbers")
         assert stored == list(range(len(stored)))
         if failed is not None:
+            assert ident is None
             assert failed.acked <= len(stored) <= failed.acked + failed.unknown
         else:
             assert len(stored) == 20_000
@@ -430,7 +440,6 @@ class TestWhichMode:
         ("options", "text"),
         [
             ({"mode": "quick"}, "mode='quick': expected one of auto, pipelined, atomic, fast"),
-            ({"mode": "fast", "message_id": "a"}, "mode='fast' and message_id='a' exclude each other"),
         ],
     )
     def test_arguments(self, options: Any, text: str) -> None:
