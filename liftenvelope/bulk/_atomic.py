@@ -9,7 +9,9 @@ always a number of whole batches from the beginning.
 from __future__ import annotations
 
 import secrets
+import time
 from collections import deque
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from liftenvelope import _backend
@@ -31,6 +33,8 @@ _INCOMPLETE: Final = 10176
 _TOO_MANY: Final = 10210
 #: For how long to wait for the reason of that, in seconds.
 _MOMENT: Final = 0.5
+#: After so many seconds without a sign of a row its batch is begun anew: its leader may have gone silently.
+_SILENCE: Final = 3.0
 
 
 class AtomicPublisher(Publisher):
@@ -111,6 +115,8 @@ class AtomicPublisher(Publisher):
             room = self._limit - (self._sent - self._aside)
             stop = portion.commands.reach(self._sent, min(rows - 1, self._sent + room), PIECE)
             pieces.append((stop, self._send(portion, stop, self._forms[0])))
+        # With all others there, only the end can be lost: so it is seldom unknown whether a batch is stored.
+        self._wait_aside(portion, lambda: self._aside == rows - 1)
         self._committing = portion
         self._send(portion, rows, self._forms[1])
         self._link.wait(lambda: self._take(portion) and self._stored is not None)
@@ -131,13 +137,24 @@ class AtomicPublisher(Publisher):
 
     def _wait_for_room(self, portion: Portion, pieces: deque[tuple[int, int]]) -> None:
         def enough() -> bool:
-            self._take(portion)
             while pieces and pieces[0][0] <= self._aside:
                 pieces.popleft()
             return self._sent - self._aside < self._limit and sum(size for _, size in pieces) < MOST_BYTES
 
-        if not enough():
-            self._link.wait(enough)
+        self._wait_aside(portion, enough)
+
+    def _wait_aside(self, portion: Portion, enough: Callable[[], bool]) -> None:
+        """Wait until the server has rows aside; not for long, since the batch can be begun anew."""
+        began, at = time.monotonic(), self._aside
+
+        def check() -> None:
+            nonlocal began, at
+            if self._aside > at:
+                began, at = time.monotonic(), self._aside
+            if time.monotonic() - began > _SILENCE:
+                raise TransportError(f"the server has kept nothing aside for {_SILENCE:g} s")
+
+        self._link.wait(lambda: self._take(portion) and enough(), check)
 
     def _take(self, portion: Portion) -> bool:
         socket, acks = self._link.socket, self._acks
