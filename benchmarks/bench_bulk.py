@@ -228,7 +228,7 @@ def test_read_gateway(compare: Comparison, gateway: GatewayCluster, liftbridge: 
 
 
 def test_read_liftbridge_processor_time(compare: Comparison, liftbridge: LiftbridgeCluster) -> None:
-    count, address = compare.amount(50_000, 500), liftbridge.addresses[0]
+    count, address = compare.amount(100_000, 500), liftbridge.addresses[0]
     stream = f"bench-{uuid4().hex[:8]}"
     liftbridge.create_stream(stream)
     write(address, stream, rows(count, 256), partition=0)
@@ -236,7 +236,7 @@ def test_read_liftbridge_processor_time(compare: Comparison, liftbridge: Liftbri
     compare(
         "bulk.read, Liftbridge, 256 B, processor time of the reader",
         ours,
-        Peer("grpcio", _by_grpcio(address, stream, count // 2, processor_time.own), 20),
+        Peer("grpcio", _by_grpcio(address, stream, count // 4, processor_time.own), 20),
         Peer("Liftbridge meanwhile", _server_time(liftbridge.nodes[0].pid, ours, count)),
         rounds=3,
     )

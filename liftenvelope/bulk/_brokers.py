@@ -236,7 +236,17 @@ class Brokers:
         oldest = self.oldest(stream, partition)
         if oldest is None or oldest >= stop:
             return oldest is not None
-        if oldest > 0 or self._times_work(stream, partition, newest):
+        return oldest == 0 and self.is_emptied(stream, partition, newest)
+
+    def is_emptied(self, stream: str, partition: int, newest: int) -> bool:
+        """Whether a log that is said to begin at 0 is one that retention has emptied.
+
+        Args:
+            stream: Name of the stream.
+            partition: Number of the partition.
+            newest: Its newest offset, which is not negative.
+        """
+        if self._times_work(stream, partition, newest):
             return False
         return self._peek(stream, partition, 0, 0) is None
 

@@ -102,7 +102,7 @@ class LiftbridgeSource:
     def _oldest(self, partition: int, newest: int) -> int:
         found = self.brokers.oldest(self.stream, partition)
         # Of a log that retention has emptied, servers say that it begins at 0.
-        if found == 0 and newest >= 0 and self.brokers.is_empty(self.stream, partition, newest + 1, newest):
+        if found == 0 and newest >= 0 and self.brokers.is_emptied(self.stream, partition, newest):
             return newest + 1
         if found is None:
             text = f"{self.stream}[{partition}]: its leader does not say where it begins"

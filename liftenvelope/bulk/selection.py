@@ -80,11 +80,10 @@ def plan_ranges(
     """
     if isinstance(source, JetStreamSource):
         source.choose(via)
-    if partitions is None:
-        partitions = source.partitions()
-    spans: list[Range] = []
-    for number in partitions:
+    for number in partitions or ():
         source.check_partition(number)
+    spans: list[Range] = []
+    for number in source.partitions() if partitions is None else partitions:
         extent = source.extent(number)
         first = _place(source, number, begin, extent)
         if begin.at is At.OFFSET and first < extent.oldest:
