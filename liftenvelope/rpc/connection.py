@@ -11,6 +11,8 @@ and hands the events to whoever the calls belong to. HTTP/2 is h2's work, with t
   smaller ones, and it can't find a fault where there is none. Each kind waits until half a window is due:
   together they hold back less than a window, and the peer is never stuck. The windows for sending are h2's
   alone, also when SETTINGS_INITIAL_WINDOW_SIZE changes with calls open, as grpc-go does.
+- DATA frames that we send are made here as well, unless they end our side: h2 takes some 40 us for one, which
+  was a third of what a writer did. They are taken off its windows.
 - GOAWAY: the calls that the peer has accepted go on after it (RFC 9113, 6.8), but h2 counts the connection as
   closed and refuses their frames. So h2 never sees it.
 - PING, and WINDOW_UPDATE of the whole connection: h2 takes some 30 us for a frame, and grpc-go sends one of
@@ -151,6 +153,8 @@ class Connection:
         self._room_due = 0
         # Frames that h2 does not know of. They go before its own: what they speak of is older.
         self._own_frames = bytearray()
+        # What is to be sent next, in order.
+        self._outgoing = bytearray()
         self._pongs = 0
         self._in_headers = False
         self._no_more_calls = ""
@@ -221,8 +225,9 @@ class Connection:
         if not self._failed:
             for call_id, call in list(self._sending.items()):
                 self._send_call(call_id, call)
-        data = bytes(self._own_frames) + self._h2.data_to_send()
-        self._own_frames.clear()
+        self._drain()
+        data = bytes(self._outgoing)
+        self._outgoing.clear()
         self._pongs = 0
         return data
 
@@ -262,17 +267,40 @@ class Connection:
         if call.outbox:
             call.unsent += _backend.frames.pack_messages(call.outbox)
             call.outbox.clear()
-        while call.unsent:
-            room = min(self._h2.local_flow_control_window(call_id), self._h2.max_outbound_frame_size)
-            if room <= 0:
-                return
-            chunk = bytes(call.unsent[:room])
-            del call.unsent[:room]
-            call.closed_here = self._ends_with_data and call.closing and not call.unsent
-            self._h2.send_data(call_id, chunk, end_stream=call.closed_here)
+        if call.unsent:
+            room = min(self._h2.local_flow_control_window(call_id), len(call.unsent))
+            ends = self._ends_with_data and call.closing and room == len(call.unsent)
+            last = (room - 1) % self._h2.max_outbound_frame_size + 1 if ends else 0
+            if room > last:
+                self._send_plain(call_id, call.unsent, room - last)
+            if ends:
+                call.closed_here = True
+                self._h2.send_data(call_id, bytes(call.unsent), end_stream=True)
+                call.unsent.clear()
+        if call.unsent:
+            return
         del self._sending[call_id]
         if call.closing and not call.closed_here:
             self._finish(call_id, call)
+
+    def _send_plain(self, call_id: int, unsent: bytearray, size: int) -> None:
+        """Send so many bytes, which the windows allow, in DATA frames without flags. They change no state."""
+        self._drain()
+        most, tail = self._h2.max_outbound_frame_size, b"\0\0" + call_id.to_bytes(4, "big")
+        with memoryview(unsent) as view:
+            for start in range(0, size, most):
+                stop = min(start + most, size)
+                self._outgoing += (stop - start).to_bytes(3, "big") + tail
+                self._outgoing += view[start:stop]
+        del unsent[:size]
+        self._h2.outbound_flow_control_window -= size
+        self._h2.streams[call_id].outbound_flow_control_window -= size
+
+    def _drain(self) -> None:
+        """Have what is due so far go before what comes next."""
+        self._outgoing += self._own_frames
+        self._own_frames.clear()
+        self._outgoing += self._h2.data_to_send()
 
     def _finish(self, call_id: int, call: CallState) -> None:
         """Close our side of a call: all its messages are sent."""

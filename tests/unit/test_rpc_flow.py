@@ -221,6 +221,51 @@ def test_window_that_shrinks_below_nothing_in_mid_call() -> None:
     assert len(pair.requests[call_id]) == 5_005
 
 
+sending_steps = st.lists(
+    st.one_of(
+        st.tuples(st.just("send"), st.integers(0, 1), st.integers(0, 40_000)),
+        st.tuples(st.just("room"), st.integers(0, 2), st.integers(1, 40_000)),
+        st.tuples(st.just("frame"), st.just(0), st.integers(16_384, 30_000)),
+    ),
+    max_size=25,
+)
+
+
+@given(sending_steps, st.booleans())
+def test_what_is_sent_keeps_to_the_windows_and_in_order(
+    steps: list[tuple[str, int, int]], half: bool
+) -> None:
+    """h2 on the other side fails the test where a frame is larger than a window, or than it may be."""
+    pair = Pair(INITIAL_WINDOW_SIZE=30_000)
+    calls = [pair.client.start_call(METHOD) for _ in range(2)]
+    given = [bytearray(), bytearray()]
+    for number, (what, which, size) in enumerate(steps):
+        if what == "send":
+            body = bytes([number]) * size
+            given[which] += frame_message(body)
+            pair.client.send_framed(calls[which], frame_message(body))
+        elif what == "room":
+            pair.exchange()
+            pair.server.increment_flow_control_window(size, None if which == 2 else calls[which])
+        else:
+            setting = {"setting": SettingCodes.INITIAL_WINDOW_SIZE, "frame": SettingCodes.MAX_FRAME_SIZE}[
+                what
+            ]
+            pair.server.update_settings({setting: size})
+        pair.client.ping()
+        pair.exchange()
+        sent = [len(given[i]) - pair.client.unsent(call_id) for i, call_id in enumerate(calls)]
+        assert [len(pair.requests[call_id]) for call_id in calls] == sent
+    if half:
+        for call_id in calls:
+            pair.client.half_close(call_id)
+    pair.server.update_settings({SettingCodes.INITIAL_WINDOW_SIZE: 2_000_000})
+    pair.server.increment_flow_control_window(2_000_000)
+    pair.exchange()
+    assert [pair.requests[call_id] for call_id in calls] == given
+    assert pair.ended == (set(calls) if half else set())
+
+
 def test_messages_of_one_turn_share_a_frame() -> None:
     pair = Pair()
     call_id = pair.client.start_call(METHOD)
