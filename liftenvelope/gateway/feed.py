@@ -120,7 +120,10 @@ class PartitionFeed:
         self._delivered = 0
         self._link = Link(self._nc)
         self._received: deque[list[Delivery]] = deque()
-        self._buffered = 0
+        # Messages that came, and how many of them were taken; how many had come when each pull was served
+        # of which not all is taken. A pull is bounded in bytes, and so is what is held of some.
+        self._came = self._taken = 0
+        self._served: deque[int] = deque()
         self._pulls: set[bytes] = set()
         self._pull_number = 0
         self._heard = 0.0
@@ -164,12 +167,11 @@ class PartitionFeed:
         if self._lost or not self._received:
             return []
         messages = self._received.popleft()
-        self._buffered -= len(messages)
+        self._taken += len(messages)
         if not self._note(messages):
             self._lose()
             return []
-        if self._buffered < _BATCH // 2:
-            self._pull()
+        self._pull_if_room()
         return messages
 
     async def _wait(self) -> None:
@@ -198,14 +200,14 @@ class PartitionFeed:
         self._heard = asyncio.get_running_loop().time()
         # Statuses alone have no reply subject, and most of what is read has none of them.
         messages = raws if all(map(_REPLY_OF, raws)) else [raw for raw in raws if raw[1]]
+        if messages:
+            self._received.append(messages)
+            self._came += len(messages)
+            self.wake()
         if messages is not raws:
             for raw in raws:
                 if not raw[1]:
                     self._on_status(raw)
-        if messages:
-            self._received.append(messages)
-            self._buffered += len(messages)
-            self.wake()
 
     def _on_status(self, raw: Delivery) -> None:
         status = (raw[2] or b"")[9:12]
@@ -215,11 +217,17 @@ class PartitionFeed:
         self._pulls.discard(number)
         text = raw[2] or b""
         if status == b"408" or (status == b"409" and any(end in text for end in _ENDS)):
-            if self._buffered < _BATCH // 2:
-                self._pull()
+            self._served.append(self._came)
+            self._pull_if_room()
         else:
             # The consumer is deleted, its server goes down or leads it no more, or nobody answers.
             self._lose()
+
+    def _pull_if_room(self) -> None:
+        while self._served and self._served[0] <= self._taken:
+            self._served.popleft()
+        if self._came - self._taken < _BATCH // 2 and len(self._served) < _PULLS:
+            self._pull()
 
     def _pull(self) -> None:
         """Ask for more, as long as few enough are asked for already."""
@@ -268,7 +276,8 @@ class PartitionFeed:
 
     async def _begin_anew(self) -> None:
         self._received.clear()
-        self._buffered = 0
+        self._served.clear()
+        self._taken = self._came
         while True:
             if self._nc.is_closed:
                 raise TransportError("the gateway's connection to NATS is closed")
