@@ -35,7 +35,7 @@ from liftenvelope.errors import (
     TransportError,
     UsageError,
 )
-from liftenvelope.testing import NatsServer, run_nats_server
+from liftenvelope.testing import FaultProxy, NatsServer, run_nats_server
 from tests.integration.bulk_streams import (
     bulk_threads,
     by_bulk,
@@ -376,6 +376,18 @@ def test_an_abandoned_reader_leaves_nothing(url: str) -> None:
     while (left := with_jetstream(url, consumers)) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert left == 0
+
+
+def test_an_abandoned_reader_leaves_no_connection(url: str) -> None:
+    with FaultProxy(url) as proxy:
+        reader = bulk.read(f"nats://{proxy.address}", "numbers", batch_rows=10, parallel=3)
+        reader.read_next_batch()
+        assert proxy.open_connections > 1
+        del reader
+        deadline = time.monotonic() + 60
+        while proxy.open_connections:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
 
 
 def test_four_readers_at_once(url: str) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import nats
 import pyarrow as pa
 import pytest
 
@@ -17,6 +18,7 @@ from liftenvelope import bulk
 from liftenvelope.bulk import Access, Gap, RetentionError
 from liftenvelope.client import Timestamp
 from liftenvelope.client.blocking import BlockingClient
+from liftenvelope.envelope import new_message
 from liftenvelope.errors import (
     NoSuchPartitionError,
     NoSuchStreamError,
@@ -25,10 +27,18 @@ from liftenvelope.errors import (
     TransportError,
     UsageError,
 )
-from liftenvelope.testing import LiftbridgeCluster, NatsServer
+from liftenvelope.testing import (
+    FaultProxy,
+    LiftbridgeCluster,
+    NatsServer,
+    run_gateway,
+    run_liftbridge,
+    run_nats_server,
+)
 from tests.integration.bulk_streams import bulk_threads, offsets
 
 COUNT = 1_000
+MIB = 1024 * 1024
 
 
 @pytest.fixture(scope="module", params=["liftbridge_server", "gateway_server"])
@@ -169,6 +179,30 @@ def test_large_messages(client: BlockingClient, address: str, name: str) -> None
         bulk.read(address, name, access=Access(max_message_bytes=10_000)).read_all()
 
 
+@pytest.mark.parametrize(
+    ("run", "config"), [(run_liftbridge, {"clustering.replication.max.bytes": 10 * MIB}), (run_gateway, {})]
+)
+def test_messages_of_8_mib(run: Any, config: dict[str, Any], name: str) -> None:
+    """gRPC takes no publish that large; NATS does."""
+    sizes = [8 * MIB, 1, 0, 3 * MIB, 8 * MIB]
+
+    async def publish(url: str) -> None:
+        async with await nats.connect(url) as nc:
+            for i, size in enumerate(sizes):
+                await nc.publish(name, new_message(bytes([i]) * size))
+
+    with (
+        run_nats_server(jetstream=True, max_payload=10 * MIB) as server,
+        run(nats_server=server, config=config) as cluster,
+    ):
+        with liftenvelope.connect_blocking(cluster.addresses) as client:
+            client.create_stream(name, name)
+        asyncio.run(publish(server.url))
+        wait_for("all messages", lambda: bulk.count(cluster.addresses[0], name) == len(sizes))
+        values = bulk.read(cluster.addresses[0], name).read_all()["value"].to_pylist()
+    assert values == [bytes([i]) * size for i, size in enumerate(sizes)]
+
+
 def wait_for(what: str, condition: Any) -> None:
     deadline = time.monotonic() + 60
     while not condition():
@@ -211,6 +245,42 @@ def test_retention_has_passed_the_start(client: BlockingClient, address: str, na
     assert offsets(table)[0] >= oldest
 
 
+def test_retention_passes_running_reads(client: BlockingClient, address: str, name: str) -> None:
+    """The stream is longer than what servers, sockets and windows hold for readers that take nothing."""
+    client.create_stream(
+        name, name, retention_max_bytes=45 * MIB, segment_max_bytes=4 * MIB, cleaner_interval=0.2
+    )
+    value, count = bytes(100_000), 400
+
+    def fill() -> None:
+        client.publish_many(name, [value] * count, partition=0, max_in_flight=20)
+
+    fill()
+    gaps: list[Gap] = []
+    options: dict[str, Any] = {"batch_rows": 5, "columns": ["offset"]}
+    failing = bulk.read(address, name, **options)
+    going_on = bulk.read(address, name, on_retention="skip", on_gap=gaps.append, **options)
+    failing.read_next_batch()
+    found = offsets(going_on.read_next_batch())
+    fill()
+    # A read of its own says at which offset the stream begins.
+    wait_for("retention", lambda: first_offset(address, name) > count - 100)
+    with pytest.raises(RetentionError, match="is gone"):
+        failing.read_all()
+    found += offsets(going_on.read_all())
+    missing = [offset for gap in gaps for offset in range(gap.start, gap.stop)]
+    assert missing
+    assert found == sorted(set(found))
+    assert sorted(found + missing) == list(range(count))
+
+
+def first_offset(address: str, name: str) -> int:
+    """Offset of the oldest message that there is."""
+    return int(
+        bulk.read(address, name, batch_rows=1, columns=["offset"]).read_next_batch()["offset"][0].as_py()
+    )
+
+
 def test_all_was_removed(client: BlockingClient, address: str, name: str) -> None:
     fill(client, name, 3, segment_max_age=0.3, cleaner_interval=0.2, retention_max_age=0.6)
     wait_for("retention", lambda: bulk.count(address, name) == 0)
@@ -246,6 +316,16 @@ def test_an_abandoned_reader_leaves_nothing(address: str, numbers: str) -> None:
     assert bulk_threads() > 1
     del reader, following
     assert bulk_threads() == 0
+
+
+def test_an_abandoned_reader_leaves_no_connection(address: str, numbers: str) -> None:
+    with FaultProxy(address) as proxy:
+        access = Access(address_map={address: proxy.address})
+        reader = bulk.read(proxy.address, numbers, batch_rows=10, parallel=3, access=access)
+        reader.read_next_batch()
+        assert proxy.open_connections > 1
+        del reader
+        wait_for("the end of the connections", lambda: proxy.open_connections == 0)
 
 
 def test_four_readers_at_once(address: str, numbers: str) -> None:
