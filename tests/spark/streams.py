@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
 from liftenvelope import bulk
+
+T = TypeVar("T")
 
 
 class Stream:
@@ -57,8 +61,23 @@ def numbers(frame: DataFrame) -> list[int]:
     return sorted(int(bytes(row.value)) for row in frame.select("value").collect())
 
 
+def patiently(work: Callable[[], T]) -> T:
+    """Do what starts a query, again where Spark was too slow: its workers have ten seconds to start."""
+    for _ in range(5):
+        try:
+            return work()
+        except StreamingQueryException as exc:
+            if "Python worker failed to connect back" not in str(exc):
+                raise
+    return work()
+
+
 def finish(writer: Any) -> None:
     """Run a streaming query to the end of what there is."""
+    patiently(lambda: _finish(writer))
+
+
+def _finish(writer: Any) -> None:
     query = writer.trigger(availableNow=True).start()
     try:
         assert query.awaitTermination(300)

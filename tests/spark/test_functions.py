@@ -1,0 +1,47 @@
+"""Envelopes in SQL, and times in the session's zone, in Spark."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from liftenvelope.envelope import new_message, unmarshal_message
+from liftenvelope.spark.functions import decode_envelopes
+from tests.spark.streams import Stream
+
+pytestmark = pytest.mark.timeout(900)
+
+
+def test_malformed_envelopes_in_sql(spark: SparkSession) -> None:
+    rows = [(0, bytearray(new_message(b"v", key=b"k"))), (1, bytearray(b"none")), (2, None)]
+    frame = spark.createDataFrame(rows, "id int, value binary")
+    frame.createOrReplaceTempView("raw")
+    text = (
+        "select id, e.key, e.value, e.error from (select id, from_envelope(value) as e from raw) order by id"
+    )
+    found: list[Any] = spark.sql(text).collect()
+    assert [(row.key, row.value) for row in found] == [(b"k", b"v"), (None, None), (None, None)]
+    assert [bool(row.error) for row in found] == [False, True, False]
+    back = spark.sql("select to_envelope(from_envelope(value)) as value from raw where id = 0")
+    again = unmarshal_message(bytes(back.collect()[0].value))
+    assert (again.key, again.value) == (b"k", b"v")
+    assert [bool(row.envelope.error) for row in decode_envelopes(frame).orderBy("id").collect()] == [
+        *(False, True, False)
+    ]
+    with pytest.raises(PySparkException, match="an envelope has at least 8 bytes"):
+        decode_envelopes(frame, on_malformed="fail").collect()
+
+
+def test_times_in_the_zone_of_the_session(spark: SparkSession, stream: Stream) -> None:
+    zone = ZoneInfo(spark.conf.get("spark.sql.session.timeZone") or "")
+    assert zone.key == "America/New_York"
+    stream.write(3)
+    text = "date_format(timestamp, 'yyyy-MM-dd HH:mm:ss.SSSSSS') as text"
+    for row in stream.read(spark).selectExpr(text, "timestamp_nanos as ns").collect():
+        moment = datetime.fromtimestamp(row.ns // 10**9, UTC).replace(microsecond=row.ns // 1_000 % 10**6)
+        assert row.text == moment.astimezone(zone).strftime("%Y-%m-%d %H:%M:%S.%f")
