@@ -56,6 +56,14 @@ from liftenvelope.testing import LiftbridgeCluster
 async def fragment({", ".join(f"{name}: {kind}" for name, kind in FRAGMENT_NAMES.items())}) -> None:
 """.lstrip()
 
+#: What a block may have from those before it; tests/spark runs them.
+SPARK_HEAD = """
+from typing import Any
+spark: Any
+orders: Any
+events: Any
+""".lstrip()
+
 
 @dataclass(frozen=True)
 class Block:
@@ -72,6 +80,8 @@ class Block:
 
     def as_module(self) -> str:
         """The source as a module of its own; a fragment becomes a function."""
+        if self.info == "python spark":
+            return SPARK_HEAD + self.text
         if self.info != "python fragment":
             return self.text
         return FRAGMENT_HEAD + textwrap.indent(self.text, "    ")
@@ -130,7 +140,7 @@ def test_there_is_something_to_check() -> None:
     for info in ("python", "python pytest", "python fragment"):
         assert of_kind(info), info
     assert {block.info for block in ALL} <= {
-        *("python", "python pytest", "python fragment"),
+        *("python", "python pytest", "python fragment", "python spark"),
         *("text", "sh", "mermaid", ""),
     }
 

@@ -1,0 +1,62 @@
+"""What docs/spark.md shows is run, block after block, on real servers."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import SparkSession
+
+from liftenvelope import bulk
+from liftenvelope.testing import LiftbridgeCluster, NatsServer
+from tests.integration.bulk_streams import make_stream
+from tests.integration.test_examples import ROOT, blocks
+from tests.spark.streams import patiently
+
+pytestmark = pytest.mark.timeout(900)
+
+
+def run(text: str, name: str, names: dict[str, Any]) -> None:
+    """Run a block; of a query that it starts, all that there is now."""
+    before = names.get("query")
+    exec(compile(text, name, "exec"), names)
+    query = names.get("query")
+    if query is not None and query is not before:
+        query.processAllAvailable()
+
+
+def test_every_block(
+    spark: SparkSession, nats: NatsServer, liftbridge_server: LiftbridgeCluster, tmp_path: Path
+) -> None:
+    address = liftbridge_server.addresses[0]
+    liftbridge_server.create_stream("orders", partitions=2)
+    liftbridge_server.create_stream("counts", partitions=4, optimistic_concurrency=True)
+    for name, subject in (("EVENTS", "events.new"), ("RESULTS", "results.new")):
+        make_stream(nats.url, name)
+        if name == "EVENTS":
+            rows = pa.table({"value": [b"%d" % i for i in range(20)]})
+            bulk.write(nats.url, name, rows, subject=f"{name}.{subject}")
+    bulk.write(address, "orders", pa.table({"value": [b"tea"] * 3, "key": [b"k"] * 3}))
+    real = {
+        "broker-1:9292,broker-2:9292": address,
+        "nats://localhost:4222": nats.url,
+        "localhost:9292": address,
+        "/data/checkpoints": str(tmp_path),
+        "results.new": "RESULTS.new",
+    }
+    names: dict[str, Any] = {}
+    found = [block for block in blocks(ROOT / "docs" / "spark.md") if block.info == "python spark"]
+    for block in found:
+        text = block.text
+        for written, meant in real.items():
+            text = text.replace(written, meant)
+        patiently(partial(run, text, f"{block.page}:{block.line}", names))
+    assert len(found) >= 5
+    assert bulk.count(address, "orders") == 6
+    assert bulk.count(nats.url, "RESULTS") == 20
+    written = bulk.read(address, "counts", columns=["value"]).read_all()["value"].to_pylist()
+    assert sorted(map(int, written)) == list(range(20))
+    assert {names[one].isStreaming for one in ("opened", "same", "sql")} == {True}
