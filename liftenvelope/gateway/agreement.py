@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["Agreement"]
 
 #: How long a gateway is waited for that hangs, in seconds. One that was killed is not waited for.
-_PATIENCE: Final = 3.0
+_PATIENCE: Final = 5.0
 
 
 class Agreement:

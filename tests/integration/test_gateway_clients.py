@@ -16,6 +16,8 @@ from benchmarks.go_peers import GoPeers
 from liftenvelope._pb import api_pb2
 from liftenvelope.testing import GatewayCluster, run_gateway
 
+#: None of them is taken for dead on a loaded machine.
+PATIENT = 20.0
 VALUES = [str(number) for number in range(4)]
 #: How go-liftbridge says RESOURCE_EXHAUSTED, which is how all reads with an end end.
 END = "readonly partition"
@@ -72,7 +74,7 @@ TOUR = {
 @pytest.fixture(scope="module")
 def three_gateways() -> Iterator[GatewayCluster]:
     """Gateways that share the partitions, so that a client has to find the leader of each."""
-    with run_gateway(3) as cluster:
+    with run_gateway(3, config={"broker_ttl": PATIENT}) as cluster:
         yield cluster
 
 

@@ -110,8 +110,10 @@ async def is_readonly(channel: Channel, name: str) -> bool:
     return bool(stream.partitions[0].readonly)
 
 
-async def test_a_change_is_known_everywhere_when_its_call_returns(cluster: GatewayCluster, name: str) -> None:
+async def test_a_change_is_known_everywhere_when_its_call_returns(name: str) -> None:
     async with AsyncExitStack() as stack:
+        # None of them is to be taken for dead, not even on a loaded machine: it would not be waited for.
+        cluster = await stack.enter_async_context(run_gateway(3, config={"broker_ttl": 20.0}))
         opened = [await Channel.connect(address) for address in cluster.addresses]
         channels = [await stack.enter_async_context(channel) for channel in opened]
         creation = api_pb2.CreateStreamRequest(name=name, subject=name).SerializeToString()
