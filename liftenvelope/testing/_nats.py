@@ -165,9 +165,13 @@ class NatsServer(Managed):
 
     def _configuration(self, name: str, port: int) -> dict[str, object]:
         config: dict[str, object] = {"server_name": name, "host": LOOPBACK, "port": port}
-        if self._jetstream:
-            config["jetstream"] = {"store_dir": str(self._folder / "jetstream")}
-        return {**config, **self._config}
+        given = self._config
+        jetstream = given.get("jetstream")
+        if self._jetstream and (jetstream is None or isinstance(jetstream, dict)):
+            # Without a folder of its own it would share the default one with any other such server.
+            folder = {"store_dir": str(self._folder / "jetstream")}
+            given = {**given, "jetstream": {**folder, **(jetstream or {})}}
+        return {**config, **given}
 
     def _wait_ready(self, name: str, port: int) -> dict[str, Any]:
         wanted = self._config.get("server_name", name)

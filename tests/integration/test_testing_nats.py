@@ -77,6 +77,20 @@ def test_restart_keeps_the_port() -> None:
             server.start()
 
 
+def test_each_jetstream_has_a_folder_of_its_own_whatever_it_is_configured_with() -> None:
+    config = {"jetstream": {"domain": "hub"}}
+    with (
+        run_nats_server(jetstream=True, config=config) as one,
+        run_nats_server(jetstream=True, config=config) as other,
+    ):
+        assert info(one)["domain"] == info(other)["domain"] == "hub"
+        folders = {
+            next(line for line in server.log().splitlines() if "Store Directory" in line).split()[-1]
+            for server in (one, other)
+        }
+        assert len(folders) == 2
+
+
 async def test_jetstream_keeps_its_data() -> None:
     sequences = []
     async with run_nats_server(jetstream=True) as server:
