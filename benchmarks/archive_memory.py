@@ -79,7 +79,8 @@ def fill(url: str, count: int) -> None:
     """Publish so many messages of 1 KiB."""
     jetstream = url.startswith("nats:")
     options: dict[str, Any] = {"subject": STREAM} if jetstream else {"partition": 0}
-    bulk.write(url, STREAM, messages(count), **options)
+    # The disk is slower than the rest, and may be for a while.
+    bulk.write(url, STREAM, messages(count), access=bulk.Access(timeout=60.0), **options)
 
 
 def archive(url: str, folder: str) -> dict[str, float]:
