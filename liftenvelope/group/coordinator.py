@@ -161,6 +161,7 @@ class Coordinator:
             GroupUnavailableError: JetStream did not answer in time.
             CoordinatorIdInUseError: Another coordinator has the id.
             JetStreamError: JetStream refused to make the bucket.
+            TransportError: The connection was lost meanwhile.
             UsageError: It was started before.
         """
         if self._keeper is not None:

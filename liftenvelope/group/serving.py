@@ -28,6 +28,7 @@ from liftenvelope.group.wire import (
     read_topics,
     registered_message,
 )
+from liftenvelope.nats._link import Link
 
 if TYPE_CHECKING:
     from nats.aio.client import Client
@@ -38,6 +39,8 @@ __all__ = ["SERVICE", "GroupService"]
 
 #: The name that the micro service has.
 SERVICE: Final = "liftenvelope-groups"
+#: How long the server may take to know of all subjects, in seconds.
+_START_WAIT: Final = 10.0
 #: How long an answer may wait for a group to be stable, in seconds.
 _LONGEST_WAIT: Final = 5.0
 #: How many requests may be worked at. More are told to come again.
@@ -78,7 +81,11 @@ class GroupService:
         }
 
     async def start(self) -> None:
-        """Begin to answer."""
+        """Begin to answer.
+
+        Raises:
+            TransportError: The connection was lost meanwhile.
+        """
         # Of nats-py's own clock, from Python 3.12 on: no user of this package can do anything about it.
         warnings.filterwarnings("ignore", r"datetime\.datetime\.utcnow", DeprecationWarning, r"nats\.micro")
         self._service = service = await nats.micro.add_service(
@@ -94,9 +101,7 @@ class GroupService:
             handler = self._heartbeats if method == "Heartbeat" else self._handler(method)
             for group in (at_any, here) if method in ANY else (here,):
                 await group.add_endpoint(name=method, handler=handler)
-        # Twice is a barrier: nats-py writes a single PING before what was buffered.
-        await self._nc.flush()
-        await self._nc.flush()
+        await Link(self._nc).barrier(_START_WAIT)
 
     async def stop(self) -> None:
         """Answer nothing more; what is being worked at is given up."""
