@@ -65,7 +65,8 @@ def walk_twins(choice: random.Random) -> None:
     """Have both twins walk the same bytes."""
     preface = choice.choice([0, 0, 24])
     walkers: list[Any] = [m.FrameWalker(MAX_FRAME, MAX_MESSAGE, preface) for m in (_frames_py, _fastwire)]
-    cutters = [walker.open(1) for walker in walkers]
+    whole = choice.random() < 0.3
+    cutters = [walker.open(1, pieces=whole) for walker in walkers]
     for piece in pieces(choice, stream_bytes(choice) + stream_bytes(choice)):
         for walker in walkers:
             walker.feed(piece)
@@ -87,8 +88,8 @@ def feed_client(choice: random.Random) -> None:
     """Have a client take the bytes, in the middle of calls."""
     client = ClientConnection("fuzz", max_message=MAX_MESSAGE, window=5_000)
     for _ in range(3):
-        call_id = client.start_call(METHOD)
-        client.send(call_id, [b"x"])
+        call_id = client.start_call(METHOD, pieces=choice.random() < 0.3)
+        client.send(call_id, [b"x" * choice.choice([1, 1, 70_000])])
         client.half_close(call_id)
     client.data_to_send()
     settings = frame(4, 0, 0, b"")

@@ -1,4 +1,4 @@
-"""More targets of the campaign: rows of bulk reads, acks of a gateway, and what passes through one.
+"""More targets of the campaign: rows and acks of bulk reads and writes, and what passes through a gateway.
 
 Each makes what is mostly sound of a random number generator, spoils some of it, and gives it to both twins.
 """
@@ -8,8 +8,21 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from liftenvelope import _acks_py, _bulk_py, _fastack, _fastbulk, _fastgate, _fastjet, _gate_py, _jet_py
+from liftenvelope import (
+    _acks_py,
+    _batch_py,
+    _bulk_py,
+    _fastack,
+    _fastbatch,
+    _fastbulk,
+    _fastgate,
+    _fastjet,
+    _gate_py,
+    _jet_py,
+)
 from liftenvelope.envelope import Message, marshal_message
+from liftenvelope.errors import LiftEnvelopeError
+from tests.twin import test_bulk_requests as requests
 from tests.twin import test_bulk_rows as rows
 from tests.twin import test_gate_twins as gate
 from tests.twin import test_jet as jet
@@ -94,6 +107,52 @@ def bulk_stored_rows(choice: random.Random) -> None:
         choice.choice([-1, -1, 0, 4, 9]),
     )
     assert rows.run_stored(_fastbulk, *arguments) == rows.run_stored(_bulk_py, *arguments)
+
+
+def bulk_publish_acks(choice: random.Random) -> None:
+    """Have both twins count what a Liftbridge server answers to publishes."""
+    steps: list[tuple[str, Any]] = []
+    for _ in range(choice.randrange(1, 8)):
+        if choice.random() < 0.4:
+            steps.append(("sent", [choice.choice([0, 0, 1, 2, 3]) for _ in range(choice.randrange(4))]))
+            continue
+        answers = [
+            choice.choice(
+                [
+                    requests.answer(choice.randrange(9), offset=choice.randrange(30)),
+                    requests.answer(choice.randrange(9), ackError=choice.randrange(4)),
+                    requests.answer(choice.choice(WORDS), stream=choice.choice(["orders", "other"])),
+                    requests.refusal(choice.randrange(9)),
+                ]
+            )
+            for _ in range(choice.randrange(5))
+        ]
+        steps.append(("feed", spoiled(choice, b"".join(answers))))
+    where = cuts(choice)
+    assert requests.run_acks(_fastbulk, steps, where) == requests.run_acks(_bulk_py, steps, where)
+
+
+def bulk_requests(choice: random.Random) -> None:
+    """Have both twins make requests of rows."""
+    table = [
+        (
+            choice.choice([None, b""] + [choice.randbytes(choice.choice([1, 30, 200]))] * 20),
+            choice.choice([None, b"", b"k" * 130]),
+            choice.choice([None, {}, dict.fromkeys(choice.sample(WORDS[1:], choice.randrange(3)), b"1")]),
+            choice.choice([0, 1, 127, 128, 2**31 - 1]),
+        )
+        for _ in range(choice.randrange(6))
+    ]
+    number, limit, longest = choice.choice([0, 9, 10**18]), choice.randrange(600), choice.choice([40, 10_000])
+    found = []
+    for twin in (_batch_py, _fastbatch):
+        try:
+            made = requests.requests(twin, table)
+        except LiftEnvelopeError as exc:
+            found.append([type(exc), str(exc)])
+        else:
+            found.append([made.nbytes, requests.all_frames(made, number, limit, longest)])
+    assert found[0] == found[1]
 
 
 def deliveries(choice: random.Random) -> list[Any]:
@@ -199,6 +258,8 @@ def jetstream_acks(choice: random.Random) -> None:
 TARGETS = (
     bulk_nats_rows,
     bulk_stored_rows,
+    bulk_publish_acks,
+    bulk_requests,
     gateway_acks,
     gateway_messages,
     gateway_publishes,
