@@ -137,53 +137,59 @@ def test_a_run_that_was_killed(url: str, name: str, tmp_path: Path) -> None:
     assert [file.suffix for file in tmp_path.iterdir()] == [".parquet"]
 
 
-#: An archive job that is killed after so many seconds; or that may write no longer files.
+#: An archive job that is killed so many seconds after so many batches; or that may write no longer files.
 JOB = """
-import os, resource, signal, sys, threading, time
+import os, resource, signal, sys, threading
 from liftenvelope import bulk
 
-url, name, folder, seconds, size = sys.argv[1:]
-if seconds != "-":
-    def die():
-        time.sleep(float(seconds))
-        os.kill(os.getpid(), signal.SIGKILL)
-    threading.Thread(target=die, daemon=True).start()
-if size != "-":
+url, name, folder, batches, seconds, size = sys.argv[1:]
+seen = []
+def note(progress):
+    seen.append(progress)
+    if len(seen) == int(batches):
+        threading.Timer(float(seconds), os.kill, (os.getpid(), signal.SIGKILL)).start()
+if int(size):
     resource.setrlimit(resource.RLIMIT_FSIZE, (int(size), int(size)))
 try:
-    bulk.to_parquet(url, name, folder, batch_rows=50, rotate_rows=400)
+    bulk.to_parquet(url, name, folder, batch_rows=50, rotate_rows=400, progress=note)
 except OSError as exc:
     sys.exit(f"{exc.errno}: {exc}")
 """
 
 
-def run_job(url: str, name: str, folder: Path, seconds: str = "-", size: str = "-") -> tuple[int, str]:
+def run_job(
+    url: str, name: str, folder: Path, batches: int = -1, seconds: float = 0.0, size: int = 0
+) -> tuple[int, str]:
     """Return the exit status of an archive job in a process of its own, and what it said."""
-    command = [sys.executable, "-c", JOB, url, name, str(folder), seconds, size]
-    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=120)
+    command = [sys.executable, "-c", JOB, url, name, str(folder), str(batches), str(seconds), str(size)]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=300)
     return done.returncode, done.stderr
 
 
+@pytest.mark.timeout(900)
 def test_runs_that_are_killed_at_any_moment(url: str, name: str, tmp_path: Path) -> None:
     make_stream(url, name)
-    publish(url, numbered(name, 6_000, 300))
+    publish(url, numbered(name, 4_000, 300))
     chance, status, killed = random.Random(5), -9, 0
     while status == -9:
-        # Longer and longer, so that a slow machine gets to the end as well.
-        status, said = run_job(url, name, tmp_path, seconds=str(chance.random() * 0.05 * (killed + 2)))
+        # A batch takes a few milliseconds; a file ends after eight.
+        status, said = run_job(
+            url, name, tmp_path, batches=chance.randrange(15, 45), seconds=chance.random() * 0.02
+        )
         killed += status == -9
         assert status in (0, -9), said
     assert killed > 0
-    assert sorted(file.suffix for file in tmp_path.iterdir()) == [".parquet"] * 15
-    assert archived(tmp_path, "offset")["offset"].to_pylist() == list(range(6_000))
+    assert sorted(file.suffix for file in tmp_path.iterdir()) == [".parquet"] * 10
+    assert archived(tmp_path, "offset")["offset"].to_pylist() == list(range(4_000))
 
 
+@pytest.mark.timeout(900)
 def test_a_disk_that_is_full(url: str, name: str, tmp_path: Path) -> None:
     """A limit of the size of files fails as a full disk does, a little later."""
     make_stream(url, name)
     publish(url, numbered(name, 500, 20))
     publish(url, ((f"{name}.x", os.urandom(1_000), None) for _ in range(500)))
-    status, said = run_job(url, name, tmp_path, size="100000")
+    status, said = run_job(url, name, tmp_path, size=100_000)
     assert status == 1
     assert said.startswith(f"{errno.EFBIG}: ")
     assert f"{name}-0-{400:020}.parquet.part" in said
