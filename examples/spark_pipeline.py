@@ -33,11 +33,15 @@ def start_spark() -> SparkSession:
     return spark
 
 
+def means_by_minute(rows: DataFrame) -> DataFrame:
+    sensors = rows.withWatermark("timestamp", "1 minute").groupBy(window("timestamp", "1 minute"), "key")
+    return sensors.agg(count("*").alias("n"), avg(col("value").cast("string").cast("int")).alias("mean"))
+
+
 def pipeline(spark: SparkSession, servers: str, folder: str) -> None:
     at = {"servers": servers}
     rows = spark.readStream.format("liftbridge").options(**at, startingOffsets="earliest").load("readings")
-    sensors = rows.withWatermark("timestamp", "1 minute").groupBy(window("timestamp", "1 minute"), "key")
-    means = sensors.agg(count("*").alias("n"), avg(col("value").cast("string").cast("int")).alias("mean"))
+    means = means_by_minute(rows)
 
     def keep(frame: DataFrame, _: int) -> None:
         frame.write.mode("append").parquet(f"{folder}/means")

@@ -23,7 +23,7 @@ from pyspark.sql.streaming import StreamingQuery
 from liftenvelope import bulk
 from liftenvelope.testing import LiftbridgeCluster, NatsServer, run_liftbridge
 from tests.integration.bulk_streams import jetstream, make_stream
-from tests.spark.streams import Query, Stream, numbers
+from tests.spark.streams import Query, Stream, numbers, patiently
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -56,16 +56,40 @@ class Running(Query):
     """A query that a test does things to while it runs."""
 
     @contextmanager
-    def started(self, *, forever: bool = False) -> Iterator[StreamingQuery]:
-        """The query while it runs, to the end of what there is unless it runs for ever."""
-        writer = self._frame.writeStream.format("parquet").option("path", str(self.folder / "rows"))
-        if not forever:
-            writer = writer.trigger(availableNow=True)
-        query = writer.option("checkpointLocation", str(self.checkpoint)).start()
+    def until_end(self, sign: Path) -> Iterator[StreamingQuery]:
+        """The query from when its tasks have made a file, to the end of what there is."""
+        query = patiently(lambda: self._begun(self._writer().trigger(availableNow=True), sign))
         try:
             yield query
         finally:
             query.stop()
+
+    @contextmanager
+    def forever(self) -> Iterator[StreamingQuery]:
+        """The query from when it has read all there is."""
+        query = patiently(lambda: self._caught_up(self._writer()))
+        try:
+            yield query
+        finally:
+            query.stop()
+
+    def _writer(self) -> Any:
+        writer = self._frame.writeStream.format("parquet").option("path", str(self.folder / "rows"))
+        return writer.option("checkpointLocation", str(self.checkpoint))
+
+    @staticmethod
+    def _begun(writer: Any, sign: Path) -> StreamingQuery:
+        query: StreamingQuery = writer.start()
+        wait_for("batch", lambda: sign.exists() or not query.isActive)
+        if not sign.exists():
+            query.awaitTermination()  # raises what ended it
+        return query
+
+    @staticmethod
+    def _caught_up(writer: Any) -> StreamingQuery:
+        query: StreamingQuery = writer.start()
+        query.processAllAvailable()
+        return query
 
 
 def write_wide(stream: Stream, count: int, size: int) -> None:
@@ -207,8 +231,7 @@ class TestServers:
         write_wide(stream, *LONG)
         frame = stream.follow(small_batches, startingOffsets="earliest", reconnectWait="120s").select("value")
         query = Running(frame.mapInArrow(held(tmp_path), ROWS), tmp_path)
-        with query.started() as running:
-            wait_for("batch", (tmp_path / "reading").exists)
+        with query.until_end(tmp_path / "reading") as running:
             server.kill()
             (tmp_path / "go-on").touch()
             server.start()
@@ -243,11 +266,9 @@ class TestQueries:
         frame = stream.follow(spark, startingOffsets="earliest").select("value")
         stream.write(100)
         query = Running(frame, tmp_path)
-        with query.started(forever=True) as first:
-            first.processAllAvailable()
-            with query.started(forever=True) as second:
-                stream.write(50)
-                second.processAllAvailable()
+        with query.forever() as first:
+            stream.write(50)
+            with query.forever() as second:
                 assert not first.isActive
                 assert second.isActive
         assert query.numbers(spark) == stream.numbers
