@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -136,23 +137,29 @@ def test_large_rows(quick: bool, report: Report, spark: Any, jetstream: NatsServ
 
 
 def _workers(process: int) -> list[Path]:
-    """The Python processes below a JVM."""
+    """The Python processes below a JVM. Some end while one looks."""
     found, waiting = [], [process]
     while waiting:
         for children in Path(f"/proc/{waiting.pop()}/task").glob("*/children"):
-            for child in map(int, children.read_text().split()):
-                waiting.append(child)
-                if "python" in os.readlink(f"/proc/{child}/exe"):
-                    found.append(Path(f"/proc/{child}"))
+            with suppress(FileNotFoundError, ProcessLookupError):
+                for child in map(int, children.read_text().split()):
+                    waiting.append(child)
+                    if "python" in os.readlink(f"/proc/{child}/exe"):
+                        found.append(Path(f"/proc/{child}"))
     return found
 
 
 def _forget_peaks(process: int) -> None:
     for worker in _workers(process):
-        (worker / "clear_refs").write_text("5")  # resets VmHWM
+        with suppress(FileNotFoundError, ProcessLookupError):
+            (worker / "clear_refs").write_text("5")  # resets VmHWM
 
 
 def _peaks(process: int) -> list[int]:
     """The most memory that each has had since, in bytes."""
-    lines = [line for worker in _workers(process) for line in (worker / "status").read_text().splitlines()]
-    return [int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:")]
+    found = []
+    for worker in _workers(process):
+        with suppress(FileNotFoundError, ProcessLookupError):
+            lines = (worker / "status").read_text().splitlines()
+            found += [int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:")]
+    return found
