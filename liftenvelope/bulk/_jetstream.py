@@ -61,27 +61,25 @@ class JetStreamSource:
         self._turns = itertools.count()
         self._control: NatsSocket | None = None
         self._lock = threading.Lock()
-        self._reader: type[RangeRead] = RangeRead
+        self._via = "consumer"
+        # None until the stream's config is known, where it has a say.
+        self._reader: type[RangeRead] | None = RangeRead
 
     def choose(self, via: str) -> None:
-        """Choose how to read: by consumers, or directly.
+        """Choose how to read: by consumers, or directly. What the stream allows is seen by :meth:`extent`.
 
         Args:
             via: "consumer", "direct", or "auto": directly where the stream takes no consumer that only reads.
-
-        Raises:
-            UsageError: The stream does not allow direct requests.
-            JetStreamError, TransportError, CallTimeoutError: As for :meth:`ask`.
         """
-        if via == "consumer":
-            self._reader = RangeRead
-            return
-        config = self.ask(f"STREAM.INFO.{self.stream}")["config"]
+        self._via = via
+        self._reader = RangeRead if via == "consumer" else None
+
+    def _reader_for(self, config: dict[str, Any]) -> type[RangeRead]:
         allowed = bool(config.get("allow_direct"))
-        if via == "direct" and not allowed:
+        if self._via == "direct" and not allowed:
             raise UsageError(f"via='direct': {self.stream} needs allow_direct=True in its config")
-        wanted = via == "direct" or config.get("retention") == "workqueue"
-        self._reader = DirectRead if allowed and wanted else RangeRead
+        wanted = self._via == "direct" or config.get("retention") == "workqueue"
+        return DirectRead if allowed and wanted else RangeRead
 
     def close(self) -> None:
         """Close the connection that questions go over."""
@@ -175,8 +173,16 @@ class JetStreamSource:
             raise NoSuchPartitionError(0, f"{self.stream}[{partition}]: a JetStream stream has partition 0")
 
     def extent(self, partition: int) -> Extent:  # noqa: ARG002 - of the only one
-        """Return where the messages are now."""
-        state = self.ask(f"STREAM.INFO.{self.stream}")["state"]
+        """Return where the messages are now.
+
+        Raises:
+            UsageError: The stream does not allow direct requests, which were chosen.
+            JetStreamError, TransportError, CallTimeoutError: As for :meth:`ask`.
+        """
+        info = self.ask(f"STREAM.INFO.{self.stream}")
+        if self._reader is None:
+            self._reader = self._reader_for(info["config"])
+        state = info["state"]
         end = int(state["last_seq"])
         return Extent(min(max(int(state["first_seq"]) - 1, 0), end), end)
 
@@ -223,4 +229,5 @@ class JetStreamSource:
 
     def read(self, span: Range, plan: BatchPlan, outlet: Outlet) -> None:
         """Read a range, in a thread of its own."""
+        assert self._reader is not None  # whoever knows the span has asked for the extent
         self._reader(self, span, plan, outlet).run()
