@@ -3,48 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from time import perf_counter
 from typing import Any, Final
 from uuid import uuid4
 
 import grpc
 import nats
-import pyarrow as pa
 import pytest
 from nats.js.api import AckPolicy, ConsumerConfig
 
 from benchmarks import processor_time
+from benchmarks.bulk_streams import make_stream, rows
 from benchmarks.go_peers import GoPeers
 from benchmarks.report import Report
 from benchmarks.rounds import Comparison, Peer, Round
 from liftenvelope import bulk
 from liftenvelope._pb import api_pb2
 from liftenvelope.bulk.writing import write
-from liftenvelope.testing import GatewayCluster, LiftbridgeCluster, NatsServer, run_nats_server
-
-
-@pytest.fixture(scope="module")
-def jetstream(report: Report) -> Iterator[NatsServer]:
-    with run_nats_server(jetstream=True) as server:
-        report.versions["nats-server"] = server.version
-        yield server
-
-
-def make_stream(url: str) -> str:
-    """A stream in memory, on the subject of the same name."""
-    name = f"bench-{uuid4().hex[:8]}"
-
-    async def make() -> None:
-        async with await nats.connect(url) as nc:
-            await nc.jetstream().add_stream(name=name, subjects=[name], storage="memory")
-
-    asyncio.run(make())
-    return name
-
-
-def rows(count: int, size: int) -> pa.Table:
-    return pa.table({"value": pa.array([b"x" * size] * count, pa.binary())})
+from liftenvelope.testing import GatewayCluster, LiftbridgeCluster, NatsServer
 
 
 def _read_bulk(

@@ -2,51 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Iterator
 from time import perf_counter
 from typing import Any, Final
 from uuid import uuid4
 
-import nats
 import pyarrow as pa
 import pytest
 
+from benchmarks.bulk_streams import make_stream, rows
 from benchmarks.go_peers import GoPeers
 from benchmarks.report import Report
 from benchmarks.rounds import Comparison, Peer, Round
 from liftenvelope.bulk.writing import write
-from liftenvelope.jetstream import JetStream, StorageType, StreamConfig
-from liftenvelope.testing import LiftbridgeCluster, NatsServer, run_nats_server
+from liftenvelope.testing import LiftbridgeCluster, NatsServer
 
 #: Rows without their ack, of every writer.
 WINDOW = 4_000
-
-
-@pytest.fixture(scope="module")
-def jetstream(report: Report) -> Iterator[NatsServer]:
-    with run_nats_server(jetstream=True) as server:
-        report.versions["nats-server"] = server.version
-        yield server
-
-
-def make_stream(url: str) -> str:
-    """A stream in memory that allows every way to write, on the subject of the same name."""
-    name = f"bench-{uuid4().hex[:8]}"
-    config = StreamConfig(
-        name=name, subjects=(name,), storage=StorageType.MEMORY, allow_atomic=True, allow_batched=True
-    )
-
-    async def make() -> None:
-        async with await nats.connect(url) as nc:
-            await JetStream(nc).create_stream(config)
-
-    asyncio.run(make())
-    return name
-
-
-def rows(count: int, size: int) -> pa.Table:
-    return pa.table({"value": pa.array([b"x" * size] * count, pa.binary())})
 
 
 def _write_bulk(url: str, stream: str, table: pa.Table, **options: Any) -> Round:
@@ -64,7 +35,7 @@ def test_write_jetstream(
     compare: Comparison, jetstream: NatsServer, go: GoPeers, report: Report, mode: str, target: float | None
 ) -> None:
     count, url = compare.amount(100_000, 500), jetstream.url
-    stream, by_go = make_stream(url), make_stream(url)
+    stream, by_go = (make_stream(url, allow_atomic=True, allow_batched=True) for _ in range(2))
 
     def run_go() -> float:
         flags = {"url": url, "subject": by_go, "n": count, "size": 100, "window": WINDOW}

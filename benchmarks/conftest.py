@@ -86,6 +86,13 @@ def plain_nats(report: Report) -> Iterator[NatsServer]:
         yield server
 
 
+@pytest.fixture(scope="module")
+def jetstream(report: Report) -> Iterator[NatsServer]:
+    with run_nats_server(jetstream=True) as server:
+        report.versions["nats-server"] = server.version
+        yield server
+
+
 @pytest.fixture(scope="session")
 def liftbridge(report: Report) -> Iterator[LiftbridgeCluster]:
     with run_liftbridge() as cluster:
