@@ -375,12 +375,12 @@ class StoredRows(MessageReader, _Reader):
     ) -> None:
         _Reader.__init__(self, wanted, max_rows, max_bytes)
         MessageReader.__init__(self, max_message)
-        self.stands = False
+        self.stands = self._begun = False
 
     def follow(self, next_offset: int, stop: int) -> None:
         """Take the messages of a new subscription, from an offset on, up to another one; -1 for no end."""
         self.next_offset, self._stop = next_offset, stop
-        self.stands, self._part = False, b""
+        self.stands, self._begun, self._part = False, False, b""
 
     def wants(self) -> int:
         if self._batch.is_full:
@@ -398,13 +398,14 @@ class StoredRows(MessageReader, _Reader):
         if message is None:
             self.bad = raw
             return BROKEN
-        if message.offset < self.next_offset:
+        if message.offset < self.next_offset and not self._begun:
             return MORE
         if 0 <= self._stop <= message.offset:
             self._close_gap(self._stop)
             return DONE
+        self._begun = True
         self._close_gap(message.offset)
-        self.next_offset = message.offset + 1
+        self.next_offset = max(self.next_offset, message.offset + 1)
         headers = {name.encode(): value for name, value in message.headers.items()}
         subject = message.subject.encode()
         row = _Row(message.offset, message.timestamp_ns, subject, message.value, headers, message)

@@ -637,6 +637,7 @@ cdef class StoredRows(_Messages):
     cdef int64_t stop
     cdef readonly int64_t next_offset
     cdef readonly bint stands       # whether the server's first message, which is empty, has come
+    cdef bint begun                 # whether one that is wanted has come
 
     def __cinit__(self, wanted, Py_ssize_t max_rows, Py_ssize_t max_bytes, Py_ssize_t max_message, allocate):
         self.batch = _Rows(wanted, max_rows, max_bytes, allocate)
@@ -646,7 +647,7 @@ cdef class StoredRows(_Messages):
     def follow(self, int64_t next_offset, int64_t stop):
         """Take the messages of a new subscription, from an offset on, and up to another one; -1 for no end."""
         self.next_offset, self.stop = next_offset, stop
-        self.stands = False
+        self.stands = self.begun = False
         self.part.n = 0
 
     @property
@@ -680,13 +681,16 @@ cdef class StoredRows(_Messages):
             self.show(p, n)
             return STATE_BROKEN
         row.offset, row.timestamp = row.fields.offset, row.fields.timestamp
-        if row.offset < self.next_offset:
+        if row.offset < self.next_offset and not self.begun:
             return STATE_MORE  # a start beyond the high watermark begins there all the same
         if self.stop >= 0 and row.offset >= self.stop:
             self.close_gap(self.stop)
             return STATE_DONE
+        self.begun = True
+        # It goes back where a server was killed between its log and the index: what it stored last got no
+        # ack, and what came next, with the same offsets, did.
         self.close_gap(row.offset)
-        self.next_offset = row.offset + 1
+        self.next_offset = max(self.next_offset, row.offset + 1)
         row.subject, row.value = row.fields.subject, row.fields.value
         row.has_fields = row.stored = True
         row.end = p + n

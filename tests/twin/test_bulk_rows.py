@@ -378,3 +378,8 @@ class TestStoredRows:
         data = grpc(b"") + b"".join(grpc(stored(i)) for i in (0, 1, 4, 7))
         log = run_stored(twin, data, [], (9, 999), 1, 6)
         assert log[-1][:4] == (2, 1, 4, [(2, 4), (5, 6)])
+
+    def test_offsets_that_go_back_are_not_left_out(self, twin: Any) -> None:
+        """So it is in the log of a server that was killed before it had noted what it stored."""
+        data = grpc(b"") + b"".join(grpc(stored(i)) for i in (1, 2, 3, 4, 3, 4, 5, 6))
+        assert run_stored(twin, data, [], (9, 999), 2, 6)[-1][:4] == (6, 2, 5, [])
