@@ -127,8 +127,7 @@ class JetStreamSource:
                 try:
                     return self._control.ask(f"{self.prefix}.{subject}", payload)
                 except StreamNotFoundError as exc:
-                    text = f"there is no stream {self.stream!r}"
-                    raise StreamNotFoundError(exc.code, text, exc.err_code) from exc
+                    raise self.no_stream(exc) from exc
                 except (TransportError, CallTimeoutError):
                     self._control.close()
                     self._control = None
@@ -149,6 +148,10 @@ class JetStreamSource:
             found += names
             if not names or len(found) >= int(page["total"]):
                 return sorted(set(found))
+
+    def no_stream(self, error: StreamNotFoundError) -> StreamNotFoundError:
+        """The server's error that there is no stream, with the name of it."""
+        return StreamNotFoundError(error.code, f"there is no stream {self.stream!r}", error.err_code)
 
     def drop_consumer(self, name: str) -> None:
         """Have a consumer taken away, without waiting for that.

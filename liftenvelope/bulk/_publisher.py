@@ -17,6 +17,7 @@ from liftenvelope.errors import (
     JetStreamError,
     LiftEnvelopeError,
     NoJetStreamError,
+    StreamNotFoundError,
     TransportError,
     UsageError,
     WrongStreamError,
@@ -86,8 +87,10 @@ class WriteLink:
         try:
             self.config = found.ask(f"{self.source.prefix}.STREAM.INFO.{self.source.stream}")["config"]
             self.sid = found.subscribe(f"{self.inbox.decode()}>")
-        except BaseException:
+        except BaseException as exc:
             found.close()
+            if isinstance(exc, StreamNotFoundError):
+                raise self.source.no_stream(exc) from exc
             raise
         self.version, self.max_payload = str(found.info.get("version", "")), found.max_payload
         self._socket = found

@@ -166,7 +166,7 @@ class TestJetStream:
             bulk.write(url, name, numbers(5), subject="nobody.listens")
 
     def test_no_such_stream(self, url: str) -> None:
-        with pytest.raises(StreamNotFoundError):
+        with pytest.raises(StreamNotFoundError, match="there is no stream 'nothing'"):
             bulk.write(url, "nothing", numbers(1), subject="x")
 
     @pytest.mark.parametrize(
