@@ -28,7 +28,7 @@ from liftenvelope.client import OutgoingMessage
 from liftenvelope.errors import LiftEnvelopeError
 from liftenvelope.testing import FaultProxy, run_gateway, run_liftbridge, run_nats_server
 from liftenvelope.testing._cluster import ServerCluster
-from tests.integration.bulk_streams import bulk_threads, by_nats_py, make_stream, publish, with_jetstream
+from tests.integration.bulk_streams import BulkThreads, by_nats_py, make_stream, publish, with_jetstream
 
 #: Offset, key, value, headers, subject.
 Row = tuple[int, bytes, bytes, dict[str, bytes], str]
@@ -225,7 +225,7 @@ def run_seed(log: Log, seed: int, *, kills: bool = True) -> None:
         AssertionError: The rows are not those of the log, or something is left behind.
         LiftEnvelopeError: The read failed.
     """
-    chance = random.Random(seed)
+    chance, threads = random.Random(seed), BulkThreads()
     first = log.rows[0][0]
     start = chance.choice([first, first, chance.randrange(first, COUNT)])
     options = {
@@ -251,7 +251,7 @@ def run_seed(log: Log, seed: int, *, kills: bool = True) -> None:
             raise
         del read
         _wait_until_gone(proxy)
-    assert bulk_threads() == 0
+    threads.wait_until_gone()
 
 
 class _Read:

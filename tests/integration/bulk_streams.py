@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -89,9 +90,30 @@ def by_bulk(table: pa.Table) -> list[tuple[int, str, bytes, dict[str, str]]]:
     return list(zip(*columns, headers, strict=True))
 
 
-def bulk_threads() -> int:
-    """How many threads read in bulk."""
-    return sum(thread.name == "liftenvelope-bulk" for thread in threading.enumerate())
+class BulkThreads:
+    """The threads of bulk reads that were started since this was made; its length is how many there are now.
+
+    A test that failed before can have left others: its traceback keeps its readers.
+    """
+
+    def __init__(self) -> None:
+        self._others = set(threading.enumerate())
+
+    def __len__(self) -> int:
+        mine = set(threading.enumerate()) - self._others
+        return sum(thread.name == "liftenvelope-bulk" for thread in mine)
+
+    def wait_until_gone(self) -> None:
+        """Wait until all have ended."""
+        wait_for("the end of the threads", lambda: not self)
+
+
+def wait_for(what: str, condition: Callable[[], object], pause: float = 0.05) -> None:
+    """Poll, with a deadline that a busy machine can keep."""
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(pause)
 
 
 def offsets(table: pa.Table) -> list[int]:

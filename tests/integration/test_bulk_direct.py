@@ -19,7 +19,7 @@ from liftenvelope.bulk import Access, Gap, RetentionError
 from liftenvelope.errors import ServerError, StreamNotFoundError, UsageError
 from liftenvelope.testing import FaultProxy, NatsServer
 from tests.integration.bulk_streams import (
-    bulk_threads,
+    BulkThreads,
     by_bulk,
     by_nats_py,
     jetstream,
@@ -27,6 +27,7 @@ from tests.integration.bulk_streams import (
     numbered,
     offsets,
     publish,
+    wait_for,
     with_jetstream,
 )
 
@@ -188,14 +189,12 @@ def test_over_spoilt_connections(url: str, name: str, seed: int) -> None:
 def test_a_reader_that_is_dropped_ends_its_threads(url: str, name: str) -> None:
     make_stream(url, name, allow_direct=True)
     bulk.write(url, name, pa.table({"value": [b"x" * 1_000] * 20_000}), subject=f"{name}.x")
-    before = threading.active_count() - bulk_threads()
+    threads, before = BulkThreads(), set(threading.enumerate())
     reader = bulk.read(url, name, via="direct", batch_rows=100)
     reader.read_next_batch()
+    assert len(threads) > 0
     del reader
-    deadline = time.monotonic() + 60
-    while bulk_threads() or threading.active_count() > before:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_for("the end of the threads", lambda: set(threading.enumerate()) <= before)
 
 
 def test_it_is_not_allowed(url: str, name: str) -> None:

@@ -17,7 +17,7 @@ from liftenvelope.errors import NoSuchPartitionError, NoSuchStreamError, OffsetO
 from liftenvelope.testing import FaultProxy, LiftbridgeCluster, NatsServer, run_liftbridge, run_nats_server
 from tests.fuzz.bulk_faults import LOGS, Log, run_seed
 from tests.integration.bulk_streams import (
-    bulk_threads,
+    BulkThreads,
     jetstream,
     make_stream,
     numbered,
@@ -166,6 +166,7 @@ def test_a_server_that_does_not_come_back() -> None:
     with jetstream() as server:
         make_stream(server.url, "log")
         publish(server.url, numbered("log", *MORE_THAN_SOCKETS_HOLD))
+        threads = BulkThreads()
         reader = bulk.read(server.url, "log", batch_rows=10, access=Access(reconnect_wait=0.5))
         first = reader.read_next_batch()
         server.kill()
@@ -174,7 +175,7 @@ def test_a_server_that_does_not_come_back() -> None:
             for batch in reader:
                 found += batch["offset"].to_pylist()
         assert found == list(range(len(found)))
-        assert bulk_threads() == 0
+        threads.wait_until_gone()
 
 
 def test_a_stream_that_was_made_anew(nats: NatsServer, name: str) -> None:

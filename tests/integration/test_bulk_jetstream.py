@@ -37,7 +37,7 @@ from liftenvelope.errors import (
 )
 from liftenvelope.testing import FaultProxy, NatsServer, run_nats_server
 from tests.integration.bulk_streams import (
-    bulk_threads,
+    BulkThreads,
     by_bulk,
     by_nats_py,
     jetstream,
@@ -45,6 +45,7 @@ from tests.integration.bulk_streams import (
     numbered,
     offsets,
     publish,
+    wait_for,
     with_jetstream,
 )
 
@@ -361,21 +362,19 @@ class TestTail:
 
 
 def test_an_abandoned_reader_leaves_nothing(url: str) -> None:
+    threads = BulkThreads()
     reader = bulk.read(url, "numbers", batch_rows=10, parallel=3)
     reader.read_next_batch()
     following = bulk.tail(url, "numbers")
-    assert bulk_threads() > 1
+    assert len(threads) > 1
     del reader, following
-    assert bulk_threads() == 0
+    threads.wait_until_gone()
 
     async def consumers(js: JetStreamContext) -> int:
         return len(await js.consumers_info("numbers"))
 
     # The server takes them away when it reads what was sent last.
-    deadline = time.monotonic() + 20
-    while (left := with_jetstream(url, consumers)) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert left == 0
+    wait_for("the end of the consumers", lambda: with_jetstream(url, consumers) == 0)
 
 
 def test_an_abandoned_reader_leaves_no_connection(url: str) -> None:
@@ -384,10 +383,7 @@ def test_an_abandoned_reader_leaves_no_connection(url: str) -> None:
         reader.read_next_batch()
         assert proxy.open_connections > 1
         del reader
-        deadline = time.monotonic() + 60
-        while proxy.open_connections:
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        wait_for("the end of the connections", lambda: proxy.open_connections == 0)
 
 
 def test_four_readers_at_once(url: str) -> None:
@@ -434,10 +430,11 @@ class TestErrors:
         def fail(_: Progress) -> None:
             raise ZeroDivisionError
 
+        threads = BulkThreads()
         reader = bulk.read(url, "numbers", progress=fail, batch_rows=10)
         with pytest.raises(ZeroDivisionError):
             reader.read_next_batch()
-        assert bulk_threads() == 0
+        threads.wait_until_gone()
 
     @pytest.mark.parametrize(
         ("options", "text"),

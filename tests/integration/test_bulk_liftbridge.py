@@ -35,7 +35,7 @@ from liftenvelope.testing import (
     run_liftbridge,
     run_nats_server,
 )
-from tests.integration.bulk_streams import bulk_threads, offsets
+from tests.integration.bulk_streams import BulkThreads, offsets, wait_for
 
 COUNT = 1_000
 MIB = 1024 * 1024
@@ -203,13 +203,6 @@ def test_messages_of_8_mib(run: Any, config: dict[str, Any], name: str) -> None:
     assert values == [bytes([i]) * size for i, size in enumerate(sizes)]
 
 
-def wait_for(what: str, condition: Any) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.1)
-
-
 def test_a_compacted_stream(client: BlockingClient, address: str, name: str) -> None:
     client.create_stream(
         name, name, compact_enabled=True, segment_max_bytes=2_000, cleaner_interval=0.2, segment_max_age=0.5
@@ -310,12 +303,13 @@ class TestTail:
 
 
 def test_an_abandoned_reader_leaves_nothing(address: str, numbers: str) -> None:
+    threads = BulkThreads()
     reader = bulk.read(address, numbers, batch_rows=10, parallel=3)
     reader.read_next_batch()
     following = bulk.tail(address, numbers)
-    assert bulk_threads() > 1
+    assert len(threads) > 1
     del reader, following
-    assert bulk_threads() == 0
+    threads.wait_until_gone()
 
 
 def test_an_abandoned_reader_leaves_no_connection(address: str, numbers: str) -> None:

@@ -26,7 +26,7 @@ from liftenvelope.errors import (
 )
 from liftenvelope.partition import KeyPartitioner
 from liftenvelope.testing import FaultProxy, LiftbridgeCluster, run_gateway, run_liftbridge
-from tests.integration.bulk_streams import bulk_threads
+from tests.integration.bulk_streams import BulkThreads
 
 
 @pytest.fixture
@@ -248,7 +248,7 @@ class TestFaults:
     def test_the_connection_is_cut(self, proxy: FaultProxy, address: str, name: str) -> None:
         create(address, name)
         access = self.through(proxy, address)
-        threads = bulk_threads()
+        threads = BulkThreads()
 
         def cut(progress: bulk.Progress) -> None:
             if progress.rows > 20_000:
@@ -262,7 +262,7 @@ class TestFaults:
         stored = values(address, name)
         assert error.acked <= len(stored) <= error.acked + error.unknown
         assert stored == table(100_000)["value"].to_pylist()[: len(stored)]
-        assert bulk_threads() == threads
+        threads.wait_until_gone()
 
     def test_it_is_cut_while_nothing_is_in_flight(self, proxy: FaultProxy, address: str, name: str) -> None:
         create(address, name)

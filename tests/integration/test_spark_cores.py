@@ -20,7 +20,7 @@ from liftenvelope.spark.options import SourceOptions, sink_options, source_optio
 from liftenvelope.spark.planning import Extents, Span
 from liftenvelope.spark.writing import TaskWritten, write_task
 from liftenvelope.testing import LiftbridgeCluster, NatsServer
-from tests.integration.bulk_streams import bulk_threads, jetstream, make_stream, with_jetstream
+from tests.integration.bulk_streams import BulkThreads, jetstream, make_stream, with_jetstream
 
 
 @pytest.fixture(scope="module")
@@ -177,14 +177,11 @@ class TestStream:
 
     def test_a_reader_that_is_left_early(self, url: str, name: str) -> None:
         fill(url, name, 0, 30_000)
-        before = bulk_threads()
+        threads = BulkThreads()
         reading = read_span(options(url, name), Span(name, 0, 0, 30_000))
         next(reading)
         reading.close()  # type: ignore[attr-defined]
-        limit = time.monotonic() + 60
-        while bulk_threads() > before:
-            assert time.monotonic() < limit
-            time.sleep(0.02)
+        threads.wait_until_gone()
 
 
 class _Hiding(Broker):
