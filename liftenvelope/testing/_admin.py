@@ -25,6 +25,8 @@ _T = TypeVar("_T")
 #: How long one broker is given before the next is asked.
 _ATTEMPT_TIMEOUT: Final = 5.0
 _RETRY_INTERVAL: Final = 0.05
+#: What a connection may take, also where there is less time left: a refusal must not look like a lost server.
+_CONNECT_TIMEOUT: Final = 1.0
 
 # What another broker may answer differently, or this one a moment later. INTERNAL is here because that is how
 # a server says that it knows no leader yet.
@@ -202,22 +204,38 @@ class LiftbridgeAdmin:
 
     def _ask(self, attempt: Callable[[BlockingChannel, float], _T], deadline: float) -> _T:
         """Make the attempt with one broker after the other until it succeeds, or can't any more."""
+        told: RpcError | None = None
         while True:
             errors: list[RpcError | TransportError] = []
             for address in self.addresses:
                 timeout = max(0.001, min(_ATTEMPT_TIMEOUT, deadline - time.monotonic()))
                 try:
-                    with BlockingChannel(address, connect_timeout=timeout, tls=self._tls) as channel:
+                    patience = max(timeout, _CONNECT_TIMEOUT)
+                    with BlockingChannel(address, connect_timeout=patience, tls=self._tls) as channel:
                         channel.connect()
                         return attempt(channel, timeout)
                 except (RpcError, TransportError) as exc:
                     errors.append(exc)
                     refused = isinstance(exc, RpcError) and exc.code not in _TRY_ELSEWHERE
                     if refused or time.monotonic() + _RETRY_INTERVAL > deadline:
+                        if told is not None and _is_cut_short(exc):
+                            raise told from exc
                         raise
+                    if isinstance(exc, RpcError) and not _is_cut_short(exc):
+                        told = exc
             if _is_final(errors):
                 raise errors[-1]
             time.sleep(_RETRY_INTERVAL)
+
+
+class _IncompleteError(RpcError):
+    """Some messages of a read came in time."""
+
+
+def _is_cut_short(error: RpcError | TransportError) -> bool:
+    """Whether an attempt had no time for an answer, so that what was said before it counts."""
+    late = isinstance(error, RpcError) and error.code == StatusCode.DEADLINE_EXCEEDED
+    return late and not isinstance(error, _IncompleteError)
 
 
 def _is_final(errors: list[RpcError | TransportError]) -> bool:
@@ -258,7 +276,7 @@ def _read_messages(
                 message = api_pb2.Message.FromString(_receive(stream, deadline))
             except RpcError as exc:
                 text = f"after {len(messages)} of {count} messages: {exc.description}"
-                raise RpcError(exc.code, text) from exc
+                raise _IncompleteError(exc.code, text) from exc
             # A subscription that starts beyond the newest message gets the next one, whatever its offset.
             if message.offset >= request.startOffset:
                 messages.append(message)

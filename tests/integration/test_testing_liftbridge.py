@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from liftenvelope._pb import api_pb2
 from liftenvelope.rpc.blocking import BlockingChannel
 from liftenvelope.rpc.status import RpcError, StatusCode
 from liftenvelope.testing import (
+    FaultProxy,
     LiftbridgeAdmin,
     LiftbridgeCluster,
     ServerStartError,
@@ -58,7 +60,7 @@ def test_read_says_how_much_there_was(liftbridge_server: LiftbridgeCluster) -> N
     publish(liftbridge_server.addresses[0], "testing.read", b"only")
     assert liftbridge_server.read("testing.read", count=0) == []
     with pytest.raises(RpcError, match="after 1 of 2 messages") as info:
-        liftbridge_server.read("testing.read", count=2, timeout=0.5)
+        liftbridge_server.read("testing.read", count=2, timeout=5)
     assert info.value.code == StatusCode.DEADLINE_EXCEEDED
 
 
@@ -71,7 +73,26 @@ def test_readonly_and_pause(liftbridge_server: LiftbridgeCluster) -> None:
     assert not admin.partition_metadata("testing.state").readonly
     admin.pause_stream("testing.state")
     with pytest.raises(RpcError) as info:
-        admin.partition_metadata("testing.state", timeout=0.3)
+        admin.partition_metadata("testing.state", timeout=5)
+    assert info.value.code == StatusCode.FAILED_PRECONDITION
+
+
+def test_a_refusal_is_not_forgotten_when_the_time_is_up(liftbridge_server: LiftbridgeCluster) -> None:
+    liftbridge_server.create_stream("testing.refusal")
+    liftbridge_server.pause_stream("testing.refusal")
+    with FaultProxy(liftbridge_server.addresses[0]) as proxy:
+
+        def stall() -> None:
+            # The first attempt has been refused when there is a second one.
+            while proxy.connections < 2:
+                time.sleep(0.01)
+            proxy.stall()
+
+        stalling = threading.Thread(target=stall)
+        stalling.start()
+        with pytest.raises(RpcError) as info:
+            LiftbridgeAdmin([proxy.address]).partition_metadata("testing.refusal", timeout=5)
+        stalling.join()
     assert info.value.code == StatusCode.FAILED_PRECONDITION
 
 
@@ -129,12 +150,12 @@ def test_two_clusters_on_one_nats() -> None:
         assert nats.is_running
 
 
-def test_close_with_nats_gone_is_quick() -> None:
+def test_it_stops_by_itself_when_nats_has_gone() -> None:
     with run_liftbridge() as cluster:
         assert cluster.nats is not None
         cluster.nats.kill()
-        began = time.monotonic()
-    assert time.monotonic() - began < 10
+        # Not killed after the seconds that a server has to stop.
+        assert cluster.nodes[0].stop() == 0
 
 
 def test_three_nodes_survive_their_leader() -> None:
@@ -146,8 +167,8 @@ def test_three_nodes_survive_their_leader() -> None:
         leader = next(node for node in cluster.nodes if node.id == metadata.leader)
         assert publish(leader.address, "orders", b"one", all_replicas=True).offset == 0
         leader.kill()
-        deadline = time.monotonic() + 40
-        while cluster.partition_metadata("orders", timeout=40.0).leader == leader.id:
+        deadline = time.monotonic() + 60
+        while cluster.partition_metadata("orders", timeout=60.0).leader == leader.id:
             assert time.monotonic() < deadline
         cluster.create_stream("more")
         leader.start()
