@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from typing import TYPE_CHECKING
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-def wait_until(condition: Callable[[], object], timeout: float = 20.0) -> None:
+def wait_until(condition: Callable[[], object], timeout: float = 60.0) -> None:
     deadline = time.monotonic() + timeout
     while not condition():
         assert time.monotonic() < deadline
@@ -31,12 +32,12 @@ def wait_until(condition: Callable[[], object], timeout: float = 20.0) -> None:
 
 def is_alive(pid: int) -> bool:
     try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
+        with open(f"/proc/{pid}/stat") as file:
+            state = file.read().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
         return False
     # Killed, but nobody has asked yet how it ended: as good as gone.
-    with open(f"/proc/{pid}/stat") as file:
-        return file.read().rpartition(")")[2].split()[0] != "Z"
+    return state not in "XZ"
 
 
 def info(server: NatsServer) -> dict[str, object]:
@@ -105,11 +106,20 @@ async def test_jetstream_keeps_its_data() -> None:
     assert sequences == [1, 2]
 
 
-async def test_cancelled_start_leaves_nothing() -> None:
+async def test_cancelled_start_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    real, cancelled = sys.modules["liftenvelope.testing._nats"]._read_info, threading.Event()
+
+    def read_info(port: int) -> dict[str, object]:
+        """Not before: a start that is complete can't be cancelled."""
+        cancelled.wait(60)
+        return dict(real(port))
+
+    monkeypatch.setattr("liftenvelope.testing._nats._read_info", read_info)
     server = run_nats_server()
     task = asyncio.create_task(server.__aenter__())
-    await asyncio.to_thread(wait_until, lambda: server.is_running or task.done())
+    await asyncio.to_thread(wait_until, lambda: server.is_running)
     task.cancel()
+    cancelled.set()
     with pytest.raises(asyncio.CancelledError):
         await task
     assert not server.is_running

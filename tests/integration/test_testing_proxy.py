@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 
-def wait_until(condition: Callable[[], object], timeout: float = 20.0) -> None:
+def wait_until(condition: Callable[[], object], timeout: float = 60.0) -> None:
     deadline = time.monotonic() + timeout
     while not condition():
         assert time.monotonic() < deadline
@@ -78,7 +78,7 @@ def proxy(server: EchoServer) -> Iterator[FaultProxy]:
 
 
 def connect(proxy: FaultProxy) -> socket.socket:
-    return socket.create_connection(("127.0.0.1", proxy.port), timeout=20.0)
+    return socket.create_connection(("127.0.0.1", proxy.port), timeout=60.0)
 
 
 @pytest.fixture
@@ -115,25 +115,25 @@ def test_delay(proxy: FaultProxy, client: socket.socket) -> None:
     began = time.monotonic()
     client.sendall(b"a")
     assert client.recv(1) == b"a"
-    assert 0.2 <= time.monotonic() - began < 5
+    assert 0.2 <= time.monotonic() - began < 60
     proxy.delay(0.1, "to_server")
     proxy.delay(0, "to_client")
     began = time.monotonic()
     client.sendall(b"b")
     assert client.recv(1) == b"b"
-    assert 0.1 <= time.monotonic() - began < 5
+    assert 0.1 <= time.monotonic() - began < 60
 
 
 def test_delay_is_latency_and_not_throughput(proxy: FaultProxy, client: socket.socket) -> None:
-    proxy.delay(0.1)
+    proxy.delay(1.0)
     began = time.monotonic()
     data = bytes(1_000_000)
     sender = threading.Thread(target=client.sendall, args=(data,))
     sender.start()
     assert read(client, len(data)) == data
     sender.join()
-    # Sixty-two chunks, one after the other, would take six seconds each way.
-    assert 0.2 <= time.monotonic() - began < 5
+    # Sixty-two chunks, one after the other, would take a minute each way.
+    assert 2 <= time.monotonic() - began < 60
 
 
 def test_stall_and_resume(proxy: FaultProxy, client: socket.socket, server: EchoServer) -> None:
@@ -149,7 +149,7 @@ def test_stall_and_resume(proxy: FaultProxy, client: socket.socket, server: Echo
         other.sendall(b"x")
         assert server.received == b"before"
     proxy.resume()
-    client.settimeout(20.0)
+    client.settimeout(60.0)
     assert read(client, 5) == b"after"
 
 
@@ -234,15 +234,17 @@ def test_refusing_and_cutting_while_connections_come(
     threads = [threading.Thread(target=connect) for _ in range(2)]
     for thread in threads:
         thread.start()
-    for _ in range(150):
+    rounds, deadline = 0, time.monotonic() + 60
+    while rounds < 150 or not proxy.connections:
+        assert time.monotonic() < deadline
         proxy.refuse()
         proxy.accept()
         proxy.cut()
+        rounds += 1
     done.set()
     for thread in threads:
         thread.join()
     wait_until(lambda: proxy.open_connections == 0)
-    assert proxy.connections > 0
     assert [record.getMessage() for record in caplog.records if record.name == "asyncio"] == []
 
 
@@ -265,10 +267,12 @@ def test_refuse_and_accept(proxy: FaultProxy, client: socket.socket) -> None:
 def test_target_that_is_down() -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
-        with FaultProxy("127.0.0.1", unused.getsockname()[1]) as proxy, connect(proxy) as client:
-            with pytest.raises(ConnectionResetError):
+        with FaultProxy("127.0.0.1", unused.getsockname()[1]) as proxy:
+            # The reset can come before connect() has returned.
+            with pytest.raises(ConnectionResetError), connect(proxy) as client:
                 client.recv(1)
             wait_until(lambda: proxy.open_connections == 0)
+            assert proxy.connections == 1
 
 
 def test_reset_by_the_client_reaches_the_server(proxy: FaultProxy, server: EchoServer) -> None:
