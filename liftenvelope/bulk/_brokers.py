@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
 from liftenvelope._pb import api_pb2
@@ -23,6 +24,7 @@ from liftenvelope.rpc.status import RpcError, StatusCode
 
 if TYPE_CHECKING:
     from liftenvelope.bulk.access import Target
+    from liftenvelope.rpc.blocking import ResponseStream
 
 __all__ = ["Brokers", "Deadline"]
 
@@ -32,8 +34,11 @@ _LATE_PAUSE: Final = 0.1
 # Before every start, and not -1, which servers take for no stop at all.
 _BEFORE_ALL: Final = -2
 _RESOLVE_ATTEMPTS: Final = 5
-#: How long a message that is there may take to come.
+#: How long an answer may take to come.
 _PEEK_TIMEOUT: Final = 2.0
+#: How long nothing must come where no message is; twice, with an answer to another question between: a server
+#: that stands still is silent as well.
+_SILENCE: Final = 1.0
 
 
 class Deadline:
@@ -274,7 +279,7 @@ class Brokers:
             # A server that is just removing old segments can't tell.
             time.sleep(pause_before(attempt))
             try:
-                self._first(request, count=1)
+                self._first(request)
             except RpcError as exc:
                 if (found := resolved_start(exc)) is not None:
                     return found
@@ -283,32 +288,57 @@ class Brokers:
         return None
 
     def _peek(self, stream: str, partition: int, offset: int, stop: int) -> api_pb2.Message | None:
-        """Return the message at an offset, or the next one that there is up to another offset."""
+        """Return the message at an offset, or the next one that there is up to another offset.
+
+        Raises:
+            CallTimeoutError, TransportError: Whether there is one could not be found out in time.
+        """
         request = _subscribe(stream, partition, stop)
         request.startPosition, request.startOffset = api_pb2.OFFSET, offset
-        try:
-            payload = self._first(request, count=2)
-        except (RpcError, TransportError):
-            return None
-        return None if payload is None else api_pb2.Message.FromString(payload)
+        deadline, attempt = Deadline(self._access.timeout), 0
+        while True:
+            try:
+                payload = self._listen(request)
+            except (RpcError, TransportError) as exc:
+                if fate_of(exc) is Fate.REFUSED:
+                    return None
+                if deadline.is_over:
+                    raise call_error("Subscribe", exc, f"{stream}[{partition}]") from exc
+            else:
+                return None if payload is None else api_pb2.Message.FromString(payload)
+            attempt += 1
+            time.sleep(pause_before(attempt))
 
-    def _first(self, request: api_pb2.SubscribeRequest, *, count: int) -> bytes | None:
-        """Return the last of so many messages of a subscription; None if it does not come in time."""
-        address = self.leader(request.stream, request.partition, self._access.timeout)
-        payload: bytes | None = None
-        with self._lock:
-            channel = self._channel(address)
-            with channel.server_stream("/proto.API/Subscribe", request.SerializeToString()) as call:
-                for _ in range(count):
-                    try:
-                        payload = call.receive(timeout=_PEEK_TIMEOUT)
-                    except RpcError as exc:
-                        if exc.code == StatusCode.DEADLINE_EXCEEDED:
-                            return None
+    def _listen(self, request: api_pb2.SubscribeRequest) -> bytes | None:
+        """Return the first message of a subscription; None if nothing comes though the server answers."""
+        with self._subscription(request) as call:
+            call.receive(timeout=_PEEK_TIMEOUT)  # empty: the subscription stands
+            for _ in range(2):
+                try:
+                    return call.receive(timeout=_SILENCE)
+                except RpcError as exc:
+                    if call.ended or exc.code != StatusCode.DEADLINE_EXCEEDED:
                         raise
-                    if payload is None:
-                        return None
-        return payload
+                self.partition(request.stream, request.partition)
+            return None
+
+    @contextmanager
+    def _subscription(self, request: api_pb2.SubscribeRequest) -> Iterator[ResponseStream]:
+        address = self.leader(request.stream, request.partition, self._access.timeout)
+        with (
+            self._lock,
+            self._channel(address).server_stream("/proto.API/Subscribe", request.SerializeToString()) as call,
+        ):
+            yield call
+
+    def _first(self, request: api_pb2.SubscribeRequest) -> None:
+        """Take the first answer to a subscription. A refusal is raised; nothing is, if none comes in time."""
+        with self._subscription(request) as call:
+            try:
+                call.receive(timeout=_PEEK_TIMEOUT)
+            except RpcError as exc:
+                if call.ended or exc.code != StatusCode.DEADLINE_EXCEEDED:
+                    raise
 
 
 def _subscribe(stream: str, partition: int, stop: int) -> api_pb2.SubscribeRequest:
