@@ -13,24 +13,32 @@ was resolved to. So a stop of -2 turns ``Subscribe`` into a question. It is need
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Final
 
 from liftenvelope._pb import api_pb2
-from liftenvelope.client.failures import resolved_start
+from liftenvelope.client.failures import call_error, resolved_start
 from liftenvelope.client.partition_read import read_messages
+from liftenvelope.client.retries import Fate, fate_of
 from liftenvelope.errors import TransportError
-from liftenvelope.rpc.status import RpcError
+from liftenvelope.rpc.status import RpcError, StatusCode
 
 if TYPE_CHECKING:
     from liftenvelope.client.cluster import Cluster, Deadline
     from liftenvelope.envelope import Message
+    from liftenvelope.rpc.aio import Call
 
 __all__ = ["StartLookup"]
 
 # Before every start, and not -1, which servers take for no stop at all.
 _BEFORE_ALL: Final = -2
-# How long a message that is there may take to come.
+# How long an answer may take to come.
 _PEEK_TIMEOUT: Final = 2.0
+# How long nothing must come where no message is; twice, with an answer to another question between: a server
+# that stands still is silent as well.
+_SILENCE: Final = 1.0
 
 
 class StartLookup:
@@ -93,7 +101,7 @@ class StartLookup:
         request = self._request(_BEFORE_ALL)
         request.startPosition, request.startTimestamp = position, time_ns
         try:
-            await self._first(request, after_handshake=False)
+            await self._first(request)
         except RpcError as exc:
             return resolved_start(exc)
         except TransportError:
@@ -101,14 +109,26 @@ class StartLookup:
         return None
 
     async def _peek(self, offset: int, stop: int) -> Message | None:
-        """Return the message at an offset, or the next one that there is up to another offset."""
+        """Return the message at an offset, or the next one that there is up to another offset.
+
+        Raises:
+            CallTimeoutError, TransportError: Whether there is one could not be found out in time.
+        """
         request = self._request(stop)
         request.startPosition, request.startOffset = api_pb2.OFFSET, offset
-        try:
-            payload = await self._first(request, after_handshake=True)
-        except (RpcError, TransportError):
-            return None
-        return None if payload is None else read_messages([payload])[0]
+        attempt = 0
+        while True:
+            try:
+                payload = await self._listen(request)
+            except (RpcError, TransportError) as exc:
+                if fate_of(exc) is Fate.REFUSED:
+                    return None
+                if self._deadline.is_over:
+                    raise call_error("Subscribe", exc, f"{self._stream}[{self._partition}]") from exc
+            else:
+                return None if payload is None else read_messages([payload])[0]
+            attempt += 1
+            await self._deadline.pause(attempt)
 
     def _request(self, stop: int) -> api_pb2.SubscribeRequest:
         return api_pb2.SubscribeRequest(
@@ -118,14 +138,41 @@ class StartLookup:
             stopOffset=stop,
         )
 
-    async def _first(self, request: api_pb2.SubscribeRequest, *, after_handshake: bool) -> bytes | None:
-        """Return the first message that comes, or the handshake; None if it does not come in time."""
+    async def _listen(self, request: api_pb2.SubscribeRequest) -> bytes | None:
+        """Return the first message of a subscription; None if nothing comes though the server answers."""
+        async with self._subscription(request) as call:
+            try:
+                async with asyncio.timeout(min(_PEEK_TIMEOUT, self._deadline.left)):
+                    await anext(call, None)  # empty: the subscription stands
+            except TimeoutError:
+                text = f"the subscription did not stand within {_PEEK_TIMEOUT} s"
+                raise RpcError(StatusCode.DEADLINE_EXCEEDED, text) from None
+            for _ in range(2):
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(_SILENCE):
+                        return await anext(call, None)
+                await self._ask()
+            return None
+
+    async def _ask(self) -> None:
+        """Have the server answer something."""
+        asked = api_pb2.FetchPartitionMetadataRequest(stream=self._stream, partition=self._partition)
+        leader = self._cluster.leader_of(self._stream, self._partition)
+        about = f"{self._stream}[{self._partition}]"
+        await self._cluster.call(
+            "FetchPartitionMetadata", asked.SerializeToString(), leader, self._deadline, about
+        )
+
+    async def _first(self, request: api_pb2.SubscribeRequest) -> None:
+        """Take the first answer to a subscription. A refusal is raised; nothing is, if none comes in time."""
+        async with self._subscription(request) as call:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(min(_PEEK_TIMEOUT, self._deadline.left)):
+                    await anext(call, None)
+
+    @asynccontextmanager
+    async def _subscription(self, request: api_pb2.SubscribeRequest) -> AsyncIterator[Call]:
         address = await self._cluster.leader_address(self._stream, self._partition, self._deadline)
         channel = await self._cluster.connections.channel(address, self._deadline.left)
         async with channel.server_stream("/proto.API/Subscribe", request.SerializeToString()) as call:
-            try:
-                async with asyncio.timeout(min(_PEEK_TIMEOUT, self._deadline.left)):
-                    handshake = await anext(call, None)
-                    return await anext(call, None) if after_handshake else handshake
-            except TimeoutError:
-                return None
+            yield call

@@ -284,6 +284,37 @@ class ScriptedBroker:
             await asyncio.sleep(0)
 
 
+class StandingStill:
+    """Five messages on a broker whose newest segment is empty.
+
+    It sends none of them until it has been asked for the first alone, and for something else after that.
+    """
+
+    def __init__(self, broker: ScriptedBroker) -> None:
+        self._broker = broker
+        self._goes_on = asyncio.Event()
+        self._log = broker.log(*range(5))
+        broker.always("Subscribe", self._subscribe)
+
+    async def _subscribe(self, call: ServerCall, request: bytes) -> None:
+        asked = api_pb2.SubscribeRequest.FromString(request)
+        if asked.startPosition == api_pb2.TIMESTAMP:  # as observed: every time is that of the end
+            text = f"Stop offset is before start offset: {asked.stopOffset} < 5"
+            raise RpcError(StatusCode.INVALID_ARGUMENT, text)
+        if asked.stopOffset < 0:
+            await self._broker._subscribe(call, request)
+            return
+        await call.send([HANDSHAKE])
+        if asked.stopOffset == 0 and not self._goes_on.is_set():
+            self._broker.next("FetchPartitionMetadata", self._go_on)
+        await self._goes_on.wait()
+        await self._broker._read_on(call, self._log, asked.startOffset, asked)
+
+    async def _go_on(self, call: ServerCall, request: bytes) -> bytes:
+        self._goes_on.set()
+        return await self._broker._partition(call, request)
+
+
 def answers(*payloads: bytes, error: RpcError | None = None, stay: bool = False) -> Handler:
     """A step that sends these and ends with a status, or does not end."""
 

@@ -21,7 +21,7 @@ from liftenvelope.bulk.access import find_target
 from liftenvelope.errors import CallTimeoutError, PermissionDeniedError, StreamDeletedError, TransportError
 from liftenvelope.rpc.server import ServerCall
 from liftenvelope.rpc.status import RpcError, StatusCode
-from tests.unit.scripted_broker import HANDSHAKE, ScriptedBroker, message, scripted
+from tests.unit.scripted_broker import ScriptedBroker, StandingStill, scripted
 
 INFO = b'INFO {"max_payload": 1048576, "headers": true}\r\n'
 PUB = re.compile(rb"PUB (\S+) (?:(\S+) )?(\d+)\r\n")
@@ -155,33 +155,6 @@ async def test_a_partition_that_stays_away(monkeypatch: pytest.MonkeyPatch) -> N
         reader = await asyncio.to_thread(bulk.read, brokers[0].address, "foo", start=0)
         with pytest.raises(StreamDeletedError, match="the stream is gone"):
             await asyncio.to_thread(reader.read_all)
-
-
-class StandingStill:
-    """A broker whose newest segment is empty; it stops when asked for its first message, for a while."""
-
-    def __init__(self, broker: ScriptedBroker) -> None:
-        self._broker = broker
-        self._goes_on = asyncio.Event()
-        broker.log(*range(5))
-        broker.always("Subscribe", self._subscribe)
-
-    async def _subscribe(self, call: ServerCall, request: bytes) -> None:
-        asked = api_pb2.SubscribeRequest.FromString(request)
-        if asked.startPosition == api_pb2.TIMESTAMP:  # as observed: every time is that of the end
-            text = f"Stop offset is before start offset: {asked.stopOffset} < 5"
-            raise RpcError(StatusCode.INVALID_ARGUMENT, text)
-        if (asked.startOffset, asked.stopOffset) == (0, 0) and not self._goes_on.is_set():
-            await call.send([HANDSHAKE])
-            self._broker.next("FetchPartitionMetadata", self._go_on)
-            await self._goes_on.wait()
-            await call.send([message(0)])
-            raise RpcError(StatusCode.RESOURCE_EXHAUSTED, "Stop offset reached")
-        await self._broker._subscribe(call, request)
-
-    async def _go_on(self, call: ServerCall, request: bytes) -> bytes:
-        self._goes_on.set()
-        return await self._broker._partition(call, request)
 
 
 async def test_a_broker_that_stands_still_is_not_taken_for_an_empty_log() -> None:

@@ -9,6 +9,7 @@ import pytest
 from scripted_broker import (
     HANDSHAKE,
     ScriptedBroker,
+    StandingStill,
     answers,
     client_of,
     message,
@@ -498,3 +499,9 @@ class TestEnds:
                 broker.drop()
                 with pytest.raises(StreamDeletedError):
                     await reader.next()
+
+
+async def test_a_broker_that_stands_still_is_not_taken_for_an_empty_log() -> None:
+    async with scripted() as brokers, client_of(brokers, timeout=30.0) as client:
+        StandingStill(brokers[0])
+        assert await read(client, start="earliest", stop="latest") == list(range(5))
