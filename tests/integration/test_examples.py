@@ -33,6 +33,9 @@ import liftenvelope.testing
 from liftenvelope.nats import AckInbox, EnvelopePublisher
 from liftenvelope.testing import LiftbridgeCluster
 
+#: For a machine on which Python takes long to start, and mypy to read everything.
+pytestmark = pytest.mark.timeout(600)
+
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
@@ -102,7 +105,7 @@ def of_kind(info: str) -> list[Block]:
     return [block for block in ALL if block.info == info]
 
 
-def run(*command: str | Path, cwd: Path, timeout: float = 120) -> str:
+def run(*command: str | Path, cwd: Path, timeout: float = 500) -> str:
     """Run Python and return what it printed; warnings are errors."""
     env = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
     done = subprocess.run(
@@ -183,7 +186,7 @@ async def test_fragment(block: Block, liftbridge_server: LiftbridgeCluster, lb_n
     exec(compile(tree, str(block.page), "exec"), namespace)
     assert inspect.iscoroutinefunction(namespace["fragment"])
     with streams(liftbridge_server):
-        async with AckInbox(lb_nc) as inbox, asyncio.timeout(60):
+        async with AckInbox(lb_nc) as inbox, asyncio.timeout(120):
             publisher = EnvelopePublisher(lb_nc, "orders", inbox=inbox)
             async with liftenvelope.connect(liftbridge_server.addresses) as client:
                 await namespace["fragment"](lb_nc, inbox, publisher, liftbridge_server, client)
@@ -209,7 +212,7 @@ def test_types(tmp_path: Path) -> None:
             file = tmp_path / f"{block.page.stem.lower()}_{block.line}.py"
             file.write_text(block.as_module(), "utf-8")
             files.append(str(file))
-    run("-W", "ignore", "-m", "mypy", "--strict", *files, cwd=ROOT, timeout=170)
+    run("-W", "ignore", "-m", "mypy", "--strict", *files, cwd=ROOT)
 
 
 def slug(heading: str) -> str:

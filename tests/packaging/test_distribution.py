@@ -11,6 +11,9 @@ from pathlib import Path
 
 import pytest
 
+#: Every extension is compiled, on a machine that may have other work.
+pytestmark = pytest.mark.timeout(900)
+
 ROOT = Path(__file__).resolve().parents[2]
 
 PROGRAM = """
@@ -82,7 +85,6 @@ def test_the_wheel_has_the_types_the_extensions_and_the_server_module(distributi
     assert not [name for name in names if name.startswith(("tests/", "benchmarks/", "src/"))]
 
 
-@pytest.mark.timeout(600)
 def test_an_empty_environment_encodes(distributions: Path, tmp_path: Path) -> None:
     (wheel,) = distributions.glob("*.whl")
     venv.create(tmp_path / "venv", with_pip=True)

@@ -387,7 +387,7 @@ async def patiently(reader: MessageReader) -> int:
     return got.offset
 
 
-async def until(condition: Callable[[], object], seconds: float = 5.0) -> None:
+async def until(condition: Callable[[], object], seconds: float = 60.0) -> None:
     """Poll, with a deadline."""
     async with asyncio.timeout(seconds):
         while not condition():
