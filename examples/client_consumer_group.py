@@ -41,7 +41,7 @@ async def main(addresses: list[str]) -> None:
             members.append(asyncio.create_task(work(addresses, name, done, stop)))
             for number in range(ORDERS // 2 * len(members) - ORDERS // 2, ORDERS // 2 * len(members)):
                 await client.publish("orders", b"order %d" % number, partition=number % 4)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while len(done) < ORDERS:
                 await asyncio.sleep(0.05)
         for stop, member in zip(stops, members, strict=True):

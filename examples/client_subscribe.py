@@ -26,7 +26,7 @@ async def main(addresses: list[str]) -> None:
         # One without goes on, also over lost connections.
         async with client.subscribe("readings", start="new") as messages:
             await client.publish("readings", b"99", partition=0)
-            message = await messages.next(timeout=5)
+            message = await messages.next(timeout=30)
             print("new:", message and message.value, "then", messages.position)
 
 

@@ -43,7 +43,7 @@ async def main(url: str) -> None:
         stop = asyncio.Event()
         members = [asyncio.create_task(work(url, name, done, stop)) for name in ("anna", "ben")]
         number = 0
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while len(done) < ORDERS or len({*done.values()}) < 2:
                 await js.publish(SUBJECTS[number % 4], b"order %d" % number)
                 number += 1

@@ -28,7 +28,7 @@ async def main() -> None:
             batch[0].nak()  # comes again
 
             # One message. ack_sync waits until the server has noted it down.
-            await (await consumer.next(timeout=5)).ack_sync()
+            await (await consumer.next(timeout=30)).ack_sync()
 
             # As they come, 500 ahead at most.
             async with consumer.messages() as messages:
@@ -58,7 +58,7 @@ async def main() -> None:
 
             # Everything once more, in order, without acks.
             async with stream.ordered_consumer().messages() as messages:
-                print([(await messages.next(timeout=5)).metadata.stream_sequence for _ in range(5)])
+                print([(await messages.next(timeout=30)).metadata.stream_sequence for _ in range(5)])
 
             # The same in batches, each of which goes on where the last one ended.
             ordered, count = stream.ordered_consumer(), 0

@@ -46,11 +46,11 @@ async def main() -> None:
             async with js.advisories("JOBS", "single") as advisories:
                 async with consumer.messages(group="jobs", on_pinned=print) as one:
                     await js.publish("jobs", b"for the first")
-                    (await one.next(timeout=5)).ack()
+                    (await one.next(timeout=30)).ack()
                 await consumer.unpin("jobs")
                 async with consumer.messages(group="jobs") as other:
                     await js.publish("jobs", b"for the other")
-                    (await other.next(timeout=5)).ack()
+                    (await other.next(timeout=30)).ack()
                 print([type(await anext(advisories)).__name__ for _ in range(3)])
         await nc.close()
 

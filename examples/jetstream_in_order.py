@@ -31,9 +31,9 @@ async def main() -> None:
             # Whoever stops early may give back what was pulled ahead, which else comes after ack_wait.
             consumer = await stream.create_consumer(ConsumerConfig(durable_name="packing"))
             async with consumer.messages(max_messages=50) as messages:
-                (await messages.next(timeout=5)).ack()
+                (await messages.next(timeout=30)).ack()
                 messages.stop(nak=True)
-            print((await consumer.next(timeout=5)).metadata.num_delivered <= 2)
+            print((await consumer.next(timeout=30)).metadata.num_delivered <= 2)
         await nc.close()
 
 
