@@ -44,8 +44,9 @@ _LOOK: Final = 0.25
 _HANDSHAKE: Final = 5.0
 #: How long a read with an end waits for its first message before it asks whether there is any.
 _SILENCE: Final = 0.5
-#: How long what is the newest message may take to be committed.
-_COMMIT_WAIT: Final = 1.0
+#: How many more answers what is the newest message may take to be committed, and the pause before each. Not
+#: seconds: a server that stands still commits nothing, and answers nothing.
+_COMMIT_ANSWERS: Final = 30
 _COMMIT_POLL: Final = 0.05
 #: A broker that has just started knows no streams for seconds: one that was there must be missing so long.
 _GONE_AFTER: Final = 5.0
@@ -88,8 +89,10 @@ class LiftbridgeSource:
     def extent(self, partition: int) -> Extent:
         """Return where the messages are now, as far as readers may see them."""
         info = self.brokers.partition(self.stream, partition)
-        newest, limit = info.newest_offset, time.monotonic() + _COMMIT_WAIT
-        while info.high_watermark < newest and time.monotonic() < limit:
+        newest = info.newest_offset
+        for _ in range(_COMMIT_ANSWERS):
+            if info.high_watermark >= newest:
+                break
             time.sleep(_COMMIT_POLL)
             info = self.brokers.partition(self.stream, partition)
         end = info.high_watermark + 1

@@ -46,8 +46,9 @@ __all__ = ["Subscription"]
 
 #: Seconds that the server has for the message that says that a subscription stands.
 _HANDSHAKE_TIMEOUT: Final = 5.0
-# How long a read that is to end at the newest message waits for it to be committed.
-_COMMIT_WAIT: Final = 1.0
+# How many more answers a read that is to end at the newest message gives it to be committed, and the pause
+# before each. Not seconds: a server that stands still commits nothing, and answers nothing.
+_COMMIT_ANSWERS: Final = 30
 _COMMIT_POLL: Final = 0.05
 # How long a subscription that stands again waits to hear that its partition is still whole.
 _CHECK_TIMEOUT: Final = 3.0
@@ -214,9 +215,11 @@ class Subscription(MessageReader):
 
     async def _committed(self, info: PartitionInfo, deadline: Deadline) -> PartitionInfo:
         """Wait until what is the newest message now can be seen; say so if that does not happen."""
-        newest, limit = info.newest_offset, Deadline(min(_COMMIT_WAIT, deadline.left))
-        while info.high_watermark < newest and not limit.is_over:
-            await asyncio.sleep(min(_COMMIT_POLL, limit.left))
+        newest = info.newest_offset
+        for _ in range(_COMMIT_ANSWERS):
+            if info.high_watermark >= newest or deadline.is_over:
+                break
+            await asyncio.sleep(min(_COMMIT_POLL, deadline.left))
             info = await self._core.fetch_partition_metadata(
                 self.stream, self.partition, timeout=deadline.left
             )

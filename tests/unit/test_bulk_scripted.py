@@ -162,3 +162,18 @@ async def test_a_broker_that_stands_still_is_not_taken_for_an_empty_log() -> Non
         StandingStill(brokers[0])
         reader = await asyncio.to_thread(bulk.read, brokers[0].address, "foo")
         assert (await asyncio.to_thread(reader.read_all))["offset"].to_pylist() == list(range(5))
+
+
+async def test_what_is_newest_is_waited_for_while_a_broker_stands_still() -> None:
+    async with scripted() as (broker,):
+        log = broker.log(*range(6), high_watermark=3)
+
+        async def stand_still(call: ServerCall, request: bytes) -> bytes:
+            await asyncio.sleep(1.5)
+            answer = await broker._partition(call, request)
+            log.high_watermark = 5
+            return answer
+
+        broker.next("FetchPartitionMetadata", broker._partition, stand_still)
+        reader = await asyncio.to_thread(bulk.read, broker.address, "foo")
+        assert (await asyncio.to_thread(reader.read_all))["offset"].to_pylist() == list(range(6))

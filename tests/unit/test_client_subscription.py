@@ -101,7 +101,7 @@ class TestReading:
         assert seen == [None]
 
     async def test_the_high_watermark_is_where_the_latest_ends(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(subscription_module, "_COMMIT_WAIT", 0.1)
+        monkeypatch.setattr(subscription_module, "_COMMIT_ANSWERS", 2)
         events: list[Any] = []
         async with scripted() as (broker,):
             broker.log(*range(6), high_watermark=3)
@@ -123,7 +123,7 @@ class TestReading:
         assert not [event for event in events if isinstance(event, StoppedAtHighWatermark)]
 
     async def test_nothing_visible_ends_at_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(subscription_module, "_COMMIT_WAIT", 0.05)
+        monkeypatch.setattr(subscription_module, "_COMMIT_ANSWERS", 1)
         events: list[Any] = []
         async with scripted() as (broker,):
             broker.log(*range(6), high_watermark=-1)
