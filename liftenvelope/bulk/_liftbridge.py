@@ -49,7 +49,7 @@ _SILENCE: Final = 0.5
 _COMMIT_ANSWERS: Final = 30
 _COMMIT_POLL: Final = 0.05
 #: A broker that has just started knows no streams for seconds: one that was there must be missing so long.
-_GONE_AFTER: Final = 5.0
+_GONE_AFTER: Final = 10.0
 _MISSING: Final = (NoSuchStreamError, NoSuchPartitionError)
 
 
