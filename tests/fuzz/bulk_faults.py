@@ -107,7 +107,7 @@ def gateway_log() -> AbstractContextManager[Log]:
 @contextmanager
 def _cluster_log(starting: ServerCluster[Any]) -> Iterator[Log]:
     with starting as cluster:
-        with liftenvelope.connect_blocking(cluster.addresses) as client:
+        with liftenvelope.connect_blocking(cluster.addresses, ack_wait=60) as client:
             client.create_stream(NAME, NAME)
             headers = [None, None, {"n": b"1", "long": b"x" * 300}]
             keys = [None, b"k", b"\xff" * 40, b"k"]

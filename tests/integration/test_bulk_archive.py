@@ -332,7 +332,7 @@ def test_partitions_have_files_of_their_own(
     liftbridge_server: LiftbridgeCluster, name: str, tmp_path: Path
 ) -> None:
     address = liftbridge_server.addresses[0]
-    with liftenvelope.connect_blocking(address) as client:
+    with liftenvelope.connect_blocking(address, ack_wait=60) as client:
         client.create_stream(name, name, partitions=3)
         for partition in (0, 2):
             client.publish_many(name, [b"%d" % i for i in range(200)], partition=partition)
@@ -352,7 +352,7 @@ def test_a_partition_that_is_added_later(
     liftbridge_server: LiftbridgeCluster, name: str, tmp_path: Path
 ) -> None:
     address = liftbridge_server.addresses[0]
-    with liftenvelope.connect_blocking(address) as client:
+    with liftenvelope.connect_blocking(address, ack_wait=60) as client:
         client.create_stream(name, name, partitions=2)
         for partition in (0, 1):
             client.publish_many(name, [b"%d" % i for i in range(30)], partition=partition)
@@ -368,7 +368,7 @@ def test_a_folder_of_a_server_of_another_kind(
     make_stream(url, name)
     publish(url, numbered(name, 5))
     bulk.to_parquet(url, name, tmp_path)
-    with liftenvelope.connect_blocking(liftbridge_server.addresses) as client:
+    with liftenvelope.connect_blocking(liftbridge_server.addresses, ack_wait=60) as client:
         client.create_stream(name, name)
         client.publish_many(name, [b"x"] * 9, partition=0)
         with pytest.raises(UsageError, match="server of another kind; choose another folder"):

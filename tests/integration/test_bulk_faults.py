@@ -97,7 +97,7 @@ def test_a_stalled_connection_to_jetstream(nats: NatsServer, name: str) -> None:
 
 def test_a_stalled_connection_to_liftbridge(liftbridge_server: LiftbridgeCluster, name: str) -> None:
     address = liftbridge_server.addresses[0]
-    with liftenvelope.connect_blocking(address) as client:
+    with liftenvelope.connect_blocking(address, ack_wait=60) as client:
         client.create_stream(name, name)
         client.publish_many(name, [bytes(LARGE // 400)] * 400, partition=0, max_in_flight=20)
     with FaultProxy(address) as proxy:
@@ -128,7 +128,7 @@ def test_a_jetstream_server_is_killed_and_comes_back() -> None:
 @contextmanager
 def liftbridge_with_log() -> Iterator[LiftbridgeCluster]:
     with run_liftbridge() as cluster:
-        with liftenvelope.connect_blocking(cluster.addresses) as client:
+        with liftenvelope.connect_blocking(cluster.addresses, ack_wait=60) as client:
             client.create_stream("log", "log")
             client.publish_many("log", [b"%d" % i + b"." * SIZE for i in range(COUNT)], partition=0)
         yield cluster

@@ -50,7 +50,7 @@ def broker(request: pytest.FixtureRequest) -> LiftbridgeCluster:
 
 @pytest.fixture(scope="module")
 def client(broker: LiftbridgeCluster) -> Iterator[BlockingClient]:
-    with liftenvelope.connect_blocking(broker.addresses) as found:
+    with liftenvelope.connect_blocking(broker.addresses, ack_wait=60) as found:
         yield found
 
 
@@ -195,7 +195,7 @@ def test_messages_of_8_mib(run: Any, config: dict[str, Any], name: str) -> None:
         run_nats_server(jetstream=True, max_payload=10 * MIB) as server,
         run(nats_server=server, config=config) as cluster,
     ):
-        with liftenvelope.connect_blocking(cluster.addresses) as client:
+        with liftenvelope.connect_blocking(cluster.addresses, ack_wait=60) as client:
             client.create_stream(name, name)
         asyncio.run(publish(server.url))
         wait_for("all messages", lambda: bulk.count(cluster.addresses[0], name) == len(sizes))
@@ -346,11 +346,11 @@ class TestErrors:
 
     def test_nobody_there(self) -> None:
         with pytest.raises(TransportError):
-            bulk.read("127.0.0.1:1", "numbers", access=Access(timeout=3))
+            bulk.read("127.0.0.1:1", "numbers", access=Access(timeout=30))
 
     def test_a_nats_server_is_no_liftbridge(self, nats_server: NatsServer) -> None:
         with pytest.raises(TransportError):
-            bulk.read(nats_server.address, "numbers", access=Access(timeout=3))
+            bulk.read(nats_server.address, "numbers", access=Access(timeout=30))
 
     def test_a_liftbridge_is_no_nats_server(self, address: str) -> None:
         with pytest.raises((TransportError, TimeoutError)):
