@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 from liftenvelope._pb import api_pb2
 from liftenvelope.client.failures import call_error, resolved_start
 from liftenvelope.client.metadata import Metadata, PartitionInfo, StreamInfo, partition_info, read_metadata
+from liftenvelope.client.partition_read import is_worth_another_look, was_stopped
 from liftenvelope.client.retries import RETRIES, Fate, fate_of, pause_before
 from liftenvelope.errors import (
     NoSuchPartitionError,
@@ -300,9 +301,9 @@ class Brokers:
             try:
                 payload = self._listen(request)
             except (RpcError, TransportError) as exc:
-                if fate_of(exc) is Fate.REFUSED:
+                if was_stopped(exc):
                     return None
-                if deadline.is_over:
+                if deadline.is_over or not is_worth_another_look(exc):
                     raise call_error("Subscribe", exc, f"{stream}[{partition}]") from exc
             else:
                 return None if payload is None else api_pb2.Message.FromString(payload)

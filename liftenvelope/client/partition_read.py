@@ -29,7 +29,14 @@ if TYPE_CHECKING:
     from liftenvelope.client.metadata import PartitionInfo
     from liftenvelope.envelope import Message
 
-__all__ = ["GroupIdentity", "PartitionRead", "Verdict", "read_messages"]
+__all__ = [
+    "GroupIdentity",
+    "PartitionRead",
+    "Verdict",
+    "is_worth_another_look",
+    "read_messages",
+    "was_stopped",
+]
 
 _STOPPED: Final = ("Stop offset reached", "Stream is empty", "Stop offset is before start offset")
 # Retention took away the segment that was being read (liftbridge commitlog/delete_cleaner.go). A pause closes
@@ -272,7 +279,7 @@ class PartitionRead:
 
     def _refused(self, error: RpcError) -> Verdict | LiftEnvelopeError:
         has_end = self._stop_offset is not None
-        stopped = any(text in error.description for text in _STOPPED)
+        stopped = was_stopped(error)
         if stopped and has_end:
             return Verdict.FINISHED
         if error.code == StatusCode.UNKNOWN and _CLEANED in error.description:
@@ -286,3 +293,16 @@ class PartitionRead:
         if isinstance(found, PartitionPausedError) and error.code == StatusCode.FAILED_PRECONDITION:
             return Verdict.CLOSED
         return found
+
+
+def was_stopped(error: RpcError | TransportError) -> bool:
+    """Whether a subscription with an end was ended because nothing is left up to there."""
+    return isinstance(error, RpcError) and any(text in error.description for text in _STOPPED)
+
+
+def is_worth_another_look(error: RpcError | TransportError) -> bool:
+    """Whether a subscription that failed may stand later: retention closes what it is about to remove."""
+    if fate_of(error) is not Fate.REFUSED:
+        return True
+    assert isinstance(error, RpcError)
+    return error.code in (StatusCode.FAILED_PRECONDITION, StatusCode.INTERNAL, StatusCode.UNKNOWN)

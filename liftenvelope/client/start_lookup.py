@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Final
 
 from liftenvelope._pb import api_pb2
 from liftenvelope.client.failures import call_error, resolved_start
-from liftenvelope.client.partition_read import read_messages
-from liftenvelope.client.retries import Fate, fate_of
+from liftenvelope.client.partition_read import is_worth_another_look, read_messages, was_stopped
 from liftenvelope.errors import TransportError
 from liftenvelope.rpc.status import RpcError, StatusCode
 
@@ -121,9 +120,9 @@ class StartLookup:
             try:
                 payload = await self._listen(request)
             except (RpcError, TransportError) as exc:
-                if fate_of(exc) is Fate.REFUSED:
+                if was_stopped(exc):
                     return None
-                if self._deadline.is_over:
+                if self._deadline.is_over or not is_worth_another_look(exc):
                     raise call_error("Subscribe", exc, f"{self._stream}[{self._partition}]") from exc
             else:
                 return None if payload is None else read_messages([payload])[0]

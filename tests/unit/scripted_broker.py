@@ -287,11 +287,13 @@ class ScriptedBroker:
 class StandingStill:
     """Five messages on a broker whose newest segment is empty.
 
-    It sends none of them until it has been asked for the first alone, and for something else after that.
+    It sends none of them until it has been asked for the first alone, and for something else after that; or
+    has refused it once.
     """
 
-    def __init__(self, broker: ScriptedBroker) -> None:
+    def __init__(self, broker: ScriptedBroker, refusal: RpcError | None = None) -> None:
         self._broker = broker
+        self._refusal = refusal
         self._goes_on = asyncio.Event()
         self._log = broker.log(*range(5))
         broker.always("Subscribe", self._subscribe)
@@ -304,9 +306,12 @@ class StandingStill:
         if asked.stopOffset < 0:
             await self._broker._subscribe(call, request)
             return
-        await call.send([HANDSHAKE])
         if asked.stopOffset == 0 and not self._goes_on.is_set():
+            if self._refusal is not None:
+                self._goes_on.set()
+                raise self._refusal
             self._broker.next("FetchPartitionMetadata", self._go_on)
+        await call.send([HANDSHAKE])
         await self._goes_on.wait()
         await self._broker._read_on(call, self._log, asked.startOffset, asked)
 

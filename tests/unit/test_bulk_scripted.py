@@ -26,6 +26,9 @@ from tests.unit.scripted_broker import ScriptedBroker, StandingStill, scripted
 INFO = b'INFO {"max_payload": 1048576, "headers": true}\r\n'
 PUB = re.compile(rb"PUB (\S+) (?:(\S+) )?(\d+)\r\n")
 
+#: Retention closes a segment before it takes it off the list.
+CLOSED = RpcError(StatusCode.INTERNAL, "Failed to create stream reader: segment has been closed")
+
 #: Returns what the server sends for a subject, a reply subject and a subscription.
 Script = Callable[[bytes, bytes, int], bytes]
 
@@ -157,9 +160,10 @@ async def test_a_partition_that_stays_away(monkeypatch: pytest.MonkeyPatch) -> N
             await asyncio.to_thread(reader.read_all)
 
 
-async def test_a_broker_that_stands_still_is_not_taken_for_an_empty_log() -> None:
+@pytest.mark.parametrize("refusal", [None, CLOSED, RpcError(StatusCode.UNAVAILABLE, "draining")])
+async def test_a_broker_that_stands_still_is_not_taken_for_an_empty_log(refusal: RpcError | None) -> None:
     async with scripted() as brokers:
-        StandingStill(brokers[0])
+        StandingStill(brokers[0], refusal)
         reader = await asyncio.to_thread(bulk.read, brokers[0].address, "foo")
         assert (await asyncio.to_thread(reader.read_all))["offset"].to_pylist() == list(range(5))
 

@@ -47,6 +47,8 @@ from liftenvelope.rpc.status import RpcError, StatusCode
 
 pytestmark = pytest.mark.usefixtures("loop_errors")
 
+#: Retention closes a segment before it takes it off the list.
+CLOSED = RpcError(StatusCode.INTERNAL, "Failed to create stream reader: segment has been closed")
 CANCELLED = RpcError(StatusCode.CANCELLED, "server is stopping")
 
 
@@ -501,7 +503,8 @@ class TestEnds:
                     await reader.next()
 
 
-async def test_a_broker_that_stands_still_is_not_taken_for_an_empty_log() -> None:
+@pytest.mark.parametrize("refusal", [None, CLOSED, RpcError(StatusCode.UNAVAILABLE, "draining")])
+async def test_a_broker_that_stands_still_is_not_taken_for_an_empty_log(refusal: RpcError | None) -> None:
     async with scripted() as brokers, client_of(brokers, timeout=30.0) as client:
-        StandingStill(brokers[0])
+        StandingStill(brokers[0], refusal)
         assert await read(client, start="earliest", stop="latest") == list(range(5))
