@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Any
+from typing import Any, Final
 
 from liftenvelope.client import Client
 from liftenvelope.envelope import Message
+
+#: For everything that has to happen sooner or later, however busy the machine is, in seconds.
+PATIENCE: Final = 60.0
+#: Soon enough to wait for its end, and long enough for a message to be sent meanwhile, in seconds.
+SOON: Final = 3.0
 
 
 async def fill(client: Client, stream: str, values: int | Iterable[bytes], **options: Any) -> list[int]:
@@ -25,8 +30,8 @@ async def new_stream(client: Client, name: str, values: int | Iterable[bytes] = 
 
 
 async def read(client: Client, stream: str, **options: Any) -> list[Message]:
-    """Read until the read ends by itself, which it must do soon."""
-    async with asyncio.timeout(20), client.subscribe(stream, **options) as messages:
+    """Read until the read ends by itself, which it must do."""
+    async with asyncio.timeout(PATIENCE), client.subscribe(stream, **options) as messages:
         return [message async for message in messages]
 
 
@@ -36,15 +41,15 @@ async def read_offsets(client: Client, stream: str, **options: Any) -> list[int]
 
 
 async def take(messages: Any, count: int) -> list[Message]:
-    """Return the next so many messages of a reader, which must come soon."""
+    """Return the next so many messages of a reader, which must come."""
     taken: list[Message] = []
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE):
         while len(taken) < count:
             taken.append(await anext(messages))
     return taken
 
 
-async def eventually(condition: Callable[[], Awaitable[bool]], seconds: float = 20.0) -> None:
+async def eventually(condition: Callable[[], Awaitable[bool]], seconds: float = PATIENCE) -> None:
     """Poll until it is so, with a deadline."""
     async with asyncio.timeout(seconds):
         while not await condition():

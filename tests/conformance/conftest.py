@@ -2,16 +2,18 @@
 
 The fixture ``server`` is all that they know of it. Which one that is, the environment variable
 ``LIFTENVELOPE_CONFORMANCE_SERVER`` says, a name in ``SERVERS``: a server of another make is put into that
-table. Tests marked ``liftbridge_only`` are about what the Liftbridge server itself does wrong, or about
-its own configuration, those marked ``gateway_only`` about what the gateway does in another way on purpose;
-they are left out for others.
+table. Nothing here is about who is taken for dead, so nobody may be who only hangs for some seconds. Tests
+marked ``liftbridge_only`` are about what the Liftbridge server itself does wrong, or about its own
+configuration, those marked ``gateway_only`` about what the gateway does in another way on purpose; they are
+left out for others.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any, Final, Protocol
 from uuid import uuid4
 
@@ -22,14 +24,15 @@ from nats.aio.client import Client as NatsClient
 import liftenvelope
 from liftenvelope.client import Client
 from liftenvelope.client.events import ClientEvent
+from liftenvelope.testing import run_gateway, run_liftbridge
 
-#: By name, the fixture that starts the server.
-SERVERS: Final = {"liftbridge": "liftbridge_server", "gateway": "gateway_server"}
 CHOSEN: Final = os.environ.get("LIFTENVELOPE_CONFORMANCE_SERVER", "liftbridge")
+#: For how many seconds a member of a group or a server has to be silent to be taken for dead.
+SILENCE: Final = 10.0
 
 
 class Server(Protocol):
-    """A running server, or a cluster of them."""
+    """A server, or a cluster of them, which runs as long as a ``with`` block."""
 
     @property
     def addresses(self) -> list[str]:
@@ -42,6 +45,25 @@ class Server(Protocol):
         ...
 
 
+def liftbridge() -> AbstractContextManager[Server]:
+    """The real one."""
+    timeouts = dict.fromkeys(("groups.consumer.timeout", "groups.coordinator.timeout"), f"{SILENCE:g}s")
+    return run_liftbridge(config=timeouts)
+
+
+def gateway() -> AbstractContextManager[Server]:
+    """Ours."""
+    timeouts = dict.fromkeys(("consumer_timeout", "coordinator_timeout", "broker_ttl"), SILENCE)
+    return run_gateway(config=timeouts)
+
+
+#: By name, what makes the server.
+SERVERS: Final[dict[str, Callable[[], AbstractContextManager[Server]]]] = {
+    "liftbridge": liftbridge,
+    "gateway": gateway,
+}
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what is about one make of server where another is tested."""
     marks = [f"{server}_only" for server in SERVERS if server != CHOSEN]
@@ -51,10 +73,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 @pytest.fixture(scope="session")
-def server(request: pytest.FixtureRequest) -> Server:
+def server() -> Iterator[Server]:
     """The server under test, shared by the whole run: with cursors, groups and the activity stream."""
-    found: Server = request.getfixturevalue(SERVERS[CHOSEN])
-    return found
+    with SERVERS[CHOSEN]() as running:
+        yield running
 
 
 @pytest.fixture

@@ -16,13 +16,13 @@ from liftenvelope.client.activity import (
     StreamReadonlySet,
     StreamResumed,
 )
-from tests.conformance.actions import fill
+from tests.conformance.actions import PATIENCE, fill
 
 
 async def events_about(events: Any, name: str, count: int) -> list[ActivityEvent]:
     """Return the next so many events that are about a stream or group; other tests make events as well."""
     found: list[ActivityEvent] = []
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE):
         async for event in events:
             if name in (getattr(event, "stream", None), getattr(event, "group", None)):
                 found.append(event)

@@ -11,7 +11,7 @@ import pytest
 
 import liftenvelope
 from liftenvelope.client import Client, ClientEvent
-from tests.conformance.actions import eventually, new_stream
+from tests.conformance.actions import PATIENCE, eventually, new_stream
 from tests.conformance.conftest import Server
 
 Work: TypeAlias = Callable[[Client, str, asyncio.Event], Awaitable[object]]
@@ -62,7 +62,7 @@ WORK: list[Work] = [subscribe, merge, consume, checkpoint, publish_endlessly, pu
 async def begin(work: Work, client: Client, name: str) -> asyncio.Task[object]:
     begun = asyncio.Event()
     task = asyncio.ensure_future(work(client, name, begun))
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE):
         await begun.wait()
     return task
 
@@ -71,7 +71,7 @@ async def cancel_after(task: asyncio.Task[Any], turns: int) -> None:
     for _ in range(turns):
         await asyncio.sleep(0)
     task.cancel()
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE):
         await asyncio.wait([task])
 
 
@@ -91,7 +91,7 @@ async def test_closing_the_client(server: Server, client: Client, name: str, wor
         other = await liftenvelope.connect(server.addresses, on_event=events.append)
         working = await begin(work, other, name)
         await cancel_after(asyncio.ensure_future(other.close()), turns)
-        async with asyncio.timeout(30):  # who works is told, though the close was given up
+        async with asyncio.timeout(PATIENCE):  # who works is told, though the close was given up
             await asyncio.wait([working])
             await other.close()
         await none_left(before)

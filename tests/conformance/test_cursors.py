@@ -11,7 +11,7 @@ from liftenvelope.client import Client
 from liftenvelope.client.positions import Cursor
 from liftenvelope.errors import CursorsUnavailableError, UsageError
 from liftenvelope.testing import run_liftbridge
-from tests.conformance.actions import new_stream, read_offsets, take
+from tests.conformance.actions import SOON, new_stream, read_offsets, take
 
 
 async def test_set_fetch_and_reset(client: Client, name: str) -> None:
@@ -112,5 +112,5 @@ async def test_a_server_that_keeps_no_cursors(name: str) -> None:
     with run_liftbridge(config={"cursors.stream.partitions": 0}) as cluster:
         async with liftenvelope.connect(cluster.addresses) as client:
             with pytest.raises(CursorsUnavailableError, match="keeps no cursors") as info:
-                await client.set_cursor("reader", name, 0, 1, timeout=0.5)
+                await client.set_cursor("reader", name, 0, 1, timeout=SOON)
             assert info.value.retriable

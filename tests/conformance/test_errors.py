@@ -28,7 +28,7 @@ from liftenvelope.errors import (
     UsageError,
 )
 from liftenvelope.testing import FaultProxy
-from tests.conformance.actions import fill, new_stream, read, take
+from tests.conformance.actions import SOON, fill, new_stream, read, take
 from tests.conformance.conftest import Server
 
 Provoke: TypeAlias = Callable[[Client, str], Awaitable[object]]
@@ -125,7 +125,7 @@ async def test_no_ack_in_time(server: Server, client: Client, name: str) -> None
             await delayed.publish(name, b"first")
             proxy.stall("to_client")
             with pytest.raises(AckTimeoutError, match=name) as info:
-                await delayed.publish(name, b"second", timeout=0.3)
+                await delayed.publish(name, b"second", timeout=SOON)
             assert info.value.sent
             assert info.value.retriable
             with pytest.raises(CallTimeoutError, match=name) as lost:

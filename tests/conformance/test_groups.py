@@ -11,7 +11,7 @@ import pytest
 import liftenvelope
 from liftenvelope.client import Client
 from liftenvelope.errors import FencedError, NoCursorError, NoSuchStreamError, UsageError
-from tests.conformance.actions import eventually, fill, take
+from tests.conformance.actions import PATIENCE, eventually, fill, take
 from tests.conformance.conftest import Server
 
 
@@ -95,7 +95,7 @@ async def test_a_member_that_leaves_hands_its_partitions_over(client: Client, na
             await two.commit()
         await soon(lambda: len(one.assignment) == 2)
         seen = {(m.partition, m.offset) for m in first}
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE):
             async for message in one:
                 seen.add((message.partition, message.offset))
                 if len(seen) == 12:
@@ -133,7 +133,7 @@ async def test_where_a_group_without_a_cursor_begins(
 async def test_a_group_that_must_have_a_cursor(client: Client, name: str) -> None:
     await client.create_stream(name, name)
     with pytest.raises(NoCursorError, match=name):
-        async with asyncio.timeout(20), client.consumer(name, [name], auto_offset="error") as consumer:
+        async with asyncio.timeout(PATIENCE), client.consumer(name, [name], auto_offset="error") as consumer:
             await anext(consumer)
 
 
@@ -148,7 +148,7 @@ async def test_pause_resume_and_seek(client: Client, name: str) -> None:
         done, _ = await asyncio.wait([waiting], timeout=0.2)
         assert not done
         consumer.resume(name, 0)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE):
             assert (await waiting).offset == 1
         assert [message.offset for message in await take(consumer, 3)] == [2, 3, 4]
         with pytest.raises(FencedError, match=name):

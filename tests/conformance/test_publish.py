@@ -23,7 +23,7 @@ from liftenvelope.errors import (
     UsageError,
 )
 from liftenvelope.partition import KeyPartitioner
-from tests.conformance.actions import eventually, fill, new_stream, read, read_offsets
+from tests.conformance.actions import PATIENCE, eventually, fill, new_stream, read, read_offsets
 from tests.conformance.conftest import CHOSEN
 
 
@@ -63,7 +63,7 @@ async def test_an_ack_inbox_of_one_s_own(client: Client, name: str, nc: NatsClie
     ack = await client.publish(name, b"x", ack_inbox=f"{name}.acks", correlation_id="both")
     assert ack is not None
     assert ack.offset == 0
-    seen = unmarshal_ack((await inbox.next_msg(timeout=10)).data)
+    seen = unmarshal_ack((await inbox.next_msg(timeout=PATIENCE)).data)
     assert (seen.stream, seen.offset, seen.correlation_id) == (name, 0, "both")
 
 

@@ -18,13 +18,14 @@ from liftenvelope.errors import (
     LiftEnvelopeError,
     NoSuchPartitionError,
     NoSuchStreamError,
+    PartitionPausedError,
     ReadonlyPartitionError,
     ServerError,
     StreamExistsError,
     UsageError,
 )
 from liftenvelope.rpc.status import StatusCode
-from tests.conformance.actions import eventually, fill, new_stream, read, read_offsets
+from tests.conformance.actions import SOON, eventually, fill, new_stream, read, read_offsets
 from tests.conformance.conftest import Server
 
 # Segments of a few messages each, looked at five times a second: only full ones can go.
@@ -151,8 +152,18 @@ async def test_a_partition_pauses_by_itself_and_wakes_for_a_message(client: Clie
 
     await eventually(is_paused)
     assert await fill(client, name, [b"woken"]) == [1]
-    values = [message.value for message in await read(client, name, start="earliest", stop=1)]
-    assert values == [b"m0", b"woken"]
+
+    async def values() -> list[bytes]:
+        try:
+            found = await read(client, name, start="earliest", stop=1, resume=True)
+        except PartitionPausedError:
+            return []  # it has paused again, before it was read or while it was
+        return [message.value for message in found]
+
+    async def are_there() -> bool:
+        return await values() == [b"m0", b"woken"]
+
+    await eventually(are_there)
 
 
 async def test_partitions_record_numbered_subjects(client: Client, name: str, nc: NatsClient) -> None:
@@ -210,7 +221,7 @@ async def test_more_replicas_in_sync_than_there_are(client: Client, name: str) -
     await client.create_stream(name, name, min_isr=2)
     assert await fill(client, name, [b"leader"]) == [0]
     with pytest.raises(AckTimeoutError) as info:
-        await client.publish(name, b"all", ack_policy=AckPolicy.ALL, timeout=0.3)
+        await client.publish(name, b"all", ack_policy=AckPolicy.ALL, timeout=SOON)
     assert info.value.sent
 
 

@@ -21,7 +21,7 @@ from liftenvelope.errors import (
     UnsupportedByServerError,
     UsageError,
 )
-from tests.conformance.actions import eventually, fill, new_stream, read, read_offsets, take
+from tests.conformance.actions import PATIENCE, eventually, fill, new_stream, read, read_offsets, take
 
 EMPTY: list[int] = []
 FIVE = [0, 1, 2, 3, 4]
@@ -253,7 +253,7 @@ async def test_one_end_ends_all_partitions(client: Client, name: str) -> None:
     async with client.subscribe(name, partition="all") as messages:
         await client.set_stream_readonly(name, partitions=[1])
         with pytest.raises(ReadonlyPartitionError, match=name):
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(PATIENCE):
                 await anext(messages)
 
 
@@ -283,7 +283,7 @@ async def test_paused_while_it_is_read(client: Client, name: str) -> None:
         await take(messages, 3)
         await client.pause_stream(name)
         with pytest.raises(PartitionPausedError, match=name):
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(PATIENCE):
                 await anext(messages)
         assert messages.position == 3
         with pytest.raises(PartitionPausedError):
@@ -296,7 +296,7 @@ async def test_deleted_while_it_is_read(client: Client, name: str) -> None:
         await take(messages, 3)
         await client.delete_stream(name)
         with pytest.raises(StreamDeletedError, match=name):
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(PATIENCE):
                 await anext(messages)
 
 
@@ -307,7 +307,7 @@ async def test_made_readonly_while_it_is_read(client: Client, name: str) -> None
         await client.set_stream_readonly(name)
         assert (await take(messages, 1))[0].offset == 2
         with pytest.raises(ReadonlyPartitionError, match=name):
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(PATIENCE):
                 await anext(messages)
 
 
@@ -382,14 +382,14 @@ async def test_what_a_message_knows(client: Client, name: str) -> None:
     assert (message.stream, message.partition, message.offset) == (name, 1, 0)
     assert message.subject == f"{name}.s.1"
     assert message.timestamp is not None
-    assert timedelta(seconds=-1) < message.timestamp - before < timedelta(seconds=30)
+    assert timedelta(seconds=-1) < message.timestamp - before < timedelta(seconds=PATIENCE)
 
 
 async def test_batches(client: Client, name: str) -> None:
     await new_stream(client, name, 25)
     async with client.subscribe(name, start="earliest", stop="latest") as messages:
         sizes, offsets = [], []
-        async for batch in messages.batches(10, 5):
+        async for batch in messages.batches(10, PATIENCE):
             sizes.append(len(batch))
             offsets += [message.offset for message in batch]
     assert sizes == [10, 10, 5]
@@ -400,7 +400,7 @@ async def test_a_batch_waits_only_so_long(client: Client, name: str) -> None:
     await new_stream(client, name, 3)
     async with client.subscribe(name, start="earliest") as messages:
         offsets: list[int] = []
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE):
             async for batch in messages.batches(10, max_wait=0.05):
                 offsets += [message.offset for message in batch]
                 if len(offsets) == 3:
@@ -426,7 +426,7 @@ async def test_arrow_batches(client: Client, name: str) -> None:
     for number in range(25):
         await fill(client, name, [b"v%d" % number], key=b"k%d" % number, headers={"n": b"%d" % number})
     async with client.subscribe(name, start="earliest", stop="latest") as messages:
-        batches = [batch async for batch in messages.arrow_batches(10, max_wait=5)]
+        batches = [batch async for batch in messages.arrow_batches(10, max_wait=PATIENCE)]
     assert [batch.num_rows for batch in batches] == [10, 10, 5]
     columns = {
         column: [value for batch in batches for value in batch.column(column).to_pylist()]
