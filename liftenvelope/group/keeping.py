@@ -118,10 +118,19 @@ class LeaseKeeper:
             GroupUnavailableError: JetStream did not answer.
         """
         self._valid_until = float("-inf")
-        try:
-            await self._store.delete(self._key, self._revision)
-        except Conflict:
-            return
+        revision = self._revision
+        while True:
+            try:
+                await self._store.delete(self._key, revision)
+            except Conflict:
+                # By a renewal that was cut off before its answer came; or it is another one's by now.
+                entry = await self._store.get(self._key)
+                peer = _read(self._me.id, entry)
+                if peer is None or peer.incarnation != self.incarnation:
+                    return
+                revision = entry.revision
+            else:
+                return
 
     async def _renew(self) -> None:
         began = self._loop.time()

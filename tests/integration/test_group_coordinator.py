@@ -37,10 +37,10 @@ from liftenvelope.group import (
 )
 from liftenvelope.group.calls import GroupCalls
 from liftenvelope.group.names import METHODS
-from liftenvelope.testing import NatsServer
+from liftenvelope.testing import FaultProxy, NatsServer
 
 from .conftest import connect
-from .group_play import LONG, PATIENCE, Play, coordinator, eventually
+from .group_play import LONG, PATIENCE, SESSION, Play, coordinator, eventually
 
 
 @pytest.fixture
@@ -393,6 +393,32 @@ class TestSeveral:
             # It has the group again, in another incarnation, and the member is none the wiser.
             await client.describe_group("g")
             assert (await member.heartbeat(generation)).generation == generation
+
+    async def test_a_lease_is_given_back_though_a_renewal_is_cut_off(
+        self, jetstream_server: NatsServer, nc: Client, name: str
+    ) -> None:
+        """Its answer has not come when the coordinator is closed: the key is another one than it knows."""
+        with FaultProxy(jetstream_server.url) as proxy:
+            far = await connect(f"nats://{proxy.address}")
+            one = coordinator(far, bucket=name, prefix=name, lease=SESSION, coordinator_id="one")
+            await one.start()
+            stream = await Play(nc, name).js.stream(f"KV_{name}")
+            subject = f"$KV.{name}.coordinator.one"
+
+            async def revision() -> int:
+                return (await stream.get_message(last_by_subject=subject)).sequence
+
+            proxy.stall("to_client")
+            assert one._keeper is not None
+            async with asyncio.timeout(PATIENCE):
+                while await revision() == one._keeper._revision:
+                    await asyncio.sleep(0.02)
+            closing = asyncio.create_task(one.close())
+            await asyncio.sleep(0)  # it has stopped what it was at
+            proxy.resume()
+            await closing
+            await far.close()
+        assert (await stream.get_message(last_by_subject=subject)).headers["KV-Operation"] == "DEL"
 
     async def test_an_id_is_for_one(self, nc: Client, name: str) -> None:
         options: dict[str, Any] = {"bucket": name, "prefix": name, "coordinator_id": "the-one", "lease": 3.0}
