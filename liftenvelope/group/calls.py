@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 from google.protobuf.message import DecodeError
 
 from liftenvelope._pb import groups_pb2 as pb
-from liftenvelope.errors import CallTimeoutError, InternalError, NoJetStreamError, TransportError
+from liftenvelope.errors import CallTimeoutError, GroupError, InternalError, NoJetStreamError, TransportError
 from liftenvelope.group.errors import GroupUnavailableError, NotControllerError, UnknownGroupError
 from liftenvelope.group.names import check_prefix
 from liftenvelope.group.wire import raise_for
@@ -159,13 +159,19 @@ class GroupCalls:
     async def _patiently(self, ask: Callable[[float], Awaitable[_A]], timeout: float) -> _A:
         loop = asyncio.get_running_loop()
         deadline, pause = loop.time() + timeout, _FIRST_PAUSE
+        refusal: GroupError | None = None
         while True:
             left = max(deadline - loop.time(), 0.001)
             try:
                 return await ask(min(left, _ONE_TRY))
-            except (GroupUnavailableError, NotControllerError, CallTimeoutError):
+            except (GroupUnavailableError, NotControllerError) as exc:
+                refusal = exc
                 if loop.time() + pause >= deadline:
                     raise
+            except CallTimeoutError as exc:
+                if loop.time() + pause >= deadline:
+                    # What an earlier try was told says more than that the last one had no time.
+                    raise refusal or exc from exc
             await asyncio.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from nats.aio.client import Client
+from nats.aio.msg import Msg
 
 from liftenvelope._pb import groups_pb2 as pb
 from liftenvelope._version import __version__
@@ -37,10 +38,11 @@ from liftenvelope.group import (
 )
 from liftenvelope.group.calls import GroupCalls
 from liftenvelope.group.names import METHODS
+from liftenvelope.group.wire import error_message
 from liftenvelope.testing import FaultProxy, NatsServer
 
 from .conftest import connect
-from .group_play import LONG, PATIENCE, SESSION, Play, coordinator, eventually
+from .group_play import LONG, PATIENCE, Play, coordinator, eventually
 
 
 @pytest.fixture
@@ -327,9 +329,25 @@ class TestService:
             getattr(pb, f"{method}Response").FromString(empty.data)
 
     async def test_without_a_coordinator(self, nc: Client) -> None:
-        client = GroupClient(nc, prefix="nobody.is.here", timeout=0.2)
+        client = GroupClient(nc, prefix="nobody.is.here", timeout=4.0)
         with pytest.raises(GroupUnavailableError, match="is one running"):
             await client.list_groups()
+
+    async def test_what_was_told_outlives_a_try_that_had_no_time(self, nc: Client, name: str) -> None:
+        """A coordinator refuses, and then says nothing more."""
+        refusal = error_message(GroupUnavailableError("the bucket is away"))
+        asked = 0
+
+        async def refuse_once(msg: Msg) -> None:
+            nonlocal asked
+            asked += 1
+            if asked == 1:
+                await msg.respond(pb.ListGroupsResponse(error=refusal).SerializeToString())
+
+        await nc.subscribe(f"{name}.any.ListGroups", cb=refuse_once)
+        with pytest.raises(GroupUnavailableError, match="the bucket is away"):
+            await GroupClient(nc, prefix=name, timeout=4.0).list_groups()
+        assert asked > 1
 
     async def test_without_jetstream(self, nats_server: NatsServer) -> None:
         nc = await connect(nats_server.url)
@@ -400,7 +418,7 @@ class TestSeveral:
         """Its answer has not come when the coordinator is closed: the key is another one than it knows."""
         with FaultProxy(jetstream_server.url) as proxy:
             far = await connect(f"nats://{proxy.address}")
-            one = coordinator(far, bucket=name, prefix=name, lease=SESSION, coordinator_id="one")
+            one = coordinator(far, bucket=name, prefix=name, lease=2.0, coordinator_id="one")
             await one.start()
             stream = await Play(nc, name).js.stream(f"KV_{name}")
             subject = f"$KV.{name}.coordinator.one"
