@@ -26,9 +26,9 @@ from liftenvelope.jetstream import JetStream, StreamConfig
 
 from .conftest import connect
 
-#: Where something has to run out: short, so that the tests are.
-LEASE = 1.0
-SESSION = 3.0
+#: Where something has to run out: short, so that the tests are, and longer than what lives ever hangs.
+LEASE = 5.0
+SESSION = 8.0
 #: Where nothing may run out, however busy the machine is.
 LONG = 30.0
 #: For everything that has to happen sooner or later.

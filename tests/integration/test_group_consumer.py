@@ -104,11 +104,15 @@ class TestReading:
         async with play.consumer("a", auto_offset="latest") as consumer:
             assert set(await take(consumer, 4)) == {b"3", b"4", b"5", b"6"}
         whole = JetStreamTopic.of_streams("whole", [play.name])
-        async with GroupConsumer(play.nc, f"{play.name}-w", whole, auto_offset="latest") as consumer:
+        async with GroupConsumer(
+            play.nc, f"{play.name}-w", whole, auto_offset="latest", timeout=PATIENCE
+        ) as consumer:
             assert await take(consumer, 1) == [b"6"]
         stream = await play.js.stream(play.name)
         await stream.purge()
-        async with GroupConsumer(play.nc, f"{play.name}-e", play.topic, auto_offset="latest") as consumer:
+        async with GroupConsumer(
+            play.nc, f"{play.name}-e", play.topic, auto_offset="latest", timeout=PATIENCE
+        ) as consumer:
             await eventually(lambda: all(consumer.position(play.name, number) == 7 for number in range(4)))
 
     @pytest.mark.parametrize("auto_commit_interval", [None, PATIENCE])
@@ -142,7 +146,9 @@ class TestReading:
         await other.publish(2)
         await play.publish(2)
         both = JetStreamTopic.of_streams("both", [play.name, other.name])
-        async with GroupConsumer(nc, play.name, [both], auto_offset="earliest", on_event=quiet) as consumer:
+        async with GroupConsumer(
+            nc, play.name, [both], auto_offset="earliest", timeout=PATIENCE, on_event=quiet
+        ) as consumer:
             async with asyncio.timeout(PATIENCE):
                 got = [await anext(consumer) for _ in range(4)]
         assert {(one.topic, one.partition, one.offset, one.data) for one in got} == {
@@ -196,7 +202,9 @@ class TestReading:
             async def close(self) -> None:
                 pass
 
-        async with GroupConsumer(play.nc, play.name, Numbers(), auto_offset="earliest") as consumer:
+        async with GroupConsumer(
+            play.nc, play.name, Numbers(), auto_offset="earliest", timeout=PATIENCE
+        ) as consumer:
             assert sorted(await take(consumer, 20)) == sorted([b"%d" % number for number in range(10)] * 2)
             assert set((await consumer.lag()).values()) == {0}
             await consumer.commit()
@@ -220,7 +228,7 @@ class TestReading:
 
     async def test_a_stream_that_is_not_there_ends_it(self, play: Play) -> None:
         topic = JetStreamTopic.of_streams("t", ["NO-SUCH-STREAM"])
-        async with GroupConsumer(play.nc, play.name, topic, on_event=quiet) as consumer:
+        async with GroupConsumer(play.nc, play.name, topic, timeout=PATIENCE, on_event=quiet) as consumer:
             with pytest.raises(StreamNotFoundError):
                 await take(consumer, 1)
 
@@ -612,7 +620,7 @@ class TestItsLife:
 
     async def test_a_closed_connection_ends_it(self, play: Play, jetstream_server: NatsServer) -> None:
         nc = await connect(jetstream_server.url)
-        consumer = await play.consumer("a", nc=nc, timeout=2.0).open()
+        consumer = await play.consumer("a", nc=nc).open()
         await nc.close()
         with pytest.raises(TransportError):
             await take(consumer, 1)

@@ -54,7 +54,7 @@ class World:
 
     async def until_committed(self, offset: int) -> None:
         async with asyncio.timeout(PATIENCE):
-            while (await GroupClient(self.nc).committed(self.name)).get(
+            while (await GroupClient(self.nc, timeout=PATIENCE).committed(self.name)).get(
                 TopicPartition(self.name, 0), -1
             ) != offset:
                 await asyncio.sleep(0.05)
@@ -106,7 +106,7 @@ async def test_a_group_goes_on_where_it_was(world: World) -> None:
         await consumer.commit()
         assert sum((await consumer.lag()).values()) == 0
     assert {*first, *rest} == {b"%d" % number for number in range(10)}
-    committed = await GroupClient(world.nc).committed(world.name)
+    committed = await GroupClient(world.nc, timeout=PATIENCE).committed(world.name)
     assert committed == {TopicPartition(world.name, 0): 5, TopicPartition(world.name, 1): 5}
 
 
@@ -163,7 +163,7 @@ async def test_rewinds_are_clamped(world: World) -> None:
     async with world.consumer(topic) as consumer:
         await take(consumer, 3)
         await consumer.commit()
-    client = GroupClient(world.nc)
+    client = GroupClient(world.nc, timeout=PATIENCE)
     key = TopicPartition(world.name, 0)
     assert await client.rewind(world.name, {key: 1000}) == {key: 2}
     assert await client.rewind(world.name, {key: -1}) == {key: 0}
@@ -227,7 +227,7 @@ async def test_a_stream_that_is_deleted_ends_it(world: World) -> None:
         async with world.consumer(topic) as consumer:
             with pytest.raises(OffsetOutOfRangeError, match="rewind the group"):
                 await take(consumer, 1)
-        await GroupClient(world.nc).rewind(world.name, {(world.name, 0): 0})
+        await GroupClient(world.nc, timeout=PATIENCE).rewind(world.name, {(world.name, 0): 0})
     async with world.consumer(topic) as consumer:
         assert await take(consumer, 1) == [b"y"]
 
@@ -269,7 +269,7 @@ async def test_the_server_is_killed(jetstream_server: NatsServer, name: str) -> 
     with run_liftbridge() as cluster:
         async with (
             coordinator(nc, lease=LONG),
-            liftenvelope.connect(cluster.addresses, resubscribe_wait=0.5, timeout=3.0) as client,
+            liftenvelope.connect(cluster.addresses, resubscribe_wait=0.5) as client,
         ):
             world = World(client, nc, name, is_gateway=False)
             topic = await world.create(1, b"0")
