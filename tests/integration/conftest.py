@@ -34,8 +34,8 @@ async def connect(url: str, **options: Any) -> Client:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Poll, with a deadline."""
-    async with asyncio.timeout(10):
+    """Poll, with a deadline that a slow machine keeps, too."""
+    async with asyncio.timeout(60):
         while not condition():
             await asyncio.sleep(0.01)
 

@@ -21,7 +21,7 @@ from liftenvelope.jetstream import JetStream
 from liftenvelope.rpc.aio import Call, Channel
 from liftenvelope.rpc.status import RpcError, StatusCode
 from liftenvelope.testing import GatewayCluster, NatsServer
-from tests.conformance.actions import eventually, fill, read, take
+from tests.conformance.actions import PATIENCE, eventually, fill, read, take
 from tests.integration.conftest import connect
 
 
@@ -61,10 +61,12 @@ async def test_inside_an_application(jetstream_server: NatsServer, name: str) ->
             b"value"
         ]
     assert not nc.is_closed
-    await asyncio.sleep(0)
-    gc.collect()
-    left = {repr(task) for task in asyncio.all_tasks() - before - {asyncio.current_task()}}
-    assert not left
+
+    async def nothing_left() -> bool:
+        gc.collect()
+        return asyncio.all_tasks() - before <= {asyncio.current_task()}
+
+    await eventually(nothing_left)
     # Once more, on the same connection: all that there was is there.
     async with Gateway(nc) as gateway, liftenvelope.connect([gateway.address]) as client:
         assert (await client.publish(name, b"another")).offset == 1  # type: ignore[union-attr]
@@ -139,6 +141,12 @@ async def test_raw_messages_are_stored_unless_readonly_or_paused(
     async def values() -> list[bytes]:
         return [m.value for m in await read(client, name, start="earliest", stop="latest", resume=True)]
 
+    async def until_there(*expected: bytes) -> None:
+        async def are_there() -> bool:
+            return await values() == list(expected)
+
+        await eventually(are_there)
+
     await publish(b"one")
     await client.set_stream_readonly(name)
     await publish(b"lost")
@@ -146,13 +154,10 @@ async def test_raw_messages_are_stored_unless_readonly_or_paused(
     await publish(b"two")
     await client.pause_stream(name)
     await publish(b"lost, too")
-    assert await values() == [b"one", b"two"]
+    # The server stores what it was sent a moment later.
+    await until_there(b"one", b"two")
     await publish(b"three")
-
-    async def is_stored() -> bool:
-        return await values() == [b"one", b"two", b"three"]
-
-    await eventually(is_stored)
+    await until_there(b"one", b"two", b"three")
 
 
 async def test_garbage_is_stored_as_it_is(client: Client, js_nc: NatsClient, name: str) -> None:
@@ -173,7 +178,7 @@ async def test_garbage_is_stored_as_it_is(client: Client, js_nc: NatsClient, nam
         await js_nc.publish(name, payload)
     ack_inbox = await js_nc.subscribe(f"{name}.acks")
     await js_nc.publish(name, new_message(b"sound", ack_inbox=f"{name}.acks", correlation_id="id"))
-    ack = unmarshal_ack((await ack_inbox.next_msg(timeout=20)).data)
+    ack = unmarshal_ack((await ack_inbox.next_msg(timeout=PATIENCE)).data)
     assert (ack.offset, ack.correlation_id) == (len(garbage), "id")
     found = await read(client, name, start="earliest", stop="latest")
     assert [message.value for message in found] == [*garbage, b"sound"]
@@ -212,7 +217,7 @@ async def test_each_stream_of_a_subject_acks_a_raw_message(
         await client.create_stream(name, f"{name}-{number}")
     inbox = await js_nc.subscribe(f"{name}.acks")
     await js_nc.publish(name, new_message(b"x", ack_inbox=f"{name}.acks", correlation_id="id"))
-    acks = [unmarshal_ack((await inbox.next_msg(timeout=20)).data) for _ in range(2)]
+    acks = [unmarshal_ack((await inbox.next_msg(timeout=PATIENCE)).data) for _ in range(2)]
     assert {(ack.stream, ack.offset) for ack in acks} == {(f"{name}-0", 0), (f"{name}-1", 0)}
 
 
@@ -269,7 +274,7 @@ async def collect(
     found: list[bytes] = []
     try:
         async with (
-            asyncio.timeout(30),
+            asyncio.timeout(PATIENCE),
             channel.server_stream("/proto.API/Subscribe", request.SerializeToString()) as call,
         ):
             async for payload in call:
@@ -315,7 +320,7 @@ async def count_until_stopped(call: Call) -> int:
     """How many messages come before the stop."""
     count = 0
     try:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE):
             async for _ in call:
                 count += 1
     except RpcError as exc:
@@ -365,11 +370,11 @@ async def test_refusals(
     await client.create_stream(name, name)
     request = api_pb2.PublishRequest(**{"stream": name, "value": b"x", **fields}).SerializeToString()
     with pytest.raises(RpcError, match=match) as info:
-        await channel.unary("/proto.API/Publish", request, timeout=20)
+        await channel.unary("/proto.API/Publish", request, timeout=PATIENCE)
     assert info.value.code == code
     # In a stream of publishes, too, it is an error of that message alone.
     good = api_pb2.PublishRequest(stream=name, correlationId="good").SerializeToString()
-    async with asyncio.timeout(30), channel.bidi("/proto.API/PublishAsync") as call:
+    async with asyncio.timeout(PATIENCE), channel.bidi("/proto.API/PublishAsync") as call:
         await call.send([good, request, good])
         call.half_close()
         answers = [api_pb2.PublishResponse.FromString(payload) async for payload in call]
@@ -382,10 +387,10 @@ async def test_what_can_not_be_read_ends_the_call(channel: Channel, client: Clie
     await client.create_stream(name, name)
     for method in ("CreateStream", "FetchMetadata", "Publish", "Subscribe", "SetCursor"):
         with pytest.raises(RpcError) as info:
-            await channel.unary(f"/proto.API/{method}", b"\xff\xff", timeout=20)
+            await channel.unary(f"/proto.API/{method}", b"\xff\xff", timeout=PATIENCE)
         assert info.value.code == StatusCode.INTERNAL
     with pytest.raises(RpcError) as info:
-        await channel.unary("/proto.API/NoSuch", b"", timeout=20)
+        await channel.unary("/proto.API/NoSuch", b"", timeout=PATIENCE)
     assert info.value.code == StatusCode.UNIMPLEMENTED
     await client.publish(name, b"all is well")
 

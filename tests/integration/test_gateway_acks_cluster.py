@@ -10,8 +10,8 @@ from liftenvelope.errors import CallTimeoutError, JetStreamError
 from liftenvelope.nats import accelerate
 from liftenvelope.testing import NatsServer
 
-from .conftest import connect
-from .test_gateway_acks import Partition, until_soon
+from .conftest import connect, until
+from .test_gateway_acks import Partition
 from .test_jetstream_pull_cluster import cluster
 
 __all__ = ["cluster"]
@@ -76,7 +76,7 @@ async def test_leaders_step_down_and_one_server_is_killed(cluster: dict[str, Nat
         await acked(partition, *(f"d{number}" for number in range(200)))
         await asyncio.to_thread(cluster[victim].start)
         await acked(partition, *(f"e{number}" for number in range(200)))
-        await until_soon(lambda: len(set(partition.ids)) == 1_000)
+        await until(lambda: len(set(partition.ids)) == 1_000)
     # No offset was acked for two different messages.
     by_offset = {ack.offset: ack.correlation_id for ack in partition.acks}
     assert all(by_offset[ack.offset] == ack.correlation_id for ack in partition.acks)

@@ -201,7 +201,7 @@ async def test_another_stream_on_the_subject_records_all(client: Client, nc: Nat
 
 
 async def test_paused_and_readonly_partitions_store_nothing(
-    client: Client, nc: NatsClient, name: str
+    gateway: Gateway, client: Client, nc: NatsClient, name: str
 ) -> None:
     await client.create_stream(name, name, optimistic_concurrency=True)
     inbox = await Inbox(nc).open()
@@ -210,12 +210,12 @@ async def test_paused_and_readonly_partitions_store_nothing(
     await client.pause_stream(name)
     await inbox.publish(name, "paused", 1)
     await nc.flush()
-    await nc.flush()
+    await gateway._nc.flush()  # it has come there, too
     await client.publish(name, b"wakes", expected_offset=1)
     await client.set_stream_readonly(name)
     await inbox.publish(name, "readonly", 2)
     await nc.flush()
-    await nc.flush()
+    await gateway._nc.flush()
     await client.set_stream_readonly(name, readonly=False)
     await inbox.publish(name, "b", 2)
     assert await inbox.outcome("b") == (2, AckError.OK)
@@ -235,7 +235,7 @@ async def test_a_publisher_that_asks_jetstream_gets_its_answer(
 
 async def test_the_next_leader_goes_on(own_nats: NatsServer, nc: NatsClient, name: str) -> None:
     connections = [await connect(own_nats.url) for _ in range(2)]
-    gateways = [Gateway(connections[number], id=f"g{number}", broker_ttl=1.5) for number in range(2)]
+    gateways = [Gateway(connections[number], id=f"g{number}", broker_ttl=6.0) for number in range(2)]
     for gateway in gateways:
         await gateway.start()
     async with liftenvelope.connect([gateway.address for gateway in gateways]) as client:

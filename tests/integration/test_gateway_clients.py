@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractContextManager, aclosing
 from typing import Any
 
 import grpc
@@ -15,6 +15,7 @@ from gufo.liftbridge.types import AckPolicy, StartPosition
 from benchmarks.go_peers import GoPeers
 from liftenvelope._pb import api_pb2
 from liftenvelope.testing import GatewayCluster, run_gateway
+from tests.conformance.conftest import SERVERS, Server
 
 #: None of them is taken for dead on a loaded machine.
 PATIENT = 20.0
@@ -71,11 +72,17 @@ TOUR = {
 }
 
 
-@pytest.fixture(scope="module")
-def three_gateways() -> Iterator[GatewayCluster]:
+def three_gateways() -> GatewayCluster:
     """Gateways that share the partitions, so that a client has to find the leader of each."""
-    with run_gateway(3, config={"broker_ttl": PATIENT}) as cluster:
-        yield cluster
+    timeouts = dict.fromkeys(("consumer_timeout", "coordinator_timeout", "broker_ttl"), PATIENT)
+    return run_gateway(3, config=timeouts)
+
+
+#: By name, what makes the servers that go-liftbridge is shown.
+TOURED: dict[str, Callable[[], AbstractContextManager[Server]]] = {
+    **SERVERS,
+    "three gateways": three_gateways,
+}
 
 
 @pytest.fixture(scope="module")
@@ -84,10 +91,11 @@ def go(tmp_path_factory: pytest.TempPathFactory) -> GoPeers:
     return GoPeers(tmp_path_factory.mktemp("go"), "tour")
 
 
-@pytest.mark.parametrize("server", ["liftbridge_server", "gateway_server", "three_gateways"])
-def test_go_liftbridge(request: pytest.FixtureRequest, go: GoPeers, server: str, name: str) -> None:
-    addresses = request.getfixturevalue(server).addresses
-    assert go.run("tour", addr=addresses[-1], stream=name, deadline="90s") == TOUR
+@pytest.mark.timeout(900)  # the first one waits for what Go has to compile
+@pytest.mark.parametrize("make", TOURED)
+def test_go_liftbridge(go: GoPeers, make: str, name: str) -> None:
+    with TOURED[make]() as server:
+        assert go.run("tour", addr=server.addresses[-1], stream=name, deadline="10m") == TOUR
 
 
 # gufo_liftbridge
@@ -159,7 +167,7 @@ class Grpcio:
 
     async def __call__(self, method: str, request: Any, answer: Any) -> Any:
         call = self.channel.unary_unary(f"/proto.API/{method}")
-        return answer.FromString(await call(request.SerializeToString(), timeout=20))
+        return answer.FromString(await call(request.SerializeToString(), timeout=60))
 
     def subscribe(self, **options: Any) -> Any:
         request = api_pb2.SubscribeRequest(**options)
@@ -213,10 +221,10 @@ async def test_grpcio_publish_async(grpcio: Grpcio, name: str) -> None:
 async def test_grpcio_health(grpcio: Grpcio) -> None:
     serving = b"\x08\x01"
     check = grpcio.channel.unary_unary("/grpc.health.v1.Health/Check")
-    assert await check(b"", timeout=20) == serving
-    assert await check(b"\x0a\x09proto.API", timeout=20) == serving
+    assert await check(b"", timeout=60) == serving
+    assert await check(b"\x0a\x09proto.API", timeout=60) == serving
     with pytest.raises(grpc.aio.AioRpcError) as info:
-        await check(b"\x0a\x02no", timeout=20)
+        await check(b"\x0a\x02no", timeout=60)
     assert info.value.code() is grpc.StatusCode.NOT_FOUND
     watching = grpcio.channel.unary_stream("/grpc.health.v1.Health/Watch")(b"")
     assert await watching.read() == serving

@@ -43,7 +43,7 @@ async def left(js: JetStream, name: str) -> list[tuple[int, bytes]]:
     if waiting:
         async with stream.ordered_consumer().messages() as messages:
             for _ in range(waiting):
-                message = await messages.next(timeout=30)
+                message = await messages.next(timeout=60)
                 try:
                     key = unmarshal_message(message.data).key
                 except EnvelopeError:

@@ -110,7 +110,7 @@ async def test_envelopes_from_both_sides_are_acked(
         await client.publish(name, b"before")
         for number in range(count):
             await nc.publish(name, new_message(b"x", ack_inbox=inbox.subject, correlation_id=str(number)))
-        acks = [unmarshal_ack((await inbox.next_msg(timeout=30)).data) for _ in range(count)]
+        acks = [unmarshal_ack((await inbox.next_msg(timeout=60)).data) for _ in range(count)]
         offset = first * (count + 1) + 1
         found = [(ack.stream, int(ack.correlation_id), ack.offset) for ack in acks]
         assert found == [(name, number, offset + number) for number in range(count)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 from pathlib import Path
@@ -17,7 +18,7 @@ from liftenvelope.gateway.drops import Drop, LogFile, read_drop
 from liftenvelope.gateway.serving import Serving, running_gateway
 from liftenvelope.jetstream import JetStream
 from liftenvelope.testing import run_nats_server
-from tests.integration.conftest import connect, until
+from tests.integration.conftest import connect
 
 SMALL = {"max_buffered_msgs": 10, "max_buffered_size": 10_000}
 TEXT = "[7] 2026/11/21 17:19:27.018359 [WRN] Dropping messages due to excessive stream ingest rate on "
@@ -35,11 +36,10 @@ async def flood(nc: NatsClient, subject: str, caplog: pytest.LogCaptureFixture, 
             await nc.publish(subject, b"x" * 100)
         await nc.flush()
 
-    for _ in range(20):
-        if warned(caplog, name):
-            return
-        await some()
-    await until(lambda: warned(caplog, name))
+    async with asyncio.timeout(60):
+        while not warned(caplog, name):
+            await some()
+            await asyncio.sleep(0)
 
 
 async def make(gateway: Gateway, name: str) -> None:

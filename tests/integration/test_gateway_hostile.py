@@ -192,7 +192,7 @@ async def test_calls_that_are_given_up(gateway_server: GatewayCluster, name: str
 async def consumers_are_gone(cluster: GatewayCluster, name: str) -> None:
     """Of every subscription the gateway has a consumer at the server removed: only that of the acks stays."""
     nc = await nats.connect(cluster.nats_url)
-    async with asyncio.timeout(30), JetStream(nc) as js:
+    async with asyncio.timeout(60), JetStream(nc) as js:
         stream = await js.stream(f"lift_{name}_0")
         while len([name async for name in stream.consumer_names()]) > 1:
             await asyncio.sleep(0.05)

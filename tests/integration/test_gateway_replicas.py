@@ -60,7 +60,7 @@ async def cluster(servers: list[NatsServer]) -> AsyncIterator[GatewayCluster]:
 
 async def test_a_nats_server_is_killed(servers: list[NatsServer], cluster: GatewayCluster, name: str) -> None:
     acked: list[int] = []
-    async with liftenvelope.connect(cluster.addresses) as client:
+    async with liftenvelope.connect(cluster.addresses, timeout=20) as client:
         await client.create_stream(name, name, partitions=2, replication_factor=3, min_isr=2)
         await client.create_stream(f"{name}-all", f"{name}-all", replication_factor=MAX_REPLICATION)
         with pytest.raises(ServerError):

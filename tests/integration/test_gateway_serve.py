@@ -42,7 +42,7 @@ def serving(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], re.Match[s
         try:
             line = process.stdout.readline()
             match = LINE.fullmatch(line)
-            assert match is not None, line + (process.communicate(timeout=30)[1] if not line else "")
+            assert match is not None, line + (process.communicate(timeout=60)[1] if not line else "")
             yield process, match
         finally:
             process.kill()
@@ -53,7 +53,7 @@ def publish(address: str, stream: str, value: bytes) -> int:
     request = api_pb2.PublishRequest(stream=stream, value=value)
     with BlockingChannel(address) as channel:
         channel.connect()
-        answer = channel.unary("/proto.API/Publish", request.SerializeToString(), timeout=30)
+        answer = channel.unary("/proto.API/Publish", request.SerializeToString(), timeout=60)
     return api_pb2.PublishResponse.FromString(answer).ack.offset
 
 
@@ -66,7 +66,7 @@ def test_with_a_server_of_its_own(tmp_path: Path, name: str, number: signal.Sign
         admin.create_stream(name)
         assert publish(match[1], name, b"first") == 0
         process.send_signal(number)
-        assert process.wait(30) == 0
+        assert process.wait(60) == 0
         assert process.communicate()[1] == ""
     # The streams are there again.
     with serving(*arguments) as (process, match):
@@ -81,7 +81,7 @@ def test_its_server_is_gone_when_it_is_killed_and_comes_back(tmp_path: Path, nam
         LiftbridgeAdmin([match[1]]).create_stream(name)
         assert publish(match[1], name, b"first") == 0
         process.kill()
-        process.wait(30)
+        process.wait(60)
     with serving(*arguments) as (process, match):
         assert publish(match[1], name, b"second") == 1
 
@@ -115,9 +115,9 @@ def test_without_jetstream(nats_server: NatsServer) -> None:
 
 
 async def test_a_server_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("liftenvelope.gateway.serving._PATIENCE", 0.5)
+    monkeypatch.setattr("liftenvelope.gateway.serving._PATIENCE", 3.0)
     before = asyncio.all_tasks()
-    with pytest.raises(TransportError, match=r"no connection to .* within 0\.5 s: .*refused|failed"):
+    with pytest.raises(TransportError, match=r"no connection to .* within 3\.0 s: .*refused|failed"):
         async with running_gateway(Serving(nats_url=f"nats://127.0.0.1:{free_port()}")):
             raise AssertionError
     assert asyncio.all_tasks() == before
@@ -130,7 +130,7 @@ async def test_a_server_that_goes_and_comes_back(caplog: pytest.LogCaptureFixtur
             await until(lambda: "to NATS is lost" in caplog.text and "to NATS is back" in caplog.text)
             proxy.refuse()
             proxy.cut()
-            await until(lambda: caplog.text.count("to NATS is lost") == 2)
+            await until(lambda: caplog.text.count("to NATS is lost") >= 2)
         # It ends without an error while NATS is away.
 
 
