@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 from uuid import uuid4
+from weakref import WeakKeyDictionary
 
 import nats
 import pytest
@@ -13,13 +14,21 @@ from nats.aio.client import Client
 
 from liftenvelope.testing import LiftbridgeCluster, NatsServer
 
+#: The connections that tests have made, by their event loops.
+_made: WeakKeyDictionary[asyncio.AbstractEventLoop, list[Client]] = WeakKeyDictionary()
+
 
 @pytest.fixture(autouse=True)
 async def loop_errors() -> AsyncIterator[None]:
     """Fail a test in whose event loop something went wrong that nobody saw."""
     seen: list[dict[str, Any]] = []
-    asyncio.get_running_loop().set_exception_handler(lambda _, context: seen.append(context))
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: seen.append(context))
     yield
+    # Those of a test that has failed: left open, they would fail the next one.
+    for client in _made.pop(loop, []):
+        if not client.is_closed:
+            await client.close()
     assert not seen
 
 
@@ -30,7 +39,9 @@ async def _no_noise(_: Exception) -> None:
 async def connect(url: str, **options: Any) -> Client:
     """A connection that comes back quickly when it is lost."""
     options = {"reconnect_time_wait": 0.05, "max_reconnect_attempts": -1, "error_cb": _no_noise, **options}
-    return await nats.connect(url, **options)
+    client = await nats.connect(url, **options)
+    _made.setdefault(asyncio.get_running_loop(), []).append(client)
+    return client
 
 
 async def until(condition: Callable[[], bool]) -> None:
