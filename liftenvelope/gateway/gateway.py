@@ -9,7 +9,13 @@ import secrets
 import ssl
 from typing import TYPE_CHECKING, Any, Self
 
-from liftenvelope.errors import CallTimeoutError, JetStreamError, NoJetStreamError, UsageError
+from liftenvelope.errors import (
+    CallTimeoutError,
+    JetStreamError,
+    NoJetStreamError,
+    StreamNotFoundError,
+    UsageError,
+)
 from liftenvelope.gateway.activity import ActivityLog
 from liftenvelope.gateway.agreement import Agreement
 from liftenvelope.gateway.authorization import Authorization
@@ -340,5 +346,6 @@ def _passes(error: BaseException) -> bool:
     if isinstance(error, NoJetStreamError):
         return error.err_code == _NOT_NOW
     if isinstance(error, JetStreamError):
-        return error.code == _UNAVAILABLE
+        # What a gateway needs it makes; but a new leader may not know yet of what was made a moment ago.
+        return error.code == _UNAVAILABLE or isinstance(error, StreamNotFoundError)
     return isinstance(error, CallTimeoutError | GroupUnavailableError)

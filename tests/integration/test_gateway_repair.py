@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
+from typing import Any
 
 import pytest
 from nats.aio.client import Client as NatsClient
@@ -194,6 +195,26 @@ async def test_garbage_in_the_buckets(nc: NatsClient, js: JetStream, name: str) 
     async with Gateway(nc) as gateway, liftenvelope.connect([gateway.address]) as client:
         assert await fill(client, name, 1) == [1]
         await client.delete_stream(name)
+
+
+async def test_what_it_has_made_is_not_known_yet(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Faked: only a cluster loses what was made a moment ago, when the leader that made it is replaced."""
+    create = Bucket.create
+    lost: list[str] = []
+
+    async def create_and_lose(bucket: Bucket, **options: Any) -> None:
+        await create(bucket, **options)
+        if bucket.stream not in lost:
+            lost.append(bucket.stream)
+            await bucket.js.delete_stream(bucket.stream)
+
+    monkeypatch.setattr(Bucket, "create", create_and_lose)
+    with run_nats_server(jetstream=True) as own:
+        nc = await connect(own.url)
+        async with Gateway(nc) as gateway, liftenvelope.connect([gateway.address]) as client:
+            await client.create_stream(name, name)
+            assert await fill(client, name, 1) == [0]
+    assert lost == ["KV_lift_streams", "KV_lift_brokers", "KV_lift_cursors"]
 
 
 @pytest.mark.parametrize("after", [0.0, 0.002, 0.01])
