@@ -244,7 +244,8 @@ async def process(*arguments: str) -> AsyncIterator[asyncio.subprocess.Process]:
 async def deliveries(member: asyncio.subprocess.Process) -> AsyncIterator[tuple[str, bytes]]:
     """What a member in another process says that it was given: a line of its own numbers, and the payload."""
     assert member.stdout is not None
-    while line := await member.stdout.readline():
+    # Of one that is killed, the last line may be cut off: that message was not processed.
+    while (line := await member.stdout.readline()).endswith(b"\n"):
         numbers, _, payload = line.strip().rpartition(b" ")
         yield numbers.decode(), payload
 
@@ -262,7 +263,9 @@ async def _consume(url: str, stream: str, partitions: str, name: str) -> None:
     async with play.consumer(name) as consumer:
         print("ready", flush=True)
         async for message in consumer:
-            print(message.generation, message.partition, message.offset, message.data.decode(), flush=True)
+            numbers = f"{message.generation} {message.partition} {message.offset}"
+            # In one piece, also where Python's output is unbuffered: it may be killed at any moment.
+            print(f"{numbers} {message.data.decode()}\n", end="", flush=True)
             await asyncio.sleep(0.01)
 
 
