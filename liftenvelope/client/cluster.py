@@ -114,23 +114,27 @@ class Cluster:
             LiftEnvelopeError: What ``failures.call_error`` makes of the last failure.
         """
         rule, failed, uncertain = RETRIES[method], list[str](), False
+        refused: CallNotProcessedError | None = None
         while True:
             address = await route(failed, deadline)
             attempt_timeout = min(deadline.left, rule.attempt_timeout or deadline.left)
             try:
                 return await self.call_once(method, request, address, attempt_timeout)
             except (RpcError, TransportError) as exc:
-                fate = fate_of(exc)
-                if uncertain and fate is Fate.REFUSED and _code(exc) == rule.done_already:
+                last = exc
+                if isinstance(exc, CallNotProcessedError):
+                    last = refused = _telling(exc, refused)
+                fate = fate_of(last)
+                if uncertain and fate is Fate.REFUSED and _code(last) == rule.done_already:
                     return None
                 again = fate is not Fate.REFUSED and (rule.repeatable or not fate.is_uncertain)
                 if not again or deadline.is_over or self._closed:
-                    raise call_error(method, exc, about) from exc
+                    raise call_error(method, last, about) from last
                 uncertain |= fate.is_uncertain
                 failed.append(address)
                 await deadline.pause(len(failed))
                 if deadline.is_over:  # what is left is no time for an attempt
-                    raise call_error(method, exc, about) from exc
+                    raise call_error(method, last, about) from last
 
     async def call_once(self, method: str, request: bytes, address: str, timeout: float) -> bytes:
         """Call a unary method of one broker, once.
@@ -360,6 +364,14 @@ class Cluster:
         if broker_id not in self._brokers:
             raise NotLeaderError(StatusCode.FAILED_PRECONDITION, f"no broker {broker_id!r} is known")
         return self._brokers[broker_id].address
+
+
+def _telling(error: CallNotProcessedError, before: CallNotProcessedError | None) -> CallNotProcessedError:
+    """Of two reasons why there is no connection, the one that says more than that the time was up."""
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, TimeoutError):
+        cause = cause.__cause__
+    return error if cause is None or before is None else before
 
 
 def _code(error: RpcError | TransportError) -> int | None:
