@@ -22,7 +22,7 @@ from liftenvelope.nats._pull_inbox import PullInbox
 __all__ = ["Batch", "FetchInboxes"]
 
 #: How much longer than the server a fetch waits, in seconds.
-_GRACE: Final = 2.0
+_GRACE: Final = 5.0
 #: With less time left than this no other pull is sent, in seconds.
 _LEAST: Final = 0.005
 #: After how many seconds an inbox that no fetch uses is unsubscribed.
