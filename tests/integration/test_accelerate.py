@@ -88,7 +88,7 @@ async def test_callback_next_msg_and_iterator(open_connection: Connect, name: st
     for payload in numbered(500):
         await nc.publish(f"{name}.a", payload, reply="r")
     await nc.publish(f"{name}.b", b"")
-    assert [(await by_hand.next_msg()).data for _ in range(500)] == numbered(500)
+    assert [(await by_hand.next_msg(timeout=60)).data for _ in range(500)] == numbered(500)
     read = []
     async for msg in iterated.messages:
         read.append(msg.data)
@@ -129,7 +129,7 @@ async def test_headers(open_connection: Connect, name: str, headers: dict[str, s
     sub = await nc.subscribe(f"{name}.h")
     for payload in (b"", b"x", b"NATS/1.0\r\n\r\n"):
         await nc.publish(f"{name}.h", payload, headers=headers)
-        msg = await sub.next_msg()
+        msg = await sub.next_msg(timeout=60)
         assert (msg.headers, msg.data) == (headers, payload)
 
 
@@ -155,7 +155,7 @@ async def test_statuses(
     _, writer = await asyncio.open_connection("127.0.0.1", nats_server.port)
     writer.write(b'CONNECT {"headers": true, "verbose": false}\r\n')
     writer.write(b"HPUB %b.s %d %d\r\n%b\r\n" % (name.encode(), len(block), len(block), block))
-    msg = await sub.next_msg(timeout=5)
+    msg = await sub.next_msg(timeout=60)
     assert msg.headers is not None
     assert (msg.headers["Status"], msg.headers.get("Description"), msg.data) == (status, description, b"")
     writer.close()
@@ -171,7 +171,10 @@ async def test_request_and_reply(open_connection: Connect, name: str, old_style:
 
     await nc.subscribe(f"{name}.service", cb=answer)
     answers = await asyncio.gather(
-        *(nc.request(f"{name}.service", payload, timeout=5, old_style=old_style) for payload in numbered(100))
+        *(
+            nc.request(f"{name}.service", payload, timeout=60, old_style=old_style)
+            for payload in numbered(100)
+        )
     )
     assert [msg.data for msg in answers] == [b"to " + payload for payload in numbered(100)]
 
@@ -179,7 +182,7 @@ async def test_request_and_reply(open_connection: Connect, name: str, old_style:
 async def test_no_responders_and_no_answer(open_connection: Connect, name: str) -> None:
     nc = await open_connection()
     with pytest.raises(nats.errors.NoRespondersError):
-        await nc.request(f"nobody-{name}", b"", timeout=5)
+        await nc.request(f"nobody-{name}", b"", timeout=60)
     with pytest.raises(nats.errors.TimeoutError):
         await nc.request(f"{name}.silent", b"", timeout=0.05)
 
@@ -260,7 +263,7 @@ async def test_slow_consumers_lose_messages_and_are_told(
     assert all(isinstance(error, nats.errors.SlowConsumerError) for error in errors)
     assert (sub.pending_msgs, sub.pending_bytes, sub.delivered) == (kept, 100 * kept, 50)
     for _ in range(kept):
-        await sub.next_msg()
+        await sub.next_msg(timeout=60)
     assert (sub.pending_msgs, sub.pending_bytes) == (0, 0)
 
 
@@ -299,7 +302,7 @@ async def test_connection_lost_in_the_middle_of_a_message(
         await barrier(nc)
         await sender.publish(f"{name}.x", b"end")
         await until(lambda: watch.payloads[-1:] == [b"end"])
-        read = [(await sub.next_msg(timeout=5)).data for _ in range(sub.pending_msgs)]
+        read = [(await sub.next_msg(timeout=60)).data for _ in range(sub.pending_msgs)]
         assert read == watch.payloads
         whole = [payload for payload in read if payload not in (b"more", b"end")]
         assert whole == sorted(set(whole), key=lambda payload: int(payload.rstrip(b".")))
@@ -321,7 +324,7 @@ async def test_server_killed_under_load(open_connection: Connect, name: str, wat
         await barrier(nc)
         await nc.publish(f"{name}.k", b"%d" % 9_999)
         await until(lambda: watch.payloads[-1:] == [b"9999"])
-        read = [(await sub.next_msg(timeout=5)).data for _ in range(sub.pending_msgs)]
+        read = [(await sub.next_msg(timeout=60)).data for _ in range(sub.pending_msgs)]
         for payloads in (read, watch.payloads):  # what has come is whole, in order, and there once
             assert {len(payload.rstrip(bytes(1))) + 500 - len(payload) for payload in payloads[:-1]} <= {0}
             numbers = [int(payload.rstrip(bytes(1))) for payload in payloads]
@@ -352,7 +355,7 @@ async def test_large_messages(open_connection: Connect, name: str, watch: Watch,
     for payload in payloads:
         await nc.publish(f"{name}.l", payload)
         await nc.publish(f"{name}.l", b"small")
-    read = [(await sub.next_msg(timeout=5)).data for _ in range(12)]
+    read = [(await sub.next_msg(timeout=60)).data for _ in range(12)]
     assert read[::2] == payloads
     assert read[1::2] == [b"small"] * 6
     await until(lambda: len(watch.payloads) == 12)
@@ -383,7 +386,7 @@ async def test_refused_subject(open_connection: Connect, name: str) -> None:
         assert "permissions violation" in str(errors[0]).lower()
         sub = await nc.subscribe(f"{name}.yes")
         await nc.publish(f"{name}.yes", b"on")
-        assert (await sub.next_msg(timeout=5)).data == b"on"
+        assert (await sub.next_msg(timeout=60)).data == b"on"
         await nc.close()
 
 
@@ -400,7 +403,7 @@ async def test_tls(open_connection: Connect, name: str, watch: Watch, tmp_path: 
         sub = await nc.subscribe(f"{name}.tls")
         for payload in numbered(1_000):
             await nc.publish(f"{name}.tls", payload)
-        assert [(await sub.next_msg(timeout=5)).data for _ in range(1_000)] == numbered(1_000)
+        assert [(await sub.next_msg(timeout=60)).data for _ in range(1_000)] == numbered(1_000)
         await until(lambda: len(watch.payloads) == 1_000)
         await nc.close()
 
@@ -416,12 +419,12 @@ async def test_jetstream_of_nats_py(
     pulling = await js.pull_subscribe(f"{name}.j", durable="pull")
     read: list[bytes] = []
     while len(read) < 200:
-        for msg in await pulling.fetch(64, timeout=5):
+        for msg in await pulling.fetch(64, timeout=60):
             read.append(msg.data)
             await msg.ack_sync()
     assert read == numbered(200)
     with pytest.raises(nats.errors.TimeoutError):
         await pulling.fetch(1, timeout=0.1)
     ordered = await js.subscribe(f"{name}.j", ordered_consumer=True, idle_heartbeat=0.2)
-    assert [(await ordered.next_msg(timeout=5)).data for _ in range(200)] == numbered(200)
+    assert [(await ordered.next_msg(timeout=60)).data for _ in range(200)] == numbered(200)
     await js.delete_stream(name)

@@ -97,6 +97,6 @@ async def test_acks_around_a_lost_connection(name: str, cut_at: int) -> None:
             stored = [offset for offset in summary.offsets if offset >= 0]
             assert len(set(stored)) == len(stored) == 500 - len(summary.failures)
             await until(lambda: client.is_connected and client.stats["reconnects"] == 1)
-            assert (await inbox.publish(name, b"after")).offset >= len(stored)
+            assert (await inbox.publish(name, b"after", timeout=60)).offset >= len(stored)
             assert inbox.malformed == 0
         await client.close()

@@ -82,7 +82,7 @@ async def by_fetch(consumer: Consumer, count: int, seen: list[bytes]) -> None:
 
 async def by_next(consumer: Consumer, count: int, seen: list[bytes]) -> None:
     while len(seen) < count:
-        message = await consumer.next(timeout=10)
+        message = await consumer.next(timeout=20)
         seen.append(message.data)
         message.ack()
 
@@ -225,7 +225,7 @@ async def test_the_same_message_both_ways(jetstream_server: NatsServer, bench: B
         if name == "fast":
             accelerate(nc)
         consumer = await Bench(nc, bench.name).consumer(name)
-        batch = await consumer.fetch(len(blocks), expires=5)
+        batch = await consumer.fetch(len(blocks), expires=20)
         seen.append([(one.subject, one.data, one.headers, one.metadata.stream_sequence) for one in batch])
         await nc.close()
     assert seen[0] == seen[1]
@@ -244,7 +244,7 @@ async def test_sizes_are_the_servers_own(bench: Bench, jetstream_server: NatsSer
         pass
     writer.close()
     consumer = await bench.consumer(ack_policy="none")
-    async with asyncio.timeout(10), consumer.messages(max_bytes=2_000) as messages:
+    async with asyncio.timeout(60), consumer.messages(max_bytes=2_000) as messages:
         feed = feed_of(messages)
         for _ in range(200):
             message = await messages.next()
@@ -257,7 +257,7 @@ async def test_huge_messages(bench: Bench) -> None:
     payloads = [bytes([number]) * 1_000_000 for number in range(8)]
     await bench.publish(payloads)
     consumer = await bench.consumer()
-    async with asyncio.timeout(20), consumer.messages(max_messages=3) as messages:
+    async with asyncio.timeout(60), consumer.messages(max_messages=3) as messages:
         assert [(await messages.next()).data for _ in range(8)] == payloads
 
 
@@ -318,7 +318,7 @@ async def test_an_unknown_nats_py(
     await bench.publish(numbered(300))
     consumer = await bench.consumer()
     seen: list[bytes] = []
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         await read(consumer, 300, seen)
     assert seen == numbered(300)
     await until_acked(consumer)

@@ -88,10 +88,15 @@ async def test_several_streams_on_one_subject(
     async with AckInbox(lb_nc, on_stray=lambda ack, kind: strays.append((ack.stream, kind))) as inbox:
         both = await inbox.publish(name, b"1", expected=2)
         assert {ack.stream for ack in both} == {name, f"{name}-2"}
-        collected = await inbox.publish(name, b"2", expected=None, timeout=0.5)
+        collected, too_few = await asyncio.gather(
+            inbox.publish(name, b"2", expected=None, timeout=5.0),
+            inbox.publish(name, b"3", expected=3, timeout=5.0),
+            return_exceptions=True,
+        )
+        assert not isinstance(collected, BaseException)
         assert {ack.stream for ack in collected} == {name, f"{name}-2"}
-        with pytest.raises(AckTimeoutError, match="2 of 3 acks"):
-            await inbox.publish(name, b"3", expected=3, timeout=0.5)
+        assert isinstance(too_few, AckTimeoutError)
+        assert "2 of 3 acks" in str(too_few)
         first = await inbox.publish(name, b"4")
         await until(lambda: bool(strays))
         other = ({name, f"{name}-2"} - {first.stream}).pop()
@@ -186,7 +191,7 @@ async def test_places_are_waited_for_and_nothing_is_dropped(
     liftbridge_server: LiftbridgeCluster, lb_nc: Client, name: str
 ) -> None:
     liftbridge_server.create_stream(name)
-    async with AckInbox(lb_nc, max_outstanding=7) as inbox:
+    async with AckInbox(lb_nc, max_outstanding=7, timeout=60) as inbox:
         futures = [inbox.publish_nowait(name, b"%d" % i) for i in range(500)]
         most = 0
         while not all(future.done() for future in futures):
@@ -218,14 +223,15 @@ async def test_a_cancelled_publish_gives_its_place_back(nc: Client, name: str) -
 
 async def test_what_was_never_sent_is_said_to_be_unsent(nc: Client, name: str) -> None:
     async with AckInbox(nc, max_outstanding=1) as inbox:
-        first = inbox.publish_nowait(name, b"1", timeout=0.3)
+        first = inbox.publish_nowait(name, b"1", timeout=60)
         second = inbox.publish_nowait(name, b"2", timeout=0.1)
         with pytest.raises(AckTimeoutError, match="never sent") as caught:
             await second
         assert not caught.value.sent
         assert caught.value.correlation_id == second.correlation_id
+        first.cancel()
         with pytest.raises(AckTimeoutError, match="may have been stored"):
-            await first
+            await inbox.publish(name, b"3", timeout=0.3)
 
 
 async def test_a_closed_connection_fails_all_at_once(nats_server: NatsServer, name: str) -> None:
@@ -234,7 +240,7 @@ async def test_a_closed_connection_fails_all_at_once(nats_server: NatsServer, na
         futures = [inbox.publish_nowait(name, b"v") for _ in range(4)]
         feed = aiter(inbox)
         await client.close()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             results = await asyncio.gather(*futures, return_exceptions=True)
             with pytest.raises(TransportError):
                 await anext(feed)
@@ -251,7 +257,7 @@ async def test_a_drained_connection_fails_all_at_once(nats_server: NatsServer, n
     client = await connect(nats_server.url)
     async with AckInbox(client, timeout=60) as inbox:
         future = inbox.publish_nowait(name, b"v")
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await client.drain()
             with pytest.raises(TransportError, match="may have been stored"):
                 await future
@@ -277,8 +283,7 @@ async def test_closing_the_inbox_leaves_the_connection_alone(nats_server: NatsSe
         await anext(feed)
     await inbox.close()
     assert client.is_connected
-    await asyncio.sleep(0.05)
-    assert asyncio.all_tasks() <= tasks
+    await until(lambda: asyncio.all_tasks() <= tasks)
     with pytest.raises(UsageError, match="started before"):
         await inbox.start()
     await client.close()
@@ -350,7 +355,7 @@ async def test_acks_can_be_correlated_by_hand(
         for i in range(3):
             await lb_nc.publish(name, new_message(b"v", ack_inbox=inbox.subject, correlation_id=f"own-{i}"))
         claimed = await inbox.publish(name, b"v")
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             acks = [await anext(feed) for _ in range(4)]
         assert [ack.correlation_id for ack in acks] == ["own-0", "own-1", "own-2", claimed.correlation_id]
         assert inbox.stats.unknown == 3

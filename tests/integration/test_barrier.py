@@ -38,7 +38,7 @@ async def check_that_it_reads(nc: Client) -> None:
     """Whether what is published arrives."""
     sub = await nc.subscribe("echo")
     await nc.publish("echo", b"1")
-    assert (await sub.next_msg(timeout=10)).data == b"1"
+    assert (await sub.next_msg(timeout=60)).data == b"1"
     await sub.unsubscribe()
 
 
@@ -49,10 +49,10 @@ async def test_what_was_written_before_is_handled(server: NatsServer, far_nc: Cl
     for round_ in range(20):
         subject = f"a.{round_}"
         sub = await far_nc.subscribe(subject)
-        await link.barrier(10)
+        await link.barrier(60)
         await other.publish(subject, b"x")  # the server knows of the subscription now
         await other.flush()
-        assert (await sub.next_msg(timeout=10)).data == b"x"
+        assert (await sub.next_msg(timeout=60)).data == b"x"
         await sub.unsubscribe()
     await other.close()
 
@@ -61,13 +61,13 @@ async def test_a_barrier_that_is_cancelled(far_nc: Client) -> None:
     """nats-py's reader died of the PONG that came later, and the connection was deaf."""
     link = Link(far_nc)
     for turns in range(30):
-        waiting = asyncio.ensure_future(link.barrier(10))
+        waiting = asyncio.ensure_future(link.barrier(60))
         for _ in range(turns):
             await asyncio.sleep(0)
         waiting.cancel()
         await asyncio.wait({waiting})
     await check_that_it_reads(far_nc)
-    await link.barrier(10)
+    await link.barrier(60)
 
 
 async def test_a_barrier_whose_time_is_up(far_nc: Client, proxy: FaultProxy) -> None:
@@ -78,7 +78,7 @@ async def test_a_barrier_whose_time_is_up(far_nc: Client, proxy: FaultProxy) -> 
             await link.barrier(0.2)
     proxy.resume()
     await check_that_it_reads(far_nc)
-    await link.barrier(10)
+    await link.barrier(60)
 
 
 async def test_while_the_connection_is_restored(far_nc: Client, proxy: FaultProxy) -> None:
@@ -87,10 +87,10 @@ async def test_while_the_connection_is_restored(far_nc: Client, proxy: FaultProx
     proxy.refuse()
     proxy.cut()
     await until(lambda: not far_nc.is_connected)
-    await far_nc.flush(timeout=5)  # as it is: nothing was flushed
+    await far_nc.flush(timeout=60)  # as it is: nothing was flushed
     with pytest.raises(TransportError, match="not restored"):
         await link.barrier(0.2)
-    waiting = asyncio.ensure_future(link.barrier(20))
+    waiting = asyncio.ensure_future(link.barrier(60))
     await asyncio.sleep(0)
     proxy.accept()
     await waiting
@@ -100,7 +100,7 @@ async def test_while_the_connection_is_restored(far_nc: Client, proxy: FaultProx
 async def test_lost_meanwhile(far_nc: Client, proxy: FaultProxy) -> None:
     link = Link(far_nc)
     proxy.stall()
-    waiting = asyncio.ensure_future(link.barrier(1))
+    waiting = asyncio.ensure_future(link.barrier(60))
     await asyncio.sleep(0.1)
     proxy.cut()
     proxy.resume()
