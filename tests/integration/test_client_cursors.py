@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 import liftenvelope
+from liftenvelope.client.checkpointer import Checkpointer
 from liftenvelope.client.cursors import CURSORS_STREAM, cursor_key, cursor_partition
 from liftenvelope.client.events import CheckpointFailed, ClientEvent, LiftEnvelopeWarning
 from liftenvelope.errors import CursorsUnavailableError, LiftEnvelopeError, UsageError
@@ -72,7 +73,7 @@ class TestServers:
                 cluster.stop()
                 cluster.nodes[0].start(wait=False)
                 # Right after the start the cursors' stream may not be there yet.
-                found = [await client.fetch_cursor(name, "s", number, timeout=30) for number in range(20)]
+                found = [await client.fetch_cursor(name, "s", number, timeout=60) for number in range(20)]
                 assert found == [100 + number for number in range(20)]
 
     async def test_no_cursors_configured(self, name: str) -> None:
@@ -84,9 +85,15 @@ class TestServers:
                     await client.set_cursor(name, "s", 0, 1, timeout=2)
 
 
+def allow(checkpoints: Checkpointer, seconds: float) -> None:
+    """From now on it gives up after so many seconds, while its client is as patient as ever."""
+    assert checkpoints._writer is not None
+    checkpoints._writer._timeout = seconds
+
+
 async def stored(client: liftenvelope.Client, name: str, offset: int) -> None:
     """Poll until the cursor of partition 0 is there."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while await client.fetch_cursor(name, name, 0) != offset:
             await asyncio.sleep(0.02)
 
@@ -104,17 +111,18 @@ class TestCheckpointer:
             assert await checkpoints.start(1) == 6
 
     async def test_after_messages_and_after_seconds(self, client: liftenvelope.Client, name: str) -> None:
-        async with client.checkpointer(name, name, every_messages=10, every_seconds=0.3) as checkpoints:
+        async with client.checkpointer(name, name, every_messages=10, every_seconds=3600) as checkpoints:
             for offset in range(9):
                 checkpoints.processed(0, offset)
             assert await client.fetch_cursor(name, name, 0) is None
             checkpoints.processed(0, 9)
             await stored(client, name, 9)
+        async with client.checkpointer(name, name, every_messages=10, every_seconds=0.3) as checkpoints:
             checkpoints.processed(0, 10)
             await stored(client, name, 10)
 
     async def test_few_calls(self, client: liftenvelope.Client, name: str) -> None:
-        async with client.checkpointer(name, name, every_messages=500) as checkpoints:
+        async with client.checkpointer(name, name, every_messages=500, every_seconds=3600) as checkpoints:
             before = (await client.fetch_partition_metadata(CURSORS_STREAM, 0)).newest_offset
             for offset in range(5_000):
                 checkpoints.processed(0, offset)
@@ -211,15 +219,16 @@ class TestCheckpointer:
         address = liftbridge_server.addresses[0]
         with FaultProxy(address) as proxy:
             async with liftenvelope.connect(
-                proxy.address, address_map={address: proxy.address}, timeout=0.5, on_event=events.append
+                proxy.address, address_map={address: proxy.address}, on_event=events.append
             ) as client:
                 async with client.checkpointer(name, name, every_messages=1) as checkpoints:
                     checkpoints.processed(0, 1)
                     await checkpoints.flush()
+                    allow(checkpoints, 0.5)
                     proxy.refuse()
                     proxy.cut()
                     checkpoints.processed(0, 2)
-                    async with asyncio.timeout(20):
+                    async with asyncio.timeout(60):
                         while sum(isinstance(event, CheckpointFailed) for event in events) < 2:
                             await asyncio.sleep(0.02)
                     with pytest.raises(LiftEnvelopeError):
@@ -234,15 +243,14 @@ class TestCheckpointer:
     ) -> None:
         address = liftbridge_server.addresses[0]
         with FaultProxy(address) as proxy:
-            async with liftenvelope.connect(
-                proxy.address, address_map={address: proxy.address}, timeout=0.2
-            ) as client:
+            async with liftenvelope.connect(proxy.address, address_map={address: proxy.address}) as client:
                 checkpoints = client.checkpointer(name, name, every_messages=1)
                 await checkpoints.__aenter__()
+                allow(checkpoints, 0.2)
                 proxy.refuse()
                 proxy.cut()
                 checkpoints.processed(0, 1)
-                async with asyncio.timeout(10):
+                async with asyncio.timeout(60):
                     while checkpoints._writer is not None and checkpoints._writer.is_running:
                         await asyncio.sleep(0.02)
                 with pytest.raises(LiftEnvelopeWarning, match="could not be set to 1"):
@@ -251,13 +259,12 @@ class TestCheckpointer:
     async def test_server_gone_at_the_end(self, liftbridge_server: LiftbridgeCluster, name: str) -> None:
         address = liftbridge_server.addresses[0]
         with FaultProxy(address) as proxy:
-            async with liftenvelope.connect(
-                proxy.address, address_map={address: proxy.address}, timeout=0.5
-            ) as client:
+            async with liftenvelope.connect(proxy.address, address_map={address: proxy.address}) as client:
                 checkpoints = client.checkpointer(name, name)
 
                 async def one(error: Exception | None) -> None:
                     async with checkpoints:
+                        allow(checkpoints, 0.5)
                         checkpoints.processed(0, 1)
                         proxy.refuse()
                         proxy.cut()
