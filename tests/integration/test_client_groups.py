@@ -1,6 +1,7 @@
 """Consumer groups on one real server: nothing lost, order kept, whoever comes and goes.
 
-The server's consumer timeout is 3 seconds here, so a member that is gone is found out within them.
+The server's consumer timeout is 9 seconds here: a member that is gone is found out within them, and one that
+the machine holds up for a moment is not taken for gone.
 """
 
 from __future__ import annotations
@@ -44,6 +45,15 @@ from liftenvelope.errors import (
 from liftenvelope.testing import FaultProxy, LiftbridgeCluster, run_liftbridge
 
 PARTITIONS = 4
+#: How long the server waits for a sign of life; members give one three times as often.
+TIMEOUT = 9
+
+
+@pytest.fixture(scope="module")
+def liftbridge_server() -> Iterator[LiftbridgeCluster]:
+    config = {"groups.consumer.timeout": f"{TIMEOUT}s", "groups.coordinator.timeout": f"{TIMEOUT}s"}
+    with run_liftbridge(config=config) as cluster:
+        yield cluster
 
 
 @pytest.fixture
@@ -75,7 +85,7 @@ async def publish_patiently(client: liftenvelope.Client, stream: str, begin: int
             break
 
 
-async def until(condition: Callable[[], bool], seconds: float = 20) -> None:
+async def until(condition: Callable[[], bool], seconds: float = 60) -> None:
     """Poll, with a deadline."""
     async with asyncio.timeout(seconds):
         while not condition():
@@ -416,7 +426,7 @@ class TestMembers:
         second = Member(client, stream)
         await until(lambda: first.holds(2) and second.holds(2))
         # Not another heartbeat later: the server's end of the old subscriptions is acted on.
-        assert time.monotonic() - begun < 1.1
+        assert time.monotonic() - begun < TIMEOUT / 3
         await publish(client, stream, 40, 80)
         await until(lambda: len(first.values | second.values) == 80)
         assert first.consumer.epoch == second.consumer.epoch > 0
@@ -506,14 +516,16 @@ class TestMembers:
             epoch = consumer.epoch
             for _ in range(4):
                 await anext(consumer)
-            await asyncio.sleep(4)  # longer than the consumer timeout: what a user may do in the loop
+            await asyncio.sleep(
+                TIMEOUT + 1
+            )  # longer than the consumer timeout: what a user may do in the loop
             await consumer.commit()
             assert consumer.epoch == epoch
         assert await cursors(client, stream) == [0] * PARTITIONS
 
 
 MEMBER = """
-import asyncio, sys, time, warnings
+import asyncio, sys, warnings
 import liftenvelope
 async def main(address, stream, block):
     warnings.simplefilter("ignore")
@@ -525,7 +537,7 @@ async def main(address, stream, block):
                 print(message.partition, message.offset, flush=True)
                 count += 1
                 if count == block:
-                    time.sleep(6)
+                    sys.stdin.readline()  # blocks the loop
 asyncio.run(main(sys.argv[1], sys.argv[2], int(sys.argv[3])))
 """
 
@@ -539,7 +551,10 @@ class Child:
         self.output = folder / "out.txt"
         with self.output.open("wb") as out:
             self.process = subprocess.Popen(
-                [sys.executable, str(script), address, stream, str(block)], stdout=out, env=dict(os.environ)
+                [sys.executable, str(script), address, stream, str(block)],
+                stdin=subprocess.PIPE,
+                stdout=out,
+                env=dict(os.environ),
             )
 
     def places(self) -> list[tuple[int, int]]:
@@ -548,9 +563,16 @@ class Child:
         lines = self.output.read_text("utf-8").splitlines(keepends=True)
         return [(int(a), int(b)) for a, b in (line.split() for line in lines if line.endswith("\n"))]
 
+    def unblock(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(b"\n")
+        self.process.stdin.flush()
+
     def end(self) -> None:
         self.process.kill()
         self.process.wait()
+        assert self.process.stdin is not None
+        self.process.stdin.close()
 
 
 @pytest.fixture
@@ -609,6 +631,8 @@ class TestProcesses:
         assert await cursors(client, stream) == [19] * PARTITIONS
         if how == "stopped":
             child.process.send_signal(signal.SIGCONT)
+        else:
+            child.unblock()
         await until(lambda: member.holds(2))  # it has joined anew
         assert await cursors(client, stream) == [19] * PARTITIONS
         before = len(child.places())
@@ -644,8 +668,8 @@ class TestTrouble:
         zombie = client._subscribe_for_group(stream, 0, "earliest", GroupIdentity(stream, 1_000, "zombie"))
         await zombie.open()
         async with client.consumer(stream, stream):
-            with pytest.warns(LiftEnvelopeWarning, match="must be stopped"):
-                await asyncio.sleep(12)
+            with pytest.warns(LiftEnvelopeWarning, match="must be stopped") as warned:
+                await until(lambda: any("must be stopped" in str(one.message) for one in warned))
         await zombie.close()
 
     async def test_thrown_out_joins_anew(self, liftbridge_server: LiftbridgeCluster, name: str) -> None:
@@ -682,7 +706,7 @@ class TestTrouble:
                 proxy.refuse()
                 proxy.cut()
                 await publish(straight, name, 40, 80)
-                await asyncio.sleep(4)  # longer than the consumer timeout
+                await asyncio.sleep(TIMEOUT + 1)  # longer than the consumer timeout
                 proxy.accept()
                 await until(lambda: len(member.values) == 80)
                 await until(lambda: member.holds(PARTITIONS))
@@ -694,7 +718,7 @@ class TestTrouble:
         address = liftbridge_server.addresses[0]
         with FaultProxy(address) as proxy:
             client = liftenvelope.connect(
-                proxy.address, address_map={address: proxy.address}, timeout=1.0, on_event=lambda _: None
+                proxy.address, address_map={address: proxy.address}, timeout=5.0, on_event=lambda _: None
             )
             async with client:
                 await client.create_stream(name, name)
@@ -705,14 +729,14 @@ class TestTrouble:
                 proxy.cut()
                 begun = time.monotonic()
                 await consumer.close()  # nothing was processed
-                assert time.monotonic() - begun < 4
+                assert time.monotonic() - begun < 30
                 await consumer.close()
                 with pytest.raises(StopAsyncIteration):
                     await anext(consumer)
             assert len(asyncio.all_tasks()) == 1
 
     async def test_no_server_at_all(self, name: str) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             client = liftenvelope.connect("127.0.0.1:1", timeout=0.5)
             with pytest.raises(TransportError):
                 await client.consumer(name, name).open()
@@ -790,6 +814,6 @@ class TestTrouble:
                 await asyncio.to_thread(cluster.stop)
                 await asyncio.to_thread(cluster.start)
                 await publish_patiently(client, name, 40, 80)
-                await until(lambda: len(member.values) == 80, 40)
+                await until(lambda: len(member.values) == 80)
                 await member.end()
                 check(member.messages, 80)
