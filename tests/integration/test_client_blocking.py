@@ -40,7 +40,7 @@ def client(liftbridge_server: LiftbridgeCluster) -> Iterator[BlockingClient]:
 
 
 def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -83,7 +83,7 @@ class TestPublish:
         client.create_stream(name, name)
         futures = [client.publish_async(name, value) for value in values(50)]
         assert all(isinstance(future, concurrent.futures.Future) for future in futures)
-        acks = [future.result(10) for future in futures]
+        acks = [future.result(60) for future in futures]
         assert [ack.offset for ack in acks if ack is not None] == list(range(50))
         client.flush()
 
@@ -152,7 +152,7 @@ class TestSubscribe:
                     break
             assert messages.next(timeout=0.05) is None
             client.publish(stream, b"late")
-            late = messages.next(timeout=10)
+            late = messages.next(timeout=60)
             assert late is not None
             assert late.value == b"late"
         assert messages.closed
@@ -202,7 +202,7 @@ class TestSubscribe:
             client.subscribe(stream, start="earliest", stop="latest") as messages,
             concurrent.futures.ThreadPoolExecutor(4) as pool,
         ):
-            found = [future.result(30) for future in [pool.submit(take, messages) for _ in range(4)]]
+            found = [future.result(60) for future in [pool.submit(take, messages) for _ in range(4)]]
         assert sorted(offset for part in found for offset in part) == list(range(5000))
         assert all(part == sorted(part) for part in found)
 
@@ -224,7 +224,7 @@ class TestSubscribe:
             waiting = pool.submit(lambda: list(messages))
             assert not concurrent.futures.wait([waiting], timeout=0.1).done
             messages.close()
-            assert waiting.result(10) == []
+            assert waiting.result(60) == []
 
 
 def test_cursors_and_checkpoints(client: BlockingClient, name: str) -> None:
@@ -349,7 +349,7 @@ class TestClose:
                 waiting = [pool.submit(list, reader) for reader in readers]
                 assert not concurrent.futures.wait(waiting, timeout=0.1).done
                 client.close()
-                assert [future.result(10) for future in waiting] == [[], []]
+                assert [future.result(60) for future in waiting] == [[], []]
         assert [list(reader) for reader in readers] == [[], []]
 
     def test_nobody_listens(self) -> None:
@@ -390,7 +390,7 @@ class TestClose:
             cwd=ROOT,
             capture_output=True,
             text=True,
-            timeout=30,
+            timeout=120,
             check=False,
         )
         assert (done.returncode, done.stdout) == (0, "end\n"), done.stderr
@@ -403,15 +403,19 @@ def test_control_c_while_it_waits(client: BlockingClient, name: str) -> None:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     with client.subscribe(name) as messages:
         timer = threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGINT))
-        timer.start()
+
+        def wait() -> None:
+            timer.start()
+            next(messages)
+
         try:
             with pytest.raises(KeyboardInterrupt):
-                next(messages)
+                wait()
         finally:
             signal.signal(signal.SIGINT, before)
         timer.join()
         client.publish(name, b"goes on")
-        message = messages.next(timeout=10)
+        message = messages.next(timeout=60)
     assert message is not None
     assert message.value == b"goes on"
 
@@ -442,5 +446,5 @@ def test_a_server_that_comes_back(name: str) -> None:
             assert [next(messages).value for _ in range(5)] == values(5)
             cluster.stop()
             cluster.start()
-            client.publish(name, b"back", timeout=20)
+            client.publish(name, b"back", timeout=60)
             assert next(messages).value == b"back"

@@ -23,7 +23,7 @@ from liftenvelope.errors import (
 )
 from liftenvelope.testing import FaultProxy, LiftbridgeCluster, LiftbridgeNode, run_liftbridge
 
-pytestmark = pytest.mark.timeout(170)
+pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,7 @@ def events() -> list[ClientEvent]:
 @pytest.fixture
 async def client(cluster: LiftbridgeCluster, events: list[ClientEvent]) -> AsyncIterator[Client]:
     before = asyncio.all_tasks()
-    async with liftenvelope.connect(cluster.addresses, timeout=30, on_event=events.append) as client:
+    async with liftenvelope.connect(cluster.addresses, timeout=60, on_event=events.append) as client:
         yield client
     assert not asyncio.all_tasks() - before - {asyncio.current_task()}
 
@@ -102,18 +102,18 @@ async def test_as_many_replicas_as_there_are(client: Client, name: str) -> None:
     await in_sync(client, name, 3)
     info = await client.fetch_partition_metadata(name)
     assert set(info.replicas) == {"node1", "node2", "node3"}
-    acks = [await client.publish(name, b"%d" % n, ack_policy=AckPolicy.ALL, timeout=15) for n in range(5)]
+    acks = [await client.publish(name, b"%d" % n, ack_policy=AckPolicy.ALL, timeout=60) for n in range(5)]
     assert [ack.offset for ack in acks if ack is not None] == [0, 1, 2, 3, 4]
 
 
 async def test_many_partitions_are_read_as_one(client: Client, name: str) -> None:
     await client.create_stream(name, name, partitions=6, replication_factor=2)
     summary = await client.publish_many(
-        name, ((b"key-%d" % n, b"%d" % n) for n in range(600)), ack_policy=AckPolicy.ALL, timeout=30
+        name, ((b"key-%d" % n, b"%d" % n) for n in range(600)), ack_policy=AckPolicy.ALL, timeout=60
     )
     assert summary.acked == 600
     async with (
-        asyncio.timeout(30),
+        asyncio.timeout(60),
         client.subscribe(name, partition="all", start="earliest", stop="latest") as messages,
     ):
         values = [int(message.value) async for message in messages]
@@ -136,7 +136,7 @@ async def test_any_replica_in_sync_may_serve(client: Client, cluster: Liftbridge
     ):
         assert offered[-1] == {"node1", "node2", "node3"}
         for number in range(20):
-            await client.publish(name, b"%d" % number, ack_policy=AckPolicy.ALL, timeout=15)
+            await client.publish(name, b"%d" % number, ack_policy=AckPolicy.ALL, timeout=60)
         assert [message.value for message in await take(messages, 20)] == [b"%d" % n for n in range(20)]
 
 
@@ -146,10 +146,10 @@ async def test_seeds_that_are_dead(cluster: LiftbridgeCluster, name: str) -> Non
         silent.stall()
         seeds = [closed.address, silent.address, cluster.addresses[1]]
         for _ in range(3):  # they are asked in any order
-            async with liftenvelope.connect(seeds, connect_timeout=1) as client:
+            async with liftenvelope.connect(seeds, connect_timeout=1, timeout=60) as client:
                 metadata = await client.fetch_metadata()
                 assert set(metadata.brokers) == {"node1", "node2", "node3"}
-        async with liftenvelope.connect(seeds, connect_timeout=1) as client:
+        async with liftenvelope.connect(seeds, connect_timeout=1, timeout=60) as client:
             await client.create_stream(name, name, replication_factor=3)
             assert (await client.fetch_metadata(streams=[name])).partition_count(name) == 1
 
@@ -179,7 +179,7 @@ async def test_the_leader_ends(
         stop.set()
         await publishing
         last.set_result(max(acked))
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             await reading
     offsets = [message.offset for message in found]
     assert offsets == list(range(len(offsets)))
@@ -198,7 +198,7 @@ async def test_a_cluster_that_has_only_just_started(
     # In a young cluster a node can list no streams, or itself as the only broker, or not answer at all.
     await client.create_stream(name, name, replication_factor=3)
     for number in range(5):
-        await client.publish(name, b"%d" % number, ack_policy=AckPolicy.ALL, timeout=15)
+        await client.publish(name, b"%d" % number, ack_policy=AckPolicy.ALL, timeout=60)
     async with client.subscribe(name) as messages:
         waiting = asyncio.create_task(take(messages, 1))
         await asyncio.to_thread(cluster.kill)
@@ -211,7 +211,7 @@ async def test_a_cluster_that_has_only_just_started(
             assert ack is not None
             assert ack.offset == 0
         await asyncio.to_thread(cluster.start)
-        ack = await client.publish(name, b"more", ack_policy=AckPolicy.ALL, timeout=30)
+        ack = await client.publish(name, b"more", ack_policy=AckPolicy.ALL, timeout=60)
         assert ack is not None
         assert ack.offset == 5
         assert [message.offset for message in await waiting] == [5]
@@ -223,7 +223,7 @@ async def test_two_of_three_are_down(
     # What is left of a cluster stores what its leader alone has to, and decides nothing.
     await client.create_stream(name, name, replication_factor=3)
     await in_sync(client, name, 3)
-    await client.publish(name, b"of all", ack_policy=AckPolicy.ALL, timeout=15)
+    await client.publish(name, b"of all", ack_policy=AckPolicy.ALL, timeout=60)
     leader = await leader_of(client, cluster, name)
     others = [node for node in cluster.nodes if node is not leader]
     for node in others:
@@ -243,7 +243,7 @@ async def test_two_of_three_are_down(
     for node in others:
         await asyncio.to_thread(node.start)
     await in_sync(client, name, 3)
-    await client.publish(name, b"of all again", ack_policy=AckPolicy.ALL, timeout=30)
+    await client.publish(name, b"of all again", ack_policy=AckPolicy.ALL, timeout=60)
     async with (
         asyncio.timeout(60),
         client.subscribe(name, start="earliest", stop="latest") as messages,

@@ -19,7 +19,7 @@ async def test_a_broker_that_is_gone() -> None:
     with run_liftbridge() as cluster:
         async with liftenvelope.connect(cluster.addresses) as client:
             cluster.kill()
-            [status] = (await client.check_health(timeout=2.0)).values()
+            [status] = (await client.check_health(timeout=5.0)).values()
             assert status is HealthStatus.UNREACHABLE
 
 

@@ -16,7 +16,7 @@ from liftenvelope.errors import AckTimeoutError, TransportError
 from liftenvelope.testing import FaultProxy, LiftbridgeCluster, run_liftbridge
 from tests.integration.conftest import until
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(240)
 
 
 async def collect(many: PublishMany) -> dict[int, int]:
@@ -50,7 +50,7 @@ async def test_a_broker_that_is_killed_and_comes_back(retry: bool) -> None:
                 yield b"%d" % i
 
         many = client.publish_many(
-            "orders", messages(), max_in_flight=200, timeout=30, retry_unacked=retry, on_error="collect"
+            "orders", messages(), max_in_flight=200, timeout=60, retry_unacked=retry, on_error="collect"
         )
         run = asyncio.create_task(collect(many))
         await until(lambda: many.summary.acked > 1000)
@@ -61,7 +61,7 @@ async def test_a_broker_that_is_killed_and_comes_back(retry: bool) -> None:
         offsets = await run
         failed = dict(many.summary.failed)
         # A killed server shows the last messages only once another one was published.
-        assert await client.publish("orders", b"last") is not None
+        assert await client.publish("orders", b"last", timeout=60) is not None
         kept = await asyncio.to_thread(stored, cluster, "orders")
     assert offsets.keys() | failed.keys() == set(range(len(offsets) + len(failed)))
     for index, offset in offsets.items():
@@ -80,7 +80,7 @@ async def test_a_broker_that_came_back_while_nothing_was_published() -> None:
         await client.create_stream("orders", "orders")
         offsets = []
         for _ in range(3):
-            ack = await client.publish("orders", b"v", timeout=20)
+            ack = await client.publish("orders", b"v", timeout=60)
             assert ack is not None
             offsets.append(ack.offset)
             await kill_and_restart(cluster)
@@ -99,6 +99,7 @@ async def test_a_cut_connection_in_the_midst(
                 name,
                 (b"%d" % i for i in range(20_000)),
                 max_in_flight=100,
+                timeout=60,
                 retry_unacked=retry,
                 on_error="collect",
             )
@@ -128,7 +129,9 @@ async def test_truncated_answers(liftbridge_server: LiftbridgeCluster, name: str
             await client.create_stream(name, name)
             await client.publish(name, b"first")
             proxy.truncate(1000)
-            summary = await client.publish_many(name, [b"v"] * 500, max_in_flight=50, on_error="collect")
+            summary = await client.publish_many(
+                name, [b"v"] * 500, max_in_flight=50, timeout=60, on_error="collect"
+            )
             assert summary.acked + len(summary.failed) == 500
             assert 0 < len(summary.failed) <= 50
             assert all(isinstance(e, TransportError) and e.sent for _, e in summary.failed)
@@ -148,7 +151,7 @@ async def test_what_was_never_sent_says_so(liftbridge_server: LiftbridgeCluster,
             )
             for outcome in outcomes:
                 assert isinstance(outcome, AckTimeoutError | TransportError)
-            late = asyncio.create_task(client.publish(name, b"late", timeout=20))
+            late = asyncio.create_task(client.publish(name, b"late", timeout=60))
             with pytest.raises(TransportError) as refused:
                 await client.publish(name, b"unary", timeout=0.5, ack_policy=2)
             assert not refused.value.sent
@@ -170,7 +173,7 @@ async def _until_acked(many: PublishMany, more: int) -> None:
 async def test_a_leader_that_is_killed() -> None:
     async with run_liftbridge(nodes=3) as cluster, liftenvelope.connect(cluster.addresses) as client:
         await client.create_stream("orders", "orders", replication_factor=3)
-        await client.publish("orders", b"first", ack_policy=1, timeout=30)
+        await client.publish("orders", b"first", ack_policy=1, timeout=60)
         leader = (await client.fetch_metadata(streams=["orders"])).streams["orders"].partitions[0].leader
         stop = asyncio.Event()
 
@@ -191,7 +194,7 @@ async def test_a_leader_that_is_killed() -> None:
         stop.set()
         offsets = await run
         failed = dict(many.summary.failed)
-        assert await client.publish("orders", b"last", ack_policy=1, timeout=30) is not None
+        assert await client.publish("orders", b"last", ack_policy=1, timeout=60) is not None
         kept = await asyncio.to_thread(stored, cluster, "orders")
     assert len(offsets) >= 600
     for index, offset in offsets.items():
@@ -206,9 +209,9 @@ async def test_a_leader_that_is_killed() -> None:
 async def test_the_broker_that_messages_go_by_is_killed_and_another_serves() -> None:
     async with run_liftbridge(nodes=3) as cluster, liftenvelope.connect(cluster.addresses) as client:
         await client.create_stream("orders", "orders", replication_factor=3)
-        await client.publish("orders", b"first", ack_policy=1, timeout=30)
+        await client.publish("orders", b"first", ack_policy=1, timeout=60)
         await _kill_leader(cluster, client)
-        retried = await client.publish("orders", b"again", timeout=30, retry_unacked=True)
+        retried = await client.publish("orders", b"again", timeout=60, retry_unacked=True)
         assert retried is not None or pytest.fail("no ack")
         kept = await asyncio.to_thread(stored, cluster, "orders")
         assert kept[retried.offset] == b"again"

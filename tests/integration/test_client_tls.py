@@ -71,7 +71,7 @@ async def test_without_a_certificate(ca: trustme.CA, secured: LiftbridgeCluster)
 
 async def test_a_server_that_is_not_trusted(secured: LiftbridgeCluster) -> None:
     with pytest.raises(TransportError, match="certificate"):
-        async with liftenvelope.connect(secured.addresses, tls=True, timeout=1.0):
+        async with liftenvelope.connect(secured.addresses, tls=True, timeout=5.0):
             pytest.fail("a server that nobody vouches for was believed")
 
 
