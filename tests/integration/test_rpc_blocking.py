@@ -47,7 +47,7 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc]
 
     def slow(self, request: bytes, context: grpc.ServicerContext) -> bytes:
         context.add_callback(self.cancelled.set)
-        self.cancelled.wait(20)
+        self.cancelled.wait(60)
         return b""
 
     def count(self, request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
@@ -75,7 +75,7 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc]
     def forever(self, request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
         context.add_callback(self.cancelled.set)
         yield b"first"
-        self.cancelled.wait(20)
+        self.cancelled.wait(60)
 
 
 @contextmanager
@@ -92,7 +92,7 @@ def serve(service: Service, port: int = 0) -> Iterator[str]:
         executor.shutdown()
 
 
-def wait_until(condition: Callable[[], object], timeout: float = 20.0) -> None:
+def wait_until(condition: Callable[[], object], timeout: float = 60.0) -> None:
     deadline = time.monotonic() + timeout
     while not condition():
         assert time.monotonic() < deadline
@@ -119,12 +119,12 @@ def channel(address: str) -> Iterator[BlockingChannel]:
 @pytest.mark.parametrize("size", [0, 1, 16_384, 65_536, 5_000_000])
 def test_unary(channel: BlockingChannel, size: int) -> None:
     request = bytes(range(256)) * (size // 256 + 1)
-    assert channel.unary("/test/echo", request[:size], timeout=20.0) == request[:size]
+    assert channel.unary("/test/echo", request[:size], timeout=60.0) == request[:size]
 
 
 def test_status(channel: BlockingChannel) -> None:
     with pytest.raises(RpcError) as info:
-        channel.unary("/test/fail", b"", timeout=20.0)
+        channel.unary("/test/fail", b"", timeout=60.0)
     assert info.value.code is StatusCode.FAILED_PRECONDITION
     assert info.value.description == "nöt so: 100%\n"
 
@@ -138,11 +138,11 @@ def test_unknown_method(channel: BlockingChannel) -> None:
 def test_deadline_is_kept_and_told_to_the_server(channel: BlockingChannel, service: Service) -> None:
     began = time.monotonic()
     with pytest.raises(RpcError) as info:
-        channel.unary("/test/slow", b"", timeout=0.2)
+        channel.unary("/test/slow", b"", timeout=2.0)
     assert info.value.code == StatusCode.DEADLINE_EXCEEDED
-    assert 0.2 <= time.monotonic() - began < 5
-    assert service.cancelled.wait(20)
-    assert channel.unary("/test/echo", b"on", timeout=20.0) == b"on"
+    assert 2.0 <= time.monotonic() - began < 30
+    assert service.cancelled.wait(60)
+    assert channel.unary("/test/echo", b"on", timeout=60.0) == b"on"
 
 
 def test_stream(channel: BlockingChannel) -> None:
@@ -152,7 +152,7 @@ def test_stream(channel: BlockingChannel) -> None:
 def test_stream_where_one_answer_is_wanted(channel: BlockingChannel) -> None:
     for count in (b"0", b"2"):
         with pytest.raises(RpcError, match="exactly one"):
-            channel.unary("/test/count", count, timeout=20.0)
+            channel.unary("/test/count", count, timeout=60.0)
 
 
 def test_stream_end_is_repeated(channel: BlockingChannel) -> None:
@@ -168,7 +168,7 @@ def test_closing_a_stream_cancels_it(channel: BlockingChannel, service: Service)
         with pytest.raises(RpcError, match=r"within 0\.05 s"):
             stream.receive(timeout=0.05)
         assert not service.cancelled.is_set()
-    assert service.cancelled.wait(20)
+    assert service.cancelled.wait(60)
     with pytest.raises(RpcError) as info:
         stream.receive()
     assert info.value.code == StatusCode.CANCELLED
@@ -177,7 +177,7 @@ def test_closing_a_stream_cancels_it(channel: BlockingChannel, service: Service)
 def test_two_calls_at_once(channel: BlockingChannel) -> None:
     stream = channel.server_stream("/test/count", b"100")
     assert next(stream) == b"0"
-    assert channel.unary("/test/echo", b"between", timeout=20.0) == b"between"
+    assert channel.unary("/test/echo", b"between", timeout=60.0) == b"between"
     assert len(list(stream)) == 99
 
 
@@ -186,7 +186,7 @@ def test_unread_stream_holds_the_server_back_and_nobody_else(
 ) -> None:
     stream = channel.server_stream("/test/flood", b"")
     for _ in range(100):
-        assert channel.unary("/test/echo", b"x" * 10_000, timeout=20.0) == b"x" * 10_000
+        assert channel.unary("/test/echo", b"x" * 10_000, timeout=60.0) == b"x" * 10_000
     assert service.sent < 100
     assert sum(map(len, stream)) == 200 * 100_000
 
@@ -202,9 +202,9 @@ def test_no_server(channel: BlockingChannel) -> None:
 def test_restarted_server_is_found_again(service: Service) -> None:
     with serve(service) as address:
         channel = BlockingChannel(address)
-        assert channel.unary("/test/echo", b"a", timeout=20.0) == b"a"
+        assert channel.unary("/test/echo", b"a", timeout=60.0) == b"a"
     with serve(service, int(address.rpartition(":")[2])), channel:
-        assert channel.unary("/test/echo", b"b", timeout=20.0) == b"b"
+        assert channel.unary("/test/echo", b"b", timeout=60.0) == b"b"
 
 
 def test_lost_connection_ends_the_open_calls(address: str) -> None:
@@ -214,17 +214,17 @@ def test_lost_connection_ends_the_open_calls(address: str) -> None:
         proxy.cut()
         with pytest.raises(TransportError):
             next(stream)
-        assert channel.unary("/test/echo", b"again", timeout=20.0) == b"again"
+        assert channel.unary("/test/echo", b"again", timeout=60.0) == b"again"
         assert proxy.connections == 2
 
 
 @pytest.mark.parametrize("size", [0, 1, 9, 30])
 def test_truncated_answer_is_never_an_end(address: str, size: int) -> None:
     with FaultProxy(address) as proxy, BlockingChannel(proxy.address) as channel:
-        assert channel.unary("/test/echo", b"whole", timeout=20.0) == b"whole"
+        assert channel.unary("/test/echo", b"whole", timeout=60.0) == b"whole"
         proxy.truncate(size)
         with pytest.raises(TransportError):
-            channel.unary("/test/echo", bytes(1000), timeout=20.0)
+            channel.unary("/test/echo", bytes(1000), timeout=60.0)
 
 
 def test_stalled_server_meets_the_deadline(address: str) -> None:
@@ -242,7 +242,7 @@ def test_closing_the_channel_ends_its_streams(address: str, service: Service) ->
     channel.close()
     with pytest.raises(TransportError, match="closed"):
         next(stream)
-    assert service.cancelled.wait(20)
+    assert service.cancelled.wait(60)
 
 
 def test_server_that_is_not_grpc() -> None:
@@ -257,5 +257,5 @@ def test_server_that_is_not_grpc() -> None:
         thread.start()
         address = f"127.0.0.1:{listener.getsockname()[1]}"
         with BlockingChannel(address) as channel, pytest.raises(TransportError):
-            channel.unary("/test/echo", b"", timeout=20.0)
+            channel.unary("/test/echo", b"", timeout=60.0)
         thread.join()

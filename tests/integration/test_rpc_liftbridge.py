@@ -85,5 +85,5 @@ async def test_error_of_the_server(liftbridge_server: LiftbridgeCluster, name: s
         assert info.value.code == StatusCode.NOT_FOUND
         request = api_pb2.DeleteStreamRequest(name=name).SerializeToString()
         with pytest.raises(RpcError) as info:
-            await channel.unary("/proto.API/DeleteStream", request, timeout=20.0)
+            await channel.unary("/proto.API/DeleteStream", request, timeout=60.0)
         assert info.value.code == StatusCode.NOT_FOUND

@@ -31,7 +31,7 @@ async def channel() -> AsyncIterator[Channel]:
 
 
 async def until(count: int, got: list[bytes]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while len(got) < count:
             await asyncio.sleep(0.001)
 

@@ -92,7 +92,7 @@ async def ours(server: Server) -> AsyncIterator[Channel]:
 
 
 async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not condition():
             await asyncio.sleep(0.01)
 
@@ -147,12 +147,12 @@ async def test_end_before_the_requests_end(google: grpc.aio.Channel) -> None:
 
 async def test_deadline(google: grpc.aio.Channel, service: Service) -> None:
     with pytest.raises(grpc.aio.AioRpcError) as info:
-        await google.unary_unary("/test/wait")(b"", timeout=0.2)
+        await google.unary_unary("/test/wait")(b"", timeout=2.0)
     assert info.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
     await service.cancelled.wait()
     (timeout,) = service.timeouts
     assert timeout is not None
-    assert 0 < timeout < 1
+    assert 0 < timeout <= 2.0
 
 
 async def test_cancelled_by_the_client(google: grpc.aio.Channel, service: Service) -> None:
@@ -201,7 +201,7 @@ async def test_close_lets_calls_finish(server: Server, service: Service) -> None
     async with await Channel.connect(server.address) as channel, channel.bidi("/test/chat") as call:
         await call.send([b"a"])
         assert await anext(call) == b"a"
-        closing = asyncio.create_task(server.close(grace=20.0))
+        closing = asyncio.create_task(server.close(grace=60.0))
         await until(lambda: not channel.is_usable)
         with pytest.raises(TransportError, match="going away"):
             await channel.unary("/test/echo", b"")
