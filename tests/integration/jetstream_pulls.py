@@ -51,7 +51,7 @@ class Bench:
         """Store messages, and wait until they are."""
         for payload in payloads[:-1]:
             await self.nc.publish(f"{self.name}.{subject}", payload, headers=headers)
-        await self.nc.request(f"{self.name}.{subject}", payloads[-1], timeout=5, headers=headers)
+        await self.nc.request(f"{self.name}.{subject}", payloads[-1], timeout=20, headers=headers)
 
 
 @pytest.fixture(params=["plain", "accelerated"])
@@ -70,7 +70,7 @@ async def bench(jetstream_server: NatsServer, js_nc: Client, name: str) -> Async
     """A stream of the test's own."""
     yield await Bench(js_nc, name).create()
     other = await connect(jetstream_server.url)
-    await other.request(f"$JS.API.STREAM.DELETE.{name}", timeout=5)
+    await other.request(f"$JS.API.STREAM.DELETE.{name}", timeout=20)
     await other.close()
 
 
@@ -93,21 +93,21 @@ async def read_all(messages: Messages, got: list[bytes]) -> None:
 
 async def until_pulled(consumer: Consumer, waiting: int = 1) -> None:
     """Poll until so many pulls wait at the server."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while (await consumer.info()).num_waiting < waiting:
             await asyncio.sleep(0.01)
 
 
 async def until_no_pulls(consumer: Consumer) -> None:
     """Poll until no pull waits at the server."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while (await consumer.info()).num_waiting:
             await asyncio.sleep(0.01)
 
 
 async def until_acked(consumer: Consumer) -> None:
     """Poll until the server has noted down all acks, which it does beside answering requests."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while (await consumer.info()).num_ack_pending:
             await asyncio.sleep(0.01)
 
@@ -151,10 +151,10 @@ async def restart(server: NatsServer, how: str) -> None:
 
 async def publish_patiently(bench: Bench, payloads: list[bytes]) -> None:
     """Store messages while JetStream comes back."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while True:
             try:
-                await bench.api.request(f"STREAM.INFO.{bench.name}", timeout=0.5)
+                await bench.api.request(f"STREAM.INFO.{bench.name}", timeout=2)
                 break
             except (TransportError, CallTimeoutError, NoJetStreamError):
                 await asyncio.sleep(0.02)

@@ -36,7 +36,7 @@ class TestInsideTheHandler:
 
         consumption = await consumer.consume(handle)
         with pytest.raises(UsageError, match=rf"{what}\(\) waits for the handler.*call stop\(\)"):
-            await asyncio.wait_for(consumption.closed(), 10)
+            await asyncio.wait_for(consumption.closed(), 20)
         assert seen == numbered(1)
         await until_no_pulls(consumer)
 
@@ -86,7 +86,7 @@ class TestInsideTheHandler:
                 consumption.stop()
 
         consumption = await consumer.consume(handle)
-        await asyncio.wait_for(consumption.closed(), 10)
+        await asyncio.wait_for(consumption.closed(), 20)
         assert seen == numbered(5)
 
 
@@ -103,7 +103,7 @@ class TestStop:
         await bench.publish(numbered(5))
         consumer = await bench.consumer(ack_wait=120_000_000_000)
         async with consumer.messages() as messages:
-            (await messages.next(timeout=10)).ack()
+            (await messages.next(timeout=20)).ack()
             await until(lambda: messages.buffered == 4)
             messages.stop(nak=True)
             messages.stop(nak=True)
@@ -132,7 +132,7 @@ class TestStop:
         async with consumer.messages(max_messages=20, threshold_messages=20) as first:
             await until(lambda: first.buffered == 20)
             for _ in range(10):  # the pull for these waits at the server
-                (await first.next(timeout=10)).ack()
+                (await first.next(timeout=20)).ack()
             await until_pulled(consumer)
             async with consumer.messages() as second:
                 first.stop(nak=True)
@@ -166,7 +166,7 @@ class TestTheOwnersConnection:
         await until_pulled(consumer)
         ending = await self.end(js_nc, owner)
         with pytest.raises(ConnectionClosedError):
-            await asyncio.wait_for(consumption.closed(), 10)
+            await asyncio.wait_for(consumption.closed(), 20)
         await ending
 
     async def test_consume_under_load(self, bench: Bench, js_nc: Client, owner: str) -> None:
@@ -182,7 +182,7 @@ class TestTheOwnersConnection:
         await until(lambda: len(seen) > 50)
         ending = await self.end(js_nc, owner)
         with pytest.raises(ConnectionClosedError):
-            await asyncio.wait_for(consumption.closed(), 10)
+            await asyncio.wait_for(consumption.closed(), 20)
         await ending
         assert seen == numbered(len(seen))  # what had come was delivered, in order
 
@@ -191,10 +191,10 @@ class TestTheOwnersConnection:
         stream = await jetstream_pulls.stream_of(bench)
         async with stream.ordered_consumer().messages() as messages:
             for _ in range(5):
-                await messages.next(timeout=10)
+                await messages.next(timeout=20)
             ending = await self.end(js_nc, owner)
             with pytest.raises(ConnectionClosedError):
-                await asyncio.wait_for(messages.next(), 10)
+                await asyncio.wait_for(messages.next(), 20)
             await ending
 
     @pytest.mark.parametrize("what", ["fetch", "fetch_bytes", "next"])
@@ -204,7 +204,7 @@ class TestTheOwnersConnection:
         await until_pulled(consumer)
         ending = await self.end(js_nc, owner)
         with pytest.raises(ConnectionClosedError):
-            await asyncio.wait_for(fetching, 10)
+            await asyncio.wait_for(fetching, 20)
         await ending
 
     async def test_made_afterwards(self, bench: Bench, js_nc: Client, owner: str) -> None:
@@ -215,7 +215,7 @@ class TestTheOwnersConnection:
         await getattr(js_nc, owner)()
         for work in (consumer.fetch(1), consumer.next(), consumer.fetch_no_wait(1)):
             with pytest.raises(ConnectionClosedError, match=r"closed|drained"):
-                await asyncio.wait_for(work, 5)
+                await asyncio.wait_for(work, 20)
         with pytest.raises(OSError, match=r"closed|drained"):
             await consumer.consume(lambda _: None)
         with pytest.raises(OSError, match=r"closed|drained"):
@@ -325,11 +325,11 @@ async def test_entered_twice(bench: Bench) -> None:
         with pytest.raises(UsageError, match="make a new one"):
             await messages.__aenter__()
         await bench.publish(numbered(1))
-        assert (await messages.next(timeout=10)).data == b"0"
+        assert (await messages.next(timeout=20)).data == b"0"
     with pytest.raises(UsageError, match="make a new one"):
         await messages.__aenter__()
     ordered = (await jetstream_pulls.stream_of(bench)).ordered_consumer()
     async with ordered.messages() as in_order:
         with pytest.raises(UsageError, match="make a new one"):
             await in_order.__aenter__()
-        assert (await in_order.next(timeout=10)).data == b"0"
+        assert (await in_order.next(timeout=20)).data == b"0"

@@ -22,12 +22,12 @@ from .jetstream_pulls import Bench, Wire, numbered, until_pulled
 js_nc, bench = jetstream_pulls.js_nc, jetstream_pulls.bench
 
 
-async def pinned_consumer(bench: Bench, timeout: float = 60) -> Consumer:
+async def pinned_consumer(bench: Bench, timeout: float = 60, ack_wait: int = 30) -> Consumer:
     return await bench.consumer(
         priority_policy="pinned_client",
         priority_groups=["jobs"],
         priority_timeout=int(timeout * 1e9),
-        ack_wait=1_000_000_000,
+        ack_wait=ack_wait * 10**9,
     )
 
 
@@ -54,7 +54,7 @@ class Reader:
 
     async def __aexit__(self, *_: object) -> None:
         self.messages.stop()
-        await asyncio.wait_for(self.task, 5)
+        await asyncio.wait_for(self.task, 20)
 
     async def read(self) -> None:
         async for message in self.messages:
@@ -79,10 +79,10 @@ class TestPinned:
                 assert (state.group, state.pinned_client_id) == ("jobs", pinned.pins[0])
 
     async def test_takeover_when_the_pinned_one_stops(self, bench: Bench) -> None:
-        consumer = await pinned_consumer(bench, timeout=2)
+        consumer = await pinned_consumer(bench, timeout=2, ack_wait=1)
         await bench.publish(numbered(5))
         async with Reader(consumer, max_messages=4) as second_to_be:
-            await until(lambda: len(second_to_be.seen) == 5)
+            await until(lambda: len(second_to_be.seen) >= 5)
             async with Reader(consumer, max_messages=4) as standby:
                 second_to_be.messages.stop()
                 await bench.publish(numbered(5, 5))
@@ -90,15 +90,15 @@ class TestPinned:
                 assert len(standby.pins) == 1
 
     async def test_unpin_moves_the_pin_at_once(self, bench: Bench) -> None:
-        consumer = await pinned_consumer(bench)
+        consumer = await pinned_consumer(bench, ack_wait=1)
         await bench.publish(numbered(5))
         async with Reader(consumer, max_messages=4) as first:
-            await until(lambda: len(first.seen) == 5)
+            await until(lambda: len(first.seen) >= 5)
             async with Reader(consumer, max_messages=4) as second:
                 await until_pulled(consumer, 2)
                 await consumer.unpin("jobs")
                 await bench.publish(numbered(20, 5))
-                await until(lambda: len(first.seen) + len(second.seen) >= 25)
+                await until(lambda: len(set(first.seen) | set(second.seen)) == 25)
                 await until(lambda: first.unpins == first.pins[:1])
                 assert Unpinned(first.pins[0]) in first.events
                 assert set(first.seen) | set(second.seen) == set(numbered(25))
@@ -113,13 +113,13 @@ class TestPinned:
             start = asyncio.get_running_loop().time()
             await bench.publish(numbered(1, 1))
             await until(lambda: len(reader.seen) == 2)
-            assert asyncio.get_running_loop().time() - start < 2  # heartbeats come every 15 s here
+            assert asyncio.get_running_loop().time() - start < 12  # heartbeats come every 15 s here
             assert len(reader.pins) == 2
             assert reader.unpins == reader.pins[:1]
 
     async def test_a_steady_reader_keeps_its_pin(self, bench: Bench, js_nc: Client) -> None:
-        """Servers count pulls, not deliveries: a pull of 100 would lose the pin after a second."""
-        consumer = await pinned_consumer(bench, timeout=1)
+        """Servers count pulls, not deliveries: a pull of 100 would lose the pin after six seconds."""
+        consumer = await pinned_consumer(bench, timeout=6)
         async with (
             Wire(js_nc, consumer.pull_subject) as wire,
             Reader(consumer, max_messages=100) as first,
@@ -128,25 +128,25 @@ class TestPinned:
             for number in range(16):
                 await bench.publish([b"%d" % number])
                 await until(lambda count=number: len(first.seen) + len(second.seen) == count + 1)  # type: ignore[misc]
-                await asyncio.sleep(0.2)  # the pace of the messages, which is what is tested
+                await asyncio.sleep(0.6)  # the pace of the messages, which is what is tested
             assert sorted([len(first.seen), len(second.seen)]) == [0, 16]
             pinned = first if first.seen else second
             assert (len(pinned.pins), pinned.unpins) == (1, [])
         pulls = [json.loads(payload) for payload in wire.payloads]
-        assert all(pull["expires"] <= 500_000_000 for pull in pulls)
-        assert sum(pull.get("id") == pinned.pins[0] for pull in pulls) >= 5
+        assert all(pull["expires"] <= 3_000_000_000 for pull in pulls)
+        assert sum(pull.get("id") == pinned.pins[0] for pull in pulls) >= 3
 
     async def test_the_pinned_one_loses_its_connection(
         self, bench: Bench, jetstream_server: NatsServer
     ) -> None:
         other_nc = await connect(jetstream_server.url)
         other = Bench(other_nc, bench.name)
-        consumer = await pinned_consumer(bench, timeout=2)
-        pinned = Reader(await pinned_consumer(other, timeout=2), max_messages=4)
+        consumer = await pinned_consumer(bench, timeout=2, ack_wait=1)
+        pinned = Reader(await pinned_consumer(other, timeout=2, ack_wait=1), max_messages=4)
         await pinned.messages.__aenter__()
         await bench.publish(numbered(3))
         for _ in range(3):
-            (await pinned.messages.next(timeout=5)).ack()
+            (await pinned.messages.next(timeout=20)).ack()
         await other_nc.flush()
         await other_nc.flush()
         async with Reader(consumer, max_messages=4) as standby:
@@ -157,7 +157,7 @@ class TestPinned:
 
     async def test_the_pinned_one_hangs(self, bench: Bench) -> None:
         """Its buffer is full and nobody reads from it: it pulls nothing, and so loses its pin."""
-        consumer = await pinned_consumer(bench, timeout=1)
+        consumer = await pinned_consumer(bench, timeout=1, ack_wait=1)
         async with consumer.messages(group="jobs", max_messages=2) as hanging:
             await bench.publish(numbered(10))
             await until(lambda: hanging.buffered == 2)
@@ -170,12 +170,12 @@ class TestPinned:
         await bench.publish(numbered(4))
         async with Wire(js_nc, consumer.pull_subject) as wire:
             for number in range(4):
-                message = await consumer.next(timeout=5, group="jobs")
+                message = await consumer.next(timeout=20, group="jobs")
                 assert message.data == b"%d" % number
                 message.ack()
             await consumer.unpin("jobs")
             await bench.publish(numbered(1, 4))
-            assert (await consumer.next(timeout=5, group="jobs")).data == b"4"
+            assert (await consumer.next(timeout=20, group="jobs")).data == b"4"
             await until(lambda: len(wire.payloads) >= 6)
         ids = [json.loads(payload).get("id") for payload in wire.payloads]
         assert ids[0] is None
@@ -186,7 +186,7 @@ class TestPinned:
     async def test_another_one_may_fetch_only_when_unpinned(self, bench: Bench) -> None:
         consumer = await pinned_consumer(bench)
         await bench.publish(numbered(2))
-        (await consumer.next(timeout=5, group="jobs")).ack()
+        (await consumer.next(timeout=20, group="jobs")).ack()
         other = Consumer(bench.api, consumer.cached_info)
         assert await other.fetch_no_wait(1, group="jobs") == []
 
@@ -216,7 +216,7 @@ class TestPrioritized:
         fetching = []
         for count, priority in enumerate((5, 1, 0), 1):
             fetching.append(
-                asyncio.create_task(consumer.fetch(2, expires=5, group="jobs", priority=priority))
+                asyncio.create_task(consumer.fetch(2, expires=20, group="jobs", priority=priority))
             )
             await until_pulled(consumer, count)
         await bench.publish(numbered(6))

@@ -25,18 +25,18 @@ async def pinned_consumer(bench: Bench, timeout: int) -> Consumer:
 
 
 async def test_a_fetch_keeps_its_pin(bench: Bench, js_nc: Client) -> None:
-    """Servers count pulls for a sign of life: one of a minute would lose the pin after four seconds."""
-    consumer = await pinned_consumer(bench, timeout=4)
+    """Servers count pulls for a sign of life: one of a minute would lose the pin after eight seconds."""
+    consumer = await pinned_consumer(bench, timeout=8)
     standby = Consumer(bench.api, consumer.cached_info)
     async with Wire(js_nc, consumer.pull_subject) as wire:
         fetching = asyncio.create_task(consumer.fetch(3, expires=60, idle_heartbeat=20, group="jobs"))
         await until_pulled(consumer)
         await bench.publish(numbered(1))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not (state := (await consumer.info()).priority_groups[0]).pinned_client_id:
                 await asyncio.sleep(0.01)
         waiting = asyncio.create_task(standby.fetch(1, expires=60, group="jobs"))
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while sum(pull.get("id") == state.pinned_client_id for pull in wire.pulls()) < 3:
                 await asyncio.sleep(0.01)
         await bench.publish(numbered(2, 1))
@@ -44,17 +44,17 @@ async def test_a_fetch_keeps_its_pin(bench: Bench, js_nc: Client) -> None:
         waiting.cancel()
         await asyncio.wait({waiting})
     assert [message.data for message in batch] == numbered(3)
-    assert all(pull["expires"] <= 2_000_000_000 for pull in wire.pulls())
+    assert all(pull["expires"] <= 4_000_000_000 for pull in wire.pulls())
     assert all(2 * pull.get("idle_heartbeat", 0) <= pull["expires"] for pull in wire.pulls())
 
 
 async def test_it_ends_when_its_time_is_up(bench: Bench, js_nc: Client) -> None:
     consumer = await pinned_consumer(bench, timeout=2)
     async with Wire(js_nc, consumer.pull_subject) as wire:
-        assert await consumer.fetch(3, expires=2.5, group="jobs") == []
+        assert await consumer.fetch(3, expires=6, group="jobs") == []
     waits = [pull["expires"] / 1e9 for pull in wire.pulls()]
     assert len(waits) >= 2
-    assert sum(waits) <= 2.5
+    assert sum(waits) <= 6
     assert max(waits) <= 1
     with pytest.raises(CallTimeoutError):
         await consumer.next(timeout=1.2, group="jobs")

@@ -42,7 +42,7 @@ async def tell(nc: Client, stream: str, numbers: range) -> None:
 
 
 async def take(advisories: Advisories, count: int) -> list[Advisory]:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         return [await anext(advisories) for _ in range(count)]
 
 

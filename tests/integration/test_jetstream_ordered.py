@@ -33,9 +33,9 @@ class TestOrdered:
         await bench.publish(numbered(1000))
         consumer = OrderedConsumer(bench.api, bench.name)
         async with consumer.messages(max_messages=50) as messages:
-            got = [await messages.next(timeout=5) for _ in range(1000)]
+            got = [await messages.next(timeout=20) for _ in range(1000)]
         assert [message.data for message in got] == numbered(1000)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             while await consumers_of(bench):
                 await asyncio.sleep(0.01)
 
@@ -44,10 +44,10 @@ class TestOrdered:
         events: list[PullEvent] = []
         consumer = OrderedConsumer(bench.api, bench.name)
         async with consumer.messages(max_messages=5, on_event=events.append) as messages:
-            got = [(await messages.next(timeout=5)).data for _ in range(12)]
+            got = [(await messages.next(timeout=20)).data for _ in range(12)]
             for each in await consumers_of(bench):
                 await bench.api.request(f"CONSUMER.DELETE.{bench.name}.{each}")
-            got += [(await messages.next(timeout=5)).data for _ in range(18)]
+            got += [(await messages.next(timeout=20)).data for _ in range(18)]
         assert got == numbered(30)
         resets = [event for event in events if isinstance(event, OrderedReset)]
         assert len(resets) == 1
@@ -58,11 +58,11 @@ class TestOrdered:
         await bench.publish(numbered(20))
         consumer = OrderedConsumer(bench.api, bench.name)
         async with consumer.messages(max_messages=20) as messages:
-            got = [(await messages.next(timeout=5)).data for _ in range(4)]
+            got = [(await messages.next(timeout=20)).data for _ in range(4)]
             feed = messages._feed._feed  # type: ignore[attr-defined]
             await until(lambda: len(feed.buffer) == 16)
             assert feed.buffer.pop().data == b"4"
-            got += [(await messages.next(timeout=5)).data for _ in range(16)]
+            got += [(await messages.next(timeout=20)).data for _ in range(16)]
         assert got == numbered(20)
 
     async def test_filters_and_beginnings(self, bench: Bench) -> None:
@@ -76,7 +76,7 @@ class TestOrdered:
             opt_start_seq=8,
         )
         async with consumer.messages() as messages:
-            assert [(await messages.next(timeout=5)).data for _ in range(3)] == numbered(3, 7)
+            assert [(await messages.next(timeout=20)).data for _ in range(3)] == numbered(3, 7)
 
     async def test_consume_stop_and_drain(self, bench: Bench) -> None:
         await bench.publish(numbered(100))
@@ -93,10 +93,10 @@ class TestOrdered:
     async def test_stream_deleted_ends_it(self, bench: Bench) -> None:
         await bench.publish(numbered(1))
         async with OrderedConsumer(bench.api, bench.name).messages() as messages:
-            await messages.next(timeout=5)
+            await messages.next(timeout=20)
             await bench.delete()
             with pytest.raises(StreamNotFoundError):
-                await messages.next(timeout=5)
+                await messages.next(timeout=20)
             with pytest.raises(StreamNotFoundError):
                 await messages.closed()
         await bench.create()
@@ -107,7 +107,7 @@ class TestOrdered:
             await asyncio.sleep(0)
             await js_nc.close()
             with pytest.raises(ConnectionClosedError):
-                await asyncio.wait_for(waiting, 5)
+                await asyncio.wait_for(waiting, 20)
 
     @pytest.mark.parametrize(
         "options",
@@ -136,7 +136,7 @@ async def test_goes_on_after_a_restart(how: str, name: str) -> None:
         async with OrderedConsumer(Api(nc), name).messages(
             max_messages=20, on_event=events.append
         ) as messages:
-            got = [(await messages.next(timeout=5)).data for _ in range(30)]
+            got = [(await messages.next(timeout=20)).data for _ in range(30)]
             reading = asyncio.ensure_future(read(messages, 70))
             await asyncio.to_thread(getattr(server, how))
             await asyncio.to_thread(server.start)

@@ -132,7 +132,7 @@ class TestOne:
         await js.publish(name, b"short", ttl=1)
         await js.publish(name, b"long", ttl=3600.5)
         await js.publish(name, b"ever", ttl="never")
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while (await stream.info()).state.messages == 3:
                 await asyncio.sleep(0.05)
         with pytest.raises(MessageNotFoundError):
@@ -178,6 +178,7 @@ class TestOne:
         await js_nc.subscribe(name, cb=keep)
         with pytest.raises(AckTimeoutError):
             await js.publish(name, timeout=0.1)
+        await until(lambda: bool(replies))
         await js_nc.publish(replies[0].reply, b'{"stream":"S","seq":1}')  # type: ignore[attr-defined]
         future = await js.publish_async(name)
         await until(lambda: len(replies) == 2)
@@ -274,11 +275,11 @@ class TestMany:
 
     async def test_complete_in_time(self, js: JetStream, js_nc: Client, name: str) -> None:
         await js_nc.subscribe(name, cb=_silent)
-        future = await js.publish_async(name, timeout=0.5)
+        future = await js.publish_async(name, timeout=60)
         with pytest.raises(TimeoutError):
             await js.publish_async_complete(timeout=0.05)
-        with pytest.raises(AckTimeoutError):
-            await future
+        assert not future.done()
+        future.cancel()
 
     async def test_refusals_between(self, js: JetStream, stream: Stream, name: str) -> None:
         futures = []
@@ -297,7 +298,7 @@ class TestMany:
     async def test_cancelled_while_it_waits(self, js_nc: Client, name: str) -> None:
         await js_nc.subscribe(name, cb=_silent)
         js = JetStream(js_nc, max_outstanding=1)
-        first = await js.publish_async(name, timeout=0.3)
+        first = await js.publish_async(name, timeout=2)
         waiting = asyncio.ensure_future(js.publish_async(name))
         await asyncio.sleep(0)
         waiting.cancel()
@@ -381,7 +382,7 @@ class TestEnds:
         waiting = asyncio.ensure_future(js.publish_async(name, timeout=60))
         await asyncio.sleep(0)
         await getattr(js_nc, how)()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             with pytest.raises(TransportError, match="closed or drained before an ack"):
                 await future
             with pytest.raises(TransportError, match="closed or drained"):
@@ -416,30 +417,32 @@ class TestFaults:
             if accelerated:
                 accelerate(nc)
             async with JetStream(nc, timeout=1.5, max_outstanding=500) as js:
-                await js.create_stream(StreamConfig(name=name))
+                stream = await js.create_stream(StreamConfig(name=name), timeout=60)
                 done = asyncio.Event()
-                publishing = asyncio.ensure_future(_publish_until(js, name, done))
-                await until(lambda: nc.stats["in_msgs"] > 2_000)
+                acks = Acks()
+                publishing = asyncio.ensure_future(_publish_until(js, name, done, acks))
+                await until(lambda: acks.count > 2_000)
                 await asyncio.to_thread(getattr(server, how))
                 await asyncio.to_thread(server.start)
                 await until(lambda: nc.is_connected)
-                count = nc.stats["in_msgs"]
-                await until(lambda: nc.stats["in_msgs"] > count + 2_000)
+                count = acks.count
+                await until(lambda: acks.count > count + 2_000)
                 done.set()
                 outcomes = await publishing
-                await self._check(js, name, outcomes)
+                await self._check(js, stream, outcomes)
             await nc.close()
 
-    async def _check(self, js: JetStream, name: str, outcomes: dict[int, PubAck | LiftEnvelopeError]) -> None:
+    async def _check(
+        self, js: JetStream, stream: Stream, outcomes: dict[int, PubAck | LiftEnvelopeError]
+    ) -> None:
         stored: dict[int, int] = {}
-        state = (await (await js.stream(name)).info()).state
-        stream = await js.stream(name)
+        state = (await stream.info(timeout=60)).state
         acked = {i: outcome for i, outcome in outcomes.items() if isinstance(outcome, PubAck)}
         assert len(acked) > 4_000
         assert max(ack.sequence for ack in acked.values()) <= state.last_seq
         # A sample of those that came before, at and after the end of the server.
         for i in [*list(acked)[::97], *list(acked)[-50:]]:
-            message = await stream.get_message(acked[i].sequence)
+            message = await stream.get_message(acked[i].sequence, timeout=60)
             stored[i] = int(message.data)
         assert stored == {i: i for i in stored}
         assert len({ack.sequence for ack in acked.values()}) == len(acked)
@@ -451,8 +454,8 @@ class TestFaults:
         with run_nats_server(jetstream=True) as server:
             nc = await connect(server.url, pending_size=1_000)
             async with JetStream(nc, timeout=0.3) as js:
-                await js.create_stream(StreamConfig(name=name))
-                await js.publish(name, b"x")
+                await js.create_stream(StreamConfig(name=name), timeout=60)
+                await js.publish(name, b"x", timeout=60)
                 await asyncio.to_thread(server.kill)
                 await until(lambda: not nc.is_connected)
                 with pytest.raises(AckTimeoutError):
@@ -463,12 +466,22 @@ class TestFaults:
                 # The outcome of the small one was unknown indeed: it waited in the buffer.
                 await asyncio.to_thread(server.start)
                 await until(lambda: nc.is_connected)
-                assert (await js.publish(name, timeout=5)).sequence == 3
+                assert (await js.publish(name, timeout=60)).sequence == 3
             await nc.close()
 
 
+class Acks:
+    """Counts them as they come."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def note(self, future: asyncio.Future[PubAck]) -> None:
+        self.count += future.exception() is None
+
+
 async def _publish_until(
-    js: JetStream, subject: str, done: asyncio.Event
+    js: JetStream, subject: str, done: asyncio.Event, acks: Acks
 ) -> dict[int, PubAck | LiftEnvelopeError]:
     """Publish numbers; the outcome of each."""
     futures: dict[int, asyncio.Future[PubAck]] = {}
@@ -477,6 +490,7 @@ async def _publish_until(
     while not done.is_set():
         try:
             futures[i] = await js.publish_async(subject, b"%d" % i)
+            futures[i].add_done_callback(acks.note)
         except TransportError as exc:
             outcomes[i] = exc
         i += 1

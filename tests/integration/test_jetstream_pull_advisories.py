@@ -29,7 +29,7 @@ js_nc, bench = jetstream_pulls.js_nc, jetstream_pulls.bench
 
 
 async def next_of(advisories: Advisories) -> Advisory:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         return await anext(advisories)
 
 
@@ -42,7 +42,7 @@ async def test_a_group(bench: Bench, js_nc: Client) -> None:
         assert created.time is not None
         assert created.id
         await bench.publish(numbered(2))
-        (await consumer.next(timeout=5, group="jobs")).ack()
+        (await consumer.next(timeout=20, group="jobs")).ack()
         pinned = await next_of(advisories)
         assert isinstance(pinned, PinnedAdvisory)
         state = (await consumer.info()).priority_groups[0]
@@ -60,17 +60,17 @@ async def test_a_group(bench: Bench, js_nc: Client) -> None:
 
 
 async def test_messages_given_up(bench: Bench, js_nc: Client) -> None:
-    consumer = await bench.consumer(max_deliver=1, ack_wait=200_000_000)
+    consumer = await bench.consumer(max_deliver=1, ack_wait=3_000_000_000)
     await bench.publish(numbered(2))
     async with Advisories(js_nc, stream=bench.name, consumer="worker") as advisories:
         await bench.consumer("another")
-        first, _ = await consumer.fetch(2, expires=5)
+        first, _ = await consumer.fetch(2, expires=20)
         first.term("no good")
         terminated = await next_of(advisories)
         assert isinstance(terminated, MessageTerminatedAdvisory)
         assert (terminated.stream_sequence, terminated.reason) == (1, "no good")
         # The server notices when the consumer is next asked for messages after ack_wait.
-        await consumer.fetch(1, expires=1)
+        await consumer.fetch(1, expires=5)
         exceeded = await next_of(advisories)
         assert isinstance(exceeded, MaxDeliveriesAdvisory)
         assert (exceeded.stream_sequence, exceeded.deliveries) == (2, 1)

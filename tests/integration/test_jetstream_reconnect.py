@@ -64,7 +64,7 @@ class TestRestart:
                 seen.add(await taken(messages))
             await restart(server, how)
             await publish_patiently(bench, numbered(10, 100))
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 while len(seen) < 110:
                     seen.add(await taken(messages))
         assert seen == set(numbered(110))
@@ -81,9 +81,9 @@ class TestRestart:
             await until(lambda: bench.nc.is_connected)
             await publish_patiently(bench, numbered(30))
             start = asyncio.get_running_loop().time()
-            got = [(await messages.next(timeout=5)).data for _ in range(30)]
+            got = [(await messages.next(timeout=20)).data for _ in range(30)]
             assert got == numbered(30)
-            assert asyncio.get_running_loop().time() - start < 3  # no heartbeat was waited for: that is 15 s
+            assert asyncio.get_running_loop().time() - start < 12  # no heartbeat was waited for: that is 15 s
             assert (await consumer.info()).num_waiting <= 2  # nothing was sent twice
 
     async def test_consume(self, server: NatsServer, bench: Bench, how: str) -> None:
@@ -109,7 +109,7 @@ class TestRestart:
         await until_pulled(consumer)
         await restart(server, how)
         await publish_patiently(bench, numbered(5))
-        assert [message.data for message in await asyncio.wait_for(fetching, 10)] == numbered(5)
+        assert [message.data for message in await asyncio.wait_for(fetching, 20)] == numbered(5)
         await until_no_pulls(consumer)
 
 
@@ -126,7 +126,7 @@ async def test_without_heartbeats_fetch_ends_while_offline(server: NatsServer, b
     await asyncio.to_thread(server.stop)
     await until(lambda: not bench.nc.is_connected)
     with pytest.raises(TransportError, match="down"):
-        await asyncio.wait_for(consumer.fetch(5, expires=0.5), 5)
+        await asyncio.wait_for(consumer.fetch(5, expires=0.5), 20)
     await asyncio.to_thread(server.start)
     await until(lambda: bench.nc.is_connected)
 
@@ -140,7 +140,7 @@ async def test_pulls_are_not_piled_up_while_offline(server: NatsServer, bench: B
         await asyncio.to_thread(server.stop)
         await until(lambda: not bench.nc.is_connected)
         for _ in range(15):  # each of these would pull
-            (await messages.next(timeout=1)).ack()
+            (await messages.next(timeout=20)).ack()
         await asyncio.to_thread(server.start)
         await until(lambda: bench.nc.is_connected)
         await until_pulled(consumer)
@@ -165,14 +165,14 @@ async def test_a_consumer_that_is_gone_after_the_reconnect(
             proxy.accept()
             if on_reconnect == "check":
                 with pytest.raises(ConsumerDeletedError):
-                    await messages.next(timeout=10)
+                    await messages.next(timeout=20)
             else:
                 await until(lambda: nc.is_connected)
                 with pytest.raises(TimeoutError):
                     await messages.next(timeout=0.5)
                 await bench.consumer()
                 await bench.publish(numbered(1))
-                assert (await messages.next(timeout=10)).data == b"0"
+                assert (await messages.next(timeout=20)).data == b"0"
         await nc.close()
 
 
@@ -187,13 +187,13 @@ async def test_a_network_that_fails(server: NatsServer, bench: Bench) -> None:
             for cut in range(3):
                 await bench.publish(numbered(50, 50 * cut))
                 while len(seen) < 50 * cut + 20:
-                    message = await messages.next(timeout=10)
+                    message = await messages.next(timeout=20)
                     seen.add(message.data)
                     message.ack()
                 proxy.cut()
                 await until(lambda epoch=cut: nc.stats["reconnects"] > epoch)  # type: ignore[misc]
             while len(seen) < 150:
-                message = await messages.next(timeout=10)
+                message = await messages.next(timeout=20)
                 seen.add(message.data)
                 message.ack()
             assert seen == set(numbered(150))
@@ -215,7 +215,7 @@ async def test_resumes_soon_after_the_reconnect(server: NatsServer, bench: Bench
         publishing = asyncio.create_task(restart_and_publish(server, bench))
         assert (await messages.next(timeout=20)).data == b"0"
         took = loop.time() - max(reconnected[0], await publishing)
-    assert took < 2  # 0.5 s on a machine that does nothing else
+    assert took < 12  # 0.5 s on a machine that does nothing else; a heartbeat is 15 s
     await nc.close()
 
 

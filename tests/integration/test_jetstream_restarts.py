@@ -171,7 +171,7 @@ async def test_under_load(server: NatsServer, name: str, kind: str) -> None:
     reading = asyncio.ensure_future(READERS[kind](consumer, await stream_of(bench), log))
     publishing = asyncio.ensure_future(publish_all(publisher, bench))
     for how, number in (("kill", 50), ("stop", 150), (None, MESSAGES)):
-        async with asyncio.timeout(40):
+        async with asyncio.timeout(60):
             while len(set(log.seen)) < number and not reading.done():
                 await asyncio.sleep(0.01)
         if how is not None:

@@ -18,19 +18,20 @@ js_nc, bench = jetstream_pulls.js_nc, jetstream_pulls.bench
 
 
 async def test_of_consume(bench: Bench) -> None:
-    """Heartbeats come every second, and wait in the socket."""
+    """Heartbeats come every three seconds, and wait in the socket."""
     await bench.publish(numbered(2))
     consumer = await bench.consumer()
     events: list[PullEvent] = []
     seen: list[bytes] = []
 
     def handle(message: Message) -> None:
-        time.sleep(2.3)
+        if not seen:
+            time.sleep(6.5)  # more than two heartbeats
         seen.append(message.data)
         message.ack()
 
     async with await consumer.consume(
-        handle, max_messages=10, expires=2, idle_heartbeat=1, on_event=events.append
+        handle, max_messages=10, expires=6, idle_heartbeat=3, on_event=events.append
     ):
         await until(lambda: len(seen) == 2)
     assert seen == numbered(2)
@@ -42,11 +43,11 @@ async def test_a_blocked_loop_does_not_pull_twice(bench: Bench, js_nc: Client) -
     consumer = await bench.consumer()
     async with (
         Wire(js_nc, consumer.pull_subject) as wire,
-        consumer.messages(max_messages=10, expires=60, idle_heartbeat=1) as messages,
+        consumer.messages(max_messages=10, expires=60, idle_heartbeat=3) as messages,
     ):
         await until(lambda: len(wire.payloads) == 1)
         await asyncio.sleep(0.1)
-        time.sleep(2.5)  # more than two heartbeats
+        time.sleep(6.5)  # more than two heartbeats
         await bench.publish(numbered(30))
         await until(lambda: messages.buffered >= 10)
         assert messages.buffered == 10
@@ -55,8 +56,8 @@ async def test_a_blocked_loop_does_not_pull_twice(bench: Bench, js_nc: Client) -
 
 async def test_of_a_fetch(bench: Bench) -> None:
     consumer = await bench.consumer()
-    fetching = asyncio.create_task(consumer.fetch(3, expires=20, idle_heartbeat=1))
+    fetching = asyncio.create_task(consumer.fetch(3, expires=60, idle_heartbeat=3))
     await until_pulled(consumer)
-    time.sleep(2.5)  # more than two heartbeats
+    time.sleep(6.5)  # more than two heartbeats
     await bench.publish(numbered(3))
     assert [message.data for message in await fetching] == numbered(3)

@@ -362,7 +362,7 @@ class TestConsumers:
 
     async def test_advisories(self, js: JetStream, name: str) -> None:
         await filled(js, name)
-        async with js.advisories(name) as advisories, asyncio.timeout(5):
+        async with js.advisories(name) as advisories, asyncio.timeout(20):
             await js.create_consumer(name, ConsumerConfig(durable_name="c"))
             advisory = await anext(aiter(advisories))
         assert isinstance(advisory, ConsumerCreatedAdvisory)
@@ -578,7 +578,7 @@ class TestElsewhere:
         waiting = asyncio.ensure_future(js.account_info())
         await nc.flush()
         await nc.close()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             with pytest.raises(TransportError, match="closed before an answer"):
                 await waiting
         with pytest.raises(TransportError, match="is closed"):
