@@ -220,7 +220,7 @@ async def test_iterating(frames: ModuleType) -> None:
             break
     assert read == [*messages, "waited"]
     queue.append(messages[0])
-    assert await asyncio.wait_for(anext(queue), 5) is messages[0]
+    assert await asyncio.wait_for(anext(queue), 60) is messages[0]
     assert await asyncio.ensure_future(anext(queue)) == "waited"
     queue.append(messages[1])
     with pytest.raises(StopIteration) as caught:  # the way of whoever traces, and of send()

@@ -362,7 +362,7 @@ def client_of(brokers: Iterable[ScriptedBroker], **options: Any) -> Client:
 
 async def fill(found: list[int], reader: MessageReader, count: int | None = None) -> None:
     """Add the offsets of the next messages, or of all until the end."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while count is None or len(found) < count:
             got = await reader.next()
             if got is None:
@@ -386,7 +386,7 @@ async def read(client: Client, **options: Any) -> list[int]:
 
 async def patiently(reader: MessageReader) -> int:
     """The offset of the next message, which is asked for many times, and never waited for for long."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while (got := await reader.next(0.001)) is None:
             assert not reader.finished
     return got.offset

@@ -44,7 +44,7 @@ def scripted_nats(script: Script, greeting: bytes = INFO) -> Iterator[str]:
         thread = threading.Thread(target=serve, args=(listening, script, greeting))
         thread.start()
         yield f"nats://127.0.0.1:{listening.getsockname()[1]}"
-        thread.join(20)
+        thread.join(60)
 
 
 def serve(listening: socket.socket, script: Script, greeting: bytes) -> None:

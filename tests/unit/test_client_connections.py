@@ -120,7 +120,7 @@ class TestIdle:
             connections = pool(keep_alive_time=0.1)
             await call(connections, broker.address)
             assert len(broker.server.links) == 1
-            await until(lambda: not broker.server.links, 3)
+            await until(lambda: not broker.server.links)
             assert connections._sweep is None  # nothing is left to look after
             await call(connections, broker.address)
             await connections.close()
@@ -163,16 +163,16 @@ class TestFailure:
         begun = asyncio.get_running_loop().time()
         with pytest.raises(CallNotProcessedError):
             await connections.channel(black_hole, 30)
-        assert asyncio.get_running_loop().time() - begun < 3
+        assert asyncio.get_running_loop().time() - begun < 20
         await connections.close()
 
     async def test_nobody_waits_for_the_attempts_of_others(self, black_hole: str) -> None:
-        # Ten that connect one after the other would take two seconds and a half.
-        connections = pool(connect_timeout=0.25)
+        # Ten that connect one after the other would take twenty seconds.
+        connections = pool(connect_timeout=2.0)
         begun = asyncio.get_running_loop().time()
-        waits = [connections.channel(black_hole, 0.3) for _ in range(10)]
+        waits = [connections.channel(black_hole, 2.4) for _ in range(10)]
         found = await asyncio.gather(*waits, return_exceptions=True)
-        assert asyncio.get_running_loop().time() - begun < 1.5
+        assert asyncio.get_running_loop().time() - begun < 12
         assert {type(one) for one in found} == {CallNotProcessedError}
         await connections.close()
 

@@ -55,7 +55,7 @@ class TestMerged:
                 client.subscribe("foo", partition="all", start="earliest", stop="latest") as reader,
             ):
                 found = []
-                async with asyncio.timeout(5):
+                async with asyncio.timeout(60):
                     for _ in range(8):
                         got = await reader.next()
                         assert got is not None

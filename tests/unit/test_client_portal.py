@@ -38,7 +38,7 @@ def portal() -> Iterator[Portal]:
 
 
 def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.001)
@@ -105,10 +105,10 @@ class TestCall:
         sleeper = Sleeper()
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
             other = pool.submit(lambda: portal.call(sleeper.sleep()))
-            assert sleeper.begun.wait(10)
+            assert sleeper.begun.wait(60)
             assert portal.call(double(1)) == 2
             portal.close()
-            assert isinstance(other.exception(10), TransportError)
+            assert isinstance(other.exception(60), TransportError)
         assert sleeper.ended
 
 
@@ -118,7 +118,7 @@ def signalled(number: signal.Signals, when: threading.Event) -> Iterator[None]:
     me = threading.get_ident()
 
     def send() -> None:
-        assert when.wait(10)
+        assert when.wait(60)
         signal.pthread_kill(me, number)
 
     thread = threading.Thread(target=send)
@@ -237,17 +237,17 @@ class TestClose:
             assert not concurrent.futures.wait(closes, timeout=0.05).done
             release.set()
             for close in closes:
-                close.result(10)
+                close.result(60)
 
     def test_calls_of_other_threads_end(self) -> None:
         portal, sleepers = Portal(), [Sleeper() for _ in range(5)]
         with concurrent.futures.ThreadPoolExecutor(5) as pool:
             calls = [pool.submit(lambda s: portal.call(s.sleep()), sleeper) for sleeper in sleepers]
-            assert all(sleeper.begun.wait(10) for sleeper in sleepers)
+            assert all(sleeper.begun.wait(60) for sleeper in sleepers)
             portal.close()
             for call in calls:
                 with pytest.raises(TransportError, match="closed while the call"):
-                    call.result(10)
+                    call.result(60)
         assert all(sleeper.ended for sleeper in sleepers)
 
     def test_racing_calls_end_one_way_or_the_other(self) -> None:
@@ -266,7 +266,7 @@ class TestClose:
                 hammers = [pool.submit(hammer, portal, stop) for _ in range(3)]
                 portal.call(double(1))
                 portal.close()
-                assert all(done.result(10) for done in hammers)
+                assert all(done.result(60) for done in hammers)
 
     def test_a_loop_that_was_killed_from_inside(self) -> None:
         portal = Portal()
@@ -296,10 +296,10 @@ class TestFutures:
         portal.run(lambda: made[1].set_exception(KeyError("no")))
         portal.run(lambda: made[3].set_result(4))
         assert given_up.cancel()
-        assert good.result(10) == 1
-        assert late.result(10) == 4
+        assert good.result(60) == 1
+        assert late.result(60) == 4
         with pytest.raises(KeyError):
-            bad.result(10)
+            bad.result(60)
         until(made[2].cancelled)
 
     def test_what_submitting_raises(self, portal: Portal) -> None:
@@ -326,7 +326,7 @@ class TestFutures:
         future = portal.future(submit)
         portal.run(cancel_too_late)
         with pytest.raises(concurrent.futures.CancelledError):
-            future.result(10)
+            future.result(60)
         made.clear()
         portal.run(gc.collect)
         assert seen == []
@@ -420,7 +420,7 @@ class TestFeed:
         sleeper = Sleeper()
 
         def interrupt(number: int) -> int:
-            assert sleeper.begun.wait(10)
+            assert sleeper.begun.wait(60)
             raise KeyboardInterrupt
 
         with pytest.raises(KeyboardInterrupt):
@@ -531,7 +531,7 @@ class TestForgotten:
         portal.before_end(finish)
         with pytest.warns(ResourceWarning, match="was not closed"):
             portal = None
-        assert done.wait(10)
+        assert done.wait(60)
         until(lambda: set(threads()) <= before)
 
     def test_at_the_end_of_the_program(self) -> None:

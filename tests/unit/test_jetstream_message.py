@@ -97,7 +97,7 @@ class TestAcks:
 
     async def test_auto_ack_progress(self) -> None:
         message, acks = message_of()
-        async with asyncio.timeout(5), message.auto_ack_progress(0.01):
+        async with asyncio.timeout(60), message.auto_ack_progress(0.01):
             while len(acks.sent) < 3:
                 await asyncio.sleep(0.005)
         message.ack()
