@@ -100,7 +100,7 @@ async def test_while_the_connection_is_restored(far_nc: Client, proxy: FaultProx
 async def test_lost_meanwhile(far_nc: Client, proxy: FaultProxy) -> None:
     link = Link(far_nc)
     proxy.stall()
-    waiting = asyncio.ensure_future(link.barrier(60))
+    waiting = asyncio.ensure_future(link.barrier(1))
     await asyncio.sleep(0.1)
     proxy.cut()
     proxy.resume()
