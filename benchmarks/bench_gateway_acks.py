@@ -44,7 +44,7 @@ class Side:
 
     async def publish_batch(self, count: int, window: int) -> float:
         """Seconds for a message, with so many outstanding."""
-        async with AckInbox(self.nc, max_outstanding=window) as inbox:
+        async with AckInbox(self.nc, max_outstanding=window, timeout=PATIENCE) as inbox:
             publisher = EnvelopePublisher(self.nc, self.stream, inbox=inbox, timeout=PATIENCE)
             began = perf_counter()
             summary = await (await publisher.publish_batch([VALUE] * count))
@@ -56,7 +56,7 @@ class Side:
     async def publish_singly(self, count: int) -> float:
         """The median of the seconds from a publish to its ack, one at a time."""
         taken = []
-        async with AckInbox(self.nc) as inbox:
+        async with AckInbox(self.nc, timeout=PATIENCE) as inbox:
             for _ in range(count):
                 began = perf_counter()
                 ack = await inbox.publish(self.stream, VALUE)

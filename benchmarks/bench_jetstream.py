@@ -367,7 +367,7 @@ def _publishing(
     """Rounds that publish to a stream of their own, which must then hold so many messages."""
 
     async def one() -> float:
-        async with JetStream(nc) as js:
+        async with JetStream(nc, timeout=PATIENCE) as js:
             stream = await js.create_stream(_config(f"bench-{uuid4().hex[:8]}"))
             taken = await publish(stream.cached_info.config.name)
             assert (await stream.info()).state.messages == count

@@ -194,7 +194,7 @@ def test_acked_publishing(
 
     async def ours() -> float:
         acceleration = accelerate(lb_nc) if accelerated else nullcontext()
-        async with AckInbox(lb_nc, max_outstanding=window) as inbox:
+        async with AckInbox(lb_nc, max_outstanding=window, timeout=PATIENCE) as inbox:
             publisher = EnvelopePublisher(lb_nc, stream, inbox=inbox, timeout=PATIENCE)
             with acceleration:
                 began = perf_counter()
@@ -239,7 +239,7 @@ def test_acked_latency(
 
     async def ours() -> float:
         taken = []
-        async with AckInbox(lb_nc) as inbox:
+        async with AckInbox(lb_nc, timeout=PATIENCE) as inbox:
             for _ in range(count):
                 began = perf_counter()
                 ack = await inbox.publish(stream, VALUE)
