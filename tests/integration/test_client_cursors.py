@@ -80,9 +80,9 @@ class TestServers:
         with run_liftbridge(config={"cursors": {"stream.partitions": 0}}) as cluster:
             async with liftenvelope.connect(cluster.addresses) as client:
                 with pytest.raises(CursorsUnavailableError, match="keeps no cursors"):
-                    await client.fetch_cursor(name, "s", 0, timeout=2)
+                    await client.fetch_cursor(name, "s", 0, timeout=5)
                 with pytest.raises(CursorsUnavailableError, match="keeps no cursors"):
-                    await client.set_cursor(name, "s", 0, 1, timeout=2)
+                    await client.set_cursor(name, "s", 0, 1, timeout=5)
 
 
 def allow(checkpoints: Checkpointer, seconds: float) -> None:

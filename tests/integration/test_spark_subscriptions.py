@@ -115,7 +115,7 @@ class TestCursors:
         with run_liftbridge(config={"cursors.stream.partitions": 0}) as cluster:
             servers = Servers("liftbridge", cluster.addresses[0], cluster.create_stream)
             servers.make(name, 1)
-            source = StreamSource(servers.options(subscribe=name, commitCursor="c", timeout="1s"))
+            source = StreamSource(servers.options(subscribe=name, commitCursor="c", timeout="5s"))
             with pytest.raises(OptionError, match=r"commitCursor='c'.*the cluster keeps no cursors"):
                 source.latest(source.initial(), limited=True)
             source.close()
@@ -124,7 +124,7 @@ class TestCursors:
         with run_liftbridge() as cluster:
             servers = Servers("liftbridge", cluster.addresses[0], cluster.create_stream)
             servers.make(name, 1, 2)
-            source = StreamSource(servers.options(subscribe=name, commitCursor="c", timeout="1s"))
+            source = StreamSource(servers.options(subscribe=name, commitCursor="c", timeout="5s"))
             at = source.initial()
             source.done(at)
         ahead = {**at, "offsets": {name: {"0": 9}}}
