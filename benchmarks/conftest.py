@@ -37,6 +37,14 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[_REPORT] = Report()
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    mine = (item for item in items if item.path.is_relative_to(Path(__file__).parent))
+    for item in mine:
+        if not item.get_closest_marker("timeout"):
+            # Whoever comes first waits until the Go peers are built, which takes minutes on a slow machine.
+            item.add_marker(pytest.mark.timeout(900))
+
+
 def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Module | None:
     wanted = file_path.match("bench_*.py") and not parent.session.isinitpath(file_path)
     return pytest.Module.from_parent(parent, path=file_path) if wanted else None
