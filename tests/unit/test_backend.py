@@ -26,7 +26,7 @@ def run(
     # Without site: an editable install's finder would find the checkout's extensions behind a copy's back.
     command = [sys.executable, "-S", "-W", warnings, "-c", program]
     return subprocess.run(
-        command, env=kept | env, cwd=where, check=False, capture_output=True, text=True, timeout=60
+        command, env=kept | env, cwd=where, check=False, capture_output=True, text=True, timeout=150
     )
 
 

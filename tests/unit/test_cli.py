@@ -24,7 +24,7 @@ def run(*arguments: str, code: str | None = None, **environment: str) -> subproc
         env={**os.environ, "NO_COLOR": "1", "COLUMNS": "100", **environment},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=150,
         check=False,
     )
 

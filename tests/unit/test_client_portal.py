@@ -550,7 +550,7 @@ class TestForgotten:
             cwd=ROOT,
             capture_output=True,
             text=True,
-            timeout=20,
+            timeout=150,
             check=False,
         )
         assert (done.returncode, done.stdout) == (0, "end\n"), done.stderr

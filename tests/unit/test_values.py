@@ -274,7 +274,7 @@ def in_the_other_twin(program: str, *arguments: str) -> str:
     env = {name: value for name, value in os.environ.items() if not name.startswith("LIFTENVELOPE_")}
     env |= {other: "1", "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-W", "error", "-c", program, *arguments]
-    return subprocess.run(command, env=env, check=True, capture_output=True, text=True, timeout=60).stdout
+    return subprocess.run(command, env=env, check=True, capture_output=True, text=True, timeout=150).stdout
 
 
 class TestInstants:
