@@ -45,9 +45,14 @@ def rows(numbers: Iterable[int], partition: int | None = 0) -> pa.RecordBatch:
 
 
 def stored(cluster: Cluster, name: str) -> list[int]:
-    """Values in the order of partitions and offsets, but for those of strangers."""
-    found = bulk.read(cluster.addresses[0], name, columns=["value"], parallel=1).read_all()
-    return [int(value) for value in found["value"].to_pylist() if value != b"stranger"]
+    """Values in the order of partitions and offsets, but for those of strangers.
+
+    The last one counts where a killed server gave an offset twice: what had no ack, and then what has.
+    """
+    columns = ["partition", "offset", "value"]
+    rows = bulk.read(cluster.addresses[0], name, columns=columns, parallel=1).read_all().to_pylist()
+    found = {(row["partition"], row["offset"]): row["value"] for row in rows}
+    return [int(value) for _, value in sorted(found.items()) if value != b"stranger"]
 
 
 def stranger(cluster: Cluster, name: str) -> None:
