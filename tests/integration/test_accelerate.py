@@ -412,7 +412,7 @@ async def test_jetstream_of_nats_py(
     open_connection: Connect, name: str, jetstream_server: NatsServer
 ) -> None:
     nc = await open_connection(jetstream_server.url, watched=False)
-    js = nc.jetstream()
+    js = nc.jetstream(timeout=60)
     await js.add_stream(name=name, subjects=[f"{name}.*"])
     for payload in numbered(200):
         assert (await js.publish(f"{name}.j", payload)).stream == name

@@ -138,8 +138,7 @@ async def test_leaving_a_call_resets_it(channel: Channel, service: Service) -> N
 
 async def test_cancelling_the_task_resets_the_call(channel: Channel, service: Service) -> None:
     task = asyncio.create_task(channel.unary("/test/slow", b""))
-    await until(lambda: channel.open_calls)
-    await channel.unary("/test/echo", b"")
+    await until(service.begun.is_set)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task

@@ -25,6 +25,7 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc]
     """Methods on plain bytes."""
 
     def __init__(self) -> None:
+        self.begun = threading.Event()
         self.cancelled = threading.Event()
         self.sent = 0
 
@@ -46,7 +47,9 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc]
         return b""
 
     def slow(self, request: bytes, context: grpc.ServicerContext) -> bytes:
-        context.add_callback(self.cancelled.set)
+        if not context.add_callback(self.cancelled.set):
+            self.cancelled.set()  # it was before it began
+        self.begun.set()
         self.cancelled.wait(60)
         return b""
 
