@@ -30,7 +30,7 @@ def publish(address: str, stream: str, value: bytes, *, all_replicas: bool = Fal
     policy = api_pb2.ALL if all_replicas else api_pb2.LEADER
     request = api_pb2.PublishRequest(stream=stream, value=value, ackPolicy=policy)
     with BlockingChannel(address) as channel:
-        answer = channel.unary("/proto.API/Publish", request.SerializeToString(), timeout=20.0)
+        answer = channel.unary("/proto.API/Publish", request.SerializeToString(), timeout=60.0)
     return api_pb2.PublishResponse.FromString(answer).ack
 
 
@@ -161,7 +161,7 @@ def test_it_stops_by_itself_when_nats_has_gone() -> None:
 def test_three_nodes_survive_their_leader() -> None:
     with run_liftbridge(nodes=3) as cluster:
         assert len(set(cluster.addresses)) == 3
-        cluster.create_stream("orders", replication_factor=3)
+        cluster.create_stream("orders", replication_factor=3, timeout=60)
         metadata = cluster.partition_metadata("orders")
         assert sorted(metadata.replicas) == [node.id for node in cluster.nodes]
         leader = next(node for node in cluster.nodes if node.id == metadata.leader)
@@ -170,7 +170,7 @@ def test_three_nodes_survive_their_leader() -> None:
         deadline = time.monotonic() + 60
         while cluster.partition_metadata("orders", timeout=60.0).leader == leader.id:
             assert time.monotonic() < deadline
-        cluster.create_stream("more")
+        cluster.create_stream("more", timeout=60)
         leader.start()
         assert leader.is_running
         assert [message.value for message in cluster.read("orders", count=1)] == [b"one"]
