@@ -55,7 +55,6 @@ def read_all(url: str, stream: str, act: Callable[[int], None], access: Access) 
     return found
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("make", LOGS.values(), ids=LOGS)
 def test_some_seeds_of_the_campaign(make: Callable[[], AbstractContextManager[Log]]) -> None:
     with make() as log:

@@ -14,9 +14,6 @@ from liftenvelope._pb import api_pb2
 from liftenvelope.rpc.blocking import BlockingChannel
 from liftenvelope.testing import LiftbridgeCluster, NatsServer
 
-#: For a machine on which Python takes long to start.
-pytestmark = pytest.mark.timeout(400)
-
 #: A port that nothing listens on.
 NOWHERE = "127.0.0.1:1"
 

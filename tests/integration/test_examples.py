@@ -33,9 +33,6 @@ import liftenvelope.testing
 from liftenvelope.nats import AckInbox, EnvelopePublisher
 from liftenvelope.testing import LiftbridgeCluster
 
-#: For a machine on which Python takes long to start, and mypy to read everything.
-pytestmark = pytest.mark.timeout(600)
-
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
