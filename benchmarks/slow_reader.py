@@ -46,7 +46,7 @@ async def read_slowly(addresses: list[str], seconds: float, prefetch_bytes: int)
                 taken += await messages.next(timeout=1.0) is not None
                 if taken >= RATE * (monotonic() - began):
                     await asyncio.sleep(0.01)
-                if monotonic() - began > second:
+                while monotonic() - began > second:
                     second += 1
                     sizes.append(resident())
         await filling

@@ -29,7 +29,7 @@ class Bench:
     def __init__(self, nc: Client, name: str) -> None:
         self.nc = nc
         self.name = name
-        self.api = Api(nc)
+        self.api = Api(nc, timeout=20)
 
     async def create(self, **config: Any) -> Bench:
         body = {"name": self.name, "subjects": [f"{self.name}.>"], "storage": "file", **config}
@@ -141,7 +141,7 @@ class Wire:
 
 async def stream_of(bench: Bench) -> Stream:
     """The stream, by the public class."""
-    return await JetStream(bench.nc).stream(bench.name)
+    return await JetStream(bench.nc, timeout=20).stream(bench.name)
 
 
 async def restart(server: NatsServer, how: str) -> None:

@@ -72,7 +72,7 @@ async def test_accelerated_between_publishes(
     liftbridge_server.create_stream(name)
     client = await connect(liftbridge_server.nats_url)
     async with AckInbox(client, max_outstanding=100) as inbox:
-        publisher = EnvelopePublisher(client, name, inbox=inbox)
+        publisher = EnvelopePublisher(client, name, inbox=inbox, timeout=60)
         for round_ in range(4):
             acceleration = accelerate(client) if round_ % 2 else None
             summary = await (await publisher.publish_batch([b"%d" % i for i in range(1_000)]))

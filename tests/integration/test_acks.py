@@ -34,7 +34,7 @@ async def test_each_policy_that_acks(
     liftbridge_server: LiftbridgeCluster, lb_nc: Client, name: str, policy: AckPolicy
 ) -> None:
     liftbridge_server.create_stream(name)
-    async with AckInbox(lb_nc) as inbox:
+    async with AckInbox(lb_nc, timeout=60) as inbox:
         ack = await inbox.publish(
             name, b"v", key=b"k", headers={"h": b"1"}, correlation_id="mine", ack_policy=policy
         )
@@ -50,7 +50,7 @@ async def test_policy_none_sends_no_ack_and_is_refused_where_one_is_awaited(
     liftbridge_server: LiftbridgeCluster, lb_nc: Client, name: str
 ) -> None:
     liftbridge_server.create_stream(name)
-    async with AckInbox(lb_nc) as inbox:
+    async with AckInbox(lb_nc, timeout=60) as inbox:
         with pytest.raises(UsageError, match="NONE"):
             await inbox.publish(name, b"v", ack_policy=AckPolicy.NONE)
         silent = inbox.expect(timeout=0.3)
@@ -85,7 +85,9 @@ async def test_several_streams_on_one_subject(
     for stream in (name, f"{name}-2"):
         liftbridge_server.create_stream(stream, name)
     strays: list[tuple[str, Stray]] = []
-    async with AckInbox(lb_nc, on_stray=lambda ack, kind: strays.append((ack.stream, kind))) as inbox:
+    async with AckInbox(
+        lb_nc, on_stray=lambda ack, kind: strays.append((ack.stream, kind)), timeout=60
+    ) as inbox:
         both = await inbox.publish(name, b"1", expected=2)
         assert {ack.stream for ack in both} == {name, f"{name}-2"}
         collected, too_few = await asyncio.gather(
@@ -105,20 +107,20 @@ async def test_several_streams_on_one_subject(
 
 async def test_wildcard_subjects(liftbridge_server: LiftbridgeCluster, lb_nc: Client, name: str) -> None:
     liftbridge_server.create_stream(name, f"{name}.*")
-    async with AckInbox(lb_nc) as inbox:
+    async with AckInbox(lb_nc, timeout=60) as inbox:
         ack = await inbox.publish(f"{name}.a", b"v")
     assert (ack.partition_subject, ack.msg_subject) == (f"{name}.*", f"{name}.a")
 
 
 async def test_optimistic_concurrency(liftbridge_server: LiftbridgeCluster, lb_nc: Client, name: str) -> None:
     liftbridge_server.create_stream(name, optimistic_concurrency=True)
-    async with AckInbox(lb_nc) as inbox:
+    async with AckInbox(lb_nc, timeout=60) as inbox:
         assert (await inbox.publish(name, b"0", expected_offset=0)).offset == 0
         with pytest.raises(IncorrectOffsetError, match=name) as caught:
             await inbox.publish(name, b"0 again", expected_offset=0)
         assert caught.value.ack is not None
         assert caught.value.ack.error is AckError.INCORRECT_OFFSET
-        publisher = EnvelopePublisher(lb_nc, name, inbox=inbox)
+        publisher = EnvelopePublisher(lb_nc, name, inbox=inbox, timeout=60)
         acks = await publisher.publish_batch([b"1", b"x", b"2"], expected_offsets=[1, 7, 2])
         summary = await acks
     assert list(summary.offsets) == [1, -1, 2]
@@ -155,11 +157,13 @@ async def test_no_ack_comes_and_nothing_hangs(
         liftbridge_server.pause_stream(name)
     if state == "read-only":
         liftbridge_server.set_stream_readonly(name)
-    async with AckInbox(lb_nc) as inbox:
+    async with AckInbox(lb_nc, timeout=60) as inbox:
         with pytest.raises(AckTimeoutError, match="may have been stored") as caught:
             await inbox.publish(name, b"v", timeout=0.3)
         assert caught.value.sent
-        acks = await EnvelopePublisher(lb_nc, name, inbox=inbox).publish_batch([b"a"] * 10, timeout=0.3)
+        acks = await EnvelopePublisher(lb_nc, name, inbox=inbox, timeout=60).publish_batch(
+            [b"a"] * 10, timeout=0.3
+        )
         summary = await acks
         assert sorted(summary.failures) == list(range(10))
         assert inbox.outstanding == 0
@@ -169,7 +173,7 @@ async def test_a_checksum_is_checked_by_the_server(
     liftbridge_server: LiftbridgeCluster, lb_nc: Client, name: str
 ) -> None:
     liftbridge_server.create_stream(name)
-    async with AckInbox(lb_nc) as inbox:
+    async with AckInbox(lb_nc, timeout=60) as inbox:
         assert (await inbox.publish(name, b"sound", crc=True)).offset == 0
         broken = inbox.expect(timeout=0.3)
         envelope = new_message(
@@ -350,7 +354,7 @@ async def test_acks_can_be_correlated_by_hand(
     liftbridge_server: LiftbridgeCluster, lb_nc: Client, name: str
 ) -> None:
     liftbridge_server.create_stream(name)
-    async with AckInbox(lb_nc, subject=f"{name}.acks") as inbox:
+    async with AckInbox(lb_nc, subject=f"{name}.acks", timeout=60) as inbox:
         feed = aiter(inbox)
         for i in range(3):
             await lb_nc.publish(name, new_message(b"v", ack_inbox=inbox.subject, correlation_id=f"own-{i}"))
@@ -378,7 +382,7 @@ async def test_a_failing_on_stray_costs_no_ack(
     def fail(ack: Ack, _kind: Stray) -> None:
         raise ZeroDivisionError(ack.correlation_id)
 
-    async with AckInbox(lb_nc, on_stray=fail) as inbox:
+    async with AckInbox(lb_nc, on_stray=fail, timeout=60) as inbox:
         await lb_nc.publish(name, new_message(b"v", ack_inbox=inbox.subject, correlation_id="nobody's"))
         assert (await inbox.publish(name, b"v")).offset == 1
     assert [str(error) for error in reported] == ["nobody's"]
@@ -388,7 +392,7 @@ async def test_drain_waits_for_every_outcome(
     liftbridge_server: LiftbridgeCluster, lb_nc: Client, name: str
 ) -> None:
     liftbridge_server.create_stream(name)
-    async with AckInbox(lb_nc) as inbox:
+    async with AckInbox(lb_nc, timeout=60) as inbox:
         futures = [inbox.publish_nowait(name, b"v") for _ in range(50)]
         lonely = inbox.expect(timeout=0.2)
         await inbox.drain()

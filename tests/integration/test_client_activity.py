@@ -30,7 +30,7 @@ from liftenvelope.testing import LiftbridgeCluster, run_liftbridge
 
 @pytest.fixture
 async def client(liftbridge_server: LiftbridgeCluster) -> AsyncIterator[Client]:
-    async with liftenvelope.connect(liftbridge_server.addresses) as client:
+    async with liftenvelope.connect(liftbridge_server.addresses, ack_wait=60) as client:
         yield client
 
 
@@ -174,6 +174,6 @@ async def test_closing_twice_is_fine(client: Client) -> None:
 
 async def test_a_server_that_keeps_none() -> None:
     with run_liftbridge(config={"activity.stream.enabled": False}) as cluster:
-        async with liftenvelope.connect(cluster.addresses) as client:
+        async with liftenvelope.connect(cluster.addresses, ack_wait=60) as client:
             with pytest.raises(NoSuchStreamError, match=r"activity\.stream\.enabled"):
                 await client.activity().open()

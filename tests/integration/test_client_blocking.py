@@ -35,7 +35,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture
 def client(liftbridge_server: LiftbridgeCluster) -> Iterator[BlockingClient]:
-    with liftenvelope.connect_blocking(liftbridge_server.addresses) as client:
+    with liftenvelope.connect_blocking(liftbridge_server.addresses, ack_wait=60) as client:
         yield client
 
 
@@ -295,7 +295,7 @@ class TestThreads:
     async def test_inside_a_running_loop(self, liftbridge_server: LiftbridgeCluster) -> None:
         """As in a notebook."""
         assert asyncio.get_running_loop().is_running()
-        with liftenvelope.connect_blocking(liftbridge_server.addresses) as client:
+        with liftenvelope.connect_blocking(liftbridge_server.addresses, ack_wait=60) as client:
             assert client.fetch_metadata().brokers
 
     def test_events_come_in_the_clients_thread(self, liftbridge_server: LiftbridgeCluster) -> None:
@@ -336,13 +336,13 @@ class TestClose:
             client.fetch_metadata()
         with pytest.raises(TransportError, match="the client is closed"):
             client.subscribe(name)
-        with liftenvelope.connect_blocking(liftbridge_server.addresses) as another:
+        with liftenvelope.connect_blocking(liftbridge_server.addresses, ack_wait=60) as another:
             assert another.fetch_cursor("reader", name, 0) == 5
 
     def test_it_ends_what_other_threads_iterate_over(
         self, liftbridge_server: LiftbridgeCluster, name: str
     ) -> None:
-        with liftenvelope.connect_blocking(liftbridge_server.addresses) as client:
+        with liftenvelope.connect_blocking(liftbridge_server.addresses, ack_wait=60) as client:
             client.create_stream(name, name)
             readers = [client.subscribe(name).open(), client.subscribe(name, partition="all").open()]
             with concurrent.futures.ThreadPoolExecutor(2) as pool:
@@ -439,7 +439,7 @@ def test_a_fork(client: BlockingClient, name: str) -> None:
 
 def test_a_server_that_comes_back(name: str) -> None:
     """While the caller does something else, the loop makes the connection anew."""
-    with run_liftbridge() as cluster, liftenvelope.connect_blocking(cluster.addresses) as client:
+    with run_liftbridge() as cluster, liftenvelope.connect_blocking(cluster.addresses, ack_wait=60) as client:
         client.create_stream(name, name)
         client.publish_many(name, values(5))
         with client.subscribe(name, start="earliest") as messages:

@@ -17,7 +17,7 @@ from liftenvelope.testing import FaultProxy, LiftbridgeCluster, run_liftbridge
 
 @pytest.fixture
 async def client(liftbridge_server: LiftbridgeCluster) -> AsyncIterator[liftenvelope.Client]:
-    async with liftenvelope.connect(liftbridge_server.addresses) as client:
+    async with liftenvelope.connect(liftbridge_server.addresses, ack_wait=60) as client:
         yield client
 
 
@@ -63,7 +63,7 @@ class TestCursors:
 class TestServers:
     async def test_several_partitions_and_a_restart(self, name: str) -> None:
         with run_liftbridge(config={"cursors": {"stream.partitions": 5}}) as cluster:
-            async with liftenvelope.connect(cluster.addresses) as client:
+            async with liftenvelope.connect(cluster.addresses, ack_wait=60) as client:
                 places = {cursor_partition(cursor_key(name, "s", number), 5) for number in range(20)}
                 assert len(places) > 2
                 for number in range(20):
@@ -78,7 +78,7 @@ class TestServers:
 
     async def test_no_cursors_configured(self, name: str) -> None:
         with run_liftbridge(config={"cursors": {"stream.partitions": 0}}) as cluster:
-            async with liftenvelope.connect(cluster.addresses) as client:
+            async with liftenvelope.connect(cluster.addresses, ack_wait=60) as client:
                 with pytest.raises(CursorsUnavailableError, match="keeps no cursors"):
                     await client.fetch_cursor(name, "s", 0, timeout=5)
                 with pytest.raises(CursorsUnavailableError, match="keeps no cursors"):
@@ -211,7 +211,7 @@ class TestCheckpointer:
         assert len(asyncio.all_tasks()) == 1
         with pytest.raises(UsageError, match="not open"):
             checkpoints.processed(0, 4)
-        async with liftenvelope.connect(liftbridge_server.addresses) as another:
+        async with liftenvelope.connect(liftbridge_server.addresses, ack_wait=60) as another:
             assert await another.fetch_cursor(name, name, 0) == 3
 
     async def test_server_gone_and_back(self, liftbridge_server: LiftbridgeCluster, name: str) -> None:

@@ -49,7 +49,9 @@ def events() -> list[ClientEvent]:
 async def client(cluster: LiftbridgeCluster, events: list[ClientEvent]) -> AsyncIterator[Client]:
     """A client on a sound connection."""
     before = asyncio.all_tasks()
-    async with liftenvelope.connect(cluster.addresses, timeout=30, on_event=events.append) as client:
+    async with liftenvelope.connect(
+        cluster.addresses, timeout=60, ack_wait=60, on_event=events.append
+    ) as client:
         yield client
     assert not asyncio.all_tasks() - before - {asyncio.current_task()}
 

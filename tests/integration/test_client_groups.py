@@ -58,7 +58,7 @@ def liftbridge_server() -> Iterator[LiftbridgeCluster]:
 
 @pytest.fixture
 async def client(liftbridge_server: LiftbridgeCluster) -> AsyncIterator[liftenvelope.Client]:
-    async with liftenvelope.connect(liftbridge_server.addresses) as client:
+    async with liftenvelope.connect(liftbridge_server.addresses, ack_wait=60) as client:
         yield client
     assert len(asyncio.all_tasks()) == 1
 
@@ -404,7 +404,9 @@ class TestOneMember:
         self, liftbridge_server: LiftbridgeCluster, name: str
     ) -> None:
         events: list[ClientEvent] = []
-        async with liftenvelope.connect(liftbridge_server.addresses, on_event=events.append) as client:
+        async with liftenvelope.connect(
+            liftbridge_server.addresses, ack_wait=60, on_event=events.append
+        ) as client:
             await client.create_stream(name, name)
             await client.set_cursor(f"__group:{name}", name, 0, 1_000)
             await client.publish(name, b"new")
@@ -649,7 +651,9 @@ class TestTrouble:
     async def test_a_zombie_of_a_higher_epoch(self, liftbridge_server: LiftbridgeCluster, name: str) -> None:
         """A group that was made anew begins at epoch 0; a reader from before it goes before its members."""
         events: list[ClientEvent] = []
-        async with liftenvelope.connect(liftbridge_server.addresses, on_event=events.append) as client:
+        async with liftenvelope.connect(
+            liftbridge_server.addresses, ack_wait=60, on_event=events.append
+        ) as client:
             await client.create_stream(name, name)
             await client.publish(name, b"0")
             zombie = client._subscribe_for_group(name, 0, "earliest", GroupIdentity(name, 1_000, "zombie"))
@@ -674,7 +678,9 @@ class TestTrouble:
 
     async def test_thrown_out_joins_anew(self, liftbridge_server: LiftbridgeCluster, name: str) -> None:
         events: list[ClientEvent] = []
-        async with liftenvelope.connect(liftbridge_server.addresses, on_event=events.append) as client:
+        async with liftenvelope.connect(
+            liftbridge_server.addresses, ack_wait=60, on_event=events.append
+        ) as client:
             await client.create_stream(name, name, partitions=PARTITIONS)
             member = Member(client, name, consumer_id="me")
             await publish(client, name, 0, 20)
@@ -744,7 +750,7 @@ class TestTrouble:
             assert len(asyncio.all_tasks()) == 1
 
     async def test_closed_with_its_client(self, liftbridge_server: LiftbridgeCluster, name: str) -> None:
-        async with liftenvelope.connect(liftbridge_server.addresses) as another:
+        async with liftenvelope.connect(liftbridge_server.addresses, ack_wait=60) as another:
             await another.create_stream(name, name)
             await another.publish(name, b"0")
             await another.publish(name, b"1")

@@ -31,7 +31,7 @@ from tests.integration.conftest import until
 
 @pytest.fixture
 async def client(liftbridge_server: LiftbridgeCluster) -> AsyncIterator[Client]:
-    async with liftenvelope.connect(liftbridge_server.addresses) as client:
+    async with liftenvelope.connect(liftbridge_server.addresses, ack_wait=60) as client:
         yield client
 
 
@@ -116,7 +116,7 @@ async def test_a_stream_that_another_client_deleted_and_made_anew(
     client: Client, stream: str, liftbridge_server: LiftbridgeCluster
 ) -> None:
     await client.publish(stream, b"v", partition=2)
-    async with liftenvelope.connect(liftbridge_server.addresses) as other:
+    async with liftenvelope.connect(liftbridge_server.addresses, ack_wait=60) as other:
         await other.delete_stream(stream)
         for partition in (2, 2):
             with pytest.raises((NoSuchStreamError, NoSuchPartitionError)):
@@ -248,7 +248,7 @@ async def test_a_cancelled_future_gives_its_place_back(client: Client, stream: s
 async def test_two_clients_and_many_tasks_at_once(
     client: Client, stream: str, liftbridge_server: LiftbridgeCluster
 ) -> None:
-    async with liftenvelope.connect(liftbridge_server.addresses) as other:
+    async with liftenvelope.connect(liftbridge_server.addresses, ack_wait=60) as other:
         acks = await asyncio.gather(
             *(one.publish(stream, b"%d" % i) for i in range(100) for one in (client, other))
         )

@@ -54,7 +54,7 @@ async def kill_and_restart(cluster: LiftbridgeCluster) -> None:
 @pytest.mark.parametrize("retry", [False, True])
 async def test_a_broker_that_is_killed_and_comes_back(retry: bool) -> None:
     tasks = asyncio.all_tasks()
-    async with run_liftbridge() as cluster, liftenvelope.connect(cluster.addresses) as client:
+    async with run_liftbridge() as cluster, liftenvelope.connect(cluster.addresses, ack_wait=60) as client:
         await client.create_stream("orders", "orders")
         enough = asyncio.Event()
 
@@ -93,7 +93,7 @@ async def test_a_broker_that_is_killed_and_comes_back(retry: bool) -> None:
 
 
 async def test_a_broker_that_came_back_while_nothing_was_published() -> None:
-    async with run_liftbridge() as cluster, liftenvelope.connect(cluster.addresses) as client:
+    async with run_liftbridge() as cluster, liftenvelope.connect(cluster.addresses, ack_wait=60) as client:
         await client.create_stream("orders", "orders")
         offsets = []
         for _ in range(3):
@@ -189,7 +189,10 @@ async def _until_acked(many: PublishMany, more: int) -> None:
 
 
 async def test_a_leader_that_is_killed() -> None:
-    async with run_liftbridge(nodes=3) as cluster, liftenvelope.connect(cluster.addresses) as client:
+    async with (
+        run_liftbridge(nodes=3) as cluster,
+        liftenvelope.connect(cluster.addresses, ack_wait=60) as client,
+    ):
         await client.create_stream("orders", "orders", replication_factor=3)
         await client.publish("orders", b"first", ack_policy=1, timeout=60)
         leader = (await client.fetch_metadata(streams=["orders"])).streams["orders"].partitions[0].leader
@@ -225,7 +228,10 @@ async def test_a_leader_that_is_killed() -> None:
 
 
 async def test_the_broker_that_messages_go_by_is_killed_and_another_serves() -> None:
-    async with run_liftbridge(nodes=3) as cluster, liftenvelope.connect(cluster.addresses) as client:
+    async with (
+        run_liftbridge(nodes=3) as cluster,
+        liftenvelope.connect(cluster.addresses, ack_wait=60) as client,
+    ):
         await client.create_stream("orders", "orders", replication_factor=3)
         await client.publish("orders", b"first", ack_policy=1, timeout=60)
         await _kill_leader(cluster, client)

@@ -17,7 +17,7 @@ from liftenvelope.testing import LiftbridgeCluster
 
 @pytest.fixture
 async def client(liftbridge_server: LiftbridgeCluster) -> AsyncIterator[Client]:
-    async with liftenvelope.connect(liftbridge_server.addresses) as client:
+    async with liftenvelope.connect(liftbridge_server.addresses, ack_wait=60) as client:
         yield client
 
 

@@ -51,7 +51,7 @@ async def js_nc(jetstream_server: NatsServer, request: pytest.FixtureRequest) ->
 
 @pytest.fixture
 async def js(js_nc: Client) -> AsyncIterator[JetStream]:
-    async with JetStream(js_nc) as context:
+    async with JetStream(js_nc, timeout=20) as context:
         yield context
 
 

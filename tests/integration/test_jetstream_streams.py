@@ -67,7 +67,7 @@ async def js_nc(jetstream_server: NatsServer) -> AsyncIterator[Client]:
 
 @pytest.fixture
 async def js(js_nc: Client) -> AsyncIterator[JetStream]:
-    async with JetStream(js_nc) as context:
+    async with JetStream(js_nc, timeout=20) as context:
         yield context
         if not js_nc.is_closed:
             for name in [name async for name in context.stream_names()]:

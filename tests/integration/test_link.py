@@ -47,7 +47,7 @@ async def test_everything_works_through_public_methods(
     liftbridge_server: LiftbridgeCluster, lb_nc: Client, name: str, public_only: None
 ) -> None:
     liftbridge_server.create_stream(name, partitions=2)
-    async with AckInbox(lb_nc, max_outstanding=50) as inbox:
+    async with AckInbox(lb_nc, max_outstanding=50, timeout=60) as inbox:
         futures = [inbox.publish_nowait(name, b"%d" % i) for i in range(200)]
         assert [(await future).offset for future in futures] == list(range(200))
         publisher = EnvelopePublisher(lb_nc, name, inbox=inbox, partitions=2, partition_by="round_robin")

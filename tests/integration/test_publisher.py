@@ -55,8 +55,8 @@ async def test_batches_of_every_size_are_acked_in_order(
     liftbridge_server: LiftbridgeCluster, lb_nc: Client, name: str
 ) -> None:
     liftbridge_server.create_stream(name)
-    async with AckInbox(lb_nc, max_outstanding=1000) as inbox:
-        publisher = EnvelopePublisher(lb_nc, name, inbox=inbox)
+    async with AckInbox(lb_nc, max_outstanding=1000, timeout=60) as inbox:
+        publisher = EnvelopePublisher(lb_nc, name, inbox=inbox, timeout=60)
         expected = 0
         for size in (0, 1, 2, 2047, 2048, 2049, 10_000):
             summary = await acked(publisher, [b"%d" % i for i in range(size)])
@@ -119,7 +119,7 @@ async def test_partitions_are_the_servers(
 ) -> None:
     liftbridge_server.create_stream(name, partitions=3)
     keys = [b"key-%d" % i for i in range(60)]
-    async with AckInbox(lb_nc) as inbox:
+    async with AckInbox(lb_nc, timeout=60) as inbox:
         publisher = EnvelopePublisher(lb_nc, name, inbox=inbox, partitions=3)
         assert (await acked(publisher, keys, keys=keys)).ok
         ack = await publisher.publish(b"one", key=keys[0])
@@ -305,7 +305,7 @@ async def test_with_an_inbox_a_batch_cut_short_is_told_row_by_row(name: str) -> 
     with run_nats_server() as server, FaultProxy(server.url) as proxy:
         client = await connect(f"nats://{proxy.address}", pending_size=256 * 1024)
         async with AckInbox(client) as inbox:
-            publisher = EnvelopePublisher(client, name, inbox=inbox)
+            publisher = EnvelopePublisher(client, name, inbox=inbox, timeout=60)
             proxy.stall()
             summary = await acked(publisher, [b"x" * 1000] * 60_000, timeout=3.0)
             assert len(summary.failures) == 60_000
@@ -319,8 +319,8 @@ async def test_with_an_inbox_a_batch_cut_short_is_told_row_by_row(name: str) -> 
 
 async def test_two_batches_at_once(liftbridge_server: LiftbridgeCluster, lb_nc: Client, name: str) -> None:
     liftbridge_server.create_stream(name)
-    async with AckInbox(lb_nc, max_outstanding=500) as inbox:
-        publisher = EnvelopePublisher(lb_nc, name, inbox=inbox)
+    async with AckInbox(lb_nc, max_outstanding=500, timeout=60) as inbox:
+        publisher = EnvelopePublisher(lb_nc, name, inbox=inbox, timeout=60)
         one, two = await asyncio.gather(
             acked(publisher, [b"1-%d" % i for i in range(5000)]),
             acked(publisher, [b"2-%d" % i for i in range(5000)]),
@@ -347,8 +347,10 @@ async def test_a_cancelled_batch_leaves_nothing_behind(nc: Client, name: str) ->
 async def test_awaiting_the_acks_twice_and_giving_up(
     liftbridge_server: LiftbridgeCluster, lb_nc: Client, name: str
 ) -> None:
-    async with AckInbox(lb_nc) as inbox:
-        acks = await EnvelopePublisher(lb_nc, name, inbox=inbox).publish_batch([b"v"], timeout=3.0)
+    async with AckInbox(lb_nc, timeout=60) as inbox:
+        acks = await EnvelopePublisher(lb_nc, name, inbox=inbox, timeout=60).publish_batch(
+            [b"v"], timeout=3.0
+        )
         assert (acks.left, acks.done()) == (1, False)
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.01):
