@@ -38,8 +38,8 @@ class ServerNode(ABC):
 
     #: What its errors call it.
     kind: ClassVar[str]
-    #: What its log says when it ended only because the machine was too busy; None if that does not happen.
-    too_busy: ClassVar[str | None] = None
+    #: What its log says, any of it, when it ended only because the machine was too busy.
+    too_busy: ClassVar[tuple[str, ...]] = ()
 
     def __init__(
         self, node_id: str, folder: Path, nats_url: Callable[[], str], tls: ssl.SSLContext | None, log: str
@@ -137,7 +137,7 @@ class ServerNode(ABC):
         if _ADDRESS_IN_USE in tail and self._other_ports:
             self._other_ports -= 1
             self._port = free_port()
-        elif self.too_busy is not None and self.too_busy in tail and self._busy_tries:
+        elif self._busy_tries and any(words in tail for words in self.too_busy):
             self._busy_tries -= 1
         else:
             raise self.failure(f"ended with status {self._process.returncode}")

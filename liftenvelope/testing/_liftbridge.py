@@ -99,8 +99,8 @@ class LiftbridgeNode(ServerNode):
     """
 
     kind = "Liftbridge"
-    # It panics when it can't make its own streams within 10 s of being elected.
-    too_busy = "raft operation timed out"
+    # It panics when it can't make its own streams within 10 s of being elected, or is voted out meanwhile.
+    too_busy = ("raft operation timed out", "error on metadata leadership step down")
 
     def __init__(
         self,
