@@ -1,20 +1,31 @@
-"""Spark's sinks, every row acked, beside as many processes outside Spark that publish."""
+"""Spark's sinks, every row acked, beside as many processes outside Spark that publish.
+
+And the sinks that store each row once, beside themselves without that.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 import pytest
 
 from benchmarks.rounds import Comparison, Peer, Round
-from benchmarks.spark.bench_sources import make_stream
+from benchmarks.spark.bench_sources import drop_stream, make_stream
 from benchmarks.spark.publishers import WINDOW, publish
-from benchmarks.spark.streams import TASKS, timed
+from benchmarks.spark.streams import TASKS, batches, timed
+from liftenvelope import bulk
 from liftenvelope.testing import LiftbridgeCluster, NatsServer
 
 SIZE = 100
+#: One of its headers says which row it is: of what is stored once in JetStream, and in Liftbridge.
+ONCE = {"jetstream": "Nats-Msg-Id", "liftbridge": "liftenvelope-row"}
+_MESSAGE_IDS = "Each message has an id of some 50 bytes, which the server keeps and looks up."
+_OFFSETS = (
+    "With expected offsets the server takes messages one by one, and each has a header and an ack of all."
+)
 
 
 def _outside(kind: str, where: str, stream: str, count: int) -> Round:
@@ -61,3 +72,65 @@ def test_jetstream(compare: Comparison, spark: Any, jetstream: NatsServer) -> No
         rate=True,
         rounds=5,
     )
+
+
+def _follow(
+    spark: Any, format_: str, rows: int, count: int, folder: Path, where: str, stream: str, how: str
+) -> Round:
+    """Micro-batches, the rows of each partition of the stream from one task."""
+    made = spark.readStream.format("rate-micro-batch").options(rowsPerBatch=rows, numPartitions=TASKS).load()
+    # Of that source a task has the numbers that leave the same remainder.
+    special = (
+        f"'{stream}' as subject" if format_ == "jetstream" else f"cast(value % {TASKS} as int) as partition"
+    )
+    frame = made.selectExpr(f"repeat('x', {SIZE}) as value", special)
+    options = {"servers": where, "topic": stream, "maxInFlight": WINDOW, "deliveryGuarantee": how}
+
+    def writer() -> Any:
+        to = frame.writeStream.format(format_).options(**options)
+        return to.option("checkpointLocation", str(folder / uuid4().hex))
+
+    return batches(writer, count, rows)
+
+
+def _check_once(format_: str, where: str, stream: str) -> None:
+    """The newest messages say which rows they are."""
+    found = bulk.read(where, stream, start="latest", columns=["headers"]).read_all().to_pylist()
+    assert found
+    assert all(ONCE[format_] in dict(row["headers"]) for row in found)
+
+
+def test_liftbridge_once(
+    compare: Comparison, spark: Any, liftbridge: LiftbridgeCluster, tmp_path: Path
+) -> None:
+    rows, count, address = compare.amount(20_000, 100), compare.amount(5, 1), liftbridge.addresses[0]
+    checked, unchecked = (f"bench-{uuid4().hex[:8]}" for _ in range(2))
+    liftbridge.create_stream(checked, partitions=TASKS, optimistic_concurrency=True)
+    liftbridge.create_stream(unchecked, partitions=TASKS)
+    given = (spark, "liftbridge", rows, count, tmp_path, address)
+    compare(
+        f"sink, Liftbridge, {SIZE} B, effectively once, {TASKS} tasks, micro-batches of {rows:,}",
+        _follow(*given, checked, "effectively-once"),
+        Peer("at least once", _follow(*given, unchecked, "at-least-once"), 0.5, _OFFSETS),
+        rate=True,
+        rounds=5,
+    )
+    _check_once("liftbridge", address, checked)
+    for name in (checked, unchecked):
+        liftbridge.delete_stream(name)
+
+
+def test_jetstream_once(compare: Comparison, spark: Any, jetstream: NatsServer, tmp_path: Path) -> None:
+    rows, count, url = compare.amount(50_000, 100), compare.amount(5, 1), jetstream.url
+    once, often = (make_stream(url, storage="memory", max_msgs=1_000_000) for _ in range(2))
+    given = (spark, "jetstream", rows, count, tmp_path, url)
+    compare(
+        f"sink, JetStream, {SIZE} B, effectively once, {TASKS} tasks, micro-batches of {rows:,}",
+        _follow(*given, once, "effectively-once"),
+        Peer("at least once", _follow(*given, often, "at-least-once"), 0.8, _MESSAGE_IDS),
+        rate=True,
+        rounds=5,
+    )
+    _check_once("jetstream", url, once)
+    for name in (once, often):
+        drop_stream(url, name)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
-from time import perf_counter
+from statistics import median
+from time import monotonic, perf_counter, sleep
 from typing import Any
 
 import pyarrow as pa
@@ -12,6 +14,9 @@ from benchmarks.rounds import Round
 
 #: As many as local[2] runs at a time.
 TASKS = 2
+#: Micro-batches that don't count: the first ones load what the others have.
+WARM = 3
+PATIENCE = 600.0
 
 
 def rows(count: int, size: int, headers: int = 0) -> pa.Table:
@@ -42,3 +47,27 @@ def timed(work: Callable[[], object], count: int) -> Round:
 def load(spark: Any, format_: str, **options: object) -> Any:
     """A batch DataFrame."""
     return spark.read.format(format_).options(**options).load()
+
+
+def batches(writer: Callable[[], Any], count: int, size: int = 1) -> Round:
+    """A round of a streaming query: the median of so many micro-batches, per row where they have so many."""
+
+    def run() -> float:
+        query = writer().start()
+        limit = monotonic() + PATIENCE
+        try:
+            while len(found := _taken(query)) < WARM + count:
+                assert monotonic() < limit, "the batches did not come"
+                assert query.exception() is None, query.exception()
+                sleep(0.05)
+        finally:
+            query.stop()
+        return median(found[WARM:]) / size
+
+    return run
+
+
+def _taken(query: Any) -> list[float]:
+    """What the batches that had rows took, in seconds."""
+    found = [json.loads(progress.json) for progress in query.recentProgress]
+    return [one["durationMs"]["triggerExecution"] / 1_000 for one in found if one["numInputRows"]]
