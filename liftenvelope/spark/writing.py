@@ -171,6 +171,8 @@ def _as_map(column: pa.Array) -> pa.Array:
         return column
     column = column.cast(_HEADER_LIST)
     names, values = column.values.flatten()
+    if names.null_count:
+        raise UsageError("a row has a header without a name: expected a 'key' in every element of 'headers'")
     fields = [pa.field("key", pa.string(), nullable=False), pa.field("value", pa.binary())]
     entries = pa.StructArray.from_arrays([names, values], fields=fields)
     buffers = column.buffers()[:2]

@@ -253,6 +253,15 @@ class TestSinks:
         headers = bulk.read(url, name, columns=["headers"]).read_all()["headers"].to_pylist()
         assert headers == [[("A", b"1"), ("Nats-Msg-Id", b"a")], [("Nats-Msg-Id", b"b")]]
 
+    def test_a_header_without_a_name(self, url: str, name: str) -> None:
+        """Arrow would end the process for a map with such a key."""
+        given = {"servers": url, "topic": name, "subject": f"{name}.x"}
+        entry = pa.struct([("key", pa.string()), ("value", pa.binary())])
+        lists = pa.array([[{"key": None, "value": b"1"}]], pa.list_(entry))
+        batch = pa.record_batch({"value": ["1"], "headers": lists})
+        with pytest.raises(UsageError, match="a row has a header without a name"):
+            write_task(sink_options("jetstream", given, streaming=False), [batch], None)
+
     def test_headers_can_be_left_out(self, url: str, name: str) -> None:
         given = {"servers": url, "topic": name, "subject": f"{name}.x", "includeHeaders": False}
         headers = pa.array([[("A", b"1")]], pa.map_(pa.string(), pa.binary()))
