@@ -262,6 +262,14 @@ class TestSinks:
         with pytest.raises(UsageError, match="a row has a header without a name"):
             write_task(sink_options("jetstream", given, streaming=False), [batch], None)
 
+    @pytest.mark.parametrize("once", ["at-least-once", "effectively-once"])
+    def test_into_a_stream_that_there_is_not(self, url: str, once: str) -> None:
+        given = {"servers": url, "topic": "NONE", "subject": "x", "deliveryGuarantee": once}
+        with pytest.raises(StreamNotFoundError, match="there is no stream 'NONE'"):
+            write_task(
+                sink_options("jetstream", given, streaming=True), [pa.record_batch({"value": ["1"]})], "q:0:0"
+            )
+
     def test_headers_can_be_left_out(self, url: str, name: str) -> None:
         given = {"servers": url, "topic": name, "subject": f"{name}.x", "includeHeaders": False}
         headers = pa.array([[("A", b"1")]], pa.map_(pa.string(), pa.binary()))
