@@ -115,7 +115,8 @@ class Broker:
         """Return where to begin, as the options say.
 
         Raises:
-            OptionError: They say nothing of a partition, or name a moment after which there is no message.
+            OptionError: They say nothing of a partition, or name an offset beyond its end, or a moment
+                after which there is no message.
         """
         places = self._options.start
         check_named(places, extents)
@@ -128,6 +129,9 @@ class Broker:
                     f"{text}; with startingOffsetsByTimestampStrategy=latest it begins at the end"
                 )
             found[part] = begin_at(places, part, extent, moment)
+            if found[part] > extent.log_end and self._options.fail_on_data_loss:
+                text = f"startingOffsets: {part[0]}[{part[1]}]: {found[part]} is beyond its end"
+                raise OptionError(f"{text}: expected an offset of {extent.log_end} at most")
         return found
 
     def end(self, extents: dict[Part, Extents]) -> Offsets:

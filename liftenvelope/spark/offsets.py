@@ -17,6 +17,7 @@ __all__ = [
     "Place",
     "Places",
     "Position",
+    "check_order",
     "end_places",
     "start_places",
 ]
@@ -141,14 +142,16 @@ def end_places(words: Words) -> Places:
 
 
 def _places(words: Words, which: str, default: str, named: tuple[str, ...]) -> Places:
-    moment = words.number(f"{which}Timestamp", 0)
-    if moment is not None:
-        return Places(_moment(f"{which}Timestamp", moment), {})
+    text = words.text(f"{which}Timestamp")
+    if text is not None:
+        return Places(_moment(f"{which}Timestamp={text!r}", whole(text)), {})
     rest = Place(EARLIEST if default == "earliest" else LATEST)
     moments = words.mapping(f"{which}OffsetsByTimestamp")
     if moments is not None:
         name = f"{which}OffsetsByTimestamp"
-        return Places(None, {part: _moment(name, value) for part, value in _parts(name, moments)})
+        return Places(
+            None, {part: _moment(_said(name, part, value), value) for part, value in _parts(name, moments)}
+        )
     name = f"{which}Offsets"
     text = words.text(name)
     if text is None:
@@ -160,20 +163,52 @@ def _places(words: Words, which: str, default: str, named: tuple[str, ...]) -> P
         raise OptionError(f'{name}={text!r}: expected {expected}, or JSON such as {{"orders": {{"0": 23}}}}')
     least = EARLIEST if which == "starting" else LATEST
     return Places(
-        None, {part: _place(name, value, least) for part, value in _parts(name, words.mapping(name) or {})}
+        None,
+        {
+            part: _place(_said(name, part, value), value, least)
+            for part, value in _parts(name, words.mapping(name) or {})
+        },
     )
 
 
-def _moment(name: str, value: Any) -> Place:
+def _said(name: str, part: Part, value: Any) -> str:
+    return f"{name}: {part[0]}[{part[1]}]: {value!r}"
+
+
+def check_order(start: Places, end: Places) -> None:
+    """Raise OptionError if options say that something is to end before it begins."""
+    for part in sorted({*start.named, *end.named}):
+        first, last = start.of(part), end.of(part)
+        if first is not None and last is not None and _is_before(last, first):
+            text = f"{part[0]}[{part[1]}] is to be read from {_shown(first)} up to {_shown(last)}"
+            raise OptionError(f"{text}, which is before it")
+    if start.default is not None and end.default is not None and _is_before(end.default, start.default):
+        first, last = start.default, end.default
+        raise OptionError(f"endingTimestamp={_shown(last)} is before startingTimestamp={_shown(first)}")
+
+
+def _is_before(one: Place, other: Place) -> bool:
+    """Whether that is known without asking a server."""
+    if one.offset is None or other.offset is None:
+        return one.offset is other.offset and one.time_ns < other.time_ns
+    return 0 <= one.offset < other.offset
+
+
+def _shown(place: Place) -> int:
+    """As options have it."""
+    return place.time_ns // _MILLISECOND if place.offset is None else place.offset
+
+
+def _moment(said: str, value: Any) -> Place:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _LARGEST // _MILLISECOND:
-        raise OptionError(f"{name}: {value!r}: expected milliseconds since 1970")
+        raise OptionError(f"{said}: expected milliseconds since 1970, before the year 2262")
     return Place(None, value * _MILLISECOND)
 
 
-def _place(name: str, value: Any, least: int) -> Place:
+def _place(said: str, value: Any, least: int) -> Place:
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= _LARGEST:
         words = "-2 (earliest) or -1 (latest)" if least == EARLIEST else "-1 (latest)"
-        raise OptionError(f"{name}: {value!r}: expected an offset, {words}")
+        raise OptionError(f"{said}: expected an offset, {words}")
     return Place(value)
 
 

@@ -17,7 +17,7 @@ from liftenvelope.errors import UsageError
 from liftenvelope.jetstream._names import check_stream_name as check_jetstream_name
 from liftenvelope.spark.connection import CONNECTION_OPTIONS, Connection, read_connection
 from liftenvelope.spark.errors import OptionError
-from liftenvelope.spark.offsets import LATEST, Place, Places, end_places, start_places
+from liftenvelope.spark.offsets import LATEST, Place, Places, check_order, end_places, start_places
 from liftenvelope.spark.words import Words
 
 __all__ = ["SinkOptions", "SourceOptions", "Subscription", "row_options", "sink_options", "source_options"]
@@ -164,14 +164,15 @@ def source_options(format_: str, given: Mapping[str, Any], *, streaming: bool) -
     for name in words.given(*(_BATCH_ONLY if streaming else _STREAM_ONLY)):
         kind = "batch queries (spark.read)" if streaming else "streams (spark.readStream)"
         raise OptionError(f"{name}: it is for {kind}; leave it out")
-    start = start_places(words, "latest" if streaming else "earliest")
+    start, end = start_places(words, "latest" if streaming else "earliest"), end_places(words)
+    check_order(start, end)
     if not streaming and start.default == Place(LATEST):
         raise OptionError("startingOffsets='latest': a batch query would find nothing; leave it out")
     return SourceOptions(
         connection=read_connection(format_, words),
         subscription=_subscription(format_, words),
         start=start,
-        end=end_places(words),
+        end=end,
         late_start_is_end=words.choice("startingOffsetsByTimestampStrategy", ("error", "latest")) == "latest",
         **_limits(words),
         min_partitions=words.number("minPartitions"),
@@ -230,7 +231,10 @@ def _subscription(format_: str, words: Words) -> Subscription:
         return Subscription((), pattern=_pattern(words.text("subscribePattern") or ""))
     if given == ["assign"]:
         return _assigned(format_, words.mapping("assign") or {})
-    names = [name.strip() for name in (words.text(given[0]) or "").split(",")]
+    text = words.text(given[0]) or ""
+    names = [name.strip() for name in text.split(",")]
+    if not all(names):
+        raise OptionError(f"{given[0]}={text!r}: expected a name before and after each comma")
     return Subscription(tuple(dict.fromkeys(_check_name(format_, name, given[0]) for name in names)))
 
 

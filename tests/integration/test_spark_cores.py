@@ -111,6 +111,26 @@ class TestBatch:
         with pytest.raises(OptionError, match=r"\[2\], which is not read or does not exist"):
             StreamSource(given).initial()
 
+    @pytest.mark.parametrize("servers", ["url", "address"])
+    def test_a_beginning_beyond_the_end(
+        self, servers: str, name: str, request: pytest.FixtureRequest
+    ) -> None:
+        where: str = request.getfixturevalue(servers)
+        fill(where, name, 0, 4)
+        format_, end = ("jetstream", 4) if servers == "url" else ("liftbridge", 2)
+        given = {
+            "servers": where,
+            "assign": f'{{"{name}": [0]}}',
+            "startingOffsets": f'{{"{name}": {end + 1}}}',
+        }
+        batch = BatchSource(source_options(format_, given, streaming=False))
+        stream = StreamSource(source_options(format_, given, streaming=True))
+        for work in (batch.spans, stream.initial):
+            with pytest.raises(OptionError, match=f"{end + 1} is beyond its end: expected .* {end} at most"):
+                work()
+        lenient = source_options(format_, {**given, "failOnDataLoss": "false"}, streaming=False)
+        assert BatchSource(lenient).spans() == []
+
     def test_one_partition(self, address: str, name: str) -> None:
         fill(address, name, 0, 10)
         given = {"servers": address, "assign": f'{{"{name}": [1]}}'}

@@ -96,7 +96,7 @@ class TestPlaces:
         ({"startingOfsets": "latest"}, "'startingOfsets': did you mean 'startingOffsets'"),
         ({"kafka.bootstrap.servers": "x"}, "there is no option 'kafka.bootstrap.servers'"),
         ({"subscribe": ""}, "subscribe=''"),
-        ({"subscribe": "a,,b"}, "subscribe=''"),
+        ({"subscribe": "a,,b"}, "subscribe='a,,b': expected a name before and after each comma"),
         ({"subscribe": "a b"}, "subscribe='a b'"),
         ({"assign": '{"orders": [0]}'}, "subscribe and assign exclude each other"),
         ({"servers": ""}, "servers=''"),
@@ -109,11 +109,12 @@ class TestPlaces:
         ({"startingOffsets": '{"orders": {"0": -3}}'}, "-3: expected an offset"),
         ({"startingOffsets": '{"orders": {"0": 1, "0": 2}}'}, "twice"),
         ({"startingOffsets": '{"orders": {"zero": 1}}'}, "'zero'"),
-        ({"startingOffsets": '{"orders": {"0": true}}'}, "True: expected an offset"),
+        ({"startingOffsets": '{"orders": {"0": true}}'}, r"startingOffsets: orders\[0\]: True: expected an"),
         ({"startingOffsets": '{"orders": {"0": 9223372036854775808}}'}, "9223372036854775808"),
-        ({"startingTimestamp": "yesterday"}, "startingTimestamp='yesterday'"),
+        ({"startingTimestamp": "yesterday"}, "startingTimestamp='yesterday': expected milliseconds"),
         ({"startingTimestamp": "9223372036854775807"}, "expected milliseconds since 1970"),
-        ({"startingOffsetsByTimestamp": '{"orders": {"0": -1}}'}, "expected milliseconds"),
+        ({"startingTimestamp": "-1"}, "startingTimestamp='-1': expected milliseconds"),
+        ({"startingOffsetsByTimestamp": '{"orders": {"0": -1}}'}, r"orders\[0\]: -1: expected milliseconds"),
         ({"startingOffsetsByTimestampStrategy": "latst"}, "did you mean 'latest'"),
         ({"endingOffsets": "latest"}, "endingOffsets: it is for batch queries"),
         ({"maxOffsetsPerTrigger": "0"}, "maxOffsetsPerTrigger='0'"),
@@ -140,6 +141,18 @@ def test_refused_of_a_stream(options: dict[str, str], text: str) -> None:
         ({"startingOffsets": "latest"}, "a batch query would find nothing"),
         ({"endingOffsets": "earliest"}, "endingOffsets='earliest'"),
         ({"endingOffsets": '{"ORDERS": -2}'}, "-2: expected an offset, -1"),
+        (
+            {"startingOffsets": '{"ORDERS": 5}', "endingOffsets": '{"ORDERS": 4}'},
+            r"ORDERS\[0\] is to be read from 5 up to 4, which is before it",
+        ),
+        (
+            {"startingTimestamp": "6", "endingOffsetsByTimestamp": '{"ORDERS": 5}'},
+            r"ORDERS\[0\] is to be read from 6 up to 5",
+        ),
+        (
+            {"startingTimestamp": "6", "endingTimestamp": "5"},
+            "endingTimestamp=5 is before startingTimestamp=6",
+        ),
         ({"subscribe": "a.b"}, "subscribe='a.b'"),
         ({"servers": "liftbridge://x:1"}, "format 'jetstream' takes nats://host:port"),
         ({"password": "secret"}, "expected a user"),
@@ -284,6 +297,21 @@ class TestSinks:
     def test_refused(self, format_: str, options: dict[str, str], streaming: bool, text: str) -> None:
         with pytest.raises(OptionError, match=text):
             sink_options(format_, {"servers": "a:1", **options}, streaming=streaming)
+
+
+@pytest.mark.parametrize(
+    ("start", "end"),
+    [
+        ({"startingOffsets": '{"ORDERS": 5}'}, {"endingOffsets": '{"ORDERS": 5}'}),
+        ({"startingOffsets": '{"ORDERS": 5}'}, {"endingOffsets": '{"ORDERS": -1}'}),
+        ({"startingOffsets": '{"ORDERS": -1}'}, {"endingOffsets": '{"ORDERS": 0}'}),
+        ({"startingOffsets": '{"ORDERS": 5}'}, {"endingTimestamp": "4"}),
+        ({"startingTimestamp": "5"}, {"endingOffsets": '{"ORDERS": 4}'}),
+        ({"startingTimestamp": "5"}, {"endingTimestamp": "5"}),
+    ],
+)
+def test_what_may_have_something_in_it(start: dict[str, str], end: dict[str, str]) -> None:
+    source_options("jetstream", {**JS, **start, **end}, streaming=False)
 
 
 @pytest.mark.parametrize(
