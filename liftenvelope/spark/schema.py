@@ -183,7 +183,12 @@ def header_lists(column: pa.MapArray) -> pa.ListArray:
 
 
 def check_sink(
-    format_: str, columns: Iterable[tuple[str, str]], *, topic: str | None, once: bool = False
+    format_: str,
+    columns: Iterable[tuple[str, str]],
+    *,
+    topic: str | None,
+    subject: str | None = None,
+    once: bool = False,
 ) -> None:
     """Check the columns of what is to be written.
 
@@ -191,6 +196,7 @@ def check_sink(
         format_: ``"liftbridge"`` or ``"jetstream"``.
         columns: Names, and Spark's simple names of their types.
         topic: The stream, unless a column says it.
+        subject: For JetStream: the subject of all rows, unless a column says it.
         once: Whether rows are stored once; in Liftbridge they may have ids only then.
 
     Raises:
@@ -201,6 +207,10 @@ def check_sink(
     for name, kind in found.items():
         if name in PASSED_OVER or name in _OF_OTHERS[format_]:
             continue
+        if name == "msgId" and name not in known:
+            raise OptionError(
+                "column 'msgId': into Liftbridge it is for deliveryGuarantee='effectively-once'"
+            )
         if name not in known:
             raise OptionError(f"column {name!r} can't be written: {nearest(name, known)}")
         if kind not in known[name]:
@@ -209,3 +219,5 @@ def check_sink(
         raise OptionError(f"there is no column 'value', but {', '.join(found) or 'none'}")
     if topic is None and "topic" not in found:
         raise OptionError("nothing says where rows go: expected the option topic, or a column 'topic'")
+    if format_ == "jetstream" and subject is None and "subject" not in found:
+        raise OptionError("nothing says on which subject: expected the option subject, or a column 'subject'")

@@ -206,7 +206,7 @@ class _Streams(DataSource):
     def _sink(self, schema: Any, *, streaming: bool) -> SinkOptions:
         options = sink_options(self.format, self.options, streaming=streaming)
         columns = [(field.name, field.dataType.simpleString()) for field in schema.fields]
-        check_sink(self.format, columns, topic=options.topic, once=options.once)
+        check_sink(self.format, columns, topic=options.topic, subject=options.subject, once=options.once)
         return options
 
 

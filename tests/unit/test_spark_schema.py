@@ -153,12 +153,21 @@ class TestSinks:
             ([("value", "int"), ("topic", "string")], "'value' is of int: expected binary or string"),
             ([("valu", "string"), ("topic", "string")], "did you mean 'value'"),
             ([("value", "string"), ("topic", "int")], "'topic' is of int"),
-            ([("value", "string"), ("topic", "string"), ("msgId", "string")], "'msgId' can't be written"),
+            (
+                [("value", "string"), ("topic", "string"), ("msgId", "string")],
+                "column 'msgId': into Liftbridge",
+            ),
         ],
     )
     def test_refused(self, columns: list[tuple[str, str]], text: str) -> None:
         with pytest.raises(OptionError, match=text):
             check_sink("liftbridge", columns, topic=None)
+
+    def test_a_subject_in_jetstream(self) -> None:
+        with pytest.raises(OptionError, match="expected the option subject, or a column 'subject'"):
+            check_sink("jetstream", [("value", "string")], topic="S")
+        check_sink("jetstream", [("value", "string")], topic="S", subject="s")
+        check_sink("jetstream", [("value", "string"), ("subject", "string")], topic="S")
 
 
 ENVELOPES = [new_message(b"one", key=b"k"), b"no envelope", None, new_message(b"two")]
