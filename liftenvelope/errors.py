@@ -194,7 +194,8 @@ class ServerError(LiftEnvelopeError):
     """A server refused an operation.
 
     Attributes:
-        code: The server's own number, kept also when this version of the package has no name for it.
+        code: The server's own number, kept also when this version of the package has no name for it; 0 where
+            it sends none.
         description: The server's own text, or the name of the code where it sends none.
     """
 
@@ -204,7 +205,7 @@ class ServerError(LiftEnvelopeError):
         self.description = description
 
     def __str__(self) -> str:
-        return f"{self.description} (code {self.code})"
+        return f"{self.description} (code {self.code})" if self.code else self.description
 
 
 class PublishError(ServerError):

@@ -263,7 +263,8 @@ class NatsSocket:
 
     def _refused(self, text: str) -> None:
         if any(word in text.lower() for word in _DENIED):
-            raise PermissionDeniedError(0, f"{self.address}: {text}")
+            hint = "; give the user, token or credentials that it knows" if "uthorization" in text else ""
+            raise PermissionDeniedError(0, f"{self.address}: {text}{hint}")
         raise TransportError(f"{self.address}: {text}")
 
     def _next_other(self, deadline: float, what: str) -> Frame | None:
@@ -335,7 +336,8 @@ class NatsSocket:
         answer = self._answers.pop(self._awaited)
         status = answer.status
         if status is not None and status.code == 503:
-            raise NoJetStreamError(503, f"nothing answers on {subject!r}")
+            hint = "has the server JetStream, and are domain and API prefix right?"
+            raise NoJetStreamError(503, f"nothing answers on {subject!r}: {hint}")
         return answer
 
     def ask(self, subject: str, payload: Mapping[str, Any] | None = None) -> dict[str, Any]:

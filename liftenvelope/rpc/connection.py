@@ -343,9 +343,10 @@ class Connection:
 
     def _handle_frame(self, frame: bytes) -> list[Event]:
         if self._walker.oversize:
+            hint = "; so a NATS server greets, which has another port" if frame.startswith(b"INFO {") else ""
             self._give_up(
                 ErrorCodes.FRAME_SIZE_ERROR,
-                f"a frame of {self._walker.oversize} bytes, if it is one: {frame!r}",
+                f"a frame of {self._walker.oversize} bytes, if it is one: {frame!r}{hint}",
             )
         kind = frame[3:4]
         if kind in _HEADER_FRAMES:

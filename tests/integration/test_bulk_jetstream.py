@@ -410,7 +410,7 @@ class TestErrors:
             bulk.read(url, "numbers", partitions=[0, 1])
 
     def test_no_jetstream(self) -> None:
-        with run_nats_server() as server, pytest.raises(NoJetStreamError):
+        with run_nats_server() as server, pytest.raises(NoJetStreamError, match="has the server JetStream"):
             bulk.read(server.url, "numbers")
 
     def test_nobody_there(self) -> None:

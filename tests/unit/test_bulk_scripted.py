@@ -98,19 +98,19 @@ def test_an_answer_that_does_not_come() -> None:
 
 
 @pytest.mark.parametrize(
-    ("greeting", "error"),
+    ("greeting", "error", "text"),
     [
-        (b"HTTP/1.1 400 Bad Request\r\n\r\n", ServerProtocolError),
-        (b"INFO {\r\n", ServerProtocolError),
-        (INFO + b"-ERR 'Authorization Violation'\r\n", PermissionDeniedError),
-        (INFO + b"-ERR 'Stale Connection'\r\n", TransportError),
-        (b'INFO {"tls_required": true}\r\n', TransportError),
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", ServerProtocolError, "HTTP/1.1 400"),
+        (b"INFO {\r\n", ServerProtocolError, "INFO is no JSON"),
+        (INFO + b"-ERR 'Authorization Violation'\r\n", PermissionDeniedError, "that it knows$"),
+        (INFO + b"-ERR 'Stale Connection'\r\n", TransportError, "Stale Connection$"),
+        (b'INFO {"tls_required": true}\r\n', TransportError, "TLS"),
     ],
 )
-def test_greetings(greeting: bytes, error: type[Exception]) -> None:
+def test_greetings(greeting: bytes, error: type[Exception], text: str) -> None:
     with scripted_nats(lambda *_: b"", greeting) as url:
         target = find_target(url, Access(connect_timeout=5))
-        with pytest.raises(error):
+        with pytest.raises(error, match=text):
             NatsSocket(target.addresses[0], target)
 
 

@@ -192,6 +192,13 @@ def test_frame_too_long_breaks_the_connection_and_says_so() -> None:
     assert event.error_code == ErrorCodes.FRAME_SIZE_ERROR
 
 
+def test_a_server_of_nats_is_known_by_its_greeting() -> None:
+    pair = Pair()
+    pair.start()
+    events = pair.client.feed(b'INFO {"server_id":"NAAA","version":"2.12.0","port":4222}\r\n')
+    assert "so a NATS server greets, which has another port" in str(failure(events))
+
+
 def test_more_than_the_window_is_a_fault_where_h2_sees_it() -> None:
     pair = small_window(1_000)
     call_id = pair.start()
