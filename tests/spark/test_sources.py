@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
+from pyspark.sql.streaming import StreamingQuery
 
 from liftenvelope.testing import NatsServer
 from tests.integration.bulk_streams import make_stream, with_jetstream
-from tests.spark.streams import Query, Stream, numbers
+from tests.spark.streams import Query, Stream, numbers, patiently
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -60,9 +62,14 @@ class TestStream:
         query = (
             stream.follow(spark).writeStream.format("noop").option("checkpointLocation", str(tmp_path / "c"))
         )
-        running = query.start()
+
+        def begun() -> StreamingQuery:
+            started: StreamingQuery = query.start()
+            started.processAllAvailable()
+            return started
+
+        running = patiently(begun)
         try:
-            running.processAllAvailable()
             stream.write(10)
             running.processAllAvailable()
         finally:
@@ -100,12 +107,17 @@ class TestStream:
     def test_the_lag_is_in_the_progress(self, spark: SparkSession, stream: Stream, tmp_path: Path) -> None:
         stream.write(30)
         frame = stream.follow(spark, startingOffsets="earliest", maxOffsetsPerTrigger=10)
-        query = frame.writeStream.format("noop").trigger(availableNow=True).start()
-        try:
-            assert query.awaitTermination(300)
-            latest = [json.loads(progress.sources[0].latestOffset) for progress in query.recentProgress]
-        finally:
-            query.stop()
+
+        def ends() -> list[Any]:
+            query = frame.writeStream.format("noop").trigger(availableNow=True).start()
+            try:
+                assert query.awaitTermination(300)
+                return [json.loads(progress.sources[0].latestOffset) for progress in query.recentProgress]
+            finally:
+                query.stop()
+
+        latest = patiently(ends)
+        assert latest
         assert all(sum(found["offsets"][stream.name].values()) == 30 for found in latest)
 
 
