@@ -77,6 +77,8 @@ def encoded_structs(rows: pa.StructArray) -> pa.Array:
             for a batch: ``ack_inbox`` and ``ack_policy``.
         EnvelopeTooLargeError: A row is too large for an envelope.
     """
+    if not pa.types.is_struct(rows.type):
+        raise UsageError(f"to_envelope: expected a struct, such as struct(value), not {rows.type}")
     names = [field.name for field in rows.type]
     unknown = sorted(set(names) - {field.name for field in ENVELOPE_TYPE})
     if unknown or "value" not in names:

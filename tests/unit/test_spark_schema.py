@@ -216,6 +216,10 @@ class TestEnvelopes:
         with pytest.raises(UsageError, match=text):
             encoded_structs(pa.array(rows))
 
+    def test_what_is_no_struct(self) -> None:
+        with pytest.raises(UsageError, match="expected a struct, such as struct\\(value\\), not binary"):
+            encoded_structs(pa.array([b"v"]))
+
     def test_in_place_of_a_column(self) -> None:
         batch = pa.record_batch({"id": [1, 2], "value": pa.array(ENVELOPES[:2], pa.binary())})
         found = with_columns(batch, "value")
