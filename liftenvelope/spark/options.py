@@ -49,6 +49,8 @@ _SINKS: Final = {
 }
 #: What Spark itself puts among the options.
 _OWN: Final = ("checkpointLocation", "queryName")
+#: What it puts there for a table of its catalog, in place of what was given with it.
+_OF_TABLES: Final = "provider"
 
 #: Of a range that is longer than this, several tasks read a part each. The start of a part costs some
 #: milliseconds; where fewer cores are idle than there are parts, the rest wait for their turn.
@@ -160,7 +162,7 @@ def source_options(format_: str, given: Mapping[str, Any], *, streaming: bool) -
     Raises:
         OptionError: An option is unknown, makes no sense, or conflicts with another.
     """
-    words = Words(given, (*CONNECTION_OPTIONS[format_], *_SOURCE, *_SOURCES[format_], "path"), _OWN)
+    words = _source_words(format_, given)
     for name in words.given(*(_BATCH_ONLY if streaming else _STREAM_ONLY)):
         kind = "batch queries (spark.read)" if streaming else "streams (spark.readStream)"
         raise OptionError(f"{name}: it is for {kind}; leave it out")
@@ -184,13 +186,20 @@ def source_options(format_: str, given: Mapping[str, Any], *, streaming: bool) -
     )
 
 
+def _source_words(format_: str, given: Mapping[str, Any]) -> Words:
+    if any(name.lower() == _OF_TABLES for name in given):
+        hint = f"use CREATE TEMPORARY VIEW ... USING {format_} OPTIONS (...), which has them"
+        raise OptionError(f"CREATE TABLE keeps no options for sources in Python: {hint}")
+    return Words(given, (*CONNECTION_OPTIONS[format_], *_SOURCE, *_SOURCES[format_], "path"), _OWN)
+
+
 def row_options(format_: str, given: Mapping[str, Any]) -> tuple[bool, str]:
     """Return what a source's columns depend on: whether there are headers, and what becomes of envelopes.
 
     Raises:
         OptionError: An option is unknown, or one of these makes no sense.
     """
-    words = Words(given, (*CONNECTION_OPTIONS[format_], *_SOURCE, *_SOURCES[format_], "path"), _OWN)
+    words = _source_words(format_, given)
     return words.truth("includeHeaders", default=False), _envelope(format_, words)
 
 

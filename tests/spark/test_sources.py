@@ -43,6 +43,14 @@ class TestBatch:
         with pytest.raises(PySparkException, match="did you mean 'minPartitions'"):
             stream.read(spark, minPartition=5)
 
+    def test_in_sql(self, spark: SparkSession, stream: Stream) -> None:
+        stream.write(10)
+        using = f"using {stream.format} options (servers '{stream.servers}', subscribe '{stream.name}')"
+        spark.sql(f"create or replace temporary view t_rows {using}")
+        assert spark.sql("select count(*) as n from t_rows").first() == (10,)
+        with pytest.raises(PySparkException, match="use CREATE TEMPORARY VIEW"):
+            spark.sql(f"create table t_table {using}")
+
 
 class TestStream:
     def test_run_after_run(self, spark: SparkSession, stream: Stream, tmp_path: Path) -> None:

@@ -160,6 +160,7 @@ def test_refused_of_a_stream(options: dict[str, str], text: str) -> None:
         ({"domain": "a", "apiPrefix": "b"}, "domain"),
         ({"envelope": "stripe"}, "did you mean 'strip'"),
         ({"maxMessageBytes": "1"}, "there is no option 'maxMessageBytes'"),
+        ({"provider": "jetstream", "owner": "me"}, "use CREATE TEMPORARY VIEW ... USING jetstream OPTIONS"),
     ],
 )
 def test_refused_of_a_batch(options: dict[str, str], text: str) -> None:
