@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -11,7 +12,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from liftenvelope.envelope import new_message, unmarshal_message
-from liftenvelope.spark.functions import decode_envelopes
+from liftenvelope.spark.functions import decode_envelopes, from_envelope
 from tests.spark.streams import Stream
 
 pytestmark = pytest.mark.timeout(900)
@@ -35,6 +36,32 @@ def test_malformed_envelopes_in_sql(spark: SparkSession) -> None:
     ]
     with pytest.raises(PySparkException, match="an envelope has at least 8 bytes"):
         decode_envelopes(frame, on_malformed="fail").collect()
+
+
+def _plan(frame: Any) -> str:
+    return str(frame._jdf.queryExecution().executedPlan().toString())
+
+
+def test_rows_not_columns_go_to_the_function(spark: SparkSession, tmp_path: Path) -> None:
+    """Columns would go through Spark's rows all the same, and back, and once more into rows."""
+    path = str(tmp_path / "raw")
+    spark.createDataFrame([(bytearray(new_message(b"v", key=b"k")),)], "value binary").write.parquet(path)
+    frame = spark.read.parquet(path).select(from_envelope("value").alias("e"))
+    steps = [line.lstrip(" +-:*()0123456789").split(maxsplit=1)[0] for line in _plan(frame).splitlines()]
+    assert steps == ["Project", "ArrowEvalPython", "ColumnarToRow", "FileScan"]
+    assert [(row.e.key, row.e.value) for row in frame.collect()] == [(b"k", b"v")]
+
+
+def test_two_fields_of_one_call(spark: SparkSession) -> None:
+    frame = spark.createDataFrame([(bytearray(new_message(b"v", key=b"k")),)], "value binary")
+    both = frame.selectExpr("from_envelope(value).key", "from_envelope(value).value")
+    assert _plan(both).count("ArrowEvalPython") == 1
+    assert both.collect() == [(b"k", b"v")]
+    kept = "from (select from_envelope(value) as e from {raw}) where e.error is null"
+    assert _plan(spark.sql(f"select e.key {kept}", raw=frame)).count("ArrowEvalPython") == 2
+    opened = decode_envelopes(frame).where("envelope.error is null").selectExpr("envelope.key")
+    assert _plan(opened).count("MapInArrow") == 1
+    assert opened.collect() == [(b"k",)]
 
 
 def test_times_in_the_zone_of_the_session(spark: SparkSession, stream: Stream) -> None:
