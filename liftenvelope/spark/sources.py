@@ -7,8 +7,10 @@ messages and offsets. They are thin: see :mod:`liftenvelope.spark._source_cores`
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, ClassVar
 
 from liftenvelope._extras import require
@@ -45,7 +47,23 @@ _QUERY = "sql.streaming.queryId"
 _BATCH = "streaming.sql.batchId"
 
 
+@cache
+def _spare_modules() -> None:
+    """Keep what a worker has imported out of its collections of garbage, from its first task on.
+
+    Spark's workers collect all garbage after every task: 40 ms of going through modules, none of which is.
+    """
+    gc.collect()  # what is garbage already would otherwise be kept
+    gc.freeze()
+
+
+def _begin_task() -> None:
+    if TaskContext.get() is not None:
+        _spare_modules()
+
+
 def _rows(source: BatchSource | StreamSource, partition: InputPartition) -> Iterator[Any]:
+    _begin_task()
     # Of a query that has nothing to read Spark makes one partition of its own, without a value.
     return iter(()) if partition.value is None else source.read(partition.value)
 
@@ -128,6 +146,7 @@ class BatchWriter(DataSourceArrowWriter):
 
     def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
         """Publish the rows of a task; return when all are acked."""
+        _begin_task()
         return Committed(write_task(self._options, iterator, None))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
@@ -145,6 +164,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
     def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
         """Publish the rows of a task; return when all are acked."""
+        _begin_task()
         return Committed(write_task(self._options, iterator, self._message_id()))
 
     def _message_id(self) -> str | None:

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
+from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.streaming import StreamingQuery
 
+from liftenvelope.spark.options import source_options
+from liftenvelope.spark.sources import BatchReader, JetStreamDataSource
 from liftenvelope.testing import NatsServer
 from tests.integration.bulk_streams import make_stream, with_jetstream
 from tests.spark.streams import Query, Stream, numbers, patiently
@@ -38,6 +44,38 @@ class TestBatch:
         begin_text, end_text = json.dumps({stream.name: begin}), json.dumps({stream.name: end})
         frame = stream.read(spark, startingOffsets=begin_text, endingOffsets=end_text)
         assert {row.offset for row in frame.collect()} == set(range(10, 20))
+
+    def test_modules_are_no_garbage(
+        self, spark: SparkSession, nats: NatsServer, name: str, tmp_path: Path
+    ) -> None:
+        """A worker looks through what it has imported once, not after every task."""
+
+        class Noting(BatchReader):
+            def read(self, partition: InputPartition) -> Iterator[Any]:
+                yield from BatchReader.read(self, partition)
+                (tmp_path / str(os.getpid())).write_text(str(gc.get_freeze_count()))
+
+        class NotingSource(JetStreamDataSource):
+            @classmethod
+            def name(cls) -> str:
+                return "noting"
+
+            def reader(self, schema: Any) -> DataSourceReader:
+                return Noting(source_options(self.format, self.options, streaming=False))
+
+        make_stream(nats.url, name)
+        spark.dataSource.register(NotingSource)
+        before = gc.get_freeze_count()
+        for count in (10, 20):
+            Stream("jetstream", nats.url, name).write(10)
+            frame = (
+                spark.read.format("noting").options(servers=nats.url, subscribe=name, minPartitions=2).load()
+            )
+            assert frame.count() == count
+        frozen = [int(note.read_text()) for note in tmp_path.iterdir()]
+        assert frozen
+        assert min(frozen) > 10_000
+        assert gc.get_freeze_count() == before
 
     def test_an_option_that_there_is_not(self, spark: SparkSession, stream: Stream) -> None:
         with pytest.raises(PySparkException, match="did you mean 'minPartitions'"):
