@@ -21,6 +21,7 @@ from liftenvelope import bulk
 from liftenvelope.spark.schema import bulk_columns, spark_schema
 from liftenvelope.testing import LiftbridgeCluster, NatsServer
 
+_TABLE = 600_000
 _CORES = (
     "Two tasks, Spark's own threads and the server share the cores that a plain read has with the server."
 )
@@ -46,6 +47,12 @@ def drop_stream(url: str, name: str) -> None:
     asyncio.run(drop())
 
 
+def _fill(url: str, stream: str, count: int, headers: int = 0) -> None:
+    """Write so many rows of 100 B, in tables that fit into memory."""
+    for start in range(0, count, _TABLE):
+        bulk.write(url, stream, rows(min(_TABLE, count - start), 100, headers), subject=stream)
+
+
 def _plain_read(where: str, stream: str, count: int, headers: bool) -> None:
     columns = bulk_columns(spark_schema(headers=headers))
     assert sum(batch.num_rows for batch in bulk.read(where, stream, columns=columns)) == count
@@ -55,7 +62,7 @@ def _plain_read(where: str, stream: str, count: int, headers: bool) -> None:
 def test_jetstream(compare: Comparison, spark: Any, jetstream: NatsServer, headers: int) -> None:
     count, some, url = compare.amount(600_000, 500), compare.amount(60_000, 500), jetstream.url
     stream = make_stream(url, storage="memory")
-    bulk.write(url, stream, rows(count, 100, headers), subject=stream)
+    _fill(url, stream, count, headers)
     spark.dataSource.register(NatsTuples)
     ours = load(
         spark, "jetstream", servers=url, subscribe=stream, minPartitions=TASKS, includeHeaders=headers > 0
@@ -70,6 +77,23 @@ def test_jetstream(compare: Comparison, spark: Any, jetstream: NatsServer, heade
         f"source, JetStream, 100 B, {headers or 'no'} headers",
         timed(lambda: drain(ours), count),
         *peers[: 1 if headers else 2],
+        rate=True,
+        rounds=5,
+    )
+    drop_stream(url, stream)
+
+
+def test_long_jetstream(compare: Comparison, spark: Any, jetstream: NatsServer) -> None:
+    """What planning and starting tasks take counts for little."""
+    count, url = compare.amount(3_000_000, 500), jetstream.url
+    stream = make_stream(url, storage="memory")
+    _fill(url, stream, count)
+    ours = load(spark, "jetstream", servers=url, subscribe=stream, minPartitions=TASKS)
+    assert ours.count() == count
+    compare(
+        f"source, JetStream, 100 B, no headers, {count:,} rows",
+        timed(lambda: drain(ours), count),
+        Peer("bulk.read", timed(lambda: _plain_read(url, stream, count, False), count), 0.8, _CORES),
         rate=True,
         rounds=5,
     )
