@@ -126,7 +126,7 @@ class TestFetch:
         got: list[bytes] = []
         async with asyncio.timeout(60):
             while len(got) < 2:
-                got += await data_of(ordered.fetch(2 - len(got), expires=20))
+                got += await data_of(ordered.fetch(2 - len(got), expires=4))
         assert got == numbered(2, 1)
 
     async def test_one_at_a_time(self, bench: Bench, stream: Stream) -> None:

@@ -39,6 +39,7 @@ async def nc(cluster: dict[str, NatsServer]) -> AsyncIterator[Client]:
 async def bench(nc: Client, name: str) -> Bench:
     """A stream on all three, as soon as they have found each other."""
     bench = Bench(nc, name)
+    bench.api.timeout = 5  # while there is no leader, nobody answers
     async with asyncio.timeout(60):
         while True:
             try:
