@@ -10,10 +10,12 @@ GO := 1.25.3
 WITHOUT_SERVERS := tests/unit tests/twin tests/test_layers.py
 # Which line of PySpark the tests of Spark run with: 4.2 or 4.3.
 SPARK ?= 4.3
+# Those that CI runs. The others kill what there is to kill, and start many queries.
+SOME_OF_SPARK := tests/spark/test_functions.py tests/spark/test_sinks.py tests/spark/test_sources.py
 # What acks the envelopes of the demo: gateway, or liftbridge, which is built first.
 BROKER ?= gateway
 
-.PHONY: help setup servers demo test test-spark check lint types unit pure strict bench bench-spark soak clean
+.PHONY: help setup servers demo test test-spark test-spark-some pyspark check lint types unit pure strict bench bench-spark soak clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -42,10 +44,15 @@ test: servers  ## all tests, on real servers
 	LIFTENVELOPE_REQUIRE_EXTENSIONS=1 LIFTENVELOPE_CONFORMANCE_SERVER=gateway $(RUN) -m pytest tests/conformance
 	$(RUN) -m pytest benchmarks -q --ignore=benchmarks/spark
 
-test-spark: servers  ## the tests that need Spark, with one session; SPARK=4.2 for that line; Java 17 must be there
-	$(RUN) -m pip install --quiet --editable '.[$(EXTRAS),spark]' 'pyspark[connect]==$(SPARK).*'
+test-spark: pyspark  ## the tests that need Spark, with one session; SPARK=4.2 for that line; Java 17 must be there
 	$(RUN) -m pytest tests/spark
 	$(RUN) -m pytest benchmarks/spark -q
+
+test-spark-some: pyspark  ## those of the columns, sources and sinks: two minutes
+	$(RUN) -m pytest -q $(SOME_OF_SPARK)
+
+pyspark: servers
+	PYTHONWARNINGS=ignore $(RUN) -m pip install --quiet --editable '.[$(EXTRAS),spark]' 'pyspark[connect]==$(SPARK).*'
 
 check: lint types unit  ## everything that needs no server
 
