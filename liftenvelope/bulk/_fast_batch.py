@@ -43,7 +43,7 @@ class FastBatch:
         stored: How many rows are stored for sure.
         ack: What the server said at its end; None before.
         error: Which row was refused, from 1, and why; None if none was. Row 0 is for what makes no sense.
-        is_unknown: Whether the server said that it knows no such batch.
+        is_unknown: Whether the server said that it knows no such batch, or that it takes nothing more of it.
         is_lossy: Whether a row was lost: too many came, or the stream had no leader.
     """
 
@@ -182,6 +182,9 @@ class FastBatch:
             self.is_unknown = True
         elif not asked:
             self._take_error(number, ack)
+        else:  # it takes nothing of the batch any more, as when batches are no longer allowed
+            self.is_unknown = True
+            self.error = self.error or (0, ack)
 
     def _take_error(self, number: int, error: JetStreamError) -> None:
         if self.ack is None and (self.error is None or number < self.error[0]):

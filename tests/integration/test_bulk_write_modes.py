@@ -409,6 +409,24 @@ class TestWhichMode:
         assert stored == list(range(len(stored)))
         assert caught.value.acked <= len(stored) <= caught.value.acked + caught.value.unknown
 
+    def test_it_is_not_allowed_any_more_in_the_middle_of_a_batch(self, url: str, name: str) -> None:
+        open_stream(url, name)
+
+        async def forbid() -> None:
+            async with await nats.connect(url) as nc:
+                stream = await JetStream(nc).stream(name)
+                while (await stream.info()).state.messages < 20_000:
+                    await asyncio.sleep(0)
+                await JetStream(nc).update_stream(StreamConfig(name=name, subjects=(f"{name}.>",)))
+
+        thread = threading.Thread(target=asyncio.run, args=(forbid(),))
+        thread.start()
+        with pytest.raises(WriteFailedError, match="batch publish is disabled") as caught:
+            bulk.write(url, name, numbers(2_000_000), subject=f"{name}.x", mode="fast")
+        thread.join()
+        stored = bulk.count(url, name)
+        assert caught.value.acked <= stored <= caught.value.acked + caught.value.unknown
+
     @pytest.mark.parametrize(("count", "atomic"), [(1_000, True), (1_001, False)])
     def test_a_thousand_rows_are_one_batch(self, url: str, name: str, count: int, atomic: bool) -> None:
         """However they are divided into record batches."""

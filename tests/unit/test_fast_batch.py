@@ -106,6 +106,22 @@ def test_a_server_that_has_forgotten() -> None:
     assert (batch.has_ended, batch.count, batch.stored, batch.error) == (True, None, 500, None)
 
 
+@pytest.mark.parametrize("what", [3, 4])
+def test_a_server_that_takes_no_more_of_it(what: int) -> None:
+    """So it answers the end and a question, too, when the stream's config was changed half-way."""
+    batch = make()
+    batch.sent = 10
+    answer(
+        batch,
+        10,
+        {"error": {"code": 400, "err_code": 10205, "description": "batch publish is disabled"}},
+        what,
+    )
+    assert (batch.has_ended, batch.count) == (True, None)
+    assert batch.error is not None
+    assert (batch.error[0], batch.error[1].err_code) == (0, 10205)
+
+
 def test_statuses() -> None:
     batch = make()
     batch.sent = 90
