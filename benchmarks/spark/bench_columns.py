@@ -63,7 +63,7 @@ def _same_batches(frame: Any) -> Any:
 
 @pytest.mark.parametrize("name", ["from_envelope", "decode_envelopes"])
 def test_from_envelope(compare: Comparison, spark: Any, tmp_path: Path, name: str) -> None:
-    count = compare.amount(1_000_000, 500)
+    count = compare.amount(3_000_000, 500)
     one = new_message(b"x" * 100, key=b"key")
     for part in range(TASKS):
         table = pa.table({"value": pa.array([one] * (count // TASKS), pa.binary())})
@@ -86,5 +86,5 @@ def test_from_envelope(compare: Comparison, spark: Any, tmp_path: Path, name: st
         Peer("mapInArrow, passing through", timed(lambda: drain(passed), count), TARGET, _COLUMNS),
         Peer(f"{kind}, the structs ready made", timed(lambda: drain(floor), count)),
         rate=True,
-        rounds=5,
+        rounds=9,
     )

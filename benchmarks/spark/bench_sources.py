@@ -78,7 +78,7 @@ def test_jetstream(compare: Comparison, spark: Any, jetstream: NatsServer, heade
         timed(lambda: drain(ours), count),
         *peers[: 1 if headers else 2],
         rate=True,
-        rounds=5,
+        rounds=9,
     )
     drop_stream(url, stream)
 
@@ -95,7 +95,7 @@ def test_long_jetstream(compare: Comparison, spark: Any, jetstream: NatsServer) 
         timed(lambda: drain(ours), count),
         Peer("bulk.read", timed(lambda: _plain_read(url, stream, count, False), count), 0.8, _CORES),
         rate=True,
-        rounds=5,
+        rounds=9,
     )
     drop_stream(url, stream)
 
@@ -115,7 +115,7 @@ def test_liftbridge(compare: Comparison, spark: Any, liftbridge: LiftbridgeClust
         Peer("bulk.read", timed(lambda: _plain_read(address, stream, count, False), count), 0.8, _CORES),
         Peer("the same with tuples, grpcio", timed(lambda: drain(tuples), some), 5),
         rate=True,
-        rounds=5,
+        rounds=9,
     )
     liftbridge.delete_stream(stream)
 
@@ -137,7 +137,7 @@ def test_beside_kafka(
         timed(lambda: drain(ours), count),
         Peer("Spark's Kafka connector", timed(lambda: drain(theirs), count), 1),
         rate=True,
-        rounds=5,
+        rounds=9,
     )
     drop_stream(url, stream)
 
