@@ -107,7 +107,9 @@ async def test_next_waits_no_longer_than_told(client: Client) -> None:
         async for event in events:
             last = event.offset
     async with client.activity(start=last + 1000) as events:
-        assert await events.next(0.05) is None
+        async with asyncio.timeout(60):
+            while await events.next(0.05) is not None:  # the end of what another test has done
+                pass
         assert not events.finished
 
 
