@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 from uuid import uuid4
@@ -44,11 +45,19 @@ async def connect(url: str, **options: Any) -> Client:
     return client
 
 
-async def until(condition: Callable[[], bool]) -> None:
+async def until(condition: Callable[[], object]) -> None:
     """Poll, with a deadline that a slow machine keeps, too."""
     async with asyncio.timeout(60):
         while not condition():
             await asyncio.sleep(0.01)
+
+
+def wait_until(condition: Callable[[], object]) -> None:
+    """Poll in a thread, with the same deadline."""
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 @pytest.fixture

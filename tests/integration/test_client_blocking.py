@@ -10,8 +10,7 @@ import subprocess
 import sys
 import textwrap
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +28,7 @@ from liftenvelope.errors import (
     UsageError,
 )
 from liftenvelope.testing import LiftbridgeCluster, run_liftbridge
+from tests.integration.conftest import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -37,13 +37,6 @@ ROOT = Path(__file__).resolve().parents[2]
 def client(liftbridge_server: LiftbridgeCluster) -> Iterator[BlockingClient]:
     with liftenvelope.connect_blocking(liftbridge_server.addresses, ack_wait=60) as client:
         yield client
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def threads() -> set[threading.Thread]:
@@ -376,7 +369,7 @@ class TestClose:
         assert [message.value for message in messages] == values(10)
         with pytest.warns(ResourceWarning, match="was not closed"):
             del messages
-        until(lambda: threads() <= before)
+        wait_until(lambda: threads() <= before)
 
     def test_a_script_that_forgets_it_ends(self, liftbridge_server: LiftbridgeCluster) -> None:
         source = f"""

@@ -22,6 +22,7 @@ from liftenvelope.errors import (
     TransportError,
 )
 from liftenvelope.testing import FaultProxy, LiftbridgeCluster, LiftbridgeNode, run_liftbridge
+from tests.integration.conftest import until
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -46,13 +47,6 @@ async def client(cluster: LiftbridgeCluster, events: list[ClientEvent]) -> Async
     ) as client:
         yield client
     assert not asyncio.all_tasks() - before - {asyncio.current_task()}
-
-
-async def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
-    """Poll, with a deadline."""
-    async with asyncio.timeout(seconds):
-        while not condition():
-            await asyncio.sleep(0.02)
 
 
 async def leader_of(client: Client, cluster: LiftbridgeCluster, stream: str) -> LiftbridgeNode:

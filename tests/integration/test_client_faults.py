@@ -29,6 +29,7 @@ from liftenvelope.errors import (
     TransportError,
 )
 from liftenvelope.testing import FaultProxy, LiftbridgeCluster, run_liftbridge
+from tests.integration.conftest import until
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -68,13 +69,6 @@ async def through(proxy: FaultProxy, **options: object) -> AsyncIterator[Client]
     options = {"on_event": lambda _: None, "address_map": {proxy.target: proxy.address}, **options}
     async with liftenvelope.connect([proxy.target], **options) as client:  # type: ignore[arg-type]
         yield client
-
-
-async def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
-    """Poll, with a deadline."""
-    async with asyncio.timeout(seconds):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 async def fill(client: Client, stream: str, count: int) -> None:

@@ -43,6 +43,7 @@ from liftenvelope.errors import (
     UsageError,
 )
 from liftenvelope.testing import FaultProxy, LiftbridgeCluster, run_liftbridge
+from tests.integration.conftest import until
 
 PARTITIONS = 4
 #: How long the server waits for a sign of life; members give one after two fifths of it.
@@ -83,13 +84,6 @@ async def publish_patiently(client: liftenvelope.Client, stream: str, begin: int
             except (AckTimeoutError, TransportError, CallTimeoutError):
                 continue
             break
-
-
-async def until(condition: Callable[[], bool], seconds: float = 60) -> None:
-    """Poll, with a deadline."""
-    async with asyncio.timeout(seconds):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 async def cursors(client: liftenvelope.Client, stream: str) -> list[int | None]:

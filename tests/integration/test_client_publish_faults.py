@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import time
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
 
 import liftenvelope
-from liftenvelope import bulk
 from liftenvelope.client import Client
 from liftenvelope.client.publish_many import PublishMany
 from liftenvelope.errors import AckTimeoutError, TransportError
 from liftenvelope.testing import FaultProxy, LiftbridgeCluster, run_liftbridge
 from tests.integration.conftest import until
+from tests.integration.stored import Stored
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -24,26 +23,6 @@ pytestmark = pytest.mark.timeout(240)
 async def collect(many: PublishMany) -> dict[int, int]:
     """The offset of each acked message, by its index."""
     return {index: ack.offset async for index, ack in many}
-
-
-class Stored:
-    """All that a stream has."""
-
-    def __init__(self, cluster: LiftbridgeCluster, stream: str) -> None:
-        deadline = time.monotonic() + 60
-        while not self._is_shown(cluster, stream):
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-        table = bulk.read(cluster.addresses, stream, columns=["offset", "value"]).read_all()
-        self.values: list[bytes] = table["value"].to_pylist()
-        #: The last one where a killed server gave an offset twice: what had no ack, and then what has.
-        self.at: dict[int, bytes] = dict(zip(table["offset"].to_pylist(), self.values, strict=True))
-
-    @staticmethod
-    def _is_shown(cluster: LiftbridgeCluster, stream: str) -> bool:
-        """What the leader alone has acked is not shown to readers yet."""
-        partition = cluster.partition_metadata(stream)
-        return partition.highWatermark == partition.newestOffset
 
 
 async def kill_and_restart(cluster: LiftbridgeCluster) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Callable
 
 import pytest
 from nats.aio.client import Client
@@ -14,9 +12,9 @@ from liftenvelope import bulk
 from liftenvelope.envelope import Ack, AckPolicy
 from liftenvelope.errors import AckTimeoutError, TransportError
 from liftenvelope.nats import AckInbox, BatchAcks, BatchSummary, EnvelopePublisher
-from liftenvelope.rpc.status import RpcError, StatusCode
-from liftenvelope.testing import FaultProxy, LiftbridgeCluster, run_liftbridge, run_nats_server
+from liftenvelope.testing import FaultProxy, run_liftbridge, run_nats_server
 from tests.integration.conftest import connect, until
+from tests.integration.stored import Stored, await_stream
 
 BATCH = 200
 
@@ -55,39 +53,15 @@ class Load:
             if offset >= 0
         }
 
-    async def until(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(60):
-            while not condition():
-                await asyncio.sleep(0.01)
-
     async def acks_come(self, count: int = 2000) -> None:
         goal = len(self.acked()) + count
-        await self.until(lambda: len(self.acked()) >= goal)
+        await until(lambda: len(self.acked()) >= goal)
 
     async def acks_stop(self) -> None:
         before = len(self.outcomes)
-        await self.until(
+        await until(
             lambda: any(not summary.ok for _, summary in self.outcomes[before:]) or bool(self.refused)
         )
-
-
-def everything(cluster: LiftbridgeCluster, stream: str) -> dict[int, bytes]:
-    """Offset to value of all that is stored; the last one where an offset is there twice."""
-    table = bulk.read(cluster.addresses, stream, columns=["offset", "value"]).read_all()
-    return dict(zip(table["offset"].to_pylist(), table["value"].to_pylist(), strict=True))
-
-
-def wait_for_stream(cluster: LiftbridgeCluster, stream: str) -> None:
-    """Wait until a server that was started again has it; it answers before it does."""
-    deadline = time.monotonic() + 60
-    while True:
-        try:
-            cluster.partition_metadata(stream)
-            return
-        except RpcError as exc:
-            if exc.code != StatusCode.NOT_FOUND or time.monotonic() > deadline:
-                raise
-        time.sleep(0.05)
 
 
 def assert_nothing_acked_is_lost(load: Load, stored: dict[int, bytes]) -> None:
@@ -115,7 +89,7 @@ async def test_liftbridge_killed_under_load(policy: AckPolicy) -> None:
             await running
             assert inbox.outstanding == 0
             await inbox.publish("load", b"end", timeout=60)  # without it, the last ones may stay hidden
-        assert_nothing_acked_is_lost(load, await asyncio.to_thread(everything, cluster, "load"))
+        assert_nothing_acked_is_lost(load, (await asyncio.to_thread(Stored, cluster, "load")).at)
         await client.close()
 
 
@@ -135,7 +109,7 @@ def test_killed_between_log_and_index() -> None:
                 index.seek((rows - 3) * entry)
                 index.write(bytes(3 * entry))
             node.start()
-            wait_for_stream(cluster, "log")
+            await_stream(cluster, "log")
             acks = client.publish_many("log", [b"after %d" % i for i in range(5)], partition=0)
             assert (acks.acked, acks.offsets[0]) == (5, (7, 11))
             offsets = [*range(rows), *range(7, 12)]
@@ -165,7 +139,7 @@ async def test_nats_killed_under_load() -> None:
             assert client.stats["reconnects"] == 1
             assert inbox.outstanding == 0
             await inbox.publish("load", b"end", timeout=60)  # without it, the last ones may stay hidden
-        assert_nothing_acked_is_lost(load, await asyncio.to_thread(everything, cluster, "load"))
+        assert_nothing_acked_is_lost(load, (await asyncio.to_thread(Stored, cluster, "load")).at)
         await client.close()
 
 
@@ -216,5 +190,5 @@ async def test_three_nodes_lose_their_leader() -> None:
             load.stopped = True
             await running
             await inbox.publish("load", b"end", timeout=60, ack_policy=AckPolicy.ALL)
-        assert_nothing_acked_is_lost(load, await asyncio.to_thread(everything, cluster, "load"))
+        assert_nothing_acked_is_lost(load, (await asyncio.to_thread(Stored, cluster, "load")).at)
         await client.close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
@@ -12,6 +12,7 @@ from liftenvelope.errors import TransportError, UsageError
 from liftenvelope.rpc.aio import Channel
 from liftenvelope.rpc.status import CallNotProcessedError, RpcError, StatusCode
 from liftenvelope.testing import FaultProxy
+from tests.integration.conftest import until
 from tests.integration.test_rpc_blocking import Service, serve
 
 
@@ -31,12 +32,6 @@ async def channel(address: str) -> AsyncIterator[Channel]:
     async with await Channel.connect(address, max_message=8_000_000) as channel:
         yield channel
     assert asyncio.all_tasks() <= {asyncio.current_task()}
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(60):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 async def status_of(call: object) -> RpcError:

@@ -18,7 +18,7 @@ from liftenvelope.rpc.status import RpcError, StatusCode
 from liftenvelope.testing import FaultProxy
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
 
 class Service(grpc.GenericRpcHandler):  # type: ignore[misc]
@@ -93,13 +93,6 @@ def serve(service: Service, port: int = 0) -> Iterator[str]:
     finally:
         server.stop(None).wait()
         executor.shutdown()
-
-
-def wait_until(condition: Callable[[], object], timeout: float = 60.0) -> None:
-    deadline = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
@@ -14,6 +14,7 @@ from liftenvelope.errors import TransportError, UsageError
 from liftenvelope.rpc.aio import Channel
 from liftenvelope.rpc.server import Server, ServerCall, unary
 from liftenvelope.rpc.status import RpcError, StatusCode
+from tests.integration.conftest import until
 
 
 class Service:
@@ -89,12 +90,6 @@ async def google(server: Server) -> AsyncIterator[grpc.aio.Channel]:
 async def ours(server: Server) -> AsyncIterator[Channel]:
     async with await Channel.connect(server.address, max_message=6_000_000) as channel:
         yield channel
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(60):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 @pytest.mark.parametrize("size", [0, 1, 16_384, 65_536, 5_000_000])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -18,6 +17,7 @@ from liftenvelope.spark.errors import BatchChangedError, OptionError
 from liftenvelope.spark.options import SinkOptions, sink_options
 from liftenvelope.spark.writing import TaskWritten, write_task
 from liftenvelope.testing import GatewayCluster, LiftbridgeCluster, run_liftbridge
+from tests.integration.stored import await_stream
 
 TASK = "0c0ffee0-query:0:0"
 Cluster = LiftbridgeCluster | GatewayCluster
@@ -58,15 +58,6 @@ def stored(cluster: Cluster, name: str) -> list[int]:
 def stranger(cluster: Cluster, name: str) -> None:
     with connect_blocking(cluster.addresses) as client:
         client.publish(name, b"stranger", partition=0)
-
-
-def await_stream(cluster: Cluster, name: str) -> None:
-    """Liftbridge answers before it has found its streams again."""
-    limit = time.monotonic() + 60
-    with connect_blocking(cluster.addresses) as client:
-        while client.fetch_metadata(streams=[name]).get_stream(name) is None:
-            assert time.monotonic() < limit
-            time.sleep(0.05)
 
 
 def hidden(cluster: LiftbridgeCluster, name: str) -> str:

@@ -10,24 +10,13 @@ import socket
 import subprocess
 import sys
 import threading
-import time
-from typing import TYPE_CHECKING
 
 import nats
 import pytest
 
 from liftenvelope.errors import UsageError
 from liftenvelope.testing import NatsServer, ServerStartError, run_nats_server
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-
-def wait_until(condition: Callable[[], object], timeout: float = 60.0) -> None:
-    deadline = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+from tests.integration.conftest import wait_until
 
 
 def is_alive(pid: int) -> bool:

@@ -13,16 +13,10 @@ import pytest
 
 from liftenvelope.errors import UsageError
 from liftenvelope.testing import FaultProxy
+from tests.integration.conftest import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-
-def wait_until(condition: Callable[[], object], timeout: float = 60.0) -> None:
-    deadline = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
+    from collections.abc import Iterator
 
 
 class EchoServer:
