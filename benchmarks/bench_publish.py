@@ -282,7 +282,7 @@ def test_ack_inbox(
     ready_made = _ack_frames(own)
 
     async def register(inbox: AckInbox) -> tuple[BatchAcks, list[str]]:
-        batch = BatchAcks(count)
+        batch = BatchAcks(count, [b"bench"], None)
         return batch, inbox.register_batch(batch, 0, count, own if own_ids else None, 2 * PATIENCE)
 
     def ours() -> float:

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any, Final, Unpack
 
 import nats.errors
 
+from liftenvelope._ack_timeouts import MAY_BE_STORED, ack_timeout
 from liftenvelope._backend import jet
 from liftenvelope._checks import as_bytes
-from liftenvelope.errors import AckTimeoutError, JetStreamError, TransportError, UsageError
+from liftenvelope.errors import JetStreamError, TransportError, UsageError
 from liftenvelope.jetstream._publish_frames import (
     HeaderFields,
     PubAck,
@@ -34,8 +35,11 @@ if TYPE_CHECKING:
 
 __all__ = ["PublishFuture", "Publishing"]
 
-_UNKNOWN: Final = (
-    "it may have been stored, and publishing it again may store it twice unless it has a message_id"
+_UNKNOWN: Final = f"{MAY_BE_STORED} unless it has a message_id"
+#: Why JetStream sends no ack. A subject without a stream is not among them: the server reports that at once.
+_CAUSES: Final = (
+    "the stream has no leader or its leader is slow or unreachable; "
+    "the stream has no_ack=True; a subscriber, but no stream, takes the subject"
 )
 #: How many subjects are remembered as checked.
 _SUBJECTS: Final = 1_024
@@ -309,8 +313,8 @@ class Publishing:
     def _expire(self) -> None:
         self._timer = None
         for future, token in self._table.expire(self._loop.time()):
-            what = f"no ack came in time for the message on {future.subject!r}"
-            self._fail(future, AckTimeoutError(f"{what}: {_UNKNOWN}", token))
+            what = f"the message on {future.subject!r}"
+            self._fail(future, ack_timeout(what, token, unknown=_UNKNOWN, causes=_CAUSES))
         self._rearm()
 
     def _fail(self, future: PublishFuture, error: Exception) -> None:

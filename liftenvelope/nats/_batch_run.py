@@ -53,7 +53,7 @@ class BatchRun:
         self.sent = 0
         self.epoch: int | None = None
         self._whole = self._checked()
-        self.acks = None if inbox is None else BatchAcks(len(rows))
+        self.acks = None if inbox is None else BatchAcks(len(rows), subjects, which)
 
     def _checked(self) -> Any:
         """The whole batch, measured: what is wrong with any row is found before one is sent."""

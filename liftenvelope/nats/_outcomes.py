@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Final
+
+from liftenvelope._ack_timeouts import MAY_BE_STORED, NOT_STORED, ack_timeout
 from liftenvelope.correlation import Ended
 from liftenvelope.envelope import Ack
 from liftenvelope.errors import (
@@ -14,8 +17,11 @@ from liftenvelope.errors import (
 )
 from liftenvelope.types import AckError
 
-_UNKNOWN = "it may have been stored, and publishing it again may store it twice"
-_UNSENT = "it was never sent, so publishing it again is safe"
+#: Why only some of the acks come that a publish expects.
+_TOO_FEW_CAUSES: Final = (
+    "fewer streams record the subject than acks are expected; one of the streams is paused or read-only; "
+    "the server is slow or unreachable"
+)
 
 
 def positive(name: str, seconds: float) -> float:
@@ -34,10 +40,24 @@ def outcome_of(result: Ack | tuple[Ack, ...]) -> Ack | tuple[Ack, ...] | Publish
     return result
 
 
-def failure_of(entry: Ended, sent: bool, reason: str | None) -> AckTimeoutError | TransportError:
-    """What a publish is told that got no ack: in time, or before the end that the reason names."""
-    what = f"the message with correlation id {entry.correlation_id!r}: {_UNKNOWN if sent else _UNSENT}"
+def failure_of(
+    entry: Ended, subject: str | None, sent: bool, reason: str | None
+) -> AckTimeoutError | TransportError:
+    """Return the error for a publish without its acks.
+
+    Args:
+        entry: The publish, as it left the table of pending acks.
+        subject: Subject of the message; None if the user published it.
+        sent: Whether the message was handed to the connection.
+        reason: Why the wait ended early. None at the deadline.
+    """
+    correlation_id = entry.correlation_id
+    where = "" if subject is None else f" on {subject!r}"
+    what = f"the message{where} (correlation id {correlation_id!r})"
     if reason is not None:
-        return TransportError(f"{reason} before an ack came for {what}", sent=sent)
-    came = f"{len(entry.acks)} of {entry.expected} acks" if entry.acks else "no ack"
-    return AckTimeoutError(f"{came} came in time for {what}", entry.correlation_id, sent)
+        outcome = MAY_BE_STORED if sent else NOT_STORED
+        return TransportError(f"{reason} before an ack came for {what}: {outcome}", sent=sent)
+    if not entry.acks:
+        return ack_timeout(what, correlation_id, sent=sent)
+    came = f"{len(entry.acks)} of {entry.expected} acks"
+    return ack_timeout(what, correlation_id, sent=sent, came=came, causes=_TOO_FEW_CAUSES)

@@ -28,7 +28,11 @@ class PublishOptions(TypedDict, total=False):
 
 
 class Settled(Protocol):
-    """Who is told the outcome of each message of a batch."""
+    """Receives the outcome of each message of a batch."""
+
+    def subject(self, index: int) -> str:
+        """Return the subject of a message."""
+        ...
 
     def settle(self, index: int, outcome: Ack | Exception) -> None:
         """Take the ack, which may carry an error, or the error that came instead of one."""
@@ -43,9 +47,11 @@ class AckFuture(asyncio.Future[Any]):
     Attributes:
         correlation_id: The id that the ack will carry.
         sent: Whether the message has been handed to the connection.
+        subject: Subject of the message. None for an envelope that the user publishes.
     """
 
     correlation_id: str
+    subject: str | None
     sent: bool
     _inbox: AckInbox
     _counted: bool

@@ -223,7 +223,7 @@ class AckInbox:
                 crc=crc,
             )
             self._check_size(payload)
-            future.sent = False
+            future.sent, future.subject = False, subject
             if self._outbox or self._outstanding >= self.max_outstanding or not self._can_write(len(payload)):
                 self._queue(future, subject, payload)
             else:
@@ -254,7 +254,7 @@ class AckInbox:
         deadline = self._loop.time() + (self.timeout if timeout is None else positive("timeout", timeout))
         future = AckFuture(loop=self._loop)
         future._inbox = self
-        future.sent, future._counted = True, False
+        future.sent, future._counted, future.subject = True, False, None
         future.correlation_id = self._pending.register(
             correlation_id, deadline=deadline, expected=expected, context=future
         )
@@ -306,7 +306,8 @@ class AckInbox:
         """Expect one ack for each of so many messages, which the caller sends next.
 
         For :class:`EnvelopePublisher`. ``batch.settle(index, ack or error)`` is called for each, with indexes
-        that count from ``first``; they count as outstanding until then.
+        that count from ``first``; they count as outstanding until then. ``batch.subject(index)`` names the
+        subject of a message in an error.
 
         Returns:
             Their correlation ids.
@@ -463,13 +464,15 @@ class AckInbox:
 
     def _finish(self, entry: Ended, reason: str | None) -> None:
         """End an entry that has left the table: by its deadline, or for the reason given."""
-        if type(entry.context) is tuple:
-            entry.context[0].settle(entry.context[1], failure_of(entry, True, reason))
+        context = entry.context
+        if type(context) is tuple:
+            batch, index = context
+            batch.settle(index, failure_of(entry, batch.subject(index), True, reason))
             self._release(1)
+        elif entry.complete:
+            self._settle(context, entry.acks)
         else:
-            self._settle(
-                entry.context, entry.acks if entry.complete else failure_of(entry, entry.context.sent, reason)
-            )
+            self._settle(context, failure_of(entry, context.subject, context.sent, reason))
 
     def _on_ended(self) -> None:
         """The subscription delivers nothing more, and it was not we who ended it."""

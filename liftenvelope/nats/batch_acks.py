@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from array import array
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from time import monotonic
 from typing import Any, Final
 
@@ -69,9 +69,15 @@ class BatchAcks:
 
     Every message ends at its deadline at the latest, so the wait is never longer than the timeout of the last
     message. Failures are in the summary; awaiting raises none of them.
+
+    Args:
+        size: How many messages the batch has.
+        subjects: Subjects that the messages are published on.
+        which: Index into ``subjects`` of each message. None if there is one subject for all.
     """
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, subjects: Sequence[bytes], which: Sequence[int] | None) -> None:
+        self._subjects, self._which = subjects, which
         self._summary = BatchSummary(size)
         self._offsets, self._latencies = self._summary.offsets, self._summary.latencies
         self._left = size
@@ -96,6 +102,10 @@ class BatchAcks:
     def sent(self, start: int, stop: int) -> None:
         """Note that messages are being handed over now."""
         self._sent_at[start:stop] = array("d", [monotonic()]) * (stop - start)
+
+    def subject(self, index: int) -> str:
+        """Return the subject of a message."""
+        return self._subjects[0 if self._which is None else self._which[index]].decode()
 
     def settle(self, index: int, outcome: Ack | Exception) -> None:
         """Take the outcome of one message."""

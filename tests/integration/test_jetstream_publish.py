@@ -164,9 +164,11 @@ class TestOne:
 
     async def test_nobody_acks(self, js: JetStream, js_nc: Client, name: str) -> None:
         await js_nc.subscribe(name, cb=_silent)
-        with pytest.raises(AckTimeoutError, match="may have been stored") as caught:
+        with pytest.raises(AckTimeoutError, match="may be stored") as caught:
             await js.publish(name, timeout=0.1)
         assert caught.value.sent
+        assert f"for the message on {name!r}: the message may be stored" in str(caught.value)
+        assert "Usual causes: the stream has no leader" in str(caught.value)
         assert js.publish_async_pending == 0
 
     async def test_a_late_ack(self, js: JetStream, js_nc: Client, name: str) -> None:
