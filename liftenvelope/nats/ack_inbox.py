@@ -303,14 +303,10 @@ class AckInbox:
     def register_batch(
         self, batch: Settled, first: int, count: int, ids: list[str] | None, timeout: float
     ) -> list[str]:
-        """Expect one ack for each of so many messages, which the caller sends next.
+        """Expect one ack for each of ``count`` messages of a batch, and return their correlation ids.
 
-        For :class:`EnvelopePublisher`. ``batch.settle(index, ack or error)`` is called for each, with indexes
-        that count from ``first``; they count as outstanding until then. ``batch.subject(index)`` names the
-        subject of a message in an error.
-
-        Returns:
-            Their correlation ids.
+        For :class:`EnvelopePublisher`, which sends them next. Their indexes count from ``first``. They count
+        as outstanding until ``batch.settle(index, ack or error)`` was called for each.
         """
         self._check_started()
         deadline = self._loop.time() + timeout
