@@ -13,7 +13,7 @@ from liftenvelope.errors import UsageError
 from liftenvelope.testing._cluster import ServerCluster, ServerNode
 from liftenvelope.testing._nats import NatsServer, run_nats_server
 from liftenvelope.testing._ports import LOOPBACK
-from liftenvelope.testing._readiness import known_brokers
+from liftenvelope.testing._readiness import brokers_are_known
 
 if TYPE_CHECKING:
     import ssl
@@ -32,7 +32,7 @@ def run_gateway(
     nats_server: NatsServer | None = None,
     config: Mapping[str, Any] | None = None,
     tls: ssl.SSLContext | None = None,
-    start_timeout: float = 60.0,
+    start_timeout: float = 120.0,
 ) -> GatewayCluster:
     """Return a cluster of gateways on the loopback interface, to be started by ``with`` or ``async with``.
 
@@ -123,7 +123,7 @@ class GatewayCluster(ServerCluster[GatewayNode]):
         ]
 
     def _is_ready(self) -> bool:
-        return all(known_brokers([address], self._tls) >= self._ids for address in self.addresses)
+        return all(brokers_are_known([address], self._ids, self._tls) for address in self.addresses)
 
 
 def _own_nats(folder: Path) -> NatsServer:

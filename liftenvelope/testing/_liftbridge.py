@@ -10,7 +10,7 @@ from liftenvelope.errors import UsageError
 from liftenvelope.testing._binaries import find_liftbridge
 from liftenvelope.testing._cluster import ServerCluster, ServerNode
 from liftenvelope.testing._nats import NatsServer, run_nats_server
-from liftenvelope.testing._readiness import cursors_work, known_brokers
+from liftenvelope.testing._readiness import brokers_are_known, cursors_work, leader_works
 
 if TYPE_CHECKING:
     import ssl
@@ -37,6 +37,19 @@ _CLUSTER_DEFAULTS: Final[dict[str, object]] = {
     "clustering.replica.max.idle.wait": "1s",
     "clustering.replica.fetch.timeout": "1s",
 }
+# What a server needs to know the names of its clients, without which no policy can allow anything.
+_POLICY_NEEDS: Final = ("tls.key", "tls.cert", "tls.client.auth.ca")
+# Casbin's model of a list of permissions, as Liftbridge's documentation has it.
+_POLICY_MODEL: Final = """\
+[request_definition]
+r = sub, obj, act
+[policy_definition]
+p = sub, obj, act
+[policy_effect]
+e = some(where (p.eft == allow))
+[matchers]
+m = r.sub == p.sub && r.obj == p.obj && r.act == p.act
+"""
 
 
 def run_liftbridge(
@@ -47,7 +60,8 @@ def run_liftbridge(
     config: Mapping[str, object] | None = None,
     env: Mapping[str, str] | None = None,
     tls: ssl.SSLContext | None = None,
-    start_timeout: float = 60.0,
+    policy: str | None = None,
+    start_timeout: float = 120.0,
 ) -> LiftbridgeCluster:
     """Return a Liftbridge cluster on the loopback interface, to be started by ``with`` or ``async with``.
 
@@ -64,10 +78,15 @@ def run_liftbridge(
         env: Environment variables for the servers, such as ``LIFTBRIDGE_ENCRYPTION_KEY``. Of the environment
             of this process they see next to nothing.
         tls: How to reach servers that ``config`` gives a ``tls.key`` and a ``tls.cert``.
+        policy: The permissions of clients, one line ``p, client, stream, method`` for each, such as
+            ``p, app, orders, Publish``. A client is known by the common name of its certificate. The stream
+            of FetchMetadata is ``*``. An empty policy allows nothing. Needs ``tls``, and ``tls.key``,
+            ``tls.cert`` and ``tls.client.auth.ca`` in ``config``. Default: every client may do everything.
         start_timeout: Seconds within which all of it must be ready.
 
     Raises:
-        UsageError: ``nodes`` is another number, or both ``nats_url`` and ``nats_server`` are given.
+        UsageError: ``nodes`` is another number, both ``nats_url`` and ``nats_server`` are given, or
+            ``policy`` is given without the TLS settings that it needs.
         MissingExtraError: The ``[client]`` extra is not installed.
         ServerStartError: On entering: there is no server program, or it did not start.
 
@@ -81,13 +100,11 @@ def run_liftbridge(
         raise UsageError(f"nodes={nodes!r}: expected 1 or 3")
     if nats_url is not None and nats_server is not None:
         raise UsageError("nats_url and nats_server exclude each other")
+    flat = _flatten(config or {})
+    if policy is not None:
+        _check_policy_settings(flat, tls)
     return LiftbridgeCluster(
-        nodes,
-        nats_server if nats_url is None else nats_url,
-        _flatten(config or {}),
-        env or {},
-        tls,
-        start_timeout,
+        nodes, nats_server if nats_url is None else nats_url, flat, env or {}, tls, policy, start_timeout
     )
 
 
@@ -145,10 +162,17 @@ class LiftbridgeCluster(ServerCluster[LiftbridgeNode]):
         config: Mapping[str, object],
         env: Mapping[str, str],
         tls: ssl.SSLContext | None,
+        policy: str | None,
         start_timeout: float,
     ) -> None:
         super().__init__(nats, lambda _: run_nats_server(), tls, start_timeout)
-        self._config = {**_DEFAULTS, **(_CLUSTER_DEFAULTS if size > 1 else {}), **config}
+        authorization = {} if policy is None else _write_policy(self._folder, policy)
+        self._config = {
+            **_DEFAULTS,
+            **(_CLUSTER_DEFAULTS if size > 1 else {}),
+            **authorization,
+            **config,
+        }
         self._env = env
         ids = [f"node{number}" for number in range(1, size + 1)]
         self.nodes = [self._node(node_id, ids) for node_id in ids]
@@ -174,9 +198,33 @@ class LiftbridgeCluster(ServerCluster[LiftbridgeNode]):
         )
 
     def _is_ready(self) -> bool:
-        if known_brokers(self.addresses, self._tls) < self._ids:
-            return False
-        return not self._config["cursors.stream.partitions"] or cursors_work(self.addresses, self._tls)
+        keeps_cursors = bool(self._config["cursors.stream.partitions"])
+        return (
+            brokers_are_known(self.addresses, self._ids, self._tls)
+            and leader_works(self.addresses, self._tls)
+            and (not keeps_cursors or cursors_work(self.addresses, self._tls))
+        )
+
+
+def _check_policy_settings(config: Mapping[str, object], tls: ssl.SSLContext | None) -> None:
+    missing = [name for name in _POLICY_NEEDS if name not in config]
+    if missing:
+        raise UsageError(f"policy needs {', '.join(_POLICY_NEEDS)} in config, got no {', '.join(missing)}")
+    if tls is None:
+        raise UsageError("policy needs tls with a client certificate, got None")
+
+
+def _write_policy(folder: Path, policy: str) -> dict[str, object]:
+    """Write the files of an authorisation policy; return the settings that have servers enforce it."""
+    model_file, policy_file = folder / "model.conf", folder / "policy.csv"
+    model_file.write_text(_POLICY_MODEL, "utf-8")
+    policy_file.write_text(policy, "utf-8")
+    return {
+        "tls.client.auth.enabled": True,
+        "tls.client.authz.enabled": True,
+        "tls.client.authz.model": str(model_file),
+        "tls.client.authz.policy": str(policy_file),
+    }
 
 
 def _flatten(config: Mapping[str, object], prefix: str = "") -> dict[str, object]:

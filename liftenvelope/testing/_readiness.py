@@ -1,4 +1,8 @@
-"""What a Liftbridge server answers while it starts: asked until it answers as it should."""
+"""Readiness checks for servers of the Liftbridge API, polled until a started server does all its work.
+
+A server with a policy may refuse a check to the client that makes it. The refusal shows that the server
+answers, so it counts as success: a server becomes ready whatever its policy allows.
+"""
 
 from __future__ import annotations
 
@@ -7,54 +11,101 @@ from typing import TYPE_CHECKING, Final
 from liftenvelope._pb import api_pb2
 from liftenvelope.errors import TransportError
 from liftenvelope.rpc.blocking import BlockingChannel
-from liftenvelope.rpc.status import RpcError
+from liftenvelope.rpc.status import RpcError, StatusCode
 
 if TYPE_CHECKING:
     import ssl
     from collections.abc import Iterable
 
-__all__ = ["cursors_work", "is_serving", "known_brokers"]
+    from google.protobuf.message import Message
+
+__all__ = ["brokers_are_known", "cursors_work", "is_serving", "leader_works"]
 
 # grpc.health.v1: HealthCheckRequest{service: "proto.API"}, HealthCheckResponse{status: SERVING}.
 _HEALTH_REQUEST: Final = b"\x0a\x09proto.API"
 _HEALTH_SERVING: Final = b"\x08\x01"
 
-_HEALTH_TIMEOUT: Final = 1.0
-# A broker that looks for its peers answers after 3 s, or not at all.
-_METADATA_TIMEOUT: Final = 4.0
+# Seconds for one check. Each is made again until the server is ready. A server that answers later than this
+# on a busy machine would never be ready.
+_TIMEOUT: Final = 10.0
+# A broker that looks for its peers answers after 3 s or not at all, and then another broker must be asked.
+_METADATA_TIMEOUT: Final = 5.0
+
+_NO_STREAM: Final = "liftenvelope-testing-no-such-stream"
+
+# Texts with which Liftbridge refuses a call that its policy does not allow. Their status is UNKNOWN.
+_DENIALS: Final = ("not authorized to call", "Failed to retrieve client ID")
 
 
 def is_serving(address: str, tls: ssl.SSLContext | None = None) -> bool:
-    """Whether the server's health service says that it serves the API."""
-    return (
-        _answer(address, "/grpc.health.v1.Health/Check", _HEALTH_REQUEST, _HEALTH_TIMEOUT, tls)
-        == _HEALTH_SERVING
-    )
+    """Return whether the server's health service says that it serves the API. No policy refuses this."""
+    answer = _call(address, "/grpc.health.v1.Health/Check", _HEALTH_REQUEST, _TIMEOUT, tls)
+    return answer == _HEALTH_SERVING
 
 
-def known_brokers(addresses: Iterable[str], tls: ssl.SSLContext | None = None) -> set[str]:
-    """Return the ids of the brokers that at least one of the servers knows.
+def brokers_are_known(
+    addresses: Iterable[str], ids: Iterable[str], tls: ssl.SSLContext | None = None
+) -> bool:
+    """Return whether the servers, taken together, list every broker of ``ids``.
 
-    One alone can leave out others for minutes, since it keeps a list that it made too early.
+    A single server can leave out others for minutes, because it keeps a list that it made too early.
     """
-    ids: set[str] = set()
+    missing = set(ids)
     for address in addresses:
-        answer = _answer(address, "/proto.API/FetchMetadata", b"", _METADATA_TIMEOUT, tls)
-        ids.update(broker.id for broker in api_pb2.FetchMetadataResponse.FromString(answer).brokers)
-    return ids
+        answer = _ask(address, "FetchMetadata", api_pb2.FetchMetadataRequest(), _METADATA_TIMEOUT, tls)
+        if isinstance(answer, bytes):
+            missing.difference_update(b.id for b in api_pb2.FetchMetadataResponse.FromString(answer).brokers)
+        if _is_denial(answer) or not missing:
+            return True
+    return False
 
 
 def cursors_work(addresses: Iterable[str], tls: ssl.SSLContext | None = None) -> bool:
-    """Whether one of the servers, the leader of the cursor's partition, can look up a cursor."""
-    request = api_pb2.FetchCursorRequest(stream="ready", cursorId="ready").SerializeToString()
-    method = "/proto.API/FetchCursor"
-    return any(_answer(address, method, request, _HEALTH_TIMEOUT, tls) for address in addresses)
+    """Return whether one of the servers, the leader of the cursor's partition, can look up a cursor."""
+    request = api_pb2.FetchCursorRequest(stream=_NO_STREAM, cursorId="ready")
+    answers = (_ask(address, "FetchCursor", request, _TIMEOUT, tls) for address in addresses)
+    return any(isinstance(answer, bytes) or _is_denial(answer) for answer in answers)
 
 
-def _answer(address: str, method: str, request: bytes, timeout: float, tls: ssl.SSLContext | None) -> bytes:
-    """Return the answer, or nothing when there is none."""
+def leader_works(addresses: Iterable[str], tls: ssl.SSLContext | None = None) -> bool:
+    """Return whether the metadata leader has loaded every stream.
+
+    A Liftbridge server that starts again serves before it has read its Raft log to the end, and answers
+    NOT_FOUND for the streams that it has not read yet. Only a leader that has read all of it takes a
+    DeleteStream call, and the stream of this call does not exist.
+    """
+    request = api_pb2.DeleteStreamRequest(name=_NO_STREAM)
+    answers = (_ask(address, "DeleteStream", request, _TIMEOUT, tls) for address in addresses)
+    return any(
+        isinstance(answer, RpcError) and (answer.code == StatusCode.NOT_FOUND or _is_denial(answer))
+        for answer in answers
+    )
+
+
+def _ask(
+    address: str, method: str, request: Message, timeout: float, tls: ssl.SSLContext | None
+) -> bytes | RpcError | None:
+    return _call(address, f"/proto.API/{method}", request.SerializeToString(), timeout, tls)
+
+
+def _call(
+    address: str, path: str, request: bytes, timeout: float, tls: ssl.SSLContext | None
+) -> bytes | RpcError | None:
+    """Return the answer or the error of a call, or None when no server could be reached."""
     try:
         with BlockingChannel(address, connect_timeout=timeout, tls=tls) as channel:
-            return channel.unary(method, request, timeout=timeout)
-    except (RpcError, TransportError):
-        return b""
+            return channel.unary(path, request, timeout=timeout)
+    except RpcError as exc:
+        return exc
+    except TransportError:
+        return None
+
+
+def _is_denial(answer: bytes | RpcError | None) -> bool:
+    """Return whether a server's policy refused a call. The gateway says so by code, Liftbridge by text."""
+    if not isinstance(answer, RpcError):
+        return False
+    unknown = answer.code == StatusCode.UNKNOWN
+    return answer.code == StatusCode.PERMISSION_DENIED or (
+        unknown and any(text in answer.description for text in _DENIALS)
+    )

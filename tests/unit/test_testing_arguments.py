@@ -75,6 +75,14 @@ def test_arguments_that_make_no_sense() -> None:
         LiftbridgeAdmin([])
 
 
+def test_policy_without_the_tls_settings_that_it_needs() -> None:
+    with pytest.raises(UsageError, match=r"got no tls\.cert, tls\.client\.auth\.ca"):
+        run_liftbridge(policy="", config={"tls": {"key": "k"}})
+    config = {"tls.key": "k", "tls.cert": "c", "tls.client.auth.ca": "a"}
+    with pytest.raises(UsageError, match="policy needs tls with a client certificate, got None"):
+        run_liftbridge(policy="", config=config)
+
+
 def test_what_is_not_started_has_no_port() -> None:
     server, proxy = run_nats_server(), FaultProxy("nats://localhost:4222")
     assert proxy.target == "localhost:4222"
