@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from liftenvelope._pb import api_pb2
 from liftenvelope.errors import UsageError
+from liftenvelope.gateway.requests import read_request
 from liftenvelope.rpc.status import RpcError, StatusCode
 
 if TYPE_CHECKING:
@@ -151,14 +152,14 @@ class Authorization:
     async def _check_request(self, call: ServerCall, client: str, method: str) -> None:
         kind, resources, needed = _ABOUT[method]
         async for raw in call:
-            for resource in resources(kind.FromString(raw)):
+            for resource in resources(read_request(kind, raw)):
                 self.check(client, resource, needed or method)
             call.put_back(raw)
             return
 
     def _admits(self, call: ServerCall, client: str, raw: bytes) -> bool:
         """Say whether a message of PublishAsync may be published; the client is told if not."""
-        request = api_pb2.PublishRequest.FromString(raw)
+        request = read_request(api_pb2.PublishRequest, raw)
         try:
             self.check(client, request.stream, "Publish")
         except RpcError as denied:

@@ -17,7 +17,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from liftenvelope._backend import acks
 from liftenvelope.envelope import Ack, Message, marshal_ack, unmarshal_message
 from liftenvelope.errors import (
     EnvelopeError,
@@ -28,6 +27,7 @@ from liftenvelope.errors import (
     UsageError,
     WrongLastSequenceError,
 )
+from liftenvelope.gateway.subjects import is_ack_inbox
 from liftenvelope.nats._link import Link
 from liftenvelope.types import AckError
 
@@ -127,7 +127,7 @@ class CheckedIntake:
 
     def _refuse(self, msg: Msg, message: Message) -> None:
         """Tell that the offset is another one, whatever the ack policy is, as Liftbridge does."""
-        if not acks.is_ack_inbox(message.ack_inbox.encode()):
+        if not is_ack_inbox(message.ack_inbox):
             return
         refusal = Ack(
             stream=self._record.name,

@@ -13,6 +13,7 @@ from liftenvelope._pb import api_pb2
 from liftenvelope.errors import InternalError, MessageNotFoundError
 from liftenvelope.gateway.buckets import Bucket
 from liftenvelope.gateway.names import encode_name
+from liftenvelope.gateway.requests import read_request
 from liftenvelope.rpc.status import RpcError, StatusCode
 
 if TYPE_CHECKING:
@@ -67,14 +68,14 @@ class CursorService:
 
     async def set(self, raw: bytes) -> bytes:
         """Serve SetCursor."""
-        request = api_pb2.SetCursorRequest.FromString(raw)
+        request = read_request(api_pb2.SetCursorRequest, raw)
         key = cursor_key(request.cursorId, request.stream, request.partition)
         await self._bucket.put(key, b"%d" % request.offset)
         return api_pb2.SetCursorResponse().SerializeToString()
 
     async def fetch(self, raw: bytes) -> bytes:
         """Serve FetchCursor."""
-        request = api_pb2.FetchCursorRequest.FromString(raw)
+        request = read_request(api_pb2.FetchCursorRequest, raw)
         key = cursor_key(request.cursorId, request.stream, request.partition)
         return api_pb2.FetchCursorResponse(offset=await self._offset(key)).SerializeToString()
 

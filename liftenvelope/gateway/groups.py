@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Final
 
 from liftenvelope._pb import api_pb2, groups_pb2
 from liftenvelope.errors import GroupError
+from liftenvelope.gateway.requests import read_request
 from liftenvelope.group.bounds import jetstream_bounds
 from liftenvelope.group.calls import GroupCalls
 from liftenvelope.group.coordinator import Coordinator
@@ -165,7 +166,7 @@ class GroupFace:
 
     async def join(self, raw: bytes) -> bytes:
         """Serve JoinConsumerGroup."""
-        request = api_pb2.JoinConsumerGroupRequest.FromString(raw)
+        request = read_request(api_pb2.JoinConsumerGroupRequest, raw)
         _check(groupId=request.groupId, consumerId=request.consumerId)
         if not request.streams:
             raise RpcError(StatusCode.INVALID_ARGUMENT, "No streams provided")
@@ -186,7 +187,7 @@ class GroupFace:
 
     async def leave(self, raw: bytes) -> bytes:
         """Serve LeaveConsumerGroup."""
-        request = api_pb2.LeaveConsumerGroupRequest.FromString(raw)
+        request = read_request(api_pb2.LeaveConsumerGroupRequest, raw)
         _check(groupId=request.groupId, consumerId=request.consumerId)
         try:
             await self._leave(request.groupId, request.consumerId)
@@ -198,7 +199,7 @@ class GroupFace:
 
     async def assignments(self, raw: bytes) -> bytes:
         """Serve FetchConsumerGroupAssignments, which is also the sign of life of a member."""
-        request = api_pb2.FetchConsumerGroupAssignmentsRequest.FromString(raw)
+        request = read_request(api_pb2.FetchConsumerGroupAssignmentsRequest, raw)
         _check(groupId=request.groupId, consumerId=request.consumerId)
         try:
             host = await self._coordinator.directory.host(request.groupId)
@@ -216,7 +217,7 @@ class GroupFace:
 
     async def report(self, raw: bytes) -> bytes:
         """Serve ReportConsumerGroupCoordinator: see to it that the group has a coordinator that lives."""
-        request = api_pb2.ReportConsumerGroupCoordinatorRequest.FromString(raw)
+        request = read_request(api_pb2.ReportConsumerGroupCoordinatorRequest, raw)
         _check(groupId=request.groupId, consumerId=request.consumerId, coordinator=request.coordinator)
         state = await self.find(request.groupId)
         if state is None:

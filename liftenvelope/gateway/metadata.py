@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from liftenvelope._pb import api_pb2
 from liftenvelope.errors import StreamNotFoundError
+from liftenvelope.gateway.requests import read_request
 from liftenvelope.rpc.status import RpcError, StatusCode
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ class MetadataService:
 
     async def fetch(self, raw: bytes) -> bytes:
         """Serve FetchMetadata."""
-        request = api_pb2.FetchMetadataRequest.FromString(raw)
+        request = read_request(api_pb2.FetchMetadataRequest, raw)
         response = api_pb2.FetchMetadataResponse()
         records = await self._records(response, list(dict.fromkeys(request.streams)))
         states = await self._states(records)
@@ -48,7 +49,7 @@ class MetadataService:
 
     async def fetch_partition(self, raw: bytes) -> bytes:
         """Serve FetchPartitionMetadata."""
-        request = api_pb2.FetchPartitionMetadataRequest.FromString(raw)
+        request = read_request(api_pb2.FetchPartitionMetadataRequest, raw)
         record = await self._core.partition(request.stream, request.partition)
         self._core.check_leader(record.name, request.partition)
         try:

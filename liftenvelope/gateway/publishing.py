@@ -21,6 +21,8 @@ from liftenvelope.errors import (
 )
 from liftenvelope.gateway.failures import TOO_LARGE, status_of
 from liftenvelope.gateway.publish_session import PublishSession
+from liftenvelope.gateway.requests import read_request
+from liftenvelope.gateway.subjects import check_published, is_ack_inbox
 from liftenvelope.gateway.targets import Target, ack_of
 from liftenvelope.rpc.status import RpcError, StatusCode
 
@@ -56,7 +58,7 @@ class PublishService:
 
     async def publish(self, call: ServerCall, raw: bytes) -> bytes:
         """Serve Publish. Other than Liftbridge it waits for the ack also where the client set no deadline."""
-        request = api_pb2.PublishRequest.FromString(raw)
+        request = read_request(api_pb2.PublishRequest, raw)
         response = api_pb2.PublishResponse()
         try:
             target = await self.target(request)
@@ -135,7 +137,7 @@ class PublishService:
             headers=request.headers,
             timeout=timeout,
         )
-        if own_inbox and request.ackInbox and request.ackPolicy != _NONE:
+        if own_inbox and request.ackPolicy != _NONE and is_ack_inbox(request.ackInbox):
             future.add_done_callback(partial(self._pass_on, target, request))
         return future
 
@@ -180,9 +182,10 @@ class PublishService:
 
     async def publish_to_subject(self, call: ServerCall, raw: bytes) -> bytes:
         """Serve PublishToSubject: whatever stream records the subject."""
-        request = api_pb2.PublishToSubjectRequest.FromString(raw)
+        request = read_request(api_pb2.PublishToSubjectRequest, raw)
         if not request.subject:
             raise RpcError(StatusCode.UNKNOWN, "nats: invalid subject")
+        check_published(request.subject)
         options: dict[str, Any] = {}
         if request.ackInbox:
             options = {

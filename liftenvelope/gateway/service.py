@@ -71,10 +71,7 @@ def with_call(answer: Callable[[ServerCall, bytes], Awaitable[bytes]]) -> Handle
     """Return the handler of a method with one request and one answer that wants to know of the call."""
 
     async def serve(call: ServerCall) -> None:
-        requests = [request async for request in call]
-        if len(requests) != 1:
-            raise RpcError(StatusCode.INTERNAL, f"{call.method} takes one request, {len(requests)} came")
-        await call.send([await answer(call, requests[0])])
+        await call.send([await answer(call, await call.one_request())])
 
     return serve
 

@@ -21,7 +21,8 @@ from liftenvelope.gateway.activity import created, deleted, paused, readonly_set
 from liftenvelope.gateway.checked import wait_for_intakes
 from liftenvelope.gateway.names import partition_subject
 from liftenvelope.gateway.records import PartitionRecord, RecordedEvent, StreamRecord, StreamState
-from liftenvelope.jetstream._names import check_filter
+from liftenvelope.gateway.requests import read_request
+from liftenvelope.gateway.subjects import check_recorded
 from liftenvelope.rpc.status import RpcError, StatusCode
 
 if TYPE_CHECKING:
@@ -106,15 +107,9 @@ def _partition_count(request: api_pb2.CreateStreamRequest) -> int:
 
 
 def _check_subject(subject: str, partitions: int) -> None:
-    try:
-        check_filter(subject)
-        if partitions > 1:
-            check_filter(partition_subject(subject, partitions - 1))
-    except UsageError as exc:
-        raise RpcError(StatusCode.INVALID_ARGUMENT, f"Subject is invalid: {exc}") from exc
-    if subject.startswith("$"):
-        text = f"Subject is invalid: {subject!r} is the NATS server's own, and JetStream may not record it"
-        raise RpcError(StatusCode.INVALID_ARGUMENT, text)
+    check_recorded(subject)
+    if partitions > 1:
+        check_recorded(partition_subject(subject, partitions - 1))
 
 
 def _check_replicas(factor: int, settings: dict[str, int]) -> None:
@@ -164,7 +159,7 @@ class StreamService:
 
     async def create(self, raw: bytes) -> bytes:
         """Serve CreateStream."""
-        request = api_pb2.CreateStreamRequest.FromString(raw)
+        request = read_request(api_pb2.CreateStreamRequest, raw)
         options = self._core.options
         record = new_record(request, options.id, encrypted=options.encrypted)
         async with self._core.changing:
@@ -262,7 +257,7 @@ class StreamService:
 
     async def delete(self, raw: bytes) -> bytes:
         """Serve DeleteStream."""
-        name = api_pb2.DeleteStreamRequest.FromString(raw).name
+        name = read_request(api_pb2.DeleteStreamRequest, raw).name
         _check_not_reserved(name)
         async with self._core.changing:
             record = await self._core.registry.find(name)
@@ -280,7 +275,7 @@ class StreamService:
 
     async def pause(self, raw: bytes) -> bytes:
         """Serve PauseStream."""
-        request = api_pb2.PauseStreamRequest.FromString(raw)
+        request = read_request(api_pb2.PauseStreamRequest, raw)
         _check_not_reserved(request.name)
         record = await self._core.registry.find(request.name)
         numbers = _chosen(record, request.partitions)
@@ -333,7 +328,7 @@ class StreamService:
 
     async def set_readonly(self, raw: bytes) -> bytes:
         """Serve SetStreamReadonly."""
-        request = api_pb2.SetStreamReadonlyRequest.FromString(raw)
+        request = read_request(api_pb2.SetStreamReadonlyRequest, raw)
         _check_not_reserved(request.name)
         async with self._core.changing:
             before = await self._core.registry.find(request.name)

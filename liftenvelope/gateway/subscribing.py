@@ -11,6 +11,7 @@ from liftenvelope.gateway.failures import status_of
 from liftenvelope.gateway.feed import PartitionFeed, ask_start
 from liftenvelope.gateway.positions import END_OF_READONLY, Bounds, bounds
 from liftenvelope.gateway.reads import Read
+from liftenvelope.gateway.requests import read_request
 from liftenvelope.gateway.reverse import read_backwards
 from liftenvelope.rpc.status import RpcError, StatusCode
 
@@ -46,10 +47,7 @@ class SubscribeService:
 
     async def subscribe(self, call: ServerCall) -> None:
         """Serve Subscribe."""
-        requests = [request async for request in call]
-        if len(requests) != 1:
-            raise RpcError(StatusCode.INTERNAL, f"Subscribe takes one request, {len(requests)} came")
-        request = api_pb2.SubscribeRequest.FromString(requests[0])
+        request = read_request(api_pb2.SubscribeRequest, await call.one_request())
         record = await self._record(request)
         read = Read(record, request)
         self._reads.add(read)

@@ -42,6 +42,7 @@ from liftenvelope.rpc._http2 import (
     Settings,
 )
 from liftenvelope.rpc._http2 import events as h2_events
+from liftenvelope.rpc.budget import Budget
 from liftenvelope.rpc.events import CallEnded, Event, MessagesReceived, Pong
 from liftenvelope.rpc.framing import message_error
 
@@ -98,6 +99,10 @@ class CallState:
     #: Bytes that came of a message that is not complete, and bytes of all kinds that were not released.
     partial: int = 0
     unreleased: int = 0
+    #: Room given to the peer ahead of the release, which a message longer than the window needs: for the
+    #: message that is not complete, and for all that was not released.
+    partial_ahead: int = 0
+    ahead: int = 0
     #: How many of the unreleased ones h2 knows of, and what was released and the peer has not been told.
     via_h2: int = 0
     room_due: int = 0
@@ -116,16 +121,30 @@ class Connection:
         settings: HTTP/2 settings to announce, besides the window.
         max_message: The longest message to take in, in bytes. A longer one ends its call.
         window: What the peer may send on one call before any of it was released, in bytes.
+        unread: Counts the bytes received and not yet released, over all connections that share it.
+        max_header_list: Largest header list to accept, in bytes (RFC 9113, 6.5.2). None: 64 KiB.
+
+    Attributes:
+        unread: Bytes received on this connection and not yet released.
     """
 
     #: Whether the last DATA frame says that our side is done. If not, :meth:`_finish` does.
     _ends_with_data: bool
 
     def __init__(
-        self, *, client_side: bool, settings: dict[SettingCodes, int], max_message: int, window: int
+        self,
+        *,
+        client_side: bool,
+        settings: dict[SettingCodes, int],
+        max_message: int,
+        window: int,
+        unread: Budget | None = None,
+        max_header_list: int | None = None,
     ) -> None:
         self._max_message = max_message
         self._window = window
+        self._shared_unread = unread or Budget(0)
+        self.unread = 0
         # What we send was checked or made here, in the form that h2 would give it.
         config = H2Configuration(
             client_side=client_side,
@@ -136,12 +155,14 @@ class Connection:
             normalize_inbound_headers=False,
         )
         self._h2 = H2Connection(config)
-        limit = self._h2.decoder.max_header_list_size
+        limit = max_header_list or self._h2.decoder.max_header_list_size
         self._decoder = RememberingDecoder()
         self._decoder.max_header_list_size = limit
         self._h2.encoder, self._h2.decoder = RememberingEncoder(), self._decoder
         self._rules = FieldRules()
         settings = {**settings, SettingCodes.INITIAL_WINDOW_SIZE: window}
+        if max_header_list is not None:
+            settings[SettingCodes.MAX_HEADER_LIST_SIZE] = max_header_list
         self._h2.local_settings = Settings(client=client_side, initial_values=settings)
         self._h2.initiate_connection()
         self._h2.increment_flow_control_window(_CONNECTION_WINDOW - _INITIAL_CONNECTION_WINDOW)
@@ -206,6 +227,12 @@ class Connection:
         if call is None or self._failed:
             return
         call.unreleased -= size
+        self._count_unread(-size)
+        ahead = min(size, call.ahead)
+        call.ahead -= ahead
+        self._give_room_for(call_id, call, size - ahead)
+
+    def _give_room_for(self, call_id: int, call: CallState, size: int) -> None:
         if via_h2 := min(size, call.via_h2):
             call.via_h2 -= via_h2
             self._h2.acknowledge_received_data(via_h2, call_id)
@@ -258,6 +285,7 @@ class Connection:
         ended = [CallEnded(call_id, TransportError(self._no_more_calls)) for call_id in self._calls]
         self._calls.clear()
         self._sending.clear()
+        self._count_unread(-self.unread)
         return list[Event](ended)
 
     # Sending
@@ -324,18 +352,28 @@ class Connection:
 
     def _deliver(self, call_id: int, call: CallState, size: int, messages: list[bytes]) -> list[Event]:
         events: list[Event] = []
-        call.unreleased += size
+        self._receive(call, size)
         call.partial += size
         if messages:
             events.append(MessagesReceived(call_id, messages, call.partial))
-            call.partial = 0
-        elif call.partial >= self._window // 2:
+            call.partial = call.partial_ahead = 0
+        elif (due := call.partial - call.partial_ahead) >= self._window // 2:
             # The rest of this message may need the room.
-            self.release(call_id, call.partial)
-            call.partial = 0
+            call.partial_ahead += due
+            call.ahead += due
+            self._give_room_for(call_id, call, due)
         if call.cutter is not None and (error := message_error(call.cutter, self._max_message)) is not None:
             events += self._refuse(call_id, error)
         return events
+
+    def _receive(self, call: CallState, size: int) -> None:
+        """Count bytes that came on a call, until they are released or the call is forgotten."""
+        call.unreleased += size
+        self._count_unread(size)
+
+    def _count_unread(self, size: int) -> None:
+        self.unread += size
+        self._shared_unread.used += size
 
     def _refuse(self, call_id: int, error: RpcError) -> list[Event]:
         """End a call because of what came on it."""
@@ -441,9 +479,10 @@ class Connection:
         self._sending.pop(call_id, None)
         if self._failed:
             return
+        self._count_unread(-call.unreleased)
         if call.via_h2:
             self._h2.acknowledge_received_data(call.via_h2, call_id)
-        self._give_room(call.unreleased - call.via_h2)
+        self._give_room(call.unreleased - call.ahead - call.via_h2)
         self._walker.close(call_id)
         if reset is not None:
             self._h2.reset_stream(call_id, reset)

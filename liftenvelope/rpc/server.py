@@ -8,10 +8,16 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
 from liftenvelope.errors import TransportError, UsageError
 from liftenvelope.rpc._link import Flow, Incoming, Link
 from liftenvelope.rpc.address import Address
-from liftenvelope.rpc.connection import DEFAULT_WINDOW
+from liftenvelope.rpc.budget import Budget
 from liftenvelope.rpc.events import CallEnded, CallStarted, Event, MessagesReceived, RequestsEnded
 from liftenvelope.rpc.framing import DEFAULT_MAX_MESSAGE
-from liftenvelope.rpc.server_side import DEFAULT_MAX_CALLS, ServerConnection
+from liftenvelope.rpc.server_side import (
+    DEFAULT_MAX_CALLS,
+    DEFAULT_MAX_HEADER_LIST,
+    DEFAULT_MAX_UNREAD,
+    DEFAULT_SERVER_WINDOW,
+    ServerConnection,
+)
 from liftenvelope.rpc.status import RpcError, StatusCode
 from liftenvelope.rpc.tls import check_protocol, offer_http2
 
@@ -25,6 +31,8 @@ if TYPE_CHECKING:
 __all__ = ["Handler", "Server", "ServerCall", "unary"]
 
 _TLS_SHUTDOWN_TIMEOUT: Final = 1.0
+#: Bytes of request bodies that all connections together may hold unread.
+_DEFAULT_MAX_UNREAD_IN_ALL: Final = 256 * 1024 * 1024
 
 #: Serves a call. Its return is status OK; RpcError is the status that it carries; anything else is UNKNOWN.
 Handler: TypeAlias = "Callable[[ServerCall], Coroutine[object, object, None]]"
@@ -34,10 +42,7 @@ def unary(answer: Callable[[bytes], Awaitable[bytes]]) -> Handler:
     """Return the handler of a method with one request and one answer."""
 
     async def serve(call: ServerCall) -> None:
-        requests = [request async for request in call]
-        if len(requests) != 1:
-            raise RpcError(StatusCode.INTERNAL, f"{call.method} takes one request, {len(requests)} came")
-        await call.send([await answer(requests[0])])
+        await call.send([await answer(await call.one_request())])
 
     return serve
 
@@ -64,6 +69,21 @@ class ServerCall(Incoming):
     def peer_certificate(self) -> Mapping[str, Any] | None:
         """The client's certificate as ``ssl.SSLSocket.getpeercert`` has it; None if it has shown none."""
         return self._link.peer_certificate
+
+    async def one_request(self) -> bytes:
+        """Return the request of a method that takes one.
+
+        Reads no further than the second request, so that a client can't make the server hold any number.
+
+        Raises:
+            RpcError: INTERNAL: no request came, or more than one.
+        """
+        received = await self.receive()
+        more = None if received is None or len(received) > 1 else await self.receive()
+        if received is None or len(received) > 1 or more is not None:
+            came = "none" if received is None else "more"
+            raise RpcError(StatusCode.INTERNAL, f"{self.method} takes one request, {came} came")
+        return received[0]
 
     def send_headers(self, metadata: Metadata) -> None:
         """Begin the answer with metadata. The first message does so without."""
@@ -122,6 +142,11 @@ class _ServerLink(Link[ServerConnection]):
         self._server.links.discard(self)
         super().connection_lost(exc)
 
+    def buffer_updated(self, nbytes: int) -> None:
+        """Handle what came, then free memory if all clients together hold too much."""
+        super().buffer_updated(nbytes)
+        self._server.shed()
+
     def dispatch(self, events: list[Event]) -> None:
         """Begin calls, and hand events to those that there are."""
         for event in events:
@@ -133,6 +158,7 @@ class _ServerLink(Link[ServerConnection]):
                 if event.call_id in self.flows:
                     self.flows[event.call_id].exhaust()
             elif isinstance(event, CallEnded) and event.call_id in self.tasks:
+                self.flows[event.call_id].discard()
                 self.tasks[event.call_id].cancel()
 
     def _start(self, event: CallStarted) -> None:
@@ -188,6 +214,11 @@ class Server:
         max_message: The longest message to take in, in bytes. A longer one ends its call.
         window: What a client may send on one call before any of it was taken, in bytes.
         max_calls: How many calls a client may have open at once on one connection.
+        max_unread: Bytes of requests that one connection may hold unread. Beyond it, its call with the most
+            ends with RESOURCE_EXHAUSTED. Default 16 MiB.
+        max_unread_in_all: The same for all connections together. Default 256 MiB.
+        max_header_list: Largest header list of a call, in bytes. A larger one ends the connection. Default
+            16 KiB.
     """
 
     def __init__(
@@ -195,12 +226,22 @@ class Server:
         handlers: Mapping[str, Handler],
         *,
         max_message: int = DEFAULT_MAX_MESSAGE,
-        window: int = DEFAULT_WINDOW,
+        window: int = DEFAULT_SERVER_WINDOW,
         max_calls: int = DEFAULT_MAX_CALLS,
+        max_unread: int = DEFAULT_MAX_UNREAD,
+        max_unread_in_all: int = _DEFAULT_MAX_UNREAD_IN_ALL,
+        max_header_list: int = DEFAULT_MAX_HEADER_LIST,
     ) -> None:
         self.handlers = dict(handlers)
         self.links: set[_ServerLink] = set()
-        self._options = {"max_message": max_message, "window": window, "max_calls": max_calls}
+        self._unread = Budget(max_unread_in_all)
+        self._options = {
+            "max_message": max_message,
+            "window": window,
+            "max_calls": max_calls,
+            "max_unread": max_unread,
+            "max_header_list": max_header_list,
+        }
         self._listener: asyncio.Server | None = None
 
     @property
@@ -262,8 +303,16 @@ class Server:
         for link in links:
             await link.wait_closed()
 
+    def shed(self) -> None:
+        """End the greediest call of the greediest connection while all hold more unread than allowed."""
+        if self._unread.is_exceeded and self.links:
+            link = max(self.links, key=lambda link: link.protocol.unread)
+            text = f"all clients together hold more than {self._unread.limit} bytes unread"
+            link.dispatch(link.protocol.refuse_greediest(text))
+            link.flush_soon()
+
     def _new_link(self) -> _ServerLink:
-        return _ServerLink(self, ServerConnection(**self._options))
+        return _ServerLink(self, ServerConnection(**self._options, unread=self._unread))
 
     async def __aenter__(self) -> Self:
         return self

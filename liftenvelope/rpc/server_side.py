@@ -8,16 +8,29 @@ from typing import Final
 from liftenvelope.rpc._fields import REQUEST, TRAILERS
 from liftenvelope.rpc._http2 import ErrorCodes, SettingCodes
 from liftenvelope.rpc._http2 import events as h2_events
-from liftenvelope.rpc.connection import DEFAULT_WINDOW, CallState, Connection
+from liftenvelope.rpc.budget import Budget
+from liftenvelope.rpc.connection import CallState, Connection
 from liftenvelope.rpc.events import CallEnded, CallStarted, Event, RequestsEnded
 from liftenvelope.rpc.framing import DEFAULT_MAX_MESSAGE
 from liftenvelope.rpc.headers import Metadata, decode_metadata, encode_metadata, encode_text, parse_timeout
 from liftenvelope.rpc.status import RpcError, StatusCode, reset_error
 
-__all__ = ["ServerConnection"]
+__all__ = [
+    "DEFAULT_MAX_CALLS", "DEFAULT_MAX_HEADER_LIST", "DEFAULT_MAX_UNREAD", "DEFAULT_SERVER_WINDOW",
+    "ServerConnection",
+]  # fmt: skip
 
 #: How many calls a client may have open at once on one connection.
 DEFAULT_MAX_CALLS: Final = 1000
+#: Bytes a client may send on one call before any of them was read. The client's default is eight times as
+#: much; a server multiplies its own by the calls of strangers.
+DEFAULT_SERVER_WINDOW: Final = 1024 * 1024
+#: Bytes of request bodies one connection may hold unread before its greediest call is refused.
+DEFAULT_MAX_UNREAD: Final = 16 * 1024 * 1024
+#: Bytes of one call's headers: twice what gRPC's own libraries accept by default.
+DEFAULT_MAX_HEADER_LIST: Final = 16 * 1024
+#: Bytes of status text that a client is sent. It often quotes what the client sent.
+MAX_STATUS_TEXT: Final = 1024
 _RESPONSE_HEADERS: Final = [(":status", "200"), ("content-type", "application/grpc")]
 
 
@@ -34,6 +47,10 @@ class ServerConnection(Connection):
         max_message: The longest message to take in, in bytes. A longer one ends its call.
         window: What the client may send on one call before any of it was released, in bytes.
         max_calls: How many calls may be open at once.
+        max_unread: Bytes that all calls together may hold unread. Beyond it the call with the most ends
+            with RESOURCE_EXHAUSTED.
+        max_header_list: Largest header list of a call, in bytes. A larger one ends the connection.
+        unread: Counts the unread bytes of all connections that share it.
     """
 
     _ends_with_data = False
@@ -42,11 +59,22 @@ class ServerConnection(Connection):
         self,
         *,
         max_message: int = DEFAULT_MAX_MESSAGE,
-        window: int = DEFAULT_WINDOW,
+        window: int = DEFAULT_SERVER_WINDOW,
         max_calls: int = DEFAULT_MAX_CALLS,
+        max_unread: int = DEFAULT_MAX_UNREAD,
+        max_header_list: int = DEFAULT_MAX_HEADER_LIST,
+        unread: Budget | None = None,
     ) -> None:
         settings = {SettingCodes.MAX_CONCURRENT_STREAMS: max_calls}
-        super().__init__(client_side=False, settings=settings, max_message=max_message, window=window)
+        super().__init__(
+            client_side=False,
+            settings=settings,
+            max_message=max_message,
+            window=window,
+            unread=unread,
+            max_header_list=max_header_list,
+        )
+        self._max_unread = max_unread
         self._last_id = 0
 
     def send_headers(self, call_id: int, metadata: Metadata = ()) -> None:
@@ -71,12 +99,15 @@ class ServerConnection(Connection):
         """
         trailers = [("grpc-status", str(int(code))), *encode_metadata(metadata)]
         if text:
-            trailers.append(("grpc-message", encode_text(text)))
+            trailers.append(("grpc-message", encode_text(_cut(text))))
         call = self._served(call_id)
         if call is not None and not call.closing:
             call.trailers = trailers
             call.closing = True
             self._sending[call_id] = call
+            # A client that does not read its status must not fill the memory with what nobody takes.
+            self._walker.mute(call_id)
+            call.cutter = None
 
     def go_away(self) -> None:
         """Take no more calls, and tell the client so. Those that are open go on."""
@@ -143,10 +174,26 @@ class ServerConnection(Connection):
     def _deliver(self, call_id: int, call: CallState, size: int, messages: list[bytes]) -> list[Event]:
         if call.closing:
             # It was answered already; nobody takes these.
-            call.unreleased += size
+            self._receive(call, size)
             self.release(call_id, size)
             return []
-        return super()._deliver(call_id, call, size, messages)
+        events = super()._deliver(call_id, call, size, messages)
+        if self.unread > self._max_unread:
+            events += self.refuse_greediest(
+                f"this connection holds more than {self._max_unread} bytes unread"
+            )
+        return events
+
+    def refuse_greediest(self, why: str) -> list[Event]:
+        """End the open call with the most unread bytes with RESOURCE_EXHAUSTED; return what that means."""
+        open_calls = [item for item in self._calls.items() if not item[1].closing]
+        if not open_calls:
+            return []
+        call_id, call = max(open_calls, key=lambda item: item[1].unreleased)
+        text = f"{why}, {call.unreleased} of them on this call: send less at a time"
+        events = self._refuse(call_id, RpcError(StatusCode.RESOURCE_EXHAUSTED, text))
+        self.release(call_id, call.unreleased)
+        return events
 
     def _requests_ended(self, call_id: int) -> list[Event]:
         call = self._calls.get(call_id)
@@ -174,6 +221,16 @@ class ServerConnection(Connection):
     def _going_away(self, last_id: int, code: int, text: str) -> list[Event]:  # noqa: ARG002
         # A client that goes away makes no more calls; we make none to it. There is nothing to do.
         return []
+
+
+def _cut(text: str) -> str:
+    """Return a status text that is at most ``MAX_STATUS_TEXT`` bytes of UTF-8 long."""
+    if len(text) <= MAX_STATUS_TEXT // 4:
+        return text
+    raw = text[:MAX_STATUS_TEXT].encode("utf-8", "replace")
+    if len(raw) <= MAX_STATUS_TEXT and len(text) <= MAX_STATUS_TEXT:
+        return text
+    return raw[: MAX_STATUS_TEXT - 3].decode("utf-8", "ignore") + "..."
 
 
 def _http_fault(headers: dict[bytes, bytes]) -> str | None:

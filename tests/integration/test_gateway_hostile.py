@@ -8,18 +8,23 @@ import random
 import ssl
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import nats
 import pytest
 import trustme
+from nats.aio.msg import Msg
 
 import liftenvelope
 from liftenvelope._pb import api_pb2
-from liftenvelope.errors import LiftEnvelopeError, TransportError
+from liftenvelope.envelope import unmarshal_ack
+from liftenvelope.errors import EnvelopeError, LiftEnvelopeError, TransportError
 from liftenvelope.jetstream import JetStream
-from liftenvelope.rpc.aio import Channel
+from liftenvelope.rpc.aio import Call, Channel
+from liftenvelope.rpc.status import RpcError, StatusCode
 from liftenvelope.testing import FaultProxy, GatewayCluster, run_gateway
 from tests.conformance.actions import fill, read, take
+from tests.integration.conftest import connect, until
 
 METHODS = [method.name for method in api_pb2.DESCRIPTOR.services_by_name["API"].methods]
 
@@ -150,6 +155,159 @@ async def one_call(channel: Channel, method: str, request: bytes) -> None:
                     pass
         else:
             await channel.unary(path, request, timeout=1)
+
+
+# Requests that want too much
+
+
+def resident_kib(pid: int) -> int:
+    """Resident memory of a process, in KiB."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(next(line for line in status.splitlines() if line.startswith("VmRSS:")).split()[1])
+
+
+@pytest.mark.parametrize(
+    ("method", "request_"),
+    [
+        ("CreateStream", api_pb2.CreateStreamRequest(name="n" * 1_000_000, subject="s")),
+        ("CreateStream", api_pb2.CreateStreamRequest(name="n", subject="s" * 1_000_000)),
+        ("SetCursor", api_pb2.SetCursorRequest(stream="n", cursorId="c" * 1_000_000)),
+        ("JoinConsumerGroup", api_pb2.JoinConsumerGroupRequest(groupId="g", streams=["s"] * 10_001)),
+        ("PublishToSubject", api_pb2.PublishToSubjectRequest(subject="s" * 3_501)),
+    ],
+    ids=["stream", "subject", "cursor", "list", "one more than the limit"],
+)
+async def test_oversized_names_are_refused_in_short(
+    gateway_server: GatewayCluster, method: str, request_: Any
+) -> None:
+    async with await Channel.connect(gateway_server.addresses[0]) as channel:
+        with pytest.raises(RpcError) as caught:
+            await channel.unary(f"/proto.API/{method}", request_.SerializeToString(), timeout=30)
+    assert caught.value.code == StatusCode.INVALID_ARGUMENT
+    assert len(caught.value.description) < 200
+
+
+async def test_unknown_method_with_a_long_path_is_refused_in_short(gateway_server: GatewayCluster) -> None:
+    async with await Channel.connect(gateway_server.addresses[0]) as channel:
+        with pytest.raises(RpcError) as caught:
+            await channel.unary("/" + "p" * 15_000, b"", timeout=30)
+    assert caught.value.code == StatusCode.UNIMPLEMENTED
+    assert len(caught.value.description) == 1024
+
+
+@pytest.mark.parametrize(
+    "path", ["/grpc.health.v1.Health/Check", "/proto.API/Publish", "/proto.API/Subscribe"]
+)
+async def test_second_request_ends_a_call_that_takes_one(gateway_server: GatewayCluster, path: str) -> None:
+    async with await Channel.connect(gateway_server.addresses[0]) as channel:
+        call = channel.bidi(path, timeout=60)
+        await call.send([b""])
+        await call.send([b""])
+        # Not half-closed: the server must not wait for more.
+        with pytest.raises(RpcError, match="takes one request, more came") as caught:
+            await call.receive()
+    assert caught.value.code == StatusCode.INTERNAL
+
+
+async def test_memory_stays_bounded_when_bodies_are_not_read(
+    gateway_server: GatewayCluster, name: str
+) -> None:
+    (node,) = gateway_server.nodes
+    assert node.pid is not None
+    before = resident_kib(node.pid)
+    async with await Channel.connect(gateway_server.addresses[0]) as channel:
+        calls = [channel.bidi("/grpc.health.v1.Health/Check") for _ in range(100)]
+        for call in calls:
+            # Half of a message of 4,000,000 bytes: the server can take nothing of it yet.
+            frames = b"\0" + (4_000_000).to_bytes(4, "big") + bytes(2_000_000)
+            channel._link.protocol.send_framed(call._flow.call_id, frames)
+        channel._link.flush()
+        ended = await asyncio.gather(*(outcome_of(call) for call in calls))
+        assert resident_kib(node.pid) - before < 64 * 1024
+    # 16 MiB may be unread on one connection. A window is 1 MiB, so each call sent half of it or more.
+    assert len([error for error in ended if error is not None]) >= 60
+    async with liftenvelope.connect(gateway_server.addresses) as client:
+        await client.create_stream(name, name)
+        assert await fill(client, name, 3) == [0, 1, 2]
+
+
+async def outcome_of(call: Call) -> LiftEnvelopeError | None:
+    """The error that ends a call within five seconds."""
+    try:
+        async with asyncio.timeout(5):
+            await call.receive()
+    except RpcError as error:
+        return error
+    except TimeoutError:
+        pass
+    return None
+
+
+# Subjects of others
+
+
+@pytest.mark.parametrize(
+    "subject",
+    [
+        "_INBOX.>",
+        "_INBOX.*",
+        "_lift.activity",
+        "$KV.lift_streams.a",
+        "$JS.API.>",
+        ">",
+        "*.>",
+        "*.*",
+        "*.orders",
+    ],
+)
+async def test_streams_may_not_record_internal_subjects(
+    gateway_server: GatewayCluster, name: str, subject: str
+) -> None:
+    async with liftenvelope.connect(gateway_server.addresses) as client:
+        with pytest.raises(LiftEnvelopeError, match="Subject is invalid"):
+            await client.create_stream(subject, name)
+
+
+@pytest.mark.parametrize(
+    "subject", ["$JS.API.STREAM.DELETE.{}", "$KV.lift_streams.{}", "_INBOX.{}", "_lift.{}"]
+)
+async def test_clients_may_not_publish_to_internal_subjects(
+    gateway_server: GatewayCluster, name: str, subject: str
+) -> None:
+    request = api_pb2.PublishToSubjectRequest(subject=subject.format(name), value=b"v")
+    async with await Channel.connect(gateway_server.addresses[0]) as channel:
+        with pytest.raises(RpcError, match="is internal") as caught:
+            await channel.unary("/proto.API/PublishToSubject", request.SerializeToString(), timeout=30)
+    assert caught.value.code == StatusCode.INVALID_ARGUMENT
+
+
+@pytest.mark.parametrize("inbox", ["$KV.lift_streams.{}", "a 0\r\n\r\nPUB {} 1\r\nx", "_lift.{}"])
+async def test_ack_of_a_copying_stream_goes_only_to_inboxes(
+    gateway_server: GatewayCluster, name: str, inbox: str
+) -> None:
+    acked_at: list[str] = []
+
+    async def note_ack(msg: Msg) -> None:
+        with contextlib.suppress(EnvelopeError):
+            if unmarshal_ack(msg.data).correlation_id == name:
+                acked_at.append(msg.subject)
+
+    nc = await connect(gateway_server.nats_url)
+    for subject in ("$KV.lift_streams.>", "_lift.>", f"{name}.sound"):
+        await nc.subscribe(subject, cb=note_ack)
+    await nc.flush()
+    await nc.flush()  # the first PING overtakes the subscriptions
+    async with liftenvelope.connect(gateway_server.addresses) as client:
+        await client.create_stream(f"{name}.data", name)
+        await client.create_stream(f"{name}.data", f"{name}-copy")  # the same subject: this one copies
+        for ack_inbox in (inbox.format(name), f"{name}.sound"):
+            request = api_pb2.PublishRequest(stream=f"{name}-copy", ackInbox=ack_inbox, correlationId=name)
+            async with await Channel.connect(gateway_server.addresses[0]) as channel:
+                await channel.unary("/proto.API/Publish", request.SerializeToString(), timeout=30)
+        # The second ack is allowed, and comes after whatever the first publish brought.
+        await until(lambda: f"{name}.sound" in acked_at)
+        assert set(acked_at) == {f"{name}.sound"}
+        assert {name, f"{name}-copy"} <= set((await client.fetch_metadata()).streams)
 
 
 # A bad network, and callers who go

@@ -176,7 +176,7 @@ async def test_oversize_request(ours: Channel) -> None:
 async def test_not_exactly_one_request(ours: Channel) -> None:
     async with ours.bidi("/test/echo") as call:
         call.half_close()
-        with pytest.raises(RpcError, match="one request, 0 came"):
+        with pytest.raises(RpcError, match="one request, none came"):
             await call.receive()
 
 

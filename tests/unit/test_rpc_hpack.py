@@ -34,7 +34,7 @@ def test_encoder_gives_what_hpacks_gives(steps: list[Any]) -> None:
                 theirs.header_table_size = step  # the same again would have it forget the first
         else:
             block = ours.encode(step)
-            assert block == theirs.encode(step)
+            assert block == theirs.encode(step, huffman=False)
             assert [tuple(field) for field in decoder.decode(block, raw=True)] == step
 
 

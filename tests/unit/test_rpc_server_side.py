@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from urllib.parse import unquote
 
 import pytest
 from h2 import events as h2_events
@@ -10,6 +11,7 @@ from h2.config import H2Configuration
 from h2.connection import H2Connection
 from h2.errors import ErrorCodes
 
+from liftenvelope.rpc.budget import Budget
 from liftenvelope.rpc.events import CallEnded, CallStarted, Event, MessagesReceived, RequestsEnded
 from liftenvelope.rpc.framing import frame_message
 from liftenvelope.rpc.server_side import ServerConnection
@@ -28,7 +30,7 @@ REQUEST = {
 class Pair:
     """A server connection and a client in memory."""
 
-    def __init__(self, **options: int) -> None:
+    def __init__(self, **options: Any) -> None:
         self.server = ServerConnection(**options)
         self.client = H2Connection(H2Configuration(client_side=True, header_encoding="utf-8"))
         self.client.initiate_connection()
@@ -242,3 +244,82 @@ def test_client_that_does_not_speak_http2(size: int) -> None:
     for start in range(0, len(data), size):
         assert server.feed(data[start : start + size]) == []
     assert server.failed
+
+
+@pytest.mark.parametrize(
+    ("text", "sent"),
+    [
+        ("n" * 1024, "n" * 1024),
+        ("n" * 1025, "n" * 1021 + "..."),
+        ("ö" * 512, "ö" * 512),
+        ("ö" * 513, "ö" * 510 + "..."),
+        ("n" * 1_000_000, "n" * 1021 + "..."),
+    ],
+    ids=["at the limit", "one more", "two bytes each", "two bytes each, one more", "a million"],
+)
+def test_status_text_is_cut_at_1_kib(text: str, sent: str) -> None:
+    pair = Pair()
+    call_id = pair.start(b"")
+    pair.exchange()
+    pair.server.finish(call_id, StatusCode.NOT_FOUND, text)
+    pair.exchange()
+    (head,) = pair.seen(h2_events.ResponseReceived)
+    assert unquote(dict(head.headers)["grpc-message"]) == sent
+
+
+def test_status_text_is_not_huffman_coded() -> None:
+    # hpack's Huffman coder is quadratic in the length of the text.
+    pair = Pair()
+    call_id = pair.start(b"")
+    pair.exchange()
+    pair.server.finish(call_id, StatusCode.NOT_FOUND, "there is no such stream")
+    assert b"there is no such stream" in pair.server.data_to_send()
+
+
+def test_headers_above_the_limit_end_the_connection() -> None:
+    for size, is_accepted in ((15_000, True), (16 * 1024, False)):
+        pair = Pair()
+        pair.start(b"", x_long="v" * size)
+        started = [event for event in pair.exchange() if isinstance(event, CallStarted)]
+        assert (len(started) == 1, pair.server.failed) == (is_accepted, not is_accepted)
+
+
+def test_greediest_call_is_refused_when_a_connection_holds_too_much() -> None:
+    pair = Pair(max_unread=100_000)
+    small, large = pair.start(), pair.start()
+    pair.client.send_data(small, frame_message(b"s" * 10_000))
+    for _ in range(8):
+        pair.client.send_data(large, frame_message(b"l" * 10_000))
+    assert not [event for event in pair.exchange() if isinstance(event, CallEnded)]
+    pair.client.send_data(large, frame_message(b"l" * 10_000))
+    (ended,) = [event for event in pair.exchange() if isinstance(event, CallEnded)]
+    assert isinstance(ended.error, RpcError)
+    assert (ended.call_id, ended.error.code) == (large, StatusCode.RESOURCE_EXHAUSTED)
+    assert pair.server.unread == len(frame_message(b"s" * 10_000))
+    pair.server.release(small, pair.server.unread)
+    assert pair.server.unread == 0
+
+
+def test_unread_bytes_are_counted_over_all_connections_until_they_end() -> None:
+    budget = Budget(15_000)
+    pairs = [Pair(unread=budget) for _ in range(2)]
+    for pair in pairs:
+        pair.client.send_data(pair.start(), frame_message(b"b" * 10_000))
+        pair.exchange()
+    assert budget.is_exceeded
+    pairs[0].server.connection_lost("the test is over")
+    assert budget.used == pairs[1].server.unread == 10_005
+
+
+def test_body_of_a_refused_call_is_dropped_while_the_client_reads_nothing() -> None:
+    pair = Pair(max_unread=20_000)
+    call_id = pair.start()
+    pair.exchange()
+    for _ in range(3):
+        pair.client.send_data(call_id, frame_message(b"m" * 10_000))
+    # Feeds without sending: as for a client that does not read.
+    pair.server.feed(pair.client.data_to_send())
+    for _ in range(20):
+        pair.client.send_data(call_id, b"\0\0\x10\0\0" + b"p" * 10_000)
+        assert pair.server.feed(pair.client.data_to_send()) == []
+    assert pair.server.unread == 0
