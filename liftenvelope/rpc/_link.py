@@ -51,7 +51,11 @@ class Link(asyncio.BufferedProtocol, Generic[_C]):
 
     def buffer_updated(self, nbytes: int) -> None:
         """Hand out what came, and send what that calls for."""
-        self.dispatch(self.protocol.feed(bytes(self._buffer[:nbytes])))
+        self.receive(bytes(self._buffer[:nbytes]))
+
+    def receive(self, data: bytes) -> None:
+        """Handle bytes that came."""
+        self.dispatch(self.protocol.feed(data))
         if self.protocol.failed:
             self.flush()
             self.close_transport()

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from liftenvelope.rpc._fields import Block
     from liftenvelope.rpc.status import RpcError
 
-__all__ = ["DEFAULT_WINDOW", "CallState", "Connection"]
+__all__ = ["DEFAULT_WINDOW", "PREFACE_SIZE", "CallState", "Connection"]
 
 #: What the peer may send on one call before any of it was taken, in bytes.
 DEFAULT_WINDOW: Final = 8 * 1024 * 1024
@@ -64,7 +64,8 @@ _CONNECTION_WINDOW: Final = _LARGEST_WINDOW
 _INITIAL_CONNECTION_WINDOW: Final = 65_535
 # What HTTP/2 starts with, and we announce no other.
 _MAX_FRAME_SIZE: Final = 16_384
-_PREFACE_SIZE: Final = 24
+#: Bytes that a client begins with (RFC 9113, 3.4).
+PREFACE_SIZE: Final = 24
 # Types of frames.
 _GOAWAY: Final = b"\x07"
 _HEADER_FRAMES: Final = (b"\x01", b"\x05", b"\x09")
@@ -166,7 +167,7 @@ class Connection:
         self._h2.local_settings = Settings(client=client_side, initial_values=settings)
         self._h2.initiate_connection()
         self._h2.increment_flow_control_window(_CONNECTION_WINDOW - _INITIAL_CONNECTION_WINDOW)
-        preface = 0 if client_side else _PREFACE_SIZE
+        preface = 0 if client_side else PREFACE_SIZE
         self._walker = _backend.frames.FrameWalker(_MAX_FRAME_SIZE, max_message, preface)
         self._calls: dict[int, CallState] = {}
         self._sending: dict[int, CallState] = {}

@@ -9,15 +9,15 @@ from liftenvelope.rpc._fields import REQUEST, TRAILERS
 from liftenvelope.rpc._http2 import ErrorCodes, SettingCodes
 from liftenvelope.rpc._http2 import events as h2_events
 from liftenvelope.rpc.budget import Budget
-from liftenvelope.rpc.connection import CallState, Connection
+from liftenvelope.rpc.connection import PREFACE_SIZE, CallState, Connection
 from liftenvelope.rpc.events import CallEnded, CallStarted, Event, RequestsEnded
 from liftenvelope.rpc.framing import DEFAULT_MAX_MESSAGE
 from liftenvelope.rpc.headers import Metadata, decode_metadata, encode_metadata, encode_text, parse_timeout
 from liftenvelope.rpc.status import RpcError, StatusCode, reset_error
 
 __all__ = [
-    "DEFAULT_MAX_CALLS", "DEFAULT_MAX_HEADER_LIST", "DEFAULT_MAX_UNREAD", "DEFAULT_SERVER_WINDOW",
-    "ServerConnection",
+    "DEFAULT_CONTROL_FRAMES", "DEFAULT_MAX_CALLS", "DEFAULT_MAX_HEADER_LIST", "DEFAULT_MAX_UNREAD",
+    "DEFAULT_SERVER_WINDOW", "ServerConnection",
 ]  # fmt: skip
 
 #: How many calls a client may have open at once on one connection.
@@ -29,6 +29,13 @@ DEFAULT_SERVER_WINDOW: Final = 1024 * 1024
 DEFAULT_MAX_UNREAD: Final = 16 * 1024 * 1024
 #: Bytes of one call's headers: twice what gRPC's own libraries accept by default.
 DEFAULT_MAX_HEADER_LIST: Final = 16 * 1024
+#: Control frames a client may send per second, and how many seconds' worth at once.
+DEFAULT_CONTROL_FRAMES: Final = 250
+_BURST_SECONDS: Final = 4
+#: Bytes sent that earn a client one more control frame: some clients answer each DATA frame with two.
+_BYTES_PER_FRAME: Final = 4096
+_DATA, _HEADERS, _PING, _WINDOW_UPDATE, _CONTINUATION = 0x0, 0x1, 0x6, 0x8, 0x9
+_PADDED: Final = 0x8
 #: Bytes of status text that a client is sent. It often quotes what the client sent.
 MAX_STATUS_TEXT: Final = 1024
 _RESPONSE_HEADERS: Final = [(":status", "200"), ("content-type", "application/grpc")]
@@ -51,6 +58,11 @@ class ServerConnection(Connection):
             with RESOURCE_EXHAUSTED.
         max_header_list: Largest header list of a call, in bytes. A larger one ends the connection.
         unread: Counts the unread bytes of all connections that share it.
+        control_frames: Control frames and resets allowed per second, with four seconds' worth at once. Beyond
+            it the connection ends with ENHANCE_YOUR_CALM (RFC 9113, 10.5).
+
+    Attributes:
+        greeted: Whether a frame has come after HTTP/2's preface.
     """
 
     _ends_with_data = False
@@ -64,6 +76,7 @@ class ServerConnection(Connection):
         max_unread: int = DEFAULT_MAX_UNREAD,
         max_header_list: int = DEFAULT_MAX_HEADER_LIST,
         unread: Budget | None = None,
+        control_frames: int = DEFAULT_CONTROL_FRAMES,
     ) -> None:
         settings = {SettingCodes.MAX_CONCURRENT_STREAMS: max_calls}
         super().__init__(
@@ -76,6 +89,50 @@ class ServerConnection(Connection):
         )
         self._max_unread = max_unread
         self._last_id = 0
+        self.greeted = False
+        self._preface_left = PREFACE_SIZE
+        self._frames_per_second = control_frames
+        self._allowance = float(control_frames * _BURST_SECONDS)
+        self._refilled_at: float | None = None
+
+    def refill(self, now: float) -> None:
+        """Allow more control frames for the time that has passed. Called before bytes are fed.
+
+        Args:
+            now: Seconds of a clock that never goes back.
+        """
+        passed = 0.0 if self._refilled_at is None else now - self._refilled_at
+        self._refilled_at = now
+        self._allow(passed * self._frames_per_second)
+
+    def data_to_send(self) -> bytes:
+        """Return what is to go to the peer now, and forget it."""
+        data = super().data_to_send()
+        if data:
+            self._allow(1 + 2 * len(data) / _BYTES_PER_FRAME)
+        return data
+
+    def _allow(self, frames: float) -> None:
+        most = self._frames_per_second * _BURST_SECONDS
+        self._allowance = min(most, self._allowance + frames)
+
+    def _handle_frame(self, frame: bytes) -> list[Event]:
+        # A call that begins is bounded by max_calls and costs its client a request. All that changes or ends
+        # calls, and all that changes nothing, costs an allowance: a flood of either starves other clients.
+        if self._preface_left:
+            self._preface_left -= len(frame)
+            return super()._handle_frame(frame)
+        self.greeted = True
+        before = len(self._calls)
+        events = super()._handle_frame(frame)
+        kind, flags, stream = frame[3], frame[4], frame[5:9]
+        is_cheap = kind in (_PING, _WINDOW_UPDATE) and stream == b"\0\0\0\0"
+        is_request = kind in (_HEADERS, _CONTINUATION) or (kind == _DATA and not flags & _PADDED)
+        if len(self._calls) < before or not (is_cheap or is_request):
+            self._allowance -= 1
+            if self._allowance < 0:
+                self._give_up(ErrorCodes.ENHANCE_YOUR_CALM, "a flood of control frames or resets")
+        return events
 
     def send_headers(self, call_id: int, metadata: Metadata = ()) -> None:
         """Begin to answer. The first message does so as well; nothing happens if the answer has begun.

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import random
 import ssl
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -241,6 +241,71 @@ async def outcome_of(call: Call) -> LiftEnvelopeError | None:
     except TimeoutError:
         pass
     return None
+
+
+# Floods of frames
+
+
+def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
+    """An HTTP/2 frame (RFC 9113, 4.1)."""
+    return len(payload).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + payload
+
+
+def request(stream: int) -> bytes:
+    """HEADERS of a call of Subscribe that stays open: the fields in plain literals (RFC 7541, 6.2.2)."""
+    fields = {
+        b":method": b"POST",
+        b":scheme": b"http",
+        b":path": b"/proto.API/Subscribe",
+        b":authority": b"a",
+        b"te": b"trailers",
+        b"content-type": b"application/grpc",
+    }
+    block = b"".join(b"\0%c%b%c%b" % (len(name), name, len(value), value) for name, value in fields.items())
+    return frame(1, 4, stream, block)
+
+
+CANCEL = (8).to_bytes(4, "big")
+#: What a flood repeats, by its name. Streams have odd numbers from 1 on.
+FLOODS: dict[str, Callable[[int], bytes]] = {
+    "rapid reset": lambda stream: request(stream) + frame(3, 0, stream, CANCEL),
+    "reset by a window of zero": lambda stream: request(stream) + frame(8, 0, stream, bytes(4)),
+    "reset by a closed stream": lambda stream: (
+        request(stream) + frame(3, 0, stream, CANCEL) + frame(0, 1, stream, b"data")
+    ),
+    "settings": lambda stream: frame(4, 0, 0),
+    "priority": lambda stream: frame(2, 0, stream, bytes(5)),
+    "unknown": lambda stream: frame(0xFA, 0, 0),
+}
+
+
+@pytest.mark.parametrize("kind", FLOODS)
+async def test_flood_of_frames_is_cut_off_and_others_are_served(
+    gateway_server: GatewayCluster, name: str, kind: str
+) -> None:
+    host, port = gateway_server.addresses[0].rsplit(":", 1)
+    pieces = [FLOODS[kind](stream) for stream in range(1, 8_001, 2)]
+
+    async def flood() -> bytes:
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(4, 0, 0) + b"".join(pieces))
+        answer = b""
+        with contextlib.suppress(ConnectionError):
+            answer = await reader.read()
+        writer.close()
+        return answer
+
+    async with liftenvelope.connect(gateway_server.addresses) as client:
+        await client.create_stream(name, name)
+        floods = [asyncio.create_task(flood()) for _ in range(4)]
+        sent = 0
+        while not all(task.done() for task in floods) or sent < 20:
+            assert await fill(client, name, 1) == [sent]
+            sent += 1
+    for answer in await asyncio.gather(*floods):
+        # A reset of TCP may overtake the GOAWAY with ENHANCE_YOUR_CALM.
+        assert not answer or b"\x07\0\0\0\0\0" in answer
+    assert "Traceback" not in gateway_server.log()
 
 
 # Subjects of others

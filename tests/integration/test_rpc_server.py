@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
+import sys
 from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
 import grpc.aio
 import pytest
+import trustme
 
 from liftenvelope.errors import TransportError, UsageError
 from liftenvelope.rpc.aio import Channel
@@ -256,3 +259,113 @@ async def test_calls_beyond_the_limit_wait() -> None:
             await until(lambda: channel.open_calls == 2)
             assert not waiting.done()
         assert await waiting == b"x"
+
+
+# Limits
+
+
+async def test_connections_above_the_limit_are_closed_at_once(service: Service) -> None:
+    async with Server(service.methods(), max_connections=2) as server:
+        await server.start()
+        async with await Channel.connect(server.address) as first, await Channel.connect(server.address):
+            host, port = server.address.rsplit(":", 1)
+            reader, writer = await asyncio.open_connection(host, int(port))
+            assert await reader.read() == b""
+            writer.close()
+            assert await first.unary("/test/echo", b"still served") == b"still served"
+        await until(lambda: not server.links)
+        async with await Channel.connect(server.address) as channel:
+            assert await channel.unary("/test/echo", b"room again") == b"room again"
+
+
+@pytest.mark.parametrize("greeting", [b"", b"PRI * HTTP/2.0\r\n"], ids=["nothing", "half a preface"])
+async def test_client_that_does_not_speak_http2_is_closed(service: Service, greeting: bytes) -> None:
+    async with Server(service.methods(), handshake_timeout=0.2) as server:
+        await server.start()
+        host, port = server.address.rsplit(":", 1)
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(greeting)
+        async with asyncio.timeout(60):
+            await reader.read()
+        writer.close()
+        await until(lambda: not server.links)
+
+
+async def test_unfinished_tls_handshake_is_closed(service: Service) -> None:
+    authority = trustme.CA()
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("127.0.0.1").configure_cert(tls)
+    async with Server(service.methods(), handshake_timeout=0.2) as server:
+        await server.start(tls=tls)
+        host, port = server.address.rsplit(":", 1)
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(b"\x16\x03\x01\x02\x00\x01")  # the beginning of a hello
+        async with asyncio.timeout(60):
+            assert await reader.read() == b""
+        writer.close()
+
+
+async def test_idle_connection_is_closed_and_a_busy_one_stays(service: Service) -> None:
+    async with Server(service.methods(), idle_timeout=0.3) as server:
+        await server.start()
+        async with (
+            await Channel.connect(server.address) as idle,
+            await Channel.connect(server.address) as busy,
+        ):
+            async with busy.bidi("/test/chat") as call:
+                await call.send([b"first"])
+                assert await anext(call) == b"first"
+                await until(lambda: len(server.links) == 1)
+                await call.send([b"second"])
+                assert await anext(call) == b"second"
+            await until(lambda: not idle.is_usable)
+
+
+async def is_let_in(address: str) -> bool:
+    """Whether a new client is served."""
+    try:
+        async with await Channel.connect(address) as newcomer:
+            return await newcomer.unary("/test/echo", b"let in", timeout=60) == b"let in"
+    except TransportError:
+        return False
+
+
+async def test_server_without_descriptors_serves_those_it_has(service: Service) -> None:
+    """Runs a server with 24 descriptors in a process of its own: the limit is the process's."""
+    program = (
+        "import asyncio, resource, sys\n"
+        "from liftenvelope.rpc.server import Server, unary\n"
+        "async def echo(request):\n    return request\n"
+        "async def main():\n"
+        "    async with Server({'/test/echo': unary(echo)}) as server:\n"
+        "        print(await server.start(), flush=True)\n"
+        "        resource.setrlimit(resource.RLIMIT_NOFILE, (24, 24))\n"
+        "        await asyncio.to_thread(sys.stdin.read)\n"
+        "asyncio.run(main())\n"
+    )
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-c",
+        program,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    assert process.stdin is not None
+    address = (await process.stdout.readline()).decode().strip()
+    host, port = address.rsplit(":", 1)
+    async with await Channel.connect(address) as channel:
+        strangers = [await asyncio.open_connection(host, int(port)) for _ in range(60)]
+        for _ in range(20):
+            assert await channel.unary("/test/echo", b"served", timeout=60) == b"served"
+        for _, writer in strangers:
+            writer.close()
+        async with asyncio.timeout(60):
+            while not await is_let_in(address):  # the server may not have noticed yet that they are gone
+                await asyncio.sleep(0.01)
+    process.stdin.close()
+    log = await process.stderr.read() if process.stderr is not None else b""
+    assert await process.wait() == 0
+    assert len(log.splitlines()) == 1, log[:2000]
+    assert b"as many are open as the limits allow" in log

@@ -323,3 +323,83 @@ def test_body_of_a_refused_call_is_dropped_while_the_client_reads_nothing() -> N
         pair.client.send_data(call_id, b"\0\0\x10\0\0" + b"p" * 10_000)
         assert pair.server.feed(pair.client.data_to_send()) == []
     assert pair.server.unread == 0
+
+
+def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
+    return len(payload).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + payload
+
+
+#: Frames that change nothing, or end a call, by what they are. Each is sent on a call that is open.
+FLOODS = {
+    "settings": lambda stream: frame(4, 0, 0, b""),
+    "priority": lambda stream: frame(2, 0, stream, bytes(5)),
+    "room on a call": lambda stream: frame(8, 0, stream, (1).to_bytes(4, "big")),
+    "empty padded data": lambda stream: frame(0, 8, stream, b"\0"),
+    "unknown": lambda stream: frame(0xFA, 0, stream, b""),
+}
+
+
+@pytest.mark.parametrize("kind", FLOODS)
+def test_flood_of_control_frames_ends_the_connection(kind: str) -> None:
+    pair = Pair(control_frames=50)
+    call_id = pair.start()
+    pair.exchange()
+    one = FLOODS[kind](call_id)
+    assert pair.server.feed(one * 150) == []
+    assert not pair.server.failed
+    (ended,) = pair.server.feed(one * 60)
+    assert pair.server.failed
+    assert "flood of control frames" in str(ended.error)  # type: ignore[union-attr]
+    events = pair.client.receive_data(pair.server.data_to_send())
+    (goaway,) = [event for event in events if isinstance(event, h2_events.ConnectionTerminated)]
+    assert goaway.error_code == ErrorCodes.ENHANCE_YOUR_CALM
+
+
+def test_allowance_of_control_frames_grows_with_time() -> None:
+    pair = Pair(control_frames=50)
+    pair.server.refill(10.0)
+    for now in range(11, 31):
+        pair.server.feed(FLOODS["settings"](0) * 50)
+        pair.server.refill(float(now))
+    assert not pair.server.failed
+
+
+def test_rapid_resets_end_the_connection() -> None:
+    pair = Pair(control_frames=50)
+    for _ in range(210):
+        call_id = pair.start(b"")
+        pair.client.reset_stream(call_id)
+    pair.exchange()
+    assert pair.server.failed
+
+
+def test_calls_made_to_be_reset_by_the_server_end_the_connection() -> None:
+    # MadeYouReset: the client breaks a rule of each call, so that the server resets it.
+    pair = Pair(control_frames=50)
+    for _ in range(210):
+        call_id = pair.start()
+        pair.server.feed(pair.client.data_to_send() + frame(8, 0, call_id, bytes(4)))
+    assert pair.server.failed
+
+
+def test_many_calls_are_no_flood() -> None:
+    pair = Pair(control_frames=50)
+    for _ in range(1_000):
+        call_id = pair.start(frame_message(b"request"))
+        pair.exchange()
+        pair.server.send(call_id, [b"answer"])
+        pair.server.finish(call_id)
+        pair.exchange()
+    assert not pair.server.failed
+
+
+@pytest.mark.parametrize("size", [1, 5, 24])
+def test_client_has_greeted_with_its_first_frame(size: int) -> None:
+    server, client = ServerConnection(), H2Connection(H2Configuration(client_side=True))
+    client.initiate_connection()
+    greeting = client.data_to_send()
+    for start in range(0, 24, size):
+        server.feed(greeting[start : min(start + size, 24)])
+        assert not server.greeted
+    server.feed(greeting[24:])
+    assert server.greeted

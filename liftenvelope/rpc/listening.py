@@ -1,0 +1,132 @@
+"""Accepts the connections of a server: bounded in number and in the time that a handshake may take.
+
+asyncio's own server logs a hundred tracebacks a second when the process runs out of descriptors, and counts
+nobody. Here a connection above the limit is closed as soon as it is accepted, before a TLS handshake takes
+300 KiB for it, and each kind of trouble is logged once a minute.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from typing import TYPE_CHECKING, Final
+
+from liftenvelope.errors import TransportError
+from liftenvelope.rpc.address import Address
+
+if TYPE_CHECKING:
+    import ssl
+    from collections.abc import Callable
+
+__all__ = ["Listener"]
+
+_log: Final = logging.getLogger("liftenvelope.rpc")
+_TLS_SHUTDOWN_TIMEOUT: Final = 1.0
+#: Seconds between two warnings of one kind.
+_QUIET: Final = 60.0
+#: Seconds before accept() is tried again after it failed: the process has no descriptor left, say.
+_PAUSE: Final = 0.5
+
+
+class Listener:
+    """Listens on an address, and opens a protocol on each connection.
+
+    Args:
+        new_protocol: Returns the protocol of a new connection.
+        tls: How to speak TLS, None for plain TCP.
+        is_full: Returns whether there are as many connections as allowed.
+        handshake_timeout: Seconds for a TLS handshake.
+    """
+
+    def __init__(
+        self,
+        new_protocol: Callable[[], asyncio.BufferedProtocol],
+        *,
+        tls: ssl.SSLContext | None,
+        is_full: Callable[[int], bool],
+        handshake_timeout: float,
+    ) -> None:
+        self._new_protocol = new_protocol
+        self._tls = tls
+        self._is_full = is_full
+        self._handshake_timeout = handshake_timeout
+        self._sockets: list[socket.socket] = []
+        self._accepting: list[asyncio.Task[None]] = []
+        self._opening: set[asyncio.Task[None]] = set()
+        self._warned: dict[str, float] = {}
+
+    @property
+    def address(self) -> str:
+        """Where it listens, as ``host:port``; of the first socket if there are several."""
+        host, port, *_ = self._sockets[0].getsockname()
+        return str(Address(host, port))
+
+    async def start(self, host: str, port: int) -> None:
+        """Listen.
+
+        Raises:
+            TransportError: It can't listen there.
+        """
+        loop = asyncio.get_running_loop()
+        try:
+            found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+            for family, *_, place in dict.fromkeys(found):
+                listening = socket.create_server(place, family=family, backlog=128)
+                self._sockets.append(listening)
+                listening.setblocking(False)
+        except OSError as exc:
+            self.close()
+            raise TransportError(f"can't listen on {host}:{port}: {exc}") from exc
+        self._accepting = [
+            asyncio.create_task(self._accept(listening), name="accept connections")
+            for listening in self._sockets
+        ]
+
+    def close(self) -> None:
+        """Accept nothing more. Connections that stand stay; handshakes that go on are given up."""
+        for task in (*self._accepting, *self._opening):
+            task.cancel()
+        for listening in self._sockets:
+            listening.close()
+
+    async def wait_closed(self) -> None:
+        """Wait until nothing is left of what was going on when it was closed."""
+        await asyncio.gather(*self._accepting, *self._opening, return_exceptions=True)
+
+    async def _accept(self, listening: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                accepted, _ = await loop.sock_accept(listening)
+            except OSError as exc:
+                self._warn("accept", "no connection can be accepted: %s", exc)
+                await asyncio.sleep(_PAUSE)
+                continue
+            if self._is_full(len(self._opening)):
+                accepted.close()
+                self._warn("full", "a connection was closed: as many are open as the limits allow")
+                continue
+            task = asyncio.create_task(self._open(accepted), name="open a connection")
+            self._opening.add(task)
+            task.add_done_callback(self._opening.discard)
+
+    async def _open(self, accepted: socket.socket) -> None:
+        is_tls = self._tls is not None
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(
+                self._new_protocol,
+                accepted,
+                ssl=self._tls,
+                ssl_handshake_timeout=self._handshake_timeout if is_tls else None,
+                ssl_shutdown_timeout=_TLS_SHUTDOWN_TIMEOUT if is_tls else None,
+            )
+        except OSError:
+            # The client is gone, or can't do TLS with us: its trouble, which asyncio has closed.
+            accepted.close()
+
+    def _warn(self, kind: str, text: str, *args: object) -> None:
+        now = asyncio.get_running_loop().time()
+        if now - self._warned.get(kind, -_QUIET) >= _QUIET:
+            self._warned[kind] = now
+            _log.warning(text, *args)
