@@ -1,5 +1,20 @@
 # Everything sets itself up in $(VENV): only Python 3.11 or later, a C compiler and, for Spark, Java are needed.
 PYTHON ?= python3
+# Path of interpreter $(1), or nothing: it must run, create environments and have the C headers. The shims of pyenv fail
+# for versions that are not selected, so its folders are searched as well.
+interpreter = $(shell for each in $(1) $${PYENV_ROOT:-$$HOME/.pyenv}/versions/*/bin/$(1); do \
+	"$$each" -c 'import ensurepip, os, sys, sysconfig; os.stat(sysconfig.get_path("include") + "/Python.h"); print(sys.executable)' \
+	2>/dev/null && break; done)
+version = $(shell $(1) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+# With PYTHON=python3.13 the environment is .venv-3.13, because .venv may have another version.
+ifneq ($(origin PYTHON),file)
+FOUND := $(call interpreter,$(PYTHON))
+ifeq ($(FOUND),)
+$(error PYTHON must be an interpreter that runs and has venv and the C headers, got $(PYTHON))
+endif
+override PYTHON := $(FOUND)
+VENV ?= .venv-$(call version,$(FOUND))
+endif
 VENV ?= .venv
 BIN := $(VENV)/bin
 RUN := $(BIN)/python
@@ -8,6 +23,8 @@ EXTRAS := client,arrow,cli
 GO := 1.25.3
 # Tests that need no server, and share the processors.
 WITHOUT_SERVERS := tests/unit tests/twin tests/test_layers.py
+# Versions that the package claims to support.
+CLAIMED := $(shell sed -n 's/.*Python :: \(3\.[0-9]*\)",/\1/p' pyproject.toml)
 # Which line of PySpark the tests of Spark run with: 4.2 or 4.3.
 SPARK ?= 4.3
 # Those that CI runs. The others kill what there is to kill, and start many queries.
@@ -15,10 +32,10 @@ SOME_OF_SPARK := tests/spark/test_functions.py tests/spark/test_sinks.py tests/s
 # What acks the envelopes of the demo: gateway, or liftbridge, which is built first.
 BROKER ?= gateway
 
-.PHONY: help setup servers demo test test-spark test-spark-some pyspark check lint types unit pure strict bench bench-spark soak clean
+.PHONY: help setup servers demo test without-servers interpreters test-spark test-spark-some pyspark check lint types unit pure strict bench bench-spark soak clean
 
 help:  ## list the targets
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 17
 
 $(VENV)/.ready: pyproject.toml setup.py $(wildcard src/*.pyx src/*.px[di] src/*.h)
 	$(PYTHON) -m venv $(VENV)
@@ -38,11 +55,22 @@ servers: setup  ## build the Liftbridge server, once; it is kept in the user's c
 demo: setup  ## the main job: publish envelopes and account for every ack; BROKER=liftbridge for the real one
 	$(RUN) -m liftenvelope demo --broker $(BROKER)
 
-test: servers  ## all tests, on real servers
-	LIFTENVELOPE_REQUIRE_EXTENSIONS=1 $(RUN) -m pytest -q -n auto $(WITHOUT_SERVERS)
+test: servers without-servers  ## all tests, on real servers; PYTHON=python3.13 for that version, in .venv-3.13
 	LIFTENVELOPE_REQUIRE_EXTENSIONS=1 $(RUN) -m pytest -q -n 2 --dist loadfile $(WITHOUT_SERVERS:%=--ignore=%) --ignore=tests/spark
 	LIFTENVELOPE_REQUIRE_EXTENSIONS=1 LIFTENVELOPE_CONFORMANCE_SERVER=gateway $(RUN) -m pytest tests/conformance
 	$(RUN) -m pytest benchmarks -q --ignore=benchmarks/spark
+
+without-servers: setup
+	LIFTENVELOPE_REQUIRE_EXTENSIONS=1 $(RUN) -m pytest -q -n auto $(WITHOUT_SERVERS)
+
+interpreters: $(CLAIMED:%=on-python-%)  ## the tests that need no server, on every other claimed Python version that is found
+	@echo "Claimed versions: $(CLAIMED). Not found: $(or $(strip $(foreach version,$(CLAIMED),$(if $(call interpreter,python$(version)),,$(version)))),none)."
+
+on-python-%:
+	@path='$(call interpreter,python$*)'; \
+	if [ -z "$$path" ]; then echo 'Python $*: not found on PATH or in pyenv'; \
+	elif [ $* = $(call version,$(firstword $(wildcard $(RUN)) $(PYTHON))) ]; then echo 'Python $*: left to make test'; \
+	else echo "Python $*: $$path"; $(MAKE) --no-print-directory without-servers PYTHON=$$path VENV=.venv-$*; fi
 
 test-spark: pyspark  ## the tests that need Spark, with one session; SPARK=4.2 for that line; Java 17 must be there
 	$(RUN) -m pytest tests/spark
@@ -66,8 +94,7 @@ types: setup
 	$(RUN) -m mypy
 	$(RUN) -m mypy.stubtest --mypy-config-file pyproject.toml $(patsubst src/%.pyx,liftenvelope.%,$(wildcard src/*.pyx))
 
-unit: strict pure
-	LIFTENVELOPE_REQUIRE_EXTENSIONS=1 $(RUN) -m pytest -q -n auto $(WITHOUT_SERVERS)
+unit: strict pure without-servers
 
 pure: setup  ## the unit tests without the extensions
 	LIFTENVELOPE_NO_EXTENSIONS=1 $(RUN) -m pytest -q -n auto tests/unit
@@ -92,6 +119,6 @@ soak: servers  ## long campaigns: fuzzing under sanitizers, ten million inputs p
 	$(RUN) -m benchmarks.archive_memory --gib 5
 
 clean:  ## remove what was built
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-* build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	rm -f liftenvelope/*.so src/*.c
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
