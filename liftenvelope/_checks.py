@@ -6,12 +6,27 @@ rest, so that what is accepted and what the errors say is written once.
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Mapping
 from operator import index
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
 from liftenvelope import _wire as w
 from liftenvelope.errors import EnvelopeTooLargeError, UsageError, UsageTypeError
+
+#: A URL scheme. One slash is enough: ``Path("s3://b")`` is ``s3:/b``. One letter is a Windows drive.
+_SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:[/\\]")
+
+
+def as_local_path(name: str, value: str | os.PathLike[str]) -> Path:
+    """Return a path of the local file system; a URL raises ``UsageError``."""
+    path = os.fspath(value)
+    if _SCHEME.match(path):
+        text = f"{name} must be a path of the local file system, got {path!r}; URLs are not supported"
+        raise UsageError(f"{text}: use a local path, and copy files to or from the object store")
+    return Path(path)
 
 
 def as_bytes(name: str, value: Any) -> bytes:

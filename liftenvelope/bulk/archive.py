@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from liftenvelope._checks import as_local_path
 from liftenvelope.bulk._archive_files import ArchiveFile, ArchiveFolder
 from liftenvelope.bulk._crew import Crew, Piece
 from liftenvelope.bulk.access import Access, Source
@@ -81,7 +82,8 @@ def to_parquet(
     Args:
         source: As for :func:`read`.
         stream: Name of the stream.
-        path: The folder. It is made if need be.
+        path: Folder on the local file system, created if missing. URLs such as ``s3://bucket/orders`` are
+            refused: write to a local folder and copy its files.
         partitions: As for :func:`read`.
         start: As for :func:`read`, of partitions that have no file yet.
         stop: As for :func:`read`.
@@ -112,6 +114,7 @@ def to_parquet(
     """
     _, _, chosen = check_range(partitions, start, stop, None)
     check_calls(on_gap, progress)
+    local = as_local_path("path", path)
     if rotate_rows is not None:
         check_count("rotate_rows", rotate_rows)
     check_count("rotate_bytes", rotate_bytes)
@@ -121,7 +124,7 @@ def to_parquet(
     plan = make_plan(columns, envelope, batch_rows, batch_bytes, on_retention, unsigned=opened.unsigned)
     if "offset" not in plan.columns:
         raise UsageError("columns: an archive needs 'offset'")
-    folder = ArchiveFolder(Path(path), stream, plan, rotate_rows, rotate_bytes, compression)
+    folder = ArchiveFolder(local, stream, plan, rotate_rows, rotate_bytes, compression)
     with contextlib.closing(opened), contextlib.ExitStack() as claims:
         spans = list[Range]()
         for number in opened.partitions() if chosen is None else chosen:

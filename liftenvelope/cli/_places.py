@@ -64,7 +64,7 @@ def check_lines(option: str, path: str) -> None:
         raise click.UsageError(text)
 
 
-def fail_cleanly(work: Callable[[], None]) -> None:
+def fail_cleanly(work: Callable[[], object]) -> None:
     """Do something, with the errors of the package and of files as those of the command.
 
     Raises:

@@ -10,6 +10,7 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from liftenvelope._checks import as_local_path
 from liftenvelope.cli._places import Place, check_lines, fail_cleanly, url_option
 
 
@@ -21,7 +22,8 @@ from liftenvelope.cli._places import Place, check_lines, fail_cleanly, url_optio
     default="-",
     show_default=True,
     metavar="PATH",
-    help="A .parquet or .ndjson file; a folder, which is added to by every run; or - for lines of JSON.",
+    help="Local path: a .parquet or .ndjson file, or a folder, which is added to by every run; "
+    "or - for lines of JSON.",
 )
 @click.option(
     "--start",
@@ -57,6 +59,7 @@ def read(
 
     A lost connection is made again, and the read goes on at the next offset.
     """
+    fail_cleanly(lambda: as_local_path("--to", to))
     how["partitions"] = list(how["partitions"]) or None
     if how["columns"] is not None:
         how["columns"] = [name.strip() for name in how["columns"].split(",")]

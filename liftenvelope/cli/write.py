@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import click
 
+from liftenvelope._checks import as_local_path
 from liftenvelope.cli._places import check_lines, fail_cleanly, url_option
 
 
@@ -19,7 +19,7 @@ from liftenvelope.cli._places import check_lines, fail_cleanly, url_option
     default="-",
     show_default=True,
     metavar="PATH",
-    help="A .parquet file, a file with lines of JSON, or - for such lines on standard input.",
+    help="Local path: a .parquet file, a file with lines of JSON, or - for such lines on standard input.",
 )
 @click.option("--subject", help="JetStream: where all rows go.")
 @click.option("--envelope", is_flag=True, help="JetStream: put each row into a Liftbridge envelope.")
@@ -41,11 +41,12 @@ def write(stream: str, url: str, origin: str, **how: Any) -> None:
 
 
 def _write(url: str, stream: str, origin: str, how: dict[str, Any]) -> None:
+    path = as_local_path("--from", origin)
     from liftenvelope import bulk
     from liftenvelope.bulk.files import from_lines, open_parquet
 
     if origin.endswith(".parquet"):
-        done = bulk.write(url, stream, open_parquet(Path(origin)), **how)
+        done = bulk.write(url, stream, open_parquet(path), **how)
     else:
         check_lines("--from", origin)
         with click.open_file(origin, "rb") as lines:

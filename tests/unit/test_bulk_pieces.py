@@ -13,6 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from liftenvelope import bulk
+from liftenvelope._checks import as_local_path
 from liftenvelope.bulk import Access
 from liftenvelope.bulk._crew import Crew, Outlet, Piece
 from liftenvelope.bulk._nats_login import read_credentials
@@ -129,6 +131,23 @@ def test_credentials() -> None:
 
 def piece(number: int) -> Piece:
     return Piece(pa.record_batch({"n": [number]}), 0, 1, 1)
+
+
+class TestLocalPaths:
+    @pytest.mark.parametrize(
+        "url", ["s3://bucket/a", "gs://bucket", "file:///tmp/a", "HDFS://host/a", Path("s3://bucket/a")]
+    )
+    def test_an_archive_refuses_urls_before_it_connects(
+        self, url: str | Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        with pytest.raises(UsageError, match=r"^path must be a path of the local .*use a local path"):
+            bulk.to_parquet("nats://127.0.0.1:1", "ORDERS", url)
+        assert list(tmp_path.iterdir()) == []
+
+    @pytest.mark.parametrize("path", ["a:b", "s3", "./s3:/a", "C:/a", "a/b://c", "-", "", Path("/a:/b")])
+    def test_names_with_a_colon_are_local(self, path: str | Path) -> None:
+        assert as_local_path("path", path) == Path(path)
 
 
 class TestCrew:

@@ -80,6 +80,18 @@ def test_help_of_the_demo() -> None:
         (["serve", "--nats-listen", "nohost"], "expected host:port"),
         (["serve", "--tls-cert", "x"], "give both or neither"),
         (["serve", "--replicas", "many"], "'many' is not a valid integer"),
+        (
+            ["read", "ORDERS", "--url", "nats://127.0.0.1:1", "--to", "s3://bucket/a/"],
+            "--to must be a path of the local",
+        ),
+        (
+            ["read", "ORDERS", "--url", "nats://127.0.0.1:1", "--to", "gs://b/a.ndjson"],
+            "got 'gs://b/a.ndjson'",
+        ),
+        (
+            ["write", "ORDERS", "--url", "nats://127.0.0.1:1", "--from", "s3://b/a.parquet"],
+            "--from must be a path",
+        ),
         (["completion"], "Missing argument"),
         (["completion", "tcsh"], "'tcsh' is not one of"),
         ([], "Usage: liftenvelope"),
