@@ -30,7 +30,7 @@ from liftenvelope.errors import (
 from liftenvelope.types import AckPolicy, as_request_policy
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -159,7 +159,9 @@ class LiftbridgeWrite:
         if not batch.num_rows:
             return
         by_lane: dict[Lane, list[int]] = {}
-        for partition in pc.unique(partitions).to_pylist():
+        numbers = pc.unique(partitions).to_pylist()
+        self._connect(numbers)
+        for partition in numbers:
             by_lane.setdefault(self._lane(partition), []).append(partition)
         if len(by_lane) == 1:
             yield _Part(batch, _numbers(partitions), range(first, first + batch.num_rows))
@@ -168,6 +170,18 @@ class LiftbridgeWrite:
             which = pc.indices_nonzero(pc.is_in(partitions, value_set=pa.array(numbers, pa.int32())))
             rows = [first + i for i in which.to_pylist()]
             yield _Part(batch.take(which), _numbers(partitions.take(which)), rows)
+
+    def _connect(self, partitions: Iterable[int]) -> None:
+        """Open the calls for partitions, and wait until the leaders of those that are new record messages.
+
+        Raises:
+            LiftEnvelopeError: As for :meth:`_lane`.
+        """
+        new = [partition for partition in partitions if partition not in self._routes]
+        for partition in new:
+            self._lane(partition)
+        if new:
+            self._wait_until_recorded(new)
 
     def _lane(self, partition: int) -> Lane:
         """The call that rows of a partition go over.
@@ -223,7 +237,7 @@ class LiftbridgeWrite:
                 self._fail(None)
             if at < count:
                 self._retire(lane)
-                self._wait_until_served(part.partition(at))
+                self._connect(set(part.since(at).partitions.cast("i")))
 
     def _requests(self, part: _Part, ident: str) -> Any:
         batch = part.batch
@@ -237,16 +251,20 @@ class LiftbridgeWrite:
             ident=ident,
         )
 
-    def _wait_until_served(self, partition: int) -> None:
-        """After a loss, wait until the leader takes messages, unless it does not come back soon.
+    def _wait_until_recorded(self, partitions: list[int]) -> None:
+        """Wait until the leaders record what is published to partitions, for ``timeout`` seconds each.
 
-        A broker that has just come back knows none of its streams for a moment, and then takes messages for
-        partitions that it does not record yet: they would be lost, and nobody be told.
+        A Liftbridge server that starts answers gRPC while it replays its Raft log. It knows a stream as soon
+        as it has replayed its creation, but subscribes to the NATS subjects of partitions only after the last
+        entry. Messages that PublishAsync takes in between are lost without an ack. The same holds for a new
+        leader that other brokers name already. ``FetchPartitionMetadata`` is refused as "not the leader"
+        until the subscription stands.
         """
-        with contextlib.suppress(LiftEnvelopeError):  # the next attempt to send says what is wrong
-            info = self._brokers.stream(self._stream).partitions.get(partition)
-            if info is not None and not info.paused:  # one that is paused is woken by a message
-                self._brokers.partition(self._stream, partition)
+        with contextlib.suppress(LiftEnvelopeError):  # the attempt to send says what is wrong
+            known = self._brokers.stream(self._stream).partitions
+            for partition in partitions:
+                if partition in known and not known[partition].paused:  # a message resumes a paused partition
+                    self._brokers.partition(self._stream, partition)
 
     def _fail(self, error: LiftEnvelopeError | None) -> NoReturn:
         """End the write, once every row has its outcome or never will.

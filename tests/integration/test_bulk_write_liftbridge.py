@@ -27,6 +27,7 @@ from liftenvelope.errors import (
 from liftenvelope.partition import KeyPartitioner
 from liftenvelope.testing import FaultProxy, LiftbridgeCluster, run_gateway, run_liftbridge
 from tests.integration.bulk_streams import BulkThreads
+from tests.integration.stored import await_stream
 
 
 @pytest.fixture
@@ -326,6 +327,24 @@ class TestFaults:
             stored = values(address, name)[:-1]
             assert caught.value.acked <= len(stored) <= caught.value.acked + caught.value.unknown
             assert stored == table(100_000)["value"].to_pylist()[: len(stored)]
+
+
+def test_a_write_waits_until_a_restarted_server_records_the_partition(name: str) -> None:
+    """A server that replays its Raft log takes messages and loses them."""
+    with run_liftbridge() as cluster:
+        address = cluster.addresses[0]
+        with liftenvelope.connect_blocking(address) as client:
+            client.create_stream(name, name, partitions=2)
+            # The replay goes on after this stream is known, and takes the server some tenths of a second.
+            for number in range(80):
+                client.create_stream(f"{name}-{number}", f"{name}-{number}")
+        data = table(10).append_column("partition", pa.array([0, 1] * 5, pa.int32()))
+        for restart in range(3):
+            cluster.nodes[0].kill()
+            cluster.nodes[0].start()
+            await_stream(cluster, name)
+            expected = (restart * 5, restart * 5 + 4)
+            assert bulk.write(address, name, data).offsets == {0: expected, 1: expected}
 
 
 def test_the_gateway_takes_them_as_well(name: str) -> None:
