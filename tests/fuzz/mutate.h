@@ -89,7 +89,8 @@ static void take_out(Input *in, size_t at, size_t n) {
     in->size -= n;
 }
 
-static size_t write_varint(uint8_t *out, uint64_t number, size_t overlong) {
+// Not write_varint: the internal headers of Python 3.13, which Cython includes, define one.
+static size_t encode_varint(uint8_t *out, uint64_t number, size_t overlong) {
     size_t n = 0;
     while (number > 0x7F || (overlong > n + 1 && n < 11)) {
         out[n++] = (uint8_t)number | 0x80;
@@ -123,12 +124,12 @@ static size_t some_text(uint8_t *out) {
 static size_t some_field(uint8_t *out, int depth) {
     uint64_t number = below(16) ? 1 + below(13) : odd_number() >> below(4);
     unsigned kind = (unsigned)(below(3) ? (below(2) ? 2 : 0) : below(8));
-    size_t overlong = below(24) ? 0 : 1 + below(10), size, n = write_varint(out, number << 3 | kind, overlong);
+    size_t overlong = below(24) ? 0 : 1 + below(10), size, n = encode_varint(out, number << 3 | kind, overlong);
     uint8_t content[512];
     overlong = below(24) ? 0 : 1 + below(10);
     switch (kind) {
     case 0:
-        return n + write_varint(out + n, odd_number(), overlong);
+        return n + encode_varint(out + n, odd_number(), overlong);
     case 2:
         size = 0;
         if (depth && (number == 9 || below(8) == 0))
@@ -140,10 +141,10 @@ static size_t some_field(uint8_t *out, int depth) {
             for (size = 0; size < 20 && below(8); size++)
                 content[size] = (uint8_t)next_random();
         if (!depth && below(3)) { /* the key or the value of a header */
-            n = write_varint(out, (1 + below(2)) << 3 | 2, 0);
+            n = encode_varint(out, (1 + below(2)) << 3 | 2, 0);
             size = some_text(content);
         }
-        n += write_varint(out + n, below(32) ? size : (uint64_t)(size + below(3) - 1), overlong);
+        n += encode_varint(out + n, below(32) ? size : (uint64_t)(size + below(3) - 1), overlong);
         memcpy(out + n, content, size);
         return n + size;
     case 1:
@@ -155,7 +156,7 @@ static size_t some_field(uint8_t *out, int depth) {
     case 3:
         if (depth)
             n += some_field(out + n, 0);
-        return n + write_varint(out + n, (below(8) ? number : number + 1) << 3 | 4, 0);
+        return n + encode_varint(out + n, (below(8) ? number : number + 1) << 3 | 4, 0);
     default:
         return n;
     }
@@ -254,7 +255,7 @@ static void change_bytes(Input *in, const Input *other) {
             in->size = at;
         break;
     case 6:
-        n = write_varint(some, odd_number(), below(4) ? 0 : below(11));
+        n = encode_varint(some, odd_number(), below(4) ? 0 : below(11));
         put_in(in, at, some, n);
         break;
     default:
