@@ -28,7 +28,7 @@ CLAIMED := $(shell sed -n 's/.*Python :: \(3\.[0-9]*\)",/\1/p' pyproject.toml)
 # Which line of PySpark the tests of Spark run with: 4.2 or 4.3.
 SPARK ?= 4.3
 # Those that CI runs. The others kill what there is to kill, and start many queries.
-SOME_OF_SPARK := tests/spark/test_functions.py tests/spark/test_sinks.py tests/spark/test_sources.py
+SOME_OF_SPARK := tests/spark/test_functions.py tests/spark/test_session.py tests/spark/test_sinks.py tests/spark/test_sources.py
 # What acks the envelopes of the demo: gateway, or liftbridge, which is built first.
 BROKER ?= gateway
 
@@ -80,7 +80,7 @@ test-spark-some: pyspark  ## those of the columns, sources and sinks: two minute
 	$(RUN) -m pytest -q $(SOME_OF_SPARK)
 
 pyspark: servers
-	PYTHONWARNINGS=ignore $(RUN) -m pip install --quiet --editable '.[$(EXTRAS),spark]' 'pyspark[connect]==$(SPARK).*'
+	$(RUN) -m pip install --quiet 'pyspark[connect]==$(SPARK).*' 'pandas>=2.2,<3'
 
 check: lint types unit  ## everything that needs no server
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
 
@@ -23,7 +24,7 @@ from liftenvelope.spark.schema import (
     spark_ddl,
     spark_schema,
 )
-from liftenvelope.spark.session import recommended_conf, setting_warnings
+from liftenvelope.spark.session import recommended_conf, setting_warnings, worker_python
 
 
 def bulk_batch(rows: int, *, value: bytes = b"v", envelope: str = "none") -> pa.RecordBatch:
@@ -253,6 +254,30 @@ class TestSettings:
         found = setting_warnings(settings.get)
         assert len(found) == len(texts)
         assert all(text in one for text, one in zip(texts, found, strict=True))
+
+
+class TestWorkerPython:
+    @pytest.mark.parametrize("master", ["local", "local[*]", "local[2,3]", "local-cluster[1,1,512]"])
+    def test_local_workers_run_this_interpreter(self, master: str) -> None:
+        assert worker_python(master, "python3", {}.get, {}) == sys.executable
+
+    @pytest.mark.parametrize(
+        ("current", "settings", "environ", "expected"),
+        [
+            ("/opt/python", {}, {"PYSPARK_PYTHON": "/opt/python"}, "/opt/python"),
+            ("python3", {}, {"PYSPARK_PYTHON": "python3"}, "python3"),
+            ("/opt/python", {}, {}, "/opt/python"),
+            ("python3", {"spark.pyspark.python": "/opt/python"}, {}, "/opt/python"),
+        ],
+    )
+    def test_a_choice_of_the_user_stays(
+        self, current: str, settings: dict[str, str], environ: dict[str, str], expected: str
+    ) -> None:
+        assert worker_python("local[2]", current, settings.get, environ) == expected
+
+    @pytest.mark.parametrize("master", ["spark://host:7077", "yarn", "k8s://https://host"])
+    def test_clusters_keep_their_own(self, master: str) -> None:
+        assert worker_python(master, "python3", {}.get, {}) == "python3"
 
 
 def test_batches_are_made_as_they_are_asked_for() -> None:
