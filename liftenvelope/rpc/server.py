@@ -136,7 +136,7 @@ class _ServerLink(Link[ServerConnection]):
         #: What the client has shown, if it was verified.
         self.peer_certificate: Mapping[str, Any] | None = None
         self._opened_at = self.active_at = self.loop.time()
-        self._backlog = bytearray()
+        self._backlog = b""
         self._piece = _SMALLEST_PIECE
         self._working = False
 
@@ -170,8 +170,7 @@ class _ServerLink(Link[ServerConnection]):
         Frames cost from 0.1 us (DATA) to 300 us (a call that is reset) for 9 bytes and more, so pieces shrink
         until one takes about a millisecond: a client that floods its connection must not starve the others.
         """
-        piece = bytes(self._backlog[: self._piece])
-        del self._backlog[: self._piece]
+        piece, self._backlog = self._backlog[: self._piece], self._backlog[self._piece :]
         began = perf_counter()
         self.receive(piece)
         took = perf_counter() - began
@@ -180,7 +179,7 @@ class _ServerLink(Link[ServerConnection]):
         elif took < _TURN / 4:
             self._piece = min(self.receive_size, self._piece * 2)
         if self.protocol.failed:
-            self._backlog.clear()
+            self._backlog = b""
         self._working = bool(self._backlog)
         if self._working:
             self.loop.call_soon(self._work)
