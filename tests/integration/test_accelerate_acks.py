@@ -12,10 +12,10 @@ from liftenvelope.testing import FaultProxy, LiftbridgeCluster, NatsServer, run_
 from tests.integration.conftest import connect, until
 from tests.integration.test_acks import (
     test_a_failing_on_stray_costs_no_ack,
+    test_ack_timeout_names_the_subject_and_the_usual_causes,
     test_acks_can_be_correlated_by_hand,
     test_drain_waits_for_every_outcome,
     test_each_policy_that_acks,
-    test_no_ack_comes_and_nothing_hangs,
     test_optimistic_concurrency,
     test_places_are_waited_for_and_nothing_is_dropped,
     test_several_streams_on_one_subject,
@@ -31,11 +31,11 @@ from tests.integration.test_publisher import (
 __all__ = [
     "test_a_cancelled_batch_leaves_nothing_behind",
     "test_a_failing_on_stray_costs_no_ack",
+    "test_ack_timeout_names_the_subject_and_the_usual_causes",
     "test_acks_can_be_correlated_by_hand",
     "test_batches_of_every_size_are_acked_in_order",
     "test_drain_waits_for_every_outcome",
     "test_each_policy_that_acks",
-    "test_no_ack_comes_and_nothing_hangs",
     "test_optimistic_concurrency",
     "test_places_are_waited_for_and_nothing_is_dropped",
     "test_several_streams_on_one_subject",
