@@ -132,7 +132,7 @@ def publish_call_error(
     text = f"{about}: {error}"
     if isinstance(error, CallNotProcessedError):
         return TransportError(text, 0, False)
-    if isinstance(error, TransportError) or error.code == StatusCode.UNAVAILABLE:
+    if isinstance(error, TransportError) or error.code in (StatusCode.UNAVAILABLE, StatusCode.CANCELLED):
         return TransportError(f"{text}; the message may be stored", 1, True)
     if error.code == StatusCode.DEADLINE_EXCEEDED:
         return AckTimeoutError(f"{text}: no ack came in time; the message may be stored", correlation_id)

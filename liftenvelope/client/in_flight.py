@@ -130,7 +130,9 @@ def ending_of(error: RpcError | TransportError | None) -> Ending:
     """Return what the end of a stream means. None is an end with OK, which a server that stops gives."""
     if isinstance(error, CallNotProcessedError):
         return Ending.UNSEEN
-    if error is None or isinstance(error, TransportError) or error.code == StatusCode.UNAVAILABLE:
+    if error is None or isinstance(error, TransportError):
+        return Ending.LOST
+    if error.code in (StatusCode.UNAVAILABLE, StatusCode.CANCELLED):
         return Ending.LOST
     return Ending.REFUSED if error.code in _REFUSALS else Ending.BROKEN
 

@@ -273,8 +273,6 @@ class PartitionRead:
             return FencedError(taken) if self.group is not None else Verdict.LOST
         if isinstance(error, TransportError) or fate_of(error) is not Fate.REFUSED:
             return Verdict.LOST
-        if error.code == StatusCode.CANCELLED:  # by a server that is stopping
-            return Verdict.LOST
         return self._refused(error)
 
     def _refused(self, error: RpcError) -> Verdict | LiftEnvelopeError:

@@ -5,7 +5,8 @@ a call failed with               what that means             made again
 ===============================  ==========================  ===============================================
 no connection, or refused unseen the server did nothing      always, with another broker where any will do
 not the leader, no leader yet    the server did nothing      always, after asking for metadata anew
-lost half-way, ``UNAVAILABLE``   it may have been done       where doing it twice does no harm: see RETRIES
+lost half-way, ``UNAVAILABLE``,  it may have been done       where doing it twice does no harm: see RETRIES
+``CANCELLED`` by the server
 no answer within the attempt     it may have been done       likewise
 anything else                    the server refused          never
 ===============================  ==========================  ===============================================
@@ -98,7 +99,11 @@ _NOT_LEADER_TEXTS: Final = (
 # The second one: whom the request was handed on to is not there yet, in a cluster that has just formed.
 _NO_LEADER_TEXTS: Final = ("no known metadata leader", "nats: no responders available for request")
 _FATES: Final[Mapping[int, Fate]] = MappingProxyType(
-    {StatusCode.UNAVAILABLE: Fate.LOST, StatusCode.DEADLINE_EXCEEDED: Fate.TIMED_OUT}
+    {
+        StatusCode.UNAVAILABLE: Fate.LOST,
+        StatusCode.CANCELLED: Fate.LOST,  # by a server that is stopping
+        StatusCode.DEADLINE_EXCEEDED: Fate.TIMED_OUT,
+    }
 )
 _FIRST_PAUSE: Final = 0.05
 _LONGEST_PAUSE: Final = 1.0

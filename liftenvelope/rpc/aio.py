@@ -13,7 +13,7 @@ from liftenvelope.rpc.connection import DEFAULT_WINDOW
 from liftenvelope.rpc.events import CallEnded, Event, HeadersReceived, MessagesReceived, Pong
 from liftenvelope.rpc.framing import DEFAULT_MAX_MESSAGE
 from liftenvelope.rpc.keepalive import PING_TIMEOUT, Keepalive
-from liftenvelope.rpc.status import RpcError, StatusCode
+from liftenvelope.rpc.status import RpcError, StatusCode, cancelled_by_server
 from liftenvelope.rpc.tls import check_protocol, offer_http2
 
 if TYPE_CHECKING:
@@ -163,6 +163,9 @@ class Call(Incoming):
     def ended(self, event: CallEnded) -> None:
         """Take note of the end. For the channel."""
         self._error = event.error
+        if event.cancelled:
+            left = None if self._timer is None else self._timer.when() - self._link.loop.time()
+            self._error = cancelled_by_server(left)
         self.trailing_metadata = event.metadata
         if self._timer is not None:
             self._timer.cancel()

@@ -6,6 +6,7 @@ import socket
 import ssl
 import time
 from collections import deque
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final, Self
 
 from liftenvelope.errors import TransportError
@@ -13,7 +14,7 @@ from liftenvelope.rpc.address import Address, parse_address
 from liftenvelope.rpc.client_side import ClientConnection
 from liftenvelope.rpc.events import CallEnded, Event, MessagesReceived
 from liftenvelope.rpc.framing import DEFAULT_MAX_MESSAGE
-from liftenvelope.rpc.status import RpcError, StatusCode
+from liftenvelope.rpc.status import RpcError, StatusCode, cancelled_by_server
 from liftenvelope.rpc.tls import check_protocol, offer_http2
 
 if TYPE_CHECKING:
@@ -41,12 +42,20 @@ def _earlier(a: float | None, b: float | None) -> float | None:
 
 
 class _Inbox:
-    """What has come for one call and has not been taken yet."""
+    """Messages of one call that were received and not taken yet, and its end."""
 
-    def __init__(self) -> None:
+    def __init__(self, deadline: float | None) -> None:
         self.messages: deque[bytes] = deque()
         self.size = 0
+        self.deadline = deadline
         self.ended: CallEnded | None = None
+
+    def end(self, event: CallEnded) -> None:
+        """Keep the end of the call, with the error that it stands for."""
+        if event.cancelled:
+            left = None if self.deadline is None else self.deadline - time.monotonic()
+            event = replace(event, error=cancelled_by_server(left))
+        self.ended = event
 
 
 class _Session:
@@ -66,13 +75,13 @@ class _Session:
             raise TransportError(f"can't connect to {address}: {exc}") from exc
 
     def start_call(
-        self, method: str, request: bytes | None, timeout: float | None, pieces: bool
+        self, method: str, request: bytes | None, timeout: float | None, deadline: float | None, pieces: bool
     ) -> tuple[int, _Inbox]:
         call_id = self.protocol.start_call(method, timeout=timeout, pieces=pieces)
         if request is not None:
             self.protocol.send(call_id, [request])
             self.protocol.half_close(call_id)
-        inbox = self._inboxes[call_id] = _Inbox()
+        inbox = self._inboxes[call_id] = _Inbox(deadline)
         return call_id, inbox
 
     def cancel(self, call_id: int) -> None:
@@ -132,7 +141,7 @@ class _Session:
     def _dispatch(self, events: list[Event]) -> None:
         for event in events:
             if isinstance(event, CallEnded):
-                self._inboxes.pop(event.call_id).ended = event
+                self._inboxes.pop(event.call_id).end(event)
             elif isinstance(event, MessagesReceived):
                 inbox = self._inboxes[event.call_id]
                 inbox.messages += event.messages
@@ -171,14 +180,12 @@ class ResponseStream:
     with the call's status OK, and raises what :meth:`receive` raises.
     """
 
-    def __init__(
-        self, session: _Session, call_id: int, inbox: _Inbox, timeout: float | None, deadline: float | None
-    ) -> None:
+    def __init__(self, session: _Session, call_id: int, inbox: _Inbox, timeout: float | None) -> None:
         self._session = session
         self._call_id = call_id
         self._inbox = inbox
         self._timeout = timeout
-        self._deadline = deadline
+        self._deadline = inbox.deadline
 
     @property
     def ended(self) -> bool:
@@ -361,8 +368,8 @@ class BlockingChannel:
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         session = self._connected()
-        call_id, inbox = session.start_call(method, request, timeout, pieces)
-        return ResponseStream(session, call_id, inbox, timeout, deadline)
+        call_id, inbox = session.start_call(method, request, timeout, deadline, pieces)
+        return ResponseStream(session, call_id, inbox, timeout)
 
     def conversation(self, method: str, *, pieces: bool = False) -> Conversation:
         """Call a method with any number of requests and answers.
@@ -370,8 +377,8 @@ class BlockingChannel:
         Arguments and errors are those of :meth:`server_stream`.
         """
         session = self._connected()
-        call_id, inbox = session.start_call(method, None, None, pieces)
-        return Conversation(session, call_id, inbox, None, None)
+        call_id, inbox = session.start_call(method, None, None, None, pieces)
+        return Conversation(session, call_id, inbox, None)
 
     def connect(self) -> None:
         """Make the connection now, if there is none. Otherwise the first call does.

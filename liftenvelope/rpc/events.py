@@ -47,11 +47,14 @@ class CallEnded:
             :class:`~liftenvelope.errors.TransportError` when the connection failed before a status came. On
             the server's side it is why nobody waits for the answer any more.
         metadata: What came with the status.
+        cancelled: Whether the server reset the call with HTTP/2's CANCEL. The shell, which has a clock, then
+            tells a deadline from a loss with :func:`~liftenvelope.rpc.status.cancelled_by_server`.
     """
 
     call_id: int
     error: RpcError | TransportError | None
     metadata: tuple[tuple[str, str | bytes], ...] = ()
+    cancelled: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from liftenvelope.errors import ServerError, TransportError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["CallNotProcessedError", "RpcError", "StatusCode", "status_error"]
+__all__ = ["CallNotProcessedError", "RpcError", "StatusCode", "cancelled_by_server", "status_error"]
 
 
 class StatusCode(IntEnum):
@@ -76,11 +76,13 @@ _FROM_HTTP: Final[Mapping[int, StatusCode]] = MappingProxyType(
 )
 
 _REFUSED_STREAM: Final = 0x7
+#: Seconds before a call's deadline from which a reset with CANCEL counts as the end of its time.
+_NEARLY: Final = 0.1
 
 # HTTP/2's names and numbers (RFC 9113, 7) of the reasons for a reset, where they mean more than INTERNAL.
 _FROM_RESET: Final[Mapping[int, StatusCode]] = MappingProxyType(
     {
-        0x8: StatusCode.CANCELLED,  # CANCEL
+        0x8: StatusCode.CANCELLED,  # CANCEL; of a client's call, see cancelled_by_server
         0xB: StatusCode.RESOURCE_EXHAUSTED,  # ENHANCE_YOUR_CALM
         0xC: StatusCode.PERMISSION_DENIED,  # INADEQUATE_SECURITY
     }
@@ -111,6 +113,21 @@ def reset_error(http2_code: int) -> RpcError | CallNotProcessedError:
         return CallNotProcessedError(f"{text}: it is safe to make it again")
     code = _FROM_RESET.get(http2_code, StatusCode.INTERNAL)
     return RpcError(code, f"the call was reset (HTTP/2 error {http2_code:#x})")
+
+
+def cancelled_by_server(left: float | None) -> RpcError:
+    """Return the error for a call that the server reset with CANCEL.
+
+    Recent versions of grpc-go reset a stream with CANCEL when the deadline in ``grpc-timeout`` passes,
+    without a status, and often before the client's own timer fires. As grpc-core does, read that as
+    DEADLINE_EXCEEDED. At any other time the outcome of the call is unknown: UNAVAILABLE.
+
+    Args:
+        left: Seconds until the call's deadline, negative after it; None without a deadline.
+    """
+    if left is None or left > _NEARLY:
+        return RpcError(StatusCode.UNAVAILABLE, "the server reset the call (HTTP/2 CANCEL)")
+    return RpcError(StatusCode.DEADLINE_EXCEEDED, "the server reset the call at its deadline (HTTP/2 CANCEL)")
 
 
 def trailers_error(headers: Mapping[bytes, bytes]) -> RpcError | None:

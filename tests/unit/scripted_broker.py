@@ -20,6 +20,7 @@ import liftenvelope
 from liftenvelope._pb import api_pb2
 from liftenvelope.client.client import Client
 from liftenvelope.client.message_reader import MessageReader
+from liftenvelope.rpc._http2 import ErrorCodes
 from liftenvelope.rpc.server import Server, ServerCall
 from liftenvelope.rpc.status import RpcError, StatusCode
 
@@ -64,6 +65,26 @@ def message(offset: int, *, value: bytes = b"", time_ns: int | None = None, part
 async def stall(call: ServerCall, request: bytes) -> bytes | None:
     """Never answer."""
     await asyncio.Event().wait()
+    return None
+
+
+def reset(call: ServerCall) -> None:
+    """Reset a call with CANCEL, without headers, as grpc-go 1.85 does when a call's deadline passes."""
+    call._link.protocol._forget(call.flow.call_id, ErrorCodes.CANCEL)
+    call._link.flush()
+
+
+async def reset_at_once(call: ServerCall, request: bytes) -> bytes | None:
+    """A step: reset the call long before its deadline."""
+    reset(call)
+    return None
+
+
+async def reset_at_deadline(call: ServerCall, request: bytes) -> bytes | None:
+    """A step: reset the call when its deadline passes, a little before the client's own timer fires."""
+    assert call.timeout is not None
+    await asyncio.sleep(max(0.0, call.timeout - 0.05))
+    reset(call)
     return None
 
 

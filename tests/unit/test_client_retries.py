@@ -38,7 +38,7 @@ from liftenvelope.rpc.status import CallNotProcessedError, RpcError, StatusCode
         (RpcError(StatusCode.INTERNAL, "disk on fire"), Fate.REFUSED),
         (RpcError(StatusCode.NOT_FOUND, "Server not partition leader"), Fate.REFUSED),
         (RpcError(StatusCode.RESOURCE_EXHAUSTED, "too long"), Fate.REFUSED),
-        (RpcError(StatusCode.CANCELLED, "stopping"), Fate.REFUSED),
+        (RpcError(StatusCode.CANCELLED, "stopping"), Fate.LOST),
         (RpcError(77, "a status of tomorrow"), Fate.REFUSED),
     ],
 )
