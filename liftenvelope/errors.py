@@ -264,7 +264,17 @@ class NotLeaderError(ServerError):
 
 
 class PermissionDeniedError(ServerError):
-    """The server does not allow this client to do that."""
+    """The server does not allow this client to make the call.
+
+    Attributes:
+        sent: Whether this is the outcome of a message that may be stored all the same: Liftbridge's
+            PublishAsync publishes a message before it refuses it. False if nothing was done.
+    """
+
+    def __init__(self, code: int, description: str, sent: bool = False) -> None:
+        ServerError.__init__(self, code, description)
+        self.args = (code, description, sent)
+        self.sent = sent
 
 
 class CursorsUnavailableError(ServerError):

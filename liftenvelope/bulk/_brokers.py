@@ -6,13 +6,14 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final
 
 from liftenvelope._pb import api_pb2
-from liftenvelope.client.failures import call_error, resolved_start
+from liftenvelope.client.failures import call_error, is_denial, resolved_start
 from liftenvelope.client.metadata import Metadata, PartitionInfo, StreamInfo, partition_info, read_metadata
 from liftenvelope.client.partition_read import is_worth_another_look, was_stopped
+from liftenvelope.client.publish_permission import permission_request
 from liftenvelope.client.retries import RETRIES, Fate, fate_of, pause_before
 from liftenvelope.errors import (
     NoSuchPartitionError,
@@ -142,6 +143,22 @@ class Brokers:
         found = read_metadata(api_pb2.FetchMetadataResponse.FromString(answer))
         self._named = list(found.addresses)
         return found
+
+    def check_publish(self, stream: str, address: str) -> None:
+        """Ask a broker whether rows may be published to a stream: see client/publish_permission.py.
+
+        Raises:
+            PermissionDeniedError: They may not. Nothing was published.
+            TransportError, CallTimeoutError: No broker answered in time.
+        """
+        if not self._secure:
+            return
+
+        def find(attempt: int) -> str:
+            return self._any(attempt) if attempt else address
+
+        with suppress(NoSuchPartitionError, NoSuchStreamError):
+            self._call("Publish", permission_request(stream), find, f"stream {stream!r}")
 
     def streams(self) -> list[str]:
         """Return the names of all streams, but for those that servers keep for themselves.
@@ -284,6 +301,8 @@ class Brokers:
             except RpcError as exc:
                 if (found := resolved_start(exc)) is not None:
                     return found
+                if is_denial(exc):
+                    raise call_error("Subscribe", exc, f"{stream}[{partition}]") from exc
             except TransportError:
                 continue
         return None

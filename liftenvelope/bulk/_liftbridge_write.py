@@ -189,6 +189,7 @@ class LiftbridgeWrite:
         Raises:
             TransportError, CallTimeoutError, NotLeaderError: There was no way for ``reconnect_wait`` seconds.
             NoSuchStreamError, NoSuchPartitionError: There is none.
+            PermissionDeniedError: The server does not let this client publish to the stream.
         """
         if partition in self._routes:
             return self._routes[partition]
@@ -207,6 +208,7 @@ class LiftbridgeWrite:
                 return lane
 
     def _new_lane(self, address: str) -> Lane:
+        self._brokers.check_publish(self._stream, address)
         # A sign behind what is random: digits follow.
         ident = f"{secrets.token_urlsafe(_IDENT)}."
         channel = self._brokers.new_channel(address)

@@ -81,6 +81,7 @@ def write(
     Raises:
         UsageError: An argument or a row makes no sense.
         NoSuchStreamError, StreamNotFoundError: There is no such stream.
+        PermissionDeniedError: The server does not let this client write to the stream; nothing was sent.
         WriteFailedError: Not all rows are stored, or it is unknown whether they are.
         TransportError: No server could be reached; nothing was sent.
 

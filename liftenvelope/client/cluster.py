@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from liftenvelope.client.metadata import BrokerInfo
     from liftenvelope.client.options import Options
+    from liftenvelope.client.retries import Retry
 
 __all__ = ["Cluster", "Deadline"]
 
@@ -96,7 +97,14 @@ class Cluster:
     # Calls
 
     async def call(
-        self, method: str, request: bytes, route: Route, deadline: Deadline, about: str
+        self,
+        method: str,
+        request: bytes,
+        route: Route,
+        deadline: Deadline,
+        about: str,
+        *,
+        rule: Retry | None = None,
     ) -> bytes | None:
         """Call a unary method, again where the table of retries says so.
 
@@ -106,6 +114,7 @@ class Cluster:
             route: Finds the broker for each attempt.
             deadline: Until when.
             about: What it is about, for the text of errors.
+            rule: How the call is made again. Default: as the table says for the method.
 
         Returns:
             The answer; None where an attempt of unknown outcome turns out to have done it.
@@ -113,7 +122,7 @@ class Cluster:
         Raises:
             LiftEnvelopeError: What ``failures.call_error`` makes of the last failure.
         """
-        rule, failed, uncertain = RETRIES[method], list[str](), False
+        rule, failed, uncertain = rule or RETRIES[method], list[str](), False
         refused: CallNotProcessedError | None = None
         while True:
             address = await route(failed, deadline)

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
+from liftenvelope._ack_timeouts import SUBJECT_CAUSES, ack_timeout
 from liftenvelope.errors import (
     AckTimeoutError,
     AlreadyMemberError,
@@ -33,7 +34,16 @@ from liftenvelope.errors import (
 )
 from liftenvelope.rpc.status import CallNotProcessedError, RpcError, StatusCode
 
-__all__ = ["call_error", "publish_async_error", "publish_call_error", "resolved_start"]
+__all__ = ["call_error", "is_denial", "publish_async_error", "publish_call_error", "resolved_start"]
+
+#: Why no ack comes for a message that is published to a stream. The server wakes a paused partition, and
+#: refuses a message for a read-only one at once.
+STREAM_ACK_CAUSES: Final = (
+    "fewer than min_isr replicas are in sync (ack policy ALL); the partition has no leader; "
+    "the server is slow or unreachable"
+)
+#: Why no ack comes for a message that is published on a subject.
+SUBJECT_ACK_CAUSES: Final = f"fewer than min_isr replicas are in sync (ack policy ALL); {SUBJECT_CAUSES}"
 
 _GROUP_METHODS: Final = frozenset(
     {
@@ -64,7 +74,6 @@ def _rule(
 _C = StatusCode
 # The first one that fits counts. Texts: liftbridge server/api.go, metadata.go, partition.go, cursors.go.
 _RULES: Final = (
-    _rule(PermissionDeniedError, _C.PERMISSION_DENIED),
     _rule(StreamExistsError, _C.ALREADY_EXISTS, "", "CreateStream"),
     _rule(NoSuchGroupError, _C.NOT_FOUND, "", *_GROUP_METHODS),
     _rule(NoSuchGroupError, _C.FAILED_PRECONDITION, "No such consumer group", *_GROUP_METHODS),
@@ -78,6 +87,7 @@ _RULES: Final = (
     _rule(StreamDeletedError, _C.NOT_FOUND, "commit log was deleted", "Subscribe"),
     _rule(ReadonlyPartitionError, _C.RESOURCE_EXHAUSTED, "End of readonly partition", "Subscribe"),
     _rule(NotLeaderError, _C.FAILED_PRECONDITION, "leader"),
+    _rule(NoSuchStreamError, _C.NOT_FOUND, "o such stream"),  # its name follows, which can be anything
     _rule(NoSuchPartitionError, _C.NOT_FOUND, "artition"),
     _rule(NoSuchStreamError, _C.NOT_FOUND, "tream"),
     _rule(NoSuchStreamError, _C.NOT_FOUND, "", "DeleteStream"),
@@ -85,6 +95,20 @@ _RULES: Final = (
     _rule(NotLeaderError, _C.INTERNAL, "nats: no responders available for request"),
     _rule(CursorsUnavailableError, _C.INTERNAL, "Cursors stream does not exist"),
 )
+
+
+#: Texts of Liftbridge for a call that its policy forbids, or of a client whose certificate has no name.
+#: Their code is UNKNOWN; INTERNAL from SetCursor if the client must not publish to ``__cursors``.
+_DENIALS: Final = ("The client is not authorized to call ", "Failed to retrieve client ID")
+
+
+def is_denial(error: RpcError | TransportError) -> bool:
+    """Return whether the server refused a call because the client is not allowed to make it."""
+    if not isinstance(error, RpcError):
+        return False
+    if error.code in (StatusCode.UNKNOWN, StatusCode.INTERNAL):
+        return any(text in error.description for text in _DENIALS)
+    return error.code == StatusCode.PERMISSION_DENIED
 
 
 def call_error(method: str, error: RpcError | TransportError, about: str) -> LiftEnvelopeError:
@@ -99,6 +123,8 @@ def call_error(method: str, error: RpcError | TransportError, about: str) -> Lif
         return type(error)(f"{about}: {error}", error.published, error.sent)
     if error.code == StatusCode.DEADLINE_EXCEEDED:
         return CallTimeoutError(f"{about}: {method} was not answered in time: {error.description}")
+    if is_denial(error):
+        return PermissionDeniedError(error.code, f"{about}: {method} was refused: {error.description}")
     for rule in _RULES:
         fits = rule.code == error.code and rule.text in error.description
         if fits and (rule.methods is None or method in rule.methods):
@@ -126,20 +152,28 @@ _PUBLISH_RULES: Final[tuple[tuple[StatusCode, str, type[ServerError]], ...]] = (
 
 
 def publish_call_error(
-    error: RpcError | TransportError, about: str, correlation_id: str
+    method: str, error: RpcError | TransportError, about: str, correlation_id: str, causes: str
 ) -> LiftEnvelopeError:
-    """Return the error for a unary publish that failed: it says whether the message may be stored."""
+    """Return the error for a unary publish that failed: it says whether the message may be stored.
+
+    Args:
+        method: Publish or PublishToSubject.
+        error: What the call ended with.
+        about: The partition or subject; begins the text.
+        correlation_id: Id of the message.
+        causes: The usual causes of an ack that does not come.
+    """
     text = f"{about}: {error}"
     if isinstance(error, CallNotProcessedError):
         return TransportError(text, 0, False)
     if isinstance(error, TransportError) or error.code in (StatusCode.UNAVAILABLE, StatusCode.CANCELLED):
         return TransportError(f"{text}; the message may be stored", 1, True)
     if error.code == StatusCode.DEADLINE_EXCEEDED:
-        return AckTimeoutError(f"{text}: no ack came in time; the message may be stored", correlation_id)
+        return ack_timeout(f"the message on {about}", correlation_id, causes=causes)
     for code, part, kind in _PUBLISH_RULES:
         if error.code == code and part in error.description:
             return kind(code, f"{about}: {error.description}")
-    return call_error("Publish", error, about)
+    return call_error(method, error, about)
 
 
 #: By the codes of PublishAsyncError: UNKNOWN, BAD_REQUEST, NOT_FOUND, INTERNAL, READONLY, INCORRECT_OFFSET,
@@ -170,8 +204,11 @@ def publish_async_error(
     kind = _ASYNC_ERRORS.get(code, PublishError)
     if any(part in text for part in _TOO_LARGE_TEXTS):
         kind = MessageTooLargeError
-    elif code == 2 and "artition" in text:
+    elif code == 2 and "o such partition" in text:
         kind = NoSuchPartitionError
+    if kind is PermissionDeniedError:
+        stored = "the message may be stored: Liftbridge publishes it before it refuses it"
+        return PermissionDeniedError(code, f"{about}: PublishAsync was refused: {text}; {stored}", sent=True)
     return kind(code, f"{about}: {text}")
 
 

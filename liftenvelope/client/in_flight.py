@@ -15,10 +15,17 @@ from collections.abc import Iterable, Sequence
 from enum import Enum, auto
 from typing import Final, Protocol, TypeAlias
 
-from liftenvelope.client.failures import call_error, publish_async_error
+from liftenvelope._ack_timeouts import ack_timeout
+from liftenvelope.client.failures import STREAM_ACK_CAUSES, call_error, is_denial, publish_async_error
 from liftenvelope.client.publish_codec import Response
 from liftenvelope.envelope import Ack
-from liftenvelope.errors import AckTimeoutError, LiftEnvelopeError, TransportError, publish_error
+from liftenvelope.errors import (
+    AckTimeoutError,
+    LiftEnvelopeError,
+    PermissionDeniedError,
+    TransportError,
+    publish_error,
+)
 from liftenvelope.rpc.status import CallNotProcessedError, RpcError, StatusCode
 
 __all__ = ["Ending", "Entry", "InFlight", "Outcome", "Sink", "ending_of"]
@@ -95,11 +102,14 @@ class Entry:
 
     def timed_out(self) -> AckTimeoutError:
         """Return the error for a deadline that has passed."""
+        what = f"the message on {self.about}"
+        return ack_timeout(what, self.correlation_id, sent=self.state != WAITING, causes=STREAM_ACK_CAUSES)
+
+    def denied(self, why: PermissionDeniedError) -> PermissionDeniedError:
+        """Return the error for a message that waited while one for the same stream was refused."""
         if self.state == WAITING:
-            text = "it could not be sent in time; it is not stored"
-        else:
-            text = "no ack came in time; the message may be stored"
-        return AckTimeoutError(f"{self.about}: {text}", self.correlation_id, self.state != WAITING)
+            return PermissionDeniedError(why.code, f"{self.about}: not sent: another message was refused")
+        return PermissionDeniedError(why.code, f"{self.about}: {why.description}", sent=True)
 
     def lost(self, why: str) -> TransportError:
         """Return the error for a stream that ended before the ack came."""
@@ -121,9 +131,7 @@ class Ending(Enum):
     REFUSED = auto()
 
 
-_REFUSALS: Final = frozenset(
-    {StatusCode.PERMISSION_DENIED, StatusCode.UNAUTHENTICATED, StatusCode.UNIMPLEMENTED}
-)
+_REFUSALS: Final = frozenset({StatusCode.UNAUTHENTICATED, StatusCode.UNIMPLEMENTED})
 
 
 def ending_of(error: RpcError | TransportError | None) -> Ending:
@@ -134,7 +142,7 @@ def ending_of(error: RpcError | TransportError | None) -> Ending:
         return Ending.LOST
     if error.code in (StatusCode.UNAVAILABLE, StatusCode.CANCELLED):
         return Ending.LOST
-    return Ending.REFUSED if error.code in _REFUSALS else Ending.BROKEN
+    return Ending.REFUSED if error.code in _REFUSALS or is_denial(error) else Ending.BROKEN
 
 
 class InFlight:
@@ -216,6 +224,17 @@ class InFlight:
             return False
         self._finish(entry)
         return True
+
+    def deny(self, stream: str, why: PermissionDeniedError) -> list[tuple[Entry, Outcome]]:
+        """Give up the messages for a stream that are to be sent; return what that settles."""
+        settled: list[tuple[Entry, Outcome]] = [
+            (entry, entry.denied(why))
+            for entry in self.pending.values()
+            if entry.state != SENT and entry.sink.stream == stream
+        ]
+        for entry, _ in settled:
+            self._finish(entry)
+        return settled
 
     def abandon(self, why: str) -> list[tuple[Entry, Outcome]]:
         """Give every message up; return what that settles: all of them, as lost."""

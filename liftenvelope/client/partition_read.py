@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from liftenvelope import _backend
 from liftenvelope._pb import api_pb2
-from liftenvelope.client.failures import call_error
+from liftenvelope.client.failures import call_error, is_denial
 from liftenvelope.client.positions import At, StartAt, StopAt
 from liftenvelope.client.retries import Fate, fate_of
 from liftenvelope.errors import (
@@ -303,4 +303,6 @@ def is_worth_another_look(error: RpcError | TransportError) -> bool:
     if fate_of(error) is not Fate.REFUSED:
         return True
     assert isinstance(error, RpcError)
+    if is_denial(error):
+        return False
     return error.code in (StatusCode.FAILED_PRECONDITION, StatusCode.INTERNAL, StatusCode.UNKNOWN)

@@ -17,12 +17,14 @@ from liftenvelope._pb import api_pb2
 from liftenvelope.client.cluster import Deadline
 from liftenvelope.client.in_flight import DONE, Entry, InFlight, Outcome, Sink
 from liftenvelope.client.publish_codec import read_publish_responses
+from liftenvelope.client.publish_permission import PublishPermissions
 from liftenvelope.envelope import Ack
 from liftenvelope.errors import (
     EnvelopeError,
     LiftEnvelopeError,
     NoSuchPartitionError,
     NoSuchStreamError,
+    PermissionDeniedError,
     TransportError,
     UsageError,
 )
@@ -230,6 +232,7 @@ class PublishStreams:
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
         self.round_robin = RoundRobinPartitioner()
+        self._permissions = PublishPermissions(cluster)
         #: Until when, by the loop's clock, brokers may only just have come back.
         self.wary_until = 0.0
         self._ids = IdSource()
@@ -276,6 +279,8 @@ class PublishStreams:
                 return True
             data = request.SerializeToString()
             await self.cluster.call("FetchPartitionMetadata", data, route, deadline, f"{stream}[{partition}]")
+        except PermissionDeniedError:
+            return True  # a client that may only publish can't find it out
         except LiftEnvelopeError:
             return False  # asked again, or found out by publishing
         return True
@@ -285,8 +290,14 @@ class PublishStreams:
         return self._pins.get((stream, partition))
 
     async def pin(self, info: StreamInfo, partition: int, deadline: Deadline) -> Lane:
-        """Return the lane that messages of a partition go by, by choice that of its leader."""
+        """Return the lane that messages of a partition go by, by choice that of its leader.
+
+        Raises:
+            PermissionDeniedError: The server does not let this client publish to the stream.
+            TransportError, CallTimeoutError: No broker answered in time.
+        """
         address = await self._address(info.partitions[partition].leader, deadline)
+        await self._permissions.check(address, info.name, deadline)
         lane = self._pins.get((info.name, partition))  # another one was quicker
         if lane is not None:
             return lane
@@ -354,10 +365,21 @@ class PublishStreams:
     def settle(self, outcomes: Iterable[tuple[Entry, Outcome]]) -> None:
         """Tell the sinks what became of messages."""
         for entry, outcome in outcomes:
-            if type(outcome) is not Ack and isinstance(outcome, NoSuchStreamError | NoSuchPartitionError):
-                self.cluster.forget(entry.sink.stream)
+            if type(outcome) is not Ack:
+                self._learn(entry.sink.stream, outcome)
             entry.sink.settle(entry, outcome)
         self.wake()
+
+    def _learn(self, stream: str, outcome: Outcome) -> None:
+        """Draw the conclusions of a failure for the other messages of a stream."""
+        if isinstance(outcome, NoSuchStreamError | NoSuchPartitionError):
+            self.cluster.forget(stream)
+        elif isinstance(outcome, PermissionDeniedError) and outcome.sent:
+            # The server would store what it refuses: send nothing more before it was asked.
+            self._permissions.refused(stream)
+            self._pins = {key: lane for key, lane in self._pins.items() if key[0] != stream}
+            for lane in self._lanes.values():
+                self.settle(lane.flight.deny(stream, outcome))
 
     def drop(self, sink: Sink) -> None:
         """Give up every message of a sink. It is told of none of them."""

@@ -7,11 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from liftenvelope._ack_timeouts import ack_timeout
 from liftenvelope._checks import as_bytes, as_int64, as_optional_bytes, as_optional_text, storable_headers
 from liftenvelope._pb import api_pb2
 from liftenvelope.client.cluster import Deadline
 from liftenvelope.client.core import ClientCore, check_partition
-from liftenvelope.client.failures import publish_call_error
+from liftenvelope.client.failures import STREAM_ACK_CAUSES, SUBJECT_ACK_CAUSES, publish_call_error
 from liftenvelope.client.in_flight import Entry, Outcome
 from liftenvelope.client.options import Options, check_count, check_seconds
 from liftenvelope.client.publish_checks import (
@@ -173,6 +174,8 @@ class PublishMixin(ClientCore):
             IncorrectOffsetError: The message would have got another offset than the expected one.
             MessageTooLargeError: It is longer than the server replicates (1 MiB by default) or takes (4 MiB).
             EnvelopeTooLargeError: A header name is longer than what the server survives.
+            PermissionDeniedError: The server does not let this client publish to the stream. If its ``sent``
+                is true the message may be stored.
             PublishError: The server did not store it for another reason.
             AckTimeoutError: No ack came in time. If its ``sent`` is true the message may be stored.
             CallTimeoutError: No broker said in time which partitions the stream has. Nothing was sent.
@@ -249,6 +252,7 @@ class PublishMixin(ClientCore):
         Raises:
             NoSuchStreamError: There is no such stream.
             NoSuchPartitionError: It has no such partition.
+            PermissionDeniedError: The server does not let this client publish to the stream.
             AckTimeoutError: No place was free in time. Nothing was sent.
             UsageError: An argument makes no sense; nothing was sent.
 
@@ -376,6 +380,7 @@ class PublishMixin(ClientCore):
         Raises:
             PublishError: Or its subclass: the ack says that the message was not stored.
             MessageTooLargeError: It is longer than the server replicates or takes.
+            PermissionDeniedError: The server does not let this client publish on the subject.
             AckTimeoutError: No ack came in time. If its ``sent`` is true the message may be stored.
             TransportError: The broker was lost. If its ``sent`` is true the message may be stored.
             UsageError: An argument makes no sense; nothing was sent.
@@ -472,8 +477,8 @@ class PublishMixin(ClientCore):
         if ack is None or message.ack_policy is AckPolicy.NONE:
             return None
         if ack.stream != message.stream:
-            text = f"the ack of stream {ack.stream!r} came, which records the same subject, and hid the other"
-            raise AckTimeoutError(f"{about}: {text}; the message may be stored", correlation_id)
+            cause = f"stream {ack.stream!r} records the same subject, and its ack came first"
+            raise ack_timeout(f"the message on {about}", correlation_id, causes=cause)
         ack.raise_for_error()
         return ack
 
@@ -485,6 +490,8 @@ class PublishMixin(ClientCore):
             answer = await self._cluster.call(method, data, self._cluster.any_broker, deadline, about)
         except LiftEnvelopeError as exc:
             if isinstance(exc.__cause__, RpcError | TransportError):
-                raise publish_call_error(exc.__cause__, about, correlation_id) from exc.__cause__
+                causes = STREAM_ACK_CAUSES if method == "Publish" else SUBJECT_ACK_CAUSES
+                cause = exc.__cause__
+                raise publish_call_error(method, cause, about, correlation_id, causes) from cause
             raise
         return answer or b""

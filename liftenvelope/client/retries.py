@@ -28,7 +28,7 @@ from liftenvelope.rpc.status import CallNotProcessedError, RpcError, StatusCode
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["RETRIES", "Fate", "Retry", "fate_of", "pause_before"]
+__all__ = ["READ", "RETRIES", "Fate", "Retry", "fate_of", "pause_before"]
 
 
 class Fate(Enum):
@@ -64,14 +64,14 @@ class Retry:
 
 # A broker that waits for the rest of a young cluster can sit on FetchMetadata until its deadline, and a
 # stalled one on anything; the next one may answer at once.
-_READ: Final = Retry(repeatable=True, attempt_timeout=3.0)
+READ: Final = Retry(repeatable=True, attempt_timeout=3.0)
 
 RETRIES: Final[Mapping[str, Retry]] = MappingProxyType(
     {
-        "FetchMetadata": _READ,
-        "FetchPartitionMetadata": _READ,
-        "FetchCursor": _READ,
-        "FetchConsumerGroupAssignments": _READ,
+        "FetchMetadata": READ,
+        "FetchPartitionMetadata": READ,
+        "FetchCursor": READ,
+        "FetchConsumerGroupAssignments": READ,
         # The same offset twice is the same as once.
         "SetCursor": Retry(repeatable=True),
         "CreateStream": Retry(repeatable=True, done_already=StatusCode.ALREADY_EXISTS),

@@ -19,7 +19,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Final
 
 from liftenvelope._pb import api_pb2
-from liftenvelope.client.failures import call_error, resolved_start
+from liftenvelope.client.failures import call_error, is_denial, resolved_start
 from liftenvelope.client.partition_read import is_worth_another_look, read_messages, was_stopped
 from liftenvelope.errors import TransportError
 from liftenvelope.rpc.status import RpcError, StatusCode
@@ -102,6 +102,8 @@ class StartLookup:
         try:
             await self._first(request)
         except RpcError as exc:
+            if is_denial(exc):
+                raise call_error("Subscribe", exc, f"{self._stream}[{self._partition}]") from exc
             return resolved_start(exc)
         except TransportError:
             return None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import replace
 from typing import Final
 
 from liftenvelope._version import __version__
@@ -168,7 +167,9 @@ class ClientConnection(Connection):
                 # It comes after the trailers, and is news only where there are none.
                 return self._status_received(event.stream_id, [])
             case h2_events.StreamReset():
-                return self._was_reset(event.stream_id, int(event.error_code or 0))
+                code = int(event.error_code or 0)
+                cancelled = code == ErrorCodes.CANCEL
+                return self._end(event.stream_id, reset_error(code), reset=False, cancelled=cancelled)
         return []
 
     def _response_started(self, event: h2_events.ResponseReceived) -> list[Event]:
@@ -201,7 +202,8 @@ class ClientConnection(Connection):
         metadata: tuple[tuple[str, str | bytes], ...] = (),
         *,
         reset: bool = True,
-    ) -> list[CallEnded]:
+        cancelled: bool = False,
+    ) -> list[Event]:
         call = self._calls.get(call_id)
         if call is None:
             return []
@@ -209,13 +211,7 @@ class ClientConnection(Connection):
             error = RpcError(StatusCode.INTERNAL, "the call ended with status OK inside a message")
         unfinished = not (call.closed_here and call.closed_there)
         self._forget(call_id, ErrorCodes.CANCEL if reset and unfinished else None)
-        return [CallEnded(call_id, error, metadata)]
-
-    def _was_reset(self, call_id: int, code: int) -> list[Event]:
-        ended = self._end(call_id, reset_error(code), reset=False)
-        if code != ErrorCodes.CANCEL:
-            return ended
-        return [replace(end, cancelled=True) for end in ended]
+        return [CallEnded(call_id, error, metadata, cancelled)]
 
     def _refuse(self, call_id: int, error: RpcError) -> list[Event]:
         return self._end(call_id, error)

@@ -1,4 +1,4 @@
-"""What servers answer, as the errors of this package. Texts are those that were observed."""
+"""Server answers as errors of this package. The texts are those that Liftbridge 1.9.0 sends."""
 
 from __future__ import annotations
 
@@ -75,10 +75,26 @@ FETCH, JOIN = "FetchConsumerGroupAssignments", "JoinConsumerGroup"
         ),
         (
             "Subscribe",
-            C.PERMISSION_DENIED,
-            "The client is not authorized to call Subscribe",
+            C.UNKNOWN,
+            "The client is not authorized to call Subscribe on resource foo",
             PermissionDeniedError,
         ),
+        ("Subscribe", C.UNKNOWN, "EOF", RpcError),
+        (
+            "SetCursor",  # stored by a Publish of the server's own
+            C.INTERNAL,
+            "The client is not authorized to call Publish on resource __cursors",
+            PermissionDeniedError,
+        ),
+        ("FetchMetadata", C.UNKNOWN, "api: Failed to retrieve client ID", PermissionDeniedError),
+        (
+            "DeleteStream",  # as a gateway answers
+            C.PERMISSION_DENIED,
+            "The client is not authorized to call DeleteStream on resource foo",
+            PermissionDeniedError,
+        ),
+        ("Publish", C.NOT_FOUND, "no such stream: partitions", NoSuchStreamError),
+        ("Publish", C.NOT_FOUND, "no such partition: 7", NoSuchPartitionError),
         ("FetchCursor", C.INTERNAL, "Cursors stream does not exist", CursorsUnavailableError),
         ("FetchCursor", C.FAILED_PRECONDITION, "Server not leader for cursors partition 0", NotLeaderError),
         (
@@ -130,18 +146,21 @@ def test_lost_connections_stay_what_they_are() -> None:
         (CallNotProcessedError("refused"), TransportError, False),
         (TransportError("lost"), TransportError, True),
         (RpcError(C.UNAVAILABLE, "gone"), TransportError, True),
-        (RpcError(C.DEADLINE_EXCEEDED, "late"), AckTimeoutError, True),
+        (RpcError(C.CANCELLED, "stopping"), TransportError, True),
+        (RpcError(C.DEADLINE_EXCEEDED, "context deadline exceeded"), AckTimeoutError, True),
     ],
 )
 def test_publishes_say_whether_the_message_may_be_stored(
     error: RpcError | TransportError, kind: type[LiftEnvelopeError], sent: bool
 ) -> None:
-    found = publish_call_error(error, "foo[0]", "id-7")
+    found = publish_call_error("Publish", error, "foo[0]", "id-7", "min_isr")
     assert type(found) is kind
     assert isinstance(found, TransportError | AckTimeoutError)
     assert (found.sent, found.retriable, "may be stored" in str(found)) == (sent, True, sent)
     if isinstance(found, AckTimeoutError):
         assert found.correlation_id == "id-7"
+        assert str(found).startswith("no ack came in time for the message on foo[0]: ")
+        assert str(found).endswith("Usual causes: min_isr")
 
 
 @pytest.mark.parametrize(
@@ -150,15 +169,14 @@ def test_publishes_say_whether_the_message_may_be_stored(
         (C.INVALID_ARGUMENT, "message exceeds max replication size", MessageTooLargeError),
         (C.INVALID_ARGUMENT, "bad", RpcError),
         (C.UNKNOWN, "incorrect expected offset", IncorrectOffsetError),
-        (C.INTERNAL, "failed to encrypt", EncryptionFailedError),
-        (C.FAILED_PRECONDITION, "The stream is readonly", ReadonlyPartitionError),
-        (C.NOT_FOUND, "No such stream", NoSuchStreamError),
-        (C.NOT_FOUND, "No such partition", NoSuchPartitionError),
-        (C.PERMISSION_DENIED, "no", PermissionDeniedError),
+        (C.INTERNAL, "encryption failed on partition", EncryptionFailedError),
+        (C.FAILED_PRECONDITION, "readonly partition: 0", ReadonlyPartitionError),
+        (C.NOT_FOUND, "no such stream: foo", NoSuchStreamError),
+        (C.NOT_FOUND, "no such partition: 0", NoSuchPartitionError),
     ],
 )
 def test_publishes_that_are_refused(code: StatusCode, text: str, kind: type[ServerError]) -> None:
-    found = publish_call_error(RpcError(code, text), "foo[0]", "id")
+    found = publish_call_error("Publish", RpcError(code, text), "foo[0]", "id", "")
     assert type(found) is kind
     assert isinstance(found, ServerError)
     assert (found.code, found.description) == (code, f"foo[0]: {text}")
@@ -167,15 +185,14 @@ def test_publishes_that_are_refused(code: StatusCode, text: str, kind: type[Serv
 @pytest.mark.parametrize(
     ("code", "text", "kind"),
     [
-        (0, "who knows", PublishError),
-        (1, "bad request", PublishError),
-        (2, "no such stream", NoSuchStreamError),
-        (2, "no such partition", NoSuchPartitionError),
-        (3, "internal", PublishError),
-        (4, "readonly", ReadonlyPartitionError),
-        (5, "incorrect", IncorrectOffsetError),
-        (6, "encryption", EncryptionFailedError),
-        (7, "no", PermissionDeniedError),
+        (0, "unknown error", PublishError),
+        (1, "stream with concurrency control must have AckPolicy set", PublishError),
+        (2, "no such stream: partitions", NoSuchStreamError),
+        (2, "no such partition: 7", NoSuchPartitionError),
+        (3, "failed to resume stream: late", PublishError),
+        (4, "readonly partition: 0", ReadonlyPartitionError),
+        (5, "incorrect expected offset", IncorrectOffsetError),
+        (6, "encryption failed on partition", EncryptionFailedError),
         (1, "message exceeds max replication size", MessageTooLargeError),
         (99, "an error of tomorrow", PublishError),
     ],
@@ -190,3 +207,18 @@ def test_a_publish_stream_that_does_not_know() -> None:
     found = publish_async_error(0, "no ack came; the message may be stored", "foo[0]", "id")
     assert isinstance(found, AckTimeoutError)
     assert (found.correlation_id, found.sent) == ("id", True)
+
+
+def test_unary_publish_that_is_denied_is_not_stored() -> None:
+    text = "The client is not authorized to call Publish on resource foo"
+    found = publish_call_error("Publish", RpcError(C.UNKNOWN, text), "foo[0]", "id", "")
+    assert isinstance(found, PermissionDeniedError)
+    assert (found.sent, found.description) == (False, f"foo[0]: Publish was refused: {text}")
+
+
+def test_publish_async_that_is_denied_may_be_stored() -> None:
+    text = "The client is not authorized to call Publish on resource foo"
+    found = publish_async_error(7, text, "foo[0]", "id")
+    assert isinstance(found, PermissionDeniedError)
+    assert (found.sent, found.retriable) == (True, False)
+    assert f"foo[0]: PublishAsync was refused: {text}; the message may be stored" in str(found)

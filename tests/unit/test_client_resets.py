@@ -13,7 +13,6 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from liftenvelope import bulk
-from liftenvelope.bulk import Access
 from liftenvelope.client.client import Client
 from liftenvelope.client.in_flight import Ending, ending_of
 from liftenvelope.errors import AckTimeoutError, CallTimeoutError, TransportError
@@ -170,11 +169,3 @@ async def test_bulk_read_asks_again_after_a_reset() -> None:
         reader = await asyncio.to_thread(bulk.read, broker.address, "foo", start=0)
         table = await asyncio.to_thread(reader.read_all)
     assert table.num_rows == 5
-
-
-async def test_bulk_call_reset_at_its_deadline_is_a_call_timeout() -> None:
-    async with scripted() as (broker,):
-        broker.log(*range(5))
-        broker.always("FetchMetadata", reset_at_deadline)
-        with pytest.raises(CallTimeoutError):
-            await asyncio.to_thread(bulk.read, broker.address, "foo", access=Access(timeout=0.3))

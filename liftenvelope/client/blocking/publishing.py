@@ -74,6 +74,8 @@ class BlockingPublish(BlockingCore):
             IncorrectOffsetError: The message would have got another offset than the expected one.
             MessageTooLargeError: It is longer than the server replicates (1 MiB by default) or takes (4 MiB).
             EnvelopeTooLargeError: A header name is longer than what the server survives.
+            PermissionDeniedError: The server does not let this client publish to the stream. If its ``sent``
+                is true the message may be stored.
             PublishError: The server did not store it for another reason.
             AckTimeoutError: No ack came in time. If its ``sent`` is true the message may be stored.
             CallTimeoutError: No broker said in time which partitions the stream has. Nothing was sent.
@@ -148,6 +150,7 @@ class BlockingPublish(BlockingCore):
         Raises:
             NoSuchStreamError: There is no such stream.
             NoSuchPartitionError: It has no such partition.
+            PermissionDeniedError: The server does not let this client publish to the stream.
             AckTimeoutError: No place was free in time. Nothing was sent.
             UsageError: An argument makes no sense; nothing was sent.
 
@@ -300,6 +303,7 @@ class BlockingPublish(BlockingCore):
         Raises:
             PublishError: Or its subclass: the ack says that the message was not stored.
             MessageTooLargeError: It is longer than the server replicates or takes.
+            PermissionDeniedError: The server does not let this client publish on the subject.
             AckTimeoutError: No ack came in time. If its ``sent`` is true the message may be stored.
             TransportError: The broker was lost. If its ``sent`` is true the message may be stored.
             UsageError: An argument makes no sense; nothing was sent.
