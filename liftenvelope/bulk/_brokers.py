@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 from liftenvelope._pb import api_pb2
 from liftenvelope.client.failures import call_error, is_denial, resolved_start
 from liftenvelope.client.metadata import Metadata, PartitionInfo, StreamInfo, partition_info, read_metadata
+from liftenvelope.client.options import server_name_of
 from liftenvelope.client.partition_read import is_worth_another_look, was_stopped
 from liftenvelope.client.publish_permission import permission_request
 from liftenvelope.client.retries import RETRIES, Fate, fate_of, pause_before
@@ -88,6 +89,7 @@ class Brokers:
         return BlockingChannel(
             self._access.reachable(address),
             tls=self._access.context if self._secure else None,
+            server_name=server_name_of(self._access.tls_server_name, address),
             connect_timeout=self._access.connect_timeout,
             max_message=self._access.max_message_bytes,
         )

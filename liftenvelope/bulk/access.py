@@ -12,7 +12,7 @@ from urllib.parse import SplitResult, unquote, urlsplit
 
 from liftenvelope.client.blocking import BlockingClient
 from liftenvelope.client.client import Client
-from liftenvelope.client.options import check_count, check_seconds
+from liftenvelope.client.options import check_count, check_seconds, check_server_names
 from liftenvelope.errors import UsageError, UsageTypeError
 from liftenvelope.jetstream.api import api_prefix
 from liftenvelope.rpc.address import Address, parse_address
@@ -57,6 +57,8 @@ class Access:
         read_isr_replica: Whether any replica in sync may serve what is read from Liftbridge, not the leader
             alone. It may lag a little; a read waits for it.
         address_map: Where to reach a Liftbridge broker instead of the ``host:port`` that it gives itself.
+        tls_server_name: Name that the certificates of Liftbridge brokers must have, where it is not the host
+            that they advertise: one for all, or a mapping from ``host:port``. Needs ``tls``.
 
     Raises:
         UsageError: A value makes no sense, or two exclude each other.
@@ -77,6 +79,7 @@ class Access:
     max_message_bytes: int = 64 * 1024 * 1024
     read_isr_replica: bool = False
     address_map: Mapping[str, str] = field(default_factory=dict)
+    tls_server_name: str | Mapping[str, str] | None = None
 
     def __post_init__(self) -> None:
         for name in ("connect_timeout", "timeout", "stall_timeout"):
@@ -97,6 +100,7 @@ class Access:
             raise UsageError("password: expected a user as well")
         if not (self.tls is None or isinstance(self.tls, bool | ssl.SSLContext)):
             raise UsageTypeError(f"tls must be an ssl.SSLContext, True, False or None, not {self.tls!r}")
+        check_server_names(self.tls_server_name, is_secure=bool(self.tls))
 
     @property
     def context(self) -> ssl.SSLContext | None:
@@ -169,6 +173,7 @@ def _client_target(options: Options, access: Access | None) -> Target:
         reconnect_wait=options.resubscribe_wait,
         max_message_bytes=options.max_message_bytes,
         address_map=options.address_map,
+        tls_server_name=options.tls_server_name,
     )
     addresses = tuple(parse_address(seed) for seed in options.seeds)
     return Target(Kind.LIFTBRIDGE, addresses, own, options.context is not None)

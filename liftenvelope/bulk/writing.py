@@ -180,6 +180,7 @@ def open_client(target: Target) -> BlockingClient:
         connect_timeout=access.connect_timeout,
         resubscribe_wait=access.reconnect_wait,
         address_map=access.address_map,
+        tls_server_name=access.tls_server_name if target.secure else None,
     )
 
 

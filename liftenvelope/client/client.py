@@ -53,6 +53,7 @@ def connect(
     addresses: str | Iterable[str],
     *,
     tls: ssl.SSLContext | bool | None = None,
+    tls_server_name: str | Mapping[str, str] | None = None,
     timeout: float = 10.0,
     ack_wait: float = 5.0,
     resubscribe_wait: float = 30.0,
@@ -75,6 +76,9 @@ def connect(
             found through them.
         tls: An :class:`ssl.SSLContext` to speak TLS with (load a client certificate into it for mTLS), True
             for Python's default one, None for plain TCP.
+        tls_server_name: Name that the brokers' certificates must have, where it is not the host that they
+            advertise: one name for all brokers, or a mapping from ``host:port``, as the cluster names it, to
+            a name. Default: the host of each address. Needs ``tls``.
         timeout: Seconds for a call with all its attempts, where the call names no other time.
         ack_wait: Seconds for the ack of a published message, where the call names no other time.
         resubscribe_wait: Seconds in which a subscription that was lost must stand again, 0 for not at all.
@@ -120,6 +124,7 @@ def connect(
     options = Options(
         addresses=addresses,
         tls=tls,
+        tls_server_name=tls_server_name,
         timeout=timeout,
         ack_wait=ack_wait,
         resubscribe_wait=resubscribe_wait,

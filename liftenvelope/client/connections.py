@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING
 
+from liftenvelope.client.options import server_name_of
 from liftenvelope.errors import TransportError
 from liftenvelope.rpc.aio import Channel
 from liftenvelope.rpc.status import CallNotProcessedError
@@ -105,6 +106,7 @@ class Connections:
         channel = await Channel.connect(
             options.reachable(address),
             tls=options.context,
+            server_name=server_name_of(options.tls_server_name, address),
             connect_timeout=max(limit, 0.001),
             keepalive=options.ping_interval,
             max_message=options.max_message_bytes,

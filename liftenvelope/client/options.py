@@ -13,8 +13,16 @@ from liftenvelope.client.events import EventHandler, warn
 from liftenvelope.client.metadata import BrokerInfo
 from liftenvelope.errors import UsageError, UsageTypeError
 from liftenvelope.rpc.address import parse_address
+from liftenvelope.rpc.tls import check_server_name
 
-__all__ = ["BrokerSelection", "Options", "check_count", "check_seconds"]
+__all__ = [
+    "BrokerSelection",
+    "Options",
+    "check_count",
+    "check_seconds",
+    "check_server_names",
+    "server_name_of",
+]
 
 #: ``"random"``, ``"latency"``, ``"workload"``, or a function that picks one of the brokers.
 BrokerSelection: TypeAlias = str | Callable[[Sequence[BrokerInfo]], BrokerInfo]
@@ -78,12 +86,40 @@ def _address_map(addresses: Mapping[str, str]) -> dict[str, str]:
     return {_address("address_map", a): _address("address_map", b) for a, b in addresses.items()}
 
 
+def check_server_names(
+    names: str | Mapping[str, str] | None, *, is_secure: bool
+) -> str | Mapping[str, str] | None:
+    """Return ``tls_server_name``, checked.
+
+    Args:
+        names: One name for all brokers, or names by address.
+        is_secure: Whether TLS is on.
+
+    Raises:
+        UsageError: A name or an address makes no sense, or TLS is off.
+        UsageTypeError: It is neither a str nor a mapping.
+    """
+    if names is None:
+        return None
+    if not is_secure:
+        raise UsageError(f"tls_server_name must be None without tls, got {names!r}")
+    if not isinstance(names, Mapping):
+        return check_server_name(names)
+    return {_address("tls_server_name", one): check_server_name(name) for one, name in names.items()}
+
+
+def server_name_of(names: str | Mapping[str, str] | None, address: str) -> str | None:
+    """Return the name that the certificate at an address must have; None for the host of the address."""
+    return names.get(address) if isinstance(names, Mapping) else names
+
+
 @dataclass(frozen=True, kw_only=True)
 class Options:
     """The options of :func:`liftenvelope.connect`, where they are described."""
 
     addresses: str | Iterable[str]
     tls: ssl.SSLContext | bool | None = None
+    tls_server_name: str | Mapping[str, str] | None = None
     timeout: float = 10.0
     ack_wait: float = 5.0
     resubscribe_wait: float = 30.0
@@ -122,6 +158,8 @@ class Options:
                 f"broker_selection={self.broker_selection!r}: expected one of {expected}, or a function"
             )
         put(self, "tls", self._context())
+        names = check_server_names(self.tls_server_name, is_secure=self.context is not None)
+        put(self, "tls_server_name", names)
         put(self, "address_map", _address_map(self.address_map))
 
     def _context(self) -> ssl.SSLContext | None:

@@ -219,6 +219,7 @@ class Channel:
         address: str,
         *,
         tls: ssl.SSLContext | None = None,
+        server_name: str | None = None,
         connect_timeout: float = 5.0,
         keepalive: float | None = 30.0,
         keepalive_timeout: float = PING_TIMEOUT,
@@ -230,6 +231,7 @@ class Channel:
         Args:
             address: Its ``host:port``, with brackets around an IPv6 host.
             tls: How to speak TLS, None for plain TCP. The context is made to offer HTTP/2.
+            server_name: Name that the server's certificate must have. Default: the host of ``address``.
             connect_timeout: Seconds for all of it.
             keepalive: Seconds of silence, with calls open, before the server is asked for a sign of life;
                 None for never. It is asked less often where a default Go server would mind.
@@ -247,7 +249,7 @@ class Channel:
         keep = Keepalive(keepalive, asyncio.get_running_loop().time(), keepalive_timeout)
         try:
             async with asyncio.timeout(connect_timeout):
-                return cls(await _open_link(target, tls, protocol, keep))
+                return cls(await _open_link(target, tls, server_name, protocol, keep))
         except TimeoutError as exc:
             raise TransportError(f"can't connect to {target} within {connect_timeout} s") from exc
         except OSError as exc:
@@ -326,7 +328,11 @@ class Channel:
 
 
 async def _open_link(
-    address: Address, tls: ssl.SSLContext | None, protocol: ClientConnection, keepalive: Keepalive
+    address: Address,
+    tls: ssl.SSLContext | None,
+    server_name: str | None,
+    protocol: ClientConnection,
+    keepalive: Keepalive,
 ) -> _ClientLink:
     loop = asyncio.get_running_loop()
     if tls is None:
@@ -337,7 +343,7 @@ async def _open_link(
         lambda: _ClientLink(protocol, keepalive),
         *address,
         ssl=tls,
-        server_hostname=address.host,
+        server_hostname=server_name or address.host,
         ssl_shutdown_timeout=_TLS_SHUTDOWN_TIMEOUT,
     )
     try:

@@ -62,7 +62,12 @@ class _Session:
     """One connection: the protocol, its socket, and the inboxes of the calls that are open on it."""
 
     def __init__(
-        self, address: Address, tls: ssl.SSLContext | None, connect_timeout: float, max_message: int
+        self,
+        address: Address,
+        tls: ssl.SSLContext | None,
+        server_name: str | None,
+        connect_timeout: float,
+        max_message: int,
     ) -> None:
         scheme = "http" if tls is None else "https"
         self.protocol = ClientConnection(str(address), scheme=scheme, max_message=max_message)
@@ -70,7 +75,7 @@ class _Session:
         # One for all: room that is made anew for every piece, and cut to size, costs 10 us (mmap and munmap).
         self._buffer = memoryview(bytearray(_RECEIVE_SIZE))
         try:
-            self._socket = _connect(address, tls, connect_timeout)
+            self._socket = _connect(address, tls, server_name, connect_timeout)
         except OSError as exc:
             raise TransportError(f"can't connect to {address}: {exc}") from exc
 
@@ -153,7 +158,9 @@ class _Session:
             self._socket.close()
 
 
-def _connect(address: Address, tls: ssl.SSLContext | None, timeout: float) -> socket.socket:
+def _connect(
+    address: Address, tls: ssl.SSLContext | None, server_name: str | None, timeout: float
+) -> socket.socket:
     """Return a connected socket, on which TLS is spoken already if it is to be."""
     connection = socket.create_connection(address, timeout=timeout)
     try:
@@ -161,7 +168,7 @@ def _connect(address: Address, tls: ssl.SSLContext | None, timeout: float) -> so
         if tls is None:
             return connection
         offer_http2(tls)
-        secured = tls.wrap_socket(connection, server_hostname=address.host)
+        secured = tls.wrap_socket(connection, server_hostname=server_name or address.host)
     except BaseException:
         connection.close()
         raise
@@ -310,6 +317,7 @@ class BlockingChannel:
     Args:
         address: ``host:port`` of the server.
         tls: How to speak TLS, None for plain TCP. The context is made to offer HTTP/2.
+        server_name: Name that the server's certificate must have. Default: the host of ``address``.
         connect_timeout: Seconds for making a connection.
         max_message: The longest message to take in, in bytes. A longer one ends its call.
 
@@ -327,11 +335,13 @@ class BlockingChannel:
         address: str,
         *,
         tls: ssl.SSLContext | None = None,
+        server_name: str | None = None,
         connect_timeout: float = 5.0,
         max_message: int = DEFAULT_MAX_MESSAGE,
     ) -> None:
         self._address = parse_address(address)
         self._tls = tls
+        self._server_name = server_name
         self._connect_timeout = connect_timeout
         self._max_message = max_message
         self._session: _Session | None = None
@@ -406,7 +416,9 @@ class BlockingChannel:
                 return session
             # The server may still answer the calls that are open there.
             self._retired = [old for old in (*self._retired, session) if old.protocol.open_calls]
-        self._session = _Session(self._address, self._tls, self._connect_timeout, self._max_message)
+        self._session = _Session(
+            self._address, self._tls, self._server_name, self._connect_timeout, self._max_message
+        )
         return self._session
 
     def __enter__(self) -> Self:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from liftenvelope.errors import TransportError
+from liftenvelope.errors import TransportError, UsageError, UsageTypeError
 
 if TYPE_CHECKING:
     import ssl
 
-__all__ = ["check_protocol", "offer_http2"]
+__all__ = ["check_protocol", "check_server_name", "offer_http2"]
 
 
 def offer_http2(context: ssl.SSLContext) -> None:
@@ -25,3 +25,21 @@ def check_protocol(connection: ssl.SSLObject | ssl.SSLSocket, peer: object) -> N
     """
     if (chosen := connection.selected_alpn_protocol()) != "h2":
         raise TransportError(f"{peer} does not speak HTTP/2 over TLS (ALPN chose {chosen!r})")
+
+
+def check_server_name(name: object) -> str:
+    """Return the name that a server's certificate must have.
+
+    Raises:
+        UsageError: It is no DNS name or IP address.
+        UsageTypeError: It is not a str.
+    """
+    if not isinstance(name, str):
+        raise UsageTypeError(f"tls_server_name must be a str, got {type(name).__name__}")
+    try:
+        name.encode("idna")
+    except UnicodeError as exc:
+        raise UsageError(f"tls_server_name must be a DNS name or an IP address, got {name!r}") from exc
+    if not name or name.startswith(".") or not name.isprintable() or {" ", "/"} & set(name):
+        raise UsageError(f"tls_server_name must be a DNS name or an IP address, got {name!r}")
+    return name

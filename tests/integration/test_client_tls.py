@@ -1,4 +1,4 @@
-"""TLS and mTLS with a real Liftbridge server. IPv6 is tested with the transport."""
+"""TLS and mTLS with a real Liftbridge server, and brokers whose certificates have another name."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import pytest
 import trustme
 
 import liftenvelope
+from liftenvelope import bulk
+from liftenvelope.bulk import Access
 from liftenvelope.errors import TransportError
 from liftenvelope.testing import LiftbridgeCluster, run_liftbridge
 
@@ -79,3 +81,47 @@ async def test_plain_tcp_to_a_tls_server(secured: LiftbridgeCluster) -> None:
     with pytest.raises(TransportError):
         async with liftenvelope.connect(secured.addresses, timeout=1.0):
             pytest.fail("plain TCP worked where TLS is spoken")
+
+
+NAME = "broker.example.org"
+
+
+@pytest.fixture(scope="module")
+def named(ca: trustme.CA, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiftbridgeCluster]:
+    """A server that advertises 127.0.0.1 and has a certificate for a DNS name alone."""
+    pem = tmp_path_factory.mktemp("named") / "server.pem"
+    ca.issue_cert(NAME).private_key_and_cert_chain_pem.write_to_path(pem)
+    careless = trusting(ca)
+    careless.check_hostname = False
+    with run_liftbridge(config={"tls.key": str(pem), "tls.cert": str(pem)}, tls=careless) as cluster:
+        cluster.create_stream("named")
+        yield cluster
+
+
+@pytest.mark.parametrize("by_address", [False, True])
+async def test_server_name_of_the_certificate(
+    ca: trustme.CA, named: LiftbridgeCluster, by_address: bool
+) -> None:
+    names = dict.fromkeys(named.addresses, NAME) if by_address else NAME
+    async with liftenvelope.connect(named.addresses, tls=trusting(ca), tls_server_name=names) as client:
+        assert await client.publish("named", b"x") is not None
+
+
+def test_server_name_of_the_certificate_blocking_and_bulk(ca: trustme.CA, named: LiftbridgeCluster) -> None:
+    options = {"tls": trusting(ca), "tls_server_name": NAME}
+    with liftenvelope.connect_blocking(named.addresses, **options) as client:  # type: ignore[arg-type]
+        assert client.publish("named", b"x") is not None
+        assert bulk.read(client, "named").read_all().num_rows > 0
+    access = Access(tls=trusting(ca), tls_server_name={named.addresses[0]: NAME})
+    assert bulk.read(f"liftbridge://{named.addresses[0]}", "named", access=access).read_all().num_rows > 0
+
+
+@pytest.mark.parametrize("names", [None, "other.example.org", {"127.0.0.1:1": NAME}])
+async def test_another_server_name_than_that_of_the_certificate(
+    ca: trustme.CA, named: LiftbridgeCluster, names: str | dict[str, str] | None
+) -> None:
+    with pytest.raises(TransportError, match=r"not valid for|mismatch"):
+        async with liftenvelope.connect(
+            named.addresses, tls=trusting(ca), tls_server_name=names, timeout=5.0
+        ):
+            pytest.fail("a server of another name was believed")

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import liftenvelope
+from liftenvelope.bulk import Access
 from liftenvelope.client.events import (
     LiftEnvelopeWarning,
     MetadataRefreshed,
@@ -178,3 +179,34 @@ class TestWarnings:
             warnings.simplefilter("always")
             warn(MetadataRefreshed("a:1", ()))
         assert caught == []
+
+
+class TestTlsServerName:
+    TLS = ssl.create_default_context()
+
+    @pytest.mark.parametrize(
+        "given", ["broker.example.org", "127.0.0.1", "::1", {"a:1": "x.example.org", "[::1]:2": "y"}, {}]
+    )
+    def test_taken(self, given: Any) -> None:
+        assert options(tls=self.TLS, tls_server_name=given).tls_server_name == given
+
+    @pytest.mark.parametrize(
+        "given", ["", ".a", "a b", "a/b", "a\0b", "\ud800", "x" * 64, {"a": "b"}, {"a:1": ""}, {"a:0": "b"}]
+    )
+    def test_refused(self, given: Any) -> None:
+        with pytest.raises(UsageError):
+            options(tls=self.TLS, tls_server_name=given)
+        with pytest.raises(UsageError):
+            Access(tls=self.TLS, tls_server_name=given)
+
+    @pytest.mark.parametrize("given", [5, b"a", ["a"], {"a:1": None}, {5: "a"}])
+    def test_of_another_type(self, given: Any) -> None:
+        with pytest.raises(UsageTypeError, match="tls_server_name"):
+            options(tls=self.TLS, tls_server_name=given)
+
+    @pytest.mark.parametrize("tls", [None, False])
+    def test_without_tls(self, tls: Any) -> None:
+        with pytest.raises(UsageError, match="tls_server_name must be None without tls, got 'a'"):
+            options(tls=tls, tls_server_name="a")
+        with pytest.raises(UsageError, match="tls_server_name must be None without tls, got 'a'"):
+            Access(tls=tls, tls_server_name="a")

@@ -35,6 +35,7 @@ def connect_blocking(
     addresses: str | Iterable[str],
     *,
     tls: ssl.SSLContext | bool | None = None,
+    tls_server_name: str | Mapping[str, str] | None = None,
     timeout: float = 10.0,
     ack_wait: float = 5.0,
     resubscribe_wait: float = 30.0,
@@ -57,6 +58,9 @@ def connect_blocking(
             found through them.
         tls: An :class:`ssl.SSLContext` to speak TLS with (load a client certificate into it for mTLS), True
             for Python's default one, None for plain TCP.
+        tls_server_name: Name that the brokers' certificates must have, where it is not the host that they
+            advertise: one name for all brokers, or a mapping from ``host:port``, as the cluster names it, to
+            a name. Default: the host of each address. Needs ``tls``.
         timeout: Seconds for a call with all its attempts, where the call names no other time.
         ack_wait: Seconds for the ack of a published message, where the call names no other time.
         resubscribe_wait: Seconds in which a subscription that was lost must stand again, 0 for not at all.
@@ -106,6 +110,7 @@ def connect_blocking(
         lambda: connect(
             addresses,
             tls=tls,
+            tls_server_name=tls_server_name,
             timeout=timeout,
             ack_wait=ack_wait,
             resubscribe_wait=resubscribe_wait,
