@@ -24,7 +24,7 @@ def _write_bulk(url: str, stream: str, table: pa.Table, **options: Any) -> Round
     def run() -> float:
         count: int = table.num_rows
         began = perf_counter()
-        assert write(url, stream, table, max_in_flight=WINDOW, **options).rows == count
+        assert write(url, stream, table, max_in_flight=WINDOW, **options).acked == count
         return (perf_counter() - began) / count
 
     return run

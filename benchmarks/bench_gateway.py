@@ -137,5 +137,5 @@ async def _publish(cluster: Cluster, name: str, count: int, window: int) -> floa
             name, (VALUE for _ in range(count)), max_in_flight=window, timeout=PATIENCE
         )
         took = perf_counter() - began
-    assert (summary.acked, summary.failed) == (count, ())
+    assert (summary.acked, summary.failures) == (count, {})
     return took / count

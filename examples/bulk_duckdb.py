@@ -21,7 +21,7 @@ def main() -> None:
                 "SELECT decode(key) AS key, round(avg(decode(value)::INT), 2)::VARCHAR AS value "
                 "FROM readings GROUP BY 1 ORDER BY 1"
             ).to_arrow_table()
-        print(f"{bulk.write(client, 'means', means).rows} rows stored")
+        print(f"{bulk.write(client, 'means', means).acked} rows stored")
         print(bulk.read(client, "means", columns=["key", "value"]).read_all().to_pylist())
 
 

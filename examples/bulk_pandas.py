@@ -11,7 +11,7 @@ def main() -> None:
     with run_liftbridge() as cluster, liftenvelope.connect_blocking(cluster.addresses) as client:
         client.create_stream("readings", "readings", partitions=2)
         frame = pd.DataFrame({"key": ["hall", "attic", "hall"], "value": ["20", "17", "22"]})
-        print(f"{bulk.write(client, 'readings', frame).rows} rows stored")
+        print(f"{bulk.write(client, 'readings', frame).acked} rows stored")
 
         read = bulk.read(client, "readings").read_pandas()
         read["degrees"] = read["value"].str.decode("utf-8").astype(int)

@@ -11,7 +11,7 @@ def main() -> None:
     with run_liftbridge() as cluster, liftenvelope.connect_blocking(cluster.addresses) as client:
         client.create_stream("readings", "readings", partitions=2)
         frame = pl.DataFrame({"key": ["hall", "attic", "hall"], "value": ["20", "17", "22"]})
-        print(f"{bulk.write(client, 'readings', frame).rows} rows stored")
+        print(f"{bulk.write(client, 'readings', frame).acked} rows stored")
 
         # polars has no maps: leave the headers out, or take them as lists of names and values.
         read = pl.DataFrame(bulk.read(client, "readings", columns=["key", "value", "offset", "timestamp"]))

@@ -27,7 +27,7 @@ def main() -> None:
             }
         )
         done = bulk.write(server.url, "SENSORS", table)
-        print(f"{done.rows} rows stored, at offsets {done.offsets[0]}")
+        print(f"{done.acked} rows stored, at offsets {done.offsets[0]}")
 
         # An exact range, in batches; only the columns that are wanted are filled.
         reader = bulk.read(server.url, "SENSORS", start=2_000, columns=["subject", "value"])

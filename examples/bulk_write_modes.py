@@ -25,15 +25,15 @@ def main() -> None:
         done = bulk.write(
             server.url, "LEDGER", table, subject="ledger.a", mode="pipelined", message_id="june"
         )
-        print(f"pipelined: {done.rows} rows, {done.duplicates} of them before")
+        print(f"pipelined: {done.acked} rows, {done.duplicates} of them before")
         done = bulk.write(
             server.url, "LEDGER", table, subject="ledger.a", mode="pipelined", message_id="june"
         )
-        print(f"pipelined: {done.rows} rows, {done.duplicates} of them before")
+        print(f"pipelined: {done.acked} rows, {done.duplicates} of them before")
 
         # One ack for some hundred rows, at the pace that the server asks for; the default for such a stream.
         done = bulk.write(server.url, "LEDGER", table, subject="ledger.b", mode="fast")
-        print(f"fast: {done.rows} rows, at offsets {done.offsets[0]}")
+        print(f"fast: {done.acked} rows, at offsets {done.offsets[0]}")
 
         # All or nothing: both sides of a booking, if nobody has booked on that account in between.
         unless_newer = [("Nats-Expected-Last-Subject-Sequence", b"40000")]

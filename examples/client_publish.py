@@ -37,7 +37,7 @@ async def main(addresses: list[str]) -> None:
         await client.create_stream("ledger", "ledger", optimistic_concurrency=True)
         entries = [OutgoingMessage(value=b"%d" % offset, expected_offset=offset) for offset in (0, 1, 1, 2)]
         summary = await client.publish_many("ledger", entries, max_in_flight=1, on_error="collect")
-        for index, error in summary.failed:
+        for index, error in summary.failures.items():
             print(f"entry {index}: {error}")
         try:
             await client.publish("ledger", b"late", expected_offset=0)

@@ -124,7 +124,7 @@ class JetStreamWrite:
         """What to raise where a row can't be published, when the acks of those before it have come."""
         if self._publisher is None:
             return error
-        rows = self._publisher.finish().rows
+        rows = self._publisher.finish().acked
         if not rows:
             return error
         text = f"{self._link.source.stream}: {rows} rows are stored, and no more: {error}"

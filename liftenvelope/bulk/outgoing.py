@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from liftenvelope._summaries import warn_renamed
 from liftenvelope.bulk.schema import COLUMNS, ENVELOPE_COLUMNS
 from liftenvelope.errors import UsageError, UsageTypeError
 
@@ -22,20 +23,39 @@ _LEFT_OUT: Final = frozenset({"offset", "timestamp", *ENVELOPE_COLUMNS})
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What a write has done.
+    """Outcome of a write. A write that does not store every row raises WriteFailedError instead.
 
     Attributes:
-        rows: How many rows are stored; all of them.
-        bytes: How many bytes their values have.
-        duplicates: How many of them had been stored before, by their message id. (With fast ingest the server
-            does not tell that of rows inside a batch.)
-        offsets: By partition, the first and the last offset that they got.
+        acked: Number of rows that are stored: all of them.
+        bytes: Bytes of their values.
+        duplicates: Number of rows that had been stored before, by their message id. With fast ingest the
+            server does not report duplicates inside a batch.
+        offsets: First and last offset of the rows, by partition.
     """
 
-    rows: int
+    acked: int
     bytes: int
     duplicates: int
     offsets: Mapping[int, tuple[int, int]]
+
+    @property
+    def failures(self) -> Mapping[int, Exception]:
+        """Errors by row. Always empty: a write that fails raises WriteFailedError."""
+        return {}
+
+    @property
+    def ok(self) -> bool:
+        """Whether every row is stored. Always true."""
+        return True
+
+    def raise_for_failures(self) -> None:
+        """Do nothing, as there are no failures. For code that takes any summary of publishing."""
+
+    @property
+    def rows(self) -> int:
+        """Deprecated name of :attr:`acked`."""
+        warn_renamed("Written", "rows", "acked")
+        return self.acked
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,7 +89,7 @@ def write(
         >>> import pyarrow as pa
         >>> table = pa.table({"subject": ["orders.new"], "value": [b"order 1"]})
         >>> bulk.write("nats://localhost:4222", "ORDERS", table)  # doctest: +SKIP
-        Written(rows=1, bytes=7, duplicates=0, offsets={0: (0, 0)})
+        Written(acked=1, bytes=7, duplicates=0, offsets={0: (0, 0)})
     """
     target = find_target(source, access)
     check_count("max_in_flight", max_in_flight)

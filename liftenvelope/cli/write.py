@@ -51,4 +51,4 @@ def _write(url: str, stream: str, origin: str, how: dict[str, Any]) -> None:
         check_lines("--from", origin)
         with click.open_file(origin, "rb") as lines:
             done = bulk.write(url, stream, from_lines(lines), **how)
-    click.echo(f"{done.rows:,} rows stored, {done.duplicates:,} of them before", err=True)
+    click.echo(f"{done.acked:,} rows stored, {done.duplicates:,} of them before", err=True)

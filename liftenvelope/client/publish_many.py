@@ -147,7 +147,7 @@ class PublishMany:
     def summary(self) -> PublishSummary:
         """What became of the messages that have an outcome by now."""
         offsets = {number: (first, last) for number, (first, last) in sorted(self._spans.items())}
-        return PublishSummary(self._acked, tuple(sorted(self._failed.items())), offsets)
+        return PublishSummary(self._acked, dict(sorted(self._failed.items())), offsets)
 
     def __await__(self) -> Generator[Any, None, PublishSummary]:
         return self._finish().__await__()

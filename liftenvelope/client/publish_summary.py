@@ -1,10 +1,12 @@
-"""What became of many messages. On its own, since errors carry it as well."""
+"""Outcome of many published messages. In a module of its own, because errors carry it as well."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from liftenvelope._summaries import raise_failures, warn_renamed
 
 if TYPE_CHECKING:
     from liftenvelope.errors import LiftEnvelopeError
@@ -14,18 +16,38 @@ __all__ = ["PublishSummary"]
 
 @dataclass(frozen=True, slots=True)
 class PublishSummary:
-    """What became of the messages of a ``publish_many``.
+    """Outcome of the messages of a ``publish_many``.
 
     Attributes:
-        acked: How many are stored.
-        failed: Of the others the index in the input and the error, by index. A TransportError or
-            AckTimeoutError with ``sent`` true says that the outcome is unknown.
-        offsets: By partition, the first and the last offset that the stored ones got.
+        acked: Number of messages that are stored.
+        failures: Errors of the other messages by their index in the input, in ascending order. A
+            TransportError, AckTimeoutError or PermissionDeniedError with ``sent`` true says that the message
+            may be stored.
+        offsets: First and last offset of the stored messages, by partition.
     """
 
     acked: int
-    failed: tuple[tuple[int, LiftEnvelopeError], ...]
+    failures: Mapping[int, LiftEnvelopeError]
     offsets: Mapping[int, tuple[int, int]]
 
+    @property
+    def ok(self) -> bool:
+        """Whether every message is stored."""
+        return not self.failures
+
+    def raise_for_failures(self) -> None:
+        """Raise what went wrong, if anything did.
+
+        Raises:
+            ExceptionGroup: All failures, by index; a note on each names its index.
+        """
+        raise_failures(self.failures, self.acked + len(self.failures))
+
+    @property
+    def failed(self) -> tuple[tuple[int, LiftEnvelopeError], ...]:
+        """Deprecated name of :attr:`failures`, as pairs of index and error."""
+        warn_renamed("PublishSummary", "failed", "failures")
+        return tuple(self.failures.items())
+
     def __str__(self) -> str:
-        return f"{self.acked} stored, {len(self.failed)} failed"
+        return f"{self.acked} stored, {len(self.failures)} failed"

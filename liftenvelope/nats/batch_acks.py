@@ -8,6 +8,7 @@ from collections.abc import Generator, Sequence
 from time import monotonic
 from typing import Any, Final
 
+from liftenvelope._summaries import raise_failures
 from liftenvelope.envelope import Ack
 from liftenvelope.errors import publish_error
 from liftenvelope.types import AckError
@@ -37,6 +38,11 @@ class BatchSummary:
         return len(self.offsets)
 
     @property
+    def acked(self) -> int:
+        """Number of messages that are stored."""
+        return len(self) - len(self.failures)
+
+    @property
     def ok(self) -> bool:
         """Whether every message is stored."""
         return not self.failures
@@ -47,21 +53,10 @@ class BatchSummary:
         Raises:
             ExceptionGroup: Of all failures; a note on each tells its index.
         """
-        if self.failures:
-            failed = f"{len(self.failures)} of {len(self)} messages failed"
-            raise ExceptionGroup(
-                failed, [_noted(error, index) for index, error in sorted(self.failures.items())]
-            )
+        raise_failures(self.failures, len(self))
 
     def __repr__(self) -> str:
-        return f"BatchSummary({len(self) - len(self.failures)} stored, {len(self.failures)} failed)"
-
-
-def _noted(error: Exception, index: int) -> Exception:
-    note = f"message {index} of the batch"
-    if note not in getattr(error, "__notes__", ()):
-        error.add_note(note)
-    return error
+        return f"BatchSummary({self.acked} stored, {len(self.failures)} failed)"
 
 
 class BatchAcks:

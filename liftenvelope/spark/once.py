@@ -180,7 +180,7 @@ class OnceWriter:
             _expecting(self._task, *portions[partition][row], offset) for partition, row, offset in sent
         ]
         failed: dict[int, LiftEnvelopeError] = {}
-        for index, error in self._publish(messages).failed:
+        for index, error in self._publish(messages).failures.items():
             partition, _, offset = sent[index]
             failed.setdefault(partition, self._checked(error))
             if offset == NO_OFFSET and isinstance(error, IncorrectOffsetError):
@@ -197,7 +197,7 @@ class OnceWriter:
 
     def _publish(self, messages: list[OutgoingMessage]) -> PublishSummary:
         if not messages:
-            return PublishSummary(0, (), {})
+            return PublishSummary(0, {}, {})
         try:
             return self._client.publish_many(
                 self._stream,
@@ -208,7 +208,7 @@ class OnceWriter:
             )
         except LiftEnvelopeError as exc:
             # No broker leads a partition: it is not known which of them are stored.
-            return PublishSummary(0, tuple((i, exc) for i in range(len(messages))), {})
+            return PublishSummary(0, dict.fromkeys(range(len(messages)), exc), {})
 
     def _checked(self, error: LiftEnvelopeError) -> LiftEnvelopeError:
         """Return an error after which to look again; raise any other."""

@@ -120,7 +120,7 @@ def _write(
         access=options.connection.open(),
         **special,
     )
-    return TaskWritten(done.rows, done.bytes, done.duplicates)
+    return TaskWritten(done.acked, done.bytes, done.duplicates)
 
 
 def _write_once(options: SinkOptions, topic: str, batches: Iterator[pa.RecordBatch], key: str) -> TaskWritten:

@@ -322,7 +322,7 @@ async def test_many(client: Client, name: str, in_flight: int) -> None:
     summary = await client.publish_many(
         name, (b"%d" % number for number in range(count)), max_in_flight=in_flight
     )
-    assert (summary.acked, summary.failed) == (count, ())
+    assert (summary.acked, summary.failures) == (count, {})
     assert summary.offsets == {0: (0, count - 1)}
     found = await read(client, name, start="earliest", stop=count - 1)
     assert [message.value for message in found] == [b"%d" % number for number in range(count)]
@@ -352,7 +352,7 @@ async def test_many_with_a_faulty_one(client: Client, name: str) -> None:
     messages.append(OutgoingMessage(value=b"no", expected_offset=99))
     summary = await client.publish_many(name, messages, on_error="collect")
     assert summary.acked == 7
-    assert [(index, type(error)) for index, error in summary.failed] == [(7, IncorrectOffsetError)]
+    assert [(index, type(error)) for index, error in summary.failures.items()] == [(7, IncorrectOffsetError)]
     with pytest.raises(IncorrectOffsetError, match=name) as info:
         await client.publish_many(name, messages[-1:])
     assert info.value.summary is not None

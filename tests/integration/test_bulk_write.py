@@ -73,7 +73,7 @@ class TestJetStream:
             {key: value.decode() for key, value in row} for row in source["headers"].to_pylist()
         ]
         reader = bulk.read(url, f"{name}-a")
-        assert bulk.write(url, f"{name}-b", reader, subject=f"{name}-b.x").rows == 500
+        assert bulk.write(url, f"{name}-b", reader, subject=f"{name}-b.x").acked == 500
         first = bulk.read(url, f"{name}-a", columns=["value", "headers"]).read_all()
         assert bulk.read(url, f"{name}-b", columns=["value", "headers"]).read_all() == first
 
@@ -92,7 +92,7 @@ class TestJetStream:
         done = bulk.write(
             url, name, numbers(count), subject=f"{name}.x", max_in_flight=in_flight, progress=seen.append
         )
-        assert done.rows == count
+        assert done.acked == count
         assert seen[-1].rows == count
         assert written_numbers(url, name) == list(range(count))
 
@@ -104,7 +104,7 @@ class TestJetStream:
         make_stream(url, name)
         for duplicates in (0, 100):
             done = bulk.write(url, name, numbers(100), subject=f"{name}.x", message_id="job-1")
-            assert (done.rows, done.duplicates) == (100, duplicates)
+            assert (done.acked, done.duplicates) == (100, duplicates)
         assert written_numbers(url, name) == list(range(100))
 
     @pytest.mark.parametrize("seed", range(4))
@@ -127,7 +127,7 @@ class TestJetStream:
                 max_in_flight=500,
                 access=Access(reconnect_wait=60, connect_timeout=10, timeout=20),
             )
-        assert done.rows == 20_000
+        assert done.acked == 20_000
         assert written_numbers(url, name) == list(range(20_000))
 
     def test_a_lost_connection_without_message_ids(self, url: str, name: str) -> None:
@@ -215,7 +215,7 @@ class TestLiftbridge:
                 }
             )
             done = bulk.write(client, f"{name}-a", table)
-        assert done.rows == 400
+        assert done.acked == 400
         assert done.offsets == {0: (0, 199), 1: (0, 199)}
         for partition in (0, 1):
             first = bulk.read(address, f"{name}-a", partitions=partition).read_all()

@@ -96,14 +96,14 @@ class TestEveryMode:
     def test_how_many_rows(self, url: str, name: str, mode: Any, count: int) -> None:
         open_stream(url, name)
         done = bulk.write(url, name, numbers(count).to_reader(300), subject=f"{name}.x", mode=mode)
-        assert (done.rows, done.offsets) == (count, {0: (0, count - 1)} if count else {})
+        assert (done.acked, done.offsets) == (count, {0: (0, count - 1)} if count else {})
         assert values(url, name) == list(range(count))
 
     @pytest.mark.parametrize("in_flight", [1, 7])
     def test_few_in_flight(self, url: str, name: str, mode: Any, in_flight: int) -> None:
         open_stream(url, name)
         options: Any = {"mode": mode, "max_in_flight": in_flight}
-        assert bulk.write(url, name, numbers(120), subject=f"{name}.x", **options).rows == 120
+        assert bulk.write(url, name, numbers(120), subject=f"{name}.x", **options).acked == 120
         assert values(url, name) == list(range(120))
 
     def test_every_column(self, url: str, name: str, mode: Any) -> None:
@@ -130,7 +130,7 @@ class TestEveryMode:
         assert kept == [[("A", b"z"), ("B", b"x y")] if i % 2 else [] for i in range(2_000)]
         # What was read can be written in any mode: the server keeps the headers of atomic batches.
         for other in MODES:
-            assert bulk.write(url, f"{name}-b", found, subject=f"{name}-b.x", mode=other).rows == 2_000
+            assert bulk.write(url, f"{name}-b", found, subject=f"{name}-b.x", mode=other).acked == 2_000
 
     def test_in_envelopes(self, url: str, name: str, mode: Any) -> None:
         open_stream(url, name)
@@ -143,7 +143,7 @@ class TestEveryMode:
     def test_large_rows(self, url: str, name: str, mode: Any) -> None:
         open_stream(url, name)
         table = pa.table({"value": [bytes([i]) * 900_000 for i in range(40)]})
-        assert bulk.write(url, name, table, subject=f"{name}.x", mode=mode).rows == 40
+        assert bulk.write(url, name, table, subject=f"{name}.x", mode=mode).acked == 40
         assert (
             bulk.read(url, name, columns=["value"]).read_all()["value"].to_pylist()
             == table["value"].to_pylist()
@@ -157,7 +157,7 @@ class TestEveryMode:
             return bulk.write(url, name, table, subject=f"{name}.{writer}", mode=mode)
 
         with ThreadPoolExecutor(4) as pool:
-            assert [done.rows for done in pool.map(work, range(4))] == [6_000] * 4
+            assert [done.acked for done in pool.map(work, range(4))] == [6_000] * 4
         found = bulk.read(url, name, columns=["value", "subject"]).read_all()
         assert found.num_rows == 24_000
         for writer in range(4):
@@ -216,7 +216,7 @@ class TestEveryMode:
             bulk.write(url, name, table, subject=f"{name}.x", mode=mode, progress=stop)
         stored = values(url, name)
         assert stored == list(range(len(stored)))
-        assert bulk.write(url, name, numbers(1_500), subject=f"{name}.x", mode=mode).rows == 1_500
+        assert bulk.write(url, name, numbers(1_500), subject=f"{name}.x", mode=mode).acked == 1_500
 
 
 class TestWhatIsStoredOfAFailedWrite:
@@ -265,7 +265,7 @@ class TestWhatIsStoredOfAFailedWrite:
     def test_an_atomic_batch_with_a_duplicate(self, url: str, name: str) -> None:
         open_stream(url, name)
         assert (
-            bulk.write(url, name, numbers(1_500), subject=f"{name}.x", message_id="a", mode="atomic").rows
+            bulk.write(url, name, numbers(1_500), subject=f"{name}.x", message_id="a", mode="atomic").acked
             == 1_500
         )
         with pytest.raises(WriteFailedError, match="duplicate message id") as caught:
@@ -279,16 +279,16 @@ class TestWhatIsStoredOfAFailedWrite:
         table = rows_with(1_200, row, "Nats-Msg-Id", "once")
         for expected in (1_200, 2_399):
             done = bulk.write(url, name, table, subject=f"{name}.x", mode="fast")
-            assert done.rows == 1_200
+            assert done.acked == 1_200
             assert len(values(url, name)) == expected
         assert done.duplicates == (row == 0)
 
     def test_a_job_that_is_done_again_by_fast_ingest(self, url: str, name: str) -> None:
         open_stream(url, name)
         options: Any = {"subject": f"{name}.x", "mode": "fast", "message_id": "job"}
-        assert bulk.write(url, name, numbers(18_000), **options).rows == 18_000
+        assert bulk.write(url, name, numbers(18_000), **options).acked == 18_000
         done = bulk.write(url, name, numbers(20_000), **options)
-        assert (done.rows, done.duplicates, done.offsets) == (20_000, 1, {0: (0, 19_999)})
+        assert (done.acked, done.duplicates, done.offsets) == (20_000, 1, {0: (0, 19_999)})
         assert values(url, name) == list(range(20_000))
 
 
@@ -320,7 +320,7 @@ class TestLostConnections:
         with cut_now_and_then(url, seed) as (way, spoil):
             table = numbers(30_000, 100).to_reader(2_000)
             try:
-                assert bulk.write(way, name, table, progress=spoil, **options).rows == 30_000
+                assert bulk.write(way, name, table, progress=spoil, **options).acked == 30_000
             except WriteFailedError as failed:  # the answer to the end was on its way
                 acked, unknown = failed.acked, failed.unknown
         stored = values(url, name)
@@ -388,7 +388,7 @@ class TestWhichMode:
             with pytest.raises(UsageError, match=f"mode='{mode}': {name} needs {setting}") as caught:
                 bulk.write(url, name, numbers(1), subject=f"{name}.x", mode=mode)  # type: ignore[arg-type]
             assert "nats-server 2.1" in str(caught.value)
-        assert bulk.write(url, name, numbers(2_000), subject=f"{name}.x").rows == 2_000
+        assert bulk.write(url, name, numbers(2_000), subject=f"{name}.x").acked == 2_000
 
     def test_it_is_not_allowed_any_more(self, url: str, name: str) -> None:
         open_stream(url, name)

@@ -264,7 +264,7 @@ def test_bulk_write_is_refused_and_nothing_is_stored(
     access = Access(tls=certificates.client("app"), timeout=60.0)
     with pytest.raises(PermissionDeniedError, match="Publish on resource closed"):
         bulk.write(url, "closed", table, access=access)
-    assert bulk.write(url, "open", table, access=access).rows == 2000
+    assert bulk.write(url, "open", table, access=access).acked == 2000
     assert cluster.partition_metadata("closed").newestOffset == -1
 
 

@@ -84,7 +84,7 @@ class TestPublish:
         client.create_stream(name, name)
         assert client.publish_many(name, values(2000), max_in_flight=100).acked == 2000
         summary = client.publish_many(name, iter(values(3000)))
-        assert (summary.acked, summary.failed) == (3000, ())
+        assert (summary.acked, summary.failures) == (3000, {})
         assert summary.offsets == {0: (2000, 4999)}
         with client.subscribe(name, start="earliest", stop="latest") as messages:
             assert [message.value for message in messages] == values(2000) + values(3000)

@@ -55,7 +55,7 @@ async def test_a_broker_that_is_killed_and_comes_back(retry: bool) -> None:
         await until(lambda: many.summary.acked > before + 1000)
         enough.set()
         offsets = await run
-        failed = dict(many.summary.failed)
+        failed = dict(many.summary.failures)
         # A killed server shows the last messages only once another one was published.
         assert await client.publish("orders", b"last", timeout=60) is not None
         kept = await asyncio.to_thread(Stored, cluster, "orders")
@@ -104,7 +104,7 @@ async def test_a_cut_connection_in_the_midst(
                 await until(lambda acked=acked: many.summary.acked > acked)  # type: ignore[misc]
                 proxy.cut()
             offsets = await run
-            failed = dict(many.summary.failed)
+            failed = dict(many.summary.failures)
     kept = await asyncio.to_thread(Stored, liftbridge_server, name)
     assert len(offsets) + len(failed) == 20_000
     assert all(kept.at[offset] == b"%d" % index for index, offset in offsets.items())
@@ -129,9 +129,9 @@ async def test_truncated_answers(liftbridge_server: LiftbridgeCluster, name: str
             summary = await client.publish_many(
                 name, [b"v"] * 500, max_in_flight=50, timeout=60, on_error="collect"
             )
-            assert summary.acked + len(summary.failed) == 500
-            assert 0 < len(summary.failed) <= 50
-            assert all(isinstance(e, TransportError) and e.sent for _, e in summary.failed)
+            assert summary.acked + len(summary.failures) == 500
+            assert 0 < len(summary.failures) <= 50
+            assert all(isinstance(e, TransportError) and e.sent for e in summary.failures.values())
 
 
 async def test_what_was_never_sent_says_so(liftbridge_server: LiftbridgeCluster, name: str) -> None:
@@ -193,7 +193,7 @@ async def test_a_leader_that_is_killed() -> None:
         await _until_acked(many, 300)
         stop.set()
         offsets = await run
-        failed = dict(many.summary.failed)
+        failed = dict(many.summary.failures)
         assert await client.publish("orders", b"last", ack_policy=1, timeout=60) is not None
         kept = await asyncio.to_thread(Stored, cluster, "orders")
     assert len(offsets) >= 600

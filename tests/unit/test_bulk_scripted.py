@@ -89,7 +89,7 @@ def test_acks_behind_other_lines() -> None:
 
     with scripted_nats(script) as url:
         table = pa.table({"value": [b"x"] * 5})
-        assert bulk.write(url, "S", table, subject="s", access=Access(timeout=20)).rows == 5
+        assert bulk.write(url, "S", table, subject="s", access=Access(timeout=20)).acked == 5
 
 
 def test_an_answer_that_does_not_come() -> None:

@@ -26,7 +26,7 @@ from liftenvelope.errors import (
 )
 from liftenvelope.rpc.status import CallNotProcessedError, RpcError, StatusCode
 
-SUMMARY = PublishSummary(3, ((1, TransportError("lost", 1, True)),), {0: (4, 6)})
+SUMMARY = PublishSummary(3, {1: TransportError("lost", 1, True)}, {0: (4, 6)})
 CLASSES: list[type[LiftEnvelopeError]] = [
     kind for kind in vars(errors).values() if inspect.isclass(kind) and issubclass(kind, LiftEnvelopeError)
 ]
