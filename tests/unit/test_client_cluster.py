@@ -32,6 +32,7 @@ pytestmark = pytest.mark.usefixtures("loop_errors")
 UNAVAILABLE = RpcError(StatusCode.UNAVAILABLE, "try later")
 NOT_LEADER = RpcError(StatusCode.FAILED_PRECONDITION, "Server not partition leader")
 EXISTS = RpcError(StatusCode.ALREADY_EXISTS, "stream already exists")
+DENIED = RpcError(StatusCode.UNKNOWN, "The client is not authorized to call FetchMetadata on resource *")
 MISSING = RpcError(StatusCode.NOT_FOUND, "stream does not exist")
 
 
@@ -110,7 +111,7 @@ class TestMetadata:
 
     async def test_a_client_that_can_not_be_opened_leaves_no_connection(self) -> None:
         async with scripted() as (broker,):
-            broker.always("FetchMetadata", RpcError(StatusCode.PERMISSION_DENIED, "no"))
+            broker.always("FetchMetadata", DENIED)
             with pytest.raises(LiftEnvelopeError):
                 await client_of([broker])
             await until(lambda: not broker.server.links)
@@ -161,7 +162,7 @@ class TestMetadata:
             await until(lambda: broker.calls["FetchMetadata"] == 2)
             waiting.cancel()
             await asyncio.wait([waiting])
-            broker.always("FetchMetadata", RpcError(StatusCode.PERMISSION_DENIED, "no"))
+            broker.always("FetchMetadata", DENIED)
             (fetching,) = client._cluster._fetching.values()
             broker.drop()
             await until(fetching.done)  # the fixture sees to it that nothing is said of it

@@ -45,10 +45,10 @@ FETCH, JOIN = "FetchConsumerGroupAssignments", "JoinConsumerGroup"
         ("CreateStream", C.DEADLINE_EXCEEDED, "late", CallTimeoutError),
         ("CreateStream", C.UNAVAILABLE, "gone", RpcError),
         ("DeleteStream", C.NOT_FOUND, "stream does not exist", NoSuchStreamError),
-        ("DeleteStream", C.NOT_FOUND, "whatever", NoSuchStreamError),
-        ("PauseStream", C.NOT_FOUND, "No such partition", NoSuchPartitionError),
+        ("PauseStream", C.NOT_FOUND, "stream not found", NoSuchStreamError),
         ("PauseStream", C.NOT_FOUND, "partition does not exist", NoSuchPartitionError),
-        ("SetStreamReadonly", C.NOT_FOUND, "stream does not exist", NoSuchStreamError),
+        ("SetStreamReadonly", C.NOT_FOUND, "stream not found", NoSuchStreamError),
+        ("FetchPartitionMetadata", C.NOT_FOUND, "partition not found", NoSuchPartitionError),
         (
             "FetchPartitionMetadata",
             C.FAILED_PRECONDITION,
@@ -105,8 +105,8 @@ FETCH, JOIN = "FetchConsumerGroupAssignments", "JoinConsumerGroup"
         ),
         (JOIN, C.FAILED_PRECONDITION, "stream does not exist", NoSuchStreamError),
         (FETCH, C.FAILED_PRECONDITION, "consumer is not a member of the consumer group", NotMemberError),
-        (FETCH, C.FAILED_PRECONDITION, "No such consumer group", NoSuchGroupError),
-        (FETCH, C.NOT_FOUND, "nothing here", NoSuchGroupError),
+        (FETCH, C.NOT_FOUND, "consumer group does not exist", NoSuchGroupError),
+        ("LeaveConsumerGroup", C.FAILED_PRECONDITION, "No such consumer group g", NoSuchGroupError),
         (
             FETCH,
             C.FAILED_PRECONDITION,
@@ -121,7 +121,12 @@ FETCH, JOIN = "FetchConsumerGroupAssignments", "JoinConsumerGroup"
             "No group coordinator candidates",
             GroupError,
         ),
-        ("FetchMetadata", C.PERMISSION_DENIED, "no", PermissionDeniedError),
+        (
+            "FetchMetadata",
+            C.UNKNOWN,
+            "The client is not authorized to call FetchMetadata on resource *",
+            PermissionDeniedError,
+        ),
         ("FetchMetadata", 77, "a status of tomorrow", RpcError),
     ],
 )

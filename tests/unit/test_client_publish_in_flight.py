@@ -140,6 +140,8 @@ def test_an_ack_with_an_error_is_an_error() -> None:
         (CallNotProcessedError("going away"), Ending.UNSEEN),
         (RpcError(StatusCode.RESOURCE_EXHAUSTED, "too large"), Ending.BROKEN),
         (RpcError(StatusCode.INTERNAL, "?"), Ending.BROKEN),
+        (RpcError(StatusCode.CANCELLED, "stopping"), Ending.LOST),
+        # Liftbridge ends no publish stream like this; a proxy in front of it may.
         (RpcError(StatusCode.PERMISSION_DENIED, "no"), Ending.REFUSED),
     ],
 )

@@ -130,7 +130,7 @@ class TestCreate:
             "CreateStream",
             RpcError(StatusCode.ALREADY_EXISTS, "stream already exists"),
             RpcError(StatusCode.INVALID_ARGUMENT, "Stream is reserved"),
-            RpcError(StatusCode.PERMISSION_DENIED, "no"),
+            RpcError(StatusCode.UNKNOWN, "The client is not authorized to call CreateStream on resource foo"),
         )
         for kind in (StreamExistsError, RpcError, PermissionDeniedError):
             with pytest.raises(kind, match="stream 'name'"):
@@ -338,7 +338,7 @@ class TestOthers:
         called = {"pause_stream": "PauseStream", "set_stream_readonly": "SetStreamReadonly"}[method]
         pair.broker.next(
             called,
-            RpcError(StatusCode.NOT_FOUND, "stream does not exist"),
+            RpcError(StatusCode.NOT_FOUND, "stream not found"),
             RpcError(StatusCode.NOT_FOUND, "partition does not exist"),
         )
         for kind in (NoSuchStreamError, NoSuchPartitionError):

@@ -34,9 +34,9 @@ from liftenvelope.client.partition_read import GroupIdentity
 from liftenvelope.client.positions import Cursor
 from liftenvelope.errors import (
     FencedError,
-    LiftEnvelopeError,
     OffsetOutOfRangeError,
     PartitionPausedError,
+    PermissionDeniedError,
     ReadonlyPartitionError,
     StreamDeletedError,
     SubscriptionLostError,
@@ -454,7 +454,12 @@ class TestEnds:
             (RpcError(StatusCode.NOT_FOUND, "commit log was deleted"), StreamDeletedError),
             (RpcError(StatusCode.RESOURCE_EXHAUSTED, "End of readonly partition"), ReadonlyPartitionError),
             (RpcError(StatusCode.INTERNAL, "disk on fire"), RpcError),
-            (RpcError(StatusCode.PERMISSION_DENIED, "no"), LiftEnvelopeError),
+            (
+                RpcError(
+                    StatusCode.UNKNOWN, "The client is not authorized to call Subscribe on resource foo"
+                ),
+                PermissionDeniedError,
+            ),
         ],
     )
     async def test_are_errors_again_and_again(self, error: RpcError, kind: type[Exception]) -> None:
