@@ -24,6 +24,7 @@ from liftenvelope.errors import (
     CallTimeoutError,
     LiftEnvelopeError,
     NotLeaderError,
+    PermissionDeniedError,
     TransportError,
     UsageError,
 )
@@ -280,7 +281,8 @@ class LiftbridgeWrite:
                 lane.settle()
         acked = self._acked + sum(lane.acks.acked for lane in lanes)
         refusals = sorted((one for lane in lanes for one in lane.refusals), key=itemgetter(0))
-        late = sum(isinstance(why, AckTimeoutError) for _, why in refusals)
+        uncertain = AckTimeoutError | PermissionDeniedError
+        late = sum(isinstance(why, uncertain) and why.sent for _, why in refusals)
         unknown = sum(lane.acks.pending for lane in lanes) + late
         parts = [f"{self._stream}: {acked} rows are stored"]
         if unknown:

@@ -52,7 +52,7 @@ class Lane:
     Attributes:
         ident: See above.
         acks: What has become of the rows, by their numbers on this call.
-        refusals: Rows that were refused, and why; an AckTimeoutError where that may be stored all the same.
+        refusals: Rows that were refused, and the errors. A row whose error has ``sent`` true may be stored.
 
     Raises:
         TransportError: The broker can't be reached.

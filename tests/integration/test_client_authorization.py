@@ -268,6 +268,12 @@ def test_bulk_write_is_refused_and_nothing_is_stored(
     assert cluster.partition_metadata("closed").newestOffset == -1
 
 
+def test_bulk_write_needs_no_other_permission(cluster: LiftbridgeCluster, certificates: Certificates) -> None:
+    access = Access(tls=certificates.client("publisher"), timeout=60.0)
+    table = pa.table({"value": [b"x"] * 20})
+    assert bulk.write(f"liftbridge://{cluster.addresses[0]}", "open", table, access=access).acked == 20
+
+
 async def test_message_that_publish_async_refuses_is_stored(
     cluster: LiftbridgeCluster, certificates: Certificates
 ) -> None:
@@ -332,6 +338,36 @@ async def test_permission_withdrawn_while_a_client_publishes(
             os.kill(cluster.nodes[0].pid or 0, signal.SIGHUP)
             await until_allowed(app)
             assert (await app.publish("open", b"allowed again")) is not None
+
+
+def test_permission_withdrawn_while_bulk_writes(certificates: Certificates, tmp_path: Path) -> None:
+    """Rows that were refused may be stored: the error counts them as unknown."""
+    policy = tmp_path / "policy.csv"
+    policy.write_text(POLICY)
+    config = {**certificates.liftbridge_config, "tls.client.authz.policy": str(policy)}
+    with run_liftbridge(config=config, tls=certificates.client("admin"), policy="") as cluster:
+        cluster.create_stream("open")
+        url, tls = f"liftbridge://{cluster.addresses[0]}", certificates.client("app")
+        table = pa.table({"value": [b"x"] * 30_000})
+
+        def withdraw(progress: bulk.Progress) -> None:
+            if policy.read_text() == POLICY:
+                asyncio.run(withdraw_all())
+
+        async def withdraw_all() -> None:
+            async with client_of(cluster, certificates, "app") as app:
+                await reload(cluster, policy, POLICY.replace("p, app, open", "p, nobody, open"), app)
+
+        with pytest.raises(bulk.WriteFailedError, match="may be stored") as info:
+            bulk.write(
+                url, "open", table, max_in_flight=100, progress=withdraw, access=Access(tls=tls, timeout=60.0)
+            )
+        assert isinstance(info.value.__cause__, PermissionDeniedError)
+        stored = cluster.partition_metadata("open").newestOffset + 1
+        assert 0 < info.value.acked <= stored <= info.value.acked + info.value.unknown < 30_000
+        with pytest.raises(PermissionDeniedError):
+            bulk.write(url, "open", table, access=Access(tls=tls, timeout=60.0))
+        assert cluster.partition_metadata("open").newestOffset + 1 == stored
 
 
 async def reload(cluster: LiftbridgeCluster, policy: Path, text: str, app: Client) -> None:
