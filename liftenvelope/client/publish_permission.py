@@ -12,17 +12,20 @@ asked for on any connection.
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
 from liftenvelope._pb import api_pb2
+from liftenvelope.client.cluster import Deadline
+from liftenvelope.client.failures import call_error
 from liftenvelope.client.retries import READ, Fate, fate_of
 from liftenvelope.errors import NoSuchPartitionError, NoSuchStreamError
-from liftenvelope.rpc.status import RpcError
+from liftenvelope.rpc.status import CallNotProcessedError, RpcError, StatusCode
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from liftenvelope.client.cluster import Cluster, Deadline
+    from liftenvelope.client.cluster import Cluster
 
 __all__ = ["PublishPermissions", "permission_request"]
 
@@ -39,11 +42,12 @@ class PublishPermissions:
         self._cluster = cluster
         self._granted: set[tuple[str, str]] = set()
         self._has_refused: set[str] = set()
+        self._asking: dict[tuple[str, str], asyncio.Task[None]] = {}
 
     async def check(self, address: str, stream: str, deadline: Deadline) -> None:
         """Ask a broker whether this client may publish to a stream, unless that is known.
 
-        If the broker can't be reached, another one is asked.
+        If the broker can't be reached, another one is asked. Concurrent callers share one answer.
 
         Raises:
             PermissionDeniedError: It may not. Nothing was published.
@@ -53,10 +57,25 @@ class PublishPermissions:
         if not is_needed or (address, stream) in self._granted:
             return
 
+        task = self._asking.get((address, stream))
+        if task is None:
+            task = asyncio.create_task(self._ask(address, stream))
+            self._asking[address, stream] = task
+            task.add_done_callback(lambda task: self._asked(address, stream, task))
+        done, _ = await asyncio.wait([task], timeout=deadline.left)
+        if not done:
+            late = RpcError(StatusCode.DEADLINE_EXCEEDED, f"nothing came in {deadline.timeout} s")
+            raise call_error("Publish", late, f"stream {stream!r}")
+        if task.cancelled():
+            raise CallNotProcessedError("the client is closed")
+        task.result()
+
+    async def _ask(self, address: str, stream: str) -> None:
         async def route(failed: Sequence[str], deadline: Deadline) -> str:
             return await self._cluster.any_broker(failed, deadline) if failed else address
 
         request, about = permission_request(stream), f"stream {stream!r}"
+        deadline = Deadline(self._cluster.options.timeout)
         try:
             await self._cluster.call("Publish", request, route, deadline, about, rule=READ)
         except (NoSuchPartitionError, NoSuchStreamError):
@@ -65,6 +84,17 @@ class PublishPermissions:
             if fate_of(exc) is not Fate.REFUSED:
                 raise
         self._granted.add((address, stream))
+
+    def _asked(self, address: str, stream: str, task: asyncio.Task[None]) -> None:
+        self._asking.pop((address, stream), None)
+        if not task.cancelled():
+            task.exception()  # those who wait raise it; all of them may have gone
+
+    async def close(self) -> None:
+        """Stop asking."""
+        for task in self._asking.values():
+            task.cancel()
+        await asyncio.gather(*self._asking.values(), return_exceptions=True)
 
     def refused(self, stream: str) -> None:
         """Note that a message for a stream was refused: ask again before the next one."""

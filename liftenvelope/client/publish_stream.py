@@ -453,6 +453,7 @@ class PublishStreams:
         self._closed = True
         for run in tuple(self.runs):
             run.stop()
+        await self._permissions.close()
         for _ in range(3):  # the writers, the connections, and what those woke
             await asyncio.sleep(0)
         await asyncio.gather(*(lane.close() for lane in list(self._lanes.values())))
