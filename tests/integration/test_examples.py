@@ -1,5 +1,8 @@
 """Everything that the documentation shows is run: the examples, and every block of Python in the pages.
 
+test_documented_programs.py runs the blocks that are programs. In one file, all of it would keep one worker of
+pytest-xdist busy for minutes after the others have finished.
+
 docs/index.md tells readers what the three kinds of blocks are. The doctests that start servers run here as
 well; tests/unit/test_doctests.py has the others.
 """
@@ -157,22 +160,6 @@ def test_example(example: Path, tmp_path: Path) -> None:
         assert run(example, cwd=tmp_path).strip()
 
 
-@pytest.mark.parametrize("block", of_kind("python"), ids=str)
-def test_program(block: Block, tmp_path: Path) -> None:
-    file = tmp_path / "program.py"
-    file.write_text(block.text, "utf-8")
-    printed = run(file, cwd=tmp_path)
-    if block.output is not None:
-        assert printed == block.output
-
-
-@pytest.mark.parametrize("block", of_kind("python pytest"), ids=str)
-def test_test_file(block: Block, tmp_path: Path) -> None:
-    file = tmp_path / "test_block.py"
-    file.write_text(block.text, "utf-8")
-    assert " passed" in run_pytest(file, tmp_path)
-
-
 @pytest.mark.parametrize("block", of_kind("python fragment"), ids=str)
 async def test_fragment(block: Block, liftbridge_server: LiftbridgeCluster, lb_nc: Client) -> None:
     # Blank lines in front, so that a traceback shows the line of the page.
@@ -199,17 +186,6 @@ def streams(cluster: LiftbridgeCluster) -> Iterator[None]:
     finally:
         cluster.delete_stream("orders")
         cluster.delete_stream("accounts")
-
-
-def test_types(tmp_path: Path) -> None:
-    """All of it passes mypy --strict, so no page shows an argument that does not exist."""
-    files = list(map(str, EXAMPLES))
-    for block in ALL:
-        if block.info.startswith("python"):
-            file = tmp_path / f"{block.page.stem.lower()}_{block.line}.py"
-            file.write_text(block.as_module(), "utf-8")
-            files.append(str(file))
-    run("-W", "ignore", "-m", "mypy", "--strict", *files, cwd=ROOT)
 
 
 def slug(heading: str) -> str:
