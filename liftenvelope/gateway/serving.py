@@ -138,8 +138,9 @@ async def running_gateway(serving: Serving) -> AsyncIterator[tuple[Gateway, Embe
                     own.on_line = gateway.read_server_log
                 yield gateway, own
         finally:
-            # nats-py sends what is left, also on a connection that is lost.
-            with suppress(OSError):
+            # nats-py sends what is left, also on a connection that is lost. On a closed transport asyncio then
+            # raises TypeError in releases from Python 3.12 on (python/cpython issue 136234).
+            with suppress(OSError, TypeError):
                 await nc.close()
     finally:
         if own is not None:
