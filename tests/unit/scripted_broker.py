@@ -404,11 +404,11 @@ async def scripted(count: int = 1) -> AsyncIterator[list[ScriptedBroker]]:
 
 
 def client_of(brokers: Iterable[ScriptedBroker], **options: Any) -> Client:
-    """A client that is quick to give up. ``events`` is a list that gets its events."""
+    """A client whose calls outlast a loaded machine. ``events`` is a list that gets its events."""
     events: list[Any] | None = options.pop("events", None)
     if events is not None:
         options["on_event"] = events.append
-    return liftenvelope.connect([broker.address for broker in brokers], **{"timeout": 3.0, **options})
+    return liftenvelope.connect([broker.address for broker in brokers], **{"timeout": 30.0, **options})
 
 
 async def fill(found: list[int], reader: MessageReader, count: int | None = None) -> None:
