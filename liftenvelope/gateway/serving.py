@@ -138,7 +138,7 @@ async def running_gateway(serving: Serving) -> AsyncIterator[tuple[Gateway, Embe
                     own.on_line = gateway.read_server_log
                 yield gateway, own
         finally:
-            # nats-py sends what is left, also on a connection that is lost. On a closed transport asyncio then
+            # nats-py sends what is left, also on a connection that is lost. On a closed transport, asyncio
             # raises TypeError in releases from Python 3.12 on (python/cpython issue 136234).
             with suppress(OSError, TypeError):
                 await nc.close()
