@@ -1,4 +1,4 @@
-"""What ``messages`` and ``consume`` read from: one subscription, pull after pull, and a buffer between."""
+"""Feed of ``messages`` and ``consume``: one subscription, pull after pull, and a buffer between."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ from liftenvelope.errors import (
     TransportError,
     UsageError,
 )
+from liftenvelope.jetstream._endings import DRAIN, holds_pin, until_nothing_is_owed
 from liftenvelope.jetstream._pull import End, PullCore, PullNow, Tell
 from liftenvelope.jetstream._statuses import Kind, Status
 from liftenvelope.jetstream._watch import watch_of
-from liftenvelope.jetstream.events import Pinned, PullEvent, Unpinned
+from liftenvelope.jetstream.events import Pinned, PinNotReleased, PullEvent, Unpinned
 from liftenvelope.jetstream.message import PIN_HEADER, Acks, Message, counted_size
 from liftenvelope.jetstream.pull_options import PullPlan
 from liftenvelope.nats._pull_inbox import PullInbox
@@ -34,14 +35,17 @@ from liftenvelope.nats._pull_inbox import PullInbox
 if TYPE_CHECKING:
     from liftenvelope._delivered_py import MessageQueue
     from liftenvelope.jetstream.api import Api
+    from liftenvelope.jetstream.infos import ConsumerInfo
 
 __all__ = ["Hooks", "PullFeed", "Source", "error_of"]
 
 #: How often a consumer is looked up before it is given the benefit of the doubt, and the pauses between.
 _LOOK_UPS: Final = 5
 _LOOK_UP_PAUSE: Final = 0.25
-#: How long a drain waits for what is on its way, in seconds.
-_DRAIN: Final = 5.0
+#: Seconds for the server to answer an unsubscription, at the least.
+_UNSUBSCRIBE: Final = 1.0
+#: Seconds for the server to take a pin back.
+_RELEASE: Final = 2.0
 #: How late the loop may be before it is taken for one that something has blocked, in seconds; and how many
 #: turns it is given then to read what has come meanwhile.
 LATE: Final = 0.1
@@ -63,8 +67,11 @@ class Source(Protocol):
     def acks(self) -> Acks:
         """What sends the acks."""
 
-    async def look_up(self) -> None:
+    async def info(self, *, timeout: float | None = None) -> ConsumerInfo:
         """Ask for the consumer; raises ConsumerNotFoundError or StreamNotFoundError if it is gone."""
+
+    async def unpin(self, group: str, *, timeout: float | None = None) -> None:
+        """Take the pin of a group from whoever holds it."""
 
 
 class Hooks:
@@ -138,6 +145,11 @@ class PullFeed:
         self._waiter: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._checking: asyncio.Task[None] | None = None
+        self._releasing: asyncio.Task[None] | None = None
+        #: Whether to give the pin back at the end.
+        self.unpin = True
+        #: When a message came last, or the consumption began.
+        self.last_activity = 0.0
         self._ending = False
         self._error: LiftEnvelopeError | None = None
         self._started = False
@@ -159,6 +171,7 @@ class PullFeed:
             self._inbox.close()
             return
         self._watch.add(self)
+        self.last_activity = self._loop.time()
         self._core.start(self._loop.time(), online=bool(self._nc.is_connected))
         self._act()
         self._tick()
@@ -184,6 +197,7 @@ class PullFeed:
 
     def _take(self, messages: list[Any]) -> None:
         self.buffer.extend(messages)
+        self.last_activity = self._loop.time()
         if self._waiter is not None:
             self._wake()
 
@@ -220,6 +234,7 @@ class PullFeed:
                 self._finish()
                 if self._error is not None:
                     raise self._error
+                self.release()  # the caller is done with the last message
                 raise StopAsyncIteration
             if self._waiter is not None:
                 raise UsageError("another task waits for the next message: one may at a time")
@@ -296,7 +311,7 @@ class PullFeed:
         found = True
         for _ in range(_LOOK_UPS):
             try:
-                await self._source.look_up()
+                await self._source.info()
                 break
             except (ConsumerNotFoundError, StreamNotFoundError):
                 found = False
@@ -353,14 +368,49 @@ class PullFeed:
         self._finish()
         self._wake()
 
-    async def drain(self) -> None:
-        """Pull nothing more, take what is on its way, and end when it is delivered."""
+    async def drain(self, timeout: float = DRAIN) -> None:
+        """Pull nothing more, take what the server still sends, and end when it is delivered.
+
+        Args:
+            timeout: Seconds to wait for the server. Default 5.
+        """
         self._core.stop()
         try:
             if not self._ending and self._started:
-                await self._inbox.drain(_DRAIN)
+                deadline = self._loop.time() + timeout
+                await until_nothing_is_owed(self, self._source, deadline)
+                await self._inbox.drain(max(deadline - self._loop.time(), _UNSUBSCRIBE))
         finally:  # also of a drain that is cancelled: nothing is pulled any more, so that nothing comes
             self._end(None)
+
+    @property
+    def can_receive(self) -> bool:
+        """Whether a pull may still be served."""
+        return not self._ending and bool(self._nc.is_connected)
+
+    @property
+    def owed(self) -> int:
+        """Messages or bytes that the server may still send."""
+        return self._core.asked
+
+    def release(self) -> None:
+        """Give the pin back if this consumption holds it, so that a standby need not wait for a time-out."""
+        pin_id = self._machine.pin_id
+        if self.unpin and pin_id is not None and self._releasing is None and self._nc.is_connected:
+            self._releasing = self._loop.create_task(self._release(self._plan.fields["group"], pin_id))
+
+    async def _release(self, group: str, pin_id: str) -> None:
+        try:
+            if holds_pin(await self._source.info(timeout=_RELEASE), group, pin_id):
+                await self._source.unpin(group, timeout=_RELEASE)
+            self._hooks.tell(Unpinned(pin_id))
+        except (JetStreamError, CallTimeoutError, TransportError) as exc:
+            self._hooks.tell(PinNotReleased(pin_id, exc))
+
+    async def released(self) -> None:
+        """Wait until the pin is given back, if it is to be."""
+        if self._releasing is not None:
+            await asyncio.wait({self._releasing})
 
     async def wait_ended(self) -> None:
         """Wait until it has ended and all is delivered.

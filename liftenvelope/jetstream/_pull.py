@@ -189,6 +189,7 @@ class PullCore:
         """The server said something to the pull of that number."""
         self._heard = now
         if status.kind in FATAL:
+            self._forget_pulls()
             self._end(status)
             return
         if status.kind is Kind.HEARTBEAT:

@@ -72,10 +72,6 @@ class Consumer:
         """The subject that its pulls are published to."""
         return f"{self._api.prefix}.CONSUMER.MSG.NEXT.{self._info.stream_name}.{self._info.name}"
 
-    async def look_up(self) -> None:
-        """Ask for the consumer; an error if it is gone."""
-        await self.info()
-
     # -- its state
 
     @property

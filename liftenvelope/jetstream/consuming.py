@@ -8,7 +8,9 @@ from typing import Any, Protocol, Self
 
 from liftenvelope._backend import frames
 from liftenvelope.errors import TransportError, UsageError
+from liftenvelope.jetstream._endings import DRAIN
 from liftenvelope.jetstream.message import Message
+from liftenvelope.nats._outcomes import positive
 
 __all__ = ["Consumption", "Feed", "Handler", "Messages"]
 
@@ -17,7 +19,10 @@ Handler = Callable[[Message], Awaitable[None] | None]
 
 
 class Feed(Protocol):
-    """What :class:`Messages` and :class:`Consumption` read from."""
+    """Source of :class:`Messages` and :class:`Consumption`."""
+
+    #: Whether to give the pin back at the end.
+    unpin: bool
 
     @property
     def buffer(self) -> Any:
@@ -35,8 +40,14 @@ class Feed(Protocol):
     def stop(self) -> None:
         """End now."""
 
-    async def drain(self) -> None:
+    async def drain(self, timeout: float) -> None:
         """Pull nothing more."""
+
+    def release(self) -> None:
+        """Begin to give the pin back."""
+
+    async def released(self) -> None:
+        """Wait until the pin is given back."""
 
     async def wait_ended(self) -> None:
         """Wait for the end."""
@@ -69,6 +80,8 @@ class Messages:
 
     async def __aexit__(self, *_: object) -> None:
         self._feed.stop()
+        self._feed.release()
+        await self._feed.released()
 
     def __aiter__(self) -> AsyncIterator[Message]:
         # The queue hands out what is there without a coroutine for each message, and else waits like next().
@@ -95,19 +108,39 @@ class Messages:
         async with asyncio.timeout(timeout):
             return await self._feed.next()
 
-    def stop(self, *, nak: bool = False) -> None:
+    def stop(self, *, nak: bool = False, unpin: bool = True) -> None:
         """End now; what is buffered is dropped, and comes again after ``ack_wait``. May be called again.
 
         Args:
             nak: Whether to give back what is buffered, so that the server delivers it again at once, to
                 whoever pulls. It counts as delivered, which matters where ``max_deliver`` is small. What is
                 still on its way comes after ``ack_wait`` in any case. Default false.
+            unpin: Whether to give the pin of a pinned group back, if this iteration holds it, so that a
+                standby takes over now and not after ``priority_timeout``. Default true.
         """
-        _stop(self._feed, nak)
+        _stop(self._feed, nak, unpin)
+        self._feed.release()
 
-    async def drain(self) -> None:
-        """Pull nothing more; the iteration delivers what has come, and ends."""
-        await self._feed.drain()
+    async def drain(self, *, timeout: float = DRAIN, unpin: bool = True) -> None:
+        """Pull nothing more; the iteration delivers what the server has sent, and ends.
+
+        Returns when no pull is left at the server: all are filled or have expired, or the consumer has
+        nothing to deliver. That takes milliseconds if nothing has come for a moment. While messages keep
+        coming it takes until the pulls are full.
+
+        Args:
+            timeout: Seconds to wait for the server. After them the pulls that are left are given up, and a
+                message that the server sends in that instant comes again after ``ack_wait``; with the ack
+                policy NONE it is lost. Default 5.
+            unpin: Whether to give the pin of a pinned group back when the iteration has ended, if it holds
+                it, so that a standby takes over then and not after ``priority_timeout``. Default true.
+
+        Raises:
+            UsageError: ``timeout`` is not positive.
+        """
+        positive("timeout", timeout)
+        self._feed.unpin = self._feed.unpin and unpin
+        await self._feed.drain(timeout)
 
     async def closed(self) -> None:
         """Wait until it has ended and everything was delivered.
@@ -156,6 +189,7 @@ class Consumption:
     def _done(self, _: asyncio.Task[None]) -> None:
         # What the task has raised and nobody asks for, asyncio reports to the event loop's exception handler.
         self._feed.stop()
+        self._feed.release()
 
     async def __aenter__(self) -> Self:
         return self
@@ -163,13 +197,15 @@ class Consumption:
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
-    def stop(self, *, nak: bool = False) -> None:
+    def stop(self, *, nak: bool = False, unpin: bool = True) -> None:
         """End now: a handler that is running is left to finish, what is buffered is dropped.
 
         Args:
-            nak: Whether to give back what is buffered: see :meth:`Messages.stop`.
+            nak: Whether to give back what is buffered: see :meth:`Messages.stop`. Default false.
+            unpin: Whether to give the pin back when the handler is done: see :meth:`Messages.stop`. Default
+                true.
         """
-        _stop(self._feed, nak)
+        _stop(self._feed, nak, unpin)
 
     async def aclose(self) -> None:
         """Stop, and wait for a handler that is running.
@@ -180,18 +216,31 @@ class Consumption:
         self._check_not_inside("aclose")
         self._feed.stop()
         await asyncio.wait({self._task})
+        await self._feed.released()
 
-    async def drain(self) -> None:
-        """Pull nothing more, have the handler called with what has come, and end.
+    async def drain(self, *, timeout: float = DRAIN, unpin: bool = True) -> None:
+        """Pull nothing more, have the handler called with what the server has sent, and end.
+
+        Args:
+            timeout: Seconds to wait for the server: see :meth:`Messages.drain`. The handler may take as long
+                as it likes. Default 5.
+            unpin: Whether to give the pin back after the last message: see :meth:`Messages.drain`. Default
+                true.
 
         Raises:
-            UsageError: It was awaited in the handler, for which it would wait.
+            UsageError: It was awaited in the handler, for which it would wait; or ``timeout`` is not
+                positive.
             LiftEnvelopeError: What it was ended by meanwhile.
             Exception: What the handler raised, which ends it too.
         """
         self._check_not_inside("drain")
-        await self._feed.drain()
-        await self.closed()
+        positive("timeout", timeout)
+        self._feed.unpin = self._feed.unpin and unpin
+        await self._feed.drain(timeout)
+        try:
+            await self.closed()
+        finally:
+            await self._feed.released()
 
     async def closed(self) -> None:
         """Wait until it has ended and the handler is done.
@@ -212,8 +261,9 @@ class Consumption:
             )
 
 
-def _stop(feed: Feed, nak: bool) -> None:
+def _stop(feed: Feed, nak: bool, unpin: bool) -> None:
     """Stop a feed, and perhaps give back what it holds."""
+    feed.unpin = feed.unpin and unpin
     held = list(feed.buffer) if nak else []
     feed.stop()  # first: the server would deliver them again to the pulls of this very feed
     for message in held:

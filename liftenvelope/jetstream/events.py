@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from liftenvelope.errors import LiftEnvelopeError
+
 __all__ = [
     "Disconnected",
     "LeadershipChanged",
@@ -15,6 +17,7 @@ __all__ = [
     "MissedHeartbeats",
     "NoResponders",
     "OrderedReset",
+    "PinNotReleased",
     "Pinned",
     "PullEvent",
     "Reconnected",
@@ -100,13 +103,26 @@ class Pinned(PullEvent):
 
 @dataclass(frozen=True, slots=True)
 class Unpinned(PullEvent):
-    """This consumption is no longer the one that gets the messages; it goes on as a standby.
+    """This consumption no longer gets the messages of its group. It goes on as a standby, or has ended.
 
     Attributes:
         pin_id: The id that it had.
     """
 
     pin_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class PinNotReleased(PullEvent):
+    """The pin could not be given back at the end: the server takes it after ``priority_timeout``.
+
+    Attributes:
+        pin_id: The id of the pin.
+        error: Error of the request.
+    """
+
+    pin_id: str
+    error: LiftEnvelopeError
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,6 +41,8 @@ __all__ = ["OrderedConsumer"]
 
 #: After how many seconds the server removes a consumer that nobody reads from.
 _INACTIVE: Final = 300.0
+#: Seconds that a pull waits at the server. A drain can lose nothing: the next reading begins where it ended.
+_EXPIRES: Final = 30.0
 #: The first and the longest pause between tries to make a consumer anew, in seconds.
 _FIRST_PAUSE: Final = 0.1
 _LONGEST_PAUSE: Final = 5.0
@@ -255,7 +257,7 @@ class OrderedConsumer:
             self._config,
             max_messages=max_messages,
             max_bytes=max_bytes,
-            expires=expires,
+            expires=_EXPIRES if expires is None else expires,
             idle_heartbeat=idle_heartbeat,
         )
 
@@ -275,6 +277,7 @@ class OrderedFeed:
         self._places = Places(api, stream, config)
         self._plan = plan
         self._user_hooks = Hooks(on_event)
+        self.unpin = True
         #: Always empty: whoever reads has to come through :meth:`next`, which looks at the order.
         self.buffer: deque[Message] = deque()
         self._feed: PullFeed | None = None
@@ -453,13 +456,25 @@ class OrderedFeed:
         """End now; what is buffered is dropped."""
         self._end(None)
 
-    async def drain(self) -> None:
-        """Pull nothing more; what has come is still delivered."""
+    async def drain(self, timeout: float) -> None:
+        """Pull nothing more; what the server has sent is still delivered.
+
+        Args:
+            timeout: Seconds to wait for the server.
+        """
         self._stopped = True
-        if self._feed is not None:
-            await self._feed.drain()
-        if not self.buffered:  # else whoever takes the last one ends it
-            self._end(None)
+        try:
+            if self._feed is not None:
+                await self._feed.drain(timeout)
+        finally:  # also of a drain that is cancelled
+            if not self.buffered:  # else whoever takes the last one ends it
+                self._end(None)
+
+    def release(self) -> None:
+        """Do nothing: the consumer is this reading's own, and has no groups."""
+
+    async def released(self) -> None:
+        """Return at once."""
 
     async def wait_ended(self) -> None:
         """Wait until it has ended.

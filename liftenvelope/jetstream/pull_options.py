@@ -10,7 +10,7 @@ from typing import Any, Final, Literal, TypedDict
 from liftenvelope.errors import PushConsumerError, UsageError
 from liftenvelope.jetstream._pull import BYTES_BATCH, PullLimits
 from liftenvelope.jetstream._records import integer, to_ns
-from liftenvelope.jetstream.consumer_config import ConsumerConfig, PriorityPolicy
+from liftenvelope.jetstream.consumer_config import AckPolicy, ConsumerConfig, PriorityPolicy
 from liftenvelope.nats._outcomes import positive
 
 __all__ = ["ConsumeOptions", "GroupOptions", "OnReconnect", "PullPlan"]
@@ -22,6 +22,9 @@ _DEFAULT_MESSAGES: Final = 500
 #: How many different pulls of one plan are remembered.
 _MADE: Final = 64
 _SHORTEST_EXPIRES: Final = 1.0
+_EXPIRES: Final = 30.0
+#: Without acks a message that a drain misses is lost, so pulls end before a drain stops waiting for them.
+_EXPIRES_WITHOUT_ACKS: Final = 4.0
 _SHORTEST_BEAT: Final = 0.5
 _LONGEST_BEAT: Final = 30.0
 #: The server's own, where the consumer's configuration has none, in seconds.
@@ -50,8 +53,8 @@ class ConsumeOptions(GroupOptions, total=False):
     """What ``messages`` and ``consume`` may be told beside their limits.
 
     Attributes:
-        expires: How long one pull waits at the server in seconds, at least 1. Default 30; less where that
-            would lose a pin or pass the consumer's ``max_expires``.
+        expires: How long one pull waits at the server in seconds, at least 1. Default 30; 4 with the ack
+            policy NONE; less where that would lose a pin or pass the consumer's ``max_expires``.
         idle_heartbeat: How often the server says that a pull waits, in seconds: 0.5 to 30, at most half of
             ``expires``. Default: half of ``expires``.
         threshold_messages: Pull when fewer messages are asked for and buffered. Default: half of
@@ -294,7 +297,8 @@ def _expires_of(config: ConsumerConfig, expires: float | None, keep_pin: float) 
             raise UsageError(
                 f"expires {expires} s is more than the consumer's max_expires, {config.max_expires} s"
             )
-    seconds = min(expires or 30.0, config.max_expires or math.inf)
+    default = _EXPIRES_WITHOUT_ACKS if config.ack_policy is AckPolicy.NONE else _EXPIRES
+    seconds = min(expires or default, config.max_expires or math.inf)
     # A server takes pulls for the signs of life of whoever is pinned, and nothing else.
     return min(seconds, keep_pin) if keep_pin else seconds
 

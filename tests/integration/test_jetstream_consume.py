@@ -191,19 +191,6 @@ class TestMessages:
         assert len(js_nc._subs) == subscriptions
         await until_no_pulls(consumer)
 
-    async def test_drain_delivers_what_has_come(self, bench: Bench, js_nc: Client) -> None:
-        await bench.publish(numbered(200))
-        consumer = await bench.consumer()
-        async with consumer.messages(max_messages=100) as messages:
-            got = [(await messages.next()).data for _ in range(10)]
-            await messages.drain()
-            got += [message.data async for message in messages]
-            await messages.closed()
-        assert got == numbered(len(got))
-        assert len(got) >= 10
-        assert (await consumer.info()).delivered.consumer_seq == len(got)  # none was lost on its way
-        await until_no_pulls(consumer)
-
     async def test_connection_closed_by_its_owner(self, bench: Bench, js_nc: Client) -> None:
         await bench.publish(numbered(3))
         consumer = await bench.consumer()

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from liftenvelope.errors import UsageError
-from liftenvelope.jetstream.consumer_config import ConsumerConfig, PriorityPolicy
+from liftenvelope.jetstream._endings import DRAIN
+from liftenvelope.jetstream.consumer_config import AckPolicy, ConsumerConfig, PriorityPolicy
 from liftenvelope.jetstream.pull_options import consume_plan, fetch_plan
 
 #: What a fetch may be told, in seconds.
@@ -55,6 +56,16 @@ def test_heartbeats_of_fetches(
     assert first["expires"] <= math.ceil(min(expires, max_expires or math.inf) * 1e9 + 1)
     again = pull_of(plan.payload(1, None, left))
     assert again["expires"] <= first["expires"]
+
+
+@pytest.mark.parametrize(
+    ("ack_policy", "seconds"), [(AckPolicy.NONE, 4), (AckPolicy.ALL, 30), (AckPolicy.EXPLICIT, 30)]
+)
+def test_pulls_without_acks_expire_before_a_drain_gives_up(ack_policy: AckPolicy, seconds: int) -> None:
+    config = ConsumerConfig(ack_policy=ack_policy)
+    assert consume_plan(config).limits.expires == seconds
+    assert consume_plan(config, expires=60).limits.expires == 60
+    assert seconds < DRAIN or ack_policy is not AckPolicy.NONE
 
 
 def test_a_fetch_may_be_longer_than_a_pull() -> None:
