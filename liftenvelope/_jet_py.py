@@ -93,7 +93,8 @@ class PublishTable:
     Args:
         inbox: What the subjects of acks begin with, the last dot included.
         read_ack: Reads the payload of an ack: returns an ack, or the error that it reports.
-        refused: Says what headers mean: acks have none.
+        refused: Says what headers mean, since acks have none: the error that ends the publish, or None if it
+            goes on elsewhere and ends later.
 
     Attributes:
         token: The token of the publish that was entered last.
@@ -123,7 +124,7 @@ class PublishTable:
     token: str
 
     def __init__(
-        self, inbox: str, read_ack: Callable[[bytes], Any], refused: Callable[[Any, Any], Exception]
+        self, inbox: str, read_ack: Callable[[bytes], Any], refused: Callable[[Any, Any], Exception | None]
     ) -> None:
         self._at = len(inbox)
         self._read_ack = read_ack
@@ -188,6 +189,8 @@ class PublishTable:
             return 0
         if not future.done():
             outcome = self._refused(future, headers) if headers else self._read_ack(data)
+            if outcome is None and headers:
+                return 1
             if isinstance(outcome, Exception):
                 future.set_exception(outcome)
             else:

@@ -233,6 +233,8 @@ cdef class PublishTable:
             return 1
         if headers:
             outcome = self.refused(future, headers)
+            if outcome is None:
+                return 1
         elif self.reader is not None:
             outcome = self.reader.read(data)
         else:

@@ -103,7 +103,9 @@ class CheckedIntake:
         except EnvelopeError:
             message = None  # a plain value, which expects nothing
         expected = _ANY_OFFSET if message is None else message.offset
-        options: Any = {} if expected == _ANY_OFFSET else {"expected_last_sequence": expected}
+        options: Any = {"retry_attempts": 0}  # a retry would change the order
+        if expected != _ANY_OFFSET:
+            options["expected_last_sequence"] = expected
         if message is not None and expected < _ANY_OFFSET:
             self._refuse(msg, message)
             return

@@ -101,7 +101,7 @@ class PublishService:
     async def store(
         self, target: Target, request: api_pb2.PublishRequest, *, own_inbox: bool, timeout: float | None
     ) -> asyncio.Future[PubAck]:
-        """Send a message to JetStream; return the future of its ack."""
+        """Send a message to JetStream, not retried for the order's sake; return the future of its ack."""
         options: dict[str, Any] = {}
         if own_inbox and request.ackInbox:
             options = {
@@ -119,11 +119,13 @@ class PublishService:
             # An offset is a sequence less one: so this is the sequence before.
             expected = request.expectedOffset
         if expected is None:
-            return await self._core.js.publish_async(target.intake, envelope, timeout=seconds)
+            return await self._core.js.publish_async(
+                target.intake, envelope, timeout=seconds, retry_attempts=0
+            )
         if expected < 0:
             raise RpcError(StatusCode.INVALID_ARGUMENT, f"expectedOffset={expected}")
         return await self._core.js.publish_async(
-            target.intake, envelope, timeout=seconds, expected_last_sequence=expected
+            target.intake, envelope, timeout=seconds, expected_last_sequence=expected, retry_attempts=0
         )
 
     async def _store_in_copy(

@@ -123,7 +123,9 @@ def status_error(headers: Mapping[str, str] | bytes, subject: str) -> JetStreamE
     else:
         status, text = headers.get("Status", ""), headers.get("Description", "")
     if status == "503":
-        return NoJetStreamError(503, f"no stream records the subject {subject!r}")
+        return NoJetStreamError(
+            503, f"no stream records the subject {subject!r}, or JetStream is not enabled"
+        )
     code = int(status) if status.isascii() and status.isdigit() else 500
     return jetstream_error(code, 0, text or f"status {status!r}")
 

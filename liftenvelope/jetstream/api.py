@@ -12,6 +12,7 @@ import nats.errors
 from liftenvelope.errors import (
     CallTimeoutError,
     InternalError,
+    JetStreamError,
     NoJetStreamError,
     TransportError,
     UsageError,
@@ -25,11 +26,22 @@ if TYPE_CHECKING:
     from nats.aio.client import Client
     from nats.aio.msg import Msg
 
-__all__ = ["DEFAULT_PREFIX", "Api", "api_prefix"]
+__all__ = ["DEFAULT_PREFIX", "ENABLE_JETSTREAM", "Api", "api_prefix"]
 
 DEFAULT_PREFIX: Final = "$JS.API"
+#: How JetStream is enabled: for the texts of errors.
+ENABLE_JETSTREAM: Final = (
+    "start nats-server with -js, or put jetstream {} into its configuration; where accounts are configured, "
+    "enable it in the account"
+)
+#: JetStream's numbers for "not enabled for this account" and "not enabled".
+_NOT_ENABLED: Final = (10039, 10076)
+#: Requests that nobody answers though JetStream is enabled: the consumer is gone, or allow_direct is off.
+_ANSWERED_ELSEWHERE: Final = ("CONSUMER.MSG.NEXT.", "DIRECT.GET.")
 #: How often a waiting request looks whether its connection is still there, in seconds: nats-py tells nobody.
 _LOOK: Final = 0.25
+#: Seconds to wait for the answer whether JetStream is enabled.
+_ENABLED: Final = 1.0
 #: Requests that only read, by what their subjects begin with after the prefix. When the connection is lost
 #: under one of them it is repeated; of all others the outcome is unknown then.
 _READS: Final = (
@@ -156,12 +168,29 @@ class Api:
                         sent=True,
                     )
         except nats.errors.NoRespondersError as exc:
-            raise NoJetStreamError(503, f"nothing answers on {subject!r}") from exc
+            raise NoJetStreamError(503, self._unanswered(subject)) from exc
         except nats.errors.TimeoutError as exc:
             raise CallTimeoutError(f"no answer on {subject!r} within {seconds} s") from exc
         except nats.errors.Error as exc:
             raise TransportError(f"nats-py could not send the request: {exc}") from exc
         return msg
+
+    def _unanswered(self, subject: str) -> str:
+        path = subject.removeprefix(f"{self.prefix}.")
+        if path == subject or path.startswith(_ANSWERED_ELSEWHERE):
+            return f"nothing answers on {subject!r}"
+        doubt = "" if self.prefix == DEFAULT_PREFIX else ", or domain or API prefix are wrong"
+        return f"nothing answers on {subject!r}: JetStream is not enabled ({ENABLE_JETSTREAM}){doubt}"
+
+    async def is_enabled(self) -> bool:
+        """Ask whether JetStream is enabled; true if nobody can tell."""
+        try:
+            await self.request("INFO", timeout=min(self.timeout, _ENABLED))
+        except NoJetStreamError:
+            return False
+        except (JetStreamError, CallTimeoutError, TransportError):
+            return True
+        return True
 
     async def _ask_once(
         self, subject: str, body: bytes, headers: dict[str, str] | None, deadline: float
@@ -233,7 +262,8 @@ def read_answer(data: bytes, subject: str) -> dict[str, Any]:
     if not isinstance(answer, dict):
         raise InternalError(f"the answer on {subject!r} is no JSON object: {data[:100]!r}")
     if error := answer.get("error"):
-        raise jetstream_error(
-            int(error.get("code", 0)), int(error.get("err_code", 0)), error.get("description", "")
-        )
+        err_code, description = int(error.get("err_code", 0)), error.get("description", "")
+        if err_code in _NOT_ENABLED:
+            description = f"{description}: {ENABLE_JETSTREAM}"
+        raise jetstream_error(int(error.get("code", 0)), err_code, description)
     return answer

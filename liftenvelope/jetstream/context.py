@@ -65,8 +65,8 @@ class JetStream(Publishing):
         timeout: float = 5.0,
         max_outstanding: int = 4_000,
     ) -> None:
-        self.api = Api(nc, prefix=prefix_of(domain, api_prefix), timeout=timeout)
-        super().__init__(nc, timeout=timeout, max_outstanding=max_outstanding)
+        api = Api(nc, prefix=prefix_of(domain, api_prefix), timeout=timeout)
+        super().__init__(api, timeout=timeout, max_outstanding=max_outstanding)
 
     async def close(self) -> None:
         """Unsubscribe from the acks; what is without its ack fails. The connection stays open.

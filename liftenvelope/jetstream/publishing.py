@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final, Unpack
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Unpack
 
 import nats.errors
 
 from liftenvelope._ack_timeouts import MAY_BE_STORED, ack_timeout
 from liftenvelope._backend import jet
 from liftenvelope._checks import as_bytes
-from liftenvelope.errors import JetStreamError, TransportError, UsageError
+from liftenvelope.errors import JetStreamError, NoJetStreamError, TransportError, UsageError
 from liftenvelope.jetstream._publish_frames import (
     HeaderFields,
     PubAck,
@@ -23,13 +23,13 @@ from liftenvelope.jetstream._publish_frames import (
     read_ack,
     status_error,
 )
+from liftenvelope.jetstream.api import ENABLE_JETSTREAM, Api
 from liftenvelope.nats._link import Link
 from liftenvelope.nats._outcomes import positive
 from liftenvelope.nats._receiving import DirectSubscription, deliver_directly, read_directly
 from liftenvelope.nats._subjects import publish_subject
 
 if TYPE_CHECKING:
-    from nats.aio.client import Client
     from nats.aio.msg import Msg
     from typing_extensions import Buffer
 
@@ -45,6 +45,17 @@ _CAUSES: Final = (
 _SUBJECTS: Final = 1_024
 
 
+class _Again(NamedTuple):
+    """What it takes to publish a message again that no server took."""
+
+    deadline: float
+    head: bytes
+    block: bytes
+    body: bytes
+    attempts: int
+    wait: float
+
+
 class PublishFuture(asyncio.Future[PubAck]):
     """The ack that a message waits for.
 
@@ -52,9 +63,10 @@ class PublishFuture(asyncio.Future[PubAck]):
         subject: The message's subject.
     """
 
-    __slots__ = ("subject",)
+    __slots__ = ("_again", "subject")
 
     subject: str
+    _again: _Again | None
 
 
 class _Lines:
@@ -72,28 +84,31 @@ class Publishing:
     """The publishing half of :class:`~liftenvelope.jetstream.JetStream`.
 
     Args:
-        nc: A connected nats-py client.
+        api: JetStream's API on the user's connection.
         timeout: How long to wait for an ack unless a call says otherwise, in seconds.
         max_outstanding: How many messages may be without their ack.
     """
 
-    def __init__(self, nc: Client, *, timeout: float, max_outstanding: int) -> None:
+    def __init__(self, api: Api, *, timeout: float, max_outstanding: int) -> None:
         if type(max_outstanding) is not int or max_outstanding < 1:
             raise UsageError(f"max_outstanding must be an integer of at least 1, not {max_outstanding!r}")
-        self._nc = nc
-        self._link = Link(nc)
+        self.api = api
+        self._nc = api.nc
+        self._link = Link(api.nc)
         self._ack_timeout = positive("timeout", timeout)
         self.max_outstanding = max_outstanding
         # What stands before the token in the command for a subject: its verb, itself, and the inbox.
         self._heads: dict[str, bytes] = {}
         self._inbox = self._link.new_inbox() + "."
-        self._table = jet.PublishTable(self._inbox, jet.AckReader(PubAck, read_ack), _refused)
+        self._table = jet.PublishTable(self._inbox, jet.AckReader(PubAck, read_ack), self._refused)
         self._subscription: DirectSubscription | None = None
         self._starting = asyncio.Lock()
         self._watcher: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = math.inf
         self._waiting = False
+        #: Messages that nobody took and that are about to be published again, by the tasks that do it.
+        self._retries: dict[asyncio.Task[None], PublishFuture] = {}
         self._freed = asyncio.Event()
         self._ended: str | None = None
 
@@ -104,6 +119,8 @@ class Publishing:
         *,
         headers: HeaderFields | None = None,
         timeout: float | None = None,
+        retry_attempts: int = 2,
+        retry_wait: float = 0.25,
         **options: Unpack[PublishOptions],
     ) -> PubAck:
         """Publish a message and wait until it is stored.
@@ -112,7 +129,11 @@ class Publishing:
             subject: The subject, one that a stream records.
             payload: Any bytes-like. Default: empty.
             headers: Names to values; to a list of values for a name that is to be there several times.
-            timeout: How long to wait for the ack in seconds. Default: that of the context.
+            timeout: How long to wait for the ack in seconds, retries included. Default: that of the context.
+            retry_attempts: How often to publish again if no server takes the message (status 503), as while
+                the stream elects a leader. Nothing was stored then. A message without its ack is never
+                published again. Default 2; 0 for never.
+            retry_wait: Seconds before each retry. Default 0.25.
             options: ``message_id``, ``expected_stream``, ``expected_last_sequence``,
                 ``expected_last_subject_sequence``, ``expected_last_subject_filter``,
                 ``expected_last_message_id``, ``ttl``: see :class:`PublishOptions`.
@@ -121,7 +142,7 @@ class Publishing:
             WrongLastSequenceError, WrongLastMessageIdError, WrongStreamError: Not what was expected; nothing
                 was stored.
             JetStreamError: The server refused for another reason; nothing was stored.
-            NoJetStreamError: No stream records the subject.
+            NoJetStreamError: No stream records the subject, or JetStream is not enabled; nothing was stored.
             AckTimeoutError: No ack came. Unless its ``sent`` is false, the message may be stored.
             TransportError: The connection is closed, or was closed before the ack came (then ``sent``).
             UsageError: An argument is wrong; nothing was sent.
@@ -131,8 +152,22 @@ class Publishing:
             ack = await js.publish("orders.new", b"...", message_id="order-17")
             print(ack.stream, ack.sequence)
         """
-        future = await self.publish_async(subject, payload, headers=headers, timeout=timeout, **options)
-        return await future
+        future = await self.publish_async(
+            subject,
+            payload,
+            headers=headers,
+            timeout=timeout,
+            retry_attempts=retry_attempts,
+            retry_wait=retry_wait,
+            **options,
+        )
+        try:
+            return await future
+        except NoJetStreamError as exc:
+            if exc.code != 503 or exc.err_code or await self.api.is_enabled():
+                raise
+            text = f"JetStream is not enabled, so nothing stores {subject!r}: {ENABLE_JETSTREAM}"
+            raise NoJetStreamError(503, text) from exc
 
     async def publish_async(
         self,
@@ -141,13 +176,16 @@ class Publishing:
         *,
         headers: HeaderFields | None = None,
         timeout: float | None = None,
+        retry_attempts: int = 2,
+        retry_wait: float = 0.25,
         **options: Unpack[PublishOptions],
     ) -> PublishFuture:
         """Publish a message without waiting for its ack: the future is the ack.
 
         It waits only while ``max_outstanding`` messages are without their ack, or the connection's buffer is
-        full. Messages are sent in the order of the calls. A future that nobody awaits, and that fails, is
-        reported by the event loop. Cancelling a future does not take its message back.
+        full. Messages are sent in the order of the calls; one that is published again comes after those that
+        were sent meanwhile, so set ``retry_attempts=0`` where the order matters. A future that nobody awaits,
+        and that fails, is reported by the event loop. Cancelling a future does not take its message back.
 
         Args, errors: As for :meth:`publish`; those that come after the message was sent come from the future.
 
@@ -167,12 +205,15 @@ class Publishing:
             raise UsageError(f"the message has {size} bytes; the server takes {self._nc.max_payload}")
         seconds = self._ack_timeout if timeout is None else positive("timeout", timeout)
         head = self._heads.get(subject) or self._head(subject)
-        if len(self._table) >= self.max_outstanding:
+        if retry_attempts != 2 or retry_wait != 0.25:
+            _check_retries(retry_attempts, retry_wait)
+        if len(self._table) + len(self._retries) >= self.max_outstanding:
             await self._room(size, seconds)
         future = PublishFuture(loop=self._loop)
         future.subject = subject
         # As _enter() does, without the call: this is the hot path.
         deadline = self._loop.time() + seconds
+        future._again = _Again(deadline, head, block, body, retry_attempts, retry_wait)
         frame = self._table.enter(future, deadline, head, block, body)
         if deadline < self._timer_at:
             self._rearm()
@@ -180,12 +221,13 @@ class Publishing:
             # Once more, and slowly: the time that it takes must not count towards that of the ack.
             self._withdraw(self._table.token)
             await self._room(size, seconds)
-            await self._write(future, seconds, head, block, body)
+            deadline = self._loop.time() + seconds
+            future._again = _Again(deadline, head, block, body, retry_attempts, retry_wait)
+            await self._write(future, deadline, head, block, body)
         return future
 
-    def _enter(self, future: PublishFuture, seconds: float, head: bytes, block: bytes, body: bytes) -> bytes:
+    def _enter(self, future: PublishFuture, deadline: float, head: bytes, block: bytes, body: bytes) -> bytes:
         """Wait for the ack of a message from now on. Returns the command that sends it."""
-        deadline = self._loop.time() + seconds
         frame: bytes = self._table.enter(future, deadline, head, block, body)
         if deadline < self._timer_at:
             self._rearm()
@@ -197,9 +239,9 @@ class Publishing:
             self._wake()
 
     async def _write(
-        self, future: PublishFuture, seconds: float, head: bytes, block: bytes, body: bytes
+        self, future: PublishFuture, deadline: float, head: bytes, block: bytes, body: bytes
     ) -> None:
-        frame = self._enter(future, seconds, head, block, body)
+        frame = self._enter(future, deadline, head, block, body)
         token = self._table.token
         try:
             if self._link.direct:
@@ -218,13 +260,13 @@ class Publishing:
                 messages' own time-outs do.
         """
         async with asyncio.timeout(timeout):
-            while self._table:
+            while self._table or self._retries:
                 await self._until_freed()
 
     @property
     def publish_async_pending(self) -> int:
         """How many messages are without their ack."""
-        return len(self._table)
+        return len(self._table) + len(self._retries)
 
     # Sending
 
@@ -262,7 +304,7 @@ class Publishing:
         """Wait until a message of that size may be sent."""
         deadline = self._loop.time() + seconds
         while True:
-            while len(self._table) >= self.max_outstanding:
+            while len(self._table) + len(self._retries) >= self.max_outstanding:
                 # No longer than the time-outs of those that are out.
                 await self._until_freed()
             self._check_open()
@@ -301,6 +343,37 @@ class Publishing:
         if self._table.settle(messages) and self._waiting:
             self._wake()
 
+    # Retries
+
+    def _refused(self, future: PublishFuture, headers: Mapping[str, str] | bytes) -> JetStreamError | None:
+        """Return the error of a message that was refused, or None if it is published again."""
+        error = status_error(headers, future.subject)
+        again = future._again
+        if not isinstance(error, NoJetStreamError) or again is None or again.attempts < 1:
+            return error
+        if self._loop.time() + again.wait >= again.deadline:
+            return error
+        task = self._loop.create_task(self._retry(future, again))
+        self._retries[task] = future
+        task.add_done_callback(self._retried)
+        return None
+
+    async def _retry(self, future: PublishFuture, again: _Again) -> None:
+        await asyncio.sleep(again.wait)
+        if future.done():  # given up meanwhile
+            return
+        future._again = again._replace(attempts=again.attempts - 1)
+        try:
+            await self._write(future, again.deadline, again.head, again.block, again.body)
+        except TransportError as exc:
+            text = f"the message on {future.subject!r} is not stored: no server took it, and then {exc}"
+            self._fail(future, TransportError(text))
+
+    def _retried(self, task: asyncio.Task[None]) -> None:
+        del self._retries[task]
+        if self._waiting:
+            self._wake()
+
     # Time-outs and ends
 
     def _rearm(self) -> None:
@@ -336,6 +409,9 @@ class Publishing:
         for future, _ in self._table.expire_all():
             what = f"{reason} before an ack came for the message on {future.subject!r}: {_UNKNOWN}"
             self._fail(future, TransportError(what, sent=True))
+        for task, future in self._retries.items():
+            task.cancel()
+            self._fail(future, TransportError(f"{reason}; the message on {future.subject!r} is not stored"))
         self._wake()
 
     async def _close_publishing(self) -> None:
@@ -348,5 +424,7 @@ class Publishing:
             await subscription.unsubscribe()
 
 
-def _refused(future: PublishFuture, headers: Mapping[str, str] | bytes) -> JetStreamError:
-    return status_error(headers, future.subject)
+def _check_retries(attempts: int, wait: float) -> None:
+    if type(attempts) is not int or attempts < 0:
+        raise UsageError(f"retry_attempts must be an integer of at least 0, got {attempts!r}")
+    positive("retry_wait", wait)

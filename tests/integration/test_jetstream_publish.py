@@ -158,9 +158,97 @@ class TestOne:
         await js.delete_stream(name)
 
     async def test_no_stream(self, js: JetStream) -> None:
-        with pytest.raises(NoJetStreamError, match=r"'nobody\.records\.this'") as caught:
+        with pytest.raises(NoJetStreamError, match=r"no stream records the subject 'nobody\.") as caught:
             await js.publish("nobody.records.this", b"x")
         assert (caught.value.code, caught.value.retriable) == (503, True)
+
+    @pytest.mark.parametrize("wait_in", ["publish", "publish_async"])
+    async def test_publish_is_retried_until_the_stream_exists(
+        self, js: JetStream, name: str, wait_in: str
+    ) -> None:
+        """The stream is created between two attempts: the first one has just been refused."""
+        options: Any = {"headers": {"A": "1"}, "retry_attempts": 1_000, "retry_wait": 0.05}
+        if wait_in == "publish":
+            publishing: Any = asyncio.create_task(js.publish(name, b"early", **options))
+        else:
+            publishing = await js.publish_async(name, b"early", **options)
+        await until(lambda: js._retries)
+        assert js.publish_async_pending == 1
+        stream = await js.create_stream(StreamConfig(name=name, storage=StorageType.MEMORY))
+        assert await publishing == PubAck(name, 1)
+        message = await stream.get_message(1)
+        assert (message.data, message.headers["A"]) == (b"early", "1")
+        assert (await stream.info()).state.messages == 1
+        assert js.publish_async_pending == 0
+        await js.delete_stream(name)
+
+    @pytest.mark.parametrize("attempts", [0, 1, 3])
+    async def test_refused_publish_fails_after_the_last_retry(
+        self, js: JetStream, name: str, attempts: int
+    ) -> None:
+        future = await js.publish_async(name, b"x", retry_attempts=attempts, retry_wait=0.01)
+        with pytest.raises(NoJetStreamError, match=f"no stream records the subject {name!r}"):
+            await future
+        assert int(js._table.token) == 1 + attempts
+        await js.publish_async_complete()
+
+    async def test_publish_without_an_ack_is_not_retried(
+        self, js: JetStream, js_nc: Client, name: str
+    ) -> None:
+        """It may be stored. Whoever answers 503 has not stored it."""
+        await js_nc.subscribe(name, cb=_silent)
+        with pytest.raises(AckTimeoutError):
+            await js.publish(name, timeout=0.3, retry_wait=0.01)
+        assert int(js._table.token) == 1
+
+    async def test_no_retry_begins_after_the_timeout(self, js: JetStream, name: str) -> None:
+        with pytest.raises(NoJetStreamError):
+            await js.publish(name, timeout=5, retry_attempts=1, retry_wait=5)
+        assert int(js._table.token) == 1
+
+    async def test_messages_that_wait_for_a_retry_count_as_outstanding(
+        self, js_nc: Client, name: str
+    ) -> None:
+        async with JetStream(js_nc, max_outstanding=1, timeout=60) as js:
+            refused = await js.publish_async(name, retry_attempts=1_000, retry_wait=0.02)
+            await until(lambda: js._retries)
+            second = asyncio.create_task(js.publish_async(name, b"2"))
+            complete = asyncio.create_task(js.publish_async_complete())
+            await asyncio.sleep(0)
+            assert not second.done()
+            refused.cancel()
+            async with asyncio.timeout(60):
+                with pytest.raises(NoJetStreamError):
+                    await (await second)
+                await complete
+
+    async def test_closed_context_fails_messages_that_wait_for_a_retry(
+        self, js_nc: Client, name: str
+    ) -> None:
+        js = JetStream(js_nc)
+        future = await js.publish_async(name, retry_attempts=1, retry_wait=3)
+        await until(lambda: js._retries)
+        await js.close()
+        with pytest.raises(TransportError, match="not stored") as caught:
+            await future
+        assert not caught.value.sent
+        await until(lambda: not js._retries)
+
+    @pytest.mark.parametrize(
+        ("options", "text"),
+        [
+            ({"retry_attempts": -1}, "retry_attempts must be an integer of at least 0, got -1"),
+            ({"retry_attempts": 1.5}, "retry_attempts must be an integer of at least 0, got 1.5"),
+            ({"retry_wait": 0}, "retry_wait must be a positive number"),
+        ],
+    )
+    async def test_retry_options_are_checked_before_anything_is_sent(
+        self, js: JetStream, js_nc: Client, name: str, options: dict[str, Any], text: str
+    ) -> None:
+        sent = js_nc.stats["out_msgs"]
+        with pytest.raises(UsageError, match=text):
+            await js.publish(name, **options)
+        assert js_nc.stats["out_msgs"] == sent
 
     async def test_nobody_acks(self, js: JetStream, js_nc: Client, name: str) -> None:
         await js_nc.subscribe(name, cb=_silent)
@@ -437,16 +525,16 @@ class TestFaults:
     async def _check(
         self, js: JetStream, stream: Stream, outcomes: dict[int, PubAck | LiftEnvelopeError]
     ) -> None:
-        stored: dict[int, int] = {}
         state = (await stream.info(timeout=60)).state
         acked = {i: outcome for i, outcome in outcomes.items() if isinstance(outcome, PubAck)}
         assert len(acked) > 1_000
         assert max(ack.sequence for ack in acked.values()) <= state.last_seq
-        # A sample of those that came before, at and after the end of the server.
-        for i in [*list(acked)[::97], *list(acked)[-50:]]:
-            message = await stream.get_message(acked[i].sequence, timeout=60)
-            stored[i] = int(message.data)
-        assert stored == {i: i for i in stored}
+        async with stream.ordered_consumer().messages() as messages:
+            stored = {
+                (message := await messages.next(timeout=60)).metadata.stream_sequence: int(message.data)
+                for _ in range(state.messages)
+            }
+        assert {i: stored.get(ack.sequence) for i, ack in acked.items()} == {i: i for i in acked}
         assert len({ack.sequence for ack in acked.values()}) == len(acked)
         failed = [outcome for outcome in outcomes.values() if not isinstance(outcome, PubAck)]
         assert {type(outcome) for outcome in failed} <= {AckTimeoutError, NoJetStreamError, TransportError}

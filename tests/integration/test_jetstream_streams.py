@@ -560,11 +560,36 @@ class TestElsewhere:
 
     async def test_no_jetstream(self, nc: Client) -> None:
         js = JetStream(nc)
-        with pytest.raises(NoJetStreamError, match="nothing answers"):
+        with pytest.raises(NoJetStreamError, match=r"nothing answers.*JetStream is not enabled .*-js"):
             await js.account_info()
-        with pytest.raises(NoJetStreamError, match="no stream records the subject 'foo'"):
-            await js.publish("foo")
+        with pytest.raises(NoJetStreamError, match=r"JetStream is not enabled, so .* 'foo': start .*-js"):
+            await js.publish("foo", retry_attempts=0)
+        with pytest.raises(
+            NoJetStreamError, match="no stream records the subject 'foo', or JetStream is not"
+        ):
+            await (await js.publish_async("foo", retry_attempts=0))
         await js.close()
+
+    async def test_account_without_jetstream_is_told_how_to_enable_it(self, name: str) -> None:
+        accounts = {
+            "with": {"jetstream": "enabled", "users": [{"user": "a", "password": "a"}]},
+            "without": {"users": [{"user": "b", "password": "b"}]},
+        }
+        with run_nats_server(jetstream=True, config={"accounts": accounts}) as server:
+            nc = await connect(server.url, user="b", password="b")
+            async with JetStream(nc) as js:
+                with pytest.raises(NoJetStreamError, match=r"not enabled.*enable it in the account"):
+                    await js.account_info()
+                with pytest.raises(NoJetStreamError, match=r"JetStream is not enabled, so .*in the account"):
+                    await js.publish(name, retry_attempts=0)
+            await nc.close()
+
+    async def test_wrong_domain_is_named_as_a_cause(self, name: str) -> None:
+        with run_nats_server(jetstream=True) as server:
+            nc = await connect(server.url)
+            with pytest.raises(NoJetStreamError, match=r"\$JS.nowhere.API.INFO.*or domain or API prefix are"):
+                await JetStream(nc, domain="nowhere").account_info()
+            await nc.close()
 
     async def test_no_answer(self, nc: Client) -> None:
         # Somebody listens, and says nothing.

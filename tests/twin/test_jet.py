@@ -316,6 +316,22 @@ class Model:
         return due
 
 
+@TWINS
+@pytest.mark.parametrize("headers", [{"Status": "503"}, b"NATS/1.0 503\r\n\r\n"])
+def test_refused_publish_that_goes_on_elsewhere_leaves_the_table_without_an_end(
+    jet: ModuleType, headers: Any
+) -> None:
+    told: list[Any] = []
+    table = jet.PublishTable(INBOX, jet.AckReader(Ack, read), lambda *call: told.append(call))
+    future = Future()
+    table.enter(future, 5.0, b"PUB s " + INBOX.encode(), b"", b"")
+    assert table.settle_one(INBOX + table.token, headers, b"") == 1
+    assert (told, future.ends, len(table)) == ([(future, headers)], [], 0)
+    table.enter(future, 5.0, b"PUB s " + INBOX.encode(), b"", b"")
+    assert table.settle([(INBOX + table.token, b"", None, b'{"stream":"S","seq":1}')]) == 1
+    assert future.ends == [Ack("S", 1)]
+
+
 def _end(deadline: float) -> float:
     """The end of the slice of 0.05 s in which a deadline lies."""
     return (deadline / 0.05 // 1 + 1) * 0.05
