@@ -21,6 +21,7 @@ from liftenvelope.errors import (
 from liftenvelope.jetstream._names import check_domain, check_prefix
 from liftenvelope.nats._link import Link
 from liftenvelope.nats._outcomes import positive
+from liftenvelope.nats._subjects import wire_subject
 
 if TYPE_CHECKING:
     from nats.aio.client import Client
@@ -154,6 +155,7 @@ class Api:
             CallTimeoutError, TransportError, UsageError: As for :meth:`request`.
         """
         seconds = self.timeout if timeout is None else positive("timeout", timeout)
+        wire_subject("subject", subject)
         self._check_open()
         body = encode_payload(payload)
         self.check_size(len(body))
@@ -220,6 +222,9 @@ class Api:
         Raises:
             TransportError, UsageError: As for :meth:`request`.
         """
+        wire_subject("subject", subject)
+        if reply:
+            wire_subject("reply", reply)
         self._check_open()
         self.check_size(len(payload))
         try:

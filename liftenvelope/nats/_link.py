@@ -22,6 +22,7 @@ import nats.errors
 from nats.aio.transport import TcpTransport
 
 from liftenvelope.errors import TransportError
+from liftenvelope.nats._subjects import wire_subject
 
 if TYPE_CHECKING:
     from nats.aio.client import Client
@@ -197,7 +198,13 @@ class Link:
             nc._transport.writelines(frames)
 
     async def publish(self, subject: str, payload: bytes) -> None:
-        """Publish one message by nats-py's public method: the way of a link that is not direct."""
+        """Publish one message by nats-py's public method: the way of a link that is not direct.
+
+        Raises:
+            TransportError: nats-py refuses: the connection is closed or draining.
+            UsageError: The subject has white space or a control character.
+        """
+        wire_subject("subject", subject)
         try:
             await self._nc.publish(subject, payload)
         except nats.errors.Error as exc:
@@ -288,7 +295,11 @@ class Link:
 
         Raises:
             TransportError: nats-py refuses: the connection is closed or draining.
+            UsageError: The subject or the queue has white space or a control character.
         """
+        wire_subject("subject", subject)
+        if queue:
+            wire_subject("queue", queue)
         task = asyncio.current_task()
         before = 0 if task is None else task.cancelling()
         try:

@@ -1,4 +1,8 @@
-"""What may be published on: a bad subject would end the connection, or smuggle in commands of its own."""
+"""Checks of subjects: a bad one would end the connection, or smuggle commands onto it.
+
+nats-py before 2.16 sends a line end in a subject as it is, so that what follows it is a command of its own.
+:func:`wire_subject` stands before every call of nats-py that takes a subject.
+"""
 
 from __future__ import annotations
 
@@ -34,4 +38,19 @@ def publish_subject(subject: str) -> str:
         raise UsageError(f"subject {subject!r} has a lone surrogate, which UTF-8 can't carry") from None
     if size > _LONGEST:
         raise UsageError(f"subject {subject[:40]!r}... has {size} bytes; at most {_LONGEST} are allowed")
+    return subject
+
+
+def wire_subject(name: str, subject: str) -> str:
+    """Return a subject, with wildcards perhaps, that stays within its line of the protocol.
+
+    Args:
+        name: What the error calls it.
+        subject: The subject.
+
+    Raises:
+        UsageError: It is empty, or has white space or a control character.
+    """
+    if not subject or _INVALID.search(subject):
+        raise UsageError(f"{name} must have no white space and no control character, got {subject!r}")
     return subject

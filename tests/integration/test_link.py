@@ -10,6 +10,8 @@ import pytest
 from nats.aio.client import Client
 
 import liftenvelope
+from liftenvelope.errors import UsageError
+from liftenvelope.jetstream.api import Api
 from liftenvelope.nats import AckInbox, EnvelopePublisher
 from liftenvelope.nats._link import _PRIVATE, Link
 from liftenvelope.testing import FaultProxy, LiftbridgeCluster, run_nats_server
@@ -35,6 +37,30 @@ def test_private_names_stand_in_two_modules(path: Path) -> None:
         return
     found = re.findall(r"\bnc\._\w+|\b_nc\._\w+|\bsub(?:scription)?\._\w+|\b_remove_sub\b", path.read_text())
     assert found == []
+
+
+@pytest.mark.parametrize(
+    "bad", ["", "a b", "a\tb", "a\0", "a\r\nPUB stolen 0\r\n\r\n", "a\nPING\n", "a\x85b"]
+)
+async def test_subjects_that_would_inject_commands_never_reach_nats_py(nc: Client, bad: str) -> None:
+    """nats-py before 2.16 sends them as they are."""
+    link, api = Link(nc), Api(nc)
+
+    async def ignore(_: object) -> None:
+        """Take a message."""
+
+    sent, subscriptions = nc.stats["out_msgs"], len(nc._subs)
+    for call in (
+        link.publish(bad, b""),
+        link.subscribe(bad, None),
+        link.subscribe("a", ignore, queue=bad or " "),
+        api.ask(bad),
+        api.send(bad, b""),
+        api.send("a", b"", reply=bad or " "),
+    ):
+        with pytest.raises(UsageError, match="must have no white space and no control character"):
+            await call
+    assert (nc.stats["out_msgs"], len(nc._subs)) == (sent, subscriptions)
 
 
 @pytest.fixture
