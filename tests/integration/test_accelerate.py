@@ -136,9 +136,14 @@ async def test_headers(open_connection: Connect, name: str, headers: dict[str, s
 @pytest.mark.parametrize(
     ("block", "status", "description"),
     [
+        # Captured from nats-server 2.15.1, but for the first one, which lacks the Nats-Subject that it adds.
         (b"NATS/1.0 503\r\n\r\n", "503", None),
         (b"NATS/1.0 404 No Messages\r\n\r\n", "404", "No Messages"),
-        (b"NATS/1.0 100 Idle Heartbeat\r\nNats-Last-Stream: 7\r\n\r\n", "100", "Idle Heartbeat"),
+        (
+            b"NATS/1.0 100 Idle Heartbeat\r\nNats-Last-Consumer: 7\r\nNats-Last-Stream: 7\r\n\r\n",
+            "100",
+            "Idle Heartbeat",
+        ),
     ],
 )
 async def test_statuses(

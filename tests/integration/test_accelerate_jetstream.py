@@ -130,7 +130,8 @@ class Inbox:
         await self.inbox.open()
         sub: Any = self.inbox._subscription
         sid, prefix = sub._id, self.inbox._prefix.encode()
-        status = b"NATS/1.0 408 Request Timeout\r\nNats-Pending-Messages: 3\r\n\r\n"
+        # As captured from nats-server 2.15.1.
+        status = b"NATS/1.0 408 Request Timeout\r\nNats-Pending-Messages: 3\r\nNats-Pending-Bytes: 0\r\n\r\n"
         return b"".join(
             [
                 b"MSG s %d %b 3\r\none\r\n" % (sid, ACK.encode()),
@@ -146,7 +147,15 @@ def expected() -> list[Any]:
     alone = 1 + len(ACK)
     return [
         ("s", ACK, b"one", {}, alone),
-        (7, {"Status": "408", "Description": "Request Timeout", "Nats-Pending-Messages": "3"}),
+        (
+            7,
+            {
+                "Status": "408",
+                "Description": "Request Timeout",
+                "Nats-Pending-Messages": "3",
+                "Nats-Pending-Bytes": "0",
+            },
+        ),
         ("s", ACK, b"", {"Status": "409", "Description": "Consumer Deleted"}, alone + len(FORGED)),
         ("s", ACK, b"two", {"A": "ö"}, alone + 19),
     ]

@@ -27,10 +27,12 @@ js_nc = jetstream_pulls.js_nc
 
 
 async def tell(nc: Client, stream: str, numbers: range) -> None:
-    """Say what a server would, injected: a message given up for each number."""
+    """Publish a fake advisory for each number: a message given up. Fields as nats-server 2.15 has them."""
     for number in numbers:
         body = {
             "type": "io.nats.jetstream.advisory.v1.max_deliver",
+            "id": f"fake{number}",
+            "timestamp": "2026-11-22T10:52:30.194251213Z",
             "stream": stream,
             "consumer": "worker",
             "stream_seq": number,

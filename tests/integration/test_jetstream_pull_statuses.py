@@ -16,6 +16,7 @@ from liftenvelope.jetstream.events import (
     NoResponders,
     PullEvent,
 )
+from liftenvelope.nats._link import Link
 
 from . import jetstream_pulls
 from .conftest import until
@@ -25,9 +26,15 @@ from .jetstream_pulls import Bench, Wire, feed_of, numbered, until_pulled
 js_nc, bench = jetstream_pulls.js_nc, jetstream_pulls.bench
 
 
-async def inject(nc: Client, inbox: str, code: int, description: str, **headers: str) -> None:
-    """Send a status as a server would; nats-py gives status lines and headers of these names alike."""
-    await nc.publish(inbox, b"", headers={"Status": str(code), "Description": description, **headers})
+#: A fake, as nats-server 2.15.1 writes it: read in its source (consumer.go), since it takes a cluster.
+LEADERSHIP_CHANGE = b"NATS/1.0 409 Leadership Change\r\n\r\n"
+#: A fake of a pull that nobody takes, as captured from nats-server 2.15.1.
+NO_RESPONDERS = b"NATS/1.0 503\r\nNats-Subject: %b\r\n\r\n"
+
+
+async def inject(nc: Client, inbox: str, block: bytes) -> None:
+    """Send a status as a server would: a block of headers, and nothing else."""
+    Link(nc).write(b"HPUB %b %d %d\r\n%b\r\n" % (inbox.encode(), len(block), len(block), block), 1, 0)
 
 
 async def test_leadership_change_without_headers(bench: Bench, js_nc: Client) -> None:
@@ -40,7 +47,7 @@ async def test_leadership_change_without_headers(bench: Bench, js_nc: Client) ->
     ):
         for cycle in range(1, 6):
             await until(lambda count=cycle: len(wire.replies) == count)  # type: ignore[misc]
-            await inject(js_nc, wire.replies[-1], 409, "Leadership Change")
+            await inject(js_nc, wire.replies[-1], LEADERSHIP_CHANGE)
             await until(lambda count=cycle: events.count(LeadershipChanged()) == count)  # type: ignore[misc]
         await until(lambda: len(wire.replies) == 6)
         assert [json.loads(payload)["batch"] for payload in wire.payloads] == [100] * 6
@@ -58,7 +65,7 @@ async def test_nobody_answers_for_a_while(bench: Bench, js_nc: Client) -> None:
     ):
         for cycle in range(1, 4):
             await until(lambda count=cycle: len(wire.replies) == count)  # type: ignore[misc]
-            await inject(js_nc, wire.replies[-1], 503, "")
+            await inject(js_nc, wire.replies[-1], NO_RESPONDERS % consumer.pull_subject.encode())
         await bench.publish(numbered(3))
         assert [(await messages.next(timeout=20)).data for _ in range(3)] == numbered(3)
     assert events == [NoResponders()] * 3
