@@ -297,13 +297,16 @@ async def test_connection_lost_in_the_middle_of_a_message(
         sub = await nc.subscribe(f"{name}.x")
         await barrier(nc)
         proxy.truncate(cut_at)
+        # Nothing is published while the two subscriptions are restored, one after the other.
         for payload in numbered(30):
-            await sender.publish(f"{name}.x", payload.ljust(1_000, b"."))
-            await sender.flush()
-        # Whatever has arrived whole is there, in order and once; then the connection comes back.
-        while nc.stats["reconnects"] < 1 or not nc.is_connected:
+            if nc.is_connected and not nc.stats["reconnects"]:
+                await sender.publish(f"{name}.x", payload.ljust(1_000, b"."))
+                await sender.flush()
+        while nc.is_connected and not nc.stats["reconnects"]:
             await sender.publish(f"{name}.x", b"more")
             await asyncio.sleep(0.01)
+        # Whatever has arrived whole is there, in order and once; then the connection comes back.
+        await until(lambda: nc.stats["reconnects"] == 1 and nc.is_connected)
         await barrier(nc)
         await sender.publish(f"{name}.x", b"end")
         await until(lambda: watch.payloads[-1:] == [b"end"])
