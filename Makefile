@@ -27,9 +27,9 @@ WITHOUT_SERVERS := tests/unit tests/twin tests/test_layers.py
 WORKERS ?= 4
 # Versions that the package claims to support.
 CLAIMED := $(shell sed -n 's/.*Python :: \(3\.[0-9]*\)",/\1/p' pyproject.toml)
-# Runtime dependencies whose lower bounds are tested, each as name==version.
+# Runtime dependencies whose lower bounds are tested, each as name==version, the lowest where there are several.
 LOWEST := $(shell sed '/^\[dependency-groups\]/,$$d' pyproject.toml | \
-	grep -oE '"(nats-py|h2|hpack|protobuf|pyarrow|click|rich)>=[0-9.]+' | sed 's/"//; s/>=/==/' | sort -u)
+	grep -oE '"(nats-py|h2|hpack|protobuf|pyarrow|click|rich)>=[0-9.]+' | sed 's/"//; s/>=/==/' | sort -V | sort -s -u -t= -k1,1)
 # Tests on servers of what uses nats-py.
 ON_NATS := $(addprefix tests/integration/,test_acks.py test_accelerate*.py test_barrier.py test_direct_delivery.py \
 	test_publisher.py test_jetstream_*.py)

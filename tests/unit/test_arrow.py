@@ -310,7 +310,7 @@ class TestEncodeErrors:
 class TestEmpty:
     @pytest.mark.parametrize("kind", [*KINDS, pa.null()], ids=str)
     def test_no_rows(self, kind: pa.DataType) -> None:
-        empty = pa.array([], kind)
+        empty = pa.nulls(0, kind)  # pyarrow 22 makes no array of every dictionary type from a list
         headers = pa.array([], HEADERS)
         result = encode_batch(empty, keys=empty, headers=headers, expected_offsets=[], ack_inbox="i")
         assert result.type == pa.binary()
