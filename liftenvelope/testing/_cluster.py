@@ -10,7 +10,7 @@ from liftenvelope.errors import UsageError
 from liftenvelope.testing._admin import LiftbridgeAdmin
 from liftenvelope.testing._errors import ServerStartError
 from liftenvelope.testing._lifecycle import Managed
-from liftenvelope.testing._ports import LOOPBACK, free_port
+from liftenvelope.testing._ports import LOOPBACK, free_port, release_port
 from liftenvelope.testing._process import ServerProcess, make_folder, remove_folder
 from liftenvelope.testing._readiness import is_serving
 
@@ -50,9 +50,10 @@ class ServerNode(ABC):
         self._nats_url = nats_url
         self._tls = tls
         self._port: int | None = None
-        # How many other ports to try; none once it has answered on one, for that is promised to stay.
+        # Other ports to try. None once it has been ready on one, because it keeps that port.
         self._other_ports = _PORT_TRIES - 1
-        self._busy_tries = _BUSY_TRIES - 1
+        # Starts to repeat because the machine was too busy.
+        self._busy_tries = 0
         self._process = ServerProcess(folder, log)
         folder.mkdir()
 
@@ -78,7 +79,7 @@ class ServerNode(ABC):
         """Whether the process is there."""
         return self._process.is_running
 
-    def start(self, *, wait: bool = True, timeout: float = 60.0) -> None:
+    def start(self, *, wait: bool = True, timeout: float = 120.0) -> None:
         """Start it, on the same port and with the same data as before.
 
         Args:
@@ -93,6 +94,7 @@ class ServerNode(ABC):
         """
         if self._port is None:
             self._port = free_port()
+        self._busy_tries = _BUSY_TRIES - 1
         self._launch()
         if wait:
             self.wait_ready(time.monotonic() + timeout)
@@ -109,17 +111,26 @@ class ServerNode(ABC):
         """
         return self._process.kill()
 
+    def close(self) -> None:
+        """Stop it for good, and give up its port. The cluster does so at its end."""
+        self._process.stop()
+        self._process.log()
+        if self._port is not None:
+            release_port(self._port)
+
     def log(self) -> str:
         """Return all that it has logged, since its first start."""
         return self._process.log()
 
     def wait_ready(self, deadline: float) -> None:
-        """Wait until it answers, at most until ``deadline`` of :func:`time.monotonic`.
+        """Wait until it listens and answers, at most until ``deadline`` of :func:`time.monotonic`.
+
+        Another server that answers on its port is not taken for it.
 
         Raises:
             ServerStartError: It ended, or did not answer in time; the message ends with its log.
         """
-        while not is_serving(self.address, self._tls):
+        while not (self._process.listens_on(self.port) and is_serving(self.address, self._tls)):
             if not self.is_running:
                 self._start_again()
             if time.monotonic() > deadline:
@@ -136,6 +147,7 @@ class ServerNode(ABC):
         tail = self._process.log_tail()
         if _ADDRESS_IN_USE in tail and self._other_ports:
             self._other_ports -= 1
+            release_port(self.port)
             self._port = free_port()
         elif self._busy_tries and any(words in tail for words in self.too_busy):
             self._busy_tries -= 1
@@ -233,8 +245,7 @@ class ServerCluster(LiftbridgeAdmin, Managed, Generic[NodeT]):
     def close(self) -> None:
         """Stop every server, its own NATS as well, and remove their data. The logs can still be read."""
         for node in self.nodes:
-            node.stop()
-            node.log()
+            node.close()
         if self._own_nats is not None:
             self._own_nats.close()
         remove_folder(self._folder)

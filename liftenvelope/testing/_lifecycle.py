@@ -42,9 +42,14 @@ class Managed(ABC):
             return await asyncio.shield(entering)
         except asyncio.CancelledError:
             # The thread can't be stopped half-way, and nobody else would close what it starts.
-            await asyncio.wait([entering])
-            await asyncio.to_thread(self.close)
+            await asyncio.shield(asyncio.ensure_future(self._close_after(entering)))
             raise
+
+    async def _close_after(self, entering: asyncio.Future[Self]) -> None:
+        """Close it as soon as it has started. Whether it did does not matter: its user has gone."""
+        await asyncio.wait([entering])
+        entering.exception()  # looked at, so that the event loop does not report it
+        await asyncio.to_thread(self.close)
 
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None

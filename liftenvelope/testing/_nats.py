@@ -11,7 +11,7 @@ from liftenvelope.errors import UsageError
 from liftenvelope.testing._binaries import find_nats_server
 from liftenvelope.testing._errors import ServerStartError
 from liftenvelope.testing._lifecycle import Managed
-from liftenvelope.testing._ports import LOOPBACK, free_port
+from liftenvelope.testing._ports import LOOPBACK, free_port, release_port
 from liftenvelope.testing._process import ServerProcess, make_folder, remove_folder
 
 if TYPE_CHECKING:
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 __all__ = ["NatsServer", "run_nats_server"]
 
 _POLL_INTERVAL: Final = 0.02
+# Seconds for the first line of a server. It is read again until the server is ready.
+_INFO_TIMEOUT: Final = 10.0
 _PORT_TRIES: Final = 5
 _ADDRESS_IN_USE: Final = "address already in use"
 
@@ -30,7 +32,7 @@ def run_nats_server(
     port: int | None = None,
     max_payload: int | None = None,
     config: Mapping[str, object] | None = None,
-    start_timeout: float = 30.0,
+    start_timeout: float = 120.0,
 ) -> NatsServer:
     """Return a nats-server on the loopback interface, to be started by ``with`` or ``async with``.
 
@@ -117,21 +119,20 @@ class NatsServer(Managed):
             UsageError: It is running.
         """
         if self._port is not None:
-            return self._start_on(self._port)
-        for _ in range(_PORT_TRIES - 1):
+            self._start_on(self._port)
+            return
+        for other_ports in reversed(range(_PORT_TRIES)):
             port = free_port()
             try:
                 self._start_on(port)
             except ServerStartError as exc:
-                # Somebody else took the port since it was found to be free.
-                if _ADDRESS_IN_USE not in str(exc):
+                release_port(port)
+                # Another program took the port since it was found to be free.
+                if _ADDRESS_IN_USE not in str(exc) or not other_ports:
                     raise
             else:
                 self._port = port
-                return None
-        self._start_on(port := free_port())
-        self._port = port
-        return None
+                return
 
     def stop(self) -> int | None:
         """Have it stop cleanly; return its exit status. Its data stay. Nothing happens if it is stopped."""
@@ -142,9 +143,11 @@ class NatsServer(Managed):
         return self._process.kill()
 
     def close(self) -> None:
-        """Stop it and remove its data. The log can still be read."""
+        """Stop it, remove its data and give up its port. The log can still be read."""
         self._process.stop()
         self._process.log()
+        if self._port is not None:
+            release_port(self._port)
         remove_folder(self._folder)
 
     def log(self) -> str:
@@ -179,10 +182,11 @@ class NatsServer(Managed):
         while time.monotonic() < deadline:
             if not self._process.is_running:
                 raise self._failure(f"ended with status {self._process.returncode}")
-            info = _read_info(port)
-            # Any other name is another server's, which has the port.
-            if info.get("server_name") == wanted:
-                return info
+            # Another server that answers on the port is not taken for ours.
+            if self._process.listens_on(port):
+                info = _read_info(port)
+                if info.get("server_name") == wanted:
+                    return info
             time.sleep(_POLL_INTERVAL)
         raise self._failure(f"was not ready after {self._start_timeout} s")
 
@@ -194,7 +198,7 @@ def _read_info(port: int) -> dict[str, Any]:
     """Return what the server at a port says in its first line, or nothing if there is no such server."""
     try:
         with (
-            socket.create_connection((LOOPBACK, port), timeout=1.0) as connection,
+            socket.create_connection((LOOPBACK, port), timeout=_INFO_TIMEOUT) as connection,
             connection.makefile("rb") as lines,
         ):
             line = lines.readline()

@@ -1,7 +1,14 @@
-"""Ports that nobody uses, for servers that must get the same port back after a restart."""
+"""Free ports of the loopback interface, reserved across processes for servers that must keep theirs.
+
+A port is reserved by binding the UDP port of the same number, which no server of ours uses. The kernel gives
+that port to one process at a time, whichever user it belongs to, and takes it back when the process ends,
+also by SIGKILL. So there are no lock files that could be left behind, or be put in the way by another user.
+"""
 
 from __future__ import annotations
 
+import errno
+import os
 import random
 import socket
 import threading
@@ -9,35 +16,74 @@ from typing import Final
 
 from liftenvelope.testing._errors import ServerStartError
 
-__all__ = ["LOOPBACK", "free_port"]
+__all__ = ["LOOPBACK", "free_port", "release_port"]
 
 LOOPBACK: Final = "127.0.0.1"
 
 # Below the range from which Linux (32768 and up) and macOS (49152 and up) take the ports of outgoing
 # connections: one of those could take the port of a server that is stopped for a moment.
-_PORTS: Final = range(20_000, 32_000)
+_PORTS = range(20_000, 32_000)
 
 _lock = threading.Lock()
-_given: set[int] = set()
+#: File descriptors of the UDP sockets that reserve ports for this process, by port.
+_reserved: dict[int, int] = {}
 # Its own, so that programs under test that seed the global one don't get the same ports in each process.
 _random = random.SystemRandom()
 
 
 def free_port() -> int:
-    """Return a port of the loopback interface that is free now, and not given before by this process."""
+    """Reserve a port that nobody uses, and return it.
+
+    No other process of this package gets the port before :func:`release_port` or the end of this process. A
+    foreign program can still take it: a server that is started on the port must be checked to listen there.
+
+    Raises:
+        ServerStartError: Every port of the range is in use or reserved.
+    """
     with _lock:
         for port in _random.sample(_PORTS, len(_PORTS)):
-            if port not in _given and _can_bind(port):
-                _given.add(port)
+            if port not in _reserved and _reserve(port):
                 return port
     raise ServerStartError(f"no free port between {_PORTS.start} and {_PORTS.stop}")
 
 
-def _can_bind(port: int) -> bool:
-    with socket.socket() as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listener.bind((LOOPBACK, port))
-        except OSError:
+def release_port(port: int) -> None:
+    """Give up a reserved port. Other ports are ignored."""
+    with _lock:
+        descriptor = _reserved.pop(port, None)
+    if descriptor is not None:
+        os.close(descriptor)
+
+
+def _reserve(port: int) -> bool:
+    with socket.socket(type=socket.SOCK_DGRAM) as holder:
+        if not _bind(holder, port):
             return False
+        with socket.socket() as listener:
+            # As servers do. It still fails where another server listens.
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if not _bind(listener, port):
+                return False
+        _reserved[port] = holder.detach()
+        return True
+
+
+def _bind(endpoint: socket.socket, port: int) -> bool:
+    try:
+        endpoint.bind((LOOPBACK, port))
+    except OSError as exc:
+        if exc.errno == errno.EADDRINUSE:
+            return False
+        raise ServerStartError(f"can't bind port {port} of {LOOPBACK}: {exc}") from exc
     return True
+
+
+def _forget_in_child() -> None:
+    """Leave the reservations to the parent: a forked child that kept them open would prolong them."""
+    for descriptor in _reserved.values():
+        os.close(descriptor)
+    _reserved.clear()
+    _lock.release()
+
+
+os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_forget_in_child)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from liftenvelope.errors import UsageError
+from liftenvelope.testing._listening import is_listening
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -23,11 +24,12 @@ __all__ = ["ServerProcess", "make_folder", "remove_folder"]
 
 #: What of our environment a server gets: nothing that could configure it.
 _ENVIRONMENT: Final = ("HOME", "LANG", "PATH", "TMPDIR", "TZ", "USER")
-_STOP_TIMEOUT: Final = 15.0
+# Seconds for a clean stop. A server that hangs is rare, and one that is killed because the machine is busy
+# loses what it had not written.
+_STOP_TIMEOUT: Final = 60.0
 _LOG_TAIL_LINES: Final = 40
 
 _lock = threading.Lock()
-_owner = os.getpid()
 _running: dict[int, subprocess.Popen[bytes]] = {}
 _folders: set[Path] = set()
 
@@ -49,9 +51,18 @@ class _Reaper:
         self._tell(f"-{thing}\n")
 
     def stop(self) -> None:
+        """Have it clean up what is left, and wait until it has."""
         if self._process is not None and self._process.stdin is not None:
             self._process.stdin.close()
             self._process.wait()
+
+    def forget_in_child(self) -> None:
+        """Leave it to the parent: a forked child that kept the pipe open would hold it back."""
+        if self._process is not None and self._process.stdin is not None:
+            self._process.stdin.close()
+            # The child must not wait for it either.
+            self._process.returncode = 0
+        self._process = None
 
     def _start(self) -> subprocess.Popen[bytes]:
         script = str(Path(__file__).with_name("_reaper.py"))
@@ -76,9 +87,6 @@ _reaper = _Reaper()
 
 @atexit.register
 def _clean_up() -> None:
-    if os.getpid() != _owner:
-        # A forked child: the servers are its parent's.
-        return
     for process in list(_running.values()):
         process.kill()
         process.wait()
@@ -86,6 +94,17 @@ def _clean_up() -> None:
     for folder in list(_folders):
         remove_folder(folder)
     _reaper.stop()
+
+
+def _forget_in_child() -> None:
+    """Leave the servers and folders to the parent: they are not a forked child's."""
+    _running.clear()
+    _folders.clear()
+    _reaper.forget_in_child()
+    _lock.release()
+
+
+os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_forget_in_child)
 
 
 def make_folder() -> Path:
@@ -97,16 +116,20 @@ def make_folder() -> Path:
 
 
 def remove_folder(folder: Path) -> None:
-    """Remove a folder that :func:`make_folder` made, with all that is in it."""
+    """Remove a folder that :func:`make_folder` made in this process, with all that is in it."""
+    with _lock:
+        if folder not in _folders:
+            return
     shutil.rmtree(folder, ignore_errors=True)
     with _lock:
-        if folder in _folders:
-            _folders.discard(folder)
-            _reaper.remove(folder)
+        _folders.discard(folder)
+        _reaper.remove(folder)
 
 
 class ServerProcess:
     """One program that can be started again after it has stopped, always with the same log.
+
+    It belongs to the Python process that made it: a forked child can neither start nor stop it.
 
     Args:
         folder: Where it runs, and where its log is.
@@ -117,12 +140,14 @@ class ServerProcess:
         self._folder = folder
         self._log_path = folder / log_name
         self._log = ""
+        self._launched_at = 0
+        self._owner = os.getpid()
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
     def is_running(self) -> bool:
         """Whether the process is there."""
-        return self._process is not None and self._process.poll() is None
+        return self._process is not None and self.returncode is None
 
     @property
     def pid(self) -> int | None:
@@ -132,17 +157,27 @@ class ServerProcess:
     @property
     def returncode(self) -> int | None:
         """With what it ended last, negative for a signal; None before that, and while it runs."""
-        return None if self._process is None else self._process.poll()
+        status = None if self._process is None else self._process.poll()
+        if status is not None:
+            self._forget()
+        return status
+
+    def listens_on(self, port: int) -> bool:
+        """Return whether it runs and is the process that listens on a TCP port."""
+        pid = self.pid
+        return pid is not None and is_listening(pid, port) and self.is_running
 
     def start(self, command: Sequence[str], env: Mapping[str, str]) -> None:
         """Start it, with ``env`` and little more as its environment.
 
         Raises:
-            UsageError: It is running.
+            UsageError: It is running, or it belongs to another Python process.
         """
+        if self._owner != os.getpid():
+            raise UsageError(f"the server must be started by process {self._owner}, got {os.getpid()}")
         if self.is_running:
             raise UsageError(f"the server is running already, as process {self.pid}")
-        self._forget()
+        self._launched_at = len(self.log())
         environment = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
         with self._log_path.open("ab") as log, _lock:
             self._process = subprocess.Popen(  # noqa: S603 - a program that the user has chosen
@@ -158,7 +193,7 @@ class ServerProcess:
             _running[self._process.pid] = self._process
 
     def stop(self) -> int | None:
-        """Ask it to stop and wait until it has, or kill it after 15 s; return how it ended."""
+        """Ask it to stop and wait until it has, or kill it after 60 s; return how it ended."""
         return self._end(signal.SIGINT)
 
     def kill(self) -> int | None:
@@ -173,8 +208,8 @@ class ServerProcess:
         return self._log
 
     def log_tail(self) -> str:
-        """Return the last lines that it has written."""
-        return "\n".join(self.log().splitlines()[-_LOG_TAIL_LINES:])
+        """Return the last lines that it has written since its latest start."""
+        return "\n".join(self.log()[self._launched_at :].splitlines()[-_LOG_TAIL_LINES:])
 
     def _end(self, signum: signal.Signals) -> int | None:
         process = self._process

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias, TypeVar
 
 from liftenvelope.errors import UsageError
 from liftenvelope.rpc.address import Address, parse_address
 from liftenvelope.testing._errors import ServerStartError
 from liftenvelope.testing._lifecycle import Managed
-from liftenvelope.testing._ports import LOOPBACK, free_port
+from liftenvelope.testing._ports import LOOPBACK, free_port, release_port
 from liftenvelope.testing._relay import DIRECTIONS, Direction, Lane, Relay
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ __all__ = ["FaultProxy"]
 
 _Which: TypeAlias = Literal["both", "to_server", "to_client"]
 _T = TypeVar("_T")
+_PORT_TRIES: Final = 5
 
 
 class FaultProxy(Managed):
@@ -147,12 +148,17 @@ class FaultProxy(Managed):
         self._thread = threading.Thread(target=self._run, args=(started,), name="fault-proxy", daemon=True)
         self._thread.start()
         started.wait()
-        port = free_port()
-        try:
-            self._do(lambda relay: relay.listen((LOOPBACK, port)))
-        except OSError as exc:
-            raise ServerStartError(f"the proxy can't listen on port {port}: {exc}") from exc
-        self._port = port
+        for other_ports in reversed(range(_PORT_TRIES)):
+            self._port = free_port()
+            try:
+                self._do(lambda relay: relay.listen((LOOPBACK, self._port)))
+            except OSError as exc:
+                # Another program took the port since it was found to be free.
+                release_port(self._port)
+                if not other_ports:
+                    raise ServerStartError(f"the proxy can't listen on port {self._port}: {exc}") from exc
+            else:
+                return
 
     def close(self) -> None:
         """Reset every connection and stop listening. Closing twice is fine."""
@@ -163,6 +169,7 @@ class FaultProxy(Managed):
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._relay = None
+        release_port(self._port)
 
     def _run(self, started: threading.Event) -> None:
         """The proxy's thread."""

@@ -25,7 +25,7 @@ _CHUNK: Final = 16 * 1024
 # What is kept of a delayed connection, in chunks. Beyond it the sender is held back, as a real wire would.
 _QUEUE_CHUNKS: Final = 1024
 # How long a truncated connection stays half open for its receiver to read what came.
-_LINGER: Final = 5.0
+_LINGER: Final = 60.0
 
 
 class _TruncatedError(Exception):

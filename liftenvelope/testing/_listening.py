@@ -1,0 +1,94 @@
+"""Asks the kernel which process listens on a port: the proof that a server that answers is our own.
+
+What a server says of itself is no proof. Two runs use the same ids, and servers that share a NATS server list
+each other. A process that holds the listening socket is the only one that answers on its port.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+__all__ = ["is_listening"]
+
+_LISTEN: Final = "0A"
+_LSOF_TIMEOUT: Final = 60.0
+
+
+def is_listening(leader: int, port: int) -> bool:
+    """Return whether a process of the session of ``leader`` listens on a TCP port.
+
+    A session, because a program that was named as the server can be a script that starts the server.
+
+    Where the system does not tell, this is True: on Linux for a process whose files may not be looked at, and
+    elsewhere without ``lsof``.
+    """
+    try:
+        return _linux(leader, port) if sys.platform == "linux" else _lsof(leader, port)
+    except PermissionError:
+        return True
+    except OSError:
+        return False  # the process ended meanwhile
+
+
+def _linux(leader: int, port: int) -> bool:
+    sockets = set(_listening_sockets(leader, port))
+    # The other processes are looked at only when a socket is there and the leader does not have it.
+    return bool(sockets) and (
+        _has_one(leader, sockets)
+        or any(_has_one(pid, sockets) for pid in _processes() if pid != leader and _session(pid) == leader)
+    )
+
+
+def _listening_sockets(pid: int, port: int) -> Iterator[str]:
+    """Yield the sockets that listen on a port, as ``/proc/PID/fd`` names them. See proc(5)."""
+    for table in ("tcp", "tcp6"):
+        path = Path(f"/proc/{pid}/net/{table}")
+        if table == "tcp6" and not path.exists():
+            continue  # a kernel without IPv6
+        for line in path.read_text("ascii").splitlines()[1:]:
+            _, local, _, state, *_, inode = line.split()[:10]
+            if state == _LISTEN and int(local.rpartition(":")[2], 16) == port:
+                yield f"socket:[{inode}]"
+
+
+def _has_one(pid: int, sockets: set[str]) -> bool:
+    return any(_target(file) in sockets for file in Path(f"/proc/{pid}/fd").iterdir())
+
+
+def _target(link: Path) -> str:
+    try:
+        return os.readlink(link)
+    except FileNotFoundError:
+        return ""  # closed meanwhile
+
+
+def _processes() -> list[int]:
+    return [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
+
+
+def _session(pid: int) -> int:
+    try:
+        return os.getsid(pid)
+    except (ProcessLookupError, PermissionError):
+        return -1
+
+
+def _lsof(leader: int, port: int) -> bool:
+    command = ["lsof", "-nP", f"-iTCP:{port}", "-sTCP:LISTEN", "-t"]
+    try:
+        run = subprocess.run(  # noqa: S603 - every argument is our own
+            command,
+            capture_output=True,
+            text=True,
+            timeout=_LSOF_TIMEOUT,
+            stdin=subprocess.DEVNULL,
+            check=False,
+        )
+    except (FileNotFoundError, subprocess.TimeoutExpired):
+        return True
+    return any(_session(int(pid)) == leader for pid in run.stdout.split())
