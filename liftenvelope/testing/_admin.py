@@ -83,8 +83,8 @@ class LiftbridgeAdmin:
     def create_stream(
         self,
         name: str,
-        subject: str | None = None,
         *,
+        subject: str | None = None,
         group: str = "",
         partitions: int = 1,
         replication_factor: int = 1,
@@ -96,7 +96,8 @@ class LiftbridgeAdmin:
 
         Args:
             name: Its name. Names that would kill the server are refused.
-            subject: What it records; by default the subject of the same name.
+            subject: NATS subject that it records. Default: the subject of the same name. By keyword only,
+                because the client's method of this name takes the subject first.
             group: NATS queue group of its partitions.
             partitions: How many.
             replication_factor: How many brokers hold each; -1 for all.

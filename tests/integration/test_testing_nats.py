@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import os
 import signal
@@ -10,6 +11,7 @@ import socket
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import nats
 import pytest
@@ -112,6 +114,30 @@ async def test_cancelled_start_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(asyncio.CancelledError):
         await task
     assert not server.is_running
+    assert not server._folder.exists()
+
+
+async def test_failure_of_a_cancelled_start_is_not_reported_to_the_event_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looking, cancelled = threading.Event(), threading.Event()
+
+    def find_nats_server() -> Path:
+        looking.set()
+        cancelled.wait(60)
+        raise ServerStartError("no nats-server")
+
+    monkeypatch.setattr("liftenvelope.testing._nats.find_nats_server", find_nats_server)
+    server = run_nats_server()
+    task = asyncio.create_task(server.__aenter__())
+    await asyncio.to_thread(looking.wait, 60)
+    task.cancel()
+    await asyncio.sleep(0)
+    cancelled.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    del task
+    gc.collect()
     assert not server._folder.exists()
 
 
