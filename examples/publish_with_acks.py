@@ -15,7 +15,7 @@ from liftenvelope.testing import run_liftbridge
 
 async def main() -> None:
     async with run_liftbridge() as cluster, await nats.connect(cluster.nats_url) as nc, AckInbox(nc) as inbox:
-        cluster.create_stream("sensors", "sensors.*")
+        cluster.create_stream("sensors", subject="sensors.*")
         cluster.create_stream("accounts", optimistic_concurrency=True)
 
         # One message. The call returns when the partition's leader has stored it.

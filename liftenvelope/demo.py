@@ -135,7 +135,7 @@ async def run_demo(
     async with _servers(job, on_stage) as (nc, admin):
         stream = f"liftenvelope-demo-{secrets.token_hex(4)}"
         on_stage(f"creating the stream {stream}")
-        await asyncio.to_thread(admin.create_stream, stream, stream)
+        await asyncio.to_thread(admin.create_stream, stream)
         try:
             await _check_pair(nc, stream, job)
             on_stage(f"publishing {job.messages:,} envelopes of {job.size} bytes")

@@ -83,7 +83,7 @@ async def test_several_streams_on_one_subject(
     liftbridge_server: LiftbridgeCluster, lb_nc: Client, name: str
 ) -> None:
     for stream in (name, f"{name}-2"):
-        liftbridge_server.create_stream(stream, name)
+        liftbridge_server.create_stream(stream, subject=name)
     strays: list[tuple[str, Stray]] = []
     async with AckInbox(
         lb_nc, on_stray=lambda ack, kind: strays.append((ack.stream, kind)), timeout=60
@@ -108,7 +108,7 @@ async def test_several_streams_on_one_subject(
 
 
 async def test_wildcard_subjects(liftbridge_server: LiftbridgeCluster, lb_nc: Client, name: str) -> None:
-    liftbridge_server.create_stream(name, f"{name}.*")
+    liftbridge_server.create_stream(name, subject=f"{name}.*")
     async with AckInbox(lb_nc, timeout=60) as inbox:
         ack = await inbox.publish(f"{name}.a", b"v")
     assert (ack.partition_subject, ack.msg_subject) == (f"{name}.*", f"{name}.a")

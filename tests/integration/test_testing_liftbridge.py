@@ -36,9 +36,9 @@ def publish(address: str, stream: str, value: bytes, *, all_replicas: bool = Fal
 
 def test_streams(liftbridge_server: LiftbridgeCluster) -> None:
     cluster = liftbridge_server
-    cluster.create_stream("testing.streams", "subject", partitions=2, retention_max_messages=100)
+    cluster.create_stream("testing.streams", subject="subject", partitions=2, retention_max_messages=100)
     with pytest.raises(RpcError) as info:
-        cluster.create_stream("testing.streams", "subject")
+        cluster.create_stream("testing.streams", subject="subject")
     assert info.value.code == StatusCode.ALREADY_EXISTS
     offsets = [publish(cluster.addresses[0], "testing.streams", b"%d" % n).offset for n in range(10)]
     assert offsets == list(range(10))

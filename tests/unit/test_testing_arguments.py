@@ -54,6 +54,12 @@ def test_settings_that_kill_the_server(admin: LiftbridgeAdmin, settings: dict[st
         admin.create_stream("fine", **settings)
 
 
+def test_subject_of_a_stream_is_given_by_keyword(admin: LiftbridgeAdmin) -> None:
+    # The client's create_stream takes the subject first: a mix-up must not make another stream.
+    with pytest.raises(TypeError, match="positional"):
+        admin.create_stream("subject", "name")  # type: ignore[misc]
+
+
 def test_read_of_less_than_nothing(admin: LiftbridgeAdmin) -> None:
     for arguments in ({"count": -1}, {"start": -1, "count": 1}):
         with pytest.raises(UsageError, match="-1"):
