@@ -89,7 +89,7 @@ class LiftbridgeAdmin:
         partitions: int = 1,
         replication_factor: int = 1,
         optimistic_concurrency: bool = False,
-        timeout: float = 30.0,
+        timeout: float = 60.0,
         **settings: int | bool,
     ) -> None:
         """Create a stream, and return when the leader of every partition records what is published.
@@ -123,30 +123,30 @@ class LiftbridgeAdmin:
         if optimistic_concurrency:
             request.optimisticConcurrencyControl.value = True
         deadline = time.monotonic() + timeout
-        self._create(request, deadline)
+        self._change("CreateStream", request, deadline, done=StatusCode.ALREADY_EXISTS)
         for partition in range(partitions):
             self._partition_metadata(name, partition, deadline)
 
-    def delete_stream(self, name: str, *, timeout: float = 30.0) -> None:
+    def delete_stream(self, name: str, *, timeout: float = 60.0) -> None:
         """Delete a stream. NOT_FOUND if there is none."""
         check_stream_name(name)
         request = api_pb2.DeleteStreamRequest(name=name)
-        self._call_any("DeleteStream", request.SerializeToString(), time.monotonic() + timeout)
+        self._change("DeleteStream", request, time.monotonic() + timeout, done=StatusCode.NOT_FOUND)
 
-    def pause_stream(self, name: str, *, timeout: float = 30.0) -> None:
+    def pause_stream(self, name: str, *, timeout: float = 60.0) -> None:
         """Pause every partition of a stream: nothing is recorded until a publish by gRPC wakes it."""
         check_stream_name(name)
         request = api_pb2.PauseStreamRequest(name=name)
         self._call_any("PauseStream", request.SerializeToString(), time.monotonic() + timeout)
 
-    def set_stream_readonly(self, name: str, readonly: bool = True, *, timeout: float = 30.0) -> None:
+    def set_stream_readonly(self, name: str, readonly: bool = True, *, timeout: float = 60.0) -> None:
         """Have every partition of a stream refuse messages, or take them again."""
         check_stream_name(name)
         request = api_pb2.SetStreamReadonlyRequest(name=name, readonly=readonly)
         self._call_any("SetStreamReadonly", request.SerializeToString(), time.monotonic() + timeout)
 
     def partition_metadata(
-        self, name: str, partition: int = 0, *, timeout: float = 30.0
+        self, name: str, partition: int = 0, *, timeout: float = 60.0
     ) -> api_pb2.PartitionMetadata:
         """Return the state of a partition as its leader sees it.
 
@@ -156,7 +156,7 @@ class LiftbridgeAdmin:
         return self._partition_metadata(name, partition, time.monotonic() + timeout)
 
     def read(
-        self, name: str, *, partition: int = 0, start: int = 0, count: int, timeout: float = 30.0
+        self, name: str, *, partition: int = 0, start: int = 0, count: int, timeout: float = 60.0
     ) -> list[api_pb2.Message]:
         """Return ``count`` messages of a partition, from the offset ``start`` on.
 
@@ -181,18 +181,20 @@ class LiftbridgeAdmin:
         answer = self._call_any("FetchPartitionMetadata", request.SerializeToString(), deadline)
         return api_pb2.FetchPartitionMetadataResponse.FromString(answer).metadata
 
-    def _create(self, request: api_pb2.CreateStreamRequest, deadline: float) -> None:
+    def _change(self, method: str, request: Message, deadline: float, *, done: StatusCode) -> None:
+        """Make a change that can be made once; ``done`` is the answer to a change that was made before."""
         uncertain = False
 
         def attempt(channel: BlockingChannel, timeout: float) -> None:
             nonlocal uncertain
             try:
-                channel.unary("/proto.API/CreateStream", request.SerializeToString(), timeout=timeout)
+                channel.unary(f"/proto.API/{method}", request.SerializeToString(), timeout=timeout)
             except (RpcError, TransportError) as exc:
-                # An attempt that failed half-way may have created it all the same.
-                if uncertain and isinstance(exc, RpcError) and exc.code == StatusCode.ALREADY_EXISTS:
+                if not isinstance(exc, RpcError) or exc.code != done:
+                    # An attempt that failed half-way may have made the change all the same.
+                    uncertain = True
+                elif uncertain:
                     return
-                uncertain = True
                 raise
 
         self._ask(attempt, deadline)

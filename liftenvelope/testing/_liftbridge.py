@@ -116,8 +116,15 @@ class LiftbridgeNode(ServerNode):
     """
 
     kind = "Liftbridge"
-    # It panics when it can't make its own streams within 10 s of being elected, or is voted out meanwhile.
-    too_busy = ("raft operation timed out", "error on metadata leadership step down")
+    # It panics when it can't make its own streams within 10 s of being elected, when it is voted out
+    # meanwhile, and when NATS takes longer than 2 s to answer it five times. Without any NATS it says "no
+    # servers available".
+    too_busy = (
+        "raft operation timed out",
+        "error on metadata leadership step down",
+        "nats: timeout",
+        "i/o timeout",
+    )
 
     def __init__(
         self,
