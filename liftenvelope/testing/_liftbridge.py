@@ -118,8 +118,10 @@ class LiftbridgeNode(ServerNode):
     kind = "Liftbridge"
     # It panics when it can't make its own streams within 10 s of being elected, when it is voted out
     # meanwhile, and when NATS takes longer than 2 s to answer it five times. Without any NATS it says "no
-    # servers available".
+    # servers available". It also panics when a quicker node asks for its vote between its look for earlier
+    # state and its bootstrap. The vote is state, so the next start does not bootstrap.
     too_busy = (
+        "bootstrap only works on new clusters",
         "raft operation timed out",
         "error on metadata leadership step down",
         "nats: timeout",
