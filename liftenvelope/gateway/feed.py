@@ -1,19 +1,21 @@
-"""What a partition holds, from a sequence on, as JetStream delivers it: raw, in order, without a gap.
+"""Reads a partition from a sequence on, as JetStream delivers it: raw, in order, without a gap.
 
-A consumer without acks, in the server's memory, is pulled from. At most two pulls are open, so that what is
-held here is bounded, and the next batch is on its way while one is sent. When deliveries are missing, when
-the consumer is gone, or when its server is silent, another one is made that begins where this one was.
+A consumer without acks, in the server's memory, is pulled from. A window bounds what is asked for and held,
+and a budget bounds what all readers of the connection ask for (:mod:`liftenvelope.gateway.pull_window`). When
+deliveries are missing, the consumer is gone or its server is silent, the consumer is deleted and another one
+goes on where it was.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
+import re
 import secrets
 from collections import deque
 from datetime import UTC, datetime
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+from weakref import WeakKeyDictionary
 
 from liftenvelope.errors import (
     CallTimeoutError,
@@ -22,22 +24,23 @@ from liftenvelope.errors import (
     StreamNotFoundError,
     TransportError,
 )
+from liftenvelope.gateway.pull_window import PullBudget, PullWindow
 from liftenvelope.nats._link import Link
 from liftenvelope.nats._receiving import subscribe_direct
 
 if TYPE_CHECKING:
+    from nats.aio.client import Client
+
     from liftenvelope.jetstream.context import JetStream
     from liftenvelope.nats._receiving import DirectSubscription
 
-__all__ = ["Delivery", "PartitionFeed", "ask_start"]
+__all__ = ["Delivery", "PartitionFeed", "ask_start", "sequences_of"]
 
 #: What comes from a consumer: subject, reply, headers, payload.
 Delivery: TypeAlias = tuple[str, bytes, bytes | None, bytes]
 
-#: What one pull asks for: messages, and bytes.
+#: Messages that one pull asks for at most.
 _BATCH: Final = 4_096
-_BYTES: Final = 2 << 20
-_PULLS: Final = 2
 _EXPIRES: Final = 30.0
 _HEARTBEAT: Final = 5.0
 #: After how much silence the consumer is taken for lost.
@@ -51,11 +54,48 @@ _LAST_SECOND: Final = 253_402_300_799
 #: How often to look whether the consumer still lives, in seconds.
 _LOOK: Final = 1.0
 _REPLY_OF: Final = itemgetter(1)
-#: What ends a pull that was served.
+#: What ends a pull that was served, and the header that says how many bytes it has left.
 _ENDS: Final = (b"Batch Completed", b"MaxBytes")
+_BYTES_LEFT: Final = re.compile(rb"nats-pending-bytes: *(\d+)", re.IGNORECASE)
 #: $JS.ACK.<stream>.<consumer>.<delivered>.<sseq>.<cseq>.<ns>.<pending>; with a domain there are two more.
 _TOKENS: Final = 9
 _SEQUENCE_AT: Final = 5
+
+#: The body of a pull, without its bytes.
+_PULL: Final = b'{"batch":%d,"expires":%d,"idle_heartbeat":%d,"max_bytes":%%d}' % (
+    _BATCH,
+    _EXPIRES * _NS,
+    _HEARTBEAT * _NS,
+)
+
+_budgets: WeakKeyDictionary[Client, PullBudget] = WeakKeyDictionary()
+
+
+class _Received(NamedTuple):
+    """Deliveries that were not taken yet, and the bytes that the server counts for them."""
+
+    deliveries: list[Delivery]
+    size: int
+
+
+class _Pull(NamedTuple):
+    """An open pull: the bytes that it asks for, and those of them that are from the shared amount."""
+
+    amount: int
+    shared: int
+
+
+def sequences_of(deliveries: list[Delivery]) -> list[int]:
+    """Return the sequences of deliveries in the stream."""
+    if not deliveries:
+        return []
+    tokens = deliveries[0][1].count(b".") + 1
+    at = _SEQUENCE_AT if tokens == _TOKENS else _SEQUENCE_AT + 2
+    return [int(delivery[1].split(b".", at + 1)[at]) for delivery in deliveries]
+
+
+def _budget_of(nc: Client) -> PullBudget:
+    return _budgets.setdefault(nc, PullBudget())
 
 
 async def ask_start(js: JetStream, stream: str, timestamp_ns: int) -> int:
@@ -105,7 +145,8 @@ class PartitionFeed:
         sequence: Where to begin.
 
     Attributes:
-        pending: How many messages there were to deliver when the present consumer was made.
+        pending: Number of messages that are left to deliver after those that were taken. Those that are
+            purged meanwhile still count, until :meth:`renew`.
     """
 
     def __init__(self, js: JetStream, stream: str, sequence: int) -> None:
@@ -119,13 +160,13 @@ class PartitionFeed:
         self._consumer = ""
         self._delivered = 0
         self._link = Link(self._nc)
-        self._received: deque[list[Delivery]] = deque()
-        # Messages that came, and how many of them were taken; how many had come when each pull was served
-        # of which not all is taken. A pull is bounded in bytes, and so is what is held of some.
-        self._came = self._taken = 0
-        self._served: deque[int] = deque()
-        self._pulls: set[bytes] = set()
+        self._received: deque[_Received] = deque()
+        self._budget = _budget_of(self._nc)
+        self._window = PullWindow(asyncio.get_running_loop().time())
+        self._pulls: dict[bytes, _Pull] = {}
         self._pull_number = 0
+        # Whether the budget is to give an amount for the next pull.
+        self._is_waiting = False
         self._heard = 0.0
         self._lost = False
         self._wakeup: asyncio.Future[None] | None = None
@@ -139,6 +180,7 @@ class PartitionFeed:
             LiftEnvelopeError: JetStream does not answer, or refuses.
         """
         self._subscription = await subscribe_direct(self._nc, f"{self._inbox}.*", self._on_messages)
+        self._budget.readers += 1
         await self._begin()
 
     async def close(self) -> None:
@@ -146,6 +188,8 @@ class PartitionFeed:
         subscription, self._subscription = self._subscription, None
         if subscription is None:
             return
+        self._budget.readers -= 1
+        self._end_pulls()
         try:
             await subscription.unsubscribe()
             await self._forget_consumer()
@@ -166,13 +210,17 @@ class PartitionFeed:
             self._look()
         if self._lost or not self._received:
             return []
-        messages = self._received.popleft()
-        self._taken += len(messages)
+        messages, size = self._received.popleft()
+        self._window.taken(size, asyncio.get_running_loop().time())
         if not self._note(messages):
             self._lose()
             return []
         self._pull_if_room()
         return messages
+
+    def renew(self) -> None:
+        """Have the next :meth:`take` make another consumer, which knows what is left to deliver."""
+        self._lose()
 
     async def _wait(self) -> None:
         self._wakeup = asyncio.get_running_loop().create_future()
@@ -189,6 +237,7 @@ class PartitionFeed:
         if begins != self._delivered + 1 or ends - begins + 1 != len(messages):
             return False
         self._next, self._delivered = int(last[at]) + 1, ends
+        self.pending = int(last[at + 3])
         return True
 
     def wake(self) -> None:
@@ -201,50 +250,92 @@ class PartitionFeed:
         # Statuses alone have no reply subject, and most of what is read has none of them.
         messages = raws if all(map(_REPLY_OF, raws)) else [raw for raw in raws if raw[1]]
         if messages:
-            self._received.append(messages)
-            self._came += len(messages)
-            self.wake()
+            self._arrived(messages)
         if messages is not raws:
             for raw in raws:
                 if not raw[1]:
                     self._on_status(raw)
 
+    def _arrived(self, messages: list[Delivery]) -> None:
+        size = largest = 0
+        for subject, reply, headers, payload in messages:
+            one = len(reply) + len(payload) + (len(subject) if subject.isascii() else len(subject.encode()))
+            if headers:
+                one += len(headers)
+            largest = max(largest, one)
+            size += one
+        self._window.arrived(size, largest)
+        self._received.append(_Received(messages, size))
+        if self._window.asked <= 0:
+            self._end_pulls()
+        self.wake()
+
     def _on_status(self, raw: Delivery) -> None:
-        status = (raw[2] or b"")[9:12]
-        number = raw[0].rpartition(".")[2].encode()
+        text = raw[2] or b""
+        status = text[9:12]
         if status == b"100":
             return
-        self._pulls.discard(number)
-        text = raw[2] or b""
-        if status == b"408" or (status == b"409" and any(end in text for end in _ENDS)):
-            self._served.append(self._came)
-            self._pull_if_room()
-        else:
+        expired = status == b"408"
+        if not (expired or (status == b"409" and any(end in text for end in _ENDS))):
             # The consumer is deleted, its server goes down or leads it no more, or nobody answers.
             self._lose()
+            return
+        pull = self._pulls.pop(raw[0].rpartition(".")[2].encode(), None)
+        if pull is None:
+            return  # of a consumer before, or it was known to be over
+        found = _BYTES_LEFT.search(text)
+        left = int(found[1]) if found else 0
+        self._window.ended(pull.amount, left, expired=expired)
+        if not expired and left == pull.amount:
+            self.pending = max(self.pending, 1)  # a message that did not fit
+        self._budget.release(pull.shared)
+        if not self._pulls or self._window.asked <= 0:
+            self._end_pulls()
+        self._pull_if_room()
+
+    def _end_pulls(self) -> None:
+        """All pulls are over."""
+        pulls, self._pulls = self._pulls, {}
+        self._window.asked = 0
+        self._budget.release(sum(pull.shared for pull in pulls.values()))
+
+    @property
+    def _can_pull(self) -> bool:
+        return self._subscription is not None and not self._lost and bool(self._nc.is_connected)
 
     def _pull_if_room(self) -> None:
-        while self._served and self._served[0] <= self._taken:
-            self._served.popleft()
-        if self._came - self._taken < _BATCH // 2 and len(self._served) < _PULLS:
-            self._pull()
+        """Ask for more if the window is half empty, as far as the budget goes.
 
-    def _pull(self) -> None:
-        """Ask for more, as long as few enough are asked for already."""
-        if self._subscription is None or self._lost or not self._nc.is_connected:
+        A reader that has read everything asks for a small amount alone: it may wait for a long time, and must
+        not keep the shared amount from others meanwhile.
+        """
+        window, budget = self._window, self._budget
+        if self._is_waiting or not self._can_pull:
             return
-        while len(self._pulls) < _PULLS:
-            self._pull_number += 1
-            number = b"%d" % self._pull_number
-            self._pulls.add(number)
-            request = {
-                "batch": _BATCH,
-                "max_bytes": max(_BYTES, 2 * self._nc.max_payload),
-                "expires": int(_EXPIRES * _NS),
-                "idle_heartbeat": int(_HEARTBEAT * _NS),
-            }
-            subject = f"{self._js.api.prefix}.CONSUMER.MSG.NEXT.{self._stream}.{self._consumer}"
-            self._send(subject, json.dumps(request).encode(), f"{self._inbox}.{self._pull_number}")
+        if window.wanted and not window.asked and (window.largest <= budget.small or not self.pending):
+            self._pull(min(window.wanted, budget.small), 0)
+        if self.pending and (wanted := window.wanted):
+            least = window.least
+            if taken := budget.take(least, max(wanted, least)):
+                self._pull(taken, taken)
+            elif not window.asked:
+                self._is_waiting = True
+                budget.wait(least, self._on_given)
+
+    def _on_given(self, amount: int) -> None:
+        """Ask for an amount that the budget had no room for before."""
+        self._is_waiting = False
+        if self._can_pull:
+            self._pull(amount, amount)
+        else:
+            self._budget.release(amount)
+
+    def _pull(self, amount: int, shared: int) -> None:
+        self._pull_number += 1
+        self._pulls[b"%d" % self._pull_number] = _Pull(amount, shared)
+        self._window.pulled(amount)
+        subject = f"{self._js.api.prefix}.CONSUMER.MSG.NEXT.{self._stream}.{self._consumer}"
+        self._send(subject, _PULL % amount, f"{self._inbox}.{self._pull_number}")
 
     def _send(self, subject: str, body: bytes, reply: str) -> None:
         head = f"PUB {subject} {reply} {len(body)}\r\n".encode()
@@ -269,19 +360,20 @@ class PartitionFeed:
         config = {**_config(name), "deliver_policy": "by_start_sequence", "opt_start_seq": max(self._next, 1)}
         info = await _make(self._js, self._stream, name, config)
         self.pending = int(info["num_pending"])
+        # What came up to now is of the consumer before.
+        self._received.clear()
+        self._window.forget()
         self._delivered, self._lost = 0, False
-        self._pulls.clear()
         self._heard = asyncio.get_running_loop().time()
-        self._pull()
+        self._pull_if_room()
 
     async def _begin_anew(self) -> None:
-        self._received.clear()
-        self._served.clear()
-        self._taken = self._came
+        self._end_pulls()
         while True:
             if self._nc.is_closed:
                 raise TransportError("the gateway's connection to NATS is closed")
             try:
+                await self._forget_consumer()
                 await self._begin()
             except StreamNotFoundError:
                 raise
