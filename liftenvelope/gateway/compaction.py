@@ -1,124 +1,98 @@
-"""Compaction by key: of the messages with a key only the newest stays, those without one all stay.
+"""Compaction by key: deletes messages that a newer one with the same key replaces, and keeps those without.
 
-A partition is read from its beginning, and a message is deleted once a newer one with its key has been seen:
-so the newest of a key is never deleted, whatever happens in between. What has been seen is remembered up to
-a limit. Beyond that only half of the keys are remembered, chosen by a hash, and the others are left to
-another reading; and so on, so that any number of keys takes any number of readings and the same memory.
+A message is deleted only after a newer one with its key was read, so the newest of a key survives whatever
+happens in between: a restart, a lost connection, another gateway that compacts the same partition.
+
+The first compaction reads the partition from its beginning. The newest sequence of each key stays in memory,
+and the compactions that follow read only what is new. Two limits bound that memory: one for a partition and
+one for all partitions of a gateway. A partition whose keys do not fit is read from the beginning every time,
+once for each share of the keys that fits. So it is compacted only after half as many messages have come as
+it holds, like Kafka's ``min.cleanable.dirty.ratio``.
+
+All of it runs in the gateway's event loop, next to the acks of other streams. Therefore one partition is
+compacted at a time, in slices of about half a millisecond with pauses of twice that.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
-import secrets
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from liftenvelope import envelope as codec
-from liftenvelope.errors import EnvelopeError, JetStreamError, LiftEnvelopeError, MessageNotFoundError
+from liftenvelope.errors import (
+    CallTimeoutError,
+    EnvelopeError,
+    JetStreamError,
+    LiftEnvelopeError,
+    StreamNotFoundError,
+)
+from liftenvelope.gateway.compaction_plan import CompactionPlan
+from liftenvelope.gateway.feed import PartitionFeed, sequences_of
 from liftenvelope.nats._outcomes import positive
 
 if TYPE_CHECKING:
-    from liftenvelope.jetstream.consuming import Messages
+    from liftenvelope.gateway.feed import Delivery
     from liftenvelope.jetstream.context import JetStream
-    from liftenvelope.jetstream.stream import Stream
+    from liftenvelope.jetstream.infos import StreamInfo
 
-__all__ = ["Compaction", "CompactionPlan", "Compactor"]
+__all__ = ["Compaction", "CompactionBudget", "Compactor"]
 
 _log: Final = logging.getLogger("liftenvelope.gateway")
-#: What a remembered key takes beside its own bytes, roughly.
-_PER_KEY: Final = 200
-#: JetStream's number for a message to delete that is not there.
-_NOT_THERE: Final = (10057, 10043)
-#: How many messages are read between two pauses, and how long a pause is, in parts of the time they took.
-_CHUNK: Final = 500
+#: JetStream's error codes for deleting a message that does not exist.
+_NOT_THERE: Final = (10037, 10043, 10057)
+#: JetStream's error code for a stream that does not exist.
+_NO_STREAM: Final = 10059
+#: Messages between two pauses, and the length of a pause relative to the work before it.
+_SLICE: Final = 128
 _PAUSE: Final = 2.0
-_DELETIONS_AT_ONCE: Final = 64
-#: How many bytes may be on their way.
-_READ_AHEAD: Final = 4 << 20
-#: How long a message that must be there may take to come, in seconds.
-_PATIENCE: Final = 30.0
+#: Messages to delete that are collected before any is deleted, and how many deletions run at a time.
+_COLLECTED: Final = 128
+_DELETIONS_AT_ONCE: Final = 8
+#: New messages that a partition without an index needs, relative to what it holds, to be compacted again.
+_DIRTY_RATIO: Final = 0.5
+#: Seconds without a delivery after which the feed begins anew: what was left may have been purged.
+_QUIET: Final = 5
 
 
-class CompactionPlan:
-    """Says what to delete, of messages that it is shown in their order.
+class CompactionBudget:
+    """What the compactors of a gateway share: one compaction at a time, and memory for their indexes.
 
     Args:
-        max_memory: How many bytes may be remembered, roughly.
-        salt: Makes the hash of keys one that nobody can choose keys for. Default: a new one.
+        max_memory: Bytes that all kept indexes together may take. Default: 64 MiB, enough for 2.4 million
+            keys. The compaction that runs may take another 16 MiB.
 
-    Example:
-        >>> plan = CompactionPlan()
-        >>> [plan.see(sequence, key) for sequence, key in enumerate([b"a", b"b", b"a", b"", b""], 1)]
-        [None, None, 1, None, None]
-        >>> plan.next_reading()
-        False
+    Attributes:
+        turn: Held by the compaction that runs.
     """
 
-    def __init__(self, max_memory: int = 16 << 20, *, salt: bytes | None = None) -> None:
+    def __init__(self, max_memory: int = 64 << 20) -> None:
         self._max_memory = max_memory
-        self._salt = secrets.token_bytes(16) if salt is None else salt
-        # Of the hashes of keys, those with this remainder by this number are looked at in this reading.
-        self._share = (1, 0)
-        self._left: list[tuple[int, int]] = []
-        self._newest: dict[bytes, int] = {}
-        self._memory = 0
+        self._kept: dict[object, int] = {}
+        self.turn = asyncio.Lock()
 
-    @property
-    def memory(self) -> int:
-        """How many bytes are remembered, roughly."""
-        return self._memory
-
-    def see(self, sequence: int, key: bytes) -> int | None:
-        """Take a message of this reading; return the sequence of the one that it replaces, if it does.
-
-        Args:
-            sequence: Its sequence, larger than all before in this reading.
-            key: Its key; empty for none.
-        """
-        if not key or not self._is_mine(key):
-            return None
-        older = self._newest.get(key)
-        self._newest[key] = sequence
-        if older is None:
-            self._memory += len(key) + _PER_KEY
-            while self._memory > self._max_memory and len(self._newest) > 1:
-                self._split()
-        return older
-
-    def next_reading(self) -> bool:
-        """Forget all; say whether the messages must be shown again, from the first on."""
-        self._newest.clear()
-        self._memory = 0
-        if not self._left:
+    def keep(self, owner: object, size: int) -> bool:
+        """Reserve memory for an index, in place of what its owner had; return whether there is room."""
+        self.release(owner)
+        if size + sum(self._kept.values()) > self._max_memory:
             return False
-        self._share = self._left.pop()
+        self._kept[owner] = size
         return True
 
-    def _is_mine(self, key: bytes) -> bool:
-        divisor, remainder = self._share
-        return divisor == 1 or self._hash(key) % divisor == remainder
-
-    def _hash(self, key: bytes) -> int:
-        return int.from_bytes(hashlib.blake2b(key, digest_size=8, salt=self._salt).digest(), "big")
-
-    def _split(self) -> None:
-        divisor, remainder = self._share
-        self._share = (2 * divisor, remainder)
-        self._left.append((2 * divisor, remainder + divisor))
-        self._newest = {key: sequence for key, sequence in self._newest.items() if self._is_mine(key)}
-        self._memory = sum(len(key) + _PER_KEY for key in self._newest)
+    def release(self, owner: object) -> None:
+        """Free what an owner has reserved."""
+        self._kept.pop(owner, None)
 
 
 @dataclass(frozen=True, slots=True)
 class Compaction:
-    """What a compaction did.
+    """Result of a compaction.
 
     Attributes:
-        readings: How many times the partition was read.
-        read: How many messages that were.
-        deleted: How many of them are gone now.
+        readings: Times that the partition, or its new messages, were read.
+        read: Messages read, over all readings.
+        deleted: Messages deleted.
     """
 
     readings: int = 0
@@ -127,38 +101,54 @@ class Compaction:
 
 
 class Compactor:
-    """Compacts a partition now and then, in the background.
+    """Compacts a partition at intervals, in the background.
 
     Args:
         js: JetStream.
         stream: The JetStream stream that holds the partition.
-        interval: How long to wait before each compaction, in seconds. Default: 300, as in Liftbridge.
-        max_memory: How many bytes of keys may be remembered, roughly. Default: 16 MiB.
+        interval: Seconds between two compactions. Default: 300, as in Liftbridge.
+        max_memory: Bytes that the index of the partition's keys may take. Default: 16 MiB, enough for
+            600,000 keys. Beyond that the partition is read several times, and less often: see above.
+        budget: Shared with the gateway's other compactors. Default: one of its own.
 
     Raises:
-        UsageError: The interval is none.
+        UsageError: ``interval`` is not positive.
     """
 
     def __init__(
-        self, js: JetStream, stream: str, *, interval: float = 300.0, max_memory: int = 16 << 20
+        self,
+        js: JetStream,
+        stream: str,
+        *,
+        interval: float = 300.0,
+        max_memory: int = 16 << 20,
+        budget: CompactionBudget | None = None,
     ) -> None:
         self._js = js
         self._stream = stream
         self._interval = positive("interval", interval)
         self._max_memory = max_memory
-        self._done_up_to = 0
+        self._budget = budget or CompactionBudget()
         self._task: asyncio.Task[None] | None = None
+        # The keys of all messages up to a position, and the messages that are yet to be deleted.
+        self._plan = CompactionPlan(max_memory)
+        self._position = 0
+        self._obsolete: list[int] = []
+        # Last sequence of the newest complete compaction, and the creation time of the stream it was done on.
+        self._compacted = 0
+        self._created: object = None
 
     async def start(self) -> None:
         """Begin to wait for the first compaction."""
         self._task = asyncio.create_task(self._run(), name=f"compact {self._stream}")
 
     async def close(self) -> None:
-        """Stop, also in the middle of a compaction: what is deleted is deleted, and nothing is lost."""
+        """Stop and forget the index. A compaction that runs is cancelled, which loses nothing."""
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
             await asyncio.wait([task])
+        self._forget()
 
     async def _run(self) -> None:
         while True:
@@ -169,64 +159,128 @@ class Compactor:
                 _log.warning("%s is not compacted, until the next time: %s", self._stream, exc)
 
     async def compact(self) -> Compaction:
-        """Compact what there is now; nothing if nothing has come since the last time.
+        """Compact what is there now, unless nothing came since the last time, or too little to read it all.
+
+        Waits until no other compactor with the same budget works.
 
         Raises:
             StreamNotFoundError: The partition is gone.
-            JetStreamError, CallTimeoutError, TransportError, TimeoutError: It can't be read or changed now.
-                What was done is right, and the rest is done the next time.
+            JetStreamError, CallTimeoutError, TransportError: It can't be read or changed now. What was
+                deleted was obsolete, and the rest is done the next time.
         """
-        stream = await self._js.stream(self._stream)
-        last = stream.cached_info.state.last_seq
-        result = Compaction()
-        if last == self._done_up_to:
-            return result
-        plan = CompactionPlan(self._max_memory)
-        again = True
+        async with self._budget.turn:
+            try:
+                return await self._compact()
+            except BaseException:
+                if not self._plan.is_whole:
+                    self._forget()
+                raise
+
+    async def _compact(self) -> Compaction:
+        info = await self._same_stream()
+        last = info.state.last_seq
+        result, again = Compaction(), self._is_due(info)
         while again:
-            result = await self._read(stream, plan, last, replace(result, readings=result.readings + 1))
-            again = plan.next_reading()
-        self._done_up_to = last
+            result = await self._read(last, replace(result, readings=result.readings + 1))
+            again = self._plan.next_reading()
+            self._position = 0 if again else self._position
+        if result.readings:
+            self._compacted = last
+            if result.readings > 1 or not self._budget.keep(self, self._plan.memory):
+                self._forget(compacted=last)
         return result
 
-    async def _read(self, stream: Stream, plan: CompactionPlan, last: int, so_far: Compaction) -> Compaction:
-        if not (await stream.info()).state.messages:
-            return so_far
-        loop, obsolete, read, deleted = asyncio.get_running_loop(), list[int](), 0, 0
-        consumer = stream.ordered_consumer()
-        async with consumer.messages(max_bytes=_READ_AHEAD) as messages:
-            began, more = loop.time(), True
-            while more:
-                count, more = await _read_chunk(messages, plan, last, obsolete)
-                deleted += await self._delete(stream, obsolete)
-                obsolete.clear()
-                read += count
-                await asyncio.sleep(_PAUSE * (loop.time() - began))
-                began = loop.time()
+    def _is_due(self, info: StreamInfo) -> bool:
+        state = info.state
+        if state.last_seq == self._compacted:
+            return False
+        is_incremental = self._position > 0
+        few = (state.last_seq - self._compacted) < _DIRTY_RATIO * state.messages
+        return is_incremental or not self._compacted or not few
+
+    def _forget(self, *, compacted: int = 0) -> None:
+        self._plan, self._position, self._compacted = CompactionPlan(self._max_memory), 0, compacted
+        self._obsolete.clear()
+        self._budget.release(self)
+
+    async def _same_stream(self) -> StreamInfo:
+        """Ask for the stream; forget the index if another stream of the same name has taken its place."""
+        info = (await self._js.stream(self._stream)).cached_info
+        if info.created != self._created or info.state.last_seq < max(self._position, self._compacted):
+            self._forget()
+            self._created = info.created
+        return info
+
+    async def _read(self, last: int, so_far: Compaction) -> Compaction:
+        """Read from the position to a sequence and delete what is obsolete."""
+        loop, read, deleted = asyncio.get_running_loop(), 0, 0
+        feed = PartitionFeed(self._js, self._stream, self._position + 1)
+        try:
+            await feed.open()
+            while feed.pending and self._position < last:
+                deliveries = await _take(feed)
+                for start in range(0, len(deliveries), _SLICE):
+                    if self._position >= last:
+                        break
+                    began = loop.time()
+                    read += self._see(deliveries[start : start + _SLICE], last)
+                    await asyncio.sleep(_PAUSE * (loop.time() - began))
+                    if len(self._obsolete) >= _COLLECTED:
+                        deleted += await self._delete()
+            deleted += await self._delete()
+            self._position = last
+        finally:
+            await feed.close()
         return replace(so_far, read=so_far.read + read, deleted=so_far.deleted + deleted)
 
-    async def _delete(self, stream: Stream, sequences: list[int]) -> int:
-        deleted = 0
-        for start in range(0, len(sequences), _DELETIONS_AT_ONCE):
-            chunk = sequences[start : start + _DELETIONS_AT_ONCE]
-            deleted += sum(await asyncio.gather(*(_delete_one(stream, sequence) for sequence in chunk)))
+    def _see(self, deliveries: list[Delivery], last: int) -> int:
+        """Add deliveries to the plan; return how many of them are not beyond the last one."""
+        count = 0
+        for sequence, delivery in zip(sequences_of(deliveries), deliveries, strict=True):
+            if sequence > last:
+                self._position = last
+                break
+            if (obsolete := self._plan.see(sequence, _key(delivery[3]))) is not None:
+                self._obsolete.append(obsolete)
+            self._position = sequence
+            count += 1
+        return count
+
+    async def _delete(self) -> int:
+        """Delete what is obsolete. What can't be deleted now is tried again by the next compaction."""
+        loop, created, deleted = asyncio.get_running_loop(), self._created, 0
+        if self._obsolete and (await self._same_stream()).created != created:
+            # The sequences are those of other messages now.
+            text = f"{self._stream} was deleted and created anew during its compaction"
+            raise StreamNotFoundError(404, text, _NO_STREAM)
+        while some := self._obsolete[-_DELETIONS_AT_ONCE:]:
+            began = loop.time()
+            deleted += sum(await asyncio.gather(*(self._delete_one(sequence) for sequence in some)))
+            del self._obsolete[-len(some) :]
+            await asyncio.sleep(_PAUSE * (loop.time() - began))
         return deleted
 
+    async def _delete_one(self, sequence: int) -> bool:
+        try:
+            request = {"seq": sequence, "no_erase": True}
+            await self._js.api.request(f"STREAM.MSG.DELETE.{self._stream}", request)
+        except JetStreamError as exc:
+            if exc.err_code not in _NOT_THERE:
+                raise
+            return False  # retention, or another gateway, was quicker
+        return True
 
-async def _read_chunk(
-    messages: Messages, plan: CompactionPlan, last: int, obsolete: list[int]
-) -> tuple[int, bool]:
-    """Read some messages; return how many, and whether there are more."""
-    for count in range(1, _CHUNK + 1):
-        message = await messages.next(timeout=_PATIENCE)
-        place = message.metadata
-        if place.stream_sequence > last:
-            return count, False
-        if (older := plan.see(place.stream_sequence, _key(message.data))) is not None:
-            obsolete.append(older)
-        if place.stream_sequence == last or not place.num_pending:
-            return count, False
-    return _CHUNK, True
+
+async def _take(feed: PartitionFeed) -> list[Delivery]:
+    """Wait for deliveries. None come if all that was left has been purged, which a new consumer tells."""
+    for _ in range(_QUIET):
+        if deliveries := await feed.take():
+            return deliveries
+    feed.renew()
+    deliveries = await feed.take()
+    if not deliveries and feed.pending:
+        raise CallTimeoutError(f"{feed.pending} messages are due and none came within {_QUIET} s")
+    return deliveries
 
 
 def _key(payload: bytes) -> bytes:
@@ -234,15 +288,3 @@ def _key(payload: bytes) -> bytes:
         return codec.unmarshal_message(payload).key
     except EnvelopeError:
         return b""  # a plain value
-
-
-async def _delete_one(stream: Stream, sequence: int) -> bool:
-    try:
-        await stream.delete_message(sequence)
-    except MessageNotFoundError:
-        return False
-    except JetStreamError as exc:
-        if exc.err_code not in _NOT_THERE:
-            raise
-        return False  # retention, or another gateway, was quicker
-    return True

@@ -11,7 +11,7 @@ from liftenvelope.errors import LiftEnvelopeError, StreamNotFoundError
 from liftenvelope.gateway.acks import AckReader
 from liftenvelope.gateway.brokers import leader_of
 from liftenvelope.gateway.checked import CheckedIntake
-from liftenvelope.gateway.compaction import Compactor
+from liftenvelope.gateway.compaction import CompactionBudget, Compactor
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -53,6 +53,7 @@ class Leading:
         self._core = core
         self._streams = streams
         self._reads = reads
+        self._compaction = CompactionBudget()
         # By stream, then by partition.
         self._led: dict[str, dict[int, _Led]] = {}
         self._wanted = asyncio.Event()
@@ -141,7 +142,7 @@ class Leading:
         record = self._core.registry.known(key[0])
         if record is None:
             return
-        led = _Led(self._core, self._streams, self._reads, record, key[1])
+        led = _Led(self._core, self._streams, self._reads, record, key[1], self._compaction)
         async with limit:
             try:
                 await led.start()
@@ -181,7 +182,13 @@ class _Led:
     """One partition."""
 
     def __init__(
-        self, core: Core, streams: StreamService, reads: OpenReads, record: StreamRecord, partition: int
+        self,
+        core: Core,
+        streams: StreamService,
+        reads: OpenReads,
+        record: StreamRecord,
+        partition: int,
+        compaction: CompactionBudget,
     ) -> None:
         self._core = core
         self._streams = streams
@@ -209,7 +216,7 @@ class _Led:
         self._compactor: Compactor | None = None
         if record.setting("compactEnabled"):
             interval = record.setting("cleanerInterval") / 1000 or _CLEANER_INTERVAL
-            self._compactor = Compactor(core.js, self._stream, interval=interval)
+            self._compactor = Compactor(core.js, self._stream, interval=interval, budget=compaction)
 
     async def start(self) -> None:
         """Begin all of it, or nothing."""

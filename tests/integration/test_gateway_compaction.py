@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator
 import pytest
 
 from liftenvelope.envelope import new_message, unmarshal_message
-from liftenvelope.errors import EnvelopeError, StreamNotFoundError, UsageError
-from liftenvelope.gateway.compaction import Compaction, Compactor
+from liftenvelope.errors import CallTimeoutError, EnvelopeError, StreamNotFoundError, UsageError
+from liftenvelope.gateway.compaction import Compaction, CompactionBudget, Compactor
 from liftenvelope.jetstream.context import JetStream
 from liftenvelope.jetstream.stream_config import StreamConfig
 from liftenvelope.testing import NatsServer
@@ -73,13 +73,119 @@ async def test_nothing_new_nothing_done(js: JetStream, name: str) -> None:
     assert await left(js, name) == [(3, b"a")]
 
 
+async def test_only_new_messages_are_read_again(js: JetStream, name: str) -> None:
+    compactor = Compactor(js, name)
+    await fill(js, name, [b"%d" % number for number in range(500)])
+    assert await compactor.compact() == Compaction(readings=1, read=500)
+    await fill(js, name, [b"7", b"new", b"8", b"7"])
+    assert await compactor.compact() == Compaction(readings=1, read=4, deleted=3)
+    await fill(js, name, [b"new"])
+    assert await compactor.compact() == Compaction(readings=1, read=1, deleted=1)
+    keys = [key for _, key in await left(js, name)]
+    assert sorted(keys) == sorted([b"new", *(b"%d" % number for number in range(500))])
+
+
+async def test_another_compactor_reads_everything_once(js: JetStream, name: str) -> None:
+    await fill(js, name, [b"a", b"b", b"a"])
+    first = Compactor(js, name)
+    await first.compact()
+    await first.close()  # the partition has another leader, or the gateway begins anew
+    await fill(js, name, [b"b"])
+    second = Compactor(js, name)
+    assert await second.compact() == Compaction(readings=1, read=3, deleted=1)
+    assert await first.compact() == Compaction(readings=1, read=2)
+    assert await left(js, name) == [(3, b"a"), (4, b"b")]
+
+
 async def test_many_keys_in_little_memory(js: JetStream, name: str) -> None:
-    keys = [b"key-%d" % (number % 700) for number in range(2_100)]
+    keys = [b"key-%d" % (number % 7_000) for number in range(14_000)]
     await fill(js, name, keys)
-    result = await Compactor(js, name, max_memory=60_000).compact()
-    assert result.deleted == 1_400
+    compactor = Compactor(js, name, max_memory=200_000)
+    result = await compactor.compact()
+    assert result.deleted == 7_000
     assert result.readings > 1
-    assert await left(js, name) == [(n, keys[n - 1]) for n in range(1_401, 2_101)]
+    assert await left(js, name) == [(n, keys[n - 1]) for n in range(7_001, 14_001)]
+
+
+async def test_partition_without_an_index_waits_until_it_is_dirty(js: JetStream, name: str) -> None:
+    await fill(js, name, [b"%d" % number for number in range(100)])
+    compactor = Compactor(js, name, budget=CompactionBudget(max_memory=1_000))
+    assert (await compactor.compact()).read == 100
+    await fill(js, name, [b"0"] * 49)
+    assert await compactor.compact() == Compaction()
+    await fill(js, name, [b"0"] * 100)
+    result = await compactor.compact()
+    assert (result.read, result.deleted) == (249, 149)
+    assert await compactor.compact() == Compaction()
+
+
+async def test_compactors_with_one_budget_take_turns(js: JetStream, name: str) -> None:
+    budget = CompactionBudget()
+    await fill(js, name, [b"a", b"a"])
+    async with budget.turn:
+        waiting = asyncio.create_task(Compactor(js, name, budget=budget).compact())
+        others = Compactor(js, name)
+        assert (await others.compact()).deleted == 1
+        assert not waiting.done()
+    assert await waiting == Compaction(readings=1, read=1)
+
+
+async def test_stream_of_the_same_name_is_another_one(js: JetStream, name: str) -> None:
+    compactor = Compactor(js, name)
+    await fill(js, name, [b"a", b"b", b"c"])
+    await compactor.compact()
+    await js.delete_stream(name)
+    await js.create_stream(StreamConfig(name=name, subjects=(name,)))
+    await fill(js, name, [b"b", b"c", b"a", b"a"])
+    assert await compactor.compact() == Compaction(readings=1, read=4, deleted=1)
+    assert await left(js, name) == [(1, b"b"), (2, b"c"), (4, b"a")]
+
+
+async def test_stream_made_anew_during_a_compaction_loses_nothing(js: JetStream, name: str) -> None:
+    count = 3_000
+    await fill(js, name, [b"%d" % (number % 1_000) for number in range(count)])
+    stream = await js.stream(name)
+    compactor = Compactor(js, name)
+    compacting = asyncio.create_task(compactor.compact())
+    async with asyncio.timeout(60):
+        while (await stream.info()).state.messages == count:
+            await asyncio.sleep(0)
+    await js.delete_stream(name)
+    await js.create_stream(StreamConfig(name=name, subjects=(name,)))
+    keys = [b"other-%d" % number for number in range(count)]
+    await fill(js, name, keys)
+    with pytest.raises((StreamNotFoundError, CallTimeoutError)):
+        await compacting
+    assert [key for _, key in await left(js, name)] == keys
+    assert (await compactor.compact()).deleted == 0
+
+
+async def test_cancelled_compaction_is_finished_by_the_next(js: JetStream, name: str) -> None:
+    count = 3_000
+    await fill(js, name, [b"%d" % (number % 1_000) for number in range(count)])
+    stream = await js.stream(name)
+    compactor = Compactor(js, name)
+    compacting = asyncio.create_task(compactor.compact())
+    async with asyncio.timeout(60):
+        while (await stream.info()).state.messages == count:
+            await asyncio.sleep(0)
+    compacting.cancel()
+    await asyncio.wait([compacting])
+    await compactor.compact()
+    assert (await stream.info()).state.messages == 1_000
+    assert [key for _, key in await left(js, name)] == [b"%d" % number for number in range(1_000)]
+
+
+async def test_what_is_purged_during_a_compaction_does_not_hold_it_up(js: JetStream, name: str) -> None:
+    await fill(js, name, [b"%d" % (number % 10) for number in range(20_000)])
+    stream = await js.stream(name)
+    compacting = asyncio.create_task(Compactor(js, name).compact())
+    async with asyncio.timeout(60):
+        while (await stream.info()).state.messages == 20_000:
+            await asyncio.sleep(0)
+    await stream.purge()
+    await compacting
+    assert (await stream.info()).state.messages == 0
 
 
 async def test_messages_that_come_and_go_meanwhile(js: JetStream, name: str) -> None:
