@@ -27,7 +27,8 @@ __all__ = ["SubscribeService"]
 
 #: What tells the client that its subscription stands: a message with nothing in it.
 _HANDSHAKE: Final = b""
-_PAUSED: Final = "commit log was closed"
+#: Text and status of Liftbridge. With FAILED_PRECONDITION, Go's client would look for another leader.
+_PAUSED: Final = "Failed to create stream reader: segment has been closed"
 _DELETED: Final = "commit log was deleted"
 
 
@@ -70,7 +71,7 @@ class SubscribeService:
             self._core.check_leader(name, partition)
         if record.partitions[partition].paused:
             if not request.resume:
-                raise RpcError(StatusCode.FAILED_PRECONDITION, _PAUSED)
+                raise RpcError(StatusCode.INTERNAL, _PAUSED)
             record = await self._streams.resume(name, partition)
         return record
 

@@ -21,6 +21,7 @@ from liftenvelope.errors import (
     UnsupportedByServerError,
     UsageError,
 )
+from liftenvelope.rpc.status import StatusCode
 from tests.conformance.actions import PATIENCE, eventually, fill, new_stream, read, read_offsets, take
 
 EMPTY: list[int] = []
@@ -270,8 +271,10 @@ async def test_what_does_not_exist(client: Client, name: str) -> None:
 async def test_a_paused_partition(client: Client, name: str) -> None:
     await new_stream(client, name, 3)
     await client.pause_stream(name)
-    with pytest.raises(PartitionPausedError, match=name):
+    with pytest.raises(PartitionPausedError, match=name) as info:
         await read(client, name, start="earliest")
+    # With FAILED_PRECONDITION, Go's client would look for another leader.
+    assert info.value.code == StatusCode.INTERNAL
     assert await read_offsets(client, name, start="earliest", stop="latest", resume=True) == [0, 1, 2]
     # It is awake now. Liftbridge goes on saying in its metadata that it is paused; that must not confuse.
     assert await read_offsets(client, name, start="earliest", stop="latest") == [0, 1, 2]
