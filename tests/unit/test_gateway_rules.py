@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
+from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -74,6 +76,24 @@ def test_a_record_survives_the_bucket() -> None:
     assert StreamRecord.from_json(stored.to_json()) == stored
 
 
+def test_record_of_the_most_partitions_fits_into_a_message() -> None:
+    whole = record("s" * 200, partitions=(PartitionRecord(),) * 10_000)
+    assert len(whole.to_json()) < 50_000
+    paused = whole.with_partitions(
+        {n: part.with_paused(True, 2**60) for n, part in enumerate(whole.partitions)}
+    )
+    assert len(paused.to_json()) < 1 << 20
+    copies = whole.with_partitions({n: PartitionRecord(source="s" * 60) for n in range(10_000)})
+    assert len(copies.to_json()) < 1 << 20
+    for one in (whole, paused, copies):
+        assert StreamRecord.from_json(one.to_json()) == one
+
+
+def test_record_with_all_fields_written_out_can_be_read() -> None:
+    stored = record("s", partitions=(PartitionRecord(paused=True), PartitionRecord()), replicas=3)
+    assert StreamRecord.from_json(json.dumps(asdict(stored)).encode()) == stored
+
+
 @pytest.mark.parametrize("data", [b"", b"{}", b"[]", b'{"name":1}', b"\xff", b'{"state":"odd"}'])
 def test_what_is_no_record(data: bytes) -> None:
     with pytest.raises(InternalError, match="record"):
@@ -97,6 +117,7 @@ def test_a_partition_keeps_when_it_was_changed() -> None:
         ({"name": "__cursors"}, "reserved"),
         ({"name": "a b"}, "space"),
         ({"name": "a..b"}, "dot"),
+        ({"partitions": 10_001}, "partitions=10001: expected 1 to 10000"),
         ({"name": "x" * 300}, "longer"),
         ({"subject": ""}, "Subject is invalid"),
         ({"subject": "a b"}, "Subject is invalid"),
