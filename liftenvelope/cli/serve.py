@@ -46,6 +46,14 @@ _NATS_PORT = 4222
 @click.option("--tls-key", metavar="FILE", help="Its key.")
 @click.option("--tls-client-ca", metavar="FILE", help="Whose certificates clients must show.")
 @click.option("--policy", metavar="FILE", help="Which clients may do what, by the names in these.")
+@click.option(
+    "--max-message",
+    type=click.IntRange(min=1),
+    default=1 << 20,
+    show_default=True,
+    metavar="BYTES",
+    help="Size of the largest envelope that clients may publish by gRPC.",
+)
 @click.option("--encrypted", is_flag=True, help="The NATS server encrypts what it stores.")
 def serve(**options: Any) -> None:
     """Serve the Liftbridge API, with every stream in JetStream.
@@ -87,6 +95,7 @@ def _serving(options: dict[str, Any]) -> Any:
         "nats_log": options["nats_log"],
         "policy_file": options["policy"],
         "encrypted": options["encrypted"],
+        "max_message_bytes": options["max_message"],
     }
     return Serving(
         nats_url=url,

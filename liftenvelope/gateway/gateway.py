@@ -37,6 +37,7 @@ from liftenvelope.jetstream._names import check_domain
 from liftenvelope.jetstream.context import JetStream
 from liftenvelope.nats.acceleration import accelerate
 from liftenvelope.rpc.address import parse_address
+from liftenvelope.rpc.framing import DEFAULT_MAX_MESSAGE
 from liftenvelope.rpc.server import Server
 
 if TYPE_CHECKING:
@@ -51,6 +52,8 @@ __all__ = ["Gateway"]
 _OUTSTANDING = 100_000
 #: How long a gateway tries to start where JetStream is not ready for it, and between two tries, in seconds.
 _PATIENCE = 30.0
+#: Bytes of a request beside the message in it.
+_REQUEST_ROOM = 1 << 20
 _PAUSE = 0.25
 #: JetStream's code and number for "not now".
 _UNAVAILABLE = 503
@@ -80,6 +83,9 @@ class Gateway:
             to a leaf node. Default: the one of the server that ``nc`` is connected to.
         encrypted: Whether the NATS server encrypts what it stores. If not, the default, streams with
             ``encryption`` are refused.
+        max_message_bytes: Size of the largest envelope (value, key and headers) that a client may publish by
+            gRPC, in bytes. The NATS server's ``max_payload`` is a limit as well. Default: 1 MiB, as in
+            Liftbridge.
         nats_log: The log file of the NATS server, to be followed: the gateway warns of messages that
             JetStream has dropped (:mod:`liftenvelope.gateway.drops`). Default: none.
         policy_file: Which clients, by the names in their certificates, may do what: see
@@ -113,6 +119,7 @@ class Gateway:
         replicas: int = 1,
         domain: str | None = None,
         encrypted: bool = False,
+        max_message_bytes: int = 1 << 20,
         nats_log: str | os.PathLike[str] | None = None,
         policy_file: str | os.PathLike[str] | None = None,
         consumer_timeout: float = 15.0,
@@ -131,6 +138,8 @@ class Gateway:
                 raise UsageError(f"{name}={seconds!r}: expected a positive number of seconds")
         if not 1 <= replicas <= 5:
             raise UsageError(f"replicas={replicas!r}: expected 1 to 5")
+        if max_message_bytes < 1:
+            raise UsageError(f"max_message_bytes must be at least 1, got {max_message_bytes!r}")
         if domain is not None:
             check_domain(domain)
         self._nc = nc
@@ -144,6 +153,7 @@ class Gateway:
             replicas=replicas,
             domain=domain,
             encrypted=encrypted,
+            max_message=max_message_bytes,
         )
         self._authorization: Authorization | None = None
         if policy_file is not None:
@@ -240,7 +250,8 @@ class Gateway:
         if self._authorization is not None:
             table = self._authorization.protect(table)
             await self._authorization.start()
-        server = Server(table)
+        largest = self._options.max_message + _REQUEST_ROOM
+        server = Server(table, max_message=max(DEFAULT_MAX_MESSAGE, largest))
         host, port = self._listen
         address = self._advertise or parse_address(await server.start(host, port, tls=self._tls))
         self._server = server

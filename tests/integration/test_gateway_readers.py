@@ -11,6 +11,7 @@ import pytest
 
 import liftenvelope
 from liftenvelope._pb import api_pb2
+from liftenvelope.errors import ServerError, UsageError
 from liftenvelope.gateway import Gateway
 from liftenvelope.gateway.feed import Delivery, PartitionFeed, sequences_of
 from liftenvelope.jetstream.context import JetStream
@@ -155,3 +156,28 @@ async def test_old_consumer_is_deleted_when_a_feed_begins_anew_or_ends(js: JetSt
     assert await consumers(1) != first
     await feed.close()
     assert await consumers(0) == []
+
+
+async def test_largest_message_is_a_setting(name: str) -> None:
+    with run_nats_server(jetstream=True, config={"max_payload": 4 << 20}) as server:
+        nc = await connect(server.url)
+        with pytest.raises(UsageError, match="max_message_bytes must be at least 1, got 0"):
+            Gateway(nc, max_message_bytes=0)
+        async with (
+            Gateway(nc, max_message_bytes=3_000_000) as gateway,
+            liftenvelope.connect([gateway.address]) as client,
+        ):
+            await client.create_stream(name, name)
+            for size in (1_100_000, 2_999_000):
+                assert await client.publish(name, bytes(size)) is not None
+                await client.publish_many(name, [bytes(size)])
+            with pytest.raises(ServerError, match="exceeds max replication size"):
+                await client.publish(name, bytes(3_000_001))
+            async with client.subscribe(name, start="earliest", stop="latest") as messages:
+                assert [len(message.value) async for message in messages] == [
+                    1_100_000,
+                    1_100_000,
+                    2_999_000,
+                    2_999_000,
+                ]
+        await nc.close()
