@@ -13,6 +13,12 @@ messages before, what only the other one has got would never have its ack. A rea
 nothing more, and is told: one that had hung, and leads again when it wakes, begins anew. As long as two
 believe that the partition is theirs they take it from each other, and no ack is missing.
 
+The consumer has one replica, whatever the partition has: each replicated consumer would be a Raft group of
+its own in every server. When the server that holds it is lost, the reader is told by
+:mod:`liftenvelope.gateway.ack_servers` and goes on with another consumer where it was. If it does not know
+where that was, because the leader or its connection was lost as well, the messages of the last minute are
+acked again.
+
 There may be thousands of readers that have nothing to read, so heartbeats of their consumers are rare. What
 they would tell comes in other ways: JetStream publishes that a consumer was deleted, and a reader to which
 nothing comes any more, after something did, asks once whether that was all.
@@ -30,10 +36,13 @@ from liftenvelope.errors import (
     ConsumerNotFoundError,
     JetStreamError,
     LiftEnvelopeError,
+    NoJetStreamError,
     TransportError,
     UsageError,
 )
 from liftenvelope.gateway.ack_flow import ACKNOWLEDGE_EVERY, AckFlow, Written
+from liftenvelope.gateway.ack_servers import ack_servers_of
+from liftenvelope.gateway.feed import ask_start
 from liftenvelope.jetstream._watch import watch_of
 from liftenvelope.jetstream.api import DEFAULT_PREFIX, Api
 from liftenvelope.jetstream.listing import consumer_names
@@ -60,6 +69,10 @@ _QUIET: Final = 10.0
 _DELETED: Final = "$JS.EVENT.ADVISORY.CONSUMER.DELETED"
 #: How long JetStream has for an answer, in seconds. Short: who leads may change, and it is asked again.
 _ONE_REQUEST: Final = 2.0
+#: Questions for a consumer without an answer after which its server counts as lost.
+_QUESTIONS: Final = 2
+#: Seconds of messages that are acked again where nobody knows which have their acks.
+_ACK_AGAIN: Final = 60
 #: What a reader is told that has lost its consumer: a status, such as JetStream itself sends.
 _TAKEN_OVER: Final = b"NATS/1.0 409 Taken Over\r\n\r\n"
 #: The pauses between attempts, in seconds.
@@ -67,11 +80,14 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 2.0
 
 
 class _Other(NamedTuple):
-    """Another reader's consumer: up to where what it has delivered is done, and where it delivers to."""
+    """Another consumer: up to where what it has delivered is done, and where it delivers to.
+
+    Both are None if the server that holds it is lost; the floor may be known all the same.
+    """
 
     name: str
-    floor: int
-    inbox: str
+    floor: int | None
+    inbox: str | None
 
 
 class AckReader:
@@ -121,6 +137,11 @@ class AckReader:
         self._flow = AckFlow(stream, partition_subject, max_ack=max_ack, heartbeat=self._heartbeat)
         self._subscriptions: list[DirectSubscription] = []
         self._consumer = ""
+        # The last consumer that was bound, and whether all that was written for it has reached the server.
+        self._bound, self._is_certain = "", False
+        # Questions for consumers that had no answer, by the name of the consumer.
+        self._unanswered: dict[str, int] = {}
+        self._servers = ack_servers_of(nc)
         self._wanted = asyncio.Event()
         self._epoch = 0
         # After some messages: the timer that ends when nothing more has come for a while.
@@ -187,6 +208,24 @@ class AckReader:
         """The connection is closed, or is being drained."""
         self._flow.give_up()
         self._tell(TransportError(reason))
+
+    # What the watch of the servers tells
+
+    async def is_reachable(self) -> bool:
+        """Whether the server that holds the consumer answers."""
+        try:
+            await self._api.request(f"CONSUMER.INFO.{self._jetstream_stream}.{self._consumer}")
+        except (CallTimeoutError, NoJetStreamError):
+            # Where the connection is the cause, others see to it.
+            return not self._link.is_connected or self._link.epoch != self._epoch
+        except (JetStreamError, TransportError):
+            return True  # others tell of that
+        return True
+
+    def server_lost(self) -> None:
+        """Go on with another consumer: the server that holds this one does not answer."""
+        self._flow.give_up()
+        self._wanted.set()
 
     # Reading
 
@@ -291,6 +330,7 @@ class AckReader:
 
     async def _bind(self) -> None:
         """Have all that is not done delivered, to a new subscription by a new consumer."""
+        self._is_certain = self._is_certain and self._link.epoch == self._epoch
         await self._unsubscribe()
         self._wanted.clear()
         inbox = self._link.new_inbox()
@@ -303,32 +343,58 @@ class AckReader:
         await self._link.barrier(_BARRIER)
         self._flow.begin(time.monotonic())
         others = await self._consumers()
-        # Where none is left, somebody has deleted it.
-        start = 1 + max((other.floor for other in others), default=self._done)
-        await self._create(name, inbox, start)
+        server = await self._create(name, inbox, await self._start(others))
         for other in others:
             await self._take_over(other)
+        self._bound, self._is_certain = name, True
+        self._unanswered.clear()
+        if server:
+            self._servers.add(server, self)
+
+    async def _start(self, others: list[_Other]) -> int:
+        """The sequence to begin at."""
+        if not others:
+            return 1 + self._done  # somebody has deleted the last consumer
+        floors = [other.floor for other in others if other.floor is not None]
+        if floors:
+            return 1 + max(floors)
+        begin = time.time_ns() - _ACK_AGAIN * _NS
+        return await ask_start(self._api, self._jetstream_stream, begin)
 
     async def _consumers(self) -> list[_Other]:
         """The consumers of readers that there are."""
-        found = []
-        async for name in consumer_names(self._api, self._jetstream_stream):
-            if name.startswith(ACK_CONSUMER):
-                try:
-                    info = await self._api.request(f"CONSUMER.INFO.{self._jetstream_stream}.{name}")
-                except ConsumerNotFoundError:
-                    continue  # another reader was quicker
-                # A consumer that has had no acknowledgement yet knows of none before it, either.
-                floor = max(info["ack_floor"]["stream_seq"], info["config"]["opt_start_seq"] - 1)
-                found.append(_Other(name, floor, info["config"]["deliver_subject"]))
-        return found
+        names = consumer_names(self._api, self._jetstream_stream)
+        found = [await self._other(name) async for name in names if name.startswith(ACK_CONSUMER)]
+        return [other for other in found if other is not None]
 
-    async def _create(self, name: str, inbox: str, start: int) -> None:
+    async def _other(self, name: str) -> _Other | None:
+        try:
+            info = await self._api.request(f"CONSUMER.INFO.{self._jetstream_stream}.{name}")
+        except ConsumerNotFoundError:
+            return None  # another reader was quicker
+        except CallTimeoutError:
+            self._unanswered[name] = self._unanswered.get(name, 0) + 1
+            if self._unanswered[name] < _QUESTIONS:
+                raise
+            mine = name == self._bound and self._is_certain
+            return _Other(name, self._done if mine else None, None)
+        # A consumer that has had no acknowledgement yet knows of none before it, either.
+        floor = max(info["ack_floor"]["stream_seq"], info["config"]["opt_start_seq"] - 1)
+        return _Other(name, floor, info["config"]["deliver_subject"])
+
+    async def _create(self, name: str, inbox: str, start: int) -> str:
+        """Make the consumer; return the name of the server that holds it, empty if there is only one."""
         request = {"stream_name": self._jetstream_stream, "config": self._config(name, inbox, start)}
-        await self._api.request(f"CONSUMER.CREATE.{self._jetstream_stream}.{name}", request)
+        info = await self._api.request(f"CONSUMER.CREATE.{self._jetstream_stream}.{name}", request)
+        return str(info.get("cluster", {}).get("leader", ""))
 
     async def _take_over(self, other: _Other) -> None:
         """Delete a consumer, and let its reader know, which may have hung until now, or hang."""
+        if other.inbox is None:
+            # The server that would answer is lost. The others take the deletion, and it learns of it.
+            subject = f"{self._api.prefix}.CONSUMER.DELETE.{self._jetstream_stream}.{other.name}"
+            await self._api.send(subject, b"", reply=self._nc.new_inbox())
+            return
         try:
             await self._api.request(f"CONSUMER.DELETE.{self._jetstream_stream}.{other.name}")
         except ConsumerNotFoundError:
@@ -340,6 +406,7 @@ class AckReader:
     async def _unsubscribe(self) -> None:
         subscriptions, self._subscriptions = self._subscriptions, []
         self._done = max(self._done, self._flow.position)
+        self._servers.remove(self)
         for subscription in subscriptions:
             await subscription.unsubscribe()
         self._settle()
@@ -360,6 +427,7 @@ class AckReader:
             "ack_wait": _ACK_WAIT * _NS,
             "max_ack_pending": _MAX_PENDING,
             "max_deliver": -1,
+            "num_replicas": 1,
             "replay_policy": "instant",
             "flow_control": True,
             "idle_heartbeat": int(self._heartbeat * _NS),

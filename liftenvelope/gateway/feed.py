@@ -31,6 +31,7 @@ from liftenvelope.nats._receiving import subscribe_direct
 if TYPE_CHECKING:
     from nats.aio.client import Client
 
+    from liftenvelope.jetstream.api import Api
     from liftenvelope.jetstream.context import JetStream
     from liftenvelope.nats._receiving import DirectSubscription
 
@@ -98,7 +99,7 @@ def _budget_of(nc: Client) -> PullBudget:
     return _budgets.setdefault(nc, PullBudget())
 
 
-async def ask_start(js: JetStream, stream: str, timestamp_ns: int) -> int:
+async def ask_start(api: Api, stream: str, timestamp_ns: int) -> int:
     """Return the sequence of the first message that was stored at a time or later.
 
     That of the next message if all are older.
@@ -111,8 +112,8 @@ async def ask_start(js: JetStream, stream: str, timestamp_ns: int) -> int:
     name = secrets.token_hex(8)
     config = {**_config(name), "deliver_policy": "by_start_time", "opt_start_time": moment}
     # What it would deliver first tells: it is never pulled from.
-    info = await _make(js, stream, name, config)
-    await js.api.send(f"{js.api.prefix}.CONSUMER.DELETE.{stream}.{name}", b"", reply=js.api.nc.new_inbox())
+    info = await _make(api, stream, name, config)
+    await api.send(f"{api.prefix}.CONSUMER.DELETE.{stream}.{name}", b"", reply=api.nc.new_inbox())
     return int(info["delivered"]["stream_seq"]) + 1
 
 
@@ -131,9 +132,9 @@ def _config(name: str) -> dict[str, Any]:
     }
 
 
-async def _make(js: JetStream, stream: str, name: str, config: dict[str, Any]) -> dict[str, Any]:
+async def _make(api: Api, stream: str, name: str, config: dict[str, Any]) -> dict[str, Any]:
     body = {"stream_name": stream, "config": config, "action": "create"}
-    return await js.api.request(f"CONSUMER.CREATE.{stream}.{name}", body)
+    return await api.request(f"CONSUMER.CREATE.{stream}.{name}", body)
 
 
 class PartitionFeed:
@@ -358,7 +359,7 @@ class PartitionFeed:
         name = self._consumer = secrets.token_hex(8)
         self._reconnects = self._nc.stats["reconnects"]
         config = {**_config(name), "deliver_policy": "by_start_sequence", "opt_start_seq": max(self._next, 1)}
-        info = await _make(self._js, self._stream, name, config)
+        info = await _make(self._js.api, self._stream, name, config)
         self.pending = int(info["num_pending"])
         # What came up to now is of the consumer before.
         self._received.clear()

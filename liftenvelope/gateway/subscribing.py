@@ -96,9 +96,9 @@ class SubscribeService:
         state = await self._core.storage.state(stream)
         start_at = stop_before = None
         if request.startPosition == api_pb2.TIMESTAMP:
-            start_at = await ask_start(self._core.js, stream, request.startTimestamp) - 1
+            start_at = await ask_start(self._core.js.api, stream, request.startTimestamp) - 1
         if request.stopPosition == api_pb2.STOP_TIMESTAMP:
-            stop_before = await ask_start(self._core.js, stream, request.stopTimestamp + 1) - 1
+            stop_before = await ask_start(self._core.js.api, stream, request.stopTimestamp + 1) - 1
             stop_before = min(stop_before, state.newest + 1)
         readonly = record.partitions[request.partition].readonly
         return bounds(request, state, readonly=readonly, start_at=start_at, stop_before=stop_before)

@@ -7,6 +7,7 @@ import asyncio
 from nats.aio.client import Client
 
 from liftenvelope.errors import CallTimeoutError, JetStreamError
+from liftenvelope.gateway.acks import ACK_CONSUMER
 from liftenvelope.nats import accelerate
 from liftenvelope.testing import NatsServer
 
@@ -82,6 +83,97 @@ async def test_leaders_step_down_and_one_server_is_killed(cluster: dict[str, Nat
     assert all(by_offset[ack.offset] == ack.correlation_id for ack in partition.acks)
     await publisher.close()
     await gateway.close()
+
+
+async def host_of(partition: Partition) -> str:
+    """The server that holds the ack consumer."""
+    (consumer,) = await partition.consumers()
+    assert consumer["config"]["num_replicas"] == 1
+    return str(consumer["cluster"]["leader"])
+
+
+async def test_server_that_holds_the_ack_consumer_is_lost(cluster: dict[str, NatsServer], name: str) -> None:
+    gateway, publisher = await connect(cluster["n1"].url), await connect(cluster["n1"].url)
+    accelerate(gateway)
+    partition = await made(publisher, name)
+    # Heartbeats are as rare as those of a gateway: no reader waits for them.
+    async with partition.reader(gateway, heartbeat=300.0) as reader:
+        await acked(partition, *(f"a{number}" for number in range(50)))
+        async with asyncio.timeout(120):
+            while (host := await host_of(partition)) == "n1":
+                reader.server_lost()  # until it is elsewhere: this connection is to stay
+                await asyncio.sleep(0.5)
+        await partition.all_done()
+        before = list(partition.ids)
+        await asyncio.to_thread(cluster[host].kill)
+        await acked(partition, *(f"b{number}" for number in range(50)))
+        # What had its ack is not acked again: the reader knows where it was.
+        assert [ident for ident in partition.ids if ident.startswith("a")] == before
+        await asyncio.to_thread(cluster[host].start)
+        await acked(partition, *(f"c{number}" for number in range(50)))
+
+        async def alone() -> bool:
+            names = await partition.api.request(f"CONSUMER.NAMES.{name}")
+            return len(names["consumers"]) == 1
+
+        async with asyncio.timeout(60):
+            while not await alone():
+                await asyncio.sleep(0.1)
+    await gateway.close()
+    await publisher.close()
+
+
+async def test_reader_and_the_server_of_its_consumer_are_lost_together(
+    cluster: dict[str, NatsServer], name: str
+) -> None:
+    first, second = await connect(cluster["n1"].url), await connect(cluster["n1"].url)
+    for nc in (first, second):
+        accelerate(nc)
+    partition = await made(second, name)
+    reader = partition.reader(first, heartbeat=300.0)
+    await reader.start()
+    async with asyncio.timeout(120):
+        while (host := await host_of(partition)) == "n1":
+            reader.server_lost()
+            await asyncio.sleep(0.5)
+    await acked(partition, *(f"a{number}" for number in range(50)))
+    await reader.close()
+    await asyncio.to_thread(cluster[host].kill)
+    partition.acks.clear()
+    async with asyncio.timeout(120):
+        while (await leader_of(partition)) == host:
+            await asyncio.sleep(0.05)
+    await partition.publish(*(f"b{number}" for number in range(50)))
+    reader = partition.reader(second, heartbeat=300.0)
+    async with asyncio.timeout(120):
+        while True:
+            try:
+                await reader.start()
+                break
+            except (JetStreamError, CallTimeoutError):
+                await asyncio.sleep(0.1)
+    # The floor is lost: the messages of the last minute are acked, those that had their acks once more.
+    await acked(partition, *(f"{letter}{number}" for letter in "ab" for number in range(50)))
+    await reader.close()
+    await first.close()
+    await second.close()
+
+
+async def test_replicated_consumer_of_an_older_gateway_is_replaced(
+    cluster: dict[str, NatsServer], name: str
+) -> None:
+    nc = await connect(cluster["n1"].url)
+    accelerate(nc)
+    partition = await made(nc, name)
+    reader = partition.reader(nc)
+    config = {**reader._config(f"{ACK_CONSUMER}old", nc.new_inbox(), 1), "num_replicas": 3}
+    request = {"stream_name": name, "config": config}
+    await partition.api.request(f"CONSUMER.CREATE.{name}.{ACK_CONSUMER}old", request)
+    await partition.publish("a", "b")
+    async with reader:
+        await until(lambda: set(partition.ids) == {"a", "b"})
+        await host_of(partition)
+    await nc.close()
 
 
 async def step_down(partition: Partition, subject: str) -> None:

@@ -1,0 +1,75 @@
+"""Notices that a NATS server is gone that holds ack consumers.
+
+An ack consumer has one replica, on one of the servers that keep the partition. When that server is lost,
+nothing tells its reader: the consumer is silent, like one that has nothing to deliver, and heartbeats are
+rare. Therefore the information about one consumer of each server is asked for every few seconds. If no answer
+comes, all readers whose consumers are on that server go on with others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final, Protocol
+from weakref import WeakKeyDictionary
+
+if TYPE_CHECKING:
+    from nats.aio.client import Client
+
+__all__ = ["AckServers", "ack_servers_of"]
+
+#: Seconds between two questions to a server, and questions without an answer after which it counts as lost.
+_INTERVAL: Final = 5.0
+_QUESTIONS: Final = 2
+
+
+class _Reader(Protocol):
+    async def is_reachable(self) -> bool:
+        """Whether the server that holds the consumer answers."""
+
+    def server_lost(self) -> None:
+        """Go on with another consumer."""
+
+
+class AckServers:
+    """Asks the servers that hold the ack consumers of one connection."""
+
+    def __init__(self) -> None:
+        self._readers: dict[str, dict[_Reader, None]] = {}
+        self._task: asyncio.Task[None] | None = None
+
+    def add(self, server: str, reader: _Reader) -> None:
+        """Watch the server that holds a reader's consumer."""
+        self._readers.setdefault(server, {})[reader] = None
+        if self._task is None:
+            self._task = asyncio.create_task(self._run(), name="servers of ack consumers")
+
+    def remove(self, reader: _Reader) -> None:
+        """Watch nothing more for a reader."""
+        for server in [server for server, readers in self._readers.items() if reader in readers]:
+            del self._readers[server][reader]
+            if not self._readers[server]:
+                del self._readers[server]
+        if not self._readers and self._task is not None:
+            self._task.cancel()
+            self._task = None
+
+    async def _run(self) -> None:
+        while True:
+            await asyncio.sleep(_INTERVAL)
+            await asyncio.gather(*(self._look(server) for server in list(self._readers)))
+
+    async def _look(self, server: str) -> None:
+        for _ in range(_QUESTIONS):
+            reader = next(iter(self._readers.get(server, ())), None)
+            if reader is None or await reader.is_reachable():
+                return
+        for reader in list(self._readers.get(server, ())):
+            reader.server_lost()
+
+
+_servers: WeakKeyDictionary[Client, AckServers] = WeakKeyDictionary()
+
+
+def ack_servers_of(nc: Client) -> AckServers:
+    """The one watch of a connection."""
+    return _servers.setdefault(nc, AckServers())
