@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from liftenvelope._pb import api_pb2
 from liftenvelope.errors import StreamNotFoundError
@@ -18,9 +18,6 @@ if TYPE_CHECKING:
     from liftenvelope.gateway.storage import PartitionState
 
 __all__ = ["MetadataService"]
-
-#: For how many partitions JetStream is asked what is in them; beyond that FetchMetadata does not say.
-_MOST_STATES: Final = 64
 
 
 class MetadataService:
@@ -73,7 +70,7 @@ class MetadataService:
 
     async def _states(self, records: Iterable[StreamRecord]) -> dict[str, PartitionState]:
         streams = [record.stream_of(n) for record in records for n in range(len(record.partitions))]
-        return await self._core.storage.states(streams) if len(streams) <= _MOST_STATES else {}
+        return await self._core.storage.states(streams)
 
     def _add_stream(
         self,

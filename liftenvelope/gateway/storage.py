@@ -9,11 +9,18 @@ deleted, one of the copies takes the subject over.
 from __future__ import annotations
 
 import asyncio
+import logging
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
-from liftenvelope.errors import JetStreamError, StreamNotFoundError, SubjectsOverlapError
+from liftenvelope.errors import (
+    CallTimeoutError,
+    JetStreamError,
+    NoJetStreamError,
+    StreamNotFoundError,
+    SubjectsOverlapError,
+)
 from liftenvelope.gateway.names import encode_name
 from liftenvelope.jetstream.infos import StreamInfo
 from liftenvelope.jetstream.stream_config import StreamConfig, StreamSource, SubjectTransform
@@ -24,6 +31,8 @@ if TYPE_CHECKING:
     from liftenvelope.jetstream.context import JetStream
 
 __all__ = ["PartitionState", "Storage", "parse_ns"]
+
+_log: Final = logging.getLogger("liftenvelope.gateway")
 
 #: What a partition records that records nothing: JetStream would take its name for a subject otherwise.
 _NOTHING: Final = "_lift.nothing."
@@ -36,6 +45,11 @@ _LOOK: Final = 0.01
 #: How long a copy that was made just now may take to begin, in seconds.
 _BEGINNING: Final = 0.5
 _STREAM_SETTING: Final = "liftenvelope"
+#: Partitions that are asked for one by one. More are read from the list of all streams, 256 in a request.
+_ONE_BY_ONE: Final = 64
+#: Seconds for which that list is used again, and seconds for a page of it.
+_LIST_AGE: Final = 1.0
+_PAGE_TIMEOUT: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +113,10 @@ class Storage:
 
     def __init__(self, js: JetStream) -> None:
         self._js = js
+        # The states of all partitions, and when they were read.
+        self._listed: dict[str, PartitionState] = {}
+        self._listed_at = -_LIST_AGE
+        self._listing = asyncio.Lock()
 
     async def state(self, stream: str) -> PartitionState:
         """What is in a partition, by the name of its JetStream stream.
@@ -110,7 +128,14 @@ class Storage:
         return PartitionState.from_json(answer["state"])
 
     async def states(self, streams: list[str]) -> dict[str, PartitionState]:
-        """What is in each of these partitions; those that are gone are left out."""
+        """What is in each of these partitions; those that are gone are left out.
+
+        Of more than 64 partitions the states may be a second old. While JetStream does not answer they are
+        older, or left out: clients need the rest of the metadata to find another gateway.
+        """
+        if len(streams) > _ONE_BY_ONE:
+            listed = await self._all_states()
+            return {stream: listed[stream] for stream in streams if stream in listed}
         found = await asyncio.gather(*(self.state(stream) for stream in streams), return_exceptions=True)
         states = {}
         for stream, state in zip(streams, found, strict=True):
@@ -118,6 +143,30 @@ class Storage:
                 states[stream] = state
             elif not isinstance(state, StreamNotFoundError):
                 raise state
+        return states
+
+    async def _all_states(self) -> dict[str, PartitionState]:
+        """The states of all partitions, read at most once a second for all who ask."""
+        async with self._listing:
+            now = asyncio.get_running_loop().time()
+            if now - self._listed_at >= _LIST_AGE:
+                try:
+                    self._listed = await self._list()
+                except (CallTimeoutError, NoJetStreamError) as exc:
+                    _log.warning("metadata is out of date: JetStream does not list its streams: %s", exc)
+                self._listed_at = asyncio.get_running_loop().time()
+        return self._listed
+
+    async def _list(self) -> dict[str, PartitionState]:
+        states: dict[str, PartitionState] = {}
+        offset = total = 0
+        while offset <= total:
+            request = {"offset": offset}
+            answer = await self._js.api.request("STREAM.LIST", request, timeout=_PAGE_TIMEOUT)
+            page = answer.get("streams") or []
+            for info in page:
+                states[info["config"]["name"]] = PartitionState.from_json(info["state"])
+            offset, total = offset + max(len(page), 1), answer.get("total", 0) - 1
         return states
 
     async def most_replicas(self) -> int:
