@@ -55,6 +55,7 @@ class PullBudget:
         self.used = 0
         # Amount needed, and whom to give it to.
         self._waiting: deque[tuple[int, Callable[[int], None]]] = deque()
+        self._is_giving = False
 
     @property
     def small(self) -> int:
@@ -78,10 +79,14 @@ class PullBudget:
     def release(self, amount: int) -> None:
         """Put bytes back."""
         self.used -= amount
+        if self._is_giving:
+            return  # somebody who was given something puts it back: the loop below goes on
+        self._is_giving = True
         while self._waiting and (not self.used or self.used + self._waiting[0][0] <= self._large):
             needed, give = self._waiting.popleft()
             self.used += needed
             give(needed)
+        self._is_giving = False
 
 
 class PullWindow:

@@ -95,6 +95,21 @@ def test_shared_amount_is_given_in_the_order_of_asking() -> None:
     assert (budget.used, budget.take(1, 100)) == (60, 40)
 
 
+def test_any_number_of_readers_may_put_back_what_they_are_given() -> None:
+    budget, given = PullBudget(100), 0
+
+    def put_back(amount: int) -> None:
+        nonlocal given
+        given += 1
+        budget.release(amount)  # the connection is lost
+
+    assert budget.take(100, 100) == 100
+    for _ in range(5_000):
+        budget.wait(60, put_back)
+    budget.release(100)
+    assert (given, budget.used) == (5_000, 0)
+
+
 def test_message_larger_than_the_shared_amount_waits_until_all_of_it_is_free() -> None:
     budget, given_to = PullBudget(100), list[int]()
     assert budget.take(10, 10) == 10
