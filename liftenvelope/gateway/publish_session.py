@@ -23,6 +23,7 @@ from liftenvelope.errors import (
     TransportError,
 )
 from liftenvelope.gateway.failures import status_of
+from liftenvelope.gateway.replicas import least_in_sync
 from liftenvelope.gateway.targets import Target, ack_of
 from liftenvelope.jetstream._publish_frames import PubAck, read_ack
 from liftenvelope.nats._link import Link
@@ -30,6 +31,8 @@ from liftenvelope.nats._receiving import DirectSubscription, subscribe_direct
 from liftenvelope.rpc.status import RpcError, StatusCode
 
 if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
     from liftenvelope.gateway.core import Core
     from liftenvelope.gateway.publishing import PublishService
     from liftenvelope.rpc.server import ServerCall
@@ -154,7 +157,8 @@ class PublishSession:
 
     def _drop_old_routes(self) -> None:
         for target in self._routes.values():
-            if self._core.registry.known(target.record.name) is not target.record:
+            is_known = self._core.registry.known(target.record.name) is target.record
+            if not (is_known and self._are_replicas_enough(target)):
                 self._routes.clear()
                 self._pipe.close_routes()
                 return
@@ -177,8 +181,12 @@ class PublishSession:
 
     def _needs_route(self, target: Target) -> bool:
         record = target.record
-        is_plain = not (record.checks_offsets or target.is_copy)
+        is_plain = not (record.checks_offsets or target.is_copy) and self._are_replicas_enough(target)
         return is_plain and (record.name, target.partition) not in self._routes
+
+    def _are_replicas_enough(self, target: Target) -> bool:
+        """Whether messages with ``ALL`` may have their acks the quick way."""
+        return self._core.storage.replicas.are_enough(target.record, target.partition)
 
     def _add_route(self, target: Target) -> None:
         record, partition = target.record, target.partition
@@ -223,7 +231,9 @@ class PublishSession:
         if future.cancelled():
             return
         error = future.exception()
-        if error is None:
+        if error is None and request.ackPolicy == api_pb2.ALL and least_in_sync(target.record):
+            self._answer_later(self._accept_in_sync(target, request, future.result().sequence))
+        elif error is None:
             self._accept(target, request, future.result().sequence)
         elif isinstance(error, AckTimeoutError | TransportError):
             self._give_up(request.ackPolicy, request.correlationId)
@@ -237,8 +247,22 @@ class PublishSession:
             )
             self._answer(response.SerializeToString())
 
+    async def _accept_in_sync(self, target: Target, request: api_pb2.PublishRequest, sequence: int) -> None:
+        try:
+            await self._service.check_replicas(target, request)
+        except RpcError:
+            self._give_up(request.ackPolicy, request.correlationId)
+        else:
+            self._accept(target, request, sequence)
+        finally:
+            self._slow -= 1
+            self._changed.set()
+
     def _refuse_later(self, error: LiftEnvelopeError, request: api_pb2.PublishRequest) -> None:
-        task = asyncio.get_running_loop().create_task(self._refuse(error, request))
+        self._answer_later(self._refuse(error, request))
+
+    def _answer_later(self, answer: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(answer)
         self._slow += 1
         self._explaining.add(task)
         task.add_done_callback(self._explaining.discard)

@@ -67,6 +67,7 @@ class PublishService:
                 future.add_done_callback(_forget)
             else:
                 sequence = (await future).sequence
+                await self.check_replicas(target, request)
                 response.ack.CopyFrom(ack_of(target, request, sequence))
         except LiftEnvelopeError as exc:
             raise await self.explained(exc, request.stream, request.partition) from exc
@@ -97,6 +98,15 @@ class PublishService:
         target = Target(record, partition, record.subject_of(partition), record.stream_of(partition))
         self._targets[name, partition] = target
         return target
+
+    async def check_replicas(self, target: Target, request: api_pb2.PublishRequest) -> None:
+        """Make sure that a message that is stored may be acked.
+
+        Raises:
+            RpcError: DEADLINE_EXCEEDED: too few replicas are in sync for ``ALL``.
+        """
+        replicas = self._core.storage.replicas
+        await replicas.check(target.record, target.partition, request.ackPolicy)
 
     async def store(
         self, target: Target, request: api_pb2.PublishRequest, *, own_inbox: bool, timeout: float | None
@@ -225,6 +235,8 @@ class PublishService:
             raise RpcError(StatusCode.DEADLINE_EXCEEDED, text) from None
         now = time.time_ns()
         found = self._core.partition_of(stored.stream)
+        if found is not None:
+            await self._core.storage.replicas.check(*found, request.ackPolicy)
         name = stored.stream if found is None else found[0].name
         subject = request.subject if found is None else found[0].subject
         ack.stream, ack.partitionSubject, ack.msgSubject = name, subject, request.subject

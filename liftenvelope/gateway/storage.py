@@ -22,6 +22,7 @@ from liftenvelope.errors import (
     SubjectsOverlapError,
 )
 from liftenvelope.gateway.names import encode_name
+from liftenvelope.gateway.replicas import Replicas
 from liftenvelope.jetstream.infos import StreamInfo
 from liftenvelope.jetstream.stream_config import StreamConfig, StreamSource, SubjectTransform
 from liftenvelope.rpc.status import RpcError, StatusCode
@@ -50,6 +51,7 @@ _ONE_BY_ONE: Final = 64
 #: Seconds for which that list is used again, and seconds for a page of it.
 _LIST_AGE: Final = 1.0
 _PAGE_TIMEOUT: Final = 2.0
+_PAGES_AT_ONCE: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,10 +111,14 @@ class Storage:
 
     Args:
         js: JetStream.
+
+    Attributes:
+        replicas: Which replicas of partitions are in sync.
     """
 
     def __init__(self, js: JetStream) -> None:
         self._js = js
+        self.replicas = Replicas(js)
         # The states of all partitions, and when they were read.
         self._listed: dict[str, PartitionState] = {}
         self._listed_at = -_LIST_AGE
@@ -159,15 +165,19 @@ class Storage:
 
     async def _list(self) -> dict[str, PartitionState]:
         states: dict[str, PartitionState] = {}
-        offset = total = 0
-        while offset <= total:
-            request = {"offset": offset}
-            answer = await self._js.api.request("STREAM.LIST", request, timeout=_PAGE_TIMEOUT)
-            page = answer.get("streams") or []
-            for info in page:
-                states[info["config"]["name"]] = PartitionState.from_json(info["state"])
-            offset, total = offset + max(len(page), 1), answer.get("total", 0) - 1
+        total, limit = await self._list_page(states, 0)
+        for start in range(limit, total, limit * _PAGES_AT_ONCE):
+            offsets = range(start, min(start + limit * _PAGES_AT_ONCE, total), limit)
+            await asyncio.gather(*(self._list_page(states, offset) for offset in offsets))
         return states
+
+    async def _list_page(self, states: dict[str, PartitionState], offset: int) -> tuple[int, int]:
+        """Read a page of the list; return how many streams there are, and how many a page has."""
+        request = {"offset": offset}
+        answer = await self._js.api.request("STREAM.LIST", request, timeout=_PAGE_TIMEOUT)
+        for info in answer.get("streams") or []:
+            states[info["config"]["name"]] = PartitionState.from_json(info["state"])
+        return answer.get("total", 0), max(answer.get("limit", 0), 1)
 
     async def most_replicas(self) -> int:
         """How many servers can keep a stream, at most: as many as the cluster has, but no more than five."""

@@ -9,6 +9,7 @@ from contextlib import ExitStack
 import pytest
 
 import liftenvelope
+from liftenvelope.client import Client
 from liftenvelope.client.streams import MAX_REPLICATION
 from liftenvelope.envelope import AckPolicy, new_message, unmarshal_ack
 from liftenvelope.errors import LiftEnvelopeError, ServerError
@@ -80,6 +81,58 @@ async def test_a_nats_server_is_killed(servers: list[NatsServer], cluster: Gatew
                     seen.add((await anext(messages)).offset)
         assert acked == sorted(set(acked))
         await raw_acks(servers[1], name)
+
+
+async def test_too_few_replicas_in_sync_for_min_isr(
+    servers: list[NatsServer], cluster: GatewayCluster, name: str
+) -> None:
+    async def is_acked(client: Client, stream: str, policy: AckPolicy, *, many: bool) -> bool:
+        """Whether a message gets its ack; until JetStream has leaders again nothing is stored."""
+        try:
+            if many:
+                (ack,) = await asyncio.gather(await client.publish_async(stream, b"x", ack_policy=policy))
+            else:
+                ack = await client.publish(stream, b"x", ack_policy=policy)
+        except (LiftEnvelopeError, TimeoutError):
+            return False
+        return ack is not None
+
+    async def eventually(expected: bool, stream: str, policy: AckPolicy) -> None:
+        async with asyncio.timeout(120):
+            for many in (False, True):
+                while await is_acked(client, stream, policy, many=many) is not expected:
+                    await asyncio.sleep(0.1)
+
+    async with liftenvelope.connect(cluster.addresses, timeout=20) as client:
+        await client.create_stream(name, name, replication_factor=3, min_isr=3)
+        await client.create_stream(f"{name}-2", f"{name}-2", replication_factor=3, min_isr=2)
+        await eventually(True, name, AckPolicy.ALL)
+        await asyncio.to_thread(servers[2].kill)
+        await until_in_sync(servers[0], f"lift_{name}_0", 2)
+        await eventually(False, name, AckPolicy.ALL)
+        await eventually(True, name, AckPolicy.LEADER)
+        await eventually(True, f"{name}-2", AckPolicy.ALL)
+        for many in (False, True):
+            assert not await is_acked(client, name, AckPolicy.ALL, many=many)
+        await asyncio.to_thread(servers[2].start)
+        await eventually(True, name, AckPolicy.ALL)
+
+
+async def until_in_sync(server: NatsServer, stream: str, count: int) -> None:
+    """Wait until JetStream knows that a stream has so many replicas in sync, and a leader."""
+    nc = await connect(server.url)
+    async with asyncio.timeout(120), JetStream(nc) as js:
+        while True:
+            try:
+                cluster = (await js.stream(stream)).cached_info.cluster
+            except LiftEnvelopeError:
+                cluster = None
+            replicas = () if cluster is None else cluster.replicas
+            current = 1 + sum(one.current and not one.offline for one in replicas)
+            if cluster is not None and cluster.leader and current == count:
+                break
+            await asyncio.sleep(0.1)
+    await nc.close()
 
 
 async def raw_acks(server: NatsServer, name: str) -> None:

@@ -1,0 +1,92 @@
+"""Number of NATS servers that have all messages of a partition, for streams with ``minIsr``."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+
+from liftenvelope.errors import LiftEnvelopeError
+from liftenvelope.rpc.status import RpcError, StatusCode
+
+if TYPE_CHECKING:
+    from liftenvelope._pb import api_pb2
+    from liftenvelope.gateway.records import StreamRecord
+    from liftenvelope.jetstream.context import JetStream
+
+__all__ = ["Replicas", "least_in_sync"]
+
+#: Seconds for which a number is used again.
+_AGE: Final = 1.0
+#: Numbers that are kept, of deleted streams as well.
+_MOST_KNOWN: Final = 20_000
+#: Value of ``AckPolicy.ALL``.
+_ALL: Final = 1
+
+
+def least_in_sync(record: StreamRecord) -> int:
+    """Servers that must be in sync for a message with ``ALL`` to be acked; 0 for no such condition."""
+    least = record.setting("minIsr")
+    return least if least > 1 else 0
+
+
+class Replicas:
+    """Asks JetStream which replicas are in sync, at most once a second for a partition.
+
+    Args:
+        js: JetStream.
+    """
+
+    def __init__(self, js: JetStream) -> None:
+        self._js = js
+        # By JetStream stream: the number, and when it was asked for.
+        self._known: dict[str, tuple[int, float]] = {}
+        self._asking: dict[str, asyncio.Task[int]] = {}
+
+    async def check(self, record: StreamRecord, partition: int, policy: api_pb2.AckPolicy) -> None:
+        """Make sure that a message that is stored may be acked.
+
+        Raises:
+            RpcError: DEADLINE_EXCEEDED: ``policy`` is ALL and too few replicas are in sync.
+        """
+        least = least_in_sync(record) if policy == _ALL else 0
+        if least and (count := await self.count(record.stream_of(partition))) < least:
+            text = f"the message is stored, but {count} replicas are in sync, fewer than minIsr={least}"
+            raise RpcError(StatusCode.DEADLINE_EXCEEDED, text)
+
+    def are_enough(self, record: StreamRecord, partition: int) -> bool:
+        """Whether enough replicas are known to be in sync. What is old is asked for in the background."""
+        least, stream = least_in_sync(record), record.stream_of(partition)
+        if not least:
+            return True
+        count, asked_at = self._known.get(stream, (0, 0.0))
+        if asyncio.get_running_loop().time() - asked_at >= _AGE:
+            self._ask(stream)
+        return count >= least
+
+    async def count(self, stream: str) -> int:
+        """Number of servers in sync, 0 if JetStream does not say."""
+        count, asked_at = self._known.get(stream, (0, 0.0))
+        if asyncio.get_running_loop().time() - asked_at < _AGE:
+            return count
+        return await asyncio.shield(self._ask(stream))
+
+    def _ask(self, stream: str) -> asyncio.Task[int]:
+        task = self._asking.get(stream)
+        if task is None:
+            task = self._asking[stream] = asyncio.create_task(self._count(stream), name=f"isr of {stream}")
+            task.add_done_callback(lambda _: self._asking.pop(stream, None))
+        return task
+
+    async def _count(self, stream: str) -> int:
+        count = 0
+        try:
+            cluster = (await self._js.api.request(f"STREAM.INFO.{stream}")).get("cluster") or {}
+        except LiftEnvelopeError:
+            cluster = {}  # deleted, or nobody leads it: nothing of it is known to be in sync
+        if cluster.get("leader"):
+            others = cluster.get("replicas") or []
+            count = 1 + sum(1 for one in others if one.get("current") and not one.get("offline"))
+        if len(self._known) >= _MOST_KNOWN:
+            self._known.clear()
+        self._known[stream] = (count, asyncio.get_running_loop().time())
+        return count
