@@ -33,6 +33,8 @@ from liftenvelope.gateway.feed import PartitionFeed, sequences_of
 from liftenvelope.nats._outcomes import positive
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from liftenvelope.gateway.feed import Delivery
     from liftenvelope.jetstream.context import JetStream
     from liftenvelope.jetstream.infos import StreamInfo
@@ -110,6 +112,8 @@ class Compactor:
         max_memory: Bytes that the index of the partition's keys may take. Default: 16 MiB, enough for
             600,000 keys. Beyond that the partition is read several times, and less often: see above.
         budget: Shared with the gateway's other compactors. Default: one of its own.
+        is_wanted: Called before messages are deleted. It must say no once the stream may be deleted, since
+            the sequences are those of other messages in a stream that is made anew. Default: always yes.
 
     Raises:
         UsageError: ``interval`` is not positive.
@@ -123,12 +127,14 @@ class Compactor:
         interval: float = 300.0,
         max_memory: int = 16 << 20,
         budget: CompactionBudget | None = None,
+        is_wanted: Callable[[], bool] = lambda: True,
     ) -> None:
         self._js = js
         self._stream = stream
         self._interval = positive("interval", interval)
         self._max_memory = max_memory
         self._budget = budget or CompactionBudget()
+        self._is_wanted = is_wanted
         self._task: asyncio.Task[None] | None = None
         # The keys of all messages up to a position, and the messages that are yet to be deleted.
         self._plan = CompactionPlan(max_memory)
@@ -250,15 +256,19 @@ class Compactor:
         """Delete what is obsolete. What can't be deleted now is tried again by the next compaction."""
         loop, created, deleted = asyncio.get_running_loop(), self._created, 0
         if self._obsolete and (await self._same_stream()).created != created:
-            # The sequences are those of other messages now.
-            text = f"{self._stream} was deleted and created anew during its compaction"
-            raise StreamNotFoundError(404, text, _NO_STREAM)
+            raise self._is_gone()
         while some := self._obsolete[-_DELETIONS_AT_ONCE:]:
             began = loop.time()
+            if not self._is_wanted():
+                raise self._is_gone()
             deleted += sum(await asyncio.gather(*(self._delete_one(sequence) for sequence in some)))
             del self._obsolete[-len(some) :]
             await asyncio.sleep(_PAUSE * (loop.time() - began))
         return deleted
+
+    def _is_gone(self) -> StreamNotFoundError:
+        self._forget()
+        return StreamNotFoundError(404, f"{self._stream} was deleted during its compaction", _NO_STREAM)
 
     async def _delete_one(self, sequence: int) -> bool:
         try:

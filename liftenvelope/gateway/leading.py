@@ -216,7 +216,9 @@ class _Led:
         self._compactor: Compactor | None = None
         if record.setting("compactEnabled"):
             interval = record.setting("cleanerInterval") / 1000 or _CLEANER_INTERVAL
-            self._compactor = Compactor(core.js, self._stream, interval=interval, budget=compaction)
+            self._compactor = Compactor(
+                core.js, self._stream, interval=interval, budget=compaction, is_wanted=self._is_there
+            )
 
     async def start(self) -> None:
         """Begin all of it, or nothing."""
@@ -244,6 +246,11 @@ class _Led:
         if self._compactor is not None:
             await self._compactor.close()
         await self._acks.close()
+
+    def _is_there(self) -> bool:
+        """Whether the stream was not deleted, as far as this gateway knows."""
+        record = self._core.registry.known(self._name)
+        return record is not None and record.id == self.record_id
 
     def _tell(self, error: LiftEnvelopeError) -> None:
         _log.warning("acks of %s, partition %d: %s", self._name, self._partition, error)

@@ -145,11 +145,13 @@ async def test_stream_made_anew_during_a_compaction_loses_nothing(js: JetStream,
     count = 3_000
     await fill(js, name, [b"%d" % (number % 1_000) for number in range(count)])
     stream = await js.stream(name)
-    compactor = Compactor(js, name)
+    is_there = True
+    compactor = Compactor(js, name, is_wanted=lambda: is_there)
     compacting = asyncio.create_task(compactor.compact())
     async with asyncio.timeout(60):
         while (await stream.info()).state.messages == count:
             await asyncio.sleep(0)
+    is_there = False  # a gateway knows before DeleteStream returns
     await js.delete_stream(name)
     await js.create_stream(StreamConfig(name=name, subjects=(name,)))
     keys = [b"other-%d" % number for number in range(count)]
@@ -157,6 +159,7 @@ async def test_stream_made_anew_during_a_compaction_loses_nothing(js: JetStream,
     with pytest.raises((StreamNotFoundError, CallTimeoutError)):
         await compacting
     assert [key for _, key in await left(js, name)] == keys
+    is_there = True
     assert (await compactor.compact()).deleted == 0
 
 
