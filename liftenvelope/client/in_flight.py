@@ -26,7 +26,7 @@ from liftenvelope.errors import (
     TransportError,
     publish_error,
 )
-from liftenvelope.rpc.status import CallNotProcessedError, RpcError, StatusCode
+from liftenvelope.rpc.status import UNANSWERED_IS_NOT_STORED, CallNotProcessedError, RpcError, StatusCode
 
 __all__ = ["Ending", "Entry", "InFlight", "Outcome", "Sink", "ending_of"]
 
@@ -138,6 +138,8 @@ def ending_of(error: RpcError | TransportError | None) -> Ending:
     """Return what the end of a stream means. None is an end with OK, which a server that stops gives."""
     if isinstance(error, CallNotProcessedError):
         return Ending.UNSEEN
+    if isinstance(error, RpcError) and error.description == UNANSWERED_IS_NOT_STORED:
+        return Ending.UNSEEN  # it saw messages, but all of those have their answers
     if error is None or isinstance(error, TransportError):
         return Ending.LOST
     if error.code in (StatusCode.UNAVAILABLE, StatusCode.CANCELLED):

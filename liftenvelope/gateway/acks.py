@@ -75,6 +75,8 @@ _QUESTIONS: Final = 2
 _ACK_AGAIN: Final = 60
 #: What a reader is told that has lost its consumer: a status, such as JetStream itself sends.
 _TAKEN_OVER: Final = b"NATS/1.0 409 Taken Over\r\n\r\n"
+#: How often to look whether all messages have their acks, in seconds.
+_LOOK: Final = 0.01
 #: The pauses between attempts, in seconds.
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 2.0
 
@@ -104,6 +106,8 @@ class AckReader:
         start_sequence: Number in the JetStream stream of the first message that is to be acked, for when the
             consumer is made. Default 1: all.
         on_error: Told what keeps the reader from reading. It goes on trying until it is closed.
+        may_ack: Returns whether this gateway leads the partition now. Asked before each write of acks, and
+            before the reader takes over from another one. Default: always.
 
     Attributes:
         acks_sent: How many acks have been written to the connection.
@@ -123,7 +127,9 @@ class AckReader:
         heartbeat: float = 30.0,
         start_sequence: int = 1,
         on_error: Callable[[LiftEnvelopeError], None] | None = None,
+        may_ack: Callable[[], bool] = lambda: True,
     ) -> None:
+        self._may_ack = may_ack
         self._nc = nc
         self._link = Link(nc)
         if not self._link.direct:
@@ -233,6 +239,10 @@ class AckReader:
         if self._link.epoch != self._epoch:
             # Acks written to the last connection may be lost, and an acknowledgement holds for them, too.
             self._flow.give_up()
+        if not self._may_ack():
+            # Another gateway may have acked these. The next leader begins after the last acknowledgement.
+            self._flow.give_up()
+            self._wanted.set()
         self._write(self._flow.feed(messages, time.monotonic(), time.time_ns()))
         if self._settling is None and self._flow.owes:
             self._settling = asyncio.get_running_loop().call_later(ACKNOWLEDGE_EVERY, self._settle)
@@ -281,6 +291,10 @@ class AckReader:
         pause = _FIRST_PAUSE
         while True:
             await self._until_wanted()
+            if not self._may_ack():
+                self._flow.give_up()
+                await asyncio.sleep(_FIRST_PAUSE)
+                continue
             try:
                 await self._bind()
                 pause = _FIRST_PAUSE
@@ -302,6 +316,26 @@ class AckReader:
             self._wanted.clear()
             if self._asked_for:
                 await self._ask()
+
+    async def catch_up(self) -> None:
+        """Wait until every message that is stored when this is called has its ack.
+
+        Raises:
+            JetStreamError, CallTimeoutError, TransportError: JetStream does not say how many those are.
+        """
+        consumer, due = "", 0
+        while True:
+            if self._consumer != consumer:
+                consumer = self._consumer
+                try:
+                    info = await self._api.request(f"CONSUMER.INFO.{self._jetstream_stream}.{consumer}")
+                except ConsumerNotFoundError:
+                    consumer = ""  # the reader is about to make another one
+                else:
+                    due = int(info["delivered"]["consumer_seq"]) + int(info["num_pending"])
+            if consumer and self._flow.delivery >= due and not self._flow.broken:
+                return
+            await asyncio.sleep(_LOOK)
 
     async def _ask(self) -> None:
         """See whether all that the consumer was to deliver has come."""

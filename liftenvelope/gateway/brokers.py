@@ -3,6 +3,9 @@
 Every gateway writes itself into a bucket again and again. Who was not heard of for a while is taken for dead.
 The leader of a partition is the one of the living that a hash of both puts highest (rendezvous hashing): all
 gateways that see the same ones alive agree without asking, and the death of one moves its partitions alone.
+
+A gateway that the others may take for dead must not lead: :class:`~liftenvelope.gateway.lease.Lease`
+tells it so without asking anybody.
 """
 
 from __future__ import annotations
@@ -15,8 +18,15 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Final
 
-from liftenvelope.errors import CallTimeoutError, InternalError, LiftEnvelopeError
+from liftenvelope.errors import (
+    CallTimeoutError,
+    InternalError,
+    LiftEnvelopeError,
+    TransportError,
+    WrongLastSequenceError,
+)
 from liftenvelope.gateway.buckets import Bucket, Entry, Mirror
+from liftenvelope.gateway.lease import Lease, time_since_boot
 from liftenvelope.gateway.names import encode_name
 
 if TYPE_CHECKING:
@@ -29,6 +39,11 @@ BUCKET: Final = "lift_brokers"
 _BEATS: Final = 3
 #: How long to try to let the others know that a gateway goes, in seconds.
 _FAREWELL: Final = 1.0
+#: Bounds of the heartbeat of the bucket's consumer, in seconds. A lost one must be noticed within the TTL.
+_SHORTEST_HEARTBEAT, _LONGEST_HEARTBEAT = 0.5, 2.0
+#: Pause after a beat that failed, in seconds, and pause between looks at a lease that has run out.
+_RETRY: Final = 0.1
+_LOOK: Final = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,38 +80,69 @@ class Brokers:
         me: Id of this gateway.
         ttl: After how many seconds of silence a gateway is taken for dead.
         on_change: Called when one came or went.
+        on_interrupted: Called when another gateway may have led what is this one's to lead: everything done
+            as a leader must end before this returns.
         replicas: How many servers keep the bucket.
     """
 
     def __init__(
-        self, js: JetStream, me: str, *, ttl: float, on_change: Callable[[], None], replicas: int = 1
+        self,
+        js: JetStream,
+        me: str,
+        *,
+        ttl: float,
+        on_change: Callable[[], None],
+        on_interrupted: Callable[[], None],
+        replicas: int = 1,
     ) -> None:
         self._bucket = Bucket(js, BUCKET)
-        self._mirror = Mirror(self._bucket, self._on_entry)
+        heartbeat = min(max(ttl / _BEATS, _SHORTEST_HEARTBEAT), _LONGEST_HEARTBEAT)
+        self._mirror = Mirror(self._bucket, self._on_entry, heartbeat=heartbeat)
         self.me = me
         self._ttl = ttl
         self._replicas = replicas
         self._on_change = on_change
+        self._on_interrupted = on_interrupted
         self._alive: dict[str, Broker] = {}
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._task: asyncio.Task[None] | None = None
         self._leaders: dict[tuple[str, int], str] = {}
+        self._lease = Lease(ttl)
+        self._left = False
 
     @property
     def alive(self) -> dict[str, Broker]:
         """The gateways that live, by id; from :meth:`join` on this one is among them."""
         return self._alive
 
+    @property
+    def has_lease(self) -> bool:
+        """Whether this gateway may lead at all now."""
+        return self._lease.is_valid
+
     def leader(self, stream: str, partition: int) -> str:
-        """Id of the gateway that leads a partition."""
+        """Id of the gateway that leads a partition, as far as this one knows."""
         found = self._leaders.get((stream, partition))
         if found is None:
             found = self._leaders[stream, partition] = leader_of(stream, partition, self._alive)
         return found
 
-    def leads(self, stream: str, partition: int) -> bool:
-        """Whether this gateway leads a partition."""
+    def is_leader(self, stream: str, partition: int) -> bool:
+        """Whether a partition is this gateway's to lead, while it has a lease."""
         return self.leader(stream, partition) == self.me
+
+    def leads(self, stream: str, partition: int) -> bool:
+        """Whether this gateway leads a partition now, by a lease that is valid."""
+        return self._lease.is_valid and self.is_leader(stream, partition)
+
+    async def lease(self) -> bool:
+        """Wait until this gateway may lead; return False if it has left.
+
+        A lease that is valid returns at once, without another task having its turn.
+        """
+        while not (self._left or self._lease.is_valid):
+            await asyncio.sleep(_LOOK)
+        return not self._left
 
     async def start(self) -> None:
         """Learn of the others, and go on to."""
@@ -104,40 +150,82 @@ class Brokers:
         await self._mirror.start()
 
     async def join(self, broker: Broker) -> None:
-        """Count this gateway among the living, and let the others know of it."""
+        """Count this gateway among the living, let the others know of it, and get the lease.
+
+        Raises:
+            CallTimeoutError: What was written did not come back within the TTL.
+            LiftEnvelopeError: JetStream did not store it.
+        """
         self._alive[self.me] = broker
         self._changed()
         await self._beat()
         self._task = asyncio.create_task(self._keep_alive(), name="keep the gateway alive")
+        try:
+            async with asyncio.timeout(self._ttl):
+                await self.lease()
+        except TimeoutError as exc:
+            raise CallTimeoutError(
+                f"the bucket {BUCKET} did not send its last entry in {self._ttl} s"
+            ) from exc
+
+    async def leave(self) -> None:
+        """Lead nothing any more, and let the others know if NATS answers. Leaving twice is fine."""
+        self._left = True
+        self._lease.end()
+        task, self._task = self._task, None
+        if task is None:
+            return
+        task.cancel()
+        await asyncio.wait([task])
+        # Else they notice soon.
+        with contextlib.suppress(LiftEnvelopeError, TimeoutError):
+            async with asyncio.timeout(_FAREWELL):
+                await self._bucket.delete(encode_name(self.me))
 
     async def close(self) -> None:
-        """Let the others know that this one goes, if there is still a way to."""
-        task, self._task = self._task, None
-        if task is not None:
-            task.cancel()
-            await asyncio.wait([task])
-            # Else they notice soon.
-            with contextlib.suppress(LiftEnvelopeError, TimeoutError):
-                async with asyncio.timeout(_FAREWELL):
-                    await self._bucket.delete(encode_name(self.me))
+        """Leave, and learn nothing more of the others."""
+        await self.leave()
         await self._mirror.close()
         for timer in self._timers.values():
             timer.cancel()
 
     async def _keep_alive(self) -> None:
+        pause = self._ttl / _BEATS
         while True:
-            await asyncio.sleep(self._ttl / _BEATS)
-            # The others take this one for dead if that lasts, which it may be for them.
-            with contextlib.suppress(LiftEnvelopeError):
+            await asyncio.sleep(pause)
+            pause = self._ttl / _BEATS
+            try:
                 await self._beat()
+            except LiftEnvelopeError:
+                # The lease runs out if that lasts. The others take this gateway for dead then.
+                pause = min(pause, _RETRY)
 
     async def _beat(self) -> None:
+        if not self._bucket.js.api.nc.is_connected:
+            # nats-py would keep it and send it later: a sign of life from the past.
+            raise TransportError("the connection to NATS is lost")
         value = json.dumps(asdict(self._alive[self.me])).encode()
+        began = time_since_boot()
         try:
             async with asyncio.timeout(self._ttl):
-                await self._bucket.put(encode_name(self.me), value)
+                revision, continuous = await self._write(value)
         except TimeoutError as exc:
             raise CallTimeoutError(f"JetStream stored nothing within {self._ttl} s") from exc
+        self._note(self._lease.stored(revision, began=began, continuous=continuous))
+
+    async def _write(self, value: bytes) -> tuple[int, bool]:
+        """Write a beat; return its revision, and whether it directly follows the last one."""
+        key = encode_name(self.me)
+        if self._lease.revision and len(self._alive) == 1:
+            try:
+                return await self._bucket.put(key, value, after=self._lease.revision), True
+            except WrongLastSequenceError:
+                pass  # another gateway has come, or one of our own beats was stored without an answer
+        return await self._bucket.put(key, value), False
+
+    def _note(self, interrupted: bool) -> None:
+        if interrupted:
+            self._on_interrupted()
 
     def _on_entry(self, entry: Entry) -> None:
         if (timer := self._timers.pop(entry.key, None)) is not None:
@@ -150,12 +238,22 @@ class Brokers:
         except (ValueError, TypeError) as exc:
             raise InternalError(f"a gateway's record can't be read: {exc}: {entry.value[:80]!r}") from exc
         if broker.id == self.me:
+            self._note(self._lease.read_back(entry.revision))
             return
-        loop = asyncio.get_running_loop()
-        self._timers[entry.key] = loop.call_later(self._ttl, self._forget, entry.key)
+        self._expire_later(entry.key, self._ttl)
         if self._alive.get(broker.id) != broker:
             self._alive[broker.id] = broker
             self._changed()
+
+    def _expire_later(self, key: str, seconds: float) -> None:
+        self._timers[key] = asyncio.get_running_loop().call_later(seconds, self._expire, key)
+
+    def _expire(self, key: str) -> None:
+        if self._lease.is_fresh:
+            self._forget(key)
+        else:
+            # This gateway itself hears nothing, or hears it late: the silence proves nothing yet.
+            self._expire_later(key, self._ttl / (2 * _BEATS))
 
     def _forget(self, key: str) -> None:
         self._timers.pop(key, None)

@@ -102,19 +102,25 @@ class Bucket:
         gone = stored.headers.get(_OPERATION) in _GONE
         return Entry(key, None if gone else stored.data, stored.sequence)
 
-    async def put(self, key: str, value: bytes, *, revision: int | None = None) -> int:
+    async def put(
+        self, key: str, value: bytes, *, revision: int | None = None, after: int | None = None
+    ) -> int:
         """Set a value; return its revision.
 
         Args:
             key: The key.
             value: The value.
-            revision: The revision that must be the last: 0 for a key that never was. None for any.
+            revision: The revision that must be the last of the key: 0 for a key that never was. None, the
+                default, for any.
+            after: The revision that must be the last of the whole bucket. None, the default, for any.
 
         Raises:
             WrongLastSequenceError: It is another one.
         """
         subject = self.js.api.key_subject(f"$KV.{self.name}.{key}")
-        ack = await self.js.publish(subject, value, expected_last_subject_sequence=revision)
+        ack = await self.js.publish(
+            subject, value, expected_last_subject_sequence=revision, expected_last_sequence=after
+        )
         return ack.sequence
 
     async def delete(self, key: str, *, revision: int | None = None) -> int:
@@ -137,11 +143,13 @@ class Mirror:
     Args:
         bucket: The bucket.
         on_entry: Called with each entry, in the order of revisions; also with those that this process wrote.
+        heartbeat: How often the server says that it is there, in seconds. Default 2.
     """
 
-    def __init__(self, bucket: Bucket, on_entry: Callable[[Entry], None]) -> None:
+    def __init__(self, bucket: Bucket, on_entry: Callable[[Entry], None], *, heartbeat: float = 2.0) -> None:
         self._bucket = bucket
         self._on_entry = on_entry
+        self._heartbeat = heartbeat
         self._prefix = len(f"$KV.{bucket.name}.")
         self._messages: Messages | None = None
         self._task: asyncio.Task[None] | None = None
@@ -163,7 +171,7 @@ class Mirror:
         stream = await self._bucket.js.stream(self._bucket.stream)
         waiting = (await stream.info()).state.messages
         # Of each key there is the last value only.
-        self._messages = stream.ordered_consumer().messages(expires=10.0, idle_heartbeat=2.0)
+        self._messages = stream.ordered_consumer().messages(expires=10.0, idle_heartbeat=self._heartbeat)
         await self._messages.__aenter__()
         while waiting:
             try:

@@ -54,6 +54,7 @@ class Core:
         copies: Publishes for partitions that copy from another stream.
         activity: Who is told of what is done; None for nobody.
         changing: Held while a stream is made, changed or removed here.
+        draining: Set when the gateway takes no more calls and finishes those that it has.
     """
 
     nc: Client
@@ -66,6 +67,7 @@ class Core:
     copies: CopyAcks
     activity: ActivityLog | None = None
     changing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    draining: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def partition(self, name: str, partition: int) -> StreamRecord:
         """The stream of that name, once it is sure that it has that partition.

@@ -22,7 +22,9 @@ from typing import TYPE_CHECKING, Final
 
 from liftenvelope._pb import api_pb2, groups_pb2
 from liftenvelope.errors import GroupError
+from liftenvelope.gateway.reads import FENCED
 from liftenvelope.gateway.requests import read_request
+from liftenvelope.group.assignors import TopicPartition
 from liftenvelope.group.bounds import jetstream_bounds
 from liftenvelope.group.calls import GroupCalls
 from liftenvelope.group.coordinator import Coordinator
@@ -223,6 +225,24 @@ class GroupFace:
         if state is None:
             raise RpcError(StatusCode.FAILED_PRECONDITION, f"No such consumer group {request.groupId}")
         return api_pb2.ReportConsumerGroupCoordinatorResponse().SerializeToString()
+
+    async def check_member(self, group: str, epoch: int, consumer: str, stream: str, partition: int) -> None:
+        """Make sure that a partition is a member's to read, as the group's record has it.
+
+        So an old member is fenced by a newer epoch even where another gateway serves the newer member.
+        Readers of a group without a record are fenced by their epochs alone.
+
+        Raises:
+            RpcError: FAILED_PRECONDITION: the group has no such epoch yet, or the partition is not the
+                member's. UNAVAILABLE: that could not be found out.
+        """
+        state = await self.find(group)
+        if state is None:
+            return
+        member = state.members.get(consumer)
+        is_assigned = member is not None and TopicPartition(stream, partition) in member.assignment
+        if epoch > state.generation or not is_assigned:
+            raise RpcError(StatusCode.FAILED_PRECONDITION, FENCED)
 
     # Metadata
 

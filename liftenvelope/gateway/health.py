@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from liftenvelope import _wire as w
@@ -15,27 +17,56 @@ if TYPE_CHECKING:
 
 __all__ = ["HealthService"]
 
-#: HealthCheckResponse: SERVING, and for Watch of a service that there is not SERVICE_UNKNOWN.
+#: HealthCheckResponse; SERVICE_UNKNOWN answers a Watch of a service that does not exist.
 _SERVING: Final = b"\x08\x01"
+_NOT_SERVING: Final = b"\x08\x02"
 _UNKNOWN: Final = b"\x08\x03"
 _SERVICES: Final = ("", "proto.API")
+#: How often a Watch looks for a change, in seconds.
+_LOOK: Final = 0.1
 
 
 class HealthService:
-    """Says that the gateway serves. It does from the moment that it listens."""
+    """Says whether the gateway serves.
+
+    Args:
+        is_serving: Returns whether it does now.
+        draining: Set when the gateway stops. Then it does not serve, and every Watch ends.
+    """
+
+    def __init__(self, is_serving: Callable[[], bool], draining: asyncio.Event) -> None:
+        self._is_serving = is_serving
+        self._draining = draining
 
     async def check(self, raw: bytes) -> bytes:
         """Serve Check."""
         if _service(raw) not in _SERVICES:
             raise RpcError(StatusCode.NOT_FOUND, "unknown service")
-        return _SERVING
+        return self._status()
 
     async def watch(self, call: ServerCall) -> None:
-        """Serve Watch: say it once, and again never, for it does not change while the gateway lives."""
-        requests = [request async for request in call]
-        known = len(requests) == 1 and _service(requests[0]) in _SERVICES
-        await call.send([_SERVING if known else _UNKNOWN])
-        await asyncio.Event().wait()
+        """Serve Watch: send the status, and each change of it.
+
+        Raises:
+            RpcError: INTERNAL: no request came, or more than one. UNAVAILABLE: the gateway stops.
+        """
+        requests = await call.receive()
+        if requests is None or len(requests) != 1:
+            raise RpcError(StatusCode.INTERNAL, f"{call.method} takes one request")
+        known, last = _service(requests[0]) in _SERVICES, b""
+        while True:
+            status = self._status() if known else _UNKNOWN
+            if status != last:
+                await call.send([status])
+                last = status
+            if self._draining.is_set():
+                raise RpcError(StatusCode.UNAVAILABLE, "the gateway is stopping")
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_LOOK):
+                    await self._draining.wait()
+
+    def _status(self) -> bytes:
+        return _SERVING if self._is_serving() and not self._draining.is_set() else _NOT_SERVING
 
 
 def _service(raw: bytes) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from liftenvelope._stream_names import RESERVED
@@ -61,7 +62,10 @@ class Leading:
         self._changed: set[str] | None = None
         # Whether to see that JetStream records what it should.
         self._check = True
+        self._failed = False
         self._task: asyncio.Task[None] | None = None
+        #: Whether all partitions that this gateway is to lead have had their acks since the start.
+        self.settled = False
 
     async def start(self) -> None:
         """Lead what this gateway is to lead, and follow the changes, in the background."""
@@ -75,6 +79,26 @@ class Leading:
             await asyncio.wait([self._task])
         led, self._led = self._led, {}
         await asyncio.gather(*(one.close() for parts in led.values() for one in parts.values()))
+
+    async def catch_up(self) -> None:
+        """Wait until every message that is stored in the partitions led here now has its ack.
+
+        Raises:
+            LiftEnvelopeError: JetStream does not say how many those are.
+        """
+        limit = asyncio.Semaphore(_AT_ONCE)
+
+        async def one(led: _Led) -> None:
+            async with limit:
+                await led.catch_up()
+
+        await asyncio.gather(*(one(led) for parts in self._led.values() for led in parts.values()))
+
+    def stream_changed(self, before: StreamRecord | None, after: StreamRecord | None) -> None:
+        """Look at a stream that has changed."""
+        known = before if after is None else after
+        if known is not None:
+            self.look(known.name)
 
     def look(self, stream: str | None = None, *, gateways: bool = False) -> None:
         """A stream has changed, or ``gateways`` have, or all that there is may have."""
@@ -93,6 +117,9 @@ class Leading:
             except TimeoutError:
                 self._changed = None  # something may have failed, and nobody told of it
             self._wanted.clear()
+            # What others do is known again when there is a lease again.
+            if not await self._core.brokers.lease():
+                return
             names, self._changed = self._changed, set()
             try:
                 await self._settle(names)
@@ -106,6 +133,7 @@ class Leading:
     async def _settle(self, names: set[str] | None) -> None:
         """Lead what is to be led of some streams, or of all, and no more of them."""
         registry = self._core.registry
+        self._failed = False
         known = registry if names is None else [registry.known(name) for name in names]
         wanted = self._to_lead(record for record in known if record is not None)
         looked_at = set(self._led) if names is None else names
@@ -115,6 +143,7 @@ class Leading:
         await asyncio.gather(*(self._begin(key, limit) for key in new))
         if names is not None:
             return
+        self.settled = self.settled or not self._failed
         await self._finish_work()
         if self._check:
             self._check = False
@@ -126,7 +155,7 @@ class Leading:
             for record in records
             if record.name not in RESERVED
             for number in range(len(record.partitions))
-            if self._core.brokers.leads(record.name, number)
+            if self._core.brokers.is_leader(record.name, number)
         }
 
     async def _end(self, name: str, wanted: dict[tuple[str, int], str]) -> None:
@@ -150,6 +179,7 @@ class Leading:
                 return  # deleted: the registry is about to tell
             except LiftEnvelopeError as exc:
                 _log.warning("%s, partition %d: no acks yet: %s", *key, exc)
+                self._failed = True
                 self._look_again()
                 return
         self._led.setdefault(key[0], {})[key[1]] = led
@@ -208,6 +238,7 @@ class _Led:
             api_prefix=core.js.api.prefix,
             heartbeat=_HEARTBEAT,
             on_error=self._tell,
+            may_ack=partial(core.brokers.leads, record.name, partition),
         )
         self._intake: CheckedIntake | None = None
         if record.checks_offsets:
@@ -237,6 +268,9 @@ class _Led:
         if self._compactor is not None:
             await self._compactor.start()
 
+    async def catch_up(self) -> None:
+        await self._acks.catch_up()
+
     async def close(self) -> None:
         if self._intake is not None:
             await self._intake.close()
@@ -251,6 +285,9 @@ class _Led:
         """Whether the stream was not deleted, as far as this gateway knows."""
         record = self._core.registry.known(self._name)
         return record is not None and record.id == self.record_id
+
+    def _leads(self) -> bool:
+        return self._core.brokers.leads(self._name, self._partition)
 
     def _tell(self, error: LiftEnvelopeError) -> None:
         _log.warning("acks of %s, partition %d: %s", self._name, self._partition, error)
@@ -268,7 +305,7 @@ class _Led:
                 read = self._unless_read and self._reads.has(self._name, self._partition)
                 if state.newest != newest or read or record.partitions[self._partition].paused:
                     newest, since = state.newest, loop.time()
-                elif loop.time() - since >= self._idle_time:
+                elif loop.time() - since >= self._idle_time and self._leads():
                     await self._streams.set_paused(self._name, [self._partition])
             except StreamNotFoundError:
                 return

@@ -28,7 +28,7 @@ from liftenvelope.gateway.targets import Target, ack_of
 from liftenvelope.jetstream._publish_frames import PubAck, read_ack
 from liftenvelope.nats._link import Link
 from liftenvelope.nats._receiving import DirectSubscription, subscribe_direct
-from liftenvelope.rpc.status import RpcError, StatusCode
+from liftenvelope.rpc.status import UNANSWERED_IS_NOT_STORED, RpcError, StatusCode
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -50,6 +50,7 @@ _FIRST_ACK: Final = 1.0
 #: How often to look for acks that are late and for a lost connection, in seconds.
 _LOOK: Final = 0.5
 #: What our client knows a message by whose outcome is unknown: no code says so.
+_MAY_BE_STORED: Final = "the gateway is stopping: {} messages without an ack may be stored"
 _UNKNOWN_OUTCOME: Final = "no ack came from JetStream in time; the message may be stored"
 _E: Final = api_pb2.PublishAsyncError
 _ASYNC_CODES: Final = {
@@ -93,9 +94,10 @@ class PublishSession:
         """Store what comes, and answer, until the client has sent all and has all answers.
 
         Raises:
-            RpcError: UNAVAILABLE: the connection to NATS was lost.
+            RpcError: UNAVAILABLE: the connection to NATS was lost, or the gateway drains.
         """
         tasks: list[asyncio.Task[None]] = []
+        draining = asyncio.create_task(self._drain(), name="drain publishes")
         try:
             self._subscription = await subscribe_direct(self._core.nc, self._inbox, self._on_acks)
             tasks = [asyncio.create_task(part, name="publish") for part in (self._serve(), self._watch())]
@@ -105,9 +107,9 @@ class PublishSession:
         except TransportError as exc:
             raise status_of(exc) from exc
         finally:
-            for task in tasks:
+            for task in (*tasks, draining):
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.gather(*tasks, draining, return_exceptions=True)
             if self._subscription is not None:
                 await self._subscription.unsubscribe()
 
@@ -116,7 +118,18 @@ class PublishSession:
             await self._publish(requests)
             # Waits while the client takes no answers.
             await self._call.send(self._taken())
+            if self._core.draining.is_set():
+                break
         await self._finish()
+        if self._core.draining.is_set():
+            # All answers precede the status, so the client knows the fate of each message.
+            text = _MAY_BE_STORED.format(self._pending) if self._pending else UNANSWERED_IS_NOT_STORED
+            raise RpcError(StatusCode.UNAVAILABLE, text)
+
+    async def _drain(self) -> None:
+        """Take no more requests once the gateway drains."""
+        await self._core.draining.wait()
+        self._call.flow.exhaust()
 
     async def _finish(self) -> None:
         try:

@@ -9,11 +9,13 @@ from liftenvelope.rpc.status import RpcError, StatusCode
 
 if TYPE_CHECKING:
     from liftenvelope._pb import api_pb2
+    from liftenvelope.gateway.core import Core
     from liftenvelope.gateway.records import StreamRecord
 
-__all__ = ["OpenReads", "Read"]
+__all__ = ["FENCED", "OpenReads", "Read", "may_send"]
 
-_FENCED: Final = "Consumer is not currently assigned this partition"
+#: Liftbridge's text, by which clients tell what has happened.
+FENCED: Final = "Consumer is not currently assigned this partition"
 
 
 class _Feed(Protocol):
@@ -60,6 +62,16 @@ class Read:
             self.feed.wake()
 
 
+async def may_send(core: Core, read: Read) -> bool:
+    """Return whether messages may be sent to a subscriber now; wait while the gateway has no lease.
+
+    Send with no ``await`` in between: the gateway may be stopped for longer than its lease at any time.
+    """
+    if not read.any_replica:
+        await core.brokers.lease()
+    return not read.ended
+
+
 class OpenReads:
     """All subscriptions."""
 
@@ -77,7 +89,7 @@ class OpenReads:
             group, epoch, _ = read.member
             others = [other for other in reads if other.member is not None and other.member[0] == group]
             if any(other.member is not None and other.member[1] > epoch for other in others):
-                raise RpcError(StatusCode.FAILED_PRECONDITION, _FENCED)
+                raise RpcError(StatusCode.FAILED_PRECONDITION, FENCED)
             for other in others:
                 other.end(None)
                 reads.discard(other)
@@ -108,6 +120,19 @@ class OpenReads:
                 elif after.partitions[partition].readonly and not part.readonly:
                     read.became_readonly = True
                     read.wake()
+
+    def end_led(self, error: RpcError) -> None:
+        """End every read that only the partition's leader may serve."""
+        self._end(error, lambda read: not read.any_replica)
+
+    def end_all(self, error: RpcError) -> None:
+        """End every read."""
+        self._end(error, lambda _: True)
+
+    def _end(self, error: RpcError, which: Callable[[Read], bool]) -> None:
+        for reads in list(self._reads.values()):
+            for read in [read for read in reads if which(read)]:
+                read.end(error)
 
     def leaders_changed(self, leads: Callable[[str, int], bool]) -> None:
         """End what another gateway is to serve now."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 from liftenvelope import _backend
 from liftenvelope._pb import api_pb2
 from liftenvelope.gateway.feed import PartitionFeed
+from liftenvelope.gateway.reads import may_send
 from liftenvelope.rpc.status import RpcError, StatusCode
 
 if TYPE_CHECKING:
@@ -43,13 +44,15 @@ async def read_backwards(
     if state.is_empty:
         raise RpcError(StatusCode.INTERNAL, "segment not found")
     start, stop = _start(request, state), _stop(request, state)
-    await call.send([b""])
+    if await may_send(core, read):
+        await call.send([b""])
     framer = _backend.gate.MessageFramer(request.stream, request.partition)
     size = min(max(_CHUNK_BYTES // max(state.bytes // state.messages, 1), 1), _CHUNK)
     while start >= stop and not read.ended:
         low = max(start - size + 1, stop)
         messages = await _range(core, stream, low, start, read)
-        await call.send_framed(b"".join(framer.frame([m], 0, -1) for m in reversed(messages)))
+        if await may_send(core, read):
+            await call.send_framed(b"".join(framer.frame([m], 0, -1) for m in reversed(messages)))
         start = low - 1
     if read.error is not None:
         raise read.error

@@ -8,7 +8,6 @@ from google.protobuf.message import DecodeError
 
 from liftenvelope.errors import LiftEnvelopeError
 from liftenvelope.gateway.failures import status_of
-from liftenvelope.gateway.health import HealthService
 from liftenvelope.gateway.metadata import MetadataService
 from liftenvelope.gateway.publishing import PublishService
 from liftenvelope.gateway.subscribing import SubscribeService
@@ -21,6 +20,8 @@ if TYPE_CHECKING:
     from liftenvelope.gateway.core import Core
     from liftenvelope.gateway.cursors import CursorService
     from liftenvelope.gateway.groups import GroupFace
+    from liftenvelope.gateway.health import HealthService
+    from liftenvelope.gateway.open_calls import OpenCalls
     from liftenvelope.gateway.reads import OpenReads
     from liftenvelope.gateway.streams import StreamService
     from liftenvelope.rpc.server import Handler, ServerCall
@@ -32,7 +33,13 @@ _HEALTH: Final = "/grpc.health.v1.Health/"
 
 
 def handlers(
-    core: Core, streams: StreamService, reads: OpenReads, cursors: CursorService, groups: GroupFace
+    core: Core,
+    streams: StreamService,
+    reads: OpenReads,
+    cursors: CursorService,
+    groups: GroupFace,
+    health: HealthService,
+    publishes: OpenCalls,
 ) -> dict[str, Handler]:
     """Return what serves each method, by its path. What is not here is UNIMPLEMENTED.
 
@@ -42,9 +49,11 @@ def handlers(
         reads: The subscriptions that are open.
         cursors: Serves the methods about cursors.
         groups: Serves the methods about consumer groups.
+        health: Serves the health service.
+        publishes: Counts the calls that publish.
     """
     publishing, metadata = PublishService(core, streams), MetadataService(core, groups)
-    subscribing, health = SubscribeService(core, streams, reads), HealthService()
+    subscribing = SubscribeService(core, streams, reads, groups)
     return {
         _API + "CreateStream": guarded(unary(streams.whole(streams.create))),
         _API + "DeleteStream": guarded(unary(streams.whole(streams.delete))),
@@ -52,9 +61,9 @@ def handlers(
         _API + "SetStreamReadonly": guarded(unary(streams.whole(streams.set_readonly))),
         _API + "FetchMetadata": guarded(unary(metadata.fetch)),
         _API + "FetchPartitionMetadata": guarded(unary(metadata.fetch_partition)),
-        _API + "Publish": guarded(with_call(publishing.publish)),
-        _API + "PublishAsync": guarded(publishing.publish_async),
-        _API + "PublishToSubject": guarded(with_call(publishing.publish_to_subject)),
+        _API + "Publish": publishes.counting(guarded(with_call(publishing.publish))),
+        _API + "PublishAsync": publishes.counting(guarded(publishing.publish_async)),
+        _API + "PublishToSubject": publishes.counting(guarded(with_call(publishing.publish_to_subject))),
         _API + "Subscribe": guarded(subscribing.subscribe),
         _API + "SetCursor": guarded(unary(cursors.set)),
         _API + "FetchCursor": guarded(unary(cursors.fetch)),

@@ -10,7 +10,7 @@ from liftenvelope.errors import LiftEnvelopeError, StreamNotFoundError
 from liftenvelope.gateway.failures import status_of
 from liftenvelope.gateway.feed import PartitionFeed, ask_start
 from liftenvelope.gateway.positions import END_OF_READONLY, Bounds, bounds
-from liftenvelope.gateway.reads import Read
+from liftenvelope.gateway.reads import Read, may_send
 from liftenvelope.gateway.requests import read_request
 from liftenvelope.gateway.reverse import read_backwards
 from liftenvelope.rpc.status import RpcError, StatusCode
@@ -18,6 +18,7 @@ from liftenvelope.rpc.status import RpcError, StatusCode
 if TYPE_CHECKING:
     from liftenvelope._gate_py import MessageFramer
     from liftenvelope.gateway.core import Core
+    from liftenvelope.gateway.groups import GroupFace
     from liftenvelope.gateway.reads import OpenReads
     from liftenvelope.gateway.records import StreamRecord
     from liftenvelope.gateway.streams import StreamService
@@ -39,18 +40,25 @@ class SubscribeService:
         core: The gateway's parts.
         streams: Wakes partitions.
         reads: The subscriptions that are open.
+        groups: Knows who is to read which partition.
     """
 
-    def __init__(self, core: Core, streams: StreamService, reads: OpenReads) -> None:
+    def __init__(self, core: Core, streams: StreamService, reads: OpenReads, groups: GroupFace) -> None:
         self._core = core
         self._streams = streams
         self._reads = reads
+        self._groups = groups
 
     async def subscribe(self, call: ServerCall) -> None:
         """Serve Subscribe."""
         request = read_request(api_pb2.SubscribeRequest, await call.one_request())
         record = await self._record(request)
         read = Read(record, request)
+        if read.member is not None:
+            await self._groups.check_member(*read.member, record.name, request.partition)
+        if not read.any_replica:
+            # Once more, and with no await until it is added: from then on it is told of any change.
+            self._core.check_leader(record.name, request.partition)
         self._reads.add(read)
         try:
             await self._serve(call, request, record, read)
@@ -87,7 +95,8 @@ class SubscribeService:
         read.feed = feed
         try:
             await feed.open()
-            await call.send([_HANDSHAKE])
+            if await may_send(self._core, read):
+                await call.send([_HANDSHAKE])
             await self._send_all(call, request, found, read, feed)
         finally:
             await feed.close()
@@ -125,7 +134,7 @@ class SubscribeService:
                 raise RpcError(StatusCode.RESOURCE_EXHAUSTED, found.text)
             messages = await feed.take()
             quiet = quiet or not messages
-            if messages:
+            if messages and await may_send(self._core, read):
                 most = -1 if found.stop is None else found.stop + 1
                 await call.send_framed(framer.frame(messages, found.start + 1, most))
 

@@ -374,21 +374,26 @@ class Server:
         pause = min(self._handshake_timeout, self._idle_timeout) / _SWEEPS
         self._sweeping = loop.call_later(pause, self._sweep)
 
+    def refuse_calls(self) -> None:
+        """Take no more connections and no more calls, and tell clients so. Calls that are open go on."""
+        if self._listener is not None:
+            self._listener.close()
+        for link in self.links:
+            link.protocol.go_away()
+            link.flush()
+
     async def close(self, *, grace: float = 0.0) -> None:
         """Take no more calls, and close every connection. Closing twice is fine.
 
         Args:
             grace: Seconds for the calls that are open; what is not done then is cancelled.
         """
+        self.refuse_calls()
         if self._listener is not None:
-            self._listener.close()
             await self._listener.wait_closed()
         if self._sweeping is not None:
             self._sweeping.cancel()
         links = list(self.links)
-        for link in links:
-            link.protocol.go_away()
-            link.flush()
         tasks = [task for link in links for task in link.tasks.values()]
         if tasks:
             await asyncio.wait(tasks, timeout=grace)

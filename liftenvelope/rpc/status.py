@@ -16,7 +16,19 @@ from liftenvelope.errors import ServerError, TransportError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["CallNotProcessedError", "RpcError", "StatusCode", "cancelled_by_server", "status_error"]
+__all__ = [
+    "UNANSWERED_IS_NOT_STORED",
+    "CallNotProcessedError",
+    "RpcError",
+    "StatusCode",
+    "cancelled_by_server",
+    "status_error",
+]
+
+
+#: Text of the UNAVAILABLE by which a gateway that stops ends PublishAsync when every message that it took has
+#: its answer.
+UNANSWERED_IS_NOT_STORED: Final = "the gateway is stopping: messages without an answer are not stored"
 
 
 class StatusCode(IntEnum):
