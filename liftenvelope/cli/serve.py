@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,32 @@ from liftenvelope.errors import LiftEnvelopeError, UsageError
 
 _PORT = 9292
 _NATS_PORT = 4222
+_DRAIN = 10.0
+_LEVELS = {
+    "off": logging.CRITICAL + 1,
+    "error": logging.ERROR,
+    "warn": logging.WARNING,
+    "info": logging.INFO,
+    "debug": logging.DEBUG,
+}
+#: The options by the names of the arguments that they set, for the texts of errors.
+_FLAGS = {
+    "advertise": "--advertise",
+    "domain": "--nats-domain",
+    "drain": "--drain",
+    "nats_log": "--nats-log",
+    "policy_file": "--policy",
+    "port": "--listen: port",
+    "replicas": "--replicas",
+    "tls_cert": "--tls-cert",
+    "tls_client_ca": "--tls-client-ca",
+    "tls_key": "--tls-key",
+    "user_credentials": "--nats-creds",
+}
+#: One of them in a text. Those that are words of the language stand at its beginning.
+_ARGUMENT = re.compile(
+    r"(^(advertise|domain|drain|port|replicas)|\b(nats_log|policy_file|tls_\w+|user_credentials))(?=[ =,:]|$)"
+)
 
 
 @click.command()
@@ -33,6 +60,13 @@ _NATS_PORT = 4222
     help="Where that one listens.",
 )
 @click.option(
+    "--nats-log-level",
+    type=click.Choice(list(_LEVELS)),
+    default="warn",
+    show_default=True,
+    help="What to log of what that one logs.",
+)
+@click.option(
     "--listen",
     default=f"127.0.0.1:{_PORT}",
     show_default=True,
@@ -41,7 +75,13 @@ _NATS_PORT = 4222
 )
 @click.option("--advertise", metavar="HOST:PORT", help="What they are told, if that is another address.")
 @click.option("--id", "broker_id", metavar="ID", help="Its id among the brokers.  [default: a new one]")
-@click.option("--replicas", default=1, show_default=True, help="How many NATS servers keep its own records.")
+@click.option(
+    "--replicas",
+    type=click.IntRange(1, 5),
+    default=1,
+    show_default=True,
+    help="How many NATS servers keep its own records.",
+)
 @click.option("--tls-cert", metavar="FILE", help="Certificate to serve TLS with (PEM).")
 @click.option("--tls-key", metavar="FILE", help="Its key.")
 @click.option("--tls-client-ca", metavar="FILE", help="Whose certificates clients must show.")
@@ -55,25 +95,38 @@ _NATS_PORT = 4222
     help="Size of the largest envelope that clients may publish by gRPC.",
 )
 @click.option("--encrypted", is_flag=True, help="The NATS server encrypts what it stores.")
+@click.option(
+    "--drain",
+    type=click.FloatRange(min=0),
+    default=_DRAIN,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long to finish publishes, and send their acks, before it stops.",
+)
 def serve(**options: Any) -> None:
     """Serve the Liftbridge API, with every stream in JetStream.
 
-    Without --nats it starts a nats-server of its own, for this machine alone. Ctrl-C stops both.
+    Without --nats it starts a nats-server of its own, for this machine alone. Ctrl-C or SIGTERM stops both,
+    after publishes under way have their acks; a second one stops them at once.
     """
+    logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s")
+    logging.getLogger("liftenvelope.gateway.nats").setLevel(_LEVELS[options["nats_log_level"]])
     try:
         serving = _serving(options)
-    except UsageError as exc:
-        raise click.UsageError(str(exc)) from exc
-    logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s")
-    try:
         asyncio.run(_serve(serving))
+    except UsageError as exc:
+        raise click.UsageError(_with_flags(str(exc))) from exc
     except LiftEnvelopeError as exc:
-        raise click.ClickException(str(exc)) from exc
+        raise click.ClickException(_with_flags(str(exc))) from exc
+
+
+def _with_flags(text: str) -> str:
+    """Return the text of an error with options in the place of the arguments that they set."""
+    return _ARGUMENT.sub(lambda found: _FLAGS[found[0]], text)
 
 
 def _serving(options: dict[str, Any]) -> Any:
     from liftenvelope.gateway.serving import Serving, data_folder
-    from liftenvelope.rpc.address import parse_address
 
     url, data_dir = options["nats_url"], options["data_dir"]
     if url is not None and data_dir is not None:
@@ -82,12 +135,19 @@ def _serving(options: dict[str, Any]) -> Any:
         raise UsageError("--nats-creds needs --nats")
     if url is None and options["nats_domain"] is not None:
         raise UsageError("--nats-domain needs --nats")
+    if options["policy"] is not None and options["tls_client_ca"] is None:
+        raise UsageError(
+            "--policy needs --tls-client-ca: clients are known by the names in their certificates"
+        )
     if url is None and options["nats_log"] is not None:
         raise UsageError("--nats-log needs --nats: of a server of its own the gateway has the log")
-    listen, nats_listen = _host_port(options["listen"]), parse_address(options["nats_listen"])
+    host, port = _address("--listen", options["listen"], any_port=True)
+    nats_host, nats_port = _address("--nats-listen", options["nats_listen"])
+    if options["advertise"] is not None:
+        _address("--advertise", options["advertise"])
     gateway = {
-        "host": listen[0],
-        "port": listen[1],
+        "host": host,
+        "port": port,
         "advertise": options["advertise"],
         "id": options["broker_id"],
         "replicas": options["replicas"],
@@ -100,24 +160,29 @@ def _serving(options: dict[str, Any]) -> Any:
     return Serving(
         nats_url=url,
         data_dir=None if url is not None else str(data_folder() if data_dir is None else Path(data_dir)),
-        nats_host=nats_listen.host,
-        nats_port=nats_listen.port,
+        nats_host=nats_host,
+        nats_port=nats_port,
+        nats_debug=options["nats_log_level"] == "debug",
         connect={} if options["nats_creds"] is None else {"user_credentials": options["nats_creds"]},
         tls_cert=options["tls_cert"],
         tls_key=options["tls_key"],
         tls_client_ca=options["tls_client_ca"],
         gateway={name: value for name, value in gateway.items() if value is not None},
+        drain=options["drain"],
     )
 
 
-def _host_port(text: str) -> tuple[str, int]:
-    """As an address, with port 0 besides."""
+def _address(option: str, text: str, *, any_port: bool = False) -> tuple[str, int]:
+    """Return host and port of an option; port 0 only where it stands for any that is free."""
     from liftenvelope.rpc.address import parse_address
 
     host, _, port = text.rpartition(":")
-    if port == "0":
-        return parse_address(f"{host}:1").host, 0
-    address = parse_address(text)
+    try:
+        if any_port and port == "0":
+            return parse_address(f"{host}:1").host, 0
+        address = parse_address(text)
+    except UsageError as exc:
+        raise UsageError(f"{option}: {exc}") from exc
     return address.host, address.port
 
 

@@ -109,7 +109,8 @@ class LogFile:
         try:
             self._file: IO[bytes] = open(path, "rb", buffering=0)  # noqa: SIM115 - closed by close()
         except OSError as exc:
-            raise UsageError(f"the log of nats-server can't be read: {exc}") from exc
+            text = f"nats_log must be a file that can be read, got {path!r}: {exc.strerror}"
+            raise UsageError(text) from exc
         self._file.seek(0, os.SEEK_END)
 
     def close(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import json
+import logging
 import os
 import shutil
 import signal
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from liftenvelope.errors import TransportError, UsageError
+from liftenvelope.gateway.nats_log import log_line, read_level
 
 __all__ = ["BUFFERED", "EmbeddedNats", "find_nats_server"]
 
@@ -21,7 +23,8 @@ __all__ = ["BUFFERED", "EmbeddedNats", "find_nats_server"]
 #: hold as many as this. An envelope that was dropped gets no ack.
 BUFFERED: Final = {"max_buffered_msgs": 10_000_000, "max_buffered_size": 1 << 30}
 _VARIABLE: Final = "LIFTENVELOPE_NATS_SERVER"
-_TAIL: Final = 20
+#: Lines of its log that are held back until it has started.
+_HELD_BACK: Final = 1_000
 _LOOK: Final = 0.01
 #: Runs the server in $1, and stops it when its own input ends: when the gateway is gone, however it went.
 _GUARD: Final = """
@@ -62,9 +65,11 @@ class EmbeddedNats:
         port: Likewise; -1, the default, for any that is free.
         config: More of its configuration, by the names of the server's configuration file.
 
+    Its log goes to the logger ``liftenvelope.gateway.nats``.
+
     Attributes:
         url: Where it is; empty before it is started.
-        on_line: Called with each line of its log. Default: nobody is.
+        on_line: Called with each line of its log from then on. Default: nobody is.
     """
 
     def __init__(
@@ -82,6 +87,7 @@ class EmbeddedNats:
         self._process: asyncio.subprocess.Process | None = None
         self._reading: asyncio.Task[None] | None = None
         self._lines: list[str] = []
+        self._is_logged = False
         self.url = ""
         self.on_line: Callable[[str], None] | None = None
 
@@ -95,7 +101,7 @@ class EmbeddedNats:
 
         Raises:
             UsageError: There is no nats-server.
-            TransportError: It did not become ready; the text ends with what it said.
+            TransportError: It did not become ready; the text ends with the reason that it gave.
         """
         deadline = asyncio.get_running_loop().time() + timeout
         program = find_nats_server()
@@ -116,10 +122,30 @@ class EmbeddedNats:
             late = asyncio.get_running_loop().time() > deadline
             if late or self.returncode is not None:
                 await self.stop()
-                raise TransportError("nats-server did not start:\n" + "".join(self._lines))
+                raise TransportError(f"nats-server did not start: {self._reason()}")
             await asyncio.sleep(_LOOK)
         self.url = url
+        self._log_from_now_on()
         return self
+
+    def _reason(self) -> str:
+        """Log what it said, and return the reason for its end, which its caller tells."""
+        said = [(read_level(line)[0], line) for line in self._lines]
+        worst = max((level for level, _ in said), default=logging.NOTSET)
+        if worst < logging.ERROR:
+            self._log_from_now_on()
+            return "it was not ready in time"
+        reasons = [line for level, line in said if level == worst]
+        self._lines = [line for level, line in said if level != worst]
+        self._log_from_now_on()
+        return "; ".join(read_level(line)[1] for line in reasons)
+
+    def _log_from_now_on(self) -> None:
+        """Log the lines that were held back while it was not known whether it starts, and all that follow."""
+        self._is_logged = True
+        lines, self._lines = self._lines, []
+        for line in lines:
+            log_line(line)
 
     async def _lock(self, deadline: float) -> int:
         """Make sure that no other server uses the folder, which would destroy what is in it."""
@@ -151,7 +177,7 @@ class EmbeddedNats:
             start_new_session=True,
             pass_fds=(lock,),
         )
-        self._lines = []
+        self._lines, self._is_logged = [], False
         self._reading = asyncio.create_task(self._read(), name="read nats-server's log")
 
     async def stop(self, timeout: float = 15.0) -> None:
@@ -191,7 +217,10 @@ class EmbeddedNats:
         assert self._process.stderr is not None
         async for raw in self._process.stderr:
             line = raw.decode("utf-8", "replace")
-            self._lines = [*self._lines[-_TAIL:], line]
+            if self._is_logged:
+                log_line(line)
+            else:
+                self._lines = [*self._lines[-_HELD_BACK:], line]
             if self.on_line is not None:
                 self.on_line(line)
 

@@ -131,8 +131,8 @@ class Gateway:
         authorization = None
         if policy_file is not None:
             if tls is None or tls.verify_mode is not ssl.CERT_REQUIRED:
-                text = "expected a tls that requires clients to show certificates"
-                raise UsageError(f"policy_file={os.fspath(policy_file)!r}: {text}")
+                text = "a tls context that requires clients to show certificates"
+                raise UsageError(f"policy_file needs {text}, got {os.fspath(policy_file)!r} without one")
             authorization = Authorization(policy_file)
         log = None if nats_log is None else os.fspath(nats_log)
         if log is not None:

@@ -229,9 +229,10 @@ class Running:
         try:
             async with asyncio.timeout(seconds):
                 await self._publishes.finished()
-                await leading.catch_up()
-                # The acks must have left before a nats-server of our own stops.
-                await Link(core.nc).barrier(seconds)
+                if core.nc.is_connected:
+                    await leading.catch_up()
+                    # The acks must have left before a nats-server of our own stops.
+                    await Link(core.nc).barrier(seconds)
         except TimeoutError:
             _log.warning("not all publishes had their acks within %s s of draining", seconds)
         except LiftEnvelopeError as exc:

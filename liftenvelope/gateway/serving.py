@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 import signal
 import ssl
@@ -20,6 +21,7 @@ from nats.aio.client import Client
 from liftenvelope.errors import TransportError, UsageError
 from liftenvelope.gateway.embedded import EmbeddedNats
 from liftenvelope.gateway.gateway import Gateway
+from liftenvelope.gateway.nats_log import without_logins
 
 __all__ = ["Serving", "data_folder", "running_gateway", "serve"]
 
@@ -49,34 +51,43 @@ class Serving:
             one of our own.
         data_dir: Where that one keeps its streams; needed if there is no ``nats_url``.
         nats_host, nats_port: Where that one listens; port -1 for any that is free.
+        nats_debug: Whether that one logs for debugging, too.
         connect: More arguments of ``nats.connect``, such as ``user_credentials``.
         tls_cert, tls_key: PEM files of the certificate and key to serve TLS with.
         tls_client_ca: PEM file of the authority whose certificates clients must show.
         gateway: The arguments of :class:`Gateway`.
+        drain: Seconds to finish what is under way when the gateway stops. Default 10.
 
     Raises:
         UsageError: Something of this makes no sense, or a file can't be read.
     """
 
-    nats_url: str | None = None
+    # Not shown: there may be a password in it.
+    nats_url: str | None = field(default=None, repr=False)
     data_dir: str | None = None
     nats_host: str = "127.0.0.1"
     nats_port: int = -1
-    connect: dict[str, Any] = field(default_factory=dict)
+    nats_debug: bool = False
+    connect: dict[str, Any] = field(default_factory=dict, repr=False)
     tls_cert: str | None = None
     tls_key: str | None = None
     tls_client_ca: str | None = None
     gateway: dict[str, Any] = field(default_factory=dict)
+    drain: float = 10.0
 
     def __post_init__(self) -> None:
         if (self.nats_url is None) == (self.data_dir is None):
             raise UsageError("either a NATS server or a folder for one of our own, not both and not neither")
         if (self.tls_cert is None) != (self.tls_key is None):
-            raise UsageError("a certificate and a key belong together: give both or neither")
+            raise UsageError("tls_cert and tls_key belong together: give both or neither")
         if self.tls_client_ca is not None and self.tls_cert is None:
-            raise UsageError("certificates of clients need a certificate and a key of the server's own")
+            raise UsageError("tls_client_ca needs tls_cert and tls_key")
+        if not (math.isfinite(self.drain) and self.drain >= 0):
+            raise UsageError(f"drain must be a number of seconds from 0, got {self.drain!r}")
         if (credentials := self.connect.get("user_credentials")) is not None:
-            _check_readable(credentials)
+            _check_readable("user_credentials", credentials)
+        for name in ("tls_cert", "tls_key", "tls_client_ca"):
+            _check_readable(name, getattr(self, name))
         # Checks what concerns it, before anything is started or connected to.
         self.new_gateway(Client())
 
@@ -103,19 +114,23 @@ class Serving:
                 context.load_verify_locations(self.tls_client_ca)
                 context.verify_mode = ssl.CERT_REQUIRED
         except OSError as exc:
-            files = (self.tls_cert, self.tls_key, self.tls_client_ca)
-            raise UsageError(f"the files for TLS can't be read: {exc}: {files}") from exc
+            files = ", ".join(
+                repr(name) for name in (self.tls_cert, self.tls_key, self.tls_client_ca) if name
+            )
+            text = f"tls_cert, tls_key and tls_client_ca must be PEM files that belong together, got {files}"
+            raise UsageError(f"{text}: {exc}") from exc
         return context
 
 
-def _check_readable(credentials: object) -> None:
-    """nats-py reads them only for a server that asks for them."""
-    if not isinstance(credentials, str | os.PathLike):
+def _check_readable(name: str, path: object) -> None:
+    """Check that a file can be read. nats-py reads credentials only for a server that asks for them."""
+    if not isinstance(path, str | os.PathLike):
         return
     try:
-        Path(credentials).read_bytes()
+        Path(path).read_bytes()
     except OSError as exc:
-        raise UsageError(f"the credentials can't be read: {exc}") from exc
+        text = f"{name} must be a file that can be read, got {os.fspath(path)!r}: {exc.strerror}"
+        raise UsageError(text) from exc
 
 
 @asynccontextmanager
@@ -129,7 +144,9 @@ async def running_gateway(serving: Serving) -> AsyncIterator[tuple[Gateway, Embe
     own = None
     if serving.data_dir is not None:
         folder = Path(serving.data_dir)
-        own = await EmbeddedNats(folder, host=serving.nats_host, port=serving.nats_port).start()
+        config = {"debug": True} if serving.nats_debug else {}
+        own = EmbeddedNats(folder, host=serving.nats_host, port=serving.nats_port, config=config)
+        await own.start()
     try:
         nc = await _connect(serving.nats_url if own is None else own.url, serving.connect)
         try:
@@ -137,6 +154,7 @@ async def running_gateway(serving: Serving) -> AsyncIterator[tuple[Gateway, Embe
                 if own is not None:
                     own.on_line = gateway.read_server_log
                 yield gateway, own
+                await gateway.close(grace=serving.drain)
         finally:
             # nats-py sends what is left, also on a connection that is lost. On a closed transport, asyncio
             # raises TypeError in releases from Python 3.12 on (python/cpython issue 136234).
@@ -149,12 +167,12 @@ async def running_gateway(serving: Serving) -> AsyncIterator[tuple[Gateway, Embe
 
 async def _connect(url: str | None, options: dict[str, Any]) -> Client:
     assert url is not None
-    nc, last = Client(), ""
+    nc, last, shown = Client(), "", without_logins(url)
 
     async def note(exc: Exception) -> None:
         """What goes wrong later shows in the calls that it goes wrong for."""
         nonlocal last
-        last = f": {exc}"
+        last = f": {without_logins(str(exc))}"
 
     async def lost() -> None:
         if not nc.is_closed:
@@ -176,18 +194,20 @@ async def _connect(url: str | None, options: dict[str, Any]) -> Client:
             await nc.connect(url.split(","), error_cb=note, allow_reconnect=True, **options)
     except TimeoutError as exc:
         await nc.close()
-        raise TransportError(f"no connection to the NATS server {url} within {_PATIENCE} s{last}") from exc
+        raise TransportError(f"no connection to the NATS server {shown} within {_PATIENCE} s{last}") from exc
     except (nats.errors.Error, OSError) as exc:
-        raise TransportError(f"no connection to the NATS server {url}: {exc}") from exc
+        text = f"no connection to the NATS server {shown}: {without_logins(str(exc))}"
+        raise TransportError(text) from exc
     return nc
 
 
 async def serve(serving: Serving, on_ready: Callable[[Gateway, str], None]) -> None:
-    """Serve until SIGINT or SIGTERM.
+    """Serve until SIGINT or SIGTERM, then drain. A second signal ends the program as it would any other.
 
     Args:
         serving: What, and on what.
-        on_ready: Called when clients can be served, with the gateway and the URL of its NATS server.
+        on_ready: Called when clients can be served, with the gateway and the URL of its NATS server, without
+            user and password.
 
     Raises:
         TransportError: NATS can't be reached or started or has ended, or the gateway can't listen.
@@ -195,11 +215,17 @@ async def serve(serving: Serving, on_ready: Callable[[Gateway, str], None]) -> N
     """
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
+
+    def end() -> None:
+        stop.set()
+        for number in _SIGNALS:
+            loop.remove_signal_handler(number)
+
     for number in _SIGNALS:
-        loop.add_signal_handler(number, stop.set)
+        loop.add_signal_handler(number, end)
     try:
         async with running_gateway(serving) as (gateway, own):
-            on_ready(gateway, serving.nats_url or (own.url if own is not None else ""))
+            on_ready(gateway, without_logins(serving.nats_url or (own.url if own is not None else "")))
             await _wait(stop, own)
     finally:
         for number in _SIGNALS:

@@ -135,7 +135,7 @@ async def test_a_server_that_goes_and_comes_back(caplog: pytest.LogCaptureFixtur
 
 
 def test_files_that_can_not_be_used(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="credentials can't be read"):
+    with pytest.raises(UsageError, match="user_credentials must be a file that can be read"):
         Serving(nats_url="nats://127.0.0.1:1", connect={"user_credentials": str(tmp_path / "none")})
     (tmp_path / "file").touch()
     with pytest.raises(UsageError, match="folder for streams can't be used"):

@@ -1,0 +1,53 @@
+"""The log of a nats-server, in the log of the program; and URLs without their passwords."""
+
+from __future__ import annotations
+
+import logging
+import re
+from typing import Final
+
+__all__ = ["NATS_LOG", "log_line", "read_level", "without_logins"]
+
+NATS_LOG: Final = logging.getLogger("liftenvelope.gateway.nats")
+#: ``[pid] date time [INF] text``.
+_LINE: Final = re.compile(r"\[\d+\] \S+ \S+ \[([A-Z]{3})\] ?(.*)")
+_LEVELS: Final = {
+    "TRC": logging.DEBUG,
+    "DBG": logging.DEBUG,
+    "INF": logging.INFO,
+    "WRN": logging.WARNING,
+    "ERR": logging.ERROR,
+    "FTL": logging.CRITICAL,
+}
+#: User, password or token of a URL. A slash in them would have to be written as %2F.
+_LOGIN: Final = re.compile(r"(?<=//)[^/\s,]*@")
+_BARE_LOGIN: Final = re.compile(r"(?<![^,\s])(?!\w+://)[^/\s,]*@")
+
+
+def read_level(line: str) -> tuple[int, str]:
+    """Return the level and the text of a line. One without a level is an error that ended the server.
+
+    Example:
+        >>> read_level("[7] 2026/01/02 03:04:05.678901 [WRN] Slow")
+        (30, 'Slow')
+        >>> read_level("nats-server: no such file")
+        (40, 'nats-server: no such file')
+    """
+    found = _LINE.fullmatch(line.rstrip())
+    return (logging.ERROR, line.rstrip()) if found is None else (_LEVELS.get(found[1], 20), found[2])
+
+
+def log_line(line: str) -> None:
+    """Write a line of a nats-server to the logger ``liftenvelope.gateway.nats``, at its own level."""
+    level, text = read_level(line)
+    NATS_LOG.log(level, "%s", without_logins(text))
+
+
+def without_logins(text: str) -> str:
+    """Return a text without the users, passwords and tokens of the URLs in it.
+
+    Example:
+        >>> without_logins("nats://user:p@ss@one:4222,token@two:4222")
+        'nats://one:4222,two:4222'
+    """
+    return _BARE_LOGIN.sub("", _LOGIN.sub("", text))
