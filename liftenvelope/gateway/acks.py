@@ -77,6 +77,9 @@ _ACK_AGAIN: Final = 60
 _TAKEN_OVER: Final = b"NATS/1.0 409 Taken Over\r\n\r\n"
 #: How often to look whether all messages have their acks, in seconds.
 _LOOK: Final = 0.01
+#: For how long nothing more comes where JetStream's queue is empty, and for how long it is waited for.
+_NO_MORE: Final = 0.1
+_LONGEST_QUEUE: Final = 2.0
 #: The pauses between attempts, in seconds.
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 2.0
 
@@ -318,7 +321,10 @@ class AckReader:
                 await self._ask()
 
     async def catch_up(self) -> None:
-        """Wait until every message that is stored when this is called has its ack.
+        """Wait until every message that JetStream has when this is called has its ack.
+
+        JetStream takes messages without a reply subject into a queue, and tells nobody how long that is. So
+        this waits on while more come, but for two seconds at most: publishers may never pause.
 
         Raises:
             JetStreamError, CallTimeoutError, TransportError: JetStream does not say how many those are.
@@ -334,8 +340,16 @@ class AckReader:
                 else:
                     due = int(info["delivered"]["consumer_seq"]) + int(info["num_pending"])
             if consumer and self._flow.delivery >= due and not self._flow.broken:
+                await self._until_quiet()
                 return
             await asyncio.sleep(_LOOK)
+
+    async def _until_quiet(self) -> None:
+        loop = asyncio.get_running_loop()
+        deadline, last = loop.time() + _LONGEST_QUEUE, -1
+        while self._flow.delivery != last and loop.time() < deadline:
+            last = self._flow.delivery
+            await asyncio.sleep(_NO_MORE)
 
     async def _ask(self) -> None:
         """See whether all that the consumer was to deliver has come."""
