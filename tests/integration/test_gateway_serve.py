@@ -142,6 +142,84 @@ def test_files_that_can_not_be_used(tmp_path: Path) -> None:
         asyncio.run(EmbeddedNats(tmp_path / "file").start())
 
 
+def failed(*arguments: str) -> str:
+    """What the program says when it can't start."""
+    command = [sys.executable, "-m", "liftenvelope", "serve", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode != 0
+    assert done.stdout == ""
+    return done.stderr
+
+
+def test_port_of_the_gateway_that_is_taken_is_one_line(tmp_path: Path, nats_server: NatsServer) -> None:
+    port = nats_server.url.rpartition(":")[2]
+    listens = ("--listen", f"127.0.0.1:{port}", "--nats-listen", f"127.0.0.1:{free_port()}")
+    said = failed("--data-dir", str(tmp_path), *listens)
+    assert re.fullmatch(rf"Error: .*127\.0\.0\.1:{port}.* in use\n", said)
+
+
+def test_port_of_nats_that_is_taken_is_one_line(tmp_path: Path, nats_server: NatsServer) -> None:
+    port = nats_server.url.rpartition(":")[2]
+    listens = ("--listen", "127.0.0.1:0", "--nats-listen", f"127.0.0.1:{port}")
+    said = failed("--data-dir", str(tmp_path), *listens)
+    assert re.fullmatch(rf"Error: .*127\.0\.0\.1:{port}.* in use.*\n", said)
+
+
+NATS = ("--nats", "nats://127.0.0.1:1")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (("--policy", "file"), "--policy needs --tls-client-ca"),
+        (("--tls-cert", "file"), "--tls-cert and --tls-key belong together"),
+        (("--tls-cert", "a", "--tls-key", "b"), "--tls-cert must be a file that can be read, got 'a'"),
+        (("--tls-client-ca", "a"), "--tls-client-ca needs --tls-cert and --tls-key"),
+        (("--listen", "here"), "--listen: address 'here'"),
+        (("--nats-listen", "here"), "--nats-listen: address 'here'"),
+        (("--advertise", "here"), "--advertise: address 'here'"),
+        (("--replicas", "6"), "'--replicas': 6"),
+        (("--drain", "-1"), "'--drain': -1"),
+        (("--nats-log-level", "loud"), "'--nats-log-level': 'loud'"),
+        ((*NATS, "--nats-domain", "a.b"), "--nats-domain 'a.b'"),
+        ((*NATS, "--nats-creds", "/none"), "--nats-creds must be a file that can be read"),
+        ((*NATS, "--nats-log", "/none"), "--nats-log must be a file that can be read"),
+    ],
+)
+def test_errors_name_options(arguments: tuple[str, ...], error: str) -> None:
+    said = failed(*arguments)
+    assert error in said.splitlines()[-1]
+    assert "Traceback" not in said
+
+
+def test_passwords_are_not_shown() -> None:
+    with run_nats_server(
+        jetstream=True, config={"authorization": {"user": "me", "password": "s3cret"}}
+    ) as server:
+        host = server.address
+        with serving("--nats", f"nats://me:s3cret@{host}") as (process, match):
+            assert match[2] == f"nats://{host}"
+            process.terminate()
+            assert process.communicate(timeout=60)[1] == ""
+        for url in (f"nats://me:wr0ng@{host}", f"me:wr0ng@{host}"):
+            said = failed("--listen", "127.0.0.1:0", "--nats", url)
+            assert host in said
+            assert "wr0ng" not in said
+    assert "s3cret" not in repr(
+        Serving(nats_url="nats://me:s3cret@localhost", connect={"password": "s3cret"})
+    )
+
+
+@pytest.mark.parametrize(("level", "is_shown"), [("off", False), ("warn", False), ("info", True)])
+def test_log_of_its_nats_server_is_passed_on(tmp_path: Path, level: str, is_shown: bool) -> None:
+    arguments = ("--data-dir", str(tmp_path), "--nats-listen", f"127.0.0.1:{free_port()}")
+    with serving(*arguments, "--nats-log-level", level) as (process, _):
+        process.terminate()
+        said = process.communicate(timeout=60)[1]
+    assert ("INFO Server is ready" in said) is is_shown
+    assert is_shown or said == ""
+
+
 def test_the_first_ack_comes_soon(tmp_path: Path, name: str) -> None:
     began = time.monotonic()
     arguments = ("--data-dir", str(tmp_path / "data"), "--nats-listen", f"127.0.0.1:{free_port()}")

@@ -149,8 +149,7 @@ async def test_stopped_leader_delivers_nothing_after_newer_member_reads(
             old: list[int] = []
             os.kill(stopped.pid, signal.SIGCONT)
             with pytest.raises(RpcError) as info:
-                async with asyncio.timeout(60):
-                    await offsets(call, old)
+                await asyncio.wait_for(offsets(call, old), 60)
             assert (info.value.code, old) == (StatusCode.UNAVAILABLE, [])
             await publish_all(client, name, partition, 50)
         assert await reading == list(range(100))
