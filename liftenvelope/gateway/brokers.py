@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import hashlib
 import json
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Final
@@ -21,11 +22,13 @@ from typing import TYPE_CHECKING, Final
 from liftenvelope.errors import (
     CallTimeoutError,
     InternalError,
+    JetStreamError,
     LiftEnvelopeError,
     TransportError,
     WrongLastSequenceError,
 )
 from liftenvelope.gateway.buckets import Bucket, Entry, Mirror
+from liftenvelope.gateway.failures import has_no_room
 from liftenvelope.gateway.lease import Lease, time_since_boot
 from liftenvelope.gateway.names import encode_name
 
@@ -109,6 +112,8 @@ class Brokers:
         self._leaders: dict[tuple[str, int], str] = {}
         self._lease = Lease(ttl)
         self._left = False
+        # Since when all own beats were stored, by the lease's clock.
+        self._heard_since = -math.inf
 
     @property
     def alive(self) -> dict[str, Broker]:
@@ -196,9 +201,13 @@ class Brokers:
             pause = self._ttl / _BEATS
             try:
                 await self._beat()
-            except LiftEnvelopeError:
+            except LiftEnvelopeError as exc:
                 # The lease runs out if that lasts. The others take this gateway for dead then.
-                pause = min(pause, _RETRY)
+                self._heard_since = math.inf
+                if not has_no_room(exc):
+                    pause = min(pause, _RETRY)
+            else:
+                self._heard_since = min(self._heard_since, time_since_boot())
 
     async def _beat(self) -> None:
         if not self._bucket.js.api.nc.is_connected:
@@ -211,6 +220,10 @@ class Brokers:
                 revision, continuous = await self._write(value)
         except TimeoutError as exc:
             raise CallTimeoutError(f"JetStream stored nothing within {self._ttl} s") from exc
+        except JetStreamError as exc:
+            if has_no_room(exc):
+                self._lease.refused(began=began)
+            raise
         self._note(self._lease.stored(revision, began=began, continuous=continuous))
 
     async def _write(self, value: bytes) -> tuple[int, bool]:
@@ -249,10 +262,11 @@ class Brokers:
         self._timers[key] = asyncio.get_running_loop().call_later(seconds, self._expire, key)
 
     def _expire(self, key: str) -> None:
-        if self._lease.is_fresh:
+        if self._lease.is_fresh and time_since_boot() - self._heard_since >= self._ttl:
             self._forget(key)
         else:
-            # This gateway itself hears nothing, or hears it late: the silence proves nothing yet.
+            # This gateway itself hears nothing, or hears it late, or nobody could write a beat until now:
+            # the silence proves nothing yet.
             self._expire_later(key, self._ttl / (2 * _BEATS))
 
     def _forget(self, key: str) -> None:

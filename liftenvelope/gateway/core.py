@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from liftenvelope.gateway.names import PARTITION_PREFIX, partition_stream
+from liftenvelope.gateway.storage_faults import StorageFaults
 from liftenvelope.rpc.status import RpcError, StatusCode
 
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ class Core:
         copies: Publishes for partitions that copy from another stream.
         activity: Who is told of what is done; None for nobody.
         changing: Held while a stream is made, changed or removed here.
+        faults: Why JetStream stores nothing.
         draining: Set when the gateway takes no more calls and finishes those that it has.
     """
 
@@ -67,6 +69,7 @@ class Core:
     copies: CopyAcks
     activity: ActivityLog | None = None
     changing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    faults: StorageFaults = field(default_factory=StorageFaults)
     draining: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def partition(self, name: str, partition: int) -> StreamRecord:

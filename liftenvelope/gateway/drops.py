@@ -1,9 +1,10 @@
-"""Messages that JetStream has dropped, as the log of nats-server tells.
+"""Messages that JetStream has dropped or could not store, as the log of nats-server tells.
 
 JetStream drops publishes that ask for no answer when they come faster than it stores them, and tells nobody
 but its log: no counter, no advisory, and no gap in the sequences, which are given out as messages are stored.
-So the log is the proof. That of a nats-server of the gateway's own is read anyway; that of another one can be
-followed where it is a file that can be read.
+So the log is the proof. It is also the only place that names a stream whose messages find no room on the
+disk: JetStream then answers no publish at all. The log of a nats-server of the gateway's own is read anyway;
+that of another one can be followed where it is a file that can be read.
 """
 
 from __future__ import annotations
@@ -21,11 +22,13 @@ from liftenvelope.errors import LiftEnvelopeError, UsageError
 if TYPE_CHECKING:
     from liftenvelope.gateway.core import Core
 
-__all__ = ["Drop", "DropWatch", "LogFile", "account_of", "follow", "read_drop"]
+__all__ = ["Drop", "DropWatch", "LogFile", "account_of", "follow", "read_drop", "read_fault"]
 
 _log: Final = logging.getLogger("liftenvelope.gateway")
 #: nats-server 2.10 to 2.15: the account, the stream and why.
 _LINE: Final = re.compile(r"Dropping messages due to excessive stream ingest rate on '(.*)' > '(.*)': (.*)")
+#: nats-server 2.11 to 2.15: the same of a message that the disk does not take.
+_FAULT: Final = re.compile(r"JetStream failed to store a msg on stream '(.*) > (.*?)': (.*)")
 #: How often a file is looked at, in seconds, and how much of it is read at a time, in bytes.
 _LOOK: Final = 0.5
 _CHUNK: Final = 1 << 20
@@ -59,8 +62,20 @@ def read_drop(line: str) -> Drop | None:
     return None if found is None else Drop(found[1], found[2], found[3].strip())
 
 
+def read_fault(line: str) -> Drop | None:
+    """Return what a line of the log says of a message that was not stored; None for any other line.
+
+    Example:
+        >>> read_fault("[ERR] JetStream failed to store a msg on stream '$G > S': write a/4.blk: no space")
+        Drop(account='$G', stream='S', reason='no space')
+    """
+    found = _FAULT.search(line)
+    # The file before the reason differs from message to message.
+    return None if found is None else Drop(found[1], found[2], found[3].rpartition(": ")[2].strip())
+
+
 class DropWatch:
-    """Warns of partitions whose messages were dropped.
+    """Warns of partitions whose messages were dropped or could not be stored.
 
     Args:
         core: Knows the partitions.
@@ -77,7 +92,9 @@ class DropWatch:
 
     def feed(self, line: str) -> None:
         """Take a line of the log."""
-        drop = read_drop(line)
+        drop, fault = read_drop(line), read_fault(line)
+        if fault is not None and fault.account == self._account:
+            self._note(fault)
         found = None if drop is None else self._core.partition_of(drop.stream)
         if drop is None or found is None or drop.account != self._account:
             return
@@ -91,6 +108,12 @@ class DropWatch:
             record.subject_of(partition),
             drop.reason,
         )
+
+    def _note(self, fault: Drop) -> None:
+        found = self._core.partition_of(fault.stream)
+        if found is not None:
+            record, partition = found
+            self._core.faults.note(record.name, partition, fault.reason)
 
 
 class LogFile:

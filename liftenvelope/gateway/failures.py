@@ -18,7 +18,7 @@ from liftenvelope.errors import (
 )
 from liftenvelope.rpc.status import RpcError, StatusCode
 
-__all__ = ["TOO_LARGE", "WRONG_OFFSET", "status_of"]
+__all__ = ["TOO_LARGE", "WRONG_OFFSET", "has_no_room", "status_of"]
 
 #: Texts of Liftbridge, by which clients tell what has happened.
 TOO_LARGE = "message exceeds max replication size"
@@ -37,6 +37,15 @@ _STATUSES: Final[tuple[tuple[tuple[type[LiftEnvelopeError], ...], StatusCode, st
     ((JetStreamError,), _C.INTERNAL, "JetStream: {}"),
     ((LiftEnvelopeError,), _C.UNAVAILABLE, "NATS: {}"),
 )
+
+
+#: JetStream's numbers for "no room": for this server, for this account, and whatever else the disk says.
+_NO_ROOM: Final = frozenset({10_023, 10_002, 10_028, 10_047, 10_077})
+
+
+def has_no_room(error: BaseException) -> bool:
+    """Whether JetStream answered that it can't store anything, because a disk or a limit is reached."""
+    return isinstance(error, JetStreamError) and error.err_code in _NO_ROOM
 
 
 def status_of(error: LiftEnvelopeError) -> RpcError:

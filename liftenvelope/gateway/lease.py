@@ -100,6 +100,14 @@ class Lease:
         self._read = max(self._read, revision)
         return self._extend()
 
+    def refused(self, *, began: float) -> None:
+        """Note that the bucket takes no beats, of anybody: its server has no room to store them.
+
+        So no other gateway can get a lease now, and this one keeps its own. One that has run out stays so.
+        """
+        if self.is_valid:
+            self._valid_until = max(self._valid_until, began + self._ttl)
+
     def end(self) -> None:
         """Lead nothing any more."""
         self._valid_until = float("-inf")

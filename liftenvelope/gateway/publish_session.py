@@ -318,10 +318,17 @@ class PublishSession:
     def _give_up(self, policy: int, correlation_id: str) -> None:
         """Say that the outcome of a message is unknown: that it is not stored might be a lie."""
         if policy != _NONE:
-            error = api_pb2.PublishAsyncError(code=_E.UNKNOWN, message=_UNKNOWN_OUTCOME)
+            error = api_pb2.PublishAsyncError(code=_E.UNKNOWN, message=_UNKNOWN_OUTCOME + self._fault())
             response = api_pb2.PublishResponse(correlationId=correlation_id, asyncError=error)
             response.ack.SetInParent()
             self._answer(response.SerializeToString())
+
+    def _fault(self) -> str:
+        """Why JetStream stores nothing of a stream that this call publishes to, if that is known."""
+        for stream, partition in self._routes:
+            if cause := self._core.faults.cause(stream, partition):
+                return f" (stream {stream!r}, partition {partition}: {cause})"
+        return ""
 
 
 def _refusal(status: RpcError, correlation_id: str) -> bytes:

@@ -19,7 +19,7 @@ from liftenvelope.errors import (
     LiftEnvelopeError,
     NoJetStreamError,
 )
-from liftenvelope.gateway.failures import TOO_LARGE, status_of
+from liftenvelope.gateway.failures import TOO_LARGE, has_no_room, status_of
 from liftenvelope.gateway.publish_session import PublishSession
 from liftenvelope.gateway.requests import read_request
 from liftenvelope.gateway.subjects import check_published, is_ack_inbox
@@ -36,6 +36,8 @@ __all__ = ["PublishService"]
 
 _NONE: Final = api_pb2.NONE
 _ANY_OFFSET: Final = -1
+#: What a publish ends with that JetStream has no room for, or does not answer for want of it.
+_STORAGE_CODES: Final = (StatusCode.INTERNAL, StatusCode.DEADLINE_EXCEEDED, StatusCode.UNAVAILABLE)
 #: Of an envelope that holds an ack.
 _ACK_HEADER: Final = b"\xb9\x0e\x43\xb4\0\x08\0\x01"
 
@@ -182,7 +184,13 @@ class PublishService:
                 await self._new_target(name, partition)
             except RpcError as exc:
                 return exc
-        return status_of(error)
+        if has_no_room(error):
+            self._core.faults.note(name, partition, str(error))
+        status, cause = status_of(error), self._core.faults.cause(name, partition)
+        if not cause or status.code not in _STORAGE_CODES:
+            return status
+        text = f"stream {name!r}, partition {partition}: {status.description}"
+        return RpcError(status.code, text if cause in text else f"{text} ({cause})")
 
     # Many
 

@@ -210,12 +210,12 @@ async def test_paused_and_readonly_partitions_store_nothing(
     await client.pause_stream(name)
     await inbox.publish(name, "paused", 1)
     await nc.flush()
-    await gateway._nc.flush()  # it has come there, too
+    await gateway._setup.nc.flush()  # it has come there, too
     await client.publish(name, b"wakes", expected_offset=1)
     await client.set_stream_readonly(name)
     await inbox.publish(name, "readonly", 2)
     await nc.flush()
-    await gateway._nc.flush()
+    await gateway._setup.nc.flush()
     await client.set_stream_readonly(name, readonly=False)
     await inbox.publish(name, "b", 2)
     assert await inbox.outcome("b") == (2, AckError.OK)

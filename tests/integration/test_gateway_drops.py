@@ -117,5 +117,5 @@ def test_a_log_that_is_rotated(tmp_path: Path) -> None:
     path.write_bytes(b"4\n")
     assert file.lines() == ["4"]
     file.close()
-    with pytest.raises(UsageError, match="can't be read"):
+    with pytest.raises(UsageError, match="nats_log must be a file that can be read"):
         LogFile(str(tmp_path / "none"))

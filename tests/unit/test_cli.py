@@ -74,7 +74,10 @@ def test_help_of_the_demo() -> None:
         (["serve", "--nats-creds", "x"], "--nats-creds needs --nats"),
         (["serve", "--nats-domain", "x"], "--nats-domain needs --nats"),
         (["serve", "--nats-log", "x"], "--nats-log needs --nats"),
-        (["serve", "--nats", "nats://127.0.0.1:1", "--nats-log", "/no/such"], "can't be read"),
+        (
+            ["serve", "--nats", "nats://127.0.0.1:1", "--nats-log", "/no/such"],
+            "--nats-log must be a file that can be read",
+        ),
         (["serve", "--nats", "nats://127.0.0.1:1", "--nats-domain", "a.b"], "domain 'a.b'"),
         (["serve", "--listen", "nohost"], "expected host:port"),
         (["serve", "--nats-listen", "nohost"], "expected host:port"),

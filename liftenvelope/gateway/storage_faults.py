@@ -1,0 +1,55 @@
+"""Why JetStream stores nothing: told in the log, and to publishers."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Final
+
+__all__ = ["StorageFaults"]
+
+_log: Final = logging.getLogger("liftenvelope.gateway")
+#: A cause is logged once in this time, and told to publishers for as long, in seconds.
+_MINUTE: Final = 60.0
+#: Partitions whose faults are known. The oldest are forgotten.
+_MOST: Final = 10_000
+
+
+class StorageFaults:
+    """What JetStream could not store, by partition.
+
+    Args:
+        clock: Returns the present time in seconds. Default: :func:`time.monotonic`.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        # By stream and partition: the cause, when it was noted last, and when it was logged.
+        self._noted: dict[tuple[str, int], tuple[str, float]] = {}
+        self._logged: dict[str, float] = {}
+
+    def note(self, stream: str, partition: int, cause: str) -> None:
+        """Note that a message was not stored. Log it unless the cause was logged within the last minute."""
+        now = self._clock()
+        self._noted.pop((stream, partition), None)
+        self._noted[stream, partition] = (cause, now)
+        if len(self._noted) > _MOST:
+            del self._noted[next(iter(self._noted))]
+        if now - self._logged.get(cause, -_MINUTE) < _MINUTE:
+            return
+        self._logged = {known: when for known, when in self._logged.items() if now - when < _MINUTE}
+        self._logged[cause] = now
+        _log.error(
+            "JetStream stores no messages of stream %s, partition %d, and perhaps of others: %s. "
+            "Nothing that was acked is lost. Free space, or raise the limit; a nats-server that had no space "
+            "may have to be restarted",
+            stream,
+            partition,
+            cause,
+        )
+
+    def cause(self, stream: str, partition: int) -> str:
+        """Return why a partition stored nothing within the last minute; empty if nothing is known."""
+        cause, when = self._noted.get((stream, partition), ("", 0.0))
+        return cause if cause and self._clock() - when < _MINUTE else ""
