@@ -127,3 +127,15 @@ def test_lease_is_never_valid_longer_than_ttl_after_a_beat_read_back(
             lease.read_back(read)
         newest = max((began for number, began in begins.items() if number <= read), default=float("-inf"))
         assert lease.is_valid == (clock.now < newest + TTL)
+
+
+def test_refusal_for_want_of_room_extends_a_valid_lease_only() -> None:
+    lease, clock = leased()
+    clock.now += 2.0
+    lease.refused(began=clock.now)
+    clock.now += 2.5
+    assert lease.is_valid
+    clock.now += 0.5
+    assert not lease.is_valid
+    lease.refused(began=clock.now)
+    assert not lease.is_valid
