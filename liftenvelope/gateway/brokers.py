@@ -44,9 +44,8 @@ _BEATS: Final = 3
 _FAREWELL: Final = 1.0
 #: Bounds of the heartbeat of the bucket's consumer, in seconds. A lost one must be noticed within the TTL.
 _SHORTEST_HEARTBEAT, _LONGEST_HEARTBEAT = 0.5, 2.0
-#: Pause after a beat that failed, in seconds, and pause between looks at a lease that has run out.
+#: Pause after a beat that failed, in seconds.
 _RETRY: Final = 0.1
-_LOOK: Final = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +111,8 @@ class Brokers:
         self._leaders: dict[tuple[str, int], str] = {}
         self._lease = Lease(ttl)
         self._left = False
+        # Set when a lease is extended, and when there will be none any more.
+        self._regained = asyncio.Event()
         # Since when all own beats were stored, by the lease's clock.
         self._heard_since = -math.inf
 
@@ -146,7 +147,8 @@ class Brokers:
         A lease that is valid returns at once, without another task having its turn.
         """
         while not (self._left or self._lease.is_valid):
-            await asyncio.sleep(_LOOK)
+            self._regained.clear()
+            await self._regained.wait()
         return not self._left
 
     async def start(self) -> None:
@@ -176,6 +178,7 @@ class Brokers:
     async def leave(self) -> None:
         """Lead nothing any more, and let the others know if NATS answers. Leaving twice is fine."""
         self._left = True
+        self._regained.set()
         self._lease.end()
         task, self._task = self._task, None
         if task is None:
@@ -239,6 +242,8 @@ class Brokers:
     def _note(self, interrupted: bool) -> None:
         if interrupted:
             self._on_interrupted()
+        if self._lease.is_valid:
+            self._regained.set()
 
     def _on_entry(self, entry: Entry) -> None:
         if (timer := self._timers.pop(entry.key, None)) is not None:

@@ -95,7 +95,7 @@ class Running:
         self._setup = setup
         self._stack = AsyncExitStack()
         self._reads = OpenReads()
-        self._publishes = OpenCalls()
+        self._calls = OpenCalls()
         # Called with each change, once there is something to be told of it.
         self._stream_listeners: list[Listener] = [self._reads.stream_changed]
         self._broker_listeners: list[Callable[[], None]] = []
@@ -116,7 +116,7 @@ class Running:
         stack.push_async_callback(streams.close)
         leading = Leading(core, streams, self._reads)
         health = HealthService(partial(_is_serving, core, leading), core.draining)
-        table = handlers(core, streams, self._reads, cursors, groups, health, self._publishes)
+        table = handlers(core, streams, self._reads, cursors, groups, health, self._calls)
         server = await self._listen(table)
         address = setup.advertise or parse_address(self.address)
         self._stream_listeners.append(leading.stream_changed)
@@ -228,7 +228,7 @@ class Running:
         server.refuse_calls()
         try:
             async with asyncio.timeout(seconds):
-                await self._publishes.finished()
+                await self._calls.finished()
                 if core.nc.is_connected:
                     await leading.catch_up()
                     # The acks must have left before a nats-server of our own stops.

@@ -30,6 +30,8 @@ __all__ = ["handlers"]
 
 _API: Final = "/proto.API/"
 _HEALTH: Final = "/grpc.health.v1.Health/"
+#: Methods whose calls last for as long as the client wants.
+_ENDLESS: Final = (_API + "Subscribe", _HEALTH + "Watch")
 
 
 def handlers(
@@ -39,7 +41,7 @@ def handlers(
     cursors: CursorService,
     groups: GroupFace,
     health: HealthService,
-    publishes: OpenCalls,
+    calls: OpenCalls,
 ) -> dict[str, Handler]:
     """Return what serves each method, by its path. What is not here is UNIMPLEMENTED.
 
@@ -50,20 +52,20 @@ def handlers(
         cursors: Serves the methods about cursors.
         groups: Serves the methods about consumer groups.
         health: Serves the health service.
-        publishes: Counts the calls that publish.
+        calls: Counts the calls that end by themselves.
     """
     publishing, metadata = PublishService(core, streams), MetadataService(core, groups)
     subscribing = SubscribeService(core, streams, reads, groups)
-    return {
+    table = {
         _API + "CreateStream": guarded(unary(streams.whole(streams.create))),
         _API + "DeleteStream": guarded(unary(streams.whole(streams.delete))),
         _API + "PauseStream": guarded(unary(streams.whole(streams.pause))),
         _API + "SetStreamReadonly": guarded(unary(streams.whole(streams.set_readonly))),
         _API + "FetchMetadata": guarded(unary(metadata.fetch)),
         _API + "FetchPartitionMetadata": guarded(unary(metadata.fetch_partition)),
-        _API + "Publish": publishes.counting(guarded(with_call(publishing.publish))),
-        _API + "PublishAsync": publishes.counting(guarded(publishing.publish_async)),
-        _API + "PublishToSubject": publishes.counting(guarded(with_call(publishing.publish_to_subject))),
+        _API + "Publish": guarded(with_call(publishing.publish)),
+        _API + "PublishAsync": guarded(publishing.publish_async),
+        _API + "PublishToSubject": guarded(with_call(publishing.publish_to_subject)),
         _API + "Subscribe": guarded(subscribing.subscribe),
         _API + "SetCursor": guarded(unary(cursors.set)),
         _API + "FetchCursor": guarded(unary(cursors.fetch)),
@@ -74,6 +76,7 @@ def handlers(
         _HEALTH + "Check": guarded(unary(health.check)),
         _HEALTH + "Watch": guarded(health.watch),
     }
+    return {path: serve if path in _ENDLESS else calls.counting(serve) for path, serve in table.items()}
 
 
 def with_call(answer: Callable[[ServerCall, bytes], Awaitable[bytes]]) -> Handler:

@@ -13,6 +13,7 @@ import liftenvelope
 from liftenvelope._pb import api_pb2
 from liftenvelope.errors import AckTimeoutError
 from liftenvelope.gateway import Gateway
+from liftenvelope.jetstream import JetStream
 from liftenvelope.rpc.aio import Call, Channel
 from liftenvelope.rpc.status import RpcError, StatusCode
 from liftenvelope.testing import FaultProxy, run_nats_server
@@ -22,8 +23,6 @@ UNKNOWN = "may be stored"
 #: Soon enough to wait for, and long enough for an ack on a machine that hangs meanwhile.
 SOON = 8.0
 IDS = [str(number) for number in range(100)]
-#: What a PUB command with a subject, an inbox and an envelope takes at least, in bytes.
-SHORTEST = 60
 
 
 @pytest.fixture
@@ -74,6 +73,15 @@ async def take(call: Call, count: int) -> dict[str, api_pb2.PublishResponse]:
     return found
 
 
+async def all_stored(proxy: FaultProxy, name: str, count: int) -> None:
+    """Wait until JetStream has so many messages, as seen past the proxy."""
+    nc = await connect(f"nats://{proxy.target}")
+    async with JetStream(nc) as js, asyncio.timeout(60):
+        while (await (await js.stream(f"lift_{name}_0")).info()).state.last_seq < count:
+            await asyncio.sleep(0.01)
+    await nc.close()
+
+
 async def told(call: Call) -> str:
     """What a call says of one message alone, or of all with its end."""
     try:
@@ -118,10 +126,8 @@ async def test_a_connection_that_is_lost_with_messages_on_it(
     async with gateway_on(nc, name, ack_timeout=100.0) as (_, channel):
         call = await publish_first(channel, name)
         proxy.stall("to_client")
-        sent = proxy.bytes_to_server
         await call.send(requests(name, IDS))
-        # All of them: what the gateway writes for itself may come first.
-        await until(lambda: proxy.bytes_to_server > sent + len(IDS) * SHORTEST)
+        await all_stored(proxy, name, 1 + len(IDS))
         proxy.refuse()
         proxy.cut()
         with pytest.raises(RpcError, match=UNKNOWN) as info:
