@@ -50,10 +50,7 @@ class HealthService:
         Raises:
             RpcError: INTERNAL: no request came, or more than one. UNAVAILABLE: the gateway stops.
         """
-        requests = await call.receive()
-        if requests is None or len(requests) != 1:
-            raise RpcError(StatusCode.INTERNAL, f"{call.method} takes one request")
-        known, last = _service(requests[0]) in _SERVICES, b""
+        known, last = _service(await call.one_request()) in _SERVICES, b""
         while True:
             status = self._status() if known else _UNKNOWN
             if status != last:
