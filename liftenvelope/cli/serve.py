@@ -29,6 +29,7 @@ _FLAGS = {
     "advertise": "--advertise",
     "domain": "--nats-domain",
     "drain": "--drain",
+    "max_message_bytes": "--max-message",
     "nats_log": "--nats-log",
     "policy_file": "--policy",
     "port": "--listen: port",
@@ -40,7 +41,7 @@ _FLAGS = {
 }
 #: One of them in a text. Those that are words of the language stand at its beginning.
 _ARGUMENT = re.compile(
-    r"(^(advertise|domain|drain|port|replicas)|\b(nats_log|policy_file|tls_\w+|user_credentials))(?=[ =,:]|$)"
+    r"(^(advertise|domain|drain|port|replicas)|\b(max_message_bytes|nats_log|policy_file|tls_\w+|user_credentials))(?=[ =,:]|$)"
 )
 
 

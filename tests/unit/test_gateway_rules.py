@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections import Counter
 from dataclasses import asdict
@@ -29,7 +30,6 @@ from liftenvelope.gateway.names import encode_name, partition_stream
 from liftenvelope.gateway.positions import bounds
 from liftenvelope.gateway.reads import OpenReads, Read
 from liftenvelope.gateway.records import PartitionRecord, StreamRecord, StreamState
-from liftenvelope.gateway.serving import Serving
 from liftenvelope.gateway.storage import PartitionState, covers, parse_ns
 from liftenvelope.gateway.streams import new_record
 from liftenvelope.rpc.status import RpcError, StatusCode
@@ -350,26 +350,20 @@ def test_every_error_has_a_status(error: LiftEnvelopeError, code: StatusCode) ->
     assert status_of(error).code == code
 
 
-async def test_health() -> None:
-    health = HealthService()
+async def test_health_tells_whether_the_gateway_serves() -> None:
+    is_connected, draining = True, asyncio.Event()
+    health = HealthService(lambda: is_connected, draining)
     assert await health.check(b"") == await health.check(b"\x0a\x09proto.API") == b"\x08\x01"
+    is_connected = False
+    assert await health.check(b"") == b"\x08\x02"
+    is_connected = True
+    draining.set()
+    assert await health.check(b"") == b"\x08\x02"
+
+
+async def test_health_of_a_service_that_there_is_not() -> None:
+    health = HealthService(lambda: True, asyncio.Event())
     with pytest.raises(RpcError, match="unknown service"):
         await health.check(b"\x0a\x01x")
     with pytest.raises(RpcError, match="can't be read"):
         await health.check(b"\x0a\xff")
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"nats_url": "nats://x", "data_dir": "/x"},
-        {"nats_url": "nats://x", "tls_cert": "c"},
-        {"nats_url": "nats://x", "tls_key": "k"},
-        {"nats_url": "nats://x", "tls_client_ca": "k"},
-    ],
-    ids=str,
-)
-def test_what_can_not_be_served(options: dict[str, Any]) -> None:
-    with pytest.raises(UsageError):
-        Serving(**options)
