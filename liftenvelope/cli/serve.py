@@ -41,7 +41,8 @@ _FLAGS = {
 }
 #: One of them in a text. Those that are words of the language stand at its beginning.
 _ARGUMENT = re.compile(
-    r"(^(advertise|domain|drain|port|replicas)|\b(max_message_bytes|nats_log|policy_file|tls_\w+|user_credentials))(?=[ =,:]|$)"
+    r"(^(advertise|domain|drain|port|replicas)"
+    r"|\b(max_message_bytes|nats_log|policy_file|tls_\w+|user_credentials))(?=[ =,:]|$)"
 )
 
 
