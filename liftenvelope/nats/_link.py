@@ -15,6 +15,7 @@ swallows a cancellation.
 from __future__ import annotations
 
 import asyncio
+import asyncio.selector_events
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Final
 
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from nats.aio.msg import Msg
     from nats.aio.subscription import Subscription
 
+#: Bytes that are written between two looks at that buffer: each look costs a microsecond and more.
+_LOOK_AFTER: Final = 64 * 1024
 #: How often what nats-py gives no event for is looked at, in seconds.
 _POLL: Final = 0.02
 #: nats-py's own limit on what is buffered, for connections whose limit can't be seen.
@@ -42,6 +45,19 @@ _PRIVATE: Final = (
     "_status",
     "_transport",
 )
+
+
+def _forgets_backpressure() -> bool:
+    """Return whether asyncio's ``writelines()`` does not say when its buffer is full (Python 3.12.1, 3.13.0).
+
+    nats-py's flusher never waits then, so that the buffer of a stalled connection grows without a limit.
+    """
+    transport = getattr(asyncio.selector_events, "_SelectorSocketTransport", object)
+    own = vars(transport).get("writelines")
+    return own is not None and "_maybe_pause_protocol" not in own.__code__.co_names
+
+
+_WRITELINES_IS_UNBOUNDED: Final = _forgets_backpressure()
 
 
 class _Pong(asyncio.Future[bool]):
@@ -70,6 +86,8 @@ class Link:
     def __init__(self, nc: Client) -> None:
         self._nc: Any = nc
         self.direct = all(hasattr(nc, name) for name in _PRIVATE)
+        self._looked_at = 0
+        self._is_backed_up = False
 
     @property
     def max_payload(self) -> int:
@@ -104,7 +122,19 @@ class Link:
         A connected one takes anything while it is below its limit, so that no message is too large for it.
         """
         limit, pending = self._limit(), self._nc.pending_data_size
-        return bool(pending < limit if self._nc.is_connected else pending + size <= limit)
+        if not self._nc.is_connected:
+            return bool(pending + size <= limit)
+        return bool(pending < limit) and not (_WRITELINES_IS_UNBOUNDED and self._backs_up(limit))
+
+    def _backs_up(self, limit: int) -> bool:
+        """Return whether asyncio holds as many bytes for the socket as the connection may buffer."""
+        written = self._nc.stats["out_bytes"]
+        if self._is_backed_up or written - self._looked_at >= _LOOK_AFTER:
+            self._looked_at = written
+            # Of TCP and TLS connections; a WebSocket's frames are awaited one by one.
+            writer = getattr(self._nc._transport, "_io_writer", None)
+            self._is_backed_up = writer is not None and writer.transport.get_write_buffer_size() >= limit
+        return self._is_backed_up
 
     def _limit(self) -> int:
         return int(self._nc._max_pending_size) if self.direct else _PENDING_SIZE
@@ -175,6 +205,8 @@ class Link:
         nc = self._nc
         if not self.direct or nc._status != nc.CONNECTED or nc._pending_data_size >= nc._max_pending_size:
             return False
+        if _WRITELINES_IS_UNBOUNDED and self._backs_up(nc._max_pending_size):
+            return False
         nc._pending.append(frame)
         nc._pending_data_size += len(frame)
         stats = nc.stats
@@ -230,7 +262,7 @@ class Link:
     async def _flushed(self, timeout: float) -> None:
         """Wait until what is buffered has gone to the socket, or for the timeout."""
         nc = self._nc
-        if not self.direct or not nc.is_connected or nc._flush_queue.full():
+        if not self.direct or not nc.is_connected or nc._flush_queue.full() or self._is_backed_up:
             await asyncio.sleep(timeout)
             return
         # A future of our own in the flusher's queue, not its _flush_pending(): that swallows cancellation.
