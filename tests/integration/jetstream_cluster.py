@@ -10,8 +10,12 @@ from liftenvelope.testing._ports import free_port
 
 
 @contextmanager
-def three_servers() -> Iterator[dict[str, NatsServer]]:
-    """Them by their names. They need a while to find each other."""
+def three_servers(**cluster: object) -> Iterator[dict[str, NatsServer]]:
+    """Yield the servers by name. They need a while to find each other.
+
+    Args:
+        cluster: More settings of the servers' cluster.
+    """
     ports = [free_port() for _ in range(3)]
     routes = [f"nats://127.0.0.1:{port}" for port in ports]
     with ExitStack() as stack:
@@ -19,7 +23,7 @@ def three_servers() -> Iterator[dict[str, NatsServer]]:
         for number, port in enumerate(ports, 1):
             config = {
                 "server_name": f"n{number}",
-                "cluster": {"name": "three", "listen": f"127.0.0.1:{port}", "routes": routes},
+                "cluster": {"name": "three", "listen": f"127.0.0.1:{port}", "routes": routes, **cluster},
             }
             servers[f"n{number}"] = stack.enter_context(run_nats_server(jetstream=True, config=config))
         yield servers

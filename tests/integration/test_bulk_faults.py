@@ -15,7 +15,7 @@ from liftenvelope import bulk
 from liftenvelope.bulk import Access, ReadLostError
 from liftenvelope.errors import NoSuchPartitionError, NoSuchStreamError, OffsetOutOfRangeError
 from liftenvelope.testing import FaultProxy, LiftbridgeCluster, NatsServer, run_liftbridge, run_nats_server
-from tests.fuzz.bulk_faults import LOGS, Log, run_seed
+from tests.faults.bulk_reads import LOGS, Log, run_seed
 from tests.integration.bulk_streams import (
     BulkThreads,
     jetstream,

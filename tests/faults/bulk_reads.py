@@ -1,7 +1,4 @@
-"""Bulk reads over connections that fail, from servers that are killed: ``python -m tests.fuzz.bulk_faults``.
-
-    python -m tests.fuzz.bulk_faults --seeds 100                    # `make soak`: each seed on each server
-    python -m tests.fuzz.bulk_faults --server gateway --first 17    # one of them again
+"""Bulk reads over connections that fail, from servers that are killed.
 
 A seed says which range is read and in what batches, and what happens after how many bytes: connections are
 cut, truncated, stalled, delayed and refused by a proxy, the server is killed and started again. The rows must
@@ -11,11 +8,10 @@ them; and no thread and no connection may be left.
 
 from __future__ import annotations
 
-import argparse
-import faulthandler
 import random
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
@@ -28,6 +24,8 @@ from liftenvelope.client import OutgoingMessage
 from liftenvelope.errors import LiftEnvelopeError
 from liftenvelope.testing import FaultProxy, run_gateway, run_liftbridge, run_nats_server
 from liftenvelope.testing._cluster import ServerCluster
+from tests.faults.plan import Plan
+from tests.faults.running import Result
 from tests.integration.bulk_streams import BulkThreads, by_nats_py, make_stream, publish, with_jetstream
 
 #: Offset, key, value, headers, subject.
@@ -38,8 +36,10 @@ COUNT: Final = 1_500
 DELETED: Final = (0, 1, 2, 500, 700, 701, 1_200, COUNT - 2)
 #: Short, so that a stall costs no time; a machine that is slower than that only connects once more.
 ACCESS: Final = Access(stall_timeout=3.0, reconnect_wait=90.0, connect_timeout=10.0, timeout=20.0)
-#: For how long one seed may take, in seconds.
-LIMIT: Final = 300
+#: Reads in one run of the campaign.
+_READS: Final = 5
+#: What the campaign calls two of the faults.
+_NAMES: Final = {"truncate_requests": "truncate", "restart": "kill"}
 
 
 @dataclass(frozen=True)
@@ -143,10 +143,11 @@ def _wake(addresses: list[str]) -> None:
                 return
 
 
+#: The logs by the names of their scenes.
 LOGS: Final[Mapping[str, Callable[[], AbstractContextManager[Log]]]] = {
-    "jetstream": jetstream_log,
-    "liftbridge": liftbridge_log,
-    "gateway": gateway_log,
+    "nats1": jetstream_log,
+    "liftbridge1": liftbridge_log,
+    "gateway1": gateway_log,
 }
 
 
@@ -159,6 +160,7 @@ class Faults:
         self._chance = chance
         self._done = threading.Event()
         self._error: BaseException | None = None
+        self.carried_out: Counter[str] = Counter()
         kinds = ["cut", "cut", "truncate", "truncate", "truncate", "truncate_requests", "delay", "refuse"]
         kinds += ["stall"] + ["restart"] * kills
         size = sum(len(row[2]) for row in log.rows)
@@ -187,6 +189,7 @@ class Faults:
                     if self._done.wait(0.001):
                         return
                 getattr(self, f"_{kind}")()
+                self.carried_out[_NAMES.get(kind, kind)] += 1
         except BaseException as exc:  # noqa: BLE001 - raised by the thread that reads
             self._error = exc
 
@@ -218,8 +221,31 @@ class Faults:
         self._log.restart()
 
 
-def run_seed(log: Log, seed: int, *, kills: bool = True) -> None:
+def run_plan(plan: Plan) -> Result:
+    """Make a stream, and read parts of it while things happen to it."""
+    result, began = Result(plan), time.monotonic()
+    with LOGS[plan.scene]() as log:
+        for number in range(_READS):
+            before = time.monotonic()
+            try:
+                rows, faults = run_seed(log, plan.seed * _READS + number)
+            except (AssertionError, LiftEnvelopeError) as exc:
+                notes = " ".join(getattr(exc, "__notes__", ()))
+                result.violations.append(f"read {number}: {exc!r} {notes}")
+            else:
+                result.acked += rows
+                result.stored += rows
+                result.faults += faults
+            result.longest = max(result.longest, (time.monotonic() - before, "bulk.read"))
+    result.seconds = time.monotonic() - began
+    return result
+
+
+def run_seed(log: Log, seed: int, *, kills: bool = True) -> tuple[int, Counter[str]]:
     """Read a part of the log while things happen to it.
+
+    Returns:
+        How many rows were read, and the faults that were carried out.
 
     Raises:
         AssertionError: The rows are not those of the log, or something is left behind.
@@ -243,15 +269,17 @@ def run_seed(log: Log, seed: int, *, kills: bool = True) -> None:
         try:
             read = _Read(f"{log.scheme}://{proxy.address}", access, options)
             # Not before: a call that can't begin fails at once.
-            with Faults(proxy, log, chance, kills=kills):
+            with Faults(proxy, log, chance, kills=kills) as faults:
                 read.run(pause)
                 read.check(log.rows)
+            rows = read.count
         except Exception as exc:
             exc.add_note(f"seed {seed}: {options}, pause {pause}; the server said:\n{log.said()[-2_000:]}")
             raise
         del read
         _wait_until_gone(proxy)
     threads.wait_until_gone()
+    return rows, faults.carried_out
 
 
 class _Read:
@@ -275,6 +303,11 @@ class _Read:
             time.sleep(pause * len(part))
         if self._options["parallel"] > 1:  # the batches of several threads come in turns
             self._rows.sort(key=lambda row: row[0])
+
+    @property
+    def count(self) -> int:
+        """How many rows were read."""
+        return len(self._rows)
 
     def check(self, log: list[Row]) -> None:
         """Hold the rows to those of the log; each other offset of the range must be in a gap."""
@@ -304,25 +337,3 @@ def _wait_until_gone(proxy: FaultProxy) -> None:
     while proxy.open_connections:
         assert time.monotonic() < deadline, "a connection was left open"
         time.sleep(0.01)
-
-
-def main() -> None:
-    """Run a campaign from the command line."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--seeds", type=int, default=1, help="how many, for each server")
-    parser.add_argument("--first", type=int, default=0, help="the first of them")
-    parser.add_argument("--server", choices=LOGS, help="one alone; default: all, one after the other")
-    options = parser.parse_args()
-    for name in [options.server] if options.server else LOGS:
-        with LOGS[name]() as log:
-            began = time.monotonic()
-            for seed in range(options.first, options.first + options.seeds):
-                faulthandler.dump_traceback_later(LIMIT, exit=True)
-                print(f"{name}: seed {seed} after {time.monotonic() - began:.0f} s", flush=True)
-                run_seed(log, seed)
-            faulthandler.cancel_dump_traceback_later()
-        print(f"{name}: {options.seeds} seeds, each row once and in order", flush=True)
-
-
-if __name__ == "__main__":
-    main()
