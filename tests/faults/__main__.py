@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from tests.faults.paths import run_any
-from tests.faults.plan import PATHS, SCENES, Plan, make_plan
+from tests.faults.plan import OPT_IN, PATHS, SCENES, Plan, make_plan
 from tests.faults.report import command_of, progress_line, summary
 from tests.faults.running import Result, Run
 
@@ -34,12 +34,13 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, help="number of seeds; default 1, with --minutes no limit")
     parser.add_argument("--seed", type=int, default=0, help="the first of them; default 0")
     parser.add_argument("--minutes", type=float, help="begin no seed after this time")
-    parser.add_argument("--path", choices=PATHS, help="one path alone; default: all in turn")
+    parser.add_argument("--path", choices=[*PATHS, *OPT_IN], help="one path alone; default: all in turn")
     parser.add_argument("--scene", choices=SCENES, help="these servers alone; default: those of the seed")
     parser.add_argument("--scale", type=float, default=1.0, help="multiplies the number of messages")
     options = parser.parse_args()
-    if options.scene and options.path and options.scene not in PATHS[options.path].scenes:
-        parser.error(f"{options.path} runs on {', '.join(PATHS[options.path].scenes)}")
+    allowed = {**PATHS, **OPT_IN}[options.path].scenes if options.path else ()
+    if options.scene and options.scene not in allowed:
+        parser.error(f"--scene needs a --path that has it; {options.path} runs on {', '.join(allowed)}")
     return options
 
 

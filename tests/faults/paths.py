@@ -35,4 +35,8 @@ def run_any(plan: Plan, started: Callable[[Run], None] = lambda _: None) -> Resu
     """
     if plan.path == "bulk-read":
         return bulk_reads.run_plan(plan)
+    if plan.path == "spark-sink":
+        from tests.faults import spark_sinks
+
+        return spark_sinks.run_plan(plan, started)
     return run_plan(plan, WORK[plan.path], started)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-__all__ = ["KINDS", "PATHS", "SCENES", "Fault", "PathRules", "Plan", "SceneRules", "make_plan"]
+__all__ = ["KINDS", "OPT_IN", "PATHS", "SCENES", "Fault", "PathRules", "Plan", "SceneRules", "make_plan"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +125,11 @@ PATHS: Final[Mapping[str, PathRules]] = {
     "archive": PathRules((*_JETSTREAM, "gateway1", "liftbridge1"), (), 50_000, ("archiver",)),
 }
 
+#: Paths that need more than the tests do: they come only where they are asked for.
+OPT_IN: Final[Mapping[str, PathRules]] = {
+    "spark-sink": PathRules(("nats1", "liftbridge1"), ("nats", "store"), 20_000),
+}
+
 
 def make_plan(seed: int, path: str | None = None, *, scale: float = 1.0, scene: str | None = None) -> Plan:
     """Return what a seed stands for.
@@ -140,7 +145,7 @@ def make_plan(seed: int, path: str | None = None, *, scale: float = 1.0, scene: 
     """
     names = list(PATHS)
     path = names[seed % len(names)] if path is None else path
-    rules = PATHS[path]
+    rules = {**PATHS, **OPT_IN}[path]
     scene = rules.scenes[seed // len(names) % len(rules.scenes)] if scene is None else scene
     chance = random.Random(f"{seed} {path} {scene}")
     plan = Plan(

@@ -106,7 +106,7 @@ class Run:
             self._since = now
             return False
         if self._healed_at is None:
-            self._healed_at = acked
+            self._healed_at, self._since = acked, now
         if acked != self._seen:
             self._seen, self._since = acked, now
         if now - self._since > PATIENCE:
