@@ -16,8 +16,8 @@ class SceneRules:
 
     Attributes:
         processes: Server processes.
-        wires: Network connections that a proxy can spoil: ``nats`` between NATS clients and their server,
-            ``api`` between clients and the Liftbridge API, ``store`` between those servers and NATS.
+        wires: Connections that a proxy can spoil: ``nats-wire`` between NATS clients and their server,
+            ``api-wire`` between clients and the Liftbridge API, ``store-wire`` between them and NATS.
         limited: The process whose storage limit can be exhausted, None where there is no JetStream.
     """
 
@@ -96,30 +96,29 @@ _OF_WIRES: Final = ("cut", "cut", "stall", "refuse", "truncate", "delay")
 _OF_OWN: Final = ("kill", "kill", "stop")
 KINDS: Final = ("kill", "stop", "descriptors", "full", "cut", "stall", "refuse", "truncate", "delay")
 
+_WIRES: Final = ("nats-wire", "api-wire", "store-wire")
 SCENES: Final[Mapping[str, SceneRules]] = {
-    "nats1": SceneRules(("nats",), ("nats",), "nats"),
-    "nats3": SceneRules(("n1", "n2", "n3"), ("nats",)),
-    "gateway1": SceneRules(("nats", "gateway1"), ("nats", "api", "store"), "nats"),
-    "gateway2": SceneRules(("nats", "gateway1", "gateway2"), ("nats", "api", "store"), "nats"),
-    "liftbridge1": SceneRules(("nats", "liftbridge1"), ("nats", "api", "store")),
-    "liftbridge3": SceneRules(
-        ("nats", "liftbridge1", "liftbridge2", "liftbridge3"), ("nats", "api", "store")
-    ),
+    "nats1": SceneRules(("nats",), ("nats-wire",), "nats"),
+    "nats3": SceneRules(("n1", "n2", "n3"), ("nats-wire",)),
+    "gateway1": SceneRules(("nats", "gateway1"), _WIRES, "nats"),
+    "gateway2": SceneRules(("nats", "gateway1", "gateway2"), _WIRES, "nats"),
+    "liftbridge1": SceneRules(("nats", "liftbridge1"), _WIRES),
+    "liftbridge3": SceneRules(("nats", "liftbridge1", "liftbridge2", "liftbridge3"), _WIRES),
 }
 _API: Final = ("gateway1", "gateway2", "liftbridge1", "liftbridge3")
 _JETSTREAM: Final = ("nats1", "nats3")
 
 PATHS: Final[Mapping[str, PathRules]] = {
-    "ack-inbox": PathRules(_API, ("nats", "store"), 30_000),
-    "envelope-publisher": PathRules(_API, ("nats", "store"), 60_000),
-    "client-publish": PathRules(_API, ("api", "store"), 40_000),
-    "jetstream-publish": PathRules(_JETSTREAM, ("nats",), 60_000),
-    "bulk-pipelined": PathRules(_JETSTREAM, ("nats",), 150_000),
-    "bulk-ids": PathRules(_JETSTREAM, ("nats",), 100_000, ("writer",)),
-    "bulk-atomic": PathRules(_JETSTREAM, ("nats",), 100_000),
-    "bulk-fast": PathRules(_JETSTREAM, ("nats",), 200_000),
-    "bulk-liftbridge": PathRules(_API, ("api", "store"), 60_000),
-    "group": PathRules(_JETSTREAM, ("nats",), 800, ("coordinator1", "coordinator2", "member")),
+    "ack-inbox": PathRules(_API, ("nats-wire", "store-wire"), 30_000),
+    "envelope-publisher": PathRules(_API, ("nats-wire", "store-wire"), 60_000),
+    "client-publish": PathRules(_API, ("api-wire", "store-wire"), 40_000),
+    "jetstream-publish": PathRules(_JETSTREAM, ("nats-wire",), 60_000),
+    "bulk-pipelined": PathRules(_JETSTREAM, ("nats-wire",), 150_000),
+    "bulk-ids": PathRules(_JETSTREAM, ("nats-wire",), 100_000, ("writer",)),
+    "bulk-atomic": PathRules(_JETSTREAM, ("nats-wire",), 100_000),
+    "bulk-fast": PathRules(_JETSTREAM, ("nats-wire",), 200_000),
+    "bulk-liftbridge": PathRules(_API, ("api-wire", "store-wire"), 60_000),
+    "group": PathRules(_JETSTREAM, ("nats-wire",), 800, ("coordinator1", "coordinator2", "member")),
     # Its faults are its own: they come after so many bytes of the answer.
     "bulk-read": PathRules(("nats1", "gateway1", "liftbridge1"), (), 4_000),
     "archive": PathRules((*_JETSTREAM, "gateway1", "liftbridge1"), (), 50_000, ("archiver",)),
@@ -127,7 +126,7 @@ PATHS: Final[Mapping[str, PathRules]] = {
 
 #: Paths that need more than the tests do: they come only where they are asked for.
 OPT_IN: Final[Mapping[str, PathRules]] = {
-    "spark-sink": PathRules(("nats1", "liftbridge1"), ("nats", "store"), 20_000),
+    "spark-sink": PathRules(("nats1", "liftbridge1"), ("nats-wire", "store-wire"), 20_000),
 }
 
 

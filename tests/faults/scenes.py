@@ -211,7 +211,12 @@ def _nats1(stack: ExitStack) -> Scene:
     server = stack.enter_context(run_nats_server(jetstream=True, config={"jetstream": _JETSTREAM}))
     proxy = stack.enter_context(FaultProxy(server.url))
     return Scene(
-        "nats1", {"nats": server}, {"nats": [proxy]}, [f"nats://{proxy.address}"], [server.url], server.log
+        "nats1",
+        {"nats": server},
+        {"nats-wire": [proxy]},
+        [f"nats://{proxy.address}"],
+        [server.url],
+        server.log,
     )
 
 
@@ -222,7 +227,7 @@ def _nats3(stack: ExitStack) -> Scene:
     return Scene(
         "nats3",
         dict(servers),
-        {"nats": proxies},
+        {"nats-wire": proxies},
         [f"nats://{proxy.address}" for proxy in proxies],
         [server.url for server in servers.values()],
         lambda: "\n".join(server.log()[-2_000:] for server in servers.values()),
@@ -241,7 +246,7 @@ def _api(stack: ExitStack, make: str, nodes: int) -> Scene:
     return Scene(
         f"{make}{nodes}",
         {"nats": server, **{f"{make}{i}": node for i, node in enumerate(cluster.nodes, 1)}},
-        {"nats": [clients], "store": [store], "api": list(proxies.values())},
+        {"nats-wire": [clients], "store-wire": [store], "api-wire": list(proxies.values())},
         [f"nats://{clients.address}"],
         [server.url],
         lambda: f"{server.log()[-1_000:]}\n{cluster.log()[-4_000:]}",

@@ -13,9 +13,9 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from liftenvelope.spark import recommended_conf, register
+from tests.faults import running
 from tests.faults.children import make_table
 from tests.faults.messages import Messages
-from tests.faults import running
 from tests.faults.plan import Plan
 from tests.faults.running import Path, Result, Run
 from tests.spark.conftest import ROOT, SETTINGS

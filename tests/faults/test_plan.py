@@ -45,6 +45,19 @@ def test_every_process_and_wire_of_a_path_fails(path: str) -> None:
         assert {fault.target for plan in plans for fault in plan.faults} == wanted
 
 
+def test_no_wire_has_the_name_of_a_process() -> None:
+    for scene in SCENES.values():
+        assert not set(scene.wires) & set(scene.processes)
+
+
+def test_processes_are_killed_and_wires_are_cut() -> None:
+    for plan in PLANS:
+        wires = SCENES[plan.scene].wires
+        for fault in plan.faults:
+            of_a_wire = fault.kind in ("cut", "stall", "refuse", "truncate", "delay")
+            assert of_a_wire == (fault.target in wires)
+
+
 def test_faults_come_in_order_before_the_goal() -> None:
     for plan in PLANS:
         places = [fault.after for fault in plan.faults]
