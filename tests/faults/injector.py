@@ -10,6 +10,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -17,6 +18,7 @@ import nats
 
 from liftenvelope.errors import LiftEnvelopeError
 from liftenvelope.jetstream import JetStream, StreamConfig
+from liftenvelope.testing import GatewayNode
 from tests.faults.plan import Fault
 from tests.faults.scenes import BALLAST, Process, Scene
 
@@ -113,6 +115,7 @@ class Injector:
             "stop": self._stop,
             "descriptors": self._starve,
             "full": self._fill,
+            "disk": self._fill if self._scene.disk is None else self._fill_disk,
         }[fault.kind](process, process.pid, fault.seconds)
 
     def _kill(self, process: Process, pid: int, seconds: float) -> None:
@@ -138,14 +141,29 @@ class Injector:
         self._ending.wait(seconds)
         if process.pid is not None:
             resource.prlimit(pid, resource.RLIMIT_NOFILE, limits)
-        # A server whose store could not open a file may refuse to write until it is started again.
-        process.kill()
-        process.start()
+        if not isinstance(process, GatewayNode):
+            # A store that could not open a file may refuse to write until its server is started again.
+            process.kill()
+            process.start()
 
     def _fill(self, process: Process, pid: int, seconds: float) -> None:
         asyncio.run(_fill_storage(self._scene.direct_nats_urls[0]))
         self._ending.wait(seconds)
         asyncio.run(_empty_storage(self._scene.direct_nats_urls[0]))
+
+    def _fill_disk(self, process: Process, pid: int, seconds: float) -> None:
+        assert self._scene.disk is not None
+        ballast = self._scene.disk / BALLAST
+        try:
+            with ballast.open("wb", buffering=0) as file, suppress(OSError):
+                while file.write(bytes(_PIECE)):
+                    pass  # until no space is left
+            self._ending.wait(seconds)
+        finally:
+            ballast.unlink()
+        # nats-server goes on refusing to write until it is started again.
+        process.kill()
+        process.start()
 
     def _spoil(self, fault: Fault) -> None:
         for proxy in (proxies := self._scene.wires[fault.target]):

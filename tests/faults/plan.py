@@ -18,7 +18,7 @@ class SceneRules:
         processes: Server processes.
         wires: Connections that a proxy can spoil: ``nats-wire`` between NATS clients and their server,
             ``api-wire`` between clients and the Liftbridge API, ``store-wire`` between them and NATS.
-        limited: The process whose storage limit can be exhausted, None where there is no JetStream.
+        limited: The process whose storage can be exhausted, None where there is no JetStream on one server.
     """
 
     processes: tuple[str, ...]
@@ -94,7 +94,7 @@ class Plan:
 _OF_PROCESSES: Final = ("kill", "kill", "kill", "stop", "stop", "descriptors")
 _OF_WIRES: Final = ("cut", "cut", "stall", "refuse", "truncate", "delay")
 _OF_OWN: Final = ("kill", "kill", "stop")
-KINDS: Final = ("kill", "stop", "descriptors", "full", "cut", "stall", "refuse", "truncate", "delay")
+KINDS: Final = ("kill", "stop", "descriptors", "full", "disk", "cut", "stall", "refuse", "truncate", "delay")
 
 _WIRES: Final = ("nats-wire", "api-wire", "store-wire")
 SCENES: Final[Mapping[str, SceneRules]] = {
@@ -173,7 +173,7 @@ def _faults(chance: random.Random, path: PathRules, scene: SceneRules, scale: fl
         elif target in path.own:
             kind = chance.choice(_OF_OWN)
         else:
-            kind = chance.choice([*_OF_PROCESSES, *["full"] * (target == scene.limited)])
+            kind = chance.choice([*_OF_PROCESSES, *["full", "disk"] * (target == scene.limited)])
         seconds = chance.choice([0.0, 0.2, 1.0, 1.0, 3.0, 6.0]) * (0.5 + chance.random()) * min(scale, 1.0)
         faults.append(Fault(kind, target, round(after, 2), round(seconds, 1)))
     return faults

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final, Protocol
 
 import nats
@@ -31,7 +35,8 @@ PATIENCE: Final = 120.0
 #: The stream that fills JetStream's storage, and the most that the server stores.
 BALLAST: Final = "ballast"
 _MOST_STORED: Final = 256 * 1024 * 1024
-_JETSTREAM: Final = {"max_file_store": _MOST_STORED}
+#: Bytes of the disk that a full one stands for.
+_DISK: Final = 320 * 1024 * 1024
 
 
 class Process(Protocol):
@@ -66,6 +71,7 @@ class Scene:
     nats_urls: list[str]
     direct_nats_urls: list[str]
     log: Callable[[], str]
+    disk: Path | None = None
     cluster: ServerCluster[Any] | None = None
     address_map: dict[str, str] = field(default_factory=dict)
 
@@ -207,8 +213,26 @@ def start_scene(name: str) -> Iterator[Scene]:
         yield start[name](stack)
 
 
+def _mount(stack: ExitStack) -> Path | None:
+    """Mount a small file system until the end of the scene; only root may do that, and not everywhere."""
+    folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="liftenvelope-disk-"))
+    command = ["mount", "-t", "tmpfs", "-o", f"size={_DISK}", "tmpfs", folder]
+    if os.geteuid() or subprocess.run(command, capture_output=True, check=False).returncode:
+        return None
+    stack.callback(subprocess.run, ["umount", "--lazy", folder], check=False)
+    return Path(folder)
+
+
+def _start_nats(stack: ExitStack) -> tuple[NatsServer, Path | None]:
+    """Start a server whose storage is limited, on a small disk if there can be one."""
+    disk = _mount(stack)
+    folder = {} if disk is None else {"store_dir": str(disk)}
+    config = {"jetstream": {"max_file_store": _MOST_STORED, **folder}}
+    return stack.enter_context(run_nats_server(jetstream=True, config=config)), disk
+
+
 def _nats1(stack: ExitStack) -> Scene:
-    server = stack.enter_context(run_nats_server(jetstream=True, config={"jetstream": _JETSTREAM}))
+    server, disk = _start_nats(stack)
     proxy = stack.enter_context(FaultProxy(server.url))
     return Scene(
         "nats1",
@@ -217,6 +241,7 @@ def _nats1(stack: ExitStack) -> Scene:
         [f"nats://{proxy.address}"],
         [server.url],
         server.log,
+        disk,
     )
 
 
@@ -235,8 +260,11 @@ def _nats3(stack: ExitStack) -> Scene:
 
 
 def _api(stack: ExitStack, make: str, nodes: int) -> Scene:
-    with_jetstream: dict[str, Any] = {"jetstream": True, "config": {"jetstream": _JETSTREAM}}
-    server: NatsServer = stack.enter_context(run_nats_server(**with_jetstream if make == "gateway" else {}))
+    disk = None
+    if make == "gateway":
+        server, disk = _start_nats(stack)
+    else:
+        server = stack.enter_context(run_nats_server())
     clients, store = (stack.enter_context(FaultProxy(server.url)) for _ in range(2))
     url = f"nats://{store.address}"
     run: Any = run_gateway if make == "gateway" else run_liftbridge
@@ -250,6 +278,7 @@ def _api(stack: ExitStack, make: str, nodes: int) -> Scene:
         [f"nats://{clients.address}"],
         [server.url],
         lambda: f"{server.log()[-1_000:]}\n{cluster.log()[-4_000:]}",
+        disk,
         cluster,
         {address: proxy.address for address, proxy in proxies.items()},
     )

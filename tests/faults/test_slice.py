@@ -19,14 +19,14 @@ RUNS: Final = [
     ("envelope-publisher", "gateway2", 9),
     ("client-publish", "gateway1", 83),
     ("jetstream-publish", "nats3", 712),
-    ("bulk-pipelined", "nats1", 102),
+    ("bulk-pipelined", "nats1", 127),
     ("bulk-ids", "nats1", 2),
-    ("bulk-atomic", "nats1", 53),
-    ("bulk-fast", "nats1", 136),
+    ("bulk-atomic", "nats1", 77),
+    ("bulk-fast", "nats1", 329),
     ("bulk-liftbridge", "liftbridge1", 10),
     ("group", "nats1", 33),
     ("bulk-read", "gateway1", 10),
-    ("archive", "nats1", 0),
+    ("archive", "nats1", 2),
 ]
 
 
