@@ -55,6 +55,8 @@ def _work(run: Run) -> None:
                     _save(run, indexes)
             except PySparkException as exc:
                 run.ledger.errors[type(exc).__name__] += 1
+                if "UsageError" in str(exc) or "OptionError" in str(exc):
+                    raise
                 run.is_over()  # raises where nothing goes on any more
             else:
                 break
@@ -79,11 +81,7 @@ def _save(run: Run, indexes: range) -> None:
     schema = _SCHEMA + _MORE[run.plan.scene]
     options = {"servers": ",".join(run.scene.direct_source), "topic": run.stream, "maxInFlight": "500"}
     if not has_api:
-        options |= {
-            "servers": run.scene.nats_urls[0],
-            "subject": f"{run.stream}.rows",
-            "deliveryGuarantee": "effectively-once",
-        }
+        options |= {"servers": run.scene.nats_urls[0], "subject": f"{run.stream}.rows"}
     kind = "liftbridge" if has_api else "jetstream"
     frame.mapInArrow(rows, schema).write.format(kind).options(**options).mode("append").save()
 
