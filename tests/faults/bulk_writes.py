@@ -70,8 +70,8 @@ def write_rows(run: Run, mode: Any = "auto", part: float = _PART) -> None:
         run.ledger.failed_many(indexes, exc)
         time.sleep(_PAUSE)
     else:
-        if written.rows != len(indexes):
-            run.violate(f"a write of {len(indexes)} rows says that it stored {written.rows}")
+        if written.acked != len(indexes):
+            run.violate(f"a write of {len(indexes)} rows says that it stored {written.acked}")
         run.ledger.stored_span(indexes, written.offsets)
     finally:
         run.under_way = 0

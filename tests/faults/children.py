@@ -134,7 +134,7 @@ def _write(source: list[str], stream: str, seed: int, start: int, stop: int, acc
         progress=lambda seen: _tell(rows=seen.rows),
         access=Access(**access),
     )
-    _tell(written=written.rows, duplicates=written.duplicates)
+    _tell(written=written.acked, duplicates=written.duplicates)
 
 
 def _archive(source: list[str], stream: str, path: str, access: dict[str, Any]) -> None:

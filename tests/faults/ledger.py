@@ -158,7 +158,7 @@ class Ledger:
 
 def is_sent(error: BaseException) -> bool:
     """Whether an error leaves open that the message is stored."""
-    return isinstance(error, TransportError | AckTimeoutError) and error.sent
+    return bool(getattr(error, "sent", False))
 
 
 def judge(error: BaseException) -> list[str]:

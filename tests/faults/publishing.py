@@ -139,7 +139,7 @@ async def _client(run: Run) -> None:
         singles = asyncio.create_task(_singles(run, client))
         async for place, ack in many:
             run.ledger.stored(given[place], ack.offset)
-        for place, error in many.summary.failed:
+        for place, error in many.summary.failures.items():
             run.ledger.failed(given[place], error)
         await singles
 

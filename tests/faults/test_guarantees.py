@@ -43,4 +43,6 @@ def test_every_promise_is_shown_by_something() -> None:
     tables = re.findall(r"\| promise .*\n\|[-|]+\n((?:\|.*\n)+)", PAGE)
     rows = [row for table in tables for row in table.splitlines()]
     assert len(rows) > 25
-    assert [row for row in rows if "::" not in row and "`faults:" not in row and " paths above" not in row] == []
+    assert [
+        row for row in rows if "::" not in row and "`faults:" not in row and " paths above" not in row
+    ] == []
