@@ -141,7 +141,7 @@ soak: servers  ## long campaigns: fuzzing under sanitizers, ten million inputs p
 	$(RUN) tests/fuzz/campaign.py --inputs 10000000
 	$(RUN) tests/fuzz/sanitized.py test
 	$(RUN) tests/fuzz/sanitized.py run -m tests.fuzz.frames_campaign --inputs 200000
-	$(RUN) -m tests.fuzz.bulk_faults --seeds 100
+	$(RUN) -m tests.faults --seeds 200
 	$(RUN) -m pytest -q tests/unit tests/twin --hypothesis-profile=search
 	$(RUN) -m benchmarks.slow_reader --seconds 60
 	$(RUN) -m benchmarks.archive_memory --gib 5
