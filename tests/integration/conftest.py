@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 from weakref import WeakKeyDictionary
@@ -50,6 +51,12 @@ async def until(condition: Callable[[], object]) -> None:
     async with asyncio.timeout(240):
         while not condition():
             await asyncio.sleep(0.01)
+
+
+def resident_mib(pid: int) -> float:
+    """Return the resident memory of a process, in MiB."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(status.split("VmRSS:")[1].split()[0]) / 1024
 
 
 def wait_until(condition: Callable[[], object]) -> None:

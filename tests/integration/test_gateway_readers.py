@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
-from pathlib import Path
 
 import pytest
 
@@ -19,8 +18,7 @@ from liftenvelope.jetstream.stream_config import StreamConfig
 from liftenvelope.nats.acceleration import accelerate
 from liftenvelope.rpc.aio import Channel
 from liftenvelope.testing import NatsServer, run_gateway, run_nats_server
-
-from .conftest import connect
+from tests.integration.conftest import connect, resident_mib
 
 PATIENCE = 120.0
 
@@ -49,12 +47,6 @@ async def take(feed: PartitionFeed, count: int) -> list[Delivery]:
         while len(found) < count:
             found += await feed.take()
     return found
-
-
-def resident_mib(pid: int) -> float:
-    """Memory of a process that is in use, in MiB."""
-    status = Path(f"/proc/{pid}/status").read_text()
-    return int(status.split("VmRSS:")[1].split()[0]) / 1024
 
 
 async def test_readers_that_take_nothing_cost_little_memory(name: str) -> None:
