@@ -164,9 +164,11 @@ class Publishing:
         try:
             return await future
         except NoJetStreamError as exc:
-            if exc.code != 503 or exc.err_code or await self.api.is_enabled():
+            if exc.code != 503 or exc.err_code:
                 raise
-            text = f"JetStream is not enabled, so nothing stores {subject!r}: {ENABLE_JETSTREAM}"
+            text = f"no stream records the subject {subject!r}, or its leader is being elected"
+            if not await self.api.is_enabled():
+                text = f"JetStream is not enabled, so nothing stores {subject!r}: {ENABLE_JETSTREAM}"
             raise NoJetStreamError(503, text) from exc
 
     async def publish_async(

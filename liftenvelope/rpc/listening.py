@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import socket
 from typing import TYPE_CHECKING, Final
 
@@ -77,7 +78,11 @@ class Listener:
                 listening.setblocking(False)
         except OSError as exc:
             self.close()
-            raise TransportError(f"can't listen on {host}:{port}: {exc}") from exc
+            reason = exc.strerror or str(exc)
+            if not isinstance(exc, socket.gaierror) and exc.errno is not None:
+                reason = os.strerror(exc.errno)  # without the place, which is named already
+            text = f"can't listen on {host}:{port}: {reason[:1].lower()}{reason[1:]}"
+            raise TransportError(text) from exc
         self._accepting = [
             asyncio.create_task(self._accept(listening), name="accept connections")
             for listening in self._sockets
