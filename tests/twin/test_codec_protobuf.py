@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import google.protobuf
 import pytest
 from google.protobuf.internal import api_implementation
 from google.protobuf.message import DecodeError
@@ -197,6 +198,9 @@ def test_what_is_behind_any_header(data: bytes, kind: int) -> None:
 
 
 OURS_ALONE, THEIRS_ALONE = "ours True, theirs False", "ours False, theirs True"
+BOTH, NEITHER = "ours True, theirs True", "ours False, theirs False"
+#: protobuf 5 and 6 decode as we do what version 7 decodes in another way.
+IS_NEW = int(google.protobuf.__version__.partition(".")[0]) >= 7
 
 
 class TestKnownDifferences:
@@ -206,18 +210,18 @@ class TestKnownDifferences:
     def test_long_tags_and_lengths(self, extra: int) -> None:
         length = make.tag(3, 2) + make.overlong(2, extra) + b"ab"
         long_tag = make.overlong(3 << 3 | 2, extra) + b"\x02ab"
-        assert {compare(length, 0), compare(long_tag, 0)} == {OURS_ALONE}
-        assert compare(make.tag(3, 2) + make.overlong(2, 4) + b"ab", 0) == "ours True, theirs True"
+        assert {compare(length, 0), compare(long_tag, 0)} == {OURS_ALONE if IS_NEW else BOTH}
+        assert compare(make.tag(3, 2) + make.overlong(2, 4) + b"ab", 0) == BOTH
 
     def test_tenth_byte(self) -> None:
         assert compare(make.tag(1, 0) + b"\x80" * 9 + b"\x02", 0) == THEIRS_ALONE
 
     def test_field_number_0_in_a_group(self) -> None:
-        assert compare(make.group(50, 50, b"\x00\x01"), 0) == THEIRS_ALONE
-        assert compare(b"\x00\x01", 0) == "ours False, theirs False"
+        assert compare(make.group(50, 50, b"\x00\x01"), 0) == (THEIRS_ALONE if IS_NEW else NEITHER)
+        assert compare(b"\x00\x01", 0) == NEITHER
 
     def test_unknown_field_in_an_entry(self) -> None:
         payload = make.delimited(9, b"\x0a\x01k\x18\x07\x12\x01v", 0)
         assert dict(fast.unmarshal_message(make.envelope(0, payload, False)).headers) == {"k": b"v"}
         assert dict(theirs_of(payload, 0).headers) == {}
-        assert compare(payload, 0) == "ours True, theirs True"
+        assert compare(payload, 0) == BOTH
