@@ -210,7 +210,8 @@ class TestKnownDifferences:
     def test_long_tags_and_lengths(self, extra: int) -> None:
         length = make.tag(3, 2) + make.overlong(2, extra) + b"ab"
         long_tag = make.overlong(3 << 3 | 2, extra) + b"\x02ab"
-        assert {compare(length, 0), compare(long_tag, 0)} == {OURS_ALONE if IS_NEW else BOTH}
+        assert compare(length, 0) == (OURS_ALONE if IS_NEW else BOTH)
+        assert compare(long_tag, 0) == OURS_ALONE
         assert compare(make.tag(3, 2) + make.overlong(2, 4) + b"ab", 0) == BOTH
 
     def test_tenth_byte(self) -> None:
