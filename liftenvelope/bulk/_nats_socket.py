@@ -34,6 +34,8 @@ _LEAST: Final = 65_536
 #: The inbox of requests is the first subscription of every connection.
 _REQUESTS: Final = 1
 _DEFAULT_PAYLOAD: Final = 1024 * 1024
+#: How the first line of a NATS server begins.
+_GREETING: Final = b"INFO "
 _DENIED: Final = ("authorization violation", "permissions violation", "user authentication", "authentication")
 
 
@@ -280,6 +282,21 @@ class NatsSocket:
             if left <= 0:
                 raise CallTimeoutError(f"{self.address} did not send {what} in time")
             self.fill(left)
+            if not self.info:
+                self._check_greeting()
+
+    def _check_greeting(self) -> None:
+        """Refuse the greeting of another protocol by its first bytes.
+
+        The first frame of an HTTP/2 server is short and has no line end: a wait for a line would time out.
+
+        Raises:
+            ServerProtocolError: The first bytes are not those of INFO.
+        """
+        first = bytes(self.view[self.start : min(self.end, self.start + len(_GREETING))])
+        if not _GREETING.startswith(first):
+            hint = "; so a gRPC server greets, which has another port" if first.startswith(b"\0\0") else ""
+            raise ServerProtocolError(self._broken() + hint)
 
     def next_frame(self) -> Frame | None:
         """Handle what has come, up to a message of a subscription; None if nothing whole is left.

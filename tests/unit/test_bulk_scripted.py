@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import count
 
 import pyarrow as pa
 import pytest
@@ -23,7 +23,30 @@ from liftenvelope.rpc.server import ServerCall
 from liftenvelope.rpc.status import RpcError, StatusCode
 from tests.unit.scripted_broker import ScriptedBroker, StandingStill, scripted
 
-INFO = b'INFO {"max_payload": 1048576, "headers": true}\r\n'
+#: What nats-server 2.15.1 was seen to send, but for its names, keys and ports.
+INFO = (
+    b'INFO {"server_id":"NSCRIPTED","server_name":"scripted","version":"2.15.1","proto":1,'
+    b'"git_commit":"b2fd3ef","go":"go1.27.2","host":"127.0.0.1","port":4222,"headers":true,'
+    b'"max_payload":1048576,"jetstream":true,"client_id":6,"client_ip":"127.0.0.1",'
+    b'"api_lvl":5,"xkey":"XSCRIPTED"} \r\n'
+)
+#: Sent after the PONG that answers CONNECT.
+CONNECTED = INFO.replace(b'"api_lvl"', b'"connect_info":true,"remote_account":"$G","api_lvl"')
+LAME_DUCK = INFO.replace(b'"api_lvl"', b'"ldm":true,"api_lvl"')
+STREAM_INFO = (
+    b'{"type":"io.nats.jetstream.api.v1.stream_info_response","total":0,"offset":0,"limit":0,'
+    b'"config":{"name":"S","subjects":["s"],"retention":"limits","max_consumers":-1,"max_msgs":-1,'
+    b'"max_bytes":-1,"max_age":0,"max_msgs_per_subject":-1,"max_msg_size":-1,"discard":"old",'
+    b'"storage":"file","num_replicas":1,"duplicate_window":120000000000,"compression":"none",'
+    b'"allow_direct":false,"mirror_direct":false,"sealed":false,"deny_delete":false,"deny_purge":false,'
+    b'"allow_rollup_hdrs":false,"consumer_limits":{},"allow_msg_ttl":false,"metadata":'
+    b'{"_nats.level":"5","_nats.req.level":"0","_nats.ver":"2.15.1"}},'
+    b'"created":"2026-11-22T11:33:47.261543417Z","state":{"messages":0,"bytes":0,"first_seq":0,'
+    b'"first_ts":"0001-01-01T00:00:00Z","last_seq":0,"last_ts":"0001-01-01T00:00:00Z",'
+    b'"consumer_count":0},"cluster":{"leader":"scripted"},"ts":"2026-11-22T11:33:48.69183133Z"}'
+)
+#: The SETTINGS frame that Liftbridge 1.9.0 sends to each new connection. It has no line end.
+HTTP2 = bytes.fromhex("000006 04 00 00000000 0005 00004000")
 PUB = re.compile(rb"PUB (\S+) (?:(\S+) )?(\d+)\r\n")
 
 #: Retention closes a segment before it takes it off the list.
@@ -38,19 +61,23 @@ def msg(subject: bytes, sid: int, payload: bytes) -> bytes:
 
 
 @contextmanager
-def scripted_nats(script: Script, greeting: bytes = INFO) -> Iterator[str]:
-    """The URL of a server for one connection."""
+def scripted_nats(script: Script, greeting: bytes = INFO, refusal: bytes | None = None) -> Iterator[str]:
+    """The URL of a server for one connection. It answers CONNECT with the refusal, and closes."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
-        thread = threading.Thread(target=serve, args=(listening, script, greeting))
+        thread = threading.Thread(target=serve, args=(listening, script, greeting, refusal))
         thread.start()
         yield f"nats://127.0.0.1:{listening.getsockname()[1]}"
         thread.join(60)
 
 
-def serve(listening: socket.socket, script: Script, greeting: bytes) -> None:
+def serve(listening: socket.socket, script: Script, greeting: bytes, refusal: bytes | None) -> None:
     connection, _ = listening.accept()
     with connection:
         connection.sendall(greeting)
+        if refusal is not None:
+            receive(connection)
+            connection.sendall(refusal)
+            return
         data, sids = b"", dict[bytes, int]()
         while piece := receive(connection):
             data += piece
@@ -62,7 +89,7 @@ def serve(listening: socket.socket, script: Script, greeting: bytes) -> None:
                     break
                 data = data[size:]
                 if line == b"PING\r\n":
-                    connection.sendall(b"PONG\r\n")
+                    connection.sendall(b"PONG\r\n" + CONNECTED)
                 elif line.startswith(b"SUB "):
                     _, subject, sid = line.split()
                     sids[subject.rpartition(b".")[0]] = int(sid)
@@ -78,14 +105,16 @@ def receive(connection: socket.socket) -> bytes:
 
 
 def stream_info(reply: bytes, sid: int) -> bytes:
-    return msg(reply, sid, json.dumps({"state": {"first_seq": 1, "last_seq": 0}, "config": {}}).encode())
+    return msg(reply, sid, STREAM_INFO)
 
 
 def test_acks_behind_other_lines() -> None:
+    sequences = count(1)
+
     def script(subject: bytes, reply: bytes, sid: int) -> bytes:
         if subject.startswith(b"$JS.API"):
             return stream_info(reply, sid)
-        return b"PING\r\n" + msg(reply, sid, b'{"stream":"S","seq":1}') + b"+OK\r\n"
+        return b"PING\r\n" + msg(reply, sid, b'{"stream":"S","seq":%d}' % next(sequences)) + CONNECTED
 
     with scripted_nats(script) as url:
         table = pa.table({"value": [b"x"] * 5})
@@ -98,24 +127,31 @@ def test_an_answer_that_does_not_come() -> None:
 
 
 @pytest.mark.parametrize(
-    ("greeting", "error", "text"),
+    ("greeting", "refusal", "error", "text"),
     [
-        (b"HTTP/1.1 400 Bad Request\r\n\r\n", ServerProtocolError, "HTTP/1.1 400"),
-        (b"INFO {\r\n", ServerProtocolError, "INFO is no JSON"),
-        (INFO + b"-ERR 'Authorization Violation'\r\n", PermissionDeniedError, "that it knows$"),
-        (INFO + b"-ERR 'Stale Connection'\r\n", TransportError, "Stale Connection$"),
-        (b'INFO {"tls_required": true}\r\n', TransportError, "TLS"),
+        (HTTP2, b"", ServerProtocolError, "gRPC server greets, which has another port$"),
+        (b"INFO {\r\n", b"", ServerProtocolError, "INFO is no JSON"),  # not seen of any server
+        (
+            INFO.replace(b'"max_payload"', b'"auth_required":true,"max_payload"'),
+            b"-ERR 'Authorization Violation'\r\n",
+            PermissionDeniedError,
+            "that it knows$",
+        ),
+        (INFO + b"-ERR 'maximum connections exceeded'\r\n", b"", TransportError, "connections exceeded$"),
+        # nats-server also closes a connection whose TLS handshake fails.
+        (INFO.replace(b'"max_payload"', b'"tls_required":true,"max_payload"'), b"", TransportError, "TLS"),
     ],
+    ids=["http2", "no json", "unknown user", "too many connections", "tls"],
 )
-def test_greetings(greeting: bytes, error: type[Exception], text: str) -> None:
-    with scripted_nats(lambda *_: b"", greeting) as url:
-        target = find_target(url, Access(connect_timeout=5))
+def test_greetings(greeting: bytes, refusal: bytes, error: type[Exception], text: str) -> None:
+    with scripted_nats(lambda *_: b"", greeting, refusal) as url:
+        target = find_target(url, Access(connect_timeout=60))
         with pytest.raises(error, match=text):
             NatsSocket(target.addresses[0], target)
 
 
 def test_a_server_that_is_about_to_stop() -> None:
-    with scripted_nats(lambda _, reply, sid: b'INFO {"ldm": true}\r\n' + stream_info(reply, sid)) as url:
+    with scripted_nats(lambda _, reply, sid: LAME_DUCK + stream_info(reply, sid)) as url:
         target = find_target(url, None)
         link = NatsSocket(target.addresses[0], target)
         before = link.leaving
@@ -160,7 +196,9 @@ async def test_a_partition_that_stays_away(monkeypatch: pytest.MonkeyPatch) -> N
             await asyncio.to_thread(reader.read_all)
 
 
-@pytest.mark.parametrize("refusal", [None, CLOSED, RpcError(StatusCode.UNAVAILABLE, "draining")])
+@pytest.mark.parametrize(
+    "refusal", [None, CLOSED, RpcError(StatusCode.UNAVAILABLE, "the gateway is stopping")]
+)
 async def test_a_broker_that_stands_still_is_not_taken_for_an_empty_log(refusal: RpcError | None) -> None:
     async with scripted() as brokers:
         StandingStill(brokers[0], refusal)
