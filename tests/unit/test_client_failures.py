@@ -1,4 +1,4 @@
-"""Server answers as errors of this package. The texts are those that Liftbridge 1.9.0 sends."""
+"""Server answers as errors of this package. The texts are those of Liftbridge 1.9.0 and of the gateway."""
 
 from __future__ import annotations
 
@@ -34,6 +34,7 @@ from liftenvelope.rpc.status import CallNotProcessedError, RpcError, StatusCode
 
 C = StatusCode
 FETCH, JOIN = "FetchConsumerGroupAssignments", "JoinConsumerGroup"
+REPORT = "ReportConsumerGroupCoordinator"
 
 
 @pytest.mark.parametrize(
@@ -42,8 +43,8 @@ FETCH, JOIN = "FetchConsumerGroupAssignments", "JoinConsumerGroup"
         ("CreateStream", C.ALREADY_EXISTS, "stream already exists", StreamExistsError),
         ("CreateStream", C.INVALID_ARGUMENT, "Subject is invalid", RpcError),
         ("CreateStream", C.INTERNAL, "no known metadata leader", NotLeaderError),
-        ("CreateStream", C.DEADLINE_EXCEEDED, "late", CallTimeoutError),
-        ("CreateStream", C.UNAVAILABLE, "gone", RpcError),
+        ("CreateStream", C.DEADLINE_EXCEEDED, "context deadline exceeded", CallTimeoutError),
+        ("CreateStream", C.UNAVAILABLE, "the gateway is stopping", RpcError),
         ("DeleteStream", C.NOT_FOUND, "stream does not exist", NoSuchStreamError),
         ("PauseStream", C.NOT_FOUND, "stream not found", NoSuchStreamError),
         ("PauseStream", C.NOT_FOUND, "partition does not exist", NoSuchPartitionError),
@@ -55,7 +56,7 @@ FETCH, JOIN = "FetchConsumerGroupAssignments", "JoinConsumerGroup"
             "The request should be sent to partition leader",
             NotLeaderError,
         ),
-        ("Subscribe", C.NOT_FOUND, "No such stream", NoSuchStreamError),
+        ("Subscribe", C.NOT_FOUND, "No such stream", NoSuchStreamError),  # as a gateway answers
         ("Subscribe", C.NOT_FOUND, "No such partition", NoSuchPartitionError),
         ("Subscribe", C.NOT_FOUND, "commit log was deleted", StreamDeletedError),
         ("Subscribe", C.FAILED_PRECONDITION, "Server not partition leader", NotLeaderError),
@@ -106,7 +107,22 @@ FETCH, JOIN = "FetchConsumerGroupAssignments", "JoinConsumerGroup"
         (JOIN, C.FAILED_PRECONDITION, "stream does not exist", NoSuchStreamError),
         (FETCH, C.FAILED_PRECONDITION, "consumer is not a member of the consumer group", NotMemberError),
         (FETCH, C.NOT_FOUND, "consumer group does not exist", NoSuchGroupError),
-        ("LeaveConsumerGroup", C.FAILED_PRECONDITION, "No such consumer group g", NoSuchGroupError),
+        ("LeaveConsumerGroup", C.NOT_FOUND, "consumer group does not exist", NoSuchGroupError),
+        (
+            "LeaveConsumerGroup",
+            C.FAILED_PRECONDITION,
+            "consumer is not a member of the consumer group",
+            NotMemberError,
+        ),
+        (REPORT, C.FAILED_PRECONDITION, "No such consumer group g", NoSuchGroupError),
+        (REPORT, C.FAILED_PRECONDITION, "Consumer c is not a member of consumer group g", NotMemberError),
+        (
+            REPORT,
+            C.FAILED_PRECONDITION,
+            "Coordinator generation mismatch, current coordinator: node1 epoch: 0, "
+            "got coordinator: node2 epoch: 0",
+            GroupError,
+        ),
         (
             FETCH,
             C.FAILED_PRECONDITION,
@@ -116,7 +132,7 @@ FETCH, JOIN = "FetchConsumerGroupAssignments", "JoinConsumerGroup"
         (FETCH, C.FAILED_PRECONDITION, "broker is not the consumer group coordinator", NotLeaderError),
         (FETCH, C.FAILED_PRECONDITION, "something new", GroupError),
         (
-            "ReportConsumerGroupCoordinator",
+            REPORT,
             C.FAILED_PRECONDITION,
             "No group coordinator candidates",
             GroupError,
@@ -150,8 +166,8 @@ def test_lost_connections_stay_what_they_are() -> None:
     [
         (CallNotProcessedError("refused"), TransportError, False),
         (TransportError("lost"), TransportError, True),
-        (RpcError(C.UNAVAILABLE, "gone"), TransportError, True),
-        (RpcError(C.CANCELLED, "stopping"), TransportError, True),
+        (RpcError(C.UNAVAILABLE, "the gateway is stopping"), TransportError, True),
+        (RpcError(C.CANCELLED, "the server stopped serving the call"), TransportError, True),
         (RpcError(C.DEADLINE_EXCEEDED, "context deadline exceeded"), AckTimeoutError, True),
     ],
 )
@@ -194,7 +210,11 @@ def test_publishes_that_are_refused(code: StatusCode, text: str, kind: type[Serv
         (1, "stream with concurrency control must have AckPolicy set", PublishError),
         (2, "no such stream: partitions", NoSuchStreamError),
         (2, "no such partition: 7", NoSuchPartitionError),
-        (3, "failed to resume stream: late", PublishError),
+        (
+            3,
+            "failed to resume stream: rpc error: code = Internal desc = no known metadata leader",
+            PublishError,
+        ),
         (4, "readonly partition: 0", ReadonlyPartitionError),
         (5, "incorrect expected offset", IncorrectOffsetError),
         (6, "encryption failed on partition", EncryptionFailedError),

@@ -25,8 +25,6 @@ from liftenvelope.rpc.status import RpcError, StatusCode
 
 pytestmark = pytest.mark.usefixtures("loop_errors")
 
-CANCELLED = RpcError(StatusCode.CANCELLED, "server is stopping")
-
 
 class TestMerged:
     def prepared(self, broker: ScriptedBroker) -> None:

@@ -229,9 +229,9 @@ class TestEnds:
             None,
             TransportError("lost"),
             CallNotProcessedError("refused"),
-            RpcError(StatusCode.UNAVAILABLE, "gone"),
-            RpcError(StatusCode.CANCELLED, "stopping"),
-            RpcError(StatusCode.DEADLINE_EXCEEDED, "late"),
+            RpcError(StatusCode.UNAVAILABLE, "the gateway is stopping"),
+            RpcError(StatusCode.CANCELLED, "the server stopped serving the call"),
+            RpcError(StatusCode.DEADLINE_EXCEEDED, "context deadline exceeded"),
             RpcError(StatusCode.FAILED_PRECONDITION, "Server not partition leader"),
             RpcError(StatusCode.INTERNAL, "no known metadata leader"),
         ],
@@ -258,6 +258,8 @@ class TestEnds:
         assert self.read(StopAt(At.TIME, 5)).ended(READONLY) is Verdict.FINISHED
         for stop in (None, StopAt(At.OFFSET, 100)):
             assert isinstance(self.read(stop).ended(READONLY), ReadonlyPartitionError)
+        # Liftbridge 1.9.0 stops at the newest offset of a partition that was read-only before.
+        assert isinstance(self.read().ended(REACHED), ReadonlyPartitionError)
         assert isinstance(self.read().ended(BEFORE), ReadonlyPartitionError)
 
     @pytest.mark.parametrize(
@@ -270,7 +272,11 @@ class TestEnds:
                 "Failed to create stream reader: segment has been closed",
                 PartitionPausedError,
             ),
-            (StatusCode.PERMISSION_DENIED, "no", PermissionDeniedError),
+            (
+                StatusCode.PERMISSION_DENIED,  # as a gateway answers
+                "The client is not authorized to call Subscribe on resource foo",
+                PermissionDeniedError,
+            ),
             (
                 StatusCode.FAILED_PRECONDITION,
                 "Consumer is not currently assigned this partition",

@@ -136,11 +136,21 @@ def test_an_ack_with_an_error_is_an_error() -> None:
     [
         (None, Ending.LOST),
         (TransportError("cut"), Ending.LOST),
-        (RpcError(StatusCode.UNAVAILABLE, "stopping"), Ending.LOST),
+        (
+            RpcError(
+                StatusCode.UNAVAILABLE, "the gateway is stopping: 2 messages without an ack may be stored"
+            ),
+            Ending.LOST,
+        ),
         (CallNotProcessedError("going away"), Ending.UNSEEN),
-        (RpcError(StatusCode.RESOURCE_EXHAUSTED, "too large"), Ending.BROKEN),
-        (RpcError(StatusCode.INTERNAL, "?"), Ending.BROKEN),
-        (RpcError(StatusCode.CANCELLED, "stopping"), Ending.LOST),
+        (
+            RpcError(
+                StatusCode.RESOURCE_EXHAUSTED, "grpc: received message larger than max (5000010 vs. 4194304)"
+            ),
+            Ending.BROKEN,
+        ),
+        (RpcError(StatusCode.INTERNAL, "grpc: error unmarshalling request: unexpected EOF"), Ending.BROKEN),
+        (RpcError(StatusCode.CANCELLED, "the server stopped serving the call"), Ending.LOST),
         # Liftbridge ends no publish stream like this; a proxy in front of it may.
         (RpcError(StatusCode.PERMISSION_DENIED, "no"), Ending.REFUSED),
     ],
@@ -150,7 +160,14 @@ def test_what_an_end_means(error: Any, ending: Ending) -> None:
 
 
 @pytest.mark.parametrize(
-    "error", [None, TransportError("cut"), RpcError(StatusCode.RESOURCE_EXHAUSTED, "big")]
+    "error",
+    [
+        None,
+        TransportError("cut"),
+        RpcError(
+            StatusCode.RESOURCE_EXHAUSTED, "grpc: received message larger than max (5000010 vs. 4194304)"
+        ),
+    ],
 )
 def test_when_a_stream_is_lost_the_outcome_of_what_was_sent_is_unknown(error: Any) -> None:
     flight, entries, bucket = in_flight(3, sent=2)
@@ -175,7 +192,11 @@ def test_what_may_be_sent_again_is_sent_again_in_order_and_before_the_rest() -> 
 
 def test_a_broken_stream_is_not_fed_the_same_again() -> None:
     flight, _, _ = in_flight(2, retry=True, sent=1)
-    [(settled, outcome)] = flight.ended(RpcError(StatusCode.RESOURCE_EXHAUSTED, "too large"))
+    [(settled, outcome)] = flight.ended(
+        RpcError(
+            StatusCode.RESOURCE_EXHAUSTED, "grpc: received message larger than max (5000010 vs. 4194304)"
+        )
+    )
     assert settled.index == 0
     assert isinstance(outcome, TransportError)
     assert outcome.sent

@@ -76,7 +76,7 @@ async def test_another_broker_is_asked_where_the_first_is_lost() -> None:
     async with scripted(2) as (first, second), client_of([first, second]) as client:
         permissions = PublishPermissions(client._cluster)
         permissions.refused("foo")
-        first.always("Publish", RpcError(StatusCode.UNAVAILABLE, "stopping"))
+        first.always("Publish", RpcError(StatusCode.UNAVAILABLE, "the gateway is stopping"))
         second.always("Publish", GRANTED)
         await permissions.check(first.address, "foo", Deadline(60))
         assert (first.calls["Publish"], second.calls["Publish"]) == (1, 1)

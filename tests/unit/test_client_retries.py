@@ -18,8 +18,8 @@ from liftenvelope.rpc.status import CallNotProcessedError, RpcError, StatusCode
     [
         (CallNotProcessedError("refused"), Fate.NOT_SENT),
         (TransportError("lost"), Fate.LOST),
-        (RpcError(StatusCode.UNAVAILABLE, "gone"), Fate.LOST),
-        (RpcError(StatusCode.DEADLINE_EXCEEDED, "late"), Fate.TIMED_OUT),
+        (RpcError(StatusCode.UNAVAILABLE, "the gateway is stopping"), Fate.LOST),
+        (RpcError(StatusCode.DEADLINE_EXCEEDED, "context deadline exceeded"), Fate.TIMED_OUT),
         (RpcError(StatusCode.FAILED_PRECONDITION, "Server not partition leader"), Fate.NOT_LEADER),
         (
             RpcError(StatusCode.FAILED_PRECONDITION, "The request should be sent to partition leader"),
@@ -37,8 +37,13 @@ from liftenvelope.rpc.status import CallNotProcessedError, RpcError, StatusCode
         (RpcError(StatusCode.INTERNAL, "no known metadata leader"), Fate.NO_LEADER),
         (RpcError(StatusCode.INTERNAL, "disk on fire"), Fate.REFUSED),
         (RpcError(StatusCode.NOT_FOUND, "Server not partition leader"), Fate.REFUSED),
-        (RpcError(StatusCode.RESOURCE_EXHAUSTED, "too long"), Fate.REFUSED),
-        (RpcError(StatusCode.CANCELLED, "stopping"), Fate.LOST),
+        (
+            RpcError(
+                StatusCode.RESOURCE_EXHAUSTED, "grpc: received message larger than max (5000010 vs. 4194304)"
+            ),
+            Fate.REFUSED,
+        ),
+        (RpcError(StatusCode.CANCELLED, "the server stopped serving the call"), Fate.LOST),
         (RpcError(77, "a status of tomorrow"), Fate.REFUSED),
     ],
 )

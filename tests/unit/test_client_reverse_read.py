@@ -150,7 +150,8 @@ def test_other_ends_are_those_of_any_read() -> None:
     read.request(resume=False)
     assert read.ended(None) is Verdict.LOST
     assert read.ended(RpcError(StatusCode.UNKNOWN, "something else")) is not Verdict.FINISHED
-    closed = RpcError(StatusCode.INTERNAL, "segment has been closed")
+    text = "Failed to create stream reader: segment has been closed"
+    closed = RpcError(StatusCode.INTERNAL, text)
     assert isinstance(read.ended(closed), PartitionPausedError)
 
 

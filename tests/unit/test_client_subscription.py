@@ -49,7 +49,8 @@ pytestmark = pytest.mark.usefixtures("loop_errors")
 
 #: Retention closes a segment before it takes it off the list.
 CLOSED = RpcError(StatusCode.INTERNAL, "Failed to create stream reader: segment has been closed")
-CANCELLED = RpcError(StatusCode.CANCELLED, "server is stopping")
+#: Sent by the gateway for a call that it stops serving. Liftbridge 1.9.0 closes the connection instead.
+CANCELLED = RpcError(StatusCode.CANCELLED, "the server stopped serving the call")
 
 
 def id_of(broker: BrokerInfo) -> str:
@@ -262,7 +263,7 @@ class TestLoss:
         [
             None,
             CANCELLED,
-            RpcError(StatusCode.UNAVAILABLE, "gone"),
+            RpcError(StatusCode.UNAVAILABLE, "the gateway is stopping"),
             RpcError(StatusCode.INTERNAL, "no known metadata leader"),
         ],
         ids=["ok", "cancelled", "unavailable", "no leader"],
@@ -320,7 +321,7 @@ class TestLoss:
             ):
                 assert await offsets(reader, 3) == [0, 1, 2]
                 begun = asyncio.get_running_loop().time()
-                broker.always("Subscribe", RpcError(StatusCode.UNAVAILABLE, "not now"))
+                broker.always("Subscribe", RpcError(StatusCode.UNAVAILABLE, "the gateway is stopping"))
                 broker.drop()
                 errors = []
                 for _ in range(2):
@@ -508,7 +509,9 @@ class TestEnds:
                     await reader.next()
 
 
-@pytest.mark.parametrize("refusal", [None, CLOSED, RpcError(StatusCode.UNAVAILABLE, "draining")])
+@pytest.mark.parametrize(
+    "refusal", [None, CLOSED, RpcError(StatusCode.UNAVAILABLE, "the gateway is stopping")]
+)
 async def test_a_broker_that_stands_still_is_not_taken_for_an_empty_log(refusal: RpcError | None) -> None:
     async with scripted() as brokers, client_of(brokers, timeout=30.0) as client:
         StandingStill(brokers[0], refusal)

@@ -29,8 +29,6 @@ from liftenvelope.rpc.status import RpcError, StatusCode
 
 pytestmark = pytest.mark.usefixtures("loop_errors")
 
-CANCELLED = RpcError(StatusCode.CANCELLED, "server is stopping")
-
 
 class TestHandshake:
     async def test_missing(self, monkeypatch: pytest.MonkeyPatch) -> None:

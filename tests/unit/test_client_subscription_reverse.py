@@ -23,7 +23,8 @@ from liftenvelope.rpc.status import RpcError, StatusCode
 
 pytestmark = pytest.mark.usefixtures("loop_errors")
 
-CANCELLED = RpcError(StatusCode.CANCELLED, "server is stopping")
+#: Sent by the gateway for a call that it stops serving. Liftbridge 1.9.0 closes the connection instead.
+CANCELLED = RpcError(StatusCode.CANCELLED, "the server stopped serving the call")
 
 
 class TestReverse:
