@@ -11,9 +11,9 @@ import pytest
 from liftenvelope.errors import TransportError, UsageError
 from liftenvelope.rpc.aio import Channel
 from liftenvelope.rpc.status import CallNotProcessedError, RpcError, StatusCode
-from liftenvelope.testing import FaultProxy
+from liftenvelope.testing import FaultProxy, NatsServer
 from tests.integration.conftest import until
-from tests.integration.test_rpc_blocking import Service, serve
+from tests.integration.test_rpc_blocking import HTTP1, Service, serve
 
 
 @pytest.fixture
@@ -255,14 +255,20 @@ async def test_no_server() -> None:
 
 async def test_server_that_is_not_grpc() -> None:
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
-        await reader.read()
+        await reader.readuntil(b"SM\r\n\r\n")
+        writer.write(HTTP1)
         writer.close()
 
     server = await asyncio.start_server(answer, "127.0.0.1", 0)
     host, port = server.sockets[0].getsockname()
     async with server, await Channel.connect(f"{host}:{port}") as channel:
-        with pytest.raises(TransportError):
+        with pytest.raises(TransportError, match=r"HTTP/1\.1 400"):
+            await channel.unary("/test/echo", b"")
+
+
+async def test_nats_server_is_named_as_such(nats_server: NatsServer) -> None:
+    async with await Channel.connect(nats_server.address) as channel:
+        with pytest.raises(TransportError, match="a NATS server greets"):
             await channel.unary("/test/echo", b"")
 
 

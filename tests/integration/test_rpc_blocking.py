@@ -15,10 +15,17 @@ import pytest
 from liftenvelope.errors import TransportError
 from liftenvelope.rpc.blocking import BlockingChannel
 from liftenvelope.rpc.status import RpcError, StatusCode
-from liftenvelope.testing import FaultProxy
+from liftenvelope.testing import FaultProxy, NatsServer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+
+#: Go's net/http answers this to HTTP/2's preface, and closes: seen of nats-server 2.15.1's monitor.
+HTTP1 = (
+    b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n"
+    b"Date: Sun, 22 Nov 2026 11:36:01 GMT\r\nContent-Length: 0\r\n\r\n"
+)
 
 
 class Service(grpc.GenericRpcHandler):  # type: ignore[misc]
@@ -246,12 +253,21 @@ def test_server_that_is_not_grpc() -> None:
 
         def answer() -> None:
             connection, _ = listener.accept()
-            with connection:
-                connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+            with connection, connection.makefile("rb") as reader:
+                while reader.readline() not in (b"SM\r\n", b""):
+                    pass
+                connection.sendall(HTTP1)
 
         thread = threading.Thread(target=answer)
         thread.start()
         address = f"127.0.0.1:{listener.getsockname()[1]}"
-        with BlockingChannel(address) as channel, pytest.raises(TransportError):
+        refused = pytest.raises(TransportError, match=r"HTTP/1\.1 400")
+        with BlockingChannel(address) as channel, refused:
             channel.unary("/test/echo", b"", timeout=60.0)
         thread.join()
+
+
+def test_nats_server_is_named_as_such(nats_server: NatsServer) -> None:
+    refused = pytest.raises(TransportError, match="a NATS server greets")
+    with BlockingChannel(nats_server.address) as channel, refused:
+        channel.unary("/test/echo", b"", timeout=60.0)
