@@ -217,7 +217,7 @@ async def test_the_same_message_both_ways(jetstream_server: NatsServer, bench: B
         "NATS/1.0\r\nB: ö\r\nÖ: b\r\n\r\n".encode(),
         b"NATS/1.0\r\nC: \xff\r\n: nameless\r\n\r\n",
         FORGED,
-        b"NATS/1.0 100 Idle Heartbeat\r\nNats-Last-Consumer: 3\r\n\r\n",
+        b"NATS/1.0 100 Idle Heartbeat\r\nNats-Last-Consumer: 3\r\nNats-Last-Stream: 3\r\n\r\n",
     ]
     reader, writer = await asyncio.open_connection("127.0.0.1", jetstream_server.port)
     writer.write(b'CONNECT {"verbose": false, "headers": true}\r\n')
