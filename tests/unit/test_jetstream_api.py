@@ -33,6 +33,11 @@ from liftenvelope.jetstream._publish_frames import (
 from liftenvelope.jetstream.api import api_prefix, encode_payload, read_answer
 from liftenvelope.nats._headers import Headers, headers_of
 
+#: As captured from nats-server 2.15.1.
+STREAM_NOT_FOUND = (
+    b'{"type":"io.nats.jetstream.api.v1.stream_info_response","error":{"code":404,"err_code":10059,'
+    b'"description":"stream not found"},"total":0,"offset":0,"limit":0}'
+)
 _JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3),
     lambda inner: (
@@ -76,7 +81,7 @@ class TestErrors:
     def test_answers(self) -> None:
         assert read_answer(b'{"a":1}', "X") == {"a": 1}
         with pytest.raises(errors.StreamNotFoundError):
-            read_answer(b'{"error":{"code":404,"err_code":10059,"description":"stream not found"}}', "X")
+            read_answer(STREAM_NOT_FOUND, "X")
         for data in (b"", b"{", b"[]", b"\xff"):
             with pytest.raises(InternalError, match="'X'"):
                 read_answer(data, "X")
@@ -167,11 +172,19 @@ class TestAcks:
         assert "this is no ack" in str(read_ack(data))
 
     def test_the_rest(self) -> None:
+        """The acks and errors are those of nats-server 2.15.1, but for the values."""
         read = jet.AckReader(PubAck, read_ack)
         ack = read(b'{"stream":"S","seq":7,"val":"12","batch":"b","count":3}')
         assert ack == PubAck("S", 7, None, False, "12", "b", 3)
-        error = read(b'{"error":{"code":400,"err_code":10071,"description":"wrong"},"stream":"S","seq":0}')
-        assert type(error) is errors.WrongLastSequenceError
+        assert read(b'{"stream":"S","seq":10,"duplicate": true}') == PubAck("S", 10, None, True)
+        ack = read(b'{"stream":"S","seq":1,"duplicate": true,"batch":"c3","count":1}')
+        assert ack == PubAck("S", 1, None, True, None, "c3", 1)
+        for err_code, text, kind in (
+            (10071, b"wrong last sequence: 10", errors.WrongLastSequenceError),
+            (10060, b"expected stream does not match", errors.WrongStreamError),
+        ):
+            told = b'{"code":400,"err_code":%d,"description":"%b"}' % (err_code, text)
+            assert type(read(b'{"error":%b,"stream":"S","seq":0}' % told)) is kind
 
     @pytest.mark.parametrize(
         ("block", "headers", "said"),
