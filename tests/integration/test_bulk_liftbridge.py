@@ -336,6 +336,10 @@ def test_four_readers_at_once(address: str, numbers: str) -> None:
 
 
 class TestErrors:
+    def test_port_of_grpc_instead_of_nats_is_named_as_such(self, address: str) -> None:
+        with pytest.raises(TransportError, match="a gRPC server greets, which has another port"):
+            bulk.read(f"nats://{address}", "S")
+
     def test_no_such_stream(self, address: str) -> None:
         with pytest.raises(NoSuchStreamError):
             bulk.read(address, "nothing")
