@@ -189,12 +189,12 @@ class ScriptedBroker:
         self._always[method] = step
 
     def drop(self) -> None:
-        """Close every connection."""
+        """Close every connection, with nothing before: so does Liftbridge 1.9.0 when it stops."""
         for link in tuple(self.server.links):
             link.fail("dropped")
 
     def go_away(self) -> None:
-        """Say on every connection that it takes no more calls."""
+        """Send GOAWAY on every connection: so does a gateway that drains. Liftbridge 1.9.0 does not."""
         for link in tuple(self.server.links):
             link.protocol.go_away()
             link.flush()
