@@ -23,7 +23,7 @@ EXTRAS := client,arrow,cli
 GO := 1.25.3
 # Tests that need no server, and share the processors.
 WITHOUT_SERVERS := tests/unit tests/twin tests/test_layers.py
-# Processes for the tests on servers. They mostly wait: four of them keep two processors busy.
+# Processes for the tests on servers. They mostly wait: six keep two processors busy.
 WORKERS ?= 6
 # Versions that the package claims to support.
 CLAIMED := $(shell sed -n 's/.*Python :: \(3\.[0-9]*\)",/\1/p' pyproject.toml)
