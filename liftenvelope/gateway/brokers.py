@@ -29,8 +29,9 @@ from liftenvelope.errors import (
 )
 from liftenvelope.gateway.buckets import Bucket, Entry, Mirror
 from liftenvelope.gateway.failures import has_no_room
-from liftenvelope.gateway.lease import Lease, time_since_boot
+from liftenvelope.gateway.lease import Lease
 from liftenvelope.gateway.names import encode_name
+from liftenvelope.group.clock import time_since_boot
 
 if TYPE_CHECKING:
     from liftenvelope.jetstream.context import JetStream

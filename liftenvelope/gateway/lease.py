@@ -14,20 +14,13 @@ next beat directly follows the last one in the bucket. Nobody else has written t
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
-__all__ = ["Lease", "time_since_boot"]
+from liftenvelope.group.clock import time_since_boot
 
-# CLOCK_MONOTONIC stands still on Linux while the machine is suspended; on macOS it does not.
-_CLOCK: Final[int | None] = getattr(time, "CLOCK_BOOTTIME", getattr(time, "CLOCK_MONOTONIC", None))
-
-
-def time_since_boot() -> float:
-    """Return the seconds since boot, those included in which the machine was suspended."""
-    return time.monotonic() if _CLOCK is None else time.clock_gettime(_CLOCK)
+__all__ = ["Lease"]
 
 
 class _Beat(NamedTuple):
@@ -41,7 +34,8 @@ class Lease:
 
     Args:
         ttl: Seconds that one beat is good for.
-        clock: Returns the present time in seconds. Default: :func:`time_since_boot`.
+        clock: Returns the present time in seconds. Default:
+            :func:`~liftenvelope.group.clock.time_since_boot`.
 
     Attributes:
         revision: Revision of the last beat that was stored; 0 for none.

@@ -11,6 +11,7 @@ from google.protobuf.message import DecodeError
 
 from liftenvelope._pb import groups_pb2 as pb
 from liftenvelope.errors import GroupError
+from liftenvelope.group.clock import time_since_boot
 from liftenvelope.group.errors import CoordinatorIdInUseError
 from liftenvelope.group.leases import Peer, Peers
 from liftenvelope.group.store import Conflict, Entry, Store
@@ -65,7 +66,7 @@ class LeaseKeeper:
     @property
     def is_valid(self) -> bool:
         """Whether the coordinator may act."""
-        return self._loop.time() < self._valid_until
+        return time_since_boot() < self._valid_until
 
     async def claim(self) -> None:
         """Get the lease; if another coordinator has this id, when that one is gone.
@@ -91,7 +92,7 @@ class LeaseKeeper:
             await asyncio.sleep(self._me.lease * _SHARE / 2)
 
     async def _take(self, revision: int) -> bool:
-        began = self._loop.time()
+        began = time_since_boot()
         try:
             self._revision = await self._store.put(self._key, self._record(), revision)
         except Conflict:
@@ -133,7 +134,7 @@ class LeaseKeeper:
                 return
 
     async def _renew(self) -> None:
-        began = self._loop.time()
+        began = time_since_boot()
         try:
             self._revision = await self._store.put(self._key, self._record(), self._revision)
         except Conflict:

@@ -18,7 +18,7 @@ import liftenvelope
 from liftenvelope.client import Client
 from liftenvelope.errors import AckTimeoutError, LiftEnvelopeError, PublishError
 from liftenvelope.gateway import Gateway
-from liftenvelope.gateway.lease import time_since_boot
+from liftenvelope.group.clock import time_since_boot
 from liftenvelope.jetstream import JetStream
 from liftenvelope.rpc.aio import Channel
 from liftenvelope.testing import NatsServer, run_nats_server

@@ -7,7 +7,8 @@ import time
 from hypothesis import given
 from hypothesis import strategies as st
 
-from liftenvelope.gateway.lease import Lease, time_since_boot
+from liftenvelope.gateway.lease import Lease
+from liftenvelope.group.clock import time_since_boot
 
 TTL = 3.0
 
