@@ -115,6 +115,11 @@ class FastBatch:
         return 0 if self._never_began else None
 
     @property
+    def was_cut_short(self) -> bool:
+        """Whether the server ended it before the last row that was sent, and refused none."""
+        return self.ack is not None and self.stored < self.sent and self.error is None
+
+    @property
     def _never_began(self) -> bool:
         return self.error is not None and self.error[0] == 1
 
@@ -177,7 +182,8 @@ class FastBatch:
             self._take_error(number, WrongStreamError(400, text))
         elif isinstance(ack, PubAck):
             self.ack = ack
-            self.stored = min(ack.batch_size or 1, self.sent)
+            # A batch of one row is acked as a single message, without a count.
+            self.stored = min(1 if ack.batch_size is None else ack.batch_size, self.sent)
         elif ack.err_code == _UNKNOWN_BATCH:
             self.is_unknown = True
         elif not asked:

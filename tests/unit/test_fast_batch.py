@@ -54,6 +54,25 @@ def test_a_batch_is_stored() -> None:
     assert batch.ack.sequence == 1_700
 
 
+@pytest.mark.parametrize(("count", "is_cut_short"), [(600, False), (599, True), (0, True)])
+def test_batch_that_ends_before_its_last_row_was_cut_short(count: int, is_cut_short: bool) -> None:
+    batch = make(600)
+    batch.sent = 600
+    assert not batch.was_cut_short
+    answer(batch, 601, {"stream": "S", "seq": 1_700, "batch": "b-1", "count": count}, 3)
+    assert batch.was_cut_short is is_cut_short
+    assert batch.stored == count
+
+
+def test_batch_with_a_refused_row_was_not_cut_short() -> None:
+    batch = make(600)
+    batch.sent = 600
+    answer(batch, 3, {"type": "err", "stream": "S", "seq": 3, "error": ERROR})
+    answer(batch, 3, {"stream": "S", "seq": 1_102, "batch": "b-1", "count": 2})
+    assert batch.error is not None
+    assert not batch.was_cut_short
+
+
 def test_fewer_at_a_time_where_others_publish_too() -> None:
     batch = make(step=10)
     assert batch.room == 30
