@@ -209,7 +209,16 @@ def test_nobody_reads_what_it_prints_any_more(url: str, name: str) -> None:
         assert process.wait(60) == 1
 
 
-def test_an_interrupt(url: str) -> None:
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Have children react to SIGINT, which a shell has its background jobs ignore, and their children."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
+def test_interrupt_ends_a_read_that_follows(url: str) -> None:
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with started("read", "numbers", "--url", url, "--follow", **pipes) as process:
         assert process.stdout is not None
