@@ -35,7 +35,9 @@ _BURST_SECONDS: Final = 4
 #: Bytes sent that earn a client one more control frame: some clients answer each DATA frame with two.
 _BYTES_PER_FRAME: Final = 4096
 _DATA, _HEADERS, _PING, _WINDOW_UPDATE, _CONTINUATION = 0x0, 0x1, 0x6, 0x8, 0x9
-_PADDED: Final = 0x8
+_END_STREAM, _PADDED = 0x1, 0x8
+#: Bytes of a DATA frame that is no control frame even if h2 must see it.
+_LEAST_DATA: Final = 1024
 #: Bytes of status text that a client is sent. It often quotes what the client sent.
 MAX_STATUS_TEXT: Final = 1024
 _RESPONSE_HEADERS: Final = [(":status", "200"), ("content-type", "application/grpc")]
@@ -124,10 +126,16 @@ class ServerConnection(Connection):
             return super()._handle_frame(frame)
         self.greeted = True
         before = len(self._calls)
-        events = super()._handle_frame(frame)
         kind, flags, stream = frame[3], frame[4], frame[5:9]
         is_cheap = kind in (_PING, _WINDOW_UPDATE) and stream == b"\0\0\0\0"
-        is_request = kind in (_HEADERS, _CONTINUATION) or (kind == _DATA and not flags & _PADDED)
+        is_request = kind in (_HEADERS, _CONTINUATION) or (
+            # Others would do nothing, at h2's cost: without content, or on a call that is over.
+            kind == _DATA
+            and not flags & _PADDED
+            and (flags & _END_STREAM or len(frame) >= _LEAST_DATA)
+            and int.from_bytes(stream, "big") in self._calls
+        )
+        events = super()._handle_frame(frame)
         if len(self._calls) < before or not (is_cheap or is_request):
             self._allowance -= 1
             if self._allowance < 0:

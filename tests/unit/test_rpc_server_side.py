@@ -335,6 +335,8 @@ FLOODS = {
     "priority": lambda stream: frame(2, 0, stream, bytes(5)),
     "room on a call": lambda stream: frame(8, 0, stream, (1).to_bytes(4, "big")),
     "empty padded data": lambda stream: frame(0, 8, stream, b"\0"),
+    "data without content": lambda stream: frame(0, 2, stream, b""),
+    "end of a call that is over": lambda stream: frame(0, 1, stream + 2, b""),
     "unknown": lambda stream: frame(0xFA, 0, stream, b""),
 }
 
@@ -342,7 +344,9 @@ FLOODS = {
 @pytest.mark.parametrize("kind", FLOODS)
 def test_flood_of_control_frames_ends_the_connection(kind: str) -> None:
     pair = Pair(control_frames=50)
-    call_id = pair.start()
+    call_id, over = pair.start(), pair.start()
+    pair.exchange()
+    pair.client.reset_stream(over)
     pair.exchange()
     one = FLOODS[kind](call_id)
     assert pair.server.feed(one * 150) == []
