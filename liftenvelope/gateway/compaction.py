@@ -282,15 +282,12 @@ class Compactor:
 
 
 async def _take(feed: PartitionFeed) -> list[Delivery]:
-    """Wait for deliveries. None come if all that was left has been purged, which a new consumer tells."""
+    """Wait for deliveries. Returns none if all messages that were left have been purged."""
     for _ in range(_QUIET):
-        if deliveries := await feed.take():
+        deliveries = await feed.take()
+        if deliveries or not feed.pending:
             return deliveries
-    feed.renew()
-    deliveries = await feed.take()
-    if not deliveries and feed.pending:
-        raise CallTimeoutError(f"{feed.pending} messages are due and none came within {_QUIET} s")
-    return deliveries
+    raise CallTimeoutError(f"{feed.pending} messages are due and none came within {_QUIET} s")
 
 
 def _key(payload: bytes) -> bytes:

@@ -19,6 +19,7 @@ from weakref import WeakKeyDictionary
 
 from liftenvelope.errors import (
     CallTimeoutError,
+    ConsumerNotFoundError,
     LiftEnvelopeError,
     NoJetStreamError,
     StreamNotFoundError,
@@ -146,8 +147,8 @@ class PartitionFeed:
         sequence: Where to begin.
 
     Attributes:
-        pending: Number of messages that are left to deliver after those that were taken. Those that are
-            purged meanwhile still count, until :meth:`renew`.
+        pending: Number of messages left to deliver after those that were taken. Messages that are purged
+            meanwhile count until :meth:`take` has waited for them in vain.
     """
 
     def __init__(self, js: JetStream, stream: str, sequence: int) -> None:
@@ -207,8 +208,10 @@ class PartitionFeed:
         if self._lost:
             await self._begin_anew()
         if not self._received:
-            await self._wait()
+            woken = await self._wait()
             self._look()
+            if self.pending and not (woken or self._lost):
+                await self._recount()
         if self._lost or not self._received:
             return []
         messages, size = self._received.popleft()
@@ -219,16 +222,31 @@ class PartitionFeed:
         self._pull_if_room()
         return messages
 
-    def renew(self) -> None:
-        """Have the next :meth:`take` make another consumer, which knows what is left to deliver."""
-        self._lose()
-
-    async def _wait(self) -> None:
+    async def _wait(self) -> bool:
+        """Wait for deliveries, for as long as ``_LOOK`` at most. Returns whether it was woken."""
         self._wakeup = asyncio.get_running_loop().create_future()
         try:
-            await asyncio.wait([self._wakeup], timeout=_LOOK)
+            done, _ = await asyncio.wait([self._wakeup], timeout=_LOOK)
         finally:
             self._wakeup = None
+        return bool(done)
+
+    async def _recount(self) -> None:
+        """Ask the server how many messages are left: those that were purged are never delivered.
+
+        Messages that the server has delivered and that did not arrive are lost: a new consumer delivers them.
+        """
+        try:
+            info = await self._js.api.request(f"CONSUMER.INFO.{self._stream}.{self._consumer}", {})
+        except StreamNotFoundError:
+            raise
+        except (ConsumerNotFoundError, NoJetStreamError, CallTimeoutError, TransportError):
+            self._lose()
+            return
+        on_the_way = int(info["delivered"]["consumer_seq"]) - self._delivered
+        self.pending = int(info["num_pending"]) + on_the_way
+        if on_the_way and not self._received:
+            self._lose()
 
     def _note(self, messages: list[Delivery]) -> bool:
         """Note how far the deliveries go. Returns whether they are the ones that were due."""

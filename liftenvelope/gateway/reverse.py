@@ -90,10 +90,13 @@ async def _range(core: Core, stream: str, low: int, high: int, read: Read) -> li
         await feed.open()
         framer.pending = feed.pending
         while framer.pending and framer.sequence <= high and not read.ended:
-            for message in await feed.take():
+            messages = await feed.take()
+            for message in messages:
                 framer.frame([message], high + 2, -1)
                 if framer.sequence <= high + 1:
                     found.append(message)
+            if not messages:
+                framer.pending = feed.pending
     finally:
         await feed.close()
     return found

@@ -133,7 +133,8 @@ class SubscribeService:
             if _is_over(found, framer, quiet):
                 raise RpcError(StatusCode.RESOURCE_EXHAUSTED, found.text)
             messages = await feed.take()
-            quiet = quiet or not messages
+            if not messages:
+                quiet, framer.pending = True, feed.pending
             if messages and await may_send(self._core, read):
                 most = -1 if found.stop is None else found.stop + 1
                 await call.send_framed(framer.frame(messages, found.start + 1, most))

@@ -17,7 +17,8 @@ from liftenvelope.jetstream.context import JetStream
 from liftenvelope.jetstream.stream_config import StreamConfig
 from liftenvelope.nats.acceleration import accelerate
 from liftenvelope.rpc.aio import Channel
-from liftenvelope.testing import NatsServer, run_gateway, run_nats_server
+from liftenvelope.rpc.status import RpcError, StatusCode
+from liftenvelope.testing import FaultProxy, NatsServer, run_gateway, run_nats_server
 from tests.integration.conftest import connect, resident_mib
 
 PATIENCE = 120.0
@@ -127,27 +128,71 @@ async def test_pull_that_ends_without_a_status_does_not_stop_the_reader(js: JetS
     await feed.close()
 
 
-async def test_old_consumer_is_deleted_when_a_feed_begins_anew_or_ends(js: JetStream, name: str) -> None:
+async def test_old_consumer_is_deleted_when_a_feed_begins_anew_or_ends(
+    jetstream_server: NatsServer, js: JetStream, name: str
+) -> None:
     stream = await js.stream(name)
 
     async def consumers(count: int) -> list[str]:
-        """The names of the consumers, once there are so many: nobody waits for a deletion."""
+        """Wait until the stream has this number of consumers; return their names."""
         async with asyncio.timeout(PATIENCE):
             while len(found := [consumer async for consumer in stream.consumer_names()]) != count:
                 await asyncio.sleep(0.01)
         return found
 
     await fill(js, name, [b"x"] * 10)
+    with FaultProxy(jetstream_server.address) as proxy:
+        nc = await connect(f"nats://{proxy.address}", reconnect_time_wait=0.01)
+        async with JetStream(nc) as cut_off:
+            feed = PartitionFeed(cut_off, name, 1)
+            await feed.open()
+            first = await consumers(1)
+            assert len(await take(feed, 10)) == 10
+            proxy.cut()
+            await fill(js, name, [b"y"])
+            assert sequences_of(await take(feed, 1)) == [11]
+            assert await consumers(1) != first
+            await feed.close()
+            assert await consumers(0) == []
+        await nc.close()
+
+
+async def test_feed_notices_that_the_messages_left_were_purged(js: JetStream, name: str) -> None:
+    await fill(js, name, [bytes(1_000)] * 5_000)
     feed = PartitionFeed(js, name, 1)
     await feed.open()
-    first = await consumers(1)
-    assert len(await take(feed, 10)) == 10
-    feed.renew()
-    await fill(js, name, [b"y"])
-    assert sequences_of(await take(feed, 1)) == [11]
-    assert await consumers(1) != first
+    assert feed.pending == 5_000
+    await (await js.stream(name)).purge()
+    async with asyncio.timeout(PATIENCE):
+        while feed.pending:
+            await feed.take()
+    await fill(js, name, [b"next"])
+    assert sequences_of(await take(feed, 1)) == [5_001]
     await feed.close()
-    assert await consumers(0) == []
+
+
+async def test_bounded_read_ends_when_the_messages_left_are_purged(
+    jetstream_server: NatsServer, js: JetStream, name: str
+) -> None:
+    request = api_pb2.SubscribeRequest(
+        stream=name, startPosition=api_pb2.EARLIEST, stopPosition=api_pb2.STOP_LATEST
+    )
+    with run_gateway(nats_server=jetstream_server) as gateway:
+        async with liftenvelope.connect(gateway.addresses) as client:
+            before = {stored async for stored in js.stream_names()}
+            await client.create_stream(f"{name}.gateway", name)
+            [stored] = {stored async for stored in js.stream_names()} - before
+            await client.publish_many(name, (bytes(1_000) for _ in range(40_000)))
+        async with await Channel.connect(gateway.addresses[0], window=65_535) as channel:
+            call = channel.server_stream("/proto.API/Subscribe", request.SerializeToString())
+            async with call:
+                assert await anext(call) == b""
+                await anext(call)
+                await (await js.stream(stored)).purge()
+                with pytest.raises(RpcError, match="Stop offset reached") as ended:
+                    async with asyncio.timeout(PATIENCE):
+                        assert [message async for message in call]
+            assert ended.value.code == StatusCode.RESOURCE_EXHAUSTED
 
 
 async def test_largest_message_is_a_setting(name: str) -> None:
