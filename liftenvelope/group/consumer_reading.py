@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Final, Self
 
 from liftenvelope.errors import UsageError
+from liftenvelope.group.clock import time_since_boot
 from liftenvelope.group.consumer_options import check_batches
 from liftenvelope.group.consumer_partitions import ConsumerPartitions
 from liftenvelope.group.reader import GroupMessage, PartitionReader
@@ -41,7 +42,7 @@ class ConsumerReading(ConsumerPartitions):
         member = self._member
         if member is None or self._is_awaited or self._closing or self._failure is not None:
             return None
-        now = self._loop_time()
+        now = time_since_boot()
         if now - self._turned_at > _TURN or not member.session.owns(now):
             return None
         self._settle_in_hand()
@@ -116,7 +117,7 @@ class ConsumerReading(ConsumerPartitions):
             # Each of two would take for processed what the other one is still at.
             raise UsageError("another task waits for the next message: iterate in one task at a time")
         self._settle_in_hand()
-        if self._loop_time() - self._turned_at > _TURN:
+        if time_since_boot() - self._turned_at > _TURN:
             # Who works on messages without ever waiting must not keep the heartbeats from being sent.
             await self._until_woken(0.0)
         until: float | None = None
@@ -126,15 +127,11 @@ class ConsumerReading(ConsumerPartitions):
             if self._closing:
                 return []
             if member.owns and self._drop_what_is_over():
-                now = self._loop_time()
+                now = time_since_boot()
                 until = now + max_wait if until is None else until
                 if now >= until or self._has_enough(limit):
                     return self._take(limit)
             await self._until_woken(self._patience(until))
-
-    @staticmethod
-    def _loop_time() -> float:
-        return asyncio.get_running_loop().time()
 
     def _patience(self, until: float | None) -> float | None:
         """How long to wait for messages, or for more of them, or to hear that they are still ours."""
@@ -142,7 +139,7 @@ class ConsumerReading(ConsumerPartitions):
             return None
         if until is None or not self._running().owns:
             return _LOOK
-        return max(until - self._loop_time(), 0.0)
+        return max(until - time_since_boot(), 0.0)
 
     async def _until_woken(self, timeout: float | None) -> None:
         self._wake.clear()
@@ -156,7 +153,7 @@ class ConsumerReading(ConsumerPartitions):
             pass
         finally:
             self._is_awaited = False
-        self._turned_at = self._loop_time()
+        self._turned_at = time_since_boot()
 
     def _drop_what_is_over(self) -> bool:
         """Forget readers that have nothing to give; return whether any is left."""

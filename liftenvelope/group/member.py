@@ -15,6 +15,7 @@ from liftenvelope._pb import groups_pb2 as pb
 from liftenvelope.errors import GroupError, TransportError
 from liftenvelope.group.assignors import TopicPartition
 from liftenvelope.group.calls import PASSING, GroupCalls
+from liftenvelope.group.clock import time_since_boot
 from liftenvelope.group.errors import (
     ConsumerIdInUseError,
     MemberFencedError,
@@ -108,17 +109,16 @@ class GroupMember:
         self._session_timeout_ms = 0 if session_timeout is None else round(session_timeout * 1_000)
         self._creation = creation
         self._on_event = on_event
-        self._loop = asyncio.get_running_loop()
         self._wake = asyncio.Event()
 
     @property
     def owns(self) -> bool:
         """Whether the partitions are certainly its own just now."""
-        return self.session.owns(self._loop.time())
+        return self.session.owns(time_since_boot())
 
     def given_back(self) -> None:
         """Everything was given back."""
-        self.session.given_back(self._loop.time())
+        self.session.given_back(time_since_boot())
         self._wake.set()
 
     # Its task
@@ -137,7 +137,7 @@ class GroupMember:
                 await self._until_due()
                 if self._nc.is_closed:
                     raise TransportError("the NATS connection is closed")
-                now = self._loop.time()
+                now = time_since_boot()
                 if self.session.expires(now):
                     self._has_lost(None)
                     continue
@@ -154,13 +154,13 @@ class GroupMember:
     async def _nudged(self, msg: Msg) -> None:
         """The group is changing, or has changed."""
         if msg.data != b"%d %d" % (self.session.generation, Phase.STABLE):
-            self.session.hurry(self._loop.time())
+            self.session.hurry(time_since_boot())
             self._wake.set()
 
     async def _until_due(self) -> None:
         while True:
             self._wake.clear()
-            now = self._loop.time()
+            now = time_since_boot()
             wait = min(self.session.next(now).wait, self.session.until_expiry(now))
             if wait <= 0:
                 return
@@ -186,7 +186,7 @@ class GroupMember:
             generation=session.generation,
             wait_ms=round(timeout / 2 * 1_000),
         )
-        sent_at = self._loop.time()
+        sent_at = time_since_boot()
         try:
             answer = await self._ask_register(request, timeout)
         except UnknownGroupError:
@@ -195,9 +195,9 @@ class GroupMember:
             await self._create(timeout)
         except (*PASSING, ConsumerIdInUseError) as exc:
             self._on_event(ControllerLost(self._group, self._consumer_id, exc))
-            session.unanswered(self._loop.time())
+            session.unanswered(time_since_boot())
         except MemberFencedError as exc:
-            if session.fenced(self._loop.time()):
+            if session.fenced(time_since_boot()):
                 self._has_lost(exc)
         else:
             self._has_registered(answer, sent_at)
@@ -211,7 +211,7 @@ class GroupMember:
         )
 
     def _has_registered(self, answer: pb.RegisterConsumerResponse, sent_at: float) -> None:
-        now, seconds = self._loop.time(), answer.session_timeout_ms / 1_000
+        now, seconds = time_since_boot(), answer.session_timeout_ms / 1_000
         if answer.error.code == pb.REBALANCING:
             self.session.waits(answer.generation, seconds, now)
             return
@@ -228,9 +228,9 @@ class GroupMember:
         try:
             await self._calls.any("CreateGroup", self._creation, pb.CreateGroupResponse, timeout)
         except PASSING:
-            self.session.unanswered(self._loop.time())
+            self.session.unanswered(time_since_boot())
         else:
-            self.session.hurry(self._loop.time())
+            self.session.hurry(time_since_boot())
 
     async def _heartbeat(self) -> None:
         session = self.session
@@ -241,7 +241,7 @@ class GroupMember:
             generation=generation,
             client_id=self._client_id,
         )
-        sent_at = self._loop.time()
+        sent_at = time_since_boot()
         timeout = min(self._try_time(), max(session.until_expiry(sent_at), 0.001))
         try:
             await self._calls.controller_once(
@@ -250,17 +250,17 @@ class GroupMember:
         except RebalancingError:
             # Unless everything was given back while the question was on its way.
             is_current = session.generation == generation and session.is_inside
-            if is_current and session.rebalances(self._loop.time()):
+            if is_current and session.rebalances(time_since_boot()):
                 self.changes.put_nowait(GiveBack())
         except (MemberFencedError, UnknownGroupError) as exc:
-            if session.generation == generation and session.fenced(self._loop.time()):
+            if session.generation == generation and session.fenced(time_since_boot()):
                 self._has_lost(exc)
         except PASSING as exc:
             self._on_event(ControllerLost(self._group, self._consumer_id, exc))
-            session.unanswered(self._loop.time())
+            session.unanswered(time_since_boot())
         else:
             if session.is_inside:
-                session.beaten(sent_at, self._loop.time())
+                session.beaten(sent_at, time_since_boot())
 
     def _has_lost(self, error: GroupError | None) -> None:
         self._on_event(MemberFenced(self._group, self._consumer_id, error))

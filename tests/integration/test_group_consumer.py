@@ -40,6 +40,7 @@ from liftenvelope.group import (
     UnknownMemberError,
 )
 from liftenvelope.group.calls import GroupCalls
+from liftenvelope.group.clock import time_since_boot
 from liftenvelope.group.rows import SCHEMA
 from liftenvelope.group.topics import JetStreamSource
 from liftenvelope.testing import FaultProxy, NatsServer
@@ -114,6 +115,22 @@ class TestReading:
             play.nc, f"{play.name}-e", play.topic, auto_offset="latest", timeout=PATIENCE
         ) as consumer:
             await eventually(lambda: all(consumer.position(play.name, number) == 7 for number in range(4)))
+
+    async def test_suspended_member_hands_out_nothing_that_may_be_another_members(
+        self, play: Play, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A suspended machine stops the event loop's clock, not the one since boot. A jump stands for it."""
+        await play.publish(8)
+        events: list[GroupEvent] = []
+        async with play.consumer("a", auto_commit_interval=None, on_event=events.append) as consumer:
+            await take(consumer, 1)
+            assert not events
+            boot = time_since_boot() + 2 * LONG
+            for module in ("member", "consumer_reading"):
+                monkeypatch.setattr(f"liftenvelope.group.{module}.time_since_boot", lambda: boot)
+            # The message that was not committed comes again, because the partitions may have been lost.
+            assert set(await take(consumer, 8)) == play.published
+            assert [type(event) for event in events] == [MemberFenced]
 
     @pytest.mark.parametrize("auto_commit_interval", [None, PATIENCE])
     async def test_where_it_began_outlives_who_died_before_its_first_commit(
