@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from statistics import quantiles
 from time import perf_counter, process_time
+from typing import Any
 
 import nats
 import pytest
@@ -45,8 +46,8 @@ class TimedCalls(GroupCalls):
         self.taken: list[float] = []
 
     async def _ask(
-        self, subject: str, request: Message, kind: type, timeout: float, *, passing: bool = False
-    ) -> object:
+        self, subject: str, request: Message, kind: Any, timeout: float, *, passing: bool = False
+    ) -> Any:
         began = perf_counter()
         try:
             return await super()._ask(subject, request, kind, timeout, passing=passing)
@@ -199,7 +200,9 @@ def test_groups(
     whole = loop.run(crowd.gather())
     print(f"\n{members} members in {groups} groups: all groups whole {whole:.2f} s after all came at once")
     before = coordinator.processor_time()
-    p99, bare, count = benchmark.pedantic(lambda: loop.run(crowd.p99(2.0 if quick else 20.0)), rounds=1)
+    p99, bare, count = benchmark.pedantic(  # type: ignore[no-untyped-call]
+        lambda: loop.run(crowd.p99(2.0 if quick else 20.0)), rounds=1
+    )
     each = (coordinator.processor_time() - before) / count
     deaths = max(loop.run(crowd.after_a_death()) for _ in range(1 if quick else 3))
     loop.run(crowd.go())

@@ -10,6 +10,7 @@ from __future__ import annotations
 from contextlib import aclosing
 from importlib.metadata import version
 from time import perf_counter
+from typing import Any
 
 from gufo.liftbridge.client import LiftbridgeClient
 from gufo.liftbridge.types import AckPolicy, StartPosition
@@ -21,7 +22,7 @@ async def read(address: str, stream: str, count: int) -> float:
     """Read so many messages from the earliest offset; return seconds from the first of them to the last."""
     began, read, expected = 0.0, 0, 0
     async with LiftbridgeClient([address]) as client:
-        messages = client.subscribe(stream, partition=0, start_position=StartPosition.EARLIEST)
+        messages: Any = client.subscribe(stream, partition=0, start_position=StartPosition.EARLIEST)
         async with aclosing(messages):
             async for message in messages:
                 if not read:

@@ -21,7 +21,7 @@ from liftenvelope.types import AckPolicy
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from liftenvelope.partition import Partitioner
+    from liftenvelope.partition import PartitionChoice, Partitioner
 
 __all__ = ["open_client", "write"]
 
@@ -39,7 +39,7 @@ def write(
     message_id: str | None = None,
     mode: WriteMode = "auto",
     partition: int | None = None,
-    partitioner: str | Partitioner = "key",
+    partitioner: str | PartitionChoice | Partitioner = "key",
     ack_policy: AckPolicy | int = AckPolicy.LEADER,
     max_in_flight: int = 4_000,
     progress: OnProgress | None = None,
@@ -68,7 +68,9 @@ def write(
             with an ack for some hundred rows; it does not tell of duplicates. ``"auto"`` (default): fast
             where the stream allows that, there are no message ids, and at least 1,000 rows; else pipelined.
         partition: For Liftbridge: where all rows go, but for those whose column says otherwise.
-        partitioner: For Liftbridge: what chooses the partition of the others.
+        partitioner: For Liftbridge: chooses the partition of the other rows: ``"key"`` (default),
+            ``"round_robin"``, a function ``(key, value, partitions) -> partition`` or a
+            :class:`~liftenvelope.partition.Partitioner`.
         ack_policy: For Liftbridge: LEADER (default) or ALL.
         max_in_flight: How many rows may be without their ack.
         progress: Called with a :class:`Progress` now and then; ``done`` and ``rows`` are what was taken so

@@ -82,7 +82,7 @@ def codec_of(decoder: str) -> Codec:
         "response": (_payloads_py, "read_response", ()),
     }[decoder]
     twin = getattr(module, name)
-    bare = {"stored": _fastenv.read_messages, "response": _fastenv.read_publish_responses}.get(decoder)
+    bare: Any = {"stored": _fastenv.read_messages, "response": _fastenv.read_publish_responses}.get(decoder)
     return Codec(
         getattr(_fastenv, name) if bare is None else lambda data: bare([data])[0],
         twin if bare is None else partial(twin, 0),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -271,7 +271,11 @@ async def _consume(url: str, stream: str, partitions: str, name: str) -> None:
 
 def main(arguments: Iterable[str]) -> None:
     role, *rest = arguments
-    asyncio.run({"coordinator": _coordinate, "member": _consume}[role](*rest))
+    roles: dict[str, Callable[..., Coroutine[Any, Any, None]]] = {
+        "coordinator": _coordinate,
+        "member": _consume,
+    }
+    asyncio.run(roles[role](*rest))
 
 
 if __name__ == "__main__":

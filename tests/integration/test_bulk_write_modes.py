@@ -29,7 +29,7 @@ from liftenvelope.jetstream import JetStream, StreamConfig
 from liftenvelope.testing import FaultProxy, NatsServer
 from tests.integration.bulk_streams import jetstream, make_stream
 
-MODES = ["pipelined", "atomic", "fast"]
+MODES: list[Any] = ["pipelined", "atomic", "fast"]
 MAPS = pa.map_(pa.string(), pa.binary())
 ACCESS = Access(reconnect_wait=60, connect_timeout=10, timeout=20)
 
@@ -277,11 +277,13 @@ class TestWhatIsStoredOfAFailedWrite:
     def test_duplicates_are_passed_over_by_fast_ingest(self, url: str, name: str, row: int) -> None:
         open_stream(url, name)
         table = rows_with(1_200, row, "Nats-Msg-Id", "once")
+        duplicates = []
         for expected in (1_200, 2_399):
             done = bulk.write(url, name, table, subject=f"{name}.x", mode="fast")
             assert done.acked == 1_200
             assert len(values(url, name)) == expected
-        assert done.duplicates == (row == 0)
+            duplicates.append(done.duplicates)
+        assert duplicates[-1] == (row == 0)
 
     def test_a_job_that_is_done_again_by_fast_ingest(self, url: str, name: str) -> None:
         open_stream(url, name)

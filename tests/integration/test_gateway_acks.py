@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -316,6 +317,10 @@ async def test_when_nothing_more_comes_it_asks_once(
         assert another["name"] != consumer["name"]
 
 
+def _at_least(found: list[str], count: int) -> bool:
+    return len(found) >= count
+
+
 async def test_a_reader_that_has_all_asks_no_more(
     partition: Partition, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -332,7 +337,7 @@ async def test_a_reader_that_has_all_asks_no_more(
         for number, ident in enumerate("ab", 1):
             await partition.publish(ident)
             await acked(partition, number)
-            await until(lambda number=number: len(asked) >= number)
+            await until(partial(_at_least, asked, number))
             await until(lambda: reader._due == reader._flow.delivery)
             assert reader._quiet is None
         await subscription.unsubscribe()

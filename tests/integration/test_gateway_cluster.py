@@ -186,7 +186,7 @@ async def test_raw_envelopes_are_acked_by_the_next_leader(
     next(node for node in cluster.nodes if node.id == leader).kill()
     for number in range(20):
         await nc.publish(name, new_message(b"x", ack_inbox=f"{name}.acks", correlation_id=str(number)))
-    acks = {}
+    acks: dict[str, int] = {}
     async with asyncio.timeout(60):
         while len(acks) < 20:
             ack = unmarshal_ack((await inbox.next_msg(timeout=60)).data)

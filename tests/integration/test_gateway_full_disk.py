@@ -93,7 +93,9 @@ async def test_publishing_goes_on_when_there_is_room_again(small_server: NatsSer
         # The operator makes room. To delete the stream takes a change of its record, for which there is none.
         async with JetStream(nc) as js:
             await (await js.stream(f"lift_{name}_0")).purge()
-        assert (await client.publish(f"{name}-other", b"after", timeout=60)).offset == 1
+        ack = await client.publish(f"{name}-other", b"after", timeout=60)
+        assert ack is not None
+        assert ack.offset == 1
     await nc.close()
 
 

@@ -39,4 +39,6 @@ async def test_three_gateways_start_on_fresh_cluster(name: str, _round: int) -> 
             liftenvelope.connect(cluster.addresses) as client,
         ):
             await client.create_stream(name, name, replication_factor=3)
-            assert (await client.publish(name, b"value", timeout=60)).offset == 0
+            ack = await client.publish(name, b"value", timeout=60)
+            assert ack is not None
+            assert ack.offset == 0

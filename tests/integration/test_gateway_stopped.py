@@ -59,6 +59,11 @@ async def leader_at(address: str, name: str, partition: int) -> str:
     return str(answer.streamMetadata[0].partitions[partition].leader)
 
 
+def pid_of(node: GatewayNode) -> int:
+    assert node.pid is not None
+    return node.pid
+
+
 async def led_without(
     cluster: GatewayCluster, stopped: GatewayNode, name: str, partition: int
 ) -> GatewayNode:
@@ -103,15 +108,15 @@ async def read_on(address: str, request: bytes, found: list[int], count: int) ->
         raise error
 
 
-async def resumed(cluster: GatewayCluster, name: str, partition: int, member: Any, count: int) -> list[int]:
+async def resumed(
+    cluster: GatewayCluster, name: str, partition: int, member: tuple[str, int, str], count: int
+) -> list[int]:
     """Read as a client does: on from the next offset, at whoever leads, until so many messages came."""
     found: list[int] = []
     async with asyncio.timeout(90):
         while len(found) < count:
             leader = node_of(cluster, await leader_at(cluster.nodes[0].address, name, partition))
-            await read_on(
-                leader.address, subscription(name, partition, *member, start=len(found)), found, count
-            )
+            await read_on(leader.address, subscription(name, partition, *member, len(found)), found, count)
     return found
 
 
@@ -135,7 +140,7 @@ async def test_stopped_leader_delivers_nothing_after_newer_member_reads(
         request = subscription(name, partition, name, first.epoch, "old")
         call = channel.server_stream("/proto.API/Subscribe", request)
         assert await call.receive() == [b""]
-        os.kill(stopped.pid, signal.SIGSTOP)
+        os.kill(pid_of(stopped), signal.SIGSTOP)
         await led_without(cluster, stopped, name, partition)
         leaving = api_pb2.LeaveConsumerGroupRequest(groupId=name, consumerId="old")
         await unary(coordinator.address, "LeaveConsumerGroup", leaving, api_pb2.LeaveConsumerGroupResponse)
@@ -147,7 +152,7 @@ async def test_stopped_leader_delivers_nothing_after_newer_member_reads(
             await publish_all(client, name, partition, 50)
             reading = asyncio.create_task(resumed(cluster, name, partition, (name, second.epoch, "new"), 100))
             old: list[int] = []
-            os.kill(stopped.pid, signal.SIGCONT)
+            os.kill(pid_of(stopped), signal.SIGCONT)
             with pytest.raises(RpcError) as info:
                 await asyncio.wait_for(offsets(call, old), 60)
             assert (info.value.code, old) == (StatusCode.UNAVAILABLE, [])
@@ -179,12 +184,12 @@ async def test_stopped_leader_acks_nothing_that_another_one_acked(cluster: Gatew
     await nc.subscribe(inbox, cb=note)
     await publish("first")
     await until(lambda: acked["first"])
-    os.kill(stopped.pid, signal.SIGSTOP)
+    os.kill(pid_of(stopped), signal.SIGSTOP)
     ids = [str(number) for number in range(50)]
     # Delivered to the stopped gateway, and acked by the one that takes over.
     await publish(*ids)
     await until(lambda: all(acked[id_] for id_ in ids))
-    os.kill(stopped.pid, signal.SIGCONT)
+    os.kill(pid_of(stopped), signal.SIGCONT)
     # It leads again: what comes from now on it acks.
     await leads_again(stopped, name)
     await publish("last")

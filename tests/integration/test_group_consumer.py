@@ -366,7 +366,7 @@ class TestBatches:
 
     async def test_a_list_waits_for_more(self, play: Play) -> None:
         async with play.consumer("a") as consumer:
-            waiting = asyncio.create_task(anext(consumer.batches(3, PATIENCE)))
+            waiting = asyncio.ensure_future(anext(consumer.batches(3, PATIENCE)))
             await play.publish(3)
             assert {one.data for one in await waiting} == {b"0", b"1", b"2"}
 
@@ -396,9 +396,10 @@ class TestBatches:
 
     async def test_options(self, play: Play) -> None:
         consumer = play.consumer("a")
-        for options in ((0,), (True,), (1, -1.0), (1, float("nan")), (1, float("inf")), (1, "1")):
+        wrong: list[Any] = [(0,), (True,), (1, -1.0), (1, float("nan")), (1, float("inf")), (1, "1")]
+        for options in wrong:
             with pytest.raises(UsageError, match="max_"):
-                await anext(consumer.batches(*options))  # type: ignore[arg-type]
+                await anext(consumer.batches(*options))
         with pytest.raises(UsageError, match="max_rows"):
             await anext(consumer.arrow_batches(0))
 
@@ -459,7 +460,7 @@ class TestPartitions:
                     await eventually(lambda: a.generation > generation)
                     mine = {partition for _, partition in a.assignment}
                     assert len(mine) == len(b.assignment) == 2
-                    seen = []
+                    seen: list[GroupMessage] = []
                     while len(seen) < 20:
                         seen.append(await anext(a))
             assert {one.partition for one in seen} == mine
@@ -544,7 +545,7 @@ class TestPartitions:
 class TestItsLife:
     async def test_options(self, nc: Client, name: str) -> None:
         topic = JetStreamTopic.of_streams("t", ["S"])
-        for options in (
+        wrong: list[dict[str, Any]] = [
             {"group": ""},
             {"topics": []},
             {"topics": [topic, topic]},
@@ -557,9 +558,10 @@ class TestItsLife:
             {"timeout": -1},
             {"on_assigned": 1},
             {"prefix": "a b"},
-        ):
+        ]
+        for options in wrong:
             with pytest.raises((UsageError, GroupRequestError)):
-                GroupConsumer(nc, **{"group": name, "topics": topic, **options})
+                GroupConsumer(nc, **dict[str, Any]({"group": name, "topics": topic} | options))
         consumer = GroupConsumer(nc, name, topic)
         with pytest.raises(UsageError, match="not open"):
             _ = consumer.generation

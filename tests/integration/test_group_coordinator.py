@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
+from google.protobuf.message import Message
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
@@ -43,6 +44,8 @@ from liftenvelope.testing import FaultProxy, NatsServer
 
 from .conftest import connect
 from .group_play import LONG, PATIENCE, Play, coordinator, eventually
+
+_Answer = TypeVar("_Answer", pb.RegisterConsumerResponse, pb.HeartbeatResponse)
 
 
 @pytest.fixture
@@ -92,7 +95,7 @@ class Raw:
         request = pb.HeartbeatRequest(group=self.group, consumer_id=self.name, generation=generation)
         return await self.ask("Heartbeat", request, pb.HeartbeatResponse)
 
-    async def ask(self, method: str, request: Any, kind: Any) -> Any:
+    async def ask(self, method: str, request: Message, kind: type[_Answer]) -> _Answer:
         """Ask again while nobody can answer; an answer that the group is rebalancing is returned."""
         async with asyncio.timeout(PATIENCE):
             while True:
@@ -368,7 +371,7 @@ class TestService:
             {"assignors": {"mine": 1}},
         ):
             with pytest.raises(UsageError):
-                Coordinator(nc, **options)  # type: ignore[arg-type]
+                Coordinator(nc, **options)
         with pytest.raises(UsageError, match="not running"):
             _ = Coordinator(nc).directory
 

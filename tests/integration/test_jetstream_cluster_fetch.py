@@ -45,7 +45,7 @@ async def test_the_leader_steps_down(bench: Bench) -> None:
     batch = await asyncio.wait_for(fetching, 50)
     assert ([message.data for message in batch], batch.error) == (numbered(5), None)
 
-    config = {"ack_wait": 1_000_000_000, "filter_subject": f"{bench.name}.a"}
+    config: dict[str, Any] = {"ack_wait": 1_000_000_000, "filter_subject": f"{bench.name}.a"}
     consumer = await bench.consumer(**config)
     ordered = (await stream_of(bench)).ordered_consumer(filter_subjects=[f"{bench.name}.a"])
     seen: set[bytes] = set()

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -101,11 +102,11 @@ def test_a_refusal_is_not_forgotten_when_the_time_is_up(liftbridge_server: Liftb
 def test_change_whose_answer_is_lost_succeeds_at_the_second_attempt(
     liftbridge_server: LiftbridgeCluster,
 ) -> None:
-    def is_there() -> bool:
+    def shows(there: bool) -> bool:
         with BlockingChannel(liftbridge_server.addresses[0]) as channel:
             answer = channel.unary("/proto.API/FetchMetadata", b"", timeout=60.0)
         streams = api_pb2.FetchMetadataResponse.FromString(answer).streamMetadata
-        return "testing.lost" in [stream.name for stream in streams]
+        return there == ("testing.lost" in [stream.name for stream in streams])
 
     with FaultProxy(liftbridge_server.addresses[0]) as proxy:
         admin = LiftbridgeAdmin([proxy.address])
@@ -113,7 +114,7 @@ def test_change_whose_answer_is_lost_succeeds_at_the_second_attempt(
             proxy.stall("to_client")
             with ThreadPoolExecutor() as pool:
                 changed = pool.submit(change, "testing.lost")
-                wait_until(lambda there=there: is_there() == there)
+                wait_until(partial(shows, there))
                 proxy.cut()
                 proxy.resume()
                 changed.result()

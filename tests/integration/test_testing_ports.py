@@ -47,7 +47,7 @@ def small_range(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], range]:
 
 
 def all_are_free(size: int) -> bool:
-    taken = []
+    taken: list[int] = []
     try:
         taken.extend(_ports.free_port() for _ in range(size))
     except ServerStartError:

@@ -95,7 +95,7 @@ class Running(Query):
 def write_wide(stream: Stream, count: int, size: int) -> None:
     """Write numbers with blanks behind them: so many of so many bytes."""
     columns: dict[str, Any] = {"value": [(b"%d" % i).ljust(size) for i in range(count)]}
-    special = {"subject": f"{stream.name}.x"} if stream.format == "jetstream" else {}
+    special: dict[str, Any] = {"subject": f"{stream.name}.x"} if stream.format == "jetstream" else {}
     if stream.format == "liftbridge":
         columns["partition"] = pa.array([i % stream.partitions for i in range(count)], pa.int32())
     bulk.write(stream.servers, stream.name, pa.table(columns), **special)
@@ -319,7 +319,11 @@ class TestRetention:
         self, spark: SparkSession, liftbridge_server: LiftbridgeCluster, name: str, tmp_path: Path
     ) -> Stream:
         """A stream of Liftbridge whose retention has passed the checkpoint of a query."""
-        settings = {"retention_max_messages": 20, "segment_max_bytes": 1_000, "cleaner_interval": 200}
+        settings: dict[str, Any] = {
+            "retention_max_messages": 20,
+            "segment_max_bytes": 1_000,
+            "cleaner_interval": 200,
+        }
         liftbridge_server.create_stream(name, **settings)
         stream = Stream("liftbridge", liftbridge_server.addresses[0], name)
         stream.write(10)

@@ -75,7 +75,7 @@ class TestRequests:
             assert frames[0] == 0
             found.append(api_pb2.PublishRequest.FromString(frames[5 : 5 + size]))
             frames = frames[5 + size :]
-        shared = {"stream": "orders", "ackPolicy": 2, "expectedOffset": -1}
+        shared: Any = {"stream": "orders", "ackPolicy": 2, "expectedOffset": -1}
         assert found == [
             api_pb2.PublishRequest(
                 value=b"one", key=b"k", headers={"h": b"x"}, partition=3, correlationId="a-Z.9", **shared

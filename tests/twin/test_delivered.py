@@ -32,7 +32,7 @@ def walker_of(frames: ModuleType, acks: object = None) -> Any:
             raise AssertionError("made without")
 
     if frames is _frames_py:  # the readable twin makes its messages as anybody would
-        Message.__init__ = frames.Delivered.__init__
+        Message.__init__ = frames.Delivered.__init__  # type: ignore[method-assign]
     walker = frames.NatsWalker(10_000)
     walker.open_delivered(SID, Message, acks, PREFIX)
     return walker

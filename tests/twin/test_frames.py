@@ -218,7 +218,7 @@ def test_twins_agree(steps: list[tuple[str, Any]], sizes: list[int], preface: in
     cython = _fastwire.FrameWalker(MAX_FRAME, MAX_MESSAGE, preface)
     cutters = []
     for name, argument in steps:
-        pieces = split(argument, sizes) if name == "feed" else [argument]
+        pieces: list[Any] = split(argument, sizes) if name == "feed" else [argument]
         for piece in pieces:
             if name == "open_for_pieces":
                 cutters.append((python.open(piece, pieces=True), cython.open(piece, pieces=True)))

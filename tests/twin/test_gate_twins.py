@@ -343,4 +343,5 @@ def test_both_pipe_alike(requests: list[bytes], answers: list[Any]) -> None:
 
 
 def test_policies_are_those_of_the_api() -> None:
-    assert [AckPolicy.LEADER, AckPolicy.ALL, AckPolicy.NONE] == [api_pb2.LEADER, api_pb2.ALL, api_pb2.NONE]
+    ours = AckPolicy.LEADER, AckPolicy.ALL, AckPolicy.NONE
+    assert [int(policy) for policy in ours] == [api_pb2.LEADER, api_pb2.ALL, api_pb2.NONE]

@@ -6,7 +6,6 @@ import asyncio
 from typing import Any
 
 import pytest
-from scripted_broker import ScriptedBroker, client_of, scripted, stall, until
 
 import liftenvelope
 from liftenvelope.client import cluster as cluster_module
@@ -26,6 +25,7 @@ from liftenvelope.errors import (
     UsageTypeError,
 )
 from liftenvelope.rpc.status import CallNotProcessedError, RpcError, StatusCode
+from tests.unit.scripted_broker import ScriptedBroker, client_of, scripted, stall, until
 
 pytestmark = pytest.mark.usefixtures("loop_errors")
 
@@ -144,7 +144,7 @@ class TestMetadata:
 
             async def later(call: Any, request: bytes) -> bytes:
                 await go_on.wait()
-                return broker.metadata(request).SerializeToString()
+                return bytes(broker.metadata(request).SerializeToString())
 
             async with client_of([broker]) as client:
                 broker.log(0)

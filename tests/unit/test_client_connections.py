@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from scripted_broker import ScriptedBroker, client_of, scripted, stall, until
 
 from liftenvelope._pb import api_pb2
 from liftenvelope.client.cluster import Deadline
@@ -16,6 +15,7 @@ from liftenvelope.client.connections import Connections
 from liftenvelope.client.options import Options
 from liftenvelope.errors import TransportError
 from liftenvelope.rpc.status import CallNotProcessedError
+from tests.unit.scripted_broker import ScriptedBroker, client_of, scripted, stall, until
 
 pytestmark = pytest.mark.usefixtures("loop_errors")
 

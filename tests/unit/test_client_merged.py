@@ -6,7 +6,13 @@ import asyncio
 from typing import Any
 
 import pytest
-from scripted_broker import (
+
+from liftenvelope.client.events import SubscriptionLost
+from liftenvelope.errors import (
+    StreamDeletedError,
+)
+from liftenvelope.rpc.status import RpcError, StatusCode
+from tests.unit.scripted_broker import (
     HANDSHAKE,
     ScriptedBroker,
     answers,
@@ -16,12 +22,6 @@ from scripted_broker import (
     offsets,
     scripted,
 )
-
-from liftenvelope.client.events import SubscriptionLost
-from liftenvelope.errors import (
-    StreamDeletedError,
-)
-from liftenvelope.rpc.status import RpcError, StatusCode
 
 pytestmark = pytest.mark.usefixtures("loop_errors")
 

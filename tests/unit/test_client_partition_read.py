@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scripted_broker import message
 
 from liftenvelope._pb import api_pb2
 from liftenvelope.client.metadata import PartitionInfo
@@ -27,6 +26,7 @@ from liftenvelope.errors import (
     TransportError,
 )
 from liftenvelope.rpc.status import CallNotProcessedError, RpcError, StatusCode
+from tests.unit.scripted_broker import message
 
 REACHED = RpcError(StatusCode.RESOURCE_EXHAUSTED, "Stop offset reached")
 BEFORE = RpcError(StatusCode.INVALID_ARGUMENT, "Stop offset is before start offset: 3 < 4")

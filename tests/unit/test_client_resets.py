@@ -84,16 +84,16 @@ class TestChannels:
             assert await call(broker.address, timeout) == StatusCode.UNAVAILABLE
 
 
-async def delete(client: Client) -> object:
-    return await client.delete_stream("foo", timeout=0.3)
+async def delete(client: Client) -> None:
+    await client.delete_stream("foo", timeout=0.3)
 
 
-async def create(client: Client) -> object:
-    return await client.create_stream("foo", "foo", timeout=0.3)
+async def create(client: Client) -> None:
+    await client.create_stream("foo", "foo", timeout=0.3)
 
 
-async def pause(client: Client) -> object:
-    return await client.pause_stream("foo", timeout=0.3)
+async def pause(client: Client) -> None:
+    await client.pause_stream("foo", timeout=0.3)
 
 
 @pytest.mark.parametrize(

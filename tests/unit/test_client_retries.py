@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scripted_broker import METHODS
 
 from liftenvelope._pb import api_pb2
 from liftenvelope.client.retries import RETRIES, Fate, fate_of, pause_before
 from liftenvelope.errors import TransportError
 from liftenvelope.rpc.status import CallNotProcessedError, RpcError, StatusCode
+from tests.unit.scripted_broker import METHODS
 
 
 @pytest.mark.parametrize(

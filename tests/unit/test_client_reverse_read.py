@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scripted_broker import message
 
 from liftenvelope._pb import api_pb2
 from liftenvelope.client.metadata import PartitionInfo
@@ -23,6 +22,7 @@ from liftenvelope.errors import (
     UsageError,
 )
 from liftenvelope.rpc.status import RpcError, StatusCode
+from tests.unit.scripted_broker import message
 
 REACHED = RpcError(StatusCode.RESOURCE_EXHAUSTED, "Stop offset reached")
 READONLY = RpcError(StatusCode.RESOURCE_EXHAUSTED, "End of readonly partition")

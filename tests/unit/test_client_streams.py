@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from scripted_broker import ScriptedBroker, client_of, scripted
 
 import liftenvelope
 from liftenvelope._pb import api_pb2
@@ -26,6 +25,7 @@ from liftenvelope.errors import (
     UsageTypeError,
 )
 from liftenvelope.rpc.status import RpcError, StatusCode
+from tests.unit.scripted_broker import ScriptedBroker, client_of, scripted
 
 pytestmark = pytest.mark.usefixtures("loop_errors")
 
@@ -67,7 +67,8 @@ class Pair:
     @property
     def sent(self) -> int:
         """How many calls came, after those that opened the client."""
-        return sum(self.broker.calls.values()) - 1
+        calls: dict[str, int] = self.broker.calls
+        return sum(calls.values()) - 1
 
 
 @pytest.fixture

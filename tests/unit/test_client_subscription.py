@@ -6,19 +6,6 @@ import asyncio
 from typing import Any
 
 import pytest
-from scripted_broker import (
-    HANDSHAKE,
-    ScriptedBroker,
-    StandingStill,
-    answers,
-    client_of,
-    message,
-    offsets,
-    patiently,
-    read,
-    scripted,
-    until,
-)
 
 from liftenvelope._pb import api_pb2
 from liftenvelope.client import cluster as cluster_module
@@ -44,6 +31,19 @@ from liftenvelope.errors import (
     UsageTypeError,
 )
 from liftenvelope.rpc.status import RpcError, StatusCode
+from tests.unit.scripted_broker import (
+    HANDSHAKE,
+    ScriptedBroker,
+    StandingStill,
+    answers,
+    client_of,
+    message,
+    offsets,
+    patiently,
+    read,
+    scripted,
+    until,
+)
 
 pytestmark = pytest.mark.usefixtures("loop_errors")
 

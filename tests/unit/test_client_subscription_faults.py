@@ -7,7 +7,15 @@ import itertools
 from typing import Any
 
 import pytest
-from scripted_broker import (
+
+from liftenvelope.client import subscription as subscription_module
+from liftenvelope.errors import (
+    CallTimeoutError,
+    StreamDeletedError,
+    TransportError,
+)
+from liftenvelope.rpc.status import RpcError, StatusCode
+from tests.unit.scripted_broker import (
     HANDSHAKE,
     answers,
     client_of,
@@ -18,14 +26,6 @@ from scripted_broker import (
     stall,
     until,
 )
-
-from liftenvelope.client import subscription as subscription_module
-from liftenvelope.errors import (
-    CallTimeoutError,
-    StreamDeletedError,
-    TransportError,
-)
-from liftenvelope.rpc.status import RpcError, StatusCode
 
 pytestmark = pytest.mark.usefixtures("loop_errors")
 

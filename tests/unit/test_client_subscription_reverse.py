@@ -5,7 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from scripted_broker import (
+
+from liftenvelope._pb import api_pb2
+from liftenvelope.errors import (
+    UnsupportedByServerError,
+)
+from liftenvelope.rpc.status import RpcError, StatusCode
+from tests.unit.scripted_broker import (
     HANDSHAKE,
     answers,
     client_of,
@@ -14,12 +20,6 @@ from scripted_broker import (
     read,
     scripted,
 )
-
-from liftenvelope._pb import api_pb2
-from liftenvelope.errors import (
-    UnsupportedByServerError,
-)
-from liftenvelope.rpc.status import RpcError, StatusCode
 
 pytestmark = pytest.mark.usefixtures("loop_errors")
 

@@ -140,7 +140,7 @@ def test_budget_is_never_exceeded_and_nobody_waits_for_ever(
             budget.wait(least, give)
         assert budget.used == sum(taken)
         assert budget.used <= 100 or len(taken) == 1
-        while taken and data.draw(st.booleans()):
+        while taken and bool(data.draw(st.booleans())):
             budget.release(taken.pop(0))
     while taken:
         budget.release(taken.pop(0))

@@ -34,7 +34,7 @@ from liftenvelope.gateway.storage import PartitionState, covers, parse_ns
 from liftenvelope.gateway.streams import new_record
 from liftenvelope.rpc.status import RpcError, StatusCode
 
-NAMES = st.text(st.characters(exclude_categories=("Cs",)), min_size=1, max_size=120)
+NAMES = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=120)
 TOKENS = st.lists(st.sampled_from(["a", "b", "*"]), min_size=1, max_size=4)
 
 
@@ -273,18 +273,21 @@ def test_what_ends_a_read() -> None:
     stream = record(partitions=(PartitionRecord(), PartitionRecord()))
     paused = stream.with_partitions({0: PartitionRecord(paused=True)})
     readonly = stream.with_partitions({0: PartitionRecord(readonly=True)})
-    ends = []
-    for after in (paused, None, record(id="2"), stream):
+
+    def changed(after: StreamRecord | None) -> tuple[Read, Read]:
+        """Change the stream; return a read of the partition that changed and one of the other."""
         reads, read, elsewhere = OpenReads(), read_of(stream), read_of(stream, partition=1)
         reads.add(read)
         reads.add(elsewhere)
         reads.stream_changed(stream, after)
-        ends.append(str(read.error))
+        return read, elsewhere
+
+    ends = [str(changed(after)[0].error) for after in (paused, None, record(id="2"), stream)]
     assert ends[0].endswith("commit log was closed")
     assert ends[1].endswith("commit log was deleted")
     assert ends[2].endswith("commit log was deleted")
     assert ends[3] == "None"
-    reads.stream_changed(stream, readonly)
+    read, elsewhere = changed(readonly)
     assert (read.ended, read.became_readonly, elsewhere.became_readonly) == (False, True, False)
 
 

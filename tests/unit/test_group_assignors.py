@@ -57,9 +57,9 @@ def test_everything_is_given_once_to_who_reads_it(assignor: Assignor, situation:
 @given(situation=situations())
 def test_the_same_situation_gives_the_same(assignor: Assignor, situation: Situation) -> None:
     turned = Situation(
-        dict(reversed(situation.members.items())),
-        dict(reversed(situation.partitions.items())),
-        dict(reversed(situation.previous.items())),
+        dict(reversed(tuple(situation.members.items()))),
+        dict(reversed(tuple(situation.partitions.items()))),
+        dict(reversed(tuple(situation.previous.items()))),
     )
     assert assignor(situation) == assignor(turned)
 

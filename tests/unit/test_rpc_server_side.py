@@ -353,7 +353,7 @@ def test_flood_of_control_frames_ends_the_connection(kind: str) -> None:
     assert not pair.server.failed
     (ended,) = pair.server.feed(one * 60)
     assert pair.server.failed
-    assert "flood of control frames" in str(ended.error)  # type: ignore[union-attr]
+    assert "flood of control frames" in str(ended.error)
     events = pair.client.receive_data(pair.server.data_to_send())
     (goaway,) = [event for event in events if isinstance(event, h2_events.ConnectionTerminated)]
     assert goaway.error_code == ErrorCodes.ENHANCE_YOUR_CALM

@@ -57,7 +57,7 @@ def test_settings_that_kill_the_server(admin: LiftbridgeAdmin, settings: dict[st
 def test_subject_of_a_stream_is_given_by_keyword(admin: LiftbridgeAdmin) -> None:
     # The client's create_stream takes the subject first: a mix-up must not make another stream.
     with pytest.raises(TypeError, match="positional"):
-        admin.create_stream("subject", "name")  # type: ignore[misc]
+        admin.create_stream("subject", "name")  # type: ignore[call-arg]
 
 
 def test_read_of_less_than_nothing(admin: LiftbridgeAdmin) -> None:

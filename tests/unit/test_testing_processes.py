@@ -58,7 +58,7 @@ def test_reaper_removes_folders_when_nothing_writes_to_them_any_more(
 ) -> None:
     if not has_handles:
         # As on macOS.
-        monkeypatch.setattr(_reaper.sys, "platform", "other")
+        monkeypatch.setattr(sys, "platform", "other")
     for number in range(3):
         folder = tmp_path / str(number)
         folder.mkdir()
