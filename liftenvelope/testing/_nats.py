@@ -32,6 +32,7 @@ def run_nats_server(
     port: int | None = None,
     max_payload: int | None = None,
     config: Mapping[str, object] | None = None,
+    config_text: str = "",
     start_timeout: float = 120.0,
 ) -> NatsServer:
     """Return a nats-server on the loopback interface, to be started by ``with`` or ``async with``.
@@ -44,6 +45,8 @@ def run_nats_server(
         max_payload: The largest message it takes, in bytes; by default the server's own limit, 1 MiB.
         config: More of its configuration, such as ``{"max_control_line": 8192}``. The names are those of the
             server's configuration file; what stands here goes before what is written here by default.
+        config_text: More lines of its configuration, in the syntax of the server's configuration file.
+            Default: none.
         start_timeout: Seconds within which it must be ready.
 
     Raises:
@@ -61,7 +64,11 @@ def run_nats_server(
         raise UsageError(f"max_payload={max_payload!r}: expected a positive number of bytes, or None")
     options: dict[str, object] = {} if max_payload is None else {"max_payload": max_payload}
     return NatsServer(
-        {**options, **(config or {})}, jetstream=jetstream, port=port, start_timeout=start_timeout
+        {**options, **(config or {})},
+        config_text,
+        jetstream=jetstream,
+        port=port,
+        start_timeout=start_timeout,
     )
 
 
@@ -69,9 +76,16 @@ class NatsServer(Managed):
     """A nats-server, made by :func:`run_nats_server`. For one thread at a time."""
 
     def __init__(
-        self, config: Mapping[str, object], *, jetstream: bool, port: int | None, start_timeout: float
+        self,
+        config: Mapping[str, object],
+        config_text: str = "",
+        *,
+        jetstream: bool,
+        port: int | None,
+        start_timeout: float,
     ) -> None:
         self._config = config
+        self._config_text = config_text
         self._jetstream = jetstream
         self._port = port
         self._start_timeout = start_timeout
@@ -157,8 +171,9 @@ class NatsServer(Managed):
     def _start_on(self, port: int) -> None:
         name = f"{self._folder.name}-{port}"
         path = self._folder / "nats-server.conf"
-        # JSON is a valid configuration.
-        path.write_text(json.dumps(self._configuration(name, port), indent=1), "utf-8")
+        # A value in JSON is a valid value there.
+        lines = [f"{key}: {json.dumps(value)}" for key, value in self._configuration(name, port).items()]
+        path.write_text("\n".join([*lines, self._config_text, ""]), "utf-8")
         self._process.start([str(find_nats_server()), "-c", str(path)], {})
         try:
             self._info = self._wait_ready(name, port)

@@ -55,6 +55,18 @@ def test_it_serves_and_goes() -> None:
     server.close()
 
 
+def test_lines_of_configuration_in_the_syntax_of_the_server() -> None:
+    text = (
+        'LIMIT = 4321\nmax_payload: $LIMIT  # bytes\nauthorization { users = [{user: "a", password: "b"}] }'
+    )
+    with run_nats_server(config={"max_control_line": 2048}, config_text=text) as server:
+        said = info(server)
+        assert said["max_payload"] == 4321
+        assert said["auth_required"] is True
+    with pytest.raises(ServerStartError, match="Parse error"), run_nats_server(config_text="max_payload: {"):
+        pass
+
+
 def test_restart_keeps_the_port() -> None:
     with run_nats_server() as server:
         port = server.port
