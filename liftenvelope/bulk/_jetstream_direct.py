@@ -8,7 +8,6 @@ asked of the leader.
 from __future__ import annotations
 
 import json
-import secrets
 import time
 from typing import TYPE_CHECKING, Any, Final
 
@@ -65,7 +64,7 @@ class DirectRead(RangeRead):
     def _open(self, link: NatsSocket) -> bool:
         """Begin at the next offset; return whether there is anything left to be read."""
         self._check_not_truncated(link)
-        self._inbox = f"_INBOX.{secrets.token_hex(11)}"
+        self._inbox = self._source.access.new_inbox()
         self._sid = link.subscribe(f"{self._inbox}.*")
         self._rows.follow(self._sid, self._next, self._span.stop)
         self._frames.follow(self._sid)

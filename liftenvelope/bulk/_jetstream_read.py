@@ -163,7 +163,7 @@ class RangeRead:
         info = link.ask(f"{self._source.prefix}.{subject}", request)
         if self._sid:
             link.unsubscribe(self._sid)
-        self._inbox = f"_INBOX.{secrets.token_hex(11)}"
+        self._inbox = self._source.access.new_inbox()
         self._sid = link.subscribe(f"{self._inbox}.*")
         self._rows.follow(self._sid, self._next, self._span.stop)
         self._pulls.forget()

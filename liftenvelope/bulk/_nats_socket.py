@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import secrets
 import socket
 import ssl
 import time
@@ -89,7 +88,7 @@ class NatsSocket:
         self.info: dict[str, Any] = {}
         self.leaving = False
         self._sid = _REQUESTS
-        self._inbox = f"_INBOX.{secrets.token_hex(11)}"
+        self._inbox = self._access.new_inbox()
         self._answers: dict[str, Frame] = {}
         self._awaited = ""
         self._requests = 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import secrets
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -58,7 +57,7 @@ class WriteLink:
 
     def __init__(self, source: JetStreamSource) -> None:
         self.source = source
-        self.inbox = f"_INBOX.{secrets.token_hex(11)}.".encode()
+        self.inbox = f"{source.access.new_inbox()}.".encode()
         self.sid = 0
         self.config: dict[str, Any] = {}
         self.version = ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import ssl
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -15,6 +16,7 @@ from liftenvelope.client.client import Client
 from liftenvelope.client.options import check_count, check_seconds, check_server_names
 from liftenvelope.errors import UsageError, UsageTypeError
 from liftenvelope.jetstream.api import api_prefix
+from liftenvelope.nats._subjects import check_inbox_prefix
 from liftenvelope.rpc.address import Address, parse_address
 
 if TYPE_CHECKING:
@@ -49,6 +51,8 @@ class Access:
         user_credentials: File with a JWT and the seed of its nkey. Needs the package ``nkeys``.
         domain: JetStream domain.
         api_prefix: Prefix of JetStream's API, where it is not ``$JS.API``; not together with a domain.
+        inbox_prefix: First tokens of the subjects that NATS answers come to. Where a user may subscribe to an
+            inbox prefix of its own only, name that prefix. Default ``_INBOX``.
         connect_timeout: Seconds for making one connection.
         timeout: Seconds for one answer of a server, or the acks of a batch.
         reconnect_wait: Seconds for which a lost connection is made again, without anything read in between.
@@ -72,6 +76,7 @@ class Access:
     user_credentials: str | Path | None = None
     domain: str | None = None
     api_prefix: str | None = None
+    inbox_prefix: str = "_INBOX"
     connect_timeout: float = 5.0
     timeout: float = 10.0
     reconnect_wait: float = 30.0
@@ -87,6 +92,7 @@ class Access:
         check_seconds("reconnect_wait", self.reconnect_wait, zero=True)
         check_count("max_message_bytes", self.max_message_bytes)
         api_prefix(self.domain, self.api_prefix)
+        check_inbox_prefix(self.inbox_prefix)
         ways = {
             "user": self.user,
             "token": self.token,
@@ -108,6 +114,10 @@ class Access:
         if self.tls is True:
             return ssl.create_default_context()
         return self.tls if isinstance(self.tls, ssl.SSLContext) else None
+
+    def new_inbox(self) -> str:
+        """Return a subject under the inbox prefix that no other connection uses."""
+        return f"{self.inbox_prefix}.{secrets.token_hex(11)}"
 
     def reachable(self, address: str) -> str:
         """Where to connect to for an address that a broker gave."""

@@ -29,6 +29,7 @@ _FLAGS = {
     "advertise": "--advertise",
     "domain": "--nats-domain",
     "drain": "--drain",
+    "inbox_prefix": "--nats-inbox-prefix",
     "max_message_bytes": "--max-message",
     "nats_log": "--nats-log",
     "policy_file": "--policy",
@@ -42,13 +43,14 @@ _FLAGS = {
 #: One of them in a text. Those that are words of the language stand at its beginning.
 _ARGUMENT = re.compile(
     r"(^(advertise|domain|drain|port|replicas)"
-    r"|\b(max_message_bytes|nats_log|policy_file|tls_\w+|user_credentials))(?=[ =,:]|$)"
+    r"|\b(max_message_bytes|inbox_prefix|nats_log|policy_file|tls_\w+|user_credentials))(?=[ =,:]|$)"
 )
 
 
 @click.command()
 @click.option("--nats", "nats_url", metavar="URL", help="Running NATS servers with JetStream, with commas.")
 @click.option("--nats-creds", metavar="FILE", help="Credentials for it.")
+@click.option("--nats-inbox-prefix", metavar="PREFIX", help="How inboxes begin there.  [default: _INBOX]")
 @click.option("--nats-log", metavar="FILE", help="Its log, to be warned of messages that it drops.")
 @click.option("--nats-domain", metavar="NAME", help="The JetStream domain to use there.  [default: its own]")
 @click.option(
@@ -135,6 +137,8 @@ def _serving(options: dict[str, Any]) -> Any:
         raise UsageError("--nats and --data-dir exclude each other: a server that runs has its own folder")
     if url is None and options["nats_creds"] is not None:
         raise UsageError("--nats-creds needs --nats")
+    if url is None and options["nats_inbox_prefix"] is not None:
+        raise UsageError("--nats-inbox-prefix needs --nats")
     if url is None and options["nats_domain"] is not None:
         raise UsageError("--nats-domain needs --nats")
     if options["policy"] is not None and options["tls_client_ca"] is None:
@@ -159,13 +163,14 @@ def _serving(options: dict[str, Any]) -> Any:
         "encrypted": options["encrypted"],
         "max_message_bytes": options["max_message"],
     }
+    connect = {"user_credentials": options["nats_creds"], "inbox_prefix": options["nats_inbox_prefix"]}
     return Serving(
         nats_url=url,
         data_dir=None if url is not None else str(data_folder() if data_dir is None else Path(data_dir)),
         nats_host=nats_host,
         nats_port=nats_port,
         nats_debug=options["nats_log_level"] == "debug",
-        connect={} if options["nats_creds"] is None else {"user_credentials": options["nats_creds"]},
+        connect={name: value for name, value in connect.items() if value is not None},
         tls_cert=options["tls_cert"],
         tls_key=options["tls_key"],
         tls_client_ca=options["tls_client_ca"],

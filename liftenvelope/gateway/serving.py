@@ -22,6 +22,7 @@ from liftenvelope.errors import TransportError, UsageError
 from liftenvelope.gateway.embedded import EmbeddedNats
 from liftenvelope.gateway.gateway import Gateway
 from liftenvelope.gateway.nats_log import without_logins
+from liftenvelope.nats._subjects import check_inbox_prefix
 
 __all__ = ["Serving", "data_folder", "running_gateway", "serve"]
 
@@ -52,7 +53,7 @@ class Serving:
         data_dir: Where that one keeps its streams; needed if there is no ``nats_url``.
         nats_host, nats_port: Where that one listens; port -1 for any that is free.
         nats_debug: Whether that one logs for debugging, too.
-        connect: More arguments of ``nats.connect``, such as ``user_credentials``.
+        connect: More arguments of ``nats.connect``, such as ``user_credentials`` and ``inbox_prefix``.
         tls_cert, tls_key: PEM files of the certificate and key to serve TLS with.
         tls_client_ca: PEM file of the authority whose certificates clients must show.
         gateway: The arguments of :class:`Gateway`.
@@ -86,6 +87,8 @@ class Serving:
             raise UsageError(f"drain must be a number of seconds from 0, got {self.drain!r}")
         if (credentials := self.connect.get("user_credentials")) is not None:
             _check_readable("user_credentials", credentials)
+        if (prefix := self.connect.get("inbox_prefix")) is not None:
+            check_inbox_prefix(prefix)
         for name in ("tls_cert", "tls_key", "tls_client_ca"):
             _check_readable(name, getattr(self, name))
         # Checks what concerns it, before anything is started or connected to.

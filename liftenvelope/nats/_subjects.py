@@ -41,6 +41,18 @@ def publish_subject(subject: str) -> str:
     return subject
 
 
+def check_inbox_prefix(prefix: str) -> str:
+    """Return the prefix, if inboxes can begin with it.
+
+    Raises:
+        UsageError: It is no subject, or has wildcards.
+    """
+    try:
+        return publish_subject(prefix)
+    except UsageError as exc:
+        raise UsageError(f"inbox_prefix must be a subject without wildcards, got {prefix!r}") from exc
+
+
 def wire_subject(name: str, subject: str) -> str:
     """Return a subject, with wildcards perhaps, that stays within its line of the protocol.
 

@@ -32,7 +32,16 @@ _SHARED: Final = (
     "reconnectWait",
     "stallTimeout",
 )
-_NATS: Final = ("user", "password", "token", "nkeysSeedFile", "credentialsFile", "domain", "apiPrefix")
+_NATS: Final = (
+    "user",
+    "password",
+    "token",
+    "nkeysSeedFile",
+    "credentialsFile",
+    "domain",
+    "apiPrefix",
+    "inboxPrefix",
+)
 #: The options of each format that say where its servers are.
 CONNECTION_OPTIONS: Final = {"liftbridge": (*_SHARED, "maxMessageBytes"), "jetstream": (*_SHARED, *_NATS)}
 
@@ -150,6 +159,7 @@ def _access(format_: str, words: Words) -> Access:
             user_credentials=words.text("credentialsFile"),
             domain=words.text("domain"),
             api_prefix=words.text("apiPrefix"),
+            inbox_prefix=words.text("inboxPrefix") or default.inbox_prefix,
         )
     except UsageError as exc:
         raise OptionError(str(exc)) from exc

@@ -182,6 +182,7 @@ NATS = ("--nats", "nats://127.0.0.1:1")
         (("--drain", "-1"), "'--drain': -1"),
         (("--nats-log-level", "loud"), "'--nats-log-level': 'loud'"),
         ((*NATS, "--nats-domain", "a.b"), "--nats-domain 'a.b'"),
+        ((*NATS, "--nats-inbox-prefix", "a.>"), "--nats-inbox-prefix must be a subject without wildcards"),
         ((*NATS, "--nats-creds", "/none"), "--nats-creds must be a file that can be read"),
         ((*NATS, "--nats-log", "/none"), "--nats-log must be a file that can be read"),
     ],

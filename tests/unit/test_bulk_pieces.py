@@ -107,6 +107,9 @@ class TestTargets:
             ({"tls": 1}, "tls"),
             ({"domain": "a", "api_prefix": "b"}, "exclude"),
             ({"max_message_bytes": 0}, "max_message_bytes=0"),
+            ({"inbox_prefix": ""}, "inbox_prefix must be a subject without wildcards, got ''"),
+            ({"inbox_prefix": "_INBOX.*"}, "inbox_prefix must be a subject without wildcards"),
+            ({"inbox_prefix": "_INBOX.a\r\nPUB b"}, "inbox_prefix must be a subject without wildcards"),
         ],
     )
     def test_access(self, options: dict[str, Any], text: str) -> None:

@@ -72,6 +72,7 @@ def test_help_of_the_demo() -> None:
         (["demo", "--broker", "kafka"], "'kafka' is not one of"),
         (["serve", "--nats", "nats://x", "--data-dir", "/x"], "--nats and --data-dir exclude each other"),
         (["serve", "--nats-creds", "x"], "--nats-creds needs --nats"),
+        (["serve", "--nats-inbox-prefix", "x"], "--nats-inbox-prefix needs --nats"),
         (["serve", "--nats-domain", "x"], "--nats-domain needs --nats"),
         (["serve", "--nats-log", "x"], "--nats-log needs --nats"),
         (

@@ -158,6 +158,7 @@ def test_refused_of_a_stream(options: dict[str, str], text: str) -> None:
         ({"password": "secret"}, "expected a user"),
         ({"user": "a", "token": "b"}, "exclude each other"),
         ({"domain": "a", "apiPrefix": "b"}, "domain"),
+        ({"inboxPrefix": "_INBOX.*"}, "inbox_prefix must be a subject without wildcards"),
         ({"envelope": "stripe"}, "did you mean 'strip'"),
         ({"maxMessageBytes": "1"}, "there is no option 'maxMessageBytes'"),
         ({"provider": "jetstream", "owner": "me"}, "use CREATE TEMPORARY VIEW ... USING jetstream OPTIONS"),
