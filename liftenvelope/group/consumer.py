@@ -23,6 +23,7 @@ from liftenvelope.group.errors import UnknownMemberError
 from liftenvelope.group.events import CommitFailed, GroupEventHandler
 from liftenvelope.group.reader import GroupMessage, PartitionReader
 from liftenvelope.group.topics import Topic
+from liftenvelope.nats._link import Link
 from liftenvelope.nats._outcomes import positive
 
 if TYPE_CHECKING:
@@ -212,7 +213,7 @@ class GroupConsumer(ConsumerReading):
         except TimeoutError as exc:
             raise CallTimeoutError(
                 f"group {self.group!r} did not take {self.consumer_id!r} in within {seconds} s: "
-                "is a coordinator running?"
+                f"is a coordinator running?{Link(self._js.api.nc).refusal}"
             ) from exc
         if self._failure is not None:
             raise self._failure

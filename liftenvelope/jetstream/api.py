@@ -172,7 +172,9 @@ class Api:
         except nats.errors.NoRespondersError as exc:
             raise NoJetStreamError(503, self._unanswered(subject)) from exc
         except nats.errors.TimeoutError as exc:
-            raise CallTimeoutError(f"no answer on {subject!r} within {seconds} s") from exc
+            raise CallTimeoutError(
+                f"no answer on {subject!r} within {seconds} s{self._link.refusal}"
+            ) from exc
         except nats.errors.Error as exc:
             raise TransportError(f"nats-py could not send the request: {exc}") from exc
         return msg

@@ -17,6 +17,7 @@ from liftenvelope.jetstream._statuses import Kind, Status
 from liftenvelope.jetstream._watch import reason_of, watch_of
 from liftenvelope.jetstream.message import PIN_HEADER, Message, counted_size
 from liftenvelope.jetstream.pull_options import PullPlan
+from liftenvelope.nats._link import Link
 from liftenvelope.nats._pull_inbox import PullInbox
 
 __all__ = ["Batch", "FetchInboxes"]
@@ -213,7 +214,8 @@ class _Fetch:
         if self._loop.time() - due > LATE:  # what has come meanwhile is not read yet
             self._timer = self._loop.call_later(LATE, self._give_up, self._loop.time() + LATE)
         elif self._nc.is_connected:
-            self._finish(CallTimeoutError("the server has not answered the pull, or not to its end"))
+            text = "the server has not answered the pull, or not to its end"
+            self._finish(CallTimeoutError(text + Link(self._nc).refusal))
         else:
             self._finish(TransportError("the NATS connection was lost before the server had ended the pull"))
 

@@ -389,7 +389,8 @@ class Publishing:
         self._timer = None
         for future, token in self._table.expire(self._loop.time()):
             what = f"the message on {future.subject!r}"
-            self._fail(future, ack_timeout(what, token, unknown=_UNKNOWN, causes=_CAUSES))
+            causes = _CAUSES + self._link.refusal
+            self._fail(future, ack_timeout(what, token, unknown=_UNKNOWN, causes=causes))
         self._rearm()
 
     def _fail(self, future: PublishFuture, error: Exception) -> None:

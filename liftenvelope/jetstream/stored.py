@@ -181,7 +181,9 @@ async def _next(
         if looks == _LOOKS:
             raise _LostError("the NATS connection was lost before all had come: ask for the rest", sent=True)
         if (left := deadline - loop.time()) <= 0:
-            raise CallTimeoutError(f"nothing more came from stream {stream!r} within {timeout:.3g} s")
+            raise CallTimeoutError(
+                f"nothing more came from stream {stream!r} within {timeout:.3g} s{link.refusal}"
+            )
         try:
             # Not wait_for(): it swallows a cancellation that comes together with an answer (Python 3.11).
             async with asyncio.timeout(min(left, _LOOK)):

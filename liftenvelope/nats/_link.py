@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import nats.errors
 from nats.aio.transport import TcpTransport
+from nats.protocol.parser import PERMISSIONS_ERR
 
 from liftenvelope.errors import TransportError
 from liftenvelope.nats._subjects import wire_subject
@@ -104,6 +105,16 @@ class Link:
         """A number that grows with every reconnection; what is written now goes out in this one."""
         # What is buffered while the connection is down survives, and goes out in the next one.
         return int(self._nc.stats["reconnects"]) + (not self._nc.is_connected)
+
+    @property
+    def refusal(self) -> str:
+        """End of an error's text: the last permission that the server refused, or nothing.
+
+        The server does not answer what it refuses: it reports a violation to the connection, which nats-py
+        hands to the user's ``error_cb`` and keeps as the last error.
+        """
+        said = str(self._nc.last_error)
+        return f"; the server said: {said}" if PERMISSIONS_ERR in said else ""
 
     def new_inbox(self) -> str:
         """A subject that nobody else uses, with the user's own inbox prefix."""

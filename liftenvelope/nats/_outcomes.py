@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from liftenvelope._ack_timeouts import MAY_BE_STORED, NOT_STORED, ack_timeout
+from liftenvelope._ack_timeouts import MAY_BE_STORED, NOT_STORED, SUBJECT_CAUSES, ack_timeout
 from liftenvelope.correlation import Ended
 from liftenvelope.envelope import Ack
 from liftenvelope.errors import (
@@ -41,7 +41,7 @@ def outcome_of(result: Ack | tuple[Ack, ...]) -> Ack | tuple[Ack, ...] | Publish
 
 
 def failure_of(
-    entry: Ended, subject: str | None, sent: bool, reason: str | None
+    entry: Ended, subject: str | None, sent: bool, reason: str | None, refusal: str = ""
 ) -> AckTimeoutError | TransportError:
     """Return the error for a publish without its acks.
 
@@ -50,6 +50,7 @@ def failure_of(
         subject: Subject of the message; None if the user published it.
         sent: Whether the message was handed to the connection.
         reason: Why the wait ended early. None at the deadline.
+        refusal: What the server has refused the connection, as :attr:`Link.refusal` says it.
     """
     correlation_id = entry.correlation_id
     where = "" if subject is None else f" on {subject!r}"
@@ -58,6 +59,6 @@ def failure_of(
         outcome = MAY_BE_STORED if sent else NOT_STORED
         return TransportError(f"{reason} before an ack came for {what}: {outcome}", sent=sent)
     if not entry.acks:
-        return ack_timeout(what, correlation_id, sent=sent)
+        return ack_timeout(what, correlation_id, sent=sent, causes=SUBJECT_CAUSES + refusal)
     came = f"{len(entry.acks)} of {entry.expected} acks"
     return ack_timeout(what, correlation_id, sent=sent, came=came, causes=_TOO_FEW_CAUSES)

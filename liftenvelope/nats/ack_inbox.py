@@ -463,12 +463,14 @@ class AckInbox:
         context = entry.context
         if type(context) is tuple:
             batch, index = context
-            batch.settle(index, failure_of(entry, batch.subject(index), True, reason))
+            batch.settle(index, failure_of(entry, batch.subject(index), True, reason, self._link.refusal))
             self._release(1)
         elif entry.complete:
             self._settle(context, entry.acks)
         else:
-            self._settle(context, failure_of(entry, context.subject, context.sent, reason))
+            self._settle(
+                context, failure_of(entry, context.subject, context.sent, reason, self._link.refusal)
+            )
 
     def _on_ended(self) -> None:
         """The subscription delivers nothing more, and it was not we who ended it."""
