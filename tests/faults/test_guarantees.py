@@ -1,4 +1,4 @@
-"""The page of guarantees names tests and paths that exist."""
+"""Pages that promise something name tests and paths that exist."""
 
 from __future__ import annotations
 
@@ -10,9 +10,16 @@ import pytest
 
 from tests.faults.plan import PATHS
 
-DOCS = Path(__file__).resolve().parents[2] / "docs"
-PAGE = (DOCS / "guarantees.md").read_text("utf-8")
-NAMED = sorted(set(re.findall(r"\[(\w+\.py)::([\w:]+)\]\(([^)]+)\)", PAGE)))
+ROOT = Path(__file__).resolve().parents[2]
+GUARANTEES = ROOT / "docs" / "guarantees.md"
+PAGES = (GUARANTEES, ROOT / "SECURITY.md")
+NAMED = sorted(
+    {
+        (page.parent / link, file, name)
+        for page in PAGES
+        for file, name, link in re.findall(r"\[(\w+\.py)::([\w:]+)\]\(([^)]+)\)", page.read_text("utf-8"))
+    }
+)
 
 
 def names_in(path: Path) -> set[str]:
@@ -28,19 +35,19 @@ def functions_of(node: ast.Module | ast.ClassDef) -> set[str]:
     return {one.name for one in node.body if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef)}
 
 
-@pytest.mark.parametrize(("file", "name", "link"), NAMED, ids=[f"{file}::{name}" for file, name, _ in NAMED])
-def test_a_named_test_exists(file: str, name: str, link: str) -> None:
-    path = (DOCS / link).resolve()
+@pytest.mark.parametrize(("path", "file", "name"), NAMED, ids=[f"{file}::{name}" for _, file, name in NAMED])
+def test_a_named_test_exists(path: Path, file: str, name: str) -> None:
     assert path.name == file
     assert name in names_in(path)
 
 
 def test_every_path_of_the_campaign_shows_something() -> None:
-    assert set(re.findall(r"`faults:([a-z-]+)`", PAGE)) == set(PATHS)
+    assert set(re.findall(r"`faults:([a-z-]+)`", GUARANTEES.read_text("utf-8"))) == set(PATHS)
 
 
-def test_every_promise_is_shown_by_something() -> None:
-    tables = re.findall(r"\| promise .*\n\|[-|]+\n((?:\|.*\n)+)", PAGE)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_every_promise_is_shown_by_something(page: Path) -> None:
+    tables = re.findall(r"\| promise .*\n\|[-|]+\n((?:\|.*\n)+)", page.read_text("utf-8"))
     rows = [row for table in tables for row in table.splitlines()]
     assert len(rows) > 25
     assert [
