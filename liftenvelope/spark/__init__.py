@@ -1,4 +1,4 @@
-"""Streams of Liftbridge and JetStream in Spark, and envelopes as columns. See docs/spark.md."""
+"""Spark sources and sinks for Liftbridge and JetStream, and envelopes as columns. See docs/spark.md."""
 
 from liftenvelope.spark.errors import BatchChangedError, CheckpointError, DataLossError, OptionError
 from liftenvelope.spark.session import recommended_conf, register

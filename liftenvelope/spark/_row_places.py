@@ -1,17 +1,17 @@
-"""Where the rows of a task stand in a partition that checks expected offsets: each once, whoever else writes.
+"""Offsets of a task's rows in a partition that checks expected offsets, so that each row is stored once.
 
-Sans-io. A task may run more than once, and an attempt that Spark has given up may go on writing. So that no
-row is stored twice, every attempt has to come to the same place for it. Each row carries a mark that says
-which row of which batch it is; an attempt reads what the partition has of them before it writes.
+Sans-io. Spark may run a task more than once, and an attempt that Spark has given up on may keep writing.
+Every attempt must therefore compute the same offset for the same row. Each row carries a mark that identifies
+the row and its batch, and an attempt reads the marks in the partition before it writes.
 
-- The first row is sent alone, and only with an offset before which everything is known. Where it gets stored,
-  at ``base``, is the same for every attempt.
-- As long as nobody else writes there, row ``i`` belongs at ``base + i``. Many of them can be on their way at
-  once: whichever attempt comes first, the other's is refused.
-- Once somebody else has written in between, rows are sent one by one, in their order, each with an offset
-  before which everything is known, so that it can't be there already. None of them gets below ``base + i``,
-  because the ``i`` rows before it are stored: what an attempt that does not know yet still has on its way
-  for ``base + i`` is refused, or is the first.
+- The first row is sent alone, with an expected offset below which this attempt has read everything. The
+  offset at which it is stored, ``base``, is the same for every attempt.
+- While no other writer appends to the partition, row ``i`` belongs at ``base + i``. Many rows can be in
+  flight at once: the first attempt to reach an offset wins, and the server refuses the other one.
+- After another writer has appended, rows are sent one at a time and in order. Each expects an offset below
+  which this attempt has read everything, so the row can't be stored already. No row lands below ``base + i``,
+  because the ``i`` rows before it are stored. A stale attempt may still have row ``i`` in flight for ``base +
+  i``; that publish is either refused or is the first one.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from liftenvelope.spark.errors import BatchChangedError, OptionError
 
 __all__ = ["NO_OFFSET", "PROBE", "ROW_HEADER", "RowMark", "RowPlaces"]
 
-#: The header of the mark.
+#: Header that carries the mark.
 ROW_HEADER: Final = "liftenvelope-row"
-#: An offset that no message gets.
+#: Expected offset that no message can have, so that a partition that checks offsets refuses it.
 NO_OFFSET: Final = 2**62
-#: In place of a row's number: it was sent with that offset, and only a partition that checks none has it.
+#: Row number of a message sent with ``NO_OFFSET``. Only a partition that does not check offsets stores it.
 PROBE: Final = -1
 
 
 @dataclass(frozen=True, slots=True)
 class RowMark:
-    """Which row a message is.
+    """Identity of a row, sent in a header.
 
     Attributes:
         query: Id of the query.
         batch: Number of the micro-batch.
         task: Number of the Spark partition.
-        row: Number of the row, among those of the task that go to the same partition of the stream.
-        checksum: CRC-32 of its key and value, by which rows are noticed that are others than before.
+        row: Number of the row among the task's rows for the same partition of the stream.
+        checksum: CRC-32 of the key and value, which detects that a repeated batch has different rows.
     """
 
     query: str
@@ -55,7 +55,7 @@ class RowMark:
 
     @classmethod
     def parse(cls, text: str) -> Self | None:
-        """Return the mark that a header has, None if it is none."""
+        """Return the mark in a header value, or None if the value is not a mark."""
         query, *numbers = text.rsplit(":", 4)
         try:
             batch, task, row = (int(number) for number in numbers[:3])
@@ -65,18 +65,20 @@ class RowMark:
 
 
 class RowPlaces:
-    """What one attempt knows of the rows of its task in one partition.
+    """Plans the offsets of one attempt's rows in one partition.
+
+    Invariant: row ``i`` is never stored below ``base + i``.
 
     Args:
         query: Id of the query.
         batch: Number of the micro-batch.
         task: Number of the Spark partition.
-        name: What to call the partition in the text of errors.
+        name: Name of the partition in error messages.
 
     Attributes:
-        end: Everything before this offset is known.
-        base: Where the first row is, None as long as it is nowhere.
-        checked: Whether the partition is known to refuse messages with a wrong expected offset.
+        end: Offset up to which the partition has been read.
+        base: Offset of the first row; None until it is stored.
+        checked: True once the partition is known to refuse a wrong expected offset.
     """
 
     def __init__(self, query: str, batch: int, task: int, name: str) -> None:
@@ -85,21 +87,21 @@ class RowPlaces:
         self.checked = False
         self._me = (query, batch, task)
         self._name = name
-        # Rows that were found, with their checksums; those that this attempt has stored are the ones below.
+        # Checksums of the rows found in the partition. Rows below ``_below`` were stored by this attempt.
         self._found: dict[int, int] = {}
         self._below = 0
         self._count = 0
         self._is_shifted = False
 
     def learn(self, marks: Iterable[tuple[int, RowMark]], end: int) -> None:
-        """Take in what the partition has from what was known up to another offset.
+        """Record the marks read from the partition since the last call.
 
         Args:
-            marks: Offsets of messages with a mark, in their order, and the marks.
-            end: Everything before it is known now.
+            marks: Offsets and marks of the messages that have one, in order of offset.
+            end: Offset up to which the partition has now been read.
 
         Raises:
-            BatchChangedError: The first row is gone, and others are there.
+            BatchChangedError: The first row is gone, but later rows are stored.
             OptionError: The partition does not check expected offsets.
         """
         for offset, mark in marks:
@@ -112,9 +114,9 @@ class RowPlaces:
         self.end = end
 
     def not_checked(self) -> OptionError:
-        """The error for a partition that takes messages whatever offset they expect."""
+        """Return the error for a partition that ignores expected offsets."""
         text = f"deliveryGuarantee='effectively-once': {self._name} does not check expected offsets"
-        hint = "one of the rows is stored; take a stream that was created with optimistic_concurrency=True"
+        hint = "one row was stored; use a stream that was created with optimistic_concurrency=True"
         return OptionError(f"{text}: {hint}")
 
     def _has(self, row: int) -> bool:
@@ -124,35 +126,35 @@ class RowPlaces:
         if row == 0:
             self.base = offset
         if self.base is None:
-            text = f"{self._name}: row {row} of the batch is there, and the first one is gone"
-            raise BatchChangedError(f"{text}: retention has to be longer than it takes to run a batch again")
+            text = f"{self._name}: row {row} of the batch is stored, but its first row is gone"
+            raise BatchChangedError(f"{text}: retention must be longer than the time to run a batch again")
         self._count += 1
         self._is_shifted = self._is_shifted or offset != self.base + row
 
     def is_stored(self, row: int, checksum: int) -> bool:
-        """Whether a row is stored.
+        """Return True if a row is stored.
 
         Raises:
-            BatchChangedError: Another row of this number is.
+            BatchChangedError: A different row with this number is stored.
         """
         found = self._found.get(row)
         if found is not None and found != checksum:
-            text = f"{self._name}: row {row} of the batch is not the one that was stored when it ran before"
+            text = f"{self._name}: row {row} of the batch differs from the row that an earlier run stored"
             raise BatchChangedError(
-                f"{text}: expected the same rows in the same order; sort within partitions before the sink"
+                f"{text}: a batch must repeat the same rows in the same order; sort within partitions"
             )
         return self._has(row)
 
     @property
     def is_alone(self) -> bool:
-        """Whether nobody else has written since the first row."""
+        """True if no other writer has appended since the first row."""
         return self.base is None or (not self._is_shifted and self._count == self.end - self.base)
 
     def plan(self, missing: Sequence[int]) -> list[tuple[int, int]]:
-        """Return the rows to send now, and the offsets that they must get.
+        """Return the rows to send now, each with its expected offset.
 
         Args:
-            missing: Rows that are not stored, in their order; all before the first of them are.
+            missing: Rows that are not stored, in order; every row before the first of them is stored.
         """
         if not missing:
             return []
@@ -163,26 +165,26 @@ class RowPlaces:
         return [(missing[0], self.end)]
 
     def plan_unseen(self, missing: Sequence[int], end: int) -> list[tuple[int, int]]:
-        """Likewise, of a partition that does not show all that it has.
+        """Return the rows to send now to a partition whose newest messages can't be read yet.
 
         Args:
             missing: As for :meth:`plan`.
-            end: Offset that the next message gets.
+            end: Offset of the next message.
         """
         if self.base is None or not self.is_alone:
             return []
-        # No row is stored below its place: one whose place is the next one can't be there yet.
+        # No row is stored below base + row, so a row whose offset is the next one can't be stored yet.
         return [(row, self.base + row) for row in missing if self.base + row == end]
 
     def stored(self, row: int, offset: int) -> None:
-        """Note that a row was stored, all of the planned ones before it, too."""
+        """Record that a row was stored, and with it every planned row before it."""
         if not self._has(row):
             self._put(row, offset)
         self._below, self.end = row + 1, offset + 1
 
     def check_rows(self, rows: int) -> None:
-        """Raise BatchChangedError if more rows are stored than the batch has."""
+        """Raise BatchChangedError if an earlier run stored more rows than the batch has."""
         more = max(self._found, default=-1)
         if more >= rows:
-            text = f"{self._name}: {more + 1} rows were stored when the batch ran before, and it has {rows}"
-            raise BatchChangedError(f"{text}: expected the same rows in the same order")
+            text = f"{self._name}: an earlier run stored {more + 1} rows, but the batch has {rows}"
+            raise BatchChangedError(f"{text}: a batch must have the same rows in the same order")

@@ -1,4 +1,4 @@
-"""What the sources do, without Spark's classes: they can be tried without a JVM."""
+"""Cores of the Spark sources, without Spark's classes, so that tests need no JVM."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ __all__ = ["BatchSource", "StreamSource"]
 
 
 class BatchSource:
-    """A batch query: what there is between two places, now.
+    """Batch query: the messages between two positions, fixed when the query is planned.
 
     Args:
-        options: What is read.
+        options: Options of the source.
     """
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
 
     def spans(self) -> list[Span]:
-        """Return what each task reads.
+        """Return the range that each task reads.
 
         Raises:
-            LiftEnvelopeError: A stream does not exist, or the servers can't be asked.
+            LiftEnvelopeError: A stream does not exist, or the servers can't be reached.
         """
         with Broker(self._options) as broker:
             extents = broker.extents()
@@ -38,15 +38,15 @@ class BatchSource:
         return divide(spans, self._options.min_partitions, self._options.max_records)
 
     def read(self, span: Span) -> Iterator[Any]:
-        """Read one of them."""
+        """Read one of the ranges that :meth:`spans` returned."""
         return read_span(self._options, span)
 
 
 class StreamSource:
-    """A streaming query. One lives as long as the query and answers for offsets; copies of it read.
+    """Streaming query: one object plans offsets for as long as the query lives, pickled copies read in tasks.
 
     Args:
-        options: What is read.
+        options: Options of the source.
     """
 
     def __init__(self, options: SourceOptions) -> None:
@@ -58,9 +58,9 @@ class StreamSource:
         self._cursors = Cursors(options)
 
     def initial(self) -> dict[str, Any]:
-        """Return where the query begins.
+        """Return the position at which the query begins.
 
-        Spark asks more than once, and keeps none of the answers: they are the same.
+        Spark asks more than once and keeps none of the answers, so every call returns the same position.
         """
         if self._initial is None:
             begin = self._broker.begin(self._broker.extents())
@@ -68,18 +68,18 @@ class StreamSource:
         return self._initial.to_json()
 
     def latest(self, start: dict[str, Any], *, limited: bool) -> dict[str, Any]:
-        """Return how far the next batch goes; ``start`` if there is to be none yet.
+        """Return the end of the next batch; ``start`` if there is no batch yet.
 
         Args:
-            start: Where the last batch ended.
-            limited: Whether the limits of the options hold.
+            start: End of the last batch.
+            limited: Apply the limits of the options.
 
         Raises:
-            CheckpointError: The start is none that this source has made.
-            DataLossError: Messages that were yet to be read are gone.
+            CheckpointError: ``start`` was not written by this source.
+            DataLossError: Messages that the query has not read are gone.
         """
         begin = Position.from_json(start)
-        # Spark asks for the next batch when the last one is done; of some it never says so.
+        # Spark asks for the next batch when the last one is done, but does not report every batch as done.
         self._cursors.show(begin.offsets)
         options, extents = self._options, self._broker.extents()
         self._ends = {part: extent.end for part, extent in extents.items()}
@@ -95,21 +95,21 @@ class StreamSource:
         return found.to_json()
 
     def newest(self) -> dict[str, Any]:
-        """Return how far the query could have gone when it was last asked, for those who watch its lag."""
+        """Return the ends of the streams when they were last asked for, which shows the lag of the query."""
         ends = self._ends
         if ends is None:
             ends = {part: extent.end for part, extent in self._broker.extents().items()}
         return Position(ends, ends).to_json()
 
     def stop_here(self) -> None:
-        """Have the query go no further than to what is the end now."""
+        """End the query at the current ends of the streams."""
         self._planner.stop_at(self._broker.extents())
 
     def spans(self, start: dict[str, Any], end: dict[str, Any]) -> list[Span]:
-        """Return what each task of a batch reads. The end says where the batch begins.
+        """Return the range that each task of a batch reads; ``end`` carries where the batch begins.
 
         Raises:
-            CheckpointError: The end is none that this source has made.
+            CheckpointError: ``end`` was not written by this source.
         """
         if start == end:
             return []
@@ -119,18 +119,18 @@ class StreamSource:
         )
 
     def done(self, end: dict[str, Any]) -> None:
-        """Note that a batch is done.
+        """Set the cursors to the end of a batch that is done.
 
         Raises:
-            OptionError: Cursors are to show that, and the cluster keeps none.
+            OptionError: ``commitCursor`` is set, but the cluster keeps no cursors.
         """
         self._cursors.show(Position.from_json(end).offsets)
 
     def read(self, span: Span) -> Iterator[Any]:
-        """Read one of them."""
+        """Read one of the ranges that :meth:`spans` returned."""
         return read_span(self._options, span)
 
     def close(self) -> None:
-        """Close the connections that questions go over."""
+        """Close the connections to the servers."""
         self._broker.close()
         self._cursors.close()

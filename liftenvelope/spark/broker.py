@@ -1,4 +1,4 @@
-"""Questions to the servers and reads of ranges, over liftenvelope.bulk. Nothing of Spark."""
+"""Queries servers for stream extents and reads ranges, over liftenvelope.bulk. Imports nothing of Spark."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from liftenvelope.spark.schema import BATCH_BYTES, BATCH_ROWS, bulk_columns, spa
 __all__ = ["Broker", "read_span"]
 
 _READABLE_POLL: Final = 0.1
-#: For so many seconds a stream that was there must be missing.
+#: Seconds for which a stream that was seen must be missing before it counts as deleted.
 _GONE_AFTER: Final = 5.0
 _GONE_POLL: Final = 0.25
 
 
 class Broker:
-    """The streams that a source reads, and where their messages are.
+    """Client of the servers for one source: partitions, extents, start and end offsets.
 
-    Its connections are made when they are needed, and left behind when it is pickled.
+    Connections are opened on first use. Pickling drops them.
 
     Args:
-        options: What the source reads.
+        options: Options of the source.
     """
 
     def __init__(self, options: SourceOptions) -> None:
@@ -42,7 +42,7 @@ class Broker:
         self._sources: dict[str, StreamSource] = {}
         self._listers: list[Lister] = []
         self._matched: set[str] = set()
-        # Spark does not always say when a query ends.
+        # Spark does not always report the end of a query.
         weakref.finalize(self, _close_all, self._sources, self._listers)
 
     def __enter__(self) -> Self:
@@ -55,7 +55,7 @@ class Broker:
         return Broker, (self._options,)
 
     def close(self) -> None:
-        """Close every connection. They are made again when they are needed."""
+        """Close every connection. The next call opens them again."""
         _close_all(self._sources, self._listers)
 
     def _source(self, stream: str) -> StreamSource:
@@ -68,7 +68,7 @@ class Broker:
         """Return every partition that is read.
 
         Raises:
-            LiftEnvelopeError: A stream or partition does not exist, or the servers can't be asked.
+            LiftEnvelopeError: A stream or partition does not exist, or the servers can't be reached.
         """
         wanted, found = self._options.subscription, []
         for stream in self._matching() if wanted.pattern is not None else wanted.streams:
@@ -79,9 +79,9 @@ class Broker:
         return found
 
     def _matching(self) -> list[str]:
-        """Streams whose names match. What was there once is gone only after a while.
+        """Return the streams whose names match, waiting up to ``_GONE_AFTER`` for one that is missing.
 
-        A server that has just started knows few of its streams.
+        A server that has just started knows only some of its streams.
         """
         pattern, connection = self._options.subscription.pattern or "", self._options.connection
         if not self._listers:
@@ -95,7 +95,7 @@ class Broker:
             time.sleep(_GONE_POLL)
 
     def extents(self) -> dict[Part, Extents]:
-        """Return where the messages of every partition are now.
+        """Return the extent of every partition.
 
         Raises:
             LiftEnvelopeError: As for :meth:`parts`.
@@ -112,11 +112,11 @@ class Broker:
         return Extents(found.oldest, found.end, log_end)
 
     def begin(self, extents: dict[Part, Extents]) -> Offsets:
-        """Return where to begin, as the options say.
+        """Return the start offset of every partition, from the options.
 
         Raises:
-            OptionError: They say nothing of a partition, or name an offset beyond its end, or a moment
-                after which there is no message.
+            OptionError: The options name no offset for a partition, an offset beyond its end, or a timestamp
+                after its newest message.
         """
         places = self._options.start
         check_named(places, extents)
@@ -124,21 +124,21 @@ class Broker:
         for part, extent in extents.items():
             moment = self._moment(places, part, extent)
             if moment == extent.end and not self._options.late_start_is_end:
-                text = f"{part[0]}[{part[1]}] has no message that is as young as the moment to begin at"
+                text = f"{part[0]}[{part[1]}] has no message at or after the starting timestamp"
                 raise OptionError(
-                    f"{text}; with startingOffsetsByTimestampStrategy=latest it begins at the end"
+                    f"{text}; to begin at its end, set startingOffsetsByTimestampStrategy=latest"
                 )
             found[part] = begin_at(places, part, extent, moment)
             if found[part] > extent.log_end and self._options.fail_on_data_loss:
-                text = f"startingOffsets: {part[0]}[{part[1]}]: {found[part]} is beyond its end"
-                raise OptionError(f"{text}: expected an offset of {extent.log_end} at most")
+                text = f"startingOffsets of {part[0]}[{part[1]}] must be at most {extent.log_end}"
+                raise OptionError(f"{text}, the end of the partition, got {found[part]}")
         return found
 
     def end(self, extents: dict[Part, Extents]) -> Offsets:
-        """Return where to end, as the options say.
+        """Return the end offset of every partition, from the options.
 
         Raises:
-            OptionError: They say nothing of a partition.
+            OptionError: The options name no offset for a partition.
         """
         places = self._options.end
         check_named(places, extents)
@@ -159,12 +159,13 @@ class Broker:
     def await_readable(self, span: Span) -> None:
         """Wait until a range can be read to its end.
 
-        After a crash of its server a partition of Liftbridge may show less than it has, until it has found
-        out what is committed, or one more message comes.
+        After a crash of its server, a Liftbridge partition may show fewer messages than its log holds. The
+        rest become visible when the leader has re-established the high watermark, or when one more message is
+        published.
 
         Raises:
-            DataLossError: It ends before the range does.
-            TransportError: It could not be read in all the ``reconnectWait``.
+            DataLossError: The partition ends before the range does.
+            TransportError: The range did not become readable within ``reconnectWait``.
         """
         limit = time.monotonic() + self._options.connection.access.reconnect_wait
         while (found := self._extents((span.stream, span.partition))).end < span.stop:
@@ -172,29 +173,29 @@ class Broker:
             if found.log_end < span.stop:
                 if not self._options.fail_on_data_loss:
                     return
-                text = f"{name} ends at offset {found.log_end}, and is to be read up to {span.stop}"
-                raise DataLossError(f"{text}; go on with failOnDataLoss=false, or a new checkpointLocation")
+                text = f"{name} ends at offset {found.log_end}, but the batch reads up to {span.stop}"
+                raise DataLossError(f"{text}; set failOnDataLoss=false, or use a new checkpointLocation")
             if time.monotonic() > limit:
-                text = f"{name} shows no more than {found.end} of {found.log_end} messages after a crash"
-                raise TransportError(f"{text} of its server; publish one more message to it, and try again")
+                text = f"{name} shows only {found.end} of {found.log_end} messages since its server crashed"
+                raise TransportError(f"{text}; publish one more message to it, and run the query again")
             time.sleep(_READABLE_POLL)
 
     def check_whole(self, span: Span, done: int) -> None:
-        """Raise TransportError if a read has covered less than its range without saying so.
+        """Raise TransportError if a read ended early without an error.
 
         Args:
             span: The range.
-            done: So many offsets were read, or passed over since they have no message.
+            done: Offsets read, including those without a message.
         """
         if done >= span.stop - span.start:
             return
-        # With failOnDataLoss=false what retention or a new stream has taken is passed over.
+        # With failOnDataLoss=false, offsets deleted by retention or by recreating the stream may be missing.
         found, start, stop = self._extents((span.stream, span.partition)), span.start, span.stop
         if not self._options.fail_on_data_loss:
             start, stop = max(start, found.oldest), min(stop, found.log_end)
         if done < stop - start:
-            text = f"{span.stream}[{span.partition}]: {done} of the {stop - start} offsets from {start} came"
-            raise TransportError(f"{text}: its server was started again meanwhile; run the task again")
+            text = f"{span.stream}[{span.partition}]: read {done} of {stop - start} offsets from {start}"
+            raise TransportError(f"{text}, because its server restarted during the read; run the task again")
 
 
 def _close_all(sources: dict[str, StreamSource], listers: list[Lister]) -> None:
@@ -205,16 +206,16 @@ def _close_all(sources: dict[str, StreamSource], listers: list[Lister]) -> None:
 
 
 def read_span(options: SourceOptions, span: Span) -> Iterator[Any]:
-    """Read a range, as record batches for Spark. What is left of the read ends with the iterator.
+    """Read a range as record batches for Spark. Closing the iterator ends the read.
 
     Args:
-        options: What the source reads.
+        options: Options of the source.
         span: The range.
 
     Raises:
-        RetentionError: Messages of the range are gone, and that is to fail the query.
+        RetentionError: Messages of the range are gone, and ``failOnDataLoss`` is true.
         DataLossError: The partition ends before the range does.
-        LiftEnvelopeError: The servers can't be reached, or refuse.
+        LiftEnvelopeError: The servers can't be reached, or refuse the request.
     """
     with Broker(options) as broker:
         broker.await_readable(span)

@@ -1,4 +1,4 @@
-"""Envelopes as columns, over Arrow: what the functions of liftenvelope.spark.functions do, without Spark."""
+"""Converts between envelopes and Arrow structs. Core of liftenvelope.spark.functions, without Spark."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ __all__ = [
     "with_columns",
 ]
 
-#: What becomes of a row that is no sound envelope: nulls and the reason in ``error``, or the query fails.
+#: Treatment of a malformed row: ``"null"`` fills nulls and the reason in ``error``, ``"fail"`` fails the
+#: query.
 OnMalformed: TypeAlias = Literal["null", "fail"]
 
-#: The fields of an envelope, and why it is none.
+#: Columns of a decoded envelope; ``error`` is the reason why a row could not be decoded.
 ENVELOPE_DDL: Final = (
     "key BINARY, value BINARY, headers MAP<STRING, BINARY>, ack_inbox STRING, correlation_id STRING, "
     "ack_policy INT, expected_offset BIGINT, error STRING"
@@ -49,15 +50,15 @@ def _on_error(on_malformed: str) -> Literal["null", "raise"]:
         return "null"
     if on_malformed == "fail":
         return "raise"
-    raise UsageError(f"on_malformed={on_malformed!r}: expected 'null' or 'fail'")
+    raise UsageError(f"on_malformed must be 'null' or 'fail', got {on_malformed!r}")
 
 
 def decoded_structs(envelopes: pa.Array, on_malformed: str = "null") -> pa.StructArray:
-    """Read a column of envelopes into structs of :data:`ENVELOPE_TYPE`. A null gives a struct of nulls.
+    """Decode a column of envelopes into structs of :data:`ENVELOPE_TYPE`. A null gives a struct of nulls.
 
     Raises:
-        UsageError: The column is not of bytes, or the choice is unknown.
-        EnvelopeError: A row is no sound envelope, and that is to fail.
+        UsageError: The column is not binary, or ``on_malformed`` is unknown.
+        EnvelopeError: A row is malformed, and ``on_malformed`` is ``"fail"``.
     """
     found = decode_batch(envelopes, on_error=_on_error(on_malformed))
     columns = [
@@ -68,22 +69,24 @@ def decoded_structs(envelopes: pa.Array, on_malformed: str = "null") -> pa.Struc
 
 
 def encoded_structs(rows: pa.StructArray) -> pa.Array:
-    """Make envelopes of structs with a field ``value``, and any of the others that envelopes have.
+    """Encode structs as envelopes. They need a field ``value``; the other envelope fields are optional.
 
-    A row that is null, or whose value is, gives null.
+    A null row or a null value gives null.
 
     Raises:
-        UsageError: A field is missing, unknown or of a wrong type, or rows differ in what must be the same
-            for a batch: ``ack_inbox`` and ``ack_policy``.
+        UsageError: A field is missing, unknown or of a wrong type, or ``ack_inbox`` or ``ack_policy`` differs
+            between the rows of a batch.
         EnvelopeTooLargeError: A row is too large for an envelope.
     """
     if not pa.types.is_struct(rows.type):
-        raise UsageError(f"to_envelope: expected a struct, such as struct(value), not {rows.type}")
+        raise UsageError(f"to_envelope: the column must be a struct, such as struct(value), got {rows.type}")
     names = [field.name for field in rows.type]
     unknown = sorted(set(names) - {field.name for field in ENVELOPE_TYPE})
     if unknown or "value" not in names:
-        text = f"there is a field {unknown[0]!r}" if unknown else "there is no field 'value'"
-        raise UsageError(f"to_envelope: {text}: expected value, and perhaps key, headers and correlation_id")
+        text = f"unknown field {unknown[0]!r}" if unknown else "no field 'value'"
+        raise UsageError(
+            f"to_envelope: {text}: expected value, and optionally key, headers and correlation_id"
+        )
     fields = dict(zip(names, rows.flatten(), strict=True))
     options: dict[str, Any] = {}
     for name, option in (
@@ -105,13 +108,13 @@ def _constant(name: str, column: pa.Array) -> dict[str, Any]:
     values = column.drop_null().unique().to_pylist()
     if len(values) > 1:
         raise UsageError(
-            f"to_envelope: {name} has {values[0]!r} and {values[1]!r}: expected one for all rows"
+            f"to_envelope: {name} must be the same in all rows, got {values[0]!r} and {values[1]!r}"
         )
     return {name: values[0]} if values else {}
 
 
 def with_columns(batch: pa.RecordBatch, column: str, on_malformed: str = "null") -> pa.RecordBatch:
-    """Return a batch with a column of envelopes replaced by one struct, ``envelope``.
+    """Return a batch with a column of envelopes replaced by a struct column ``envelope``.
 
     Raises:
         UsageError, EnvelopeError: As for :func:`decoded_structs`.

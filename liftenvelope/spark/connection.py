@@ -1,6 +1,6 @@
-"""Where the servers are, as options say.
+"""Connection options of sources and sinks.
 
-Plain values, which travel to the tasks: a TLS context is made where it is used.
+Values are plain so that they can be pickled to tasks; the TLS context is created where it is used.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from liftenvelope.spark.words import Words
 
 __all__ = ["CONNECTION_OPTIONS", "FORMATS", "Connection", "read_connection"]
 
-#: The formats, and what their servers speak.
+#: Kind of server for each format.
 FORMATS: Final = {"liftbridge": Kind.LIFTBRIDGE, "jetstream": Kind.NATS}
 _SCHEMES: Final = {"liftbridge": ("liftbridge",), "jetstream": ("nats", "tls")}
 
@@ -42,22 +42,22 @@ _NATS: Final = (
     "apiPrefix",
     "inboxPrefix",
 )
-#: The options of each format that say where its servers are.
+#: Connection options of each format.
 CONNECTION_OPTIONS: Final = {"liftbridge": (*_SHARED, "maxMessageBytes"), "jetstream": (*_SHARED, *_NATS)}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Connection:
-    """How to reach servers, as plain values.
+    """Connection settings as plain values.
 
     Attributes:
         format: ``"liftbridge"`` or ``"jetstream"``.
         servers: URLs.
-        tls: Whether to speak TLS; None for what the URLs and the server say.
-        ca_file: Authorities that are trusted in place of the system's.
-        cert_file: The certificate of this client.
-        key_file: Its private key, if that is not in the same file.
-        access: Everything else.
+        tls: Use TLS; None to follow the URLs and the server.
+        ca_file: CA certificates to trust in place of the system's.
+        cert_file: Client certificate.
+        key_file: Private key, if it is not in ``cert_file``.
+        access: All other settings.
     """
 
     format: str
@@ -69,7 +69,7 @@ class Connection:
     access: Access
 
     def open(self) -> Access:
-        """Return the access that bulk reads and writes take.
+        """Return the access settings for bulk reads and writes.
 
         Raises:
             OptionError: A file can't be read, or holds no certificate.
@@ -82,7 +82,7 @@ class Connection:
                 context.load_cert_chain(self.cert_file, self.key_file)
         except OSError as exc:
             files = ", ".join(name for name in (self.ca_file, self.cert_file, self.key_file) if name)
-            raise OptionError(f"TLS: {files}: {exc}: expected files in PEM that every executor has") from exc
+            raise OptionError(f"TLS: {files} must be PEM files that every executor can read: {exc}") from exc
         return _with_tls(self.access, context)
 
 
@@ -92,17 +92,17 @@ def _with_tls(access: Access, tls: ssl.SSLContext | bool | None) -> Access:
 
 
 def read_connection(format_: str, words: Words) -> Connection:
-    """Return where the servers are.
+    """Return the connection settings.
 
     Raises:
-        OptionError: An option makes no sense, or two exclude each other.
+        OptionError: An option is malformed, or two conflict.
     """
     tls = words.truth("tls", default=False) if words.given("tls") else None
     files = words.given("tlsCaFile", "tlsCertFile", "tlsKeyFile")
     if tls is False and files:
-        raise OptionError(f"tls=false and {files[0]} exclude each other")
+        raise OptionError(f"tls=false and {files[0]} exclude each other; leave one of them out")
     if files and "tlsKeyFile" in files and "tlsCertFile" not in files:
-        raise OptionError("tlsKeyFile: expected tlsCertFile as well")
+        raise OptionError("tlsKeyFile needs tlsCertFile; give both")
     made = Connection(
         format=format_,
         servers=_servers(format_, words),
@@ -123,13 +123,13 @@ def _servers(format_: str, words: Words) -> tuple[str, ...]:
     schemes = _SCHEMES[format_]
     text = words.text("servers")
     if text is None:
-        raise OptionError(f"servers: expected where they are, such as {schemes[0]}://host:port")
+        raise OptionError(f"servers must be given, such as {schemes[0]}://host:port")
     found = []
     for part in text.split(","):
         url = part.strip()
         scheme, separator, _ = url.partition("://")
         if separator and scheme not in schemes:
-            raise OptionError(f"servers: {scheme}://...: format {format_!r} takes {schemes[0]}://host:port")
+            raise OptionError(f"servers must be {schemes[0]}://host:port for {format_!r}, got {scheme}://...")
         found.append(url if separator else f"{schemes[0]}://{url}")
     return tuple(found)
 

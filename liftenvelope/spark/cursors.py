@@ -1,4 +1,4 @@
-"""Cursors that show other tools how far a streaming query is. The query itself goes by its checkpoint."""
+"""Cursors that show the progress of a streaming query to other tools; the query uses its checkpoint."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ if TYPE_CHECKING:
 
 __all__ = ["Cursors"]
 
-#: Seconds that a cursor may take: the query waits for it.
+#: Timeout in seconds of storing a cursor, because the query waits for it.
 _TIMEOUT: Final = 2.0
 
 
 class Cursors:
-    """Sets the cursors of a query.
+    """Stores the cursors of a query.
 
-    Its connection is made when it is needed, and left behind when it is pickled.
+    The connection is opened on first use. Pickling drops it.
 
     Args:
-        options: What the query reads; without a cursor nothing is set.
+        options: Options of the query; without ``cursor``, nothing is stored.
     """
 
     def __init__(self, options: SourceOptions) -> None:
@@ -39,15 +39,15 @@ class Cursors:
         return Cursors, (self._options,)
 
     def close(self) -> None:
-        """Close the connection. It is made again when it is needed."""
+        """Close the connection. The next call opens it again."""
         client, self._client = self._client, None
         if client is not None:
             client.close()
 
     def show(self, offsets: Offsets) -> None:
-        """Set the cursors to the last offsets that were processed, before those that come next.
+        """Set the cursors to the last offsets that were processed.
 
-        Warns if that fails once it has worked: it is no reason to end a query.
+        After the first success a failure only warns: it must not end the query.
 
         Raises:
             OptionError: The cluster keeps no cursors.
@@ -67,8 +67,8 @@ class Cursors:
             self._client.set_cursor(cursor, *part, offset - 1, timeout=None if first else _TIMEOUT)
         except LiftEnvelopeError as exc:
             if isinstance(exc, CursorsUnavailableError) and not self._set:
-                raise OptionError(f"commitCursor={cursor!r}: {exc}; leave it out") from exc
-            text = f"commitCursor={cursor!r}: {part[0]}[{part[1]}] stays where it is: {exc}"
+                raise OptionError(f"commitCursor={cursor!r}: {exc}; leave commitCursor out") from exc
+            text = f"commitCursor={cursor!r}: cursor of {part[0]}[{part[1]}] was not stored: {exc}"
             warnings.warn(text, RuntimeWarning, stacklevel=2)
             self.close()
         else:

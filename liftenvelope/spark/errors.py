@@ -1,4 +1,4 @@
-"""What can go wrong with a Spark source or sink, beside what reading and writing in bulk say."""
+"""Errors of Spark sources and sinks, in addition to those of bulk reads and writes."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ __all__ = ["BatchChangedError", "CheckpointError", "DataLossError", "OptionError
 
 
 class OptionError(UsageError):
-    """An option of a Spark source or sink is unknown, makes no sense, or conflicts with another."""
+    """An option of a Spark source or sink is unknown, malformed, or conflicts with another."""
 
 
 class BatchChangedError(LiftEnvelopeError):
-    """A batch that is run again has other rows than before, or what was stored of it is gone.
+    """A repeated batch has different rows than before, or rows it had stored are gone.
 
-    Rows that are stored once must come in the same order in the same Spark partitions whenever a batch is
-    run: no shuffle of uncertain order before the sink.
+    Effectively-once rows must come in the same order in the same Spark partitions whenever a batch runs. Sort
+    within partitions, and avoid a shuffle of undefined order before the sink.
     """
 
 
 class CheckpointError(LiftEnvelopeError):
-    """What a checkpoint holds is not what this source has written, or a later version has."""
+    """A checkpoint was not written by this source, was written by a later version, or is damaged."""
 
 
 class DataLossError(LiftEnvelopeError):
-    """Messages that a query was yet to read are gone: a stream or a partition was deleted or made anew.
+    """Messages that a query has not read are gone: a stream or a partition was deleted or recreated.
 
-    With the option ``failOnDataLoss=false`` the query goes on with what there is.
+    With the option ``failOnDataLoss=false`` the query continues with the messages that exist.
     """

@@ -1,4 +1,4 @@
-"""Envelopes as columns of DataFrames: Arrow functions over the batch codec."""
+"""Spark functions that decode and encode envelope columns with Arrow and the batch codec."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _NAMES = ("null", "fail")
 
 def _decoder(on_malformed: str) -> Any:
     if on_malformed not in _NAMES:
-        raise UsageError(f"on_malformed={on_malformed!r}: expected 'null' or 'fail'")
+        raise UsageError(f"on_malformed must be 'null' or 'fail', got {on_malformed!r}")
 
     def from_envelope(envelopes: Any) -> Any:
         return decoded_structs(envelopes, on_malformed)
@@ -46,32 +46,32 @@ def _arrow_udf(function: Any, ddl: str) -> Any:
     require("pyspark", "spark")
     from pyspark.sql.functions import arrow_udf
 
-    # Spark finds out by the annotations that whole columns are wanted, and those of this module are texts.
+    # Spark reads the annotations to choose Arrow columns, but annotations in this module are strings.
     function.__annotations__ = dict.fromkeys((*function.__annotations__, "return"), pa.Array)
     return arrow_udf(function, ddl)
 
 
 def from_envelope(column: Column | str, *, on_malformed: OnMalformed = "null") -> Column:
-    """Return a struct with the fields of the envelope in a column of binary.
+    """Return a struct with the fields of the envelopes in a binary column.
 
     Args:
         column: The column, or its name.
-        on_malformed: What becomes of a row that is no sound envelope: ``"null"``: its fields are null but for
-            ``error``, which says why. ``"fail"``: the query fails.
+        on_malformed: Treatment of a malformed row. ``"null"`` (the default) leaves its fields null and puts
+            the reason in ``error``; ``"fail"`` fails the query.
 
     Raises:
-        UsageError: The choice is unknown.
+        UsageError: ``on_malformed`` is unknown.
     """
     return _decoder(on_malformed)(column)
 
 
 def to_envelope(column: Column | str) -> Column:
-    """Return the envelopes of a column of structs.
+    """Return a column of envelopes made from a column of structs.
 
     Args:
-        column: Structs with ``value`` (binary), and perhaps ``key`` (binary), ``headers`` (map of string to
-            binary), ``correlation_id``, ``expected_offset``, ``ack_inbox`` and ``ack_policy``; all rows have
-            the same of the last two.
+        column: Structs with ``value`` (binary) and optionally ``key`` (binary), ``headers`` (map of string to
+            binary), ``correlation_id``, ``expected_offset``, ``ack_inbox`` and ``ack_policy``. The last two
+            must be the same in all rows.
     """
     return _encoder()(column)
 
@@ -81,21 +81,21 @@ def decode_envelopes(
 ) -> DataFrame:
     """Return a DataFrame with a column of envelopes replaced by ``envelope``, a struct of their fields.
 
-    The same as :func:`from_envelope`, in less time: whole batches go to Python and back. It needs pandas,
-    which Spark asks for.
+    Gives the same result as :func:`from_envelope` in less time, because whole batches go to Python and back.
+    Needs pandas, which Spark requires for this.
 
     Args:
         frame: The DataFrame.
-        column: Name of its column with envelopes.
+        column: Name of the column of envelopes.
         on_malformed: As for :func:`from_envelope`.
 
     Raises:
-        UsageError: There is no such column, or the choice is unknown.
+        UsageError: The column does not exist, or ``on_malformed`` is unknown.
     """
     if on_malformed not in _NAMES:
-        raise UsageError(f"on_malformed={on_malformed!r}: expected 'null' or 'fail'")
+        raise UsageError(f"on_malformed must be 'null' or 'fail', got {on_malformed!r}")
     if column not in frame.columns:
-        raise UsageError(f"there is no column {column!r}, but {', '.join(frame.columns)}")
+        raise UsageError(f"column must be one of {', '.join(frame.columns)}, got {column!r}")
     schema = _with_envelope(frame.schema, column)
 
     def decode(batches: Iterator[Any]) -> Iterator[Any]:
@@ -122,6 +122,6 @@ def _with_envelope(schema: Any, column: str) -> Any:
 
 
 def register_functions(spark: SparkSession) -> None:
-    """Let SQL call ``from_envelope`` (malformed rows give nulls and ``error``) and ``to_envelope``."""
+    """Register ``from_envelope`` and ``to_envelope`` in SQL; a malformed row gives nulls and ``error``."""
     spark.udf.register("from_envelope", _decoder("null"))
     spark.udf.register("to_envelope", _encoder())

@@ -1,4 +1,4 @@
-"""Where a query begins and how far it is, in JSON: what options say, and what a checkpoint holds. No I/O."""
+"""Start and end offsets from options, and query positions in the checkpoint's JSON. No I/O."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ __all__ = [
 
 #: A partition of a stream.
 Part: TypeAlias = tuple[str, int]
-#: The offset that comes next, of each partition.
+#: Next offset of each partition.
 Offsets: TypeAlias = dict[Part, int]
 
-#: In place of an offset, as Spark's Kafka source has them.
+#: Special offsets, with the values of Spark's Kafka source.
 EARLIEST: Final = -2
 LATEST: Final = -1
 
@@ -38,11 +38,11 @@ _LARGEST: Final = 2**63 - 1
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where to begin or to end in a partition.
+    """Start or end in one partition.
 
     Attributes:
-        offset: An offset, or EARLIEST or LATEST. None where it is a moment.
-        time_ns: The first message that is not older, in ns since 1970.
+        offset: An offset, ``EARLIEST`` or ``LATEST``; None to use ``time_ns``.
+        time_ns: Start or end at the first message at or after this time, in ns since 1970.
     """
 
     offset: int | None = None
@@ -51,58 +51,59 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where to begin or to end in every partition.
+    """Start or end in every partition.
 
     Attributes:
-        default: In those that ``named`` has not; None if it must have all of them.
-        named: In each partition that was named.
+        default: Place for partitions missing in ``named``; None if ``named`` must have all of them.
+        named: Place for each named partition.
     """
 
     default: Place | None
     named: Mapping[Part, Place]
 
     def of(self, part: Part) -> Place | None:
-        """Where that is in one partition; None if nothing was said of it."""
+        """Return the place for one partition; None if the options name none."""
         return self.named.get(part, self.default)
 
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """How far a query is: what Spark writes into the checkpoint.
+    """Position of a query, as Spark writes it into the checkpoint.
 
-    It carries where its own range began, since Spark keeps no offset for the beginning of the first batch:
-    asked again after a crash, "latest" would be a later one, and what lies between would be skipped.
+    The position carries the start of its own range because Spark keeps no offset for the start of the first
+    batch. If "latest" were asked for again after a crash, it would be a later offset, and the messages
+    between would be skipped.
 
     Attributes:
-        offsets: The next offset of each partition.
-        begun: Where the range that ends here began.
+        offsets: Next offset of each partition.
+        begun: Start of the range that ends here.
     """
 
     offsets: Offsets
     begun: Offsets
 
     def to_json(self) -> dict[str, Any]:
-        """Return what is written; equal positions give equal text."""
+        """Return the JSON value; equal positions give equal text."""
         return {"v": _VERSION, "offsets": _nested(self.offsets), "from": _nested(self.begun)}
 
     @classmethod
     def from_json(cls, found: Any) -> Position:
-        """Return the position that was written.
+        """Parse a position from the checkpoint.
 
         Raises:
-            CheckpointError: It is none of this version.
+            CheckpointError: The value is damaged or of another version.
         """
         if not isinstance(found, dict) or found.get("v") != _VERSION:
-            text = f"the checkpoint holds {found!r}: expected an offset of version {_VERSION} of this source"
+            text = f"the checkpoint must hold an offset of version {_VERSION} of this source, got {found!r}"
             raise CheckpointError(f"{text}; use the version that wrote it, or a new checkpointLocation")
         try:
             return cls(_flat(found["offsets"]), _flat(found["from"]))
         except (KeyError, AttributeError, TypeError, ValueError) as exc:
-            raise CheckpointError(f"the checkpoint holds {found!r}, which is damaged") from exc
+            raise CheckpointError(f"the checkpoint is damaged, use a new one: it holds {found!r}") from exc
 
 
 def _nested(offsets: Offsets) -> dict[str, dict[str, int]]:
-    # Spark compares offsets by their text: the order must be the same every time.
+    # Spark compares offsets by their text, so the order must be stable.
     made: dict[str, dict[str, int]] = {}
     for (stream, partition), offset in sorted(offsets.items()):
         made.setdefault(stream, {})[str(partition)] = offset
@@ -124,19 +125,19 @@ def _offset(value: Any) -> int:
 
 
 def start_places(words: Words, default: str) -> Places:
-    """Return where to begin, as options say; of several, a moment for all wins over those for each partition.
+    """Return the start from the options. A timestamp for all partitions overrides per-partition options.
 
     Raises:
-        OptionError: An option makes no sense.
+        OptionError: An option is malformed.
     """
     return _places(words, "starting", default, ("earliest", "latest"))
 
 
 def end_places(words: Words) -> Places:
-    """Return where to end; likewise.
+    """Return the end from the options; otherwise like :func:`start_places`.
 
     Raises:
-        OptionError: An option makes no sense.
+        OptionError: An option is malformed.
     """
     return _places(words, "ending", "latest", ("latest",))
 
@@ -144,13 +145,13 @@ def end_places(words: Words) -> Places:
 def _places(words: Words, which: str, default: str, named: tuple[str, ...]) -> Places:
     text = words.text(f"{which}Timestamp")
     if text is not None:
-        return Places(_moment(f"{which}Timestamp={text!r}", whole(text)), {})
+        return Places(_moment(f"{which}Timestamp", whole(text), text), {})
     rest = Place(EARLIEST if default == "earliest" else LATEST)
     moments = words.mapping(f"{which}OffsetsByTimestamp")
     if moments is not None:
         name = f"{which}OffsetsByTimestamp"
         return Places(
-            None, {part: _moment(_said(name, part, value), value) for part, value in _parts(name, moments)}
+            None, {part: _moment(_named(name, part), value, value) for part, value in _parts(name, moments)}
         )
     name = f"{which}Offsets"
     text = words.text(name)
@@ -160,68 +161,69 @@ def _places(words: Words, which: str, default: str, named: tuple[str, ...]) -> P
         return Places(Place(EARLIEST if text.lower() == "earliest" else LATEST), {})
     if not text.startswith("{"):
         expected = " or ".join(map(repr, named))
-        raise OptionError(f'{name}={text!r}: expected {expected}, or JSON such as {{"orders": {{"0": 23}}}}')
+        raise OptionError(f'{name} must be {expected} or JSON like {{"orders": {{"0": 23}}}}, got {text!r}')
     least = EARLIEST if which == "starting" else LATEST
     return Places(
         None,
         {
-            part: _place(_said(name, part, value), value, least)
+            part: _place(_named(name, part), value, least)
             for part, value in _parts(name, words.mapping(name) or {})
         },
     )
 
 
-def _said(name: str, part: Part, value: Any) -> str:
-    return f"{name}: {part[0]}[{part[1]}]: {value!r}"
+def _named(name: str, part: Part) -> str:
+    return f"{name} of {part[0]}[{part[1]}]"
 
 
 def check_order(start: Places, end: Places) -> None:
-    """Raise OptionError if options say that something is to end before it begins."""
+    """Raise OptionError if a range would end before it starts."""
     for part in sorted({*start.named, *end.named}):
         first, last = start.of(part), end.of(part)
         if first is not None and last is not None and _is_before(last, first):
-            text = f"{part[0]}[{part[1]}] is to be read from {_shown(first)} up to {_shown(last)}"
-            raise OptionError(f"{text}, which is before it")
+            text = f"the end of {part[0]}[{part[1]}] must not be before its start"
+            raise OptionError(f"{text} {_shown(first)}, got {_shown(last)}")
     if start.default is not None and end.default is not None and _is_before(end.default, start.default):
         first, last = start.default, end.default
-        raise OptionError(f"endingTimestamp={_shown(last)} is before startingTimestamp={_shown(first)}")
+        text = f"endingTimestamp must not be before startingTimestamp={_shown(first)}"
+        raise OptionError(f"{text}, got {_shown(last)}")
 
 
 def _is_before(one: Place, other: Place) -> bool:
-    """Whether that is known without asking a server."""
+    """Return True if ``one`` is before ``other`` for certain, without asking a server."""
     if one.offset is None or other.offset is None:
         return one.offset is other.offset and one.time_ns < other.time_ns
     return 0 <= one.offset < other.offset
 
 
 def _shown(place: Place) -> int:
-    """As options have it."""
+    """Return the offset or the timestamp in milliseconds, as in the options."""
     return place.time_ns // _MILLISECOND if place.offset is None else place.offset
 
 
-def _moment(said: str, value: Any) -> Place:
+def _moment(name: str, value: Any, given: Any) -> Place:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _LARGEST // _MILLISECOND:
-        raise OptionError(f"{said}: expected milliseconds since 1970, before the year 2262")
+        raise OptionError(f"{name} must be milliseconds since 1970, before the year 2262, got {given!r}")
     return Place(None, value * _MILLISECOND)
 
 
-def _place(said: str, value: Any, least: int) -> Place:
+def _place(name: str, value: Any, least: int) -> Place:
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= _LARGEST:
         words = "-2 (earliest) or -1 (latest)" if least == EARLIEST else "-1 (latest)"
-        raise OptionError(f"{said}: expected an offset, {words}")
+        raise OptionError(f"{name} must be an offset, {words}, got {value!r}")
     return Place(value)
 
 
 def _parts(name: str, given: dict[str, Any]) -> list[tuple[Part, Any]]:
-    """The partitions and what is said of each; a number in place of an object is said of partition 0."""
+    """Return partitions and values; a number in place of an object belongs to partition 0."""
     made: list[tuple[Part, Any]] = []
     for stream, parts in given.items():
         each = parts if isinstance(parts, dict) else {"0": parts}
         for partition, value in each.items():
             number = whole(partition)
             if number is None or number < 0:
-                raise OptionError(f"{name}: {partition!r}: expected the number of a partition of {stream!r}")
+                raise OptionError(f"{name}: keys of {stream!r} must be partition numbers, got {partition!r}")
             made.append(((stream, number), value))
     if not made:
-        raise OptionError(f"{name}: expected at least one partition")
+        raise OptionError(f"{name} must name at least one partition, got {given!r}")
     return made

@@ -1,6 +1,6 @@
-"""Rows of a task into Liftbridge, each once: by expected offsets, over the blocking client.
+"""Writes the rows of a task to Liftbridge, each stored once, by expected offsets over the blocking client.
 
-See :mod:`liftenvelope.spark._row_places` for why that holds.
+:mod:`liftenvelope.spark._row_places` explains why this is safe.
 """
 
 from __future__ import annotations
@@ -34,37 +34,37 @@ else:
 
 __all__ = ["OnceWriter"]
 
-#: So many messages are looked at first, from the end of a partition; then eight times as many, and so on.
+#: Messages read back from the end of a partition at first; each further step reads eight times as many.
 _LOOK_BACK: Final = 256
-#: How long to wait for what is stored to be shown, before the question whether it is hidden.
+#: Seconds to wait until stored messages become readable, before the partition counts as hiding some.
 _SHOWN_WAIT: Final = 1.0
 _SHOWN_POLL: Final = 0.05
 
-#: Rows of one partition by number: what is sent, and its checksum.
+#: Rows of one partition by number: the message and its checksum.
 _Portion: TypeAlias = dict[int, tuple[OutgoingMessage, int]]
 
 
-class _Hidden(LiftEnvelopeError):  # noqa: N818 - no error of a caller's
-    """A partition has more than it shows, up to an offset."""
+class _Hidden(LiftEnvelopeError):  # noqa: N818 - internal signal, never reaches a caller
+    """A partition has messages that can't be read yet. Its argument is the offset of the next message."""
 
 
 class OnceWriter:
-    """Writes the rows of one attempt of a task.
+    """Stores the rows of one attempt of a task.
 
     Args:
-        client: The cluster.
+        client: Client of the cluster.
         stream: Name of the stream.
-        key: Which task this is: ``query:batch:task``.
+        key: Identity of the task: ``query:batch:task``.
         partitioner: ``"key"`` or ``"round_robin"``, for rows without a partition.
-        wait: For so many seconds it is tried again without anything stored in between.
+        wait: Seconds to keep retrying without progress.
 
     Attributes:
-        rows: How many rows it was given; all are stored.
-        bytes: How many bytes their values have.
-        duplicates: How many of them had been stored before.
+        rows: Rows given to :meth:`add`; all are stored.
+        bytes: Total size of their values.
+        duplicates: Rows that an earlier attempt had stored.
 
     Raises:
-        NoSuchStreamError: There is no such stream.
+        NoSuchStreamError: The stream does not exist.
     """
 
     def __init__(
@@ -82,15 +82,16 @@ class OnceWriter:
         self.rows = self.bytes = self.duplicates = 0
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """Store rows, in order; return when all are.
+        """Store rows in order; return when all are stored.
 
         Args:
-            batch: Such as :func:`liftenvelope.bulk.write` takes. All of them are in flight at once.
+            batch: Rows with the columns of :func:`liftenvelope.bulk.write`. All of them are in flight at
+                once.
 
         Raises:
-            BatchChangedError: They are others than when the batch ran before.
+            BatchChangedError: The rows differ from those of an earlier run of the batch.
             OptionError: The stream does not check expected offsets.
-            WriteFailedError: Not all rows are stored, or it is unknown whether they are.
+            WriteFailedError: Some rows were not stored, or their outcome is unknown.
             LiftEnvelopeError: No server could be reached.
         """
         rows = rows_of(batch)
@@ -105,10 +106,10 @@ class OnceWriter:
         self._store(portions)
 
     def finish(self) -> None:
-        """Check that the partitions have no more rows of this task than it was given.
+        """Check that no partition has more rows of this task than were added.
 
         Raises:
-            BatchChangedError: They have.
+            BatchChangedError: A partition has more.
         """
         for partition, places in self._places.items():
             places.check_rows(self._given[partition])
@@ -138,7 +139,7 @@ class OnceWriter:
     # Storing
 
     def _store(self, portions: dict[int, _Portion]) -> None:
-        """Send what is missing until nothing is."""
+        """Send the missing rows until all are stored."""
         limit, attempt = time.monotonic() + self._wait, 0
         unseen: dict[int, int] = {}
         while plans := self._plans(portions, unseen):
@@ -156,13 +157,13 @@ class OnceWriter:
 
     @property
     def _known(self) -> int:
-        """Grows with all that is stored or found out."""
+        """Measure of progress: grows when a row is stored or a partition is read further."""
         return sum(places.end + places.checked for places in self._places.values())
 
     def _plans(
         self, portions: dict[int, _Portion], unseen: dict[int, int]
     ) -> dict[int, list[tuple[int, int]]]:
-        """What to send to each partition that has not all of its rows; perhaps nothing, for now."""
+        """Return the rows to send to each incomplete partition, possibly none for now."""
         plans = {}
         for partition, portion in portions.items():
             if missing := self._missing(partition, portion):
@@ -174,7 +175,7 @@ class OnceWriter:
     def _send(
         self, portions: dict[int, _Portion], plans: dict[int, list[tuple[int, int]]]
     ) -> dict[int, LiftEnvelopeError]:
-        """Send rows; return the first error of each partition that has not stored all of its."""
+        """Send rows; return the first error of each partition that did not store all of them."""
         sent = [(partition, row, offset) for partition, plan in plans.items() for row, offset in plan]
         messages = [
             _expecting(self._task, *portions[partition][row], offset) for partition, row, offset in sent
@@ -191,7 +192,7 @@ class OnceWriter:
             if offset == NO_OFFSET:
                 raise self._places[partition].not_checked()
             self._places[partition].stored(row, offset)
-        # Those that nothing could be sent to are looked at again.
+        # A partition that hides messages got no rows; read it again.
         failed |= {partition: _Hidden() for partition, plan in plans.items() if not plan}
         return failed
 
@@ -207,30 +208,30 @@ class OnceWriter:
                 max_in_flight=len(messages),
             )
         except LiftEnvelopeError as exc:
-            # No broker leads a partition: it is not known which of them are stored.
+            # No broker leads a partition: the outcome of each message is unknown.
             return PublishSummary(0, dict.fromkeys(range(len(messages)), exc), {})
 
     def _checked(self, error: LiftEnvelopeError) -> LiftEnvelopeError:
-        """Return an error after which to look again; raise any other."""
+        """Return an error that calls for another look at the partition; raise any other."""
         if isinstance(error, IncorrectOffsetError | NoSuchStreamError) or error.retriable:
             return error
-        text = f"{self._stream}: {self.rows} rows were to be stored, and not all are: {error}"
+        text = f"{self._stream}: not all of {self.rows} rows were stored: {error}"
         raise WriteFailedError(text, 0, 0) from error
 
     def _given_up(self, unseen: dict[int, int], error: LiftEnvelopeError) -> WriteFailedError:
         if not unseen:
-            why = f"nothing could be stored for {self._wait:g} s: {error}"
+            why = f"no row could be stored for {self._wait:g} s: {error}"
         else:
             number, end = next(iter(unseen.items()))
             name = f"{self._stream}[{number}]"
-            why = f"{name} has {end} offsets and does not show all of them, as after a crash of its server"
-            why += f"; it does once a message is published to it with expected_offset=-1: {error}"
+            why = f"{name} has {end} offsets but does not show all of them, as after a crash of its server"
+            why += f"; publish a message to it with expected_offset=-1 to make them visible: {error}"
         return WriteFailedError(f"{self._stream}: {why}", 0, 0)
 
-    # What there is
+    # Reading
 
     def _learn_again(self, partitions: Iterable[int]) -> dict[int, int]:
-        """Look at what partitions have now; return those that don't show all of it, and where they end."""
+        """Read what was added to partitions; return the ends of those that hide messages."""
         unseen = {}
         for partition in partitions:
             places = self._places[partition]
@@ -244,7 +245,7 @@ class OnceWriter:
         return unseen
 
     def _look_back(self, partition: int) -> RowPlaces:
-        """Find the rows of this task that a partition has."""
+        """Read a partition backwards until the rows of this task are found."""
         places = RowPlaces(*self._task, f"{self._stream}[{partition}]")
         query, batch, _ = self._task
         end = stop = self._shown_end_of(partition)
@@ -254,7 +255,7 @@ class OnceWriter:
             start = max(stop - size, 0)
             found = list(self._marks(partition, start, stop))
             marks = found + marks
-            # All of an earlier batch were stored before the first of this one was sent.
+            # Every row of an earlier batch was stored before the first row of this batch was sent.
             if any(mark.query == query and mark.batch < batch for _, mark in found):
                 break
             stop, size = start, size * 8
@@ -271,15 +272,15 @@ class OnceWriter:
                     raise self._given_up({partition: exc.args[0]}, exc) from exc
 
     def _end_of(self, partition: int) -> int:
-        """Return up to where a partition can be read, once that is all that it has.
+        """Return the end of a partition, once all of its messages can be read.
 
         Raises:
-            _Hidden: It can't, for a while.
+            _Hidden: Some of them can't be read yet.
         """
         limit, there = time.monotonic() + _SHOWN_WAIT, -1
         while True:
             info = self._client.fetch_partition_metadata(self._stream, partition)
-            # Others may go on writing: what was there when it was asked first is enough.
+            # Other writers may keep appending; reading up to the first end seen is enough.
             there = there if there >= 0 else info.newest_offset
             if info.high_watermark >= there:
                 return info.high_watermark + 1
@@ -288,7 +289,7 @@ class OnceWriter:
             time.sleep(_SHOWN_POLL)
 
     def _marks(self, partition: int, start: int, stop: int) -> Iterator[tuple[int, RowMark]]:
-        """The marks of this task in a range, and some of the others that the query has."""
+        """Yield the marks of this task in a range, and at least one of the query's other marks, if any."""
         if start >= stop:
             return
         reader = bulk.read(
@@ -324,9 +325,10 @@ def _expecting(
 
 
 def _row_headers(batch: pa.RecordBatch, query: str, task: str) -> Iterator[tuple[int, str]]:
-    """Offsets and texts of the headers that begin as those of a task, and of the first of the query.
+    """Yield offsets and texts of a task's row headers, and of the first row header of the query.
 
-    The first one tells whether there is one of an earlier batch. There may be very many of others.
+    The first one shows that the range reaches back to an earlier batch. The rest are left out because there
+    may be very many.
     """
     headers = header_lists(batch.column("headers"))
     names, texts = headers.values.flatten()

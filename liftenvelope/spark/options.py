@@ -1,7 +1,6 @@
-"""The options of sources and sinks, checked before anything is sent.
+"""Options of sources and sinks, checked before any I/O.
 
-The words are those of Spark's Kafka source. Everything here is a plain value that can be pickled: it travels
-to the tasks.
+Names follow Spark's Kafka source. All values are plain and picklable, because they travel to the tasks.
 """
 
 from __future__ import annotations
@@ -47,27 +46,27 @@ _SINKS: Final = {
     "liftbridge": ("ackPolicy", "partitioner"),
     "jetstream": ("subject", "envelope"),
 }
-#: What Spark itself puts among the options.
+#: Options that Spark adds by itself.
 _OWN: Final = ("checkpointLocation", "queryName")
-#: What it puts there for a table of its catalog, in place of what was given with it.
+#: Option that Spark passes for a catalog table in place of the options given with the table.
 _OF_TABLES: Final = "provider"
 
-#: Of a range that is longer than this, several tasks read a part each. The start of a part costs some
-#: milliseconds; where fewer cores are idle than there are parts, the rest wait for their turn.
+#: Offsets per task: a longer range is split among several tasks. Starting a task costs some milliseconds, and
+#: parts beyond the idle cores wait for their turn.
 _RECORDS_PER_PARTITION: Final = 500_000
-#: As Spark's Kafka source has it.
+#: Default of maxTriggerDelay in seconds, as in Spark's Kafka source.
 _TRIGGER_DELAY: Final = 15 * 60.0
 _IN_FLIGHT: Final = 4_000
 
 
 @dataclass(frozen=True)
 class Subscription:
-    """Which streams are read.
+    """Streams to read.
 
     Attributes:
-        streams: Their names.
-        partitions: Those that are read of each; None for all.
-        pattern: Regular expression of the names of streams, in place of names; None for none.
+        streams: Names of the streams.
+        partitions: Partitions to read of each stream; None for all.
+        pattern: Regular expression for stream names, in place of names; None for none.
     """
 
     streams: tuple[str, ...]
@@ -77,24 +76,24 @@ class Subscription:
 
 @dataclass(frozen=True, kw_only=True)
 class SourceOptions:
-    """What a source reads, and how.
+    """Options of a source.
 
     Attributes:
-        connection: Where the servers are.
-        subscription: Which streams.
-        start: Where to begin.
-        end: Where to end; of batches alone.
-        late_start_is_end: Whether to begin at the end where no message is as young as the moment to begin at;
-            otherwise that is an error.
-        max_offsets: So many offsets a micro-batch has at most.
-        min_offsets: So many it has at least, unless ``trigger_delay`` seconds have passed.
-        trigger_delay: In seconds.
-        min_partitions: Into so many parts the ranges are divided, at least.
-        max_records: So many offsets a part has at most.
-        fail_on_data_loss: Whether messages that are gone end the query.
-        headers: Whether there is a column with the headers.
+        connection: Connection settings.
+        subscription: Streams to read.
+        start: Start in each partition.
+        end: End in each partition, for batch queries.
+        late_start_is_end: Begin at the end if no message is at or after the starting timestamp; otherwise
+            raise an error.
+        max_offsets: Most offsets in a micro-batch.
+        min_offsets: Fewest offsets in a micro-batch, unless ``trigger_delay`` has passed.
+        trigger_delay: Longest wait for ``min_offsets``, in seconds.
+        min_partitions: Fewest parts that the ranges are divided into.
+        max_records: Most offsets in a part.
+        fail_on_data_loss: Fail the query if messages are gone.
+        headers: Include a column with the headers.
         envelope: ``"none"``, ``"strip"`` or ``"columns"``: see :func:`liftenvelope.bulk.read`.
-        cursor: For Liftbridge: id of the cursors that show how far a stream is; None for none.
+        cursor: For Liftbridge: id of the cursors that show the progress of the query; None for none.
     """
 
     connection: Connection
@@ -115,17 +114,17 @@ class SourceOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class SinkOptions:
-    """Where a sink writes, and how.
+    """Options of a sink.
 
     Attributes:
-        connection: Where the servers are.
-        topic: The stream; None for that of the column.
-        once: Whether each row is stored once, however often its task runs.
-        headers: Whether the column of headers is written, if there is one.
-        max_in_flight: So many rows of a task may be without their ack.
-        subject: For JetStream: the subject of all rows.
-        envelope: For JetStream: whether rows are put into envelopes.
-        ack_all: For Liftbridge: whether all replicas in sync have to ack.
+        connection: Connection settings.
+        topic: Name of the stream; None to take it from the column ``topic``.
+        once: Store each row once, however often its task runs.
+        headers: Write the column of headers, if there is one.
+        max_in_flight: Most unacked rows of a task.
+        subject: For JetStream: subject of all rows.
+        envelope: For JetStream: put rows into envelopes.
+        ack_all: For Liftbridge: wait until all in-sync replicas have acked.
         partitioner: For Liftbridge: ``"key"`` or ``"round_robin"``, for rows without a partition.
     """
 
@@ -152,24 +151,24 @@ def _check_name(format_: str, name: str, option: str) -> str:
 
 
 def source_options(format_: str, given: Mapping[str, Any], *, streaming: bool) -> SourceOptions:
-    """Return what a source is to read.
+    """Check and return the options of a source.
 
     Args:
         format_: ``"liftbridge"`` or ``"jetstream"``.
-        given: What Spark hands over.
-        streaming: Whether it is a stream.
+        given: Options as Spark passes them.
+        streaming: True for a streaming query.
 
     Raises:
-        OptionError: An option is unknown, makes no sense, or conflicts with another.
+        OptionError: An option is unknown, malformed, or conflicts with another.
     """
     words = _source_words(format_, given)
     for name in words.given(*(_BATCH_ONLY if streaming else _STREAM_ONLY)):
         kind = "batch queries (spark.read)" if streaming else "streams (spark.readStream)"
-        raise OptionError(f"{name}: it is for {kind}; leave it out")
+        raise OptionError(f"{name} is only for {kind}; leave it out")
     start, end = start_places(words, "latest" if streaming else "earliest"), end_places(words)
     check_order(start, end)
     if not streaming and start.default == Place(LATEST):
-        raise OptionError("startingOffsets='latest': a batch query would find nothing; leave it out")
+        raise OptionError("startingOffsets='latest' would make a batch query empty; leave it out")
     return SourceOptions(
         connection=read_connection(format_, words),
         subscription=_subscription(format_, words),
@@ -188,16 +187,16 @@ def source_options(format_: str, given: Mapping[str, Any], *, streaming: bool) -
 
 def _source_words(format_: str, given: Mapping[str, Any]) -> Words:
     if any(name.lower() == _OF_TABLES for name in given):
-        hint = f"use CREATE TEMPORARY VIEW ... USING {format_} OPTIONS (...), which has them"
-        raise OptionError(f"CREATE TABLE keeps no options for sources in Python: {hint}")
+        hint = f"use CREATE TEMPORARY VIEW ... USING {format_} OPTIONS (...)"
+        raise OptionError(f"CREATE TABLE drops the options of Python data sources; {hint}")
     return Words(given, (*CONNECTION_OPTIONS[format_], *_SOURCE, *_SOURCES[format_], "path"), _OWN)
 
 
 def row_options(format_: str, given: Mapping[str, Any]) -> tuple[bool, str]:
-    """Return what a source's columns depend on: whether there are headers, and what becomes of envelopes.
+    """Return the options that a source's columns depend on: ``includeHeaders`` and ``envelope``.
 
     Raises:
-        OptionError: An option is unknown, or one of these makes no sense.
+        OptionError: An option is unknown, or one of these is malformed.
     """
     words = _source_words(format_, given)
     return words.truth("includeHeaders", default=False), _envelope(format_, words)
@@ -206,7 +205,7 @@ def row_options(format_: str, given: Mapping[str, Any]) -> tuple[bool, str]:
 def _envelope(format_: str, words: Words) -> str:
     found = words.choice("envelope", ("none", "strip", "columns"))
     if format_ == "liftbridge" and found != "none":
-        raise OptionError(f"envelope={found!r}: Liftbridge has opened the envelopes; leave it out")
+        raise OptionError(f"envelope={found!r}: Liftbridge removes envelopes itself; leave it out")
     return found
 
 
@@ -223,9 +222,10 @@ def _cursor(format_: str, words: Words) -> str | None:
 def _limits(words: Words) -> dict[str, Any]:
     most, least = words.number("maxOffsetsPerTrigger"), words.number("minOffsetsPerTrigger")
     if most is not None and least is not None and least > most:
-        raise OptionError(f"minOffsetsPerTrigger={least} is more than maxOffsetsPerTrigger={most}")
+        text = f"minOffsetsPerTrigger must be at most maxOffsetsPerTrigger={most}"
+        raise OptionError(f"{text}, got {least}")
     if least is None and words.given("maxTriggerDelay"):
-        raise OptionError("maxTriggerDelay: expected minOffsetsPerTrigger as well")
+        raise OptionError("maxTriggerDelay needs minOffsetsPerTrigger; give both")
     delay = words.seconds("maxTriggerDelay", _TRIGGER_DELAY)
     return {"max_offsets": most, "min_offsets": least, "trigger_delay": delay}
 
@@ -233,9 +233,9 @@ def _limits(words: Words) -> dict[str, Any]:
 def _subscription(format_: str, words: Words) -> Subscription:
     given = words.given("subscribe", "subscribePattern", "assign", "path")
     if len(given) != 1:
-        what = f"{' and '.join(given)} exclude each other" if given else "nothing says which streams are read"
+        what = f"{' and '.join(given)} exclude each other" if given else "no stream is named"
         expected = "expected one of subscribe, subscribePattern, assign, or the argument of load()"
-        raise OptionError(f"{what}: {expected}")
+        raise OptionError(f"{what}; {expected}")
     if given == ["subscribePattern"]:
         return Subscription((), pattern=_pattern(words.text("subscribePattern") or ""))
     if given == ["assign"]:
@@ -243,7 +243,7 @@ def _subscription(format_: str, words: Words) -> Subscription:
     text = words.text(given[0]) or ""
     names = [name.strip() for name in text.split(",")]
     if not all(names):
-        raise OptionError(f"{given[0]}={text!r}: expected a name before and after each comma")
+        raise OptionError(f"{given[0]} must have a name before and after each comma, got {text!r}")
     return Subscription(tuple(dict.fromkeys(_check_name(format_, name, given[0]) for name in names)))
 
 
@@ -251,40 +251,41 @@ def _pattern(text: str) -> str:
     try:
         re.compile(text)
     except re.error as exc:
-        expected = "expected a regular expression of Python for whole names"
-        raise OptionError(f"subscribePattern={text!r}: {exc}: {expected}") from exc
+        expected = "a Python regular expression for whole names"
+        raise OptionError(f"subscribePattern must be {expected}, got {text!r}: {exc}") from exc
     return text
 
 
 def _assigned(format_: str, given: dict[str, Any]) -> Subscription:
     if not given:
-        raise OptionError("assign: expected at least one stream")
+        raise OptionError("assign must name at least one stream, got {}")
     made: dict[str, tuple[int, ...]] = {}
     for name, numbers in given.items():
         _check_name(format_, name, "assign")
         sound = isinstance(numbers, list) and numbers
         if not sound or any(isinstance(n, bool) or not isinstance(n, int) or n < 0 for n in numbers):
-            raise OptionError(f'assign: {name}: {numbers!r}: expected partitions, as in {{"orders": [0, 1]}}')
+            expected = 'must be a list of partitions, as in {"orders": [0, 1]}'
+            raise OptionError(f"assign: {name} {expected}, got {numbers!r}")
         if format_ == "jetstream" and set(numbers) != {0}:
-            raise OptionError(f"assign: {name}: {numbers!r}: a JetStream stream has partition 0 alone")
+            raise OptionError(f"assign: {name} must be [0] in JetStream, got {numbers!r}")
         made[name] = tuple(sorted(set(numbers)))
     return Subscription(tuple(made), made)
 
 
 def sink_options(format_: str, given: Mapping[str, Any], *, streaming: bool) -> SinkOptions:
-    """Return where a sink is to write.
+    """Check and return the options of a sink.
 
     Args:
         format_: ``"liftbridge"`` or ``"jetstream"``.
-        given: What Spark hands over.
-        streaming: Whether it is a stream.
+        given: Options as Spark passes them.
+        streaming: True for a streaming query.
 
     Raises:
-        OptionError: An option is unknown, makes no sense, or conflicts with another.
+        OptionError: An option is unknown, malformed, or conflicts with another.
     """
     words = Words(given, (*CONNECTION_OPTIONS[format_], *_SINK, *_SINKS[format_], "path"), _OWN)
     if len(words.given("topic", "path")) > 1:
-        raise OptionError("topic and the argument of save() exclude each other")
+        raise OptionError("topic and the argument of save() exclude each other; leave one of them out")
     topic = words.text("topic") or words.text("path")
     return SinkOptions(
         connection=read_connection(format_, words),
@@ -303,11 +304,11 @@ def _once(format_: str, words: Words, *, streaming: bool, topic: str | None) -> 
     if words.choice("deliveryGuarantee", ("at-least-once", "effectively-once")) == "at-least-once":
         return False
     if not streaming:
-        text = "a batch query has no id that a second run shares"
-        hint = "; give the rows a column 'msgId'" if format_ == "jetstream" else ", so leave it out"
-        raise OptionError(f"deliveryGuarantee='effectively-once': {text}{hint}")
+        text = "needs a query id, which a batch query does not have"
+        hint = "; give the rows a column 'msgId' instead" if format_ == "jetstream" else "; leave it out"
+        raise OptionError(f"deliveryGuarantee='effectively-once' {text}{hint}")
     if topic is None:
-        raise OptionError("deliveryGuarantee='effectively-once': expected the option topic, not a column")
+        raise OptionError("deliveryGuarantee='effectively-once' needs the option topic, not a column")
     return True
 
 
@@ -317,8 +318,8 @@ def _ack_all(format_: str, words: Words) -> bool:
     found = words.choice("ackPolicy", ("leader", "all"))
     once = words.choice("deliveryGuarantee", ("at-least-once", "effectively-once")) == "effectively-once"
     if once and found == "leader" and words.given("ackPolicy"):
-        text = "what a leader alone has is lost with it"
+        text = "a message that only the leader has is lost with the leader"
         raise OptionError(
-            f"ackPolicy='leader' and deliveryGuarantee='effectively-once': {text}; leave it out"
+            f"ackPolicy='leader' conflicts with deliveryGuarantee='effectively-once': {text}; leave it out"
         )
     return once or found == "all"

@@ -1,4 +1,4 @@
-"""Which offsets a batch has, and how they are divided among tasks. No I/O, no clock."""
+"""Plans the offsets of each batch and divides them among tasks. No I/O, no clock."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Extents:
-    """Where the messages of a partition are.
+    """Offsets available in a partition.
 
     Attributes:
-        oldest: Offset of the oldest message, or of the next one if there is none.
-        end: The offset after the newest message that can be read.
-        log_end: The offset after the newest message that there is; after a crash of its server, a partition
-            may for a while not let all of it be read.
+        oldest: Offset of the oldest message, or of the next message if there is none.
+        end: Offset after the newest readable message.
+        log_end: Offset after the newest stored message. After a crash of its server, a partition may hide its
+            newest messages for a while.
     """
 
     oldest: int
@@ -40,7 +40,7 @@ class Extents:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Span:
-    """What one task reads: offsets of one partition, from ``start`` up to but not including ``stop``."""
+    """Offsets that one task reads in a partition, from ``start`` up to but not including ``stop``."""
 
     stream: str
     partition: int
@@ -50,12 +50,12 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Trigger:
-    """How much a micro-batch takes.
+    """Limits on the size of a micro-batch.
 
     Attributes:
-        most: So many offsets at most; None for any number.
-        least: So many at least, unless ``delay`` has passed; None for any number.
-        delay: In seconds.
+        most: Most offsets; None for no limit.
+        least: Fewest offsets, unless ``delay`` has passed; None for no limit.
+        delay: Longest wait for ``least``, in seconds.
     """
 
     most: int | None = None
@@ -68,30 +68,30 @@ def _name(part: Part) -> str:
 
 
 def check_named(places: Places, parts: Iterable[Part]) -> None:
-    """Raise OptionError if places are named for partitions that are not read."""
+    """Raise OptionError if the options name a partition that is not read."""
     unknown = sorted(set(places.named) - set(parts))
     if unknown:
-        raise OptionError(f"an offset is given for {_name(unknown[0])}, which is not read or does not exist")
+        raise OptionError(f"an offset is given for {_name(unknown[0])}, which is not read; leave it out")
 
 
 def _place(places: Places, part: Part) -> Place:
     found = places.of(part)
     if found is None:
-        raise OptionError(f"no offset is given for {_name(part)}: name every partition that is read")
+        raise OptionError(f"no offset is given for {_name(part)}; name every partition that is read")
     return found
 
 
 def begin_at(places: Places, part: Part, extents: Extents, at_time: int | None) -> int:
-    """Return the offset to begin at.
+    """Return the offset at which to begin.
 
     Args:
-        places: What options say.
+        places: Start or end from the options.
         part: The partition.
-        extents: Where its messages are.
-        at_time: The first offset that is not older, where the place is a moment.
+        extents: Offsets available in the partition.
+        at_time: First offset at or after the place's time, if the place is a time.
 
     Raises:
-        OptionError: Nothing is said of the partition.
+        OptionError: The options name no offset for the partition.
     """
     place = _place(places, part)
     if place.offset is None:
@@ -100,10 +100,10 @@ def begin_at(places: Places, part: Part, extents: Extents, at_time: int | None) 
 
 
 def end_at(places: Places, part: Part, extents: Extents, at_time: int | None) -> int:
-    """Return the offset to end before; never beyond what can be read.
+    """Return the offset before which to end; never beyond the readable end.
 
     Raises:
-        OptionError: Nothing is said of the partition.
+        OptionError: The options name no offset for the partition.
     """
     place = _place(places, part)
     if place.offset is None:
@@ -112,24 +112,23 @@ def end_at(places: Places, part: Part, extents: Extents, at_time: int | None) ->
 
 
 def spans_between(begin: Offsets, end: Offsets) -> list[Span]:
-    """Return the ranges that have something in them, in the order of their names."""
+    """Return the non-empty ranges, sorted by stream and partition."""
     found = [Span(*part, begin.get(part, 0), stop) for part, stop in end.items()]
     return sorted(span for span in found if span.start < span.stop)
 
 
 def divide(spans: Sequence[Span], min_parts: int | None, max_records: int) -> list[Span]:
-    """Divide ranges, so that several tasks read parts of them. Equal arguments give equal parts.
+    """Divide ranges into parts for tasks. Equal arguments give equal parts.
 
     Args:
         spans: The ranges.
-        min_parts: So many parts are wanted at least; there may be more, and fewer where there are not as many
-            offsets.
-        max_records: So many offsets a part has at most.
+        min_parts: Fewest parts wanted. There may be more, and there are fewer if there are too few offsets.
+        max_records: Most offsets in a part.
     """
     total = sum(span.stop - span.start for span in spans)
     size = max_records
     if min_parts is not None and min_parts > len(spans):
-        # Each range gets the same share of the parts as it has of the offsets, rounded up.
+        # Each range gets its share of the parts by its share of the offsets, rounded up.
         size = min(size, max(total // min_parts, 1))
     return [part for span in spans for part in _even(span, size)]
 
@@ -142,24 +141,24 @@ def _even(span: Span, size: int) -> list[Span]:
 
 
 def _share(begin: Offsets, ends: Offsets, most: int) -> Offsets:
-    """How far to go if it is to be so many offsets in all: each partition by its share of what there is."""
+    """Return ends that take at most ``most`` offsets, shared among partitions by what each has to read."""
     sizes = {part: end - begin[part] for part, end in ends.items()}
     total = sum(sizes.values())
     if total <= most:
         return dict(ends)
     found = {part: begin[part] + most * size // total for part, size in sizes.items()}
     left = most - sum(found[part] - begin[part] for part in found)
-    # What rounding has left over goes to those that have most to read, so that none waits for ever.
+    # The offsets left by rounding go to partitions with most to read, so that no partition starves.
     for part in sorted(sizes, key=lambda part: (found[part] - ends[part], part))[:left]:
         found[part] += 1
     return found
 
 
 class Planner:
-    """How far a streaming query goes, batch after batch.
+    """Plans the end of each batch of a streaming query.
 
     Args:
-        fail_on_data_loss: Whether partitions that vanish or begin anew end the query.
+        fail_on_data_loss: Fail the query if a partition is deleted or recreated.
     """
 
     def __init__(self, *, fail_on_data_loss: bool) -> None:
@@ -169,22 +168,22 @@ class Planner:
         self.losses: list[str] = []
 
     def stop_at(self, extents: Mapping[Part, Extents]) -> None:
-        """Go no further than to what is the end now, whatever comes (``Trigger.AvailableNow``)."""
+        """Never read beyond the current ends (``Trigger.AvailableNow``)."""
         self._target = {part: extent.end for part, extent in extents.items()}
 
     def next(
         self, start: Position, extents: Mapping[Part, Extents], trigger: Trigger, now: float
     ) -> Position:
-        """Return how far the next batch goes; ``start`` itself if there is to be none yet.
+        """Return the end of the next batch; ``start`` itself if there is no batch yet.
 
         Args:
-            start: Where the last batch ended.
-            extents: Where the messages of every partition are, now.
-            trigger: How much the batch takes.
-            now: A clock in seconds that only goes forward.
+            start: End of the last batch.
+            extents: Current offsets of every partition.
+            trigger: Limits on the size of the batch.
+            now: Monotonic time in seconds.
 
         Raises:
-            DataLossError: Messages that were yet to be read are gone.
+            DataLossError: Messages that the query has not read are gone.
         """
         begin = self._begin(start, extents)
         ends = {
@@ -208,7 +207,7 @@ class Planner:
         return max(end, begin)
 
     def _is_early(self, fresh: int, trigger: Trigger, now: float) -> bool:
-        """Whether to wait for more. Not in the first batch, nor where more would not be taken."""
+        """Return True to wait for more offsets: never for the first batch or after :meth:`stop_at`."""
         if trigger.least is None or fresh >= trigger.least or self._target is not None:
             return False
         return self._last is not None and now - self._last < trigger.delay
@@ -218,21 +217,21 @@ class Planner:
         for part, offset in start.offsets.items():
             extent = extents.get(part)
             if extent is None:
-                self._lost(f"{_name(part)} is gone; the query was at offset {offset}")
+                self._lost(f"{_name(part)} does not exist any more; the query was at offset {offset}")
             elif offset > extent.log_end:
-                text = f"{_name(part)} ends at offset {extent.log_end}, and the query was at {offset}"
-                self._lost(f"{text}: the stream was made anew, or has lost its end")
+                text = f"{_name(part)} ends at offset {extent.log_end}, but the query was at {offset}"
+                self._lost(f"{text}: the stream was recreated, or its newest messages were lost")
                 begin[part] = extent.oldest
             else:
                 begin[part] = offset
         for part, extent in extents.items():
-            # A partition that is new is read from its beginning, as soon as there is something in it.
+            # A new partition is read from its beginning once it has a message.
             if part not in start.offsets and extent.oldest < extent.end:
                 begin[part] = extent.oldest
         return begin
 
     def _lost(self, text: str) -> None:
         if self._fails:
-            hint = "start with a new checkpointLocation, or go on with failOnDataLoss=false"
+            hint = "start with a new checkpointLocation, or set failOnDataLoss=false"
             raise DataLossError(f"{text}; {hint}")
         self.losses.append(text)

@@ -1,4 +1,4 @@
-"""The columns of Spark rows: those of Spark's Kafka source, and what streams of NATS have beyond them."""
+"""Columns of Spark rows: those of Spark's Kafka source, plus those that only NATS streams have."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ __all__ = [
     "spark_schema",
 ]
 
-#: So much an Arrow batch for Spark holds at most, but for a single row that is larger.
+#: Most rows and bytes of an Arrow batch for Spark; a single larger row makes a batch of its own.
 BATCH_ROWS: Final = 10_000
 BATCH_BYTES: Final = 4 * 1024 * 1024
 
-#: Log append time, in Kafka's words: servers stamp what they store.
+#: Kafka's code for "log append time", because the servers stamp messages when they store them.
 _LOG_APPEND_TIME: Final = 1
 
 _HEADERS: Final = pa.list_(
@@ -55,11 +55,11 @@ _ENVELOPE: Final[tuple[tuple[str, Any, str], ...]] = (
     ("ack_policy", pa.int32(), "INT"),
     ("expected_offset", pa.int64(), "BIGINT"),
 )
-#: What bulk reads call it, where that is another name.
+#: Names of columns in bulk reads, where they differ; None for columns that bulk reads do not have.
 _FROM: Final = {"topic": None, "timestampType": None, "timestamp_nanos": "timestamp", "partition": None}
 
 _TEXT: Final = ("binary", "string")
-#: What a sink takes of each column, as Spark's simple names of types have it.
+#: Column types that a sink accepts, as Spark's simple type names.
 _SINK: Final[dict[str, tuple[str, ...]]] = {
     "value": _TEXT,
     "key": _TEXT,
@@ -71,11 +71,11 @@ _SINK_OF: Final = {
     "liftbridge": {**_SINK, "partition": ("int",)},
     "jetstream": {**_SINK, "subject": ("string",), **_ID},
 }
-#: Columns of a source that a sink passes over, so that rows that were read can be written.
+#: Source columns that a sink ignores, so that rows that were read can be written back.
 PASSED_OVER: Final = frozenset(
     {"offset", "timestamp", "timestampType", "timestamp_nanos", *(name for name, _, _ in _ENVELOPE)}
 )
-#: Those of the other format's sink.
+#: Columns of the other format's sink, ignored for the same reason.
 _OF_OTHERS: Final = {"liftbridge": frozenset({"subject"}), "jetstream": frozenset({"partition"})}
 
 
@@ -85,17 +85,17 @@ def _columns(*, headers: bool, envelope: str) -> list[tuple[str, Any, str]]:
 
 
 def spark_schema(*, headers: bool = False, envelope: str = "none") -> pa.Schema:
-    """Return the schema of the batches that a source hands to Spark."""
+    """Return the schema of the batches that a source gives to Spark."""
     return pa.schema([(name, kind) for name, kind, _ in _columns(headers=headers, envelope=envelope)])
 
 
 def spark_ddl(*, headers: bool = False, envelope: str = "none") -> str:
-    """Return the same as Spark's own text of a schema."""
+    """Return the schema of :func:`spark_schema` as Spark DDL."""
     return ", ".join(f"`{name}` {ddl}" for name, _, ddl in _columns(headers=headers, envelope=envelope))
 
 
 def bulk_columns(schema: pa.Schema) -> list[str]:
-    """Return the columns of a bulk read that these are made of."""
+    """Return the columns of the bulk read that supplies ``schema``."""
     found = [_FROM.get(name, name) for name in schema.names]
     return list(dict.fromkeys(name for name in found if name is not None))
 
@@ -103,11 +103,11 @@ def bulk_columns(schema: pa.Schema) -> list[str]:
 def spark_batches(
     batches: Iterable[pa.RecordBatch], schema: pa.Schema, stream: str, partition: int
 ) -> Iterator[pa.RecordBatch]:
-    """Make batches of a bulk read into such as Spark takes, bounded in rows and bytes.
+    """Convert batches of a bulk read to batches for Spark, bounded in rows and bytes.
 
     Args:
-        batches: What was read, of one partition.
-        schema: What is wanted: a :func:`spark_schema`.
+        batches: Batches of one partition.
+        schema: Schema to produce: a :func:`spark_schema`.
         stream: Name of the stream.
         partition: Number of the partition.
     """
@@ -123,7 +123,7 @@ def spark_batches(
 
 
 class _Constants:
-    """Columns that have the same in every row: made once, as long as the longest batch so far."""
+    """Columns with one value in all rows, cached at the length of the longest batch so far."""
 
     def __init__(self, values: dict[str, Any]) -> None:
         self._values = values
@@ -142,7 +142,7 @@ class _Constants:
 
 
 def _bounded(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """The batch in parts that are small enough, or have a single row."""
+    """Split a batch until each part is at most ``BATCH_BYTES`` or has one row."""
     if batch.num_rows == 1 or batch.nbytes <= BATCH_BYTES:
         yield batch
         return
@@ -155,7 +155,7 @@ def _array(field: pa.Field, batch: pa.RecordBatch) -> pa.Array:
     name = field.name
     column = batch.column(_FROM.get(name) or name)
     if name in ("timestamp_nanos", "offset"):
-        return column.view(pa.int64())  # servers count no further than that has room for
+        return column.view(pa.int64())  # no server counts beyond 2**63 - 1
     if name == "timestamp":
         return _micros(column)
     if name == "headers":
@@ -166,16 +166,16 @@ def _array(field: pa.Field, batch: pa.RecordBatch) -> pa.Array:
 
 
 def _micros(column: pa.Array) -> pa.Array:
-    """Spark has microseconds: those that have begun, before 1970 as well."""
+    """Round timestamps down to Spark's microseconds, also before 1970."""
     earliest = pc.min(column.view(pa.int64())).as_py()
     if earliest is not None and earliest < 0:
         column = pc.floor_temporal(column, unit="microsecond")
-    # A cast cuts off towards 1970, in a twentieth of the time.
+    # The cast truncates towards 1970, and takes a twentieth of the time of floor_temporal.
     return column.cast(pa.timestamp("us", "UTC"), safe=False)
 
 
 def header_lists(column: pa.MapArray) -> pa.ListArray:
-    """A map as a list of its entries: the same buffers, seen as Kafka's source has them."""
+    """Return a map column as a list of entries, as Spark's Kafka source has it, over the same buffers."""
     entries = pa.StructArray.from_arrays([column.keys, column.items], fields=list(_HEADERS.value_type))
     return pa.Array.from_buffers(
         _HEADERS, len(column), column.buffers()[:2], column.null_count, column.offset, children=[entries]
@@ -190,17 +190,17 @@ def check_sink(
     subject: str | None = None,
     once: bool = False,
 ) -> None:
-    """Check the columns of what is to be written.
+    """Check the columns of rows to write.
 
     Args:
         format_: ``"liftbridge"`` or ``"jetstream"``.
-        columns: Names, and Spark's simple names of their types.
-        topic: The stream, unless a column says it.
-        subject: For JetStream: the subject of all rows, unless a column says it.
-        once: Whether rows are stored once; in Liftbridge they may have ids only then.
+        columns: Column names and Spark's simple names of their types.
+        topic: Name of the stream; None to take it from the column ``topic``.
+        subject: For JetStream: subject of all rows; None to take it from the column ``subject``.
+        once: Each row is stored once. Liftbridge accepts the column ``msgId`` only then.
 
     Raises:
-        OptionError: A column is missing, unknown, or of a type that can't be written.
+        OptionError: A column is missing, unknown, or of a type that a sink does not accept.
     """
     known = {**_SINK_OF[format_], **(_ID if once else {})}
     found = dict(columns)
@@ -209,15 +209,15 @@ def check_sink(
             continue
         if name == "msgId" and name not in known:
             raise OptionError(
-                "column 'msgId': into Liftbridge it is for deliveryGuarantee='effectively-once'"
+                "column 'msgId' needs deliveryGuarantee='effectively-once' in Liftbridge; drop the column"
             )
         if name not in known:
-            raise OptionError(f"column {name!r} can't be written: {nearest(name, known)}")
+            raise OptionError(f"column {name!r} is unknown: {nearest(name, known)}")
         if kind not in known[name]:
-            raise OptionError(f"column {name!r} is of {kind}: expected {' or '.join(known[name])}")
+            raise OptionError(f"column {name!r} must be {' or '.join(known[name])}, got {kind}")
     if "value" not in found:
-        raise OptionError(f"there is no column 'value', but {', '.join(found) or 'none'}")
+        raise OptionError(f"the rows must have a column 'value', got {', '.join(found) or 'no columns'}")
     if topic is None and "topic" not in found:
-        raise OptionError("nothing says where rows go: expected the option topic, or a column 'topic'")
+        raise OptionError("the stream is not named: give the option topic, or a column 'topic'")
     if format_ == "jetstream" and subject is None and "subject" not in found:
-        raise OptionError("nothing says on which subject: expected the option subject, or a column 'subject'")
+        raise OptionError("the subject is not named: give the option subject, or a column 'subject'")

@@ -1,4 +1,4 @@
-"""Spark's own settings: those that sources of Python need, and those that are known to hang or crash."""
+"""Registers the formats in a Spark session and checks settings that are known to hang or crash."""
 
 from __future__ import annotations
 
@@ -25,22 +25,21 @@ _PATHS_PYTHON = "python3"
 def recommended_conf() -> dict[str, str]:
     """Return settings for ``SparkSession.builder.config``; the first must be set before the session starts.
 
-    Between Spark and Python, Unix sockets save some 40 ms for each task, and TCP on one machine has been
-    seen to hang for good with batches of many megabytes. They are not to be had on Windows.
+    Unix sockets between Spark and Python save about 40 ms per task. TCP on one machine has been seen to hang
+    for good with batches of many megabytes. Windows has no Unix sockets.
 
-    What comes as columns, as from Parquet, is to be made into rows before it goes to a function over Arrow
-    columns: Spark otherwise makes the function's results into columns once more, and those into rows, and
-    ``from_envelope`` takes 1.7 times as long.
+    Columnar input for Python functions is off. With it, Spark converts the results of a function to columns
+    and back to rows once more, and ``from_envelope`` takes 1.7 times as long.
     """
     sockets = {} if sys.platform == "win32" else {_SOCKETS: "true"}
     return {**sockets, _BATCH: str(_MOST_RECORDS), _PIPELINED: "false", _COLUMNAR: "false"}
 
 
 def setting_warnings(get: Any) -> list[str]:
-    """Return what is to be said of a session's settings.
+    """Return warnings about a session's settings.
 
     Args:
-        get: Called with a name and a default, gives the setting: ``spark.conf.get``.
+        get: ``spark.conf.get``: takes a name and a default, and returns the setting.
     """
     found = []
     if get(_PIPELINED, "false").lower() == "true":
@@ -54,16 +53,16 @@ def setting_warnings(get: Any) -> list[str]:
 
 
 def worker_python(master: str, current: str, get: Any, environ: Mapping[str, str]) -> str:
-    """Return the interpreter that the Python workers of a session should run.
+    """Return the interpreter for a session's Python workers.
 
-    PySpark takes ``PYSPARK_PYTHON``, and else ``python3`` from PATH. In a virtual environment that is not
+    PySpark runs ``PYSPARK_PYTHON``, or else ``python3`` from PATH. In a virtual environment that is not
     activated, that ``python3`` belongs to another environment. A local session gets the interpreter of this
     process instead. A cluster keeps ``python3``: its machines may not have the path of this interpreter.
 
     Args:
         master: ``spark.master``, such as ``"local[*]"``.
-        current: Interpreter that the session runs now.
-        get: Called with the name of a setting and a default: ``spark.conf.get``.
+        current: Interpreter that the session would run.
+        get: ``spark.conf.get``: takes a name and a default, and returns the setting.
         environ: Environment of this process.
     """
     chosen = current != _PATHS_PYTHON or "PYSPARK_PYTHON" in environ
@@ -73,13 +72,13 @@ def worker_python(master: str, current: str, get: Any, environ: Mapping[str, str
 
 
 def register(spark: SparkSession) -> None:
-    """Make the formats ``liftbridge`` and ``jetstream`` known to a session, and envelopes to its SQL.
+    """Register the formats ``liftbridge`` and ``jetstream`` and the envelope functions of SQL in a session.
 
     Spark finds the formats by itself where liftenvelope is installed, unless another package whose name
-    begins with ``pyspark_`` can't be imported, or the ``python3`` of PATH is not the one of this environment.
-    ``register`` always works. In a local session it also has Python workers run this interpreter, unless
-    ``PYSPARK_PYTHON`` is set. Call it before you make functions of Python. Warns of settings that are known
-    to hang or crash.
+    begins with ``pyspark_`` can't be imported, or ``python3`` from PATH belongs to another environment.
+    ``register`` always works. In a local session it also makes Python workers run this interpreter, unless
+    ``PYSPARK_PYTHON`` is set. Call ``register`` before you create Python functions. It warns of settings that
+    are known to hang or crash.
     """
     from liftenvelope.spark.functions import register_functions
     from liftenvelope.spark.sources import JetStreamDataSource, LiftbridgeDataSource

@@ -1,7 +1,7 @@
-"""The classes that Spark makes: sources and sinks named ``liftbridge`` and ``jetstream``.
+"""Data source classes of Spark for the formats ``liftbridge`` and ``jetstream``.
 
-Spark makes them where it plans, and once more in every task; what they share travels in partitions, commit
-messages and offsets. They are thin: see :mod:`liftenvelope.spark._source_cores` and
+Spark creates them on the driver and again in every task. Partitions, commit messages and offsets carry their
+shared state. The logic is in :mod:`liftenvelope.spark._source_cores` and
 :mod:`liftenvelope.spark.writing`.
 """
 
@@ -42,18 +42,20 @@ from pyspark.sql.streaming.datasource import (  # noqa: E402
 
 __all__ = ["JetStreamDataSource", "LiftbridgeDataSource"]
 
-# What Spark tells a task of a streaming sink. Stable when a batch is run again, also after a restart.
+# Local properties that Spark sets in a task of a streaming sink. They stay the same when a batch runs again,
+# also after a restart.
 _QUERY = "sql.streaming.queryId"
 _BATCH = "streaming.sql.batchId"
 
 
 @cache
 def _spare_modules() -> None:
-    """Keep what a worker has imported out of its collections of garbage, from its first task on.
+    """Exempt a worker's imported modules from garbage collection, from its first task on.
 
-    Spark's workers collect all garbage after every task: 40 ms of going through modules, none of which is.
+    Spark's workers collect all garbage after every task, which takes 40 ms to traverse modules that never
+    become garbage.
     """
-    gc.collect()  # what is garbage already would otherwise be kept
+    gc.collect()  # freezing would keep existing garbage forever
     gc.freeze()
 
 
@@ -64,13 +66,13 @@ def _begin_task() -> None:
 
 def _rows(source: BatchSource | StreamSource, partition: InputPartition) -> Iterator[Any]:
     _begin_task()
-    # Of a query that has nothing to read Spark makes one partition of its own, without a value.
+    # For a query with nothing to read, Spark makes one partition without a value.
     return iter(()) if partition.value is None else source.read(partition.value)
 
 
 @dataclass
 class Committed(WriterCommitMessage):
-    """What one task has written."""
+    """Commit message: the result of one task."""
 
     written: TaskWritten
 
@@ -82,11 +84,11 @@ class BatchReader(DataSourceReader):
         self._source = BatchSource(options)
 
     def partitions(self) -> list[InputPartition]:
-        """Return what each task reads, as it is now."""
+        """Return one partition for each range, as of now."""
         return [InputPartition(span) for span in self._source.spans()]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
-        """Read one of them, as Arrow record batches."""
+        """Read a partition as Arrow record batches."""
         return _rows(self._source, partition)
 
 
@@ -98,11 +100,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._source = StreamSource(options)
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
-        """Return where the query begins."""
+        """Return the position at which the query begins."""
         return self._source.initial()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """Return how much a batch has; what Spark can't say of it is done where the end is chosen."""
+        """Return the batch limit; :meth:`latestOffset` applies the limits that Spark can't express."""
         if self._options.max_offsets is not None:
             return ReadMaxRows(self._options.max_offsets)
         if self._options.min_offsets is not None:
@@ -110,31 +112,31 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
-        """Return how far the next batch goes."""
+        """Return the end of the next batch."""
         return self._source.latest(start, limited=not isinstance(limit, ReadAllAvailable))
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
-        """Return how far it could go: what the progress of the query shows as ``latestOffset``."""
+        """Return the ends of the streams, shown as ``latestOffset`` in the query's progress."""
         return self._source.newest()
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """Have the query end where the streams end now."""
+        """End the query at the current ends of the streams."""
         self._source.stop_here()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        """Return what each task of a batch reads."""
+        """Return one partition for each range of a batch."""
         return [InputPartition(span) for span in self._source.spans(start, end)]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
-        """Read one of them, as Arrow record batches."""
+        """Read a partition as Arrow record batches."""
         return _rows(self._source, partition)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Show how far the query is, if that is wanted; the checkpoint has the offsets."""
+        """Set the cursors, if the option ``commitCursor`` is set; the checkpoint keeps the offsets."""
         self._source.done(end)
 
     def stop(self) -> None:
-        """Close the connections. Spark does not always call this; they end with the process, too."""
+        """Close the connections. Spark does not always call this; they also close with the process."""
         self._source.close()
 
 
@@ -150,10 +152,10 @@ class BatchWriter(DataSourceArrowWriter):
         return Committed(write_task(self._options, iterator, None))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Nothing to do: what is acked is stored."""
+        """Do nothing: acked rows are stored already."""
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Nothing to do: what is stored stays."""
+        """Do nothing: stored rows can't be removed."""
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
@@ -175,22 +177,22 @@ class StreamWriter(DataSourceStreamArrowWriter):
             (context.getLocalProperty(name) for name in (_QUERY, _BATCH)) if context else (None, None)
         )
         if context is None or query is None or batch is None:
-            text = "Spark does not say which batch of which query this is"
-            raise OptionError(f"deliveryGuarantee='effectively-once': {text}; leave it out")
+            text = "needs the query and batch id, which Spark did not pass"
+            raise OptionError(f"deliveryGuarantee='effectively-once' {text}; leave it out")
         return f"{query}:{batch}:{context.partitionId()}"
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Nothing to do: what is acked is stored."""
+        """Do nothing: acked rows are stored already."""
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Nothing to do: what is stored stays, and the next run of the batch writes it again."""
+        """Do nothing: stored rows can't be removed, and the next run of the batch writes them again."""
 
 
 class _Streams(DataSource):
     format: ClassVar[str]
 
     def __init__(self, options: Mapping[str, Any]) -> None:
-        # Spark passes it by this name.
+        # Spark reads this attribute.
         self.options = dict(options)
 
     @classmethod
@@ -204,23 +206,23 @@ class _Streams(DataSource):
         return spark_ddl(headers=headers, envelope=envelope)
 
     def reader(self, schema: Any) -> DataSourceReader:  # noqa: ARG002
-        """Return what reads a batch query."""
+        """Return the reader of a batch query."""
         return BatchReader(source_options(self.format, self.options, streaming=False))
 
     def streamReader(self, schema: Any) -> DataSourceStreamReader:  # noqa: ARG002, N802
-        """Return what reads a streaming query."""
+        """Return the reader of a streaming query."""
         return StreamReader(source_options(self.format, self.options, streaming=True))
 
     def writer(self, schema: Any, overwrite: bool) -> DataSourceArrowWriter:
-        """Return what writes a batch query."""
+        """Return the writer of a batch query."""
         if overwrite:
-            raise OptionError("mode('overwrite'): a stream can't be written anew; use mode('append')")
+            raise OptionError("mode('overwrite'): a stream can't be overwritten; use mode('append')")
         return BatchWriter(self._sink(schema, streaming=False))
 
     def streamWriter(self, schema: Any, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: N802
-        """Return what writes a streaming query."""
+        """Return the writer of a streaming query."""
         if overwrite:
-            raise OptionError("outputMode('complete'): a stream can't be written anew; use 'append'")
+            raise OptionError("outputMode('complete'): a stream can't be overwritten; use 'append'")
         return StreamWriter(self._sink(schema, streaming=True))
 
     def _sink(self, schema: Any, *, streaming: bool) -> SinkOptions:
@@ -231,12 +233,12 @@ class _Streams(DataSource):
 
 
 class LiftbridgeDataSource(_Streams):
-    """Streams of Liftbridge."""
+    """Data source for Liftbridge streams."""
 
     format = "liftbridge"
 
 
 class JetStreamDataSource(_Streams):
-    """Streams of JetStream."""
+    """Data source for JetStream streams."""
 
     format = "jetstream"

@@ -1,4 +1,4 @@
-"""What a task of a sink does: its rows into streams, acked. Nothing of Spark."""
+"""Writes the rows of a sink's task to streams and waits for the acks. Imports nothing of Spark."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ _WRITTEN: Final = {
 }
 _HEADERS: Final = pa.map_(pa.string(), pa.binary())
 _HEADER_LIST: Final = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
-#: The header by which JetStream knows a message that it has stored before.
+#: Header by which JetStream recognizes a duplicate.
 _MESSAGE_ID: Final = "Nats-Msg-Id"
 
 
 @dataclass(frozen=True, slots=True)
 class TaskWritten:
-    """What a task has written.
+    """Result of a task.
 
     Attributes:
-        rows: How many rows are stored.
-        bytes: How many bytes their values have.
-        duplicates: How many of them had been stored before.
+        rows: Rows stored.
+        bytes: Total size of their values.
+        duplicates: Rows that an earlier attempt had stored.
     """
 
     rows: int = 0
@@ -57,19 +57,19 @@ class TaskWritten:
 def write_task(
     options: SinkOptions, batches: Iterable[pa.RecordBatch], message_id: str | None
 ) -> TaskWritten:
-    """Publish every row of a task, and wait for all acks.
+    """Publish every row of a task and wait for all acks.
 
     Args:
-        options: Where to.
-        batches: The rows, as Spark hands them over.
-        message_id: ``query:batch:partition``, which names the rows, so that each is stored once; None for
-            any number of times.
+        options: Options of the sink.
+        batches: Rows as Spark passes them.
+        message_id: Prefix of message ids, ``query:batch:partition``, to store each row once; None for
+            at-least-once.
 
     Raises:
         UsageError: A row can't be published.
-        BatchChangedError: The rows are others than when the batch ran before.
-        WriteFailedError: Not all rows are stored, or it is unknown whether they are.
-        LiftEnvelopeError: There is no such stream, or no server could be reached.
+        BatchChangedError: The rows differ from those of an earlier run of the batch.
+        WriteFailedError: Some rows were not stored, or their outcome is unknown.
+        LiftEnvelopeError: The stream does not exist, or no server could be reached.
     """
     rest = iter(batches)
     first = next(rest, None)
@@ -78,7 +78,7 @@ def write_task(
     whole = _chain(first, rest)
     if options.topic is not None:
         return _write(options, options.topic, whole, message_id)
-    # Each stream's part of a batch is acked before the next begins: it takes no more memory than that.
+    # Each stream's part of a batch is acked before the next part begins, which bounds memory to one batch.
     total = TaskWritten()
     for batch in whole:
         for topic, part in _by_topic(batch):
@@ -94,7 +94,7 @@ def _chain(first: pa.RecordBatch, rest: Iterator[pa.RecordBatch]) -> Iterator[pa
 def _by_topic(batch: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
     topics = batch.column("topic")
     if topics.null_count:
-        raise UsageError("a row has no topic: expected one in every row, or the option topic")
+        raise UsageError("a row has no topic; set one in every row, or give the option topic")
     for topic in pc.unique(topics).to_pylist():
         yield topic, batch.filter(pc.equal(topics, topic))
 
@@ -136,7 +136,7 @@ def _write_once(options: SinkOptions, topic: str, batches: Iterator[pa.RecordBat
 
 
 def _ordered(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The rows in the same order every time: by their ids, where they have any."""
+    """Return rows in an order that repeats: sorted by ``msgId``, if they have one."""
     first = next(batches)
     if "msgId" not in first.schema.names:
         return _chain(first, batches)
@@ -145,12 +145,12 @@ def _ordered(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     _check_ids(ids)
     same = pc.indices_nonzero(pc.equal(ids[1:], ids[:-1]))
     if len(same):
-        raise UsageError(f"msgId {ids[same[0].as_py()].as_py()!r}: two rows of a task have it")
+        raise UsageError(f"msgId must be unique in a task, got {ids[same[0].as_py()].as_py()!r} twice")
     return iter(table.drop_columns(["msgId"]).to_batches())
 
 
 def _prepared(batch: pa.RecordBatch, options: SinkOptions) -> pa.RecordBatch:
-    """The columns that bulk writes take, of those that Spark's rows have."""
+    """Select and convert the columns that bulk writes take."""
     columns = dict(zip(batch.schema.names, batch.columns, strict=True))
     wanted = {name: columns[name] for name in _WRITTEN[options.connection.format] if name in columns}
     if options.subject is not None:
@@ -161,7 +161,7 @@ def _prepared(batch: pa.RecordBatch, options: SinkOptions) -> pa.RecordBatch:
         wanted["headers"] = _as_map(wanted["headers"])
     if "msgId" in columns:
         if options.envelope:
-            raise UsageError("column 'msgId': in an envelope no server sees it; leave out envelope=true")
+            raise UsageError("column 'msgId': no server sees it in an envelope; leave out envelope=true")
         wanted["headers"] = _with_ids(wanted.get("headers"), columns["msgId"])
     return pa.RecordBatch.from_arrays(list(wanted.values()), list(wanted))
 
@@ -172,7 +172,7 @@ def _as_map(column: pa.Array) -> pa.Array:
     column = column.cast(_HEADER_LIST)
     names, values = column.values.flatten()
     if names.null_count:
-        raise UsageError("a row has a header without a name: expected a 'key' in every element of 'headers'")
+        raise UsageError("a row has a header without a name; set 'key' in every element of 'headers'")
     fields = [pa.field("key", pa.string(), nullable=False), pa.field("value", pa.binary())]
     entries = pa.StructArray.from_arrays([names, values], fields=fields)
     buffers = column.buffers()[:2]
@@ -193,7 +193,7 @@ def _with_ids(headers: pa.Array | None, ids: pa.Array) -> pa.Array:
 
 def _check_ids(ids: pa.Array | pa.ChunkedArray) -> None:
     if ids.null_count:
-        raise UsageError("a row has no msgId: expected one in every row")
+        raise UsageError("a row has no msgId; set one in every row, or drop the column")
 
 
 def _bytes(value: bytes | str | None) -> bytes:

@@ -87,7 +87,7 @@ class TestPatterns:
         at, found = numbers(source, source.initial())
         assert found == [1]
         with_jetstream(url, lambda js: js.delete_stream(f"{name}-1"))
-        with pytest.raises(DataLossError, match=r"\[0\] is gone; the query was at offset 1"):
+        with pytest.raises(DataLossError, match=r"\[0\] does not exist any more; the query was at offset 1"):
             numbers(source, at)
 
 

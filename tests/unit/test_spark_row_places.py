@@ -58,9 +58,7 @@ class TestPlans:
         assert [found.is_stored(row, 7) for row in range(3)] == [True, True, False]
         assert found.plan([2, 3]) == [(2, 12), (3, 13)]
         found.check_rows(2)
-        with pytest.raises(
-            BatchChangedError, match="2 rows were stored when the batch ran before, and it has 1"
-        ):
+        with pytest.raises(BatchChangedError, match="an earlier run stored 2 rows, but the batch has 1"):
             found.check_rows(1)
 
     @pytest.mark.parametrize("there", [[(10, 0), (12, 1)], [(10, 0), (11, 1)], [(10, 0), (12, 2)]])
@@ -84,7 +82,9 @@ class TestPlans:
             found.is_stored(0, 8)
 
     def test_a_beginning_that_is_gone(self) -> None:
-        with pytest.raises(BatchChangedError, match="row 4 of the batch is there, and the first one is gone"):
+        with pytest.raises(
+            BatchChangedError, match="row 4 of the batch is stored, but its first row is gone"
+        ):
             places().learn([(7, mark(4))], 8)
 
 
