@@ -1,7 +1,7 @@
-"""The ``liftenvelope`` command. One file per command; they print and exit, and hold no logic.
+"""The ``liftenvelope`` command. Each command has its own module, which only parses, prints and exits.
 
-Exit codes: 0 for success, 1 for a failure, or without a word when nobody reads what is printed any more (as
-behind ``| head``), 2 for a wrong call, 130 when interrupted.
+Exit codes: 0 for success; 1 for a failure, or silently if the reader of the output has closed the pipe (as
+with ``| head``); 2 for a usage error; 130 when interrupted.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the commands on streams have in common: their options, and how places in a stream are said."""
+"""Shared parts of the commands on streams: options, and start and stop positions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import click
 
 __all__ = ["Place", "check_lines", "fail_cleanly", "url_option"]
 
-#: What files with lines of JSON are called. Others, such as .csv, are of another kind.
+#: Suffixes of files with lines of JSON. Other suffixes, such as .csv, mean another format.
 _LINES: Final = ("", ".ndjson", ".jsonl", ".json", ".txt", ".log")
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -32,7 +32,7 @@ url_option = click.option(
 
 
 class Place(_ParamType):
-    """A word, an offset, or a moment in ISO form (UTC unless it says otherwise)."""
+    """A keyword, an offset, or a time in ISO format (UTC if it has no offset)."""
 
     name = "place"
 
@@ -40,7 +40,7 @@ class Place(_ParamType):
         self._words = words
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Return the word, an int or a datetime."""
+        """Return the keyword, an int or a datetime."""
         if value in self._words or not isinstance(value, str):
             return value
         if value.isascii() and value.isdigit():
@@ -48,28 +48,28 @@ class Place(_ParamType):
         try:
             moment = datetime.fromisoformat(value)
         except ValueError:
-            expected = ", ".join([*self._words, "an offset", "a moment such as 2026-01-31T12:00"])
-            self.fail(f"{value!r}: expected {expected}", param, ctx)
+            expected = ", ".join([*self._words, "an offset", "a time such as 2026-01-31T12:00"])
+            self.fail(f"must be one of {expected}, got {value!r}", param, ctx)
         return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
 
 
 def check_lines(option: str, path: str) -> None:
-    """Make sure that nobody expects more of a file than lines of JSON.
+    """Check that a file's suffix allows lines of JSON.
 
     Raises:
-        click.UsageError: Its name has the ending of another kind.
+        click.UsageError: The suffix is that of another format.
     """
     if Path(path).suffix.lower() not in _LINES:
-        text = f"{option} {path}: expected a .parquet file, or .ndjson for lines of JSON"
+        text = f"{option} must be a .parquet file, or .ndjson for lines of JSON, got {path}"
         raise click.UsageError(text)
 
 
 def fail_cleanly(work: Callable[[], object]) -> None:
-    """Do something, with the errors of the package and of files as those of the command.
+    """Call ``work``; turn errors of the package and of files into errors of the command.
 
     Raises:
-        click.ClickException: One occurred.
-        BrokenPipeError: Nobody reads what is printed any more.
+        click.ClickException: ``work`` failed.
+        BrokenPipeError: The reader of the output has closed the pipe.
     """
     from liftenvelope.errors import LiftEnvelopeError, UsageError
 
@@ -77,7 +77,7 @@ def fail_cleanly(work: Callable[[], object]) -> None:
         work()
     except UsageError as exc:
         raise click.UsageError(str(exc)) from exc
-    except BrokenPipeError:  # click ends without a word
+    except BrokenPipeError:  # click exits silently
         raise
     except (LiftEnvelopeError, OSError) as exc:
         raise click.ClickException(str(exc)) from exc

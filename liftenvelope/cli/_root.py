@@ -1,4 +1,4 @@
-"""The group of all commands."""
+"""Root group of the command line."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def root() -> None:
 @root.command()
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> None:
-    r"""Print what makes SHELL complete this command.
+    r"""Print the completion script for SHELL.
 
     \b
     bash, zsh:  eval "$(liftenvelope completion bash)"

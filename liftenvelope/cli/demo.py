@@ -1,4 +1,4 @@
-"""``liftenvelope demo``: the main job, with a progress bar and a table."""
+"""``liftenvelope demo``: publishes envelopes and verifies every ack, with a progress bar and a table."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from liftenvelope.errors import LiftEnvelopeError, UsageError
 
 
 @click.command()
-@click.option("--messages", default=100_000, show_default=True, help="How many envelopes to publish.")
-@click.option("--size", default=256, show_default=True, help="Bytes of each value.")
+@click.option("--messages", default=100_000, show_default=True, help="Number of envelopes to publish.")
+@click.option("--size", default=256, show_default=True, help="Size of each value in bytes.")
 @click.option(
-    "--window", default=1_000, show_default=True, help="How many may wait for their acks at a time."
+    "--window", default=1_000, show_default=True, help="Maximum number of envelopes waiting for acks."
 )
 @click.option(
     "--broker",
     type=click.Choice(BROKERS),
     default=BROKERS[0],
     show_default=True,
-    help="What to start beside nats-server: our gateway, or the real Liftbridge.",
+    help="Broker to start with nats-server: our gateway, or the real Liftbridge.",
 )
-@click.option("--url", metavar="URL", help="A running NATS server, instead of one of our own.")
-@click.option("--liftbridge", metavar="HOST:PORT", help="A running broker that uses it.")
+@click.option("--url", metavar="URL", help="URL of a running NATS server to use instead of starting one.")
+@click.option("--liftbridge", metavar="HOST:PORT", help="Address of a running broker on that NATS server.")
 def demo(messages: int, size: int, window: int, broker: str, url: str | None, liftbridge: str | None) -> None:
-    """Publish envelopes on NATS, for the gateway or a Liftbridge server, and account for every ack.
+    """Publish envelopes on NATS to the gateway or a Liftbridge server, and verify every ack.
 
-    Exits with 1 if a single one is lost.
+    Exits with 1 if a message is lost.
     """
     try:
         job = Job(
@@ -68,13 +68,13 @@ def _show(report: DemoReport) -> None:
     for name, seconds in (("p50", report.p50), ("p99", report.p99), ("max", report.slowest)):
         table.add_row(f"ack latency, {name}", f"{seconds * 1e3:.2f} ms")
     table.add_row("offsets contiguous", "yes" if report.contiguous else "NO")
-    table.add_row("read back, the same", "yes" if report.read_back else "NO")
+    table.add_row("read back identical", "yes" if report.read_back else "NO")
     console.print(table)
-    codec = Table("operation", "liftenvelope", "protobuf", "ratio", title="The codec, ns per message")
+    codec = Table("operation", "liftenvelope", "protobuf", "ratio", title="Codec, ns per message")
     for times in report.codec:
         codec.add_row(
             times.operation, f"{times.ours_ns:.0f}", f"{times.protobuf_ns:.0f}", f"{times.ratio:.1f}x"
         )
     console.print(codec)
     if not report.ok:
-        console.print("[bold red]Not everything that was published is safe: see above.")
+        console.print("[bold red]Some published messages are not safe: see the table above.")

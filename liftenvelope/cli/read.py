@@ -1,4 +1,4 @@
-"""``liftenvelope read``: a stream into files, or onto the terminal."""
+"""``liftenvelope read``: reads a stream into files or onto the terminal."""
 
 from __future__ import annotations
 
@@ -22,30 +22,30 @@ from liftenvelope.cli._places import Place, check_lines, fail_cleanly, url_optio
     default="-",
     show_default=True,
     metavar="PATH",
-    help="Local path: a .parquet or .ndjson file, or a folder, which is added to by every run; "
-    "or - for lines of JSON.",
+    help="Local path: a .parquet or .ndjson file; a folder, to which every run adds files; "
+    "or - for lines of JSON on standard output.",
 )
 @click.option(
     "--start",
     default="earliest",
     show_default=True,
     type=Place("earliest", "latest", "new"),
-    help="Where to begin: a word (latest is the newest message, new what comes after it), an offset, or a "
-    "moment such as 2026-01-31T12:00, UTC.",
+    help="Where to start: earliest, latest (the newest message), new (after the newest message), an offset, "
+    "or a time such as 2026-01-31T12:00, UTC.",
 )
 @click.option(
     "--stop",
     type=Place("latest"),
-    help="An offset or a moment that is not read any more.  [default: the end]",
+    help="Offset or time to stop before, or latest.  [default: the end]",
 )
-@click.option("--partition", "partitions", multiple=True, type=int, help="Only this one; can be repeated.")
-@click.option("--columns", help="Names of columns, between commas.")
+@click.option("--partition", "partitions", multiple=True, type=int, help="Partition to read; repeatable.")
+@click.option("--columns", help="Names of columns, separated by commas.")
 @click.option(
     "--envelope", default="none", show_default=True, type=click.Choice(["none", "strip", "columns"])
 )
-@click.option("--follow", is_flag=True, help="Wait for more, without an end; lines of JSON only.")
-@click.option("--rotate-rows", type=int, help="Of a folder: how many rows a file has at most.")
-@click.option("--rotate-bytes", type=int, help="Of a folder: the size that ends a file.")
+@click.option("--follow", is_flag=True, help="Keep waiting for new messages; lines of JSON only.")
+@click.option("--rotate-rows", type=int, help="With a folder: maximum number of rows in a file.")
+@click.option("--rotate-bytes", type=int, help="With a folder: size in bytes at which a file ends.")
 def read(
     stream: str,
     url: str,
@@ -55,9 +55,9 @@ def read(
     rotate_bytes: int | None,
     **how: Any,
 ) -> None:
-    """Read STREAM as it is stored, in exact ranges of offsets.
+    """Read STREAM in exact ranges of offsets.
 
-    A lost connection is made again, and the read goes on at the next offset.
+    After a lost connection, the read reconnects and continues at the next offset.
     """
     fail_cleanly(lambda: as_local_path("--to", to))
     how["partitions"] = list(how["partitions"]) or None
@@ -67,12 +67,12 @@ def read(
     rotation = {name: value for name, value in rotation.items() if value is not None}
     if follow:
         if to.endswith(".parquet") or _is_folder(to) or how.pop("stop") is not None:
-            raise click.UsageError("--follow has no end: it goes with neither --stop nor Parquet files")
+            raise click.UsageError("--follow never ends: leave out --stop, and write lines of JSON")
         fail_cleanly(lambda: _print(url, stream, to, how, follow=True))
     elif _is_folder(to):
         fail_cleanly(lambda: _archive(url, stream, to, how | rotation))
     elif rotation:
-        raise click.UsageError("--rotate-rows and --rotate-bytes go with a folder, such as --to orders/")
+        raise click.UsageError("--rotate-rows and --rotate-bytes need a folder, such as --to orders/")
     elif to.endswith(".parquet"):
         fail_cleanly(lambda: _save(url, stream, to, how))
     else:
@@ -84,7 +84,7 @@ def _is_folder(to: str) -> bool:
 
 
 class _Bar:
-    """A progress bar on standard error, if that is a terminal, and a function that moves it."""
+    """Progress bar on standard error, if that is a terminal. Calling it updates the bar."""
 
     def __init__(self) -> None:
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -126,7 +126,7 @@ def _print(url: str, stream: str, to: str, how: dict[str, Any], *, follow: bool)
 
     check_lines("--to", to)
     reader = bulk.tail(url, stream, **how) if follow else bulk.read(url, stream, **how)
-    # Bytes: what a terminal takes for text need not be UTF-8, and JSON is.
+    # Bytes, because the terminal's text encoding need not be UTF-8, and JSON is.
     with click.open_file(to, "wb") as out:
         for batch in reader:
             for line in to_lines(batch):

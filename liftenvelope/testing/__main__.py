@@ -1,4 +1,4 @@
-"""``python -m liftenvelope.testing build``: builds the Liftbridge server beforehand and prints its path."""
+"""``python -m liftenvelope.testing build``: builds the Liftbridge server in advance and prints its path."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from liftenvelope.testing._binaries import find_liftbridge, find_nats_server
 from liftenvelope.testing._errors import ServerStartError
 
 _COMMANDS = {
-    "build": "build the Liftbridge server if there is none yet, and print its path",
+    "build": "build the Liftbridge server if it is not built yet, and print its path",
     "nats": "print the path of nats-server",
 }
 
 
 def main() -> int:
-    """Run the command that the arguments name; return the exit status."""
+    """Run the command named in the arguments; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m liftenvelope.testing", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     for name, text in _COMMANDS.items():

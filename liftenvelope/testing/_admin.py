@@ -1,4 +1,4 @@
-"""The few calls to Liftbridge that tests need to set a scene. The client has all of them, and better."""
+"""Sets up Liftbridge streams for tests, in a few blocking calls. Applications use the client instead."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ __all__ = ["LiftbridgeAdmin"]
 
 _T = TypeVar("_T")
 
-#: How long one broker is given before the next is asked.
+#: Seconds to wait for one broker before asking the next.
 _ATTEMPT_TIMEOUT: Final = 5.0
 _RETRY_INTERVAL: Final = 0.05
-#: What a connection may take, also where there is less time left: a refusal must not look like a lost server.
+#: Least seconds for connecting, even close to the deadline: a refusal must not look like a lost server.
 _CONNECT_TIMEOUT: Final = 1.0
 
-# What another broker may answer differently, or this one a moment later. INTERNAL is here because that is how
-# a server says that it knows no leader yet.
+# Codes that another broker, or the same broker a moment later, may not return. A server that knows no leader
+# yet returns INTERNAL.
 _TRY_ELSEWHERE: Final = (
     StatusCode.DEADLINE_EXCEEDED,
     StatusCode.FAILED_PRECONDITION,
@@ -38,7 +38,7 @@ _TRY_ELSEWHERE: Final = (
     StatusCode.UNAVAILABLE,
 )
 
-# Settings of a stream that may be left to the server: the argument, the field, and its wrapper.
+# Optional settings of a stream: argument, field and wrapper.
 _SETTINGS: Final[dict[str, tuple[str, Callable[..., Message]]]] = {
     "retention_max_bytes": ("retentionMaxBytes", api_pb2.NullableInt64),
     "retention_max_messages": ("retentionMaxMessages", api_pb2.NullableInt64),
@@ -56,22 +56,22 @@ _SETTINGS: Final[dict[str, tuple[str, Callable[..., Message]]]] = {
 
 
 class LiftbridgeAdmin:
-    """Makes, changes and reads streams of a Liftbridge cluster. It blocks, and makes a connection per call.
+    """Creates, changes and reads streams of a Liftbridge cluster. Blocking; opens a connection for each call.
 
-    Every call finds the broker that can serve it, and asks again until it gets an answer or its time is up. A
-    refusal by the server is raised as :class:`~liftenvelope.rpc.status.RpcError`.
+    Each call tries the brokers in turn until one can serve it or the timeout passes. A refusal by the server
+    is raised as :class:`~liftenvelope.rpc.status.RpcError`.
 
     Args:
-        addresses: ``host:port`` of each broker: of all of them, since it looks for no others.
-        tls: How to speak TLS with them, None for plain TCP.
+        addresses: ``host:port`` of every broker; others are not discovered.
+        tls: TLS context for the connections; None for plain TCP.
 
     Raises:
-        UsageError: An address is malformed, or there is none.
+        UsageError: An address is malformed, or ``addresses`` is empty.
     """
 
     def __init__(self, addresses: Sequence[str], tls: ssl.SSLContext | None = None) -> None:
         if not addresses:
-            raise UsageError("addresses: expected at least one")
+            raise UsageError("addresses must name at least one broker, got none")
         self._addresses = [str(parse_address(address)) for address in addresses]
         self._tls = tls
 
@@ -92,25 +92,25 @@ class LiftbridgeAdmin:
         timeout: float = 60.0,
         **settings: int | bool,
     ) -> None:
-        """Create a stream, and return when the leader of every partition records what is published.
+        """Create a stream; return when the leader of every partition is ready to record messages.
 
         Args:
-            name: Its name. Names that would kill the server are refused.
-            subject: NATS subject that it records. Default: the subject of the same name. By keyword only,
-                because the client's method of this name takes the subject first.
-            group: NATS queue group of its partitions.
-            partitions: How many.
-            replication_factor: How many brokers hold each; -1 for all.
-            optimistic_concurrency: Whether messages with another expected offset than the next are refused.
-            timeout: Seconds for all of it.
+            name: Name of the stream. Names that would crash the server are refused.
+            subject: NATS subject to record; default: the name of the stream. Keyword only, because the
+                client's method of this name takes the subject first.
+            group: NATS queue group of the partitions.
+            partitions: Number of partitions.
+            replication_factor: Number of replicas of each partition; -1 for one on every broker.
+            optimistic_concurrency: Refuse messages whose expected offset is not the next one.
+            timeout: Seconds for the whole call.
             settings: The other settings of the API, in its units (times in milliseconds):
                 ``retention_max_bytes``, ``retention_max_messages``, ``retention_max_age``,
                 ``cleaner_interval``, ``segment_max_bytes``, ``segment_max_age``, ``compact_enabled``,
                 ``compact_max_goroutines``, ``auto_pause_time``, ``auto_pause_disable_if_subscribers``,
-                ``min_isr``, ``encryption``. What is not given is as the server is configured.
+                ``min_isr``, ``encryption``. The server's configuration applies to settings that are left out.
 
         Raises:
-            UsageError: Something of this makes no sense, or would break the server.
+            UsageError: An argument is malformed, or would break the server.
             RpcError: The server refused it: ALREADY_EXISTS if there is a stream of this name.
             TransportError: No broker could be reached in time.
         """
@@ -128,19 +128,19 @@ class LiftbridgeAdmin:
             self._partition_metadata(name, partition, deadline)
 
     def delete_stream(self, name: str, *, timeout: float = 60.0) -> None:
-        """Delete a stream. NOT_FOUND if there is none."""
+        """Delete a stream. Raises RpcError with NOT_FOUND if the stream does not exist."""
         check_stream_name(name)
         request = api_pb2.DeleteStreamRequest(name=name)
         self._change("DeleteStream", request, time.monotonic() + timeout, done=StatusCode.NOT_FOUND)
 
     def pause_stream(self, name: str, *, timeout: float = 60.0) -> None:
-        """Pause every partition of a stream: nothing is recorded until a publish by gRPC wakes it."""
+        """Pause every partition of a stream: nothing is recorded until a publish over gRPC resumes it."""
         check_stream_name(name)
         request = api_pb2.PauseStreamRequest(name=name)
         self._call_any("PauseStream", request.SerializeToString(), time.monotonic() + timeout)
 
     def set_stream_readonly(self, name: str, readonly: bool = True, *, timeout: float = 60.0) -> None:
-        """Have every partition of a stream refuse messages, or take them again."""
+        """Make every partition of a stream refuse messages, or accept them again."""
         check_stream_name(name)
         request = api_pb2.SetStreamReadonlyRequest(name=name, readonly=readonly)
         self._call_any("SetStreamReadonly", request.SerializeToString(), time.monotonic() + timeout)
@@ -148,10 +148,10 @@ class LiftbridgeAdmin:
     def partition_metadata(
         self, name: str, partition: int = 0, *, timeout: float = 60.0
     ) -> api_pb2.PartitionMetadata:
-        """Return the state of a partition as its leader sees it.
+        """Return a partition's metadata from its leader.
 
-        While the partition is paused it has no leader, and this fails with FAILED_PRECONDITION after
-        ``timeout`` seconds.
+        A paused partition has no leader. The call then fails with FAILED_PRECONDITION after ``timeout``
+        seconds.
         """
         return self._partition_metadata(name, partition, time.monotonic() + timeout)
 
@@ -161,11 +161,11 @@ class LiftbridgeAdmin:
         """Return ``count`` messages of a partition, from the offset ``start`` on.
 
         Raises:
-            RpcError: DEADLINE_EXCEEDED when fewer came in time, with how many there were; otherwise the
+            RpcError: DEADLINE_EXCEEDED if fewer messages came in time, with their number; otherwise the
                 reason why the server ended the subscription.
         """
         if count < 0 or start < 0:
-            raise UsageError(f"read(start={start!r}, count={count!r}): expected 0 or more")
+            raise UsageError(f"start and count must be at least 0, got start={start!r}, count={count!r}")
         request = api_pb2.SubscribeRequest(
             stream=name, partition=partition, startPosition=api_pb2.OFFSET, startOffset=start
         )
@@ -182,7 +182,7 @@ class LiftbridgeAdmin:
         return api_pb2.FetchPartitionMetadataResponse.FromString(answer).metadata
 
     def _change(self, method: str, request: Message, deadline: float, *, done: StatusCode) -> None:
-        """Make a change that can be made once; ``done`` is the answer to a change that was made before."""
+        """Make a change that only succeeds once; ``done`` is the code of a repeated change."""
         uncertain = False
 
         def attempt(channel: BlockingChannel, timeout: float) -> None:
@@ -191,7 +191,7 @@ class LiftbridgeAdmin:
                 channel.unary(f"/proto.API/{method}", request.SerializeToString(), timeout=timeout)
             except (RpcError, TransportError) as exc:
                 if not isinstance(exc, RpcError) or exc.code != done:
-                    # An attempt that failed half-way may have made the change all the same.
+                    # An attempt that failed may still have made the change.
                     uncertain = True
                 elif uncertain:
                     return
@@ -206,7 +206,7 @@ class LiftbridgeAdmin:
         return self._ask(attempt, deadline)
 
     def _ask(self, attempt: Callable[[BlockingChannel, float], _T], deadline: float) -> _T:
-        """Make the attempt with one broker after the other until it succeeds, or can't any more."""
+        """Try each broker in turn until the attempt succeeds, is refused, or the deadline passes."""
         told: RpcError | None = None
         while True:
             errors: list[RpcError | TransportError] = []
@@ -232,23 +232,23 @@ class LiftbridgeAdmin:
 
 
 class _IncompleteError(RpcError):
-    """Some messages of a read came in time."""
+    """A read got only some of its messages in time."""
 
 
 def _is_cut_short(error: RpcError | TransportError) -> bool:
-    """Whether an attempt had no time for an answer, so that what was said before it counts."""
+    """Return True if an attempt ran out of time, so that the error before it says more."""
     late = isinstance(error, RpcError) and error.code == StatusCode.DEADLINE_EXCEEDED
     return late and not isinstance(error, _IncompleteError)
 
 
 def _is_final(errors: list[RpcError | TransportError]) -> bool:
-    """Whether every broker says that there is no such thing. One alone may only be late to know of it."""
+    """Return True if every broker returned NOT_FOUND. A single one may not know a new stream yet."""
     return all(isinstance(error, RpcError) and error.code == StatusCode.NOT_FOUND for error in errors)
 
 
 def _positive(name: str, value: int) -> int:
     if value < 1:
-        raise UsageError(f"{name}={value!r}: expected 1 or more")
+        raise UsageError(f"{name} must be at least 1, got {value!r}")
     return value
 
 
@@ -258,7 +258,7 @@ def _create_request(
     check_stream_name(name)
     unknown = sorted(settings.keys() - _SETTINGS.keys())
     if unknown:
-        raise UsageError(f"unknown setting {', '.join(unknown)}: expected some of {', '.join(_SETTINGS)}")
+        raise UsageError(f"settings must be some of {', '.join(_SETTINGS)}, got {', '.join(unknown)}")
     request = api_pb2.CreateStreamRequest(name=name, subject=name if subject is None else subject)
     check_settings({_SETTINGS[setting][0]: value for setting, value in settings.items()})
     for setting, value in settings.items():
@@ -270,17 +270,17 @@ def _create_request(
 def _read_messages(
     channel: BlockingChannel, request: api_pb2.SubscribeRequest, count: int, deadline: float
 ) -> list[api_pb2.Message]:
-    # No deadline on the call: servers can end it with status OK then, as if all had been read.
+    # No deadline on the call: at a deadline a server can end it with status OK, as if all had been read.
     with channel.server_stream("/proto.API/Subscribe", request.SerializeToString()) as stream:
         messages: list[api_pb2.Message] = []
-        _receive(stream, deadline)  # empty: the subscription stands
+        _receive(stream, deadline)  # the first, empty message confirms the subscription
         while len(messages) < count:
             try:
                 message = api_pb2.Message.FromString(_receive(stream, deadline))
             except RpcError as exc:
                 text = f"after {len(messages)} of {count} messages: {exc.description}"
                 raise _IncompleteError(exc.code, text) from exc
-            # A subscription that starts beyond the newest message gets the next one, whatever its offset.
+            # A subscription that starts beyond the newest message gets the next message, whatever its offset.
             if message.offset >= request.startOffset:
                 messages.append(message)
     return messages

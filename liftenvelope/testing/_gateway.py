@@ -1,4 +1,4 @@
-"""A gateway, or several as one cluster, for tests."""
+"""Runs one gateway, or a cluster of gateways, for tests."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["GatewayCluster", "GatewayNode", "run_gateway"]
 
 _MOST_NODES: Final = 9
-#: Short, so that tests need not wait for who is gone.
+#: Timeouts in seconds, short so that tests detect lost members soon.
 _TIMEOUTS: Final = {"consumer_timeout": 3.0, "coordinator_timeout": 3.0}
 
 
@@ -34,25 +34,24 @@ def run_gateway(
     tls: ssl.SSLContext | None = None,
     start_timeout: float = 120.0,
 ) -> GatewayCluster:
-    """Return a cluster of gateways on the loopback interface, to be started by ``with`` or ``async with``.
+    """Return a cluster of gateways on the loopback interface; ``with`` or ``async with`` starts it.
 
-    It looks like that of :func:`run_liftbridge`. Each gateway is a process of its own; the streams are in the
-    NATS server. The processes never outlive this Python process.
+    The cluster has the interface of :func:`run_liftbridge`. Each gateway is a process of its own, and the
+    streams are in the NATS server. The processes end with this Python process at the latest.
 
     Args:
-        nodes: How many, 1 to 9.
-        nats_url: A NATS server with JetStream that runs already. By default the cluster starts one of its
-            own.
-        nats_server: The same, as the object of :func:`run_nats_server`.
+        nodes: Number of gateways, 1 to 9.
+        nats_url: URL of a running NATS server with JetStream. By default the cluster starts its own.
+        nats_server: The same as ``nats_url``, as the object of :func:`run_nats_server`.
         config: Arguments of :class:`liftenvelope.gateway.Gateway`, and the names of PEM files: ``tls_cert``,
             ``tls_key``, ``tls_client_ca``.
-        tls: How to reach gateways that ``config`` gives a ``tls_cert``.
-        start_timeout: Seconds within which all of it must be ready.
+        tls: TLS context for reaching gateways that have a ``tls_cert``.
+        start_timeout: Seconds until the whole cluster must be ready.
 
     Raises:
-        UsageError: ``nodes`` is another number, or both ``nats_url`` and ``nats_server`` are given.
+        UsageError: ``nodes`` is out of range, or both ``nats_url`` and ``nats_server`` are given.
         MissingExtraError: The ``[gateway]`` extra is not installed.
-        ServerStartError: On entering: it did not start.
+        ServerStartError: On entering: the cluster did not start.
 
     Example:
         >>> with run_gateway() as cluster:
@@ -61,19 +60,19 @@ def run_gateway(
         -1
     """
     if not 1 <= nodes <= _MOST_NODES:
-        raise UsageError(f"nodes={nodes!r}: expected 1 to {_MOST_NODES}")
+        raise UsageError(f"nodes must be 1 to {_MOST_NODES}, got {nodes!r}")
     if nats_url is not None and nats_server is not None:
-        raise UsageError("nats_url and nats_server exclude each other")
+        raise UsageError("nats_url and nats_server exclude each other; leave one of them out")
     return GatewayCluster(
         nodes, nats_server if nats_url is None else nats_url, config or {}, tls, start_timeout
     )
 
 
 class GatewayNode(ServerNode):
-    """One gateway of a cluster. For one thread at a time.
+    """One gateway of a cluster. Not thread-safe.
 
     Attributes:
-        id: Its id in the cluster, as in the metadata.
+        id: Id in the cluster, as in the metadata.
     """
 
     kind = "the gateway"
@@ -96,13 +95,13 @@ class GatewayNode(ServerNode):
         serving = {"nats_url": self._nats_url(), "gateway": gateway, **files}
         path = self._folder / "gateway.json"
         path.write_text(json.dumps(serving, indent=1), "utf-8")
-        # The package need not be installed where this process found it.
+        # Makes this process's copy of the package importable, installed or not.
         env = {"PYTHONPATH": str(Path(liftenvelope.__file__).parent.parent)}
         self._process.start([sys.executable, "-m", "liftenvelope.gateway", str(path)], env)
 
 
 class GatewayCluster(ServerCluster[GatewayNode]):
-    """Gateways on one NATS server, made by :func:`run_gateway`. For one thread at a time.
+    """Gateways on one NATS server, made by :func:`run_gateway`. Not thread-safe.
 
     Attributes:
         nodes: The gateways.

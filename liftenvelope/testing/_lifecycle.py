@@ -1,4 +1,4 @@
-"""Things that run between ``start`` and ``close``, as context managers of both kinds."""
+"""Base of objects that run between ``start`` and ``close``, usable with ``with`` and ``async with``."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ __all__ = ["Managed"]
 
 
 class Managed(ABC):
-    """Started by ``with`` or ``async with``, closed at its end. The async form blocks no event loop."""
+    """Starts on ``with`` or ``async with`` and closes at its end, without blocking the event loop."""
 
     @abstractmethod
     def start(self) -> None:
-        """Start it, and wait until it is ready."""
+        """Start, and wait until ready."""
 
     @abstractmethod
     def close(self) -> None:
-        """End it for good, and remove what it leaves behind. Closing twice is fine."""
+        """Stop for good and clean up. Further calls do nothing."""
 
     def __enter__(self) -> Self:
         try:
@@ -41,14 +41,14 @@ class Managed(ABC):
         try:
             return await asyncio.shield(entering)
         except asyncio.CancelledError:
-            # The thread can't be stopped half-way, and nobody else would close what it starts.
+            # The thread can't be interrupted, and no one else would close what it starts.
             await asyncio.shield(asyncio.ensure_future(self._close_after(entering)))
             raise
 
     async def _close_after(self, entering: asyncio.Future[Self]) -> None:
-        """Close it as soon as it has started. Whether it did does not matter: its user has gone."""
+        """Close once the start has finished, successfully or not: its caller was cancelled."""
         await asyncio.wait([entering])
-        entering.exception()  # looked at, so that the event loop does not report it
+        entering.exception()  # retrieved, so that the event loop does not report it
         await asyncio.to_thread(self.close)
 
     async def __aexit__(

@@ -1,4 +1,4 @@
-"""A Liftbridge server, or a cluster of them, for tests."""
+"""Runs a Liftbridge server, or a cluster of them, for tests."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["LiftbridgeCluster", "LiftbridgeNode", "run_liftbridge"]
 
 _SIZES: Final = (1, 3)
 
-# Cursors, and with them consumer groups, need a partition. The short times are for tests of expiry.
+# Cursors, and therefore consumer groups, need a partition. The timeouts are short for tests of expiry.
 _DEFAULTS: Final[dict[str, object]] = {
     "cursors.stream.partitions": 1,
     "cursors.stream.auto.pause.time": 0,
@@ -29,17 +29,17 @@ _DEFAULTS: Final[dict[str, object]] = {
     "groups.coordinator.timeout": "3s",
     "activity.stream.enabled": True,
 }
-# A dead leader is replaced in 3 to 4 s instead of 18. They are tuned together: a short lag time with the
-# default idle wait would throw live followers out.
+# A dead leader is replaced in 3 to 4 s instead of 18. The values depend on each other: a short lag time with
+# the default idle wait would expel live followers.
 _CLUSTER_DEFAULTS: Final[dict[str, object]] = {
     "clustering.replica.max.leader.timeout": "3s",
     "clustering.replica.max.lag.time": "3s",
     "clustering.replica.max.idle.wait": "1s",
     "clustering.replica.fetch.timeout": "1s",
 }
-# What a server needs to know the names of its clients, without which no policy can allow anything.
+# Settings that let a server identify its clients, without which no policy can allow anything.
 _POLICY_NEEDS: Final = ("tls.key", "tls.cert", "tls.client.auth.ca")
-# Casbin's model of a list of permissions, as Liftbridge's documentation has it.
+# Casbin's model of a permission list, as in Liftbridge's documentation.
 _POLICY_MODEL: Final = """\
 [request_definition]
 r = sub, obj, act
@@ -63,32 +63,32 @@ def run_liftbridge(
     policy: str | None = None,
     start_timeout: float = 120.0,
 ) -> LiftbridgeCluster:
-    """Return a Liftbridge cluster on the loopback interface, to be started by ``with`` or ``async with``.
+    """Return a Liftbridge cluster on the loopback interface; ``with`` or ``async with`` starts it.
 
-    Cursors, consumer groups and the activity stream are on, with short timeouts; telemetry is off. Data are
-    in temporary folders that are removed at the end. The servers never outlive this Python process.
+    Cursors, consumer groups and the activity stream are on, with short timeouts. Telemetry is off. Data are
+    in temporary folders that are removed at the end. The servers end with this Python process at the latest.
 
     Args:
-        nodes: 1 or 3.
-        nats_url: A NATS server that runs already. By default the cluster starts one of its own.
-        nats_server: The same, as the object of :func:`run_nats_server`.
-        config: More of the servers' configuration, the same for each node, such as
-            ``{"clustering": {"replication.max.bytes": 65536}}``. The names are those of Liftbridge's
-            configuration file, nested or with dots; what stands here goes before what is set by default.
-        env: Environment variables for the servers, such as ``LIFTBRIDGE_ENCRYPTION_KEY``. Of the environment
-            of this process they see next to nothing.
-        tls: How to reach servers that ``config`` gives a ``tls.key`` and a ``tls.cert``.
-        policy: The permissions of clients, one line ``p, client, stream, method`` for each, such as
-            ``p, app, orders, Publish``. A client is known by the common name of its certificate. The stream
-            of FetchMetadata is ``*``. An empty policy allows nothing. Needs ``tls``, and ``tls.key``,
-            ``tls.cert`` and ``tls.client.auth.ca`` in ``config``. Default: every client may do everything.
-        start_timeout: Seconds within which all of it must be ready.
+        nodes: Number of servers, 1 or 3.
+        nats_url: URL of a running NATS server. By default the cluster starts its own.
+        nats_server: The same as ``nats_url``, as the object of :func:`run_nats_server`.
+        config: Further settings, the same for every node, such as ``{"clustering": {"replication.max.bytes":
+            65536}}``. The names are those of Liftbridge's configuration file, nested or dotted. They override
+            the defaults of this function.
+        env: Environment variables of the servers, such as ``LIFTBRIDGE_ENCRYPTION_KEY``. Few variables of
+            this process are passed on.
+        tls: TLS context for reaching servers whose ``config`` has a ``tls.key`` and a ``tls.cert``.
+        policy: Permissions of clients, one line ``p, client, stream, method`` for each, such as ``p, app,
+            orders, Publish``. A client is identified by the common name of its certificate. The stream of
+            FetchMetadata is ``*``. An empty policy allows nothing. Needs ``tls``, and ``tls.key``,
+            ``tls.cert`` and ``tls.client.auth.ca`` in ``config``. Default: every client may make every call.
+        start_timeout: Seconds until the whole cluster must be ready.
 
     Raises:
-        UsageError: ``nodes`` is another number, both ``nats_url`` and ``nats_server`` are given, or
+        UsageError: ``nodes`` is out of range, both ``nats_url`` and ``nats_server`` are given, or
             ``policy`` is given without the TLS settings that it needs.
         MissingExtraError: The ``[client]`` extra is not installed.
-        ServerStartError: On entering: there is no server program, or it did not start.
+        ServerStartError: On entering: the server program was not found, or the cluster did not start.
 
     Example:
         >>> with run_liftbridge() as cluster:
@@ -97,9 +97,9 @@ def run_liftbridge(
         -1
     """
     if nodes not in _SIZES:
-        raise UsageError(f"nodes={nodes!r}: expected 1 or 3")
+        raise UsageError(f"nodes must be 1 or 3, got {nodes!r}")
     if nats_url is not None and nats_server is not None:
-        raise UsageError("nats_url and nats_server exclude each other")
+        raise UsageError("nats_url and nats_server exclude each other; leave one of them out")
     flat = _flatten(config or {})
     if policy is not None:
         _check_policy_settings(flat, tls)
@@ -109,16 +109,16 @@ def run_liftbridge(
 
 
 class LiftbridgeNode(ServerNode):
-    """One server of a cluster. For one thread at a time.
+    """One server of a cluster. Not thread-safe.
 
     Attributes:
-        id: Its id in the cluster, as in the metadata.
+        id: Id in the cluster, as in the metadata.
     """
 
     kind = "Liftbridge"
-    # It panics when it can't make its own streams within 10 s of being elected, when it is voted out
-    # meanwhile, and when NATS takes longer than 2 s to answer it five times. Without any NATS it says "no
-    # servers available". It also panics when a quicker node asks for its vote between its look for earlier
+    # Liftbridge panics if its own streams can't be created within 10 s of its election, if it is voted out
+    # during that time, or if NATS takes longer than 2 s to answer five times. (With no NATS at all it logs
+    # "no servers available".) It also panics if a faster node asks for its vote between its check for earlier
     # state and its bootstrap. The vote is state, so the next start does not bootstrap.
     too_busy = (
         "bootstrap only works on new clusters",
@@ -152,16 +152,16 @@ class LiftbridgeNode(ServerNode):
         if binary.has_telemetry:
             config.setdefault("telemetry.enabled", False)
         path = self._folder / "liftbridge.yaml"
-        # JSON is YAML as well.
+        # JSON is valid YAML.
         path.write_text(json.dumps(config, indent=1), "utf-8")
         self._process.start([str(binary.path), "-c", str(path)], self._env)
 
 
 class LiftbridgeCluster(ServerCluster[LiftbridgeNode]):
-    """A Liftbridge cluster, made by :func:`run_liftbridge`. For one thread at a time.
+    """A Liftbridge cluster, made by :func:`run_liftbridge`. Not thread-safe.
 
     Attributes:
-        nodes: Its servers.
+        nodes: The servers.
     """
 
     def __init__(
@@ -188,13 +188,13 @@ class LiftbridgeCluster(ServerCluster[LiftbridgeNode]):
 
     @property
     def version(self) -> str:
-        """What the server program says its version is, such as ``v1.9.0``."""
+        """Version that the server program reports, such as ``v1.9.0``."""
         return find_liftbridge().version
 
     def _node(self, node_id: str, ids: list[str]) -> LiftbridgeNode:
         clustering: dict[str, object] = {
             "clustering.server.id": node_id,
-            # Clusters can share a NATS server, if their internal subjects differ.
+            # Clusters can share a NATS server if their internal subjects differ.
             "clustering.namespace": self._folder.name,
         }
         if len(ids) == 1:
@@ -224,7 +224,7 @@ def _check_policy_settings(config: Mapping[str, object], tls: ssl.SSLContext | N
 
 
 def _write_policy(folder: Path, policy: str) -> dict[str, object]:
-    """Write the files of an authorisation policy; return the settings that have servers enforce it."""
+    """Write the files of an authorization policy; return the settings that enforce it."""
     model_file, policy_file = folder / "model.conf", folder / "policy.csv"
     model_file.write_text(_POLICY_MODEL, "utf-8")
     policy_file.write_text(policy, "utf-8")
@@ -237,7 +237,7 @@ def _write_policy(folder: Path, policy: str) -> dict[str, object]:
 
 
 def _flatten(config: Mapping[str, object], prefix: str = "") -> dict[str, object]:
-    """Return a configuration without nesting: with dots in its names, as the server itself sees it."""
+    """Return a configuration without nesting, with dotted names, as the server reads it."""
     flat: dict[str, object] = {}
     for name, value in config.items():
         if isinstance(value, Mapping):

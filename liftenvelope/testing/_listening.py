@@ -1,7 +1,7 @@
-"""Asks the kernel which process listens on a port: the proof that a server that answers is our own.
+"""Asks the kernel which process listens on a port, to prove that a server that answers is our own.
 
-What a server says of itself is no proof. Two runs use the same ids, and servers that share a NATS server list
-each other. A process that holds the listening socket is the only one that answers on its port.
+A server's own answers prove nothing: two runs use the same ids, and servers that share a NATS server list
+each other. Only the process that holds the listening socket answers on its port.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ _LSOF_TIMEOUT: Final = 60.0
 
 
 def is_listening(leader: int, port: int) -> bool:
-    """Return whether a process of the session of ``leader`` listens on a TCP port.
+    """Return True if a process in the session of ``leader`` listens on a TCP port.
 
-    A session, because a program that was named as the server can be a script that starts the server.
+    The whole session counts, because the program given as the server can be a script that starts the server.
 
-    Where the system does not tell, this is True: on Linux for a process whose files may not be looked at, and
-    elsewhere without ``lsof``.
+    If the system can't tell, the result is True: on Linux for a process whose files may not be read, and on
+    other systems without ``lsof``.
     """
     try:
         return _linux(leader, port) if sys.platform == "linux" else _lsof(leader, port)
@@ -37,7 +37,7 @@ def is_listening(leader: int, port: int) -> bool:
 
 def _linux(leader: int, port: int) -> bool:
     sockets = set(_listening_sockets(leader, port))
-    # The other processes are looked at only when a socket is there and the leader does not have it.
+    # Other processes are only inspected if a socket listens and the leader does not hold it.
     return bool(sockets) and (
         _has_one(leader, sockets)
         or any(_has_one(pid, sockets) for pid in _processes() if pid != leader and _session(pid) == leader)
@@ -45,7 +45,7 @@ def _linux(leader: int, port: int) -> bool:
 
 
 def _listening_sockets(pid: int, port: int) -> Iterator[str]:
-    """Yield the sockets that listen on a port, as ``/proc/PID/fd`` names them. See proc(5)."""
+    """Yield the sockets that listen on a port, as named in ``/proc/PID/fd``. See proc(5)."""
     for table in ("tcp", "tcp6"):
         path = Path(f"/proc/{pid}/net/{table}")
         if table == "tcp6" and not path.exists():

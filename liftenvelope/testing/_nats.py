@@ -1,4 +1,4 @@
-"""A nats-server for tests."""
+"""Runs a nats-server for tests."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["NatsServer", "run_nats_server"]
 
 _POLL_INTERVAL: Final = 0.02
-# Seconds for the first line of a server. It is read again until the server is ready.
+# Seconds to wait for a server's first line. The read is repeated until the server is ready.
 _INFO_TIMEOUT: Final = 10.0
 _PORT_TRIES: Final = 5
 _ADDRESS_IN_USE: Final = "address already in use"
@@ -35,23 +35,23 @@ def run_nats_server(
     config_text: str = "",
     start_timeout: float = 120.0,
 ) -> NatsServer:
-    """Return a nats-server on the loopback interface, to be started by ``with`` or ``async with``.
+    """Return a nats-server on the loopback interface; ``with`` or ``async with`` starts it.
 
-    Its data are in a temporary folder that is removed at the end. It never outlives this Python process.
+    Its data are in a temporary folder that is removed at the end. It ends with this Python process at the
+    latest.
 
     Args:
-        jetstream: Whether it has JetStream, with its store in that folder.
-        port: Where it listens. By default on a free port, which it keeps when it is started again.
-        max_payload: The largest message it takes, in bytes; by default the server's own limit, 1 MiB.
-        config: More of its configuration, such as ``{"max_control_line": 8192}``. The names are those of the
-            server's configuration file; what stands here goes before what is written here by default.
-        config_text: More lines of its configuration, in the syntax of the server's configuration file.
-            Default: none.
-        start_timeout: Seconds within which it must be ready.
+        jetstream: Enable JetStream, with its store in that folder.
+        port: Port to listen on. Default: a free port, which stays the same across restarts.
+        max_payload: Largest message in bytes. Default: the server's own limit, 1 MiB.
+        config: Further settings, such as ``{"max_control_line": 8192}``. The names are those of the server's
+            configuration file. They override the defaults of this function.
+        config_text: Further lines, in the syntax of the server's configuration file. Default: none.
+        start_timeout: Seconds until the server must be ready.
 
     Raises:
-        UsageError: ``port`` or ``max_payload`` makes no sense.
-        ServerStartError: On entering: there is no server program, or it did not start.
+        UsageError: ``port`` or ``max_payload`` is out of range.
+        ServerStartError: On entering: the server program was not found, or the server did not start.
 
     Example:
         >>> with run_nats_server(max_payload=65536) as server:
@@ -59,9 +59,9 @@ def run_nats_server(
         True
     """
     if port is not None and not 1 <= port <= 65535:
-        raise UsageError(f"port={port!r}: expected 1 to 65535, or None")
+        raise UsageError(f"port must be 1 to 65535, or None, got {port!r}")
     if max_payload is not None and max_payload < 1:
-        raise UsageError(f"max_payload={max_payload!r}: expected a positive number of bytes, or None")
+        raise UsageError(f"max_payload must be at least 1 byte, or None, got {max_payload!r}")
     options: dict[str, object] = {} if max_payload is None else {"max_payload": max_payload}
     return NatsServer(
         {**options, **(config or {})},
@@ -73,7 +73,7 @@ def run_nats_server(
 
 
 class NatsServer(Managed):
-    """A nats-server, made by :func:`run_nats_server`. For one thread at a time."""
+    """A nats-server, made by :func:`run_nats_server`. Not thread-safe."""
 
     def __init__(
         self,
@@ -95,42 +95,42 @@ class NatsServer(Managed):
 
     @property
     def port(self) -> int:
-        """Where it listens. It stays the same however often it is started."""
+        """Port of the server. It stays the same across restarts."""
         if self._port is None:
             raise UsageError("the server has no port before it is started")
         return self._port
 
     @property
     def address(self) -> str:
-        """Its ``host:port``."""
+        """Address as ``host:port``."""
         return f"{LOOPBACK}:{self.port}"
 
     @property
     def url(self) -> str:
-        """Its ``nats://host:port``."""
+        """URL as ``nats://host:port``."""
         return f"nats://{self.address}"
 
     @property
     def version(self) -> str:
-        """What it says its version is, such as ``2.12.1``."""
+        """Version that the server reports, such as ``2.12.1``; empty before the first start."""
         return str(self._info.get("version", ""))
 
     @property
     def pid(self) -> int | None:
-        """Its process id, None when it is not running."""
+        """Process id; None if the server is not running."""
         return self._process.pid
 
     @property
     def is_running(self) -> bool:
-        """Whether the process is there."""
+        """True while the process exists."""
         return self._process.is_running
 
     def start(self) -> None:
-        """Start it and wait until it is ready; after a stop, on the same port and with the same data.
+        """Start the server and wait until it is ready. A restart keeps the port and the data.
 
         Raises:
-            ServerStartError: It did not become ready; the message ends with its log.
-            UsageError: It is running.
+            ServerStartError: The server did not become ready. The message ends with the log.
+            UsageError: The server is running.
         """
         if self._port is not None:
             self._start_on(self._port)
@@ -141,7 +141,7 @@ class NatsServer(Managed):
                 self._start_on(port)
             except ServerStartError as exc:
                 release_port(port)
-                # Another program took the port since it was found to be free.
+                # Another program took the port after it was found to be free.
                 if _ADDRESS_IN_USE not in str(exc) or not other_ports:
                     raise
             else:
@@ -149,15 +149,15 @@ class NatsServer(Managed):
                 return
 
     def stop(self) -> int | None:
-        """Have it stop cleanly; return its exit status. Its data stay. Nothing happens if it is stopped."""
+        """Stop the server cleanly and return its exit status. The data are kept. Does nothing if stopped."""
         return self._process.stop()
 
     def kill(self) -> int | None:
-        """Kill it with SIGKILL, and wait until it has gone. Its data stay as they are."""
+        """Kill the server with SIGKILL and wait for its end. The data are kept as they are."""
         return self._process.kill()
 
     def close(self) -> None:
-        """Stop it, remove its data and give up its port. The log can still be read."""
+        """Stop the server, remove its data and release its port. The log can still be read."""
         self._process.stop()
         self._process.log()
         if self._port is not None:
@@ -165,13 +165,13 @@ class NatsServer(Managed):
         remove_folder(self._folder)
 
     def log(self) -> str:
-        """Return all that it has logged, since its first start."""
+        """Return the whole log since the first start."""
         return self._process.log()
 
     def _start_on(self, port: int) -> None:
         name = f"{self._folder.name}-{port}"
         path = self._folder / "nats-server.conf"
-        # A value in JSON is a valid value there.
+        # JSON values are valid in the server's configuration format.
         lines = [f"{key}: {json.dumps(value)}" for key, value in self._configuration(name, port).items()]
         path.write_text("\n".join([*lines, self._config_text, ""]), "utf-8")
         self._process.start([str(find_nats_server()), "-c", str(path)], {})
@@ -186,7 +186,7 @@ class NatsServer(Managed):
         given = self._config
         jetstream = given.get("jetstream")
         if self._jetstream and (jetstream is None or isinstance(jetstream, dict)):
-            # Without a folder of its own it would share the default one with any other such server.
+            # Servers without a folder of their own would share the default folder.
             folder = {"store_dir": str(self._folder / "jetstream")}
             given = {**given, "jetstream": {**folder, **(jetstream or {})}}
         return {**config, **given}
@@ -197,7 +197,7 @@ class NatsServer(Managed):
         while time.monotonic() < deadline:
             if not self._process.is_running:
                 raise self._failure(f"ended with status {self._process.returncode}")
-            # Another server that answers on the port is not taken for ours.
+            # Another server that answers on the port does not count.
             if self._process.listens_on(port):
                 info = _read_info(port)
                 if info.get("server_name") == wanted:
@@ -210,7 +210,7 @@ class NatsServer(Managed):
 
 
 def _read_info(port: int) -> dict[str, Any]:
-    """Return what the server at a port says in its first line, or nothing if there is no such server."""
+    """Return the INFO of the server at a port; empty if no NATS server answers."""
     try:
         with (
             socket.create_connection((LOOPBACK, port), timeout=_INFO_TIMEOUT) as connection,

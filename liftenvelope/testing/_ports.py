@@ -1,8 +1,8 @@
-"""Free ports of the loopback interface, reserved across processes for servers that must keep theirs.
+"""Reserves free loopback ports across processes, for servers that must keep theirs.
 
-A port is reserved by binding the UDP port of the same number, which no server of ours uses. The kernel gives
-that port to one process at a time, whichever user it belongs to, and takes it back when the process ends,
-also by SIGKILL. So there are no lock files that could be left behind, or be put in the way by another user.
+A port is reserved by binding the UDP port of the same number, which none of our servers uses. The kernel
+gives that port to one process at a time, whatever its user, and releases it when the process ends, also by
+SIGKILL. So no lock file can be left behind, or be blocked by another user.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ __all__ = ["LOOPBACK", "free_port", "release_port"]
 
 LOOPBACK: Final = "127.0.0.1"
 
-# Below the range from which Linux (32768 and up) and macOS (49152 and up) take the ports of outgoing
-# connections: one of those could take the port of a server that is stopped for a moment.
+# Below the ephemeral ports of Linux (32768 and up) and macOS (49152 and up): an outgoing connection could
+# otherwise take the port of a server that is stopped for a moment.
 _PORTS = range(20_000, 32_000)
 
 _lock = threading.Lock()
 #: File descriptors of the UDP sockets that reserve ports for this process, by port.
 _reserved: dict[int, int] = {}
-# Its own, so that programs under test that seed the global one don't get the same ports in each process.
+# A separate generator, so that programs that seed the global one do not get the same ports in each process.
 _random = random.SystemRandom()
 
 
 def free_port() -> int:
-    """Reserve a port that nobody uses, and return it.
+    """Reserve a free port and return it.
 
-    No other process of this package gets the port before :func:`release_port` or the end of this process. A
-    foreign program can still take it: a server that is started on the port must be checked to listen there.
+    No other process of this package gets the port before :func:`release_port` or the end of this process. An
+    unrelated program can still take the port, so check that a server started on it listens there.
 
     Raises:
         ServerStartError: Every port of the range is in use or reserved.
@@ -44,11 +44,11 @@ def free_port() -> int:
         for port in _random.sample(_PORTS, len(_PORTS)):
             if port not in _reserved and _reserve(port):
                 return port
-    raise ServerStartError(f"no free port between {_PORTS.start} and {_PORTS.stop}")
+    raise ServerStartError(f"no free port between {_PORTS.start} and {_PORTS.stop}; stop other servers")
 
 
 def release_port(port: int) -> None:
-    """Give up a reserved port. Other ports are ignored."""
+    """Release a reserved port. Does nothing for other ports."""
     with _lock:
         descriptor = _reserved.pop(port, None)
     if descriptor is not None:
@@ -60,7 +60,7 @@ def _reserve(port: int) -> bool:
         if not _bind(holder, port):
             return False
         with socket.socket() as listener:
-            # As servers do. It still fails where another server listens.
+            # As servers do. The bind still fails if another server listens.
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if not _bind(listener, port):
                 return False
@@ -79,7 +79,7 @@ def _bind(endpoint: socket.socket, port: int) -> bool:
 
 
 def _forget_in_child() -> None:
-    """Leave the reservations to the parent: a forked child that kept them open would prolong them."""
+    """Leave the reservations to the parent: a forked child that kept them open would extend them."""
     for descriptor in _reserved.values():
         os.close(descriptor)
     _reserved.clear()

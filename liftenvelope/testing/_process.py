@@ -1,4 +1,4 @@
-"""Server processes and their folders, neither of which outlives this Python process."""
+"""Server processes and their folders, removed when this Python process ends, however it ends."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 __all__ = ["ServerProcess", "make_folder", "remove_folder"]
 
-#: What of our environment a server gets: nothing that could configure it.
+#: Environment variables passed on to servers: none of them can configure a server.
 _ENVIRONMENT: Final = ("HOME", "LANG", "PATH", "TMPDIR", "TZ", "USER")
-# Seconds for a clean stop. A server that hangs is rare, and one that is killed because the machine is busy
-# loses what it had not written.
+# Seconds to wait for a clean stop. The limit is long because a server killed on a busy machine loses what it
+# has not written, while a server that hangs is rare.
 _STOP_TIMEOUT: Final = 60.0
 _LOG_TAIL_LINES: Final = 40
 
@@ -35,13 +35,13 @@ _folders: set[Path] = set()
 
 
 class _Reaper:
-    """The process that cleans up after us if we are killed and can't do it (see ``_reaper.py``)."""
+    """Process that cleans up if this process is killed (see ``_reaper.py``)."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
 
     def add(self, pid: int) -> None:
-        """Take care of a process, and of everything else that there is by now."""
+        """Register a process, and again every other process and folder, in case the reaper is new."""
         if self._process is None or self._process.poll() is not None:
             self._process = self._start()
         for thing in (pid, *_running, *_folders):
@@ -51,22 +51,22 @@ class _Reaper:
         self._tell(f"-{thing}\n")
 
     def stop(self) -> None:
-        """Have it clean up what is left, and wait until it has."""
+        """End the reaper after it has cleaned up what is left."""
         if self._process is not None and self._process.stdin is not None:
             self._process.stdin.close()
             self._process.wait()
 
     def forget_in_child(self) -> None:
-        """Leave it to the parent: a forked child that kept the pipe open would hold it back."""
+        """Leave the reaper to the parent: a forked child that kept the pipe open would delay it."""
         if self._process is not None and self._process.stdin is not None:
             self._process.stdin.close()
-            # The child must not wait for it either.
+            # Popen in the child must not wait for it either.
             self._process.returncode = 0
         self._process = None
 
     def _start(self) -> subprocess.Popen[bytes]:
         script = str(Path(__file__).with_name("_reaper.py"))
-        # A session of its own: Ctrl-C in a terminal goes to every process of the session.
+        # A session of its own, because Ctrl-C in a terminal reaches every process of the session.
         return subprocess.Popen(  # noqa: S603 - our own program
             [sys.executable, "-I", "-S", script],
             stdin=subprocess.PIPE,
@@ -77,7 +77,7 @@ class _Reaper:
 
     def _tell(self, line: str) -> None:
         if self._process is not None and self._process.stdin is not None:
-            # Somebody may have killed it. Then the next server starts another one.
+            # If the reaper was killed, the next server starts another one.
             with contextlib.suppress(BrokenPipeError):
                 self._process.stdin.write(line.encode())
 
@@ -97,7 +97,7 @@ def _clean_up() -> None:
 
 
 def _forget_in_child() -> None:
-    """Leave the servers and folders to the parent: they are not a forked child's."""
+    """Leave the servers and folders to the parent: a forked child does not own them."""
     _running.clear()
     _folders.clear()
     _reaper.forget_in_child()
@@ -108,7 +108,7 @@ os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_i
 
 
 def make_folder() -> Path:
-    """Make a temporary folder, which is removed at exit if not before."""
+    """Create a temporary folder that is removed at exit at the latest."""
     folder = Path(tempfile.mkdtemp(prefix="liftenvelope-"))
     with _lock:
         _folders.add(folder)
@@ -116,7 +116,7 @@ def make_folder() -> Path:
 
 
 def remove_folder(folder: Path) -> None:
-    """Remove a folder that :func:`make_folder` made in this process, with all that is in it."""
+    """Remove a folder made by :func:`make_folder` in this process, with its contents."""
     with _lock:
         if folder not in _folders:
             return
@@ -127,13 +127,13 @@ def remove_folder(folder: Path) -> None:
 
 
 class ServerProcess:
-    """One program that can be started again after it has stopped, always with the same log.
+    """A program that can be restarted and keeps the same log.
 
-    It belongs to the Python process that made it: a forked child can neither start nor stop it.
+    The process that creates the object owns the program: a forked child can neither start nor stop it.
 
     Args:
-        folder: Where it runs, and where its log is.
-        log_name: Name of the log file there.
+        folder: Working directory, which also holds the log.
+        log_name: Name of the log file.
     """
 
     def __init__(self, folder: Path, log_name: str) -> None:
@@ -146,37 +146,37 @@ class ServerProcess:
 
     @property
     def is_running(self) -> bool:
-        """Whether the process is there."""
+        """True while the process exists."""
         return self._process is not None and self.returncode is None
 
     @property
     def pid(self) -> int | None:
-        """Its process id, None when it is not running."""
+        """Process id; None if the program is not running."""
         return self._process.pid if self._process is not None and self.is_running else None
 
     @property
     def returncode(self) -> int | None:
-        """With what it ended last, negative for a signal; None before that, and while it runs."""
+        """Last exit status, negative for a signal; None before the first end and while running."""
         status = None if self._process is None else self._process.poll()
         if status is not None:
             self._forget()
         return status
 
     def listens_on(self, port: int) -> bool:
-        """Return whether it runs and is the process that listens on a TCP port."""
+        """Return True if the program runs and listens on a TCP port."""
         pid = self.pid
         return pid is not None and is_listening(pid, port) and self.is_running
 
     def start(self, command: Sequence[str], env: Mapping[str, str]) -> None:
-        """Start it, with ``env`` and little more as its environment.
+        """Start the program, with ``env`` and a few more variables as its environment.
 
         Raises:
-            UsageError: It is running, or it belongs to another Python process.
+            UsageError: The program is running, or belongs to another Python process.
         """
         if self._owner != os.getpid():
             raise UsageError(f"the server must be started by process {self._owner}, got {os.getpid()}")
         if self.is_running:
-            raise UsageError(f"the server is running already, as process {self.pid}")
+            raise UsageError(f"the server is already running as process {self.pid}; stop it first")
         self._launched_at = len(self.log())
         environment = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
         with self._log_path.open("ab") as log, _lock:
@@ -193,22 +193,22 @@ class ServerProcess:
             _running[self._process.pid] = self._process
 
     def stop(self) -> int | None:
-        """Ask it to stop and wait until it has, or kill it after 60 s; return how it ended."""
+        """Stop the program with SIGINT, or kill it after 60 s; return the exit status."""
         return self._end(signal.SIGINT)
 
     def kill(self) -> int | None:
-        """Kill it (SIGKILL) and wait until it has gone; return how it ended."""
+        """Kill the program with SIGKILL and wait for its end; return the exit status."""
         return self._end(signal.SIGKILL)
 
     def log(self) -> str:
-        """Return all that it has written, since its first start."""
+        """Return the whole output since the first start."""
         if self._log_path.exists():
             self._log = self._log_path.read_text("utf-8", "replace")
-        # The folder may be gone: then this is what was read last.
+        # If the folder is gone, this is the log as read last.
         return self._log
 
     def log_tail(self) -> str:
-        """Return the last lines that it has written since its latest start."""
+        """Return the last lines of output since the latest start."""
         return "\n".join(self.log()[self._launched_at :].splitlines()[-_LOG_TAIL_LINES:])
 
     def _end(self, signum: signal.Signals) -> int | None:
@@ -225,7 +225,7 @@ class ServerProcess:
         return process.returncode
 
     def _forget(self) -> None:
-        """Take the process, which has ended, off the list of those to kill: its id may be used again."""
+        """Unregister the ended process, because its id may be reused and must not be killed."""
         with _lock:
             if self._process is not None and _running.pop(self._process.pid, None) is not None:
                 _reaper.remove(self._process.pid)

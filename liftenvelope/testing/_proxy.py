@@ -1,4 +1,4 @@
-"""A TCP proxy that spoils connections."""
+"""TCP proxy that injects network faults."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ _PORT_TRIES: Final = 5
 
 
 class FaultProxy(Managed):
-    """A TCP proxy in front of a server, to test what a client does when the network fails.
+    """A TCP proxy in front of a server, to test how a client handles network faults.
 
-    It listens on a free port of the loopback interface and relays each connection to the target. Its methods
-    take effect before they return, for the connections that there are and for those to come. They can be
-    called from any thread, and are quick enough to be called from a coroutine.
+    The proxy listens on a free port of the loopback interface and relays each connection to the target. Its
+    methods take effect before they return, for existing and new connections. They are thread-safe, and fast
+    enough to be called from a coroutine.
 
     A direction is ``"to_server"``, ``"to_client"`` or ``"both"``.
 
     Args:
-        target: The server: ``host:port``, a URL such as ``nats://host:port``, or its host.
-        port: The server's port, if ``target`` is only its host.
+        target: The server: ``host:port``, a URL such as ``nats://host:port``, or a host.
+        port: Port of the server, if ``target`` is only a host.
 
     Raises:
-        UsageError: ``target`` is none of these.
+        UsageError: ``target`` is malformed.
 
     Example:
         >>> from liftenvelope.testing import run_nats_server
@@ -61,89 +61,89 @@ class FaultProxy(Managed):
 
     @property
     def target(self) -> str:
-        """The server's ``host:port``."""
+        """Address of the server as ``host:port``."""
         return str(self._target)
 
     @property
     def port(self) -> int:
-        """Where the proxy listens."""
+        """Port on which the proxy listens."""
         if not self._port:
-            raise UsageError("the proxy has no port before it is started")
+            raise UsageError("the proxy has no port yet; start it first")
         return self._port
 
     @property
     def address(self) -> str:
-        """The proxy's own ``host:port``: what to give to the client."""
+        """Address of the proxy as ``host:port``, for the client to connect to."""
         return f"{LOOPBACK}:{self.port}"
 
     @property
     def connections(self) -> int:
-        """How many connections it has taken."""
+        """Number of connections accepted so far."""
         return self._do(lambda relay: relay.connections)
 
     @property
     def open_connections(self) -> int:
-        """How many connections there are."""
+        """Number of open connections."""
         return self._do(lambda relay: relay.open_connections)
 
     @property
     def bytes_to_server(self) -> int:
-        """How many bytes it has passed on to the server."""
+        """Bytes passed on to the server."""
         return self._do(lambda relay: relay.lanes["to_server"].forwarded)
 
     @property
     def bytes_to_client(self) -> int:
-        """How many bytes it has passed on to clients."""
+        """Bytes passed on to clients."""
         return self._do(lambda relay: relay.lanes["to_client"].forwarded)
 
     def delay(self, seconds: float, direction: _Which = "both") -> None:
-        """Hold everything for ``seconds`` on its way, as a long wire would; 0 ends that."""
+        """Delay all traffic by ``seconds``, as a long wire would; 0 ends the delay."""
         if not 0 <= seconds < float("inf"):
-            raise UsageError(f"delay({seconds!r}): expected seconds, 0 or more")
+            raise UsageError(f"seconds must be at least 0 and finite, got {seconds!r}")
         self._for_lanes(direction, lambda lane: lane.hold(seconds))
 
     def stall(self, direction: _Which = "both") -> None:
-        """Pass nothing on. Connections stay open, and new ones are taken, but nothing arrives."""
+        """Stop passing data on. Connections stay open and new ones are accepted, but nothing arrives."""
         self._for_lanes(direction, lambda lane: lane.open.clear())
 
     def resume(self, direction: _Which = "both") -> None:
-        """End a stall. What came meanwhile is passed on."""
+        """End a stall and pass on the data held back."""
         self._for_lanes(direction, lambda lane: lane.open.set())
 
     def truncate(self, after_bytes: int, direction: Direction = "to_client") -> None:
-        """Pass ``after_bytes`` more bytes on in one direction, then cut the connection that carried the last.
+        """Pass on ``after_bytes`` more bytes in one direction, then cut the connection that carried the last.
 
-        Its receiver gets exactly these bytes, then the end of the stream; its sender gets a reset. Bytes of
-        all connections count together. With 0, the next bytes to come are dropped and their connection cut.
-        It happens once: connections made afterwards are whole.
+        The receiver gets exactly these bytes and then the end of the stream; the sender gets a reset. The
+        bytes of all connections count together. With 0, the next bytes are dropped and their connection is
+        cut. Only one connection is cut; later connections are unaffected.
         """
         if after_bytes < 0:
-            raise UsageError(f"truncate({after_bytes!r}): expected a number of bytes, 0 or more")
+            raise UsageError(f"after_bytes must be at least 0, got {after_bytes!r}")
         if direction not in DIRECTIONS:
-            raise UsageError(f"direction={direction!r}: expected one of {', '.join(DIRECTIONS)}")
+            raise UsageError(f"direction must be {' or '.join(DIRECTIONS)}, got {direction!r}")
         self._for_lanes(direction, lambda lane: lane.limit(after_bytes))
 
     def cut(self) -> None:
-        """Reset every connection that there is, on both sides. New ones are taken."""
+        """Reset every open connection on both sides. New connections are accepted."""
         self._await(self._running().cut())
 
     def refuse(self) -> None:
-        """Refuse new connections, as if no server were there. Those that there are go on."""
+        """Refuse new connections, as if no server were there. Open connections continue."""
         self._do(lambda relay: relay.refuse())
 
     def accept(self) -> None:
-        """End a refusal."""
+        """Accept connections again after :meth:`refuse`."""
         self._do(lambda relay: relay.listen((LOOPBACK, self.port)))
 
     def start(self) -> None:
-        """Listen.
+        """Start listening.
 
         Raises:
-            UsageError: It has been started before.
-            ServerStartError: No port could be had.
+            UsageError: The proxy has been started before.
+            ServerStartError: No port could be bound.
         """
         if self._thread is not None:
-            raise UsageError("the proxy has been started before")
+            raise UsageError("the proxy has been started before; create a new one")
         started = threading.Event()
         self._thread = threading.Thread(target=self._run, args=(started,), name="fault-proxy", daemon=True)
         self._thread.start()
@@ -153,7 +153,7 @@ class FaultProxy(Managed):
             try:
                 self._do(lambda relay: relay.listen((LOOPBACK, self._port)))
             except OSError as exc:
-                # Another program took the port since it was found to be free.
+                # Another program took the port after it was found to be free.
                 release_port(self._port)
                 if not other_ports:
                     raise ServerStartError(f"the proxy can't listen on port {self._port}: {exc}") from exc
@@ -161,7 +161,7 @@ class FaultProxy(Managed):
                 return
 
     def close(self) -> None:
-        """Reset every connection and stop listening. Closing twice is fine."""
+        """Reset every connection and stop listening. Further calls do nothing."""
         if self._loop is None or self._relay is None or self._thread is None:
             return
         self.refuse()
@@ -172,7 +172,7 @@ class FaultProxy(Managed):
         release_port(self._port)
 
     def _run(self, started: threading.Event) -> None:
-        """The proxy's thread."""
+        """Run the proxy's thread."""
         with asyncio.Runner() as runner:
             self._loop = runner.get_loop()
             self._loop.call_soon(self._begin, started)
@@ -184,7 +184,7 @@ class FaultProxy(Managed):
 
     def _running(self) -> Relay:
         if self._relay is None:
-            raise UsageError("the proxy is not running")
+            raise UsageError("the proxy is not running; start it first")
         return self._relay
 
     def _await(self, work: Coroutine[None, None, _T]) -> _T:
@@ -201,7 +201,7 @@ class FaultProxy(Managed):
 
     def _for_lanes(self, direction: _Which, action: Callable[[Lane], None]) -> None:
         if direction not in ("both", *DIRECTIONS):
-            raise UsageError(f"direction={direction!r}: expected both, {' or '.join(DIRECTIONS)}")
+            raise UsageError(f"direction must be both, {' or '.join(DIRECTIONS)}, got {direction!r}")
 
         def act(relay: Relay) -> None:
             for lane in relay.lanes.values():

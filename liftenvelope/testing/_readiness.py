@@ -25,20 +25,20 @@ __all__ = ["brokers_are_known", "cursors_work", "is_serving", "leader_works"]
 _HEALTH_REQUEST: Final = b"\x0a\x09proto.API"
 _HEALTH_SERVING: Final = b"\x08\x01"
 
-# Seconds for one check. Each is made again until the server is ready. A server that answers later than this
-# on a busy machine would never be ready.
+# Seconds for one check. Checks are repeated until the server is ready, but a server that answers later than
+# this would never become ready.
 _TIMEOUT: Final = 10.0
-# A broker that looks for its peers answers after 3 s or not at all, and then another broker must be asked.
+# A broker that looks for its peers answers after 3 s or not at all; then another broker is asked.
 _METADATA_TIMEOUT: Final = 5.0
 
 _NO_STREAM: Final = "liftenvelope-testing-no-such-stream"
 
-# Texts with which Liftbridge refuses a call that its policy does not allow. Their status is UNKNOWN.
+# Texts of Liftbridge for a call that its policy does not allow. Their status is UNKNOWN.
 _DENIALS: Final = ("not authorized to call", "Failed to retrieve client ID")
 
 
 def is_serving(address: str, tls: ssl.SSLContext | None = None) -> bool:
-    """Return whether the server's health service says that it serves the API. No policy refuses this."""
+    """Return True if the server's health service reports the API as serving. No policy refuses this."""
     answer = _call(address, "/grpc.health.v1.Health/Check", _HEALTH_REQUEST, _TIMEOUT, tls)
     return answer == _HEALTH_SERVING
 
@@ -46,9 +46,9 @@ def is_serving(address: str, tls: ssl.SSLContext | None = None) -> bool:
 def brokers_are_known(
     addresses: Iterable[str], ids: Iterable[str], tls: ssl.SSLContext | None = None
 ) -> bool:
-    """Return whether the servers, taken together, list every broker of ``ids``.
+    """Return True if the servers together list every broker of ``ids``.
 
-    A single server can leave out others for minutes, because it keeps a list that it made too early.
+    A single server can omit others for minutes, because it keeps a list that it made too early.
     """
     missing = set(ids)
     for address in addresses:
@@ -61,18 +61,18 @@ def brokers_are_known(
 
 
 def cursors_work(addresses: Iterable[str], tls: ssl.SSLContext | None = None) -> bool:
-    """Return whether one of the servers, the leader of the cursor's partition, can look up a cursor."""
+    """Return True if one of the servers, the leader of the cursor's partition, can look up a cursor."""
     request = api_pb2.FetchCursorRequest(stream=_NO_STREAM, cursorId="ready")
     answers = (_ask(address, "FetchCursor", request, _TIMEOUT, tls) for address in addresses)
     return any(isinstance(answer, bytes) or _is_denial(answer) for answer in answers)
 
 
 def leader_works(addresses: Iterable[str], tls: ssl.SSLContext | None = None) -> bool:
-    """Return whether the metadata leader has loaded every stream.
+    """Return True if the metadata leader has loaded every stream.
 
-    A Liftbridge server that starts again serves before it has read its Raft log to the end, and answers
-    NOT_FOUND for the streams that it has not read yet. Only a leader that has read all of it takes a
-    DeleteStream call, and the stream of this call does not exist.
+    A restarted Liftbridge server serves before it has read its Raft log to the end, and answers NOT_FOUND for
+    streams that it has not read yet. Only a leader that has read the whole log accepts a DeleteStream call,
+    and the stream of this call does not exist.
     """
     request = api_pb2.DeleteStreamRequest(name=_NO_STREAM)
     answers = (_ask(address, "DeleteStream", request, _TIMEOUT, tls) for address in addresses)
@@ -91,7 +91,7 @@ def _ask(
 def _call(
     address: str, path: str, request: bytes, timeout: float, tls: ssl.SSLContext | None
 ) -> bytes | RpcError | None:
-    """Return the answer or the error of a call, or None when no server could be reached."""
+    """Return the answer or the error of a call; None if the server could not be reached."""
     try:
         with BlockingChannel(address, connect_timeout=timeout, tls=tls) as channel:
             return channel.unary(path, request, timeout=timeout)
@@ -102,7 +102,7 @@ def _call(
 
 
 def _is_denial(answer: bytes | RpcError | None) -> bool:
-    """Return whether a server's policy refused a call. The gateway says so by code, Liftbridge by text."""
+    """Return True if a server's policy refused a call. The gateway uses a code, Liftbridge a text."""
     if not isinstance(answer, RpcError):
         return False
     unknown = answer.code == StatusCode.UNKNOWN

@@ -1,11 +1,11 @@
-"""A program that outlives its parent by a moment, to kill what the parent can't any more.
+"""Program that outlives its parent briefly, to kill servers that the parent can't kill any more.
 
-It runs as ``python _reaper.py`` and reads lines from standard input: ``+`` or ``-``, then the id of a process
-or the path of a folder. When the input ends, because the parent has, it kills the processes and removes the
-folders that were added and not taken away. It imports nothing of the package, since it is run by its path.
+It runs as ``python _reaper.py`` and reads lines from standard input: ``+`` or ``-``, then a process id or the
+path of a folder. The input ends when the parent does. The reaper then kills the processes and removes the
+folders that were added and not removed. It imports nothing of the package, because it is run by path.
 
-On Linux the kernel could do this (PR_SET_PDEATHSIG), but it goes by the thread that started the child: a
-server started from a worker thread of asyncio would die with the event loop.
+On Linux the kernel could do this (PR_SET_PDEATHSIG), but that signal follows the thread that started the
+child: a server started from a worker thread of asyncio would die with the event loop.
 """
 
 import contextlib
@@ -21,10 +21,10 @@ _PATIENCE = 60.0
 
 
 class Process:
-    """A process. Where the system has handles for processes, it is not confused with a later one of its id.
+    """A process, held by a handle where the system has them, so that a reused id does no harm.
 
     Raises:
-        ProcessLookupError: There is no such process any more.
+        ProcessLookupError: The process does not exist any more.
     """
 
     def __init__(self, pid: int) -> None:
@@ -36,10 +36,10 @@ class Process:
             except ProcessLookupError:
                 raise
             except OSError:
-                pass  # an old kernel, or a container that forbids it: the id must do
+                pass  # an old kernel, or a container that forbids it: fall back to the id
 
     def forget(self) -> None:
-        """Give up the handle."""
+        """Release the handle."""
         if self._handle is not None:
             os.close(self._handle)
 
@@ -52,7 +52,7 @@ class Process:
                 os.kill(self._pid, signal.SIGKILL)
 
     def wait(self, deadline: float) -> None:
-        """Wait until the process has ended."""
+        """Wait until the process has ended, or the deadline has passed."""
         while time.monotonic() < deadline and self._is_there():
             time.sleep(0.01)
 
@@ -67,7 +67,7 @@ class Process:
 
 
 def main() -> None:
-    """Read the lines to their end, then clean up."""
+    """Read standard input to its end, then clean up."""
     processes: dict[int, Process] = {}
     folders: set[str] = set()
     for line in sys.stdin:
@@ -85,7 +85,7 @@ def main() -> None:
 
 
 def clean_up(processes: list[Process], folders: set[str]) -> None:
-    """Kill the processes, and remove the folders when none of them is left."""
+    """Kill the processes, wait for their end, and remove the folders."""
     for process in processes:
         process.kill()
     deadline = time.monotonic() + _PATIENCE

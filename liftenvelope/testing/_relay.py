@@ -1,4 +1,4 @@
-"""The inside of the fault proxy: the relaying of connections, in one event loop."""
+"""Relay behind the fault proxy: carries connections in one event loop."""
 
 from __future__ import annotations
 
@@ -20,16 +20,17 @@ Direction: TypeAlias = Literal["to_server", "to_client"]
 
 DIRECTIONS: Final[tuple[Direction, ...]] = ("to_server", "to_client")
 
-# Small enough that a stall takes hold soon, even of what the receiver is slow to take.
+# Small, so that a stall takes effect soon, even if the receiver is slow.
 _CHUNK: Final = 16 * 1024
-# What is kept of a delayed connection, in chunks. Beyond it the sender is held back, as a real wire would.
+# Limit on the data held for a delayed connection, in chunks. Beyond it the sender is held back, as a real
+# wire would.
 _QUEUE_CHUNKS: Final = 1024
-# How long a truncated connection stays half open for its receiver to read what came.
+# Seconds that a truncated connection stays half open for its receiver to read the data.
 _LINGER: Final = 60.0
 
 
 class _TruncatedError(Exception):
-    """Inside one connection: it has carried its last byte."""
+    """A connection has carried its last byte."""
 
     def __init__(self, direction: Direction) -> None:
         super().__init__(direction)
@@ -37,31 +38,31 @@ class _TruncatedError(Exception):
 
 
 class Lane:
-    """What is done to the bytes that go in one direction, on every connection."""
+    """Faults for the bytes in one direction, on every connection."""
 
     def __init__(self, direction: Direction) -> None:
         self.direction = direction
         self.delay = 0.0
         self.open = asyncio.Event()
         self.open.set()
-        #: How many more bytes to let through before the connection that carries the last of them is cut.
+        #: Bytes to let through before the connection that carries the last of them is cut; None for no limit.
         self.budget: int | None = None
         self.forwarded = 0
 
     def hold(self, seconds: float) -> None:
-        """Delay what comes from now on."""
+        """Set the delay of data that arrives from now on."""
         self.delay = seconds
 
     def limit(self, budget: int) -> None:
-        """Let no more than ``budget`` bytes through."""
+        """Let at most ``budget`` more bytes through."""
         self.budget = budget
 
     def allowance(self, size: int) -> int:
-        """Return how many of ``size`` bytes may go through."""
+        """Return the number of the ``size`` bytes that may go through."""
         return size if self.budget is None else min(size, self.budget)
 
     def passed(self, size: int) -> bool:
-        """Note that bytes went through; return whether they were the last."""
+        """Record that bytes went through; return True if they were the last."""
         self.forwarded += size
         if self.budget is None:
             return False
@@ -91,7 +92,7 @@ class _Link:
 
 
 def _abort(connection: socket.socket) -> None:
-    """Close a connection with a reset, so that the peer gets an error and not an end."""
+    """Close a connection with a reset, so that the peer sees an error and not the end of the stream."""
     if connection.fileno() >= 0:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         connection.close()
@@ -100,7 +101,7 @@ def _abort(connection: socket.socket) -> None:
 class Relay:
     """Listens, and relays each connection to the target through the two lanes.
 
-    All of it happens in the event loop in which it was made.
+    Not thread-safe: belongs to the event loop in which it was created.
     """
 
     def __init__(self, target: Address) -> None:
@@ -113,11 +114,11 @@ class Relay:
 
     @property
     def open_connections(self) -> int:
-        """How many connections there are."""
+        """Number of open connections."""
         return len(self._links)
 
     def listen(self, address: tuple[str, int]) -> None:
-        """Take connections at ``address``. Nothing happens if they are taken already."""
+        """Accept connections at ``address``. Does nothing if already listening."""
         if self._listener is not None:
             return
         listener = socket.socket()
@@ -130,11 +131,12 @@ class Relay:
             listener.close()
             raise
         self._listener = listener
-        # Not sock_accept: cancelled while a connection comes, that loses it and fails in the event loop.
+        # Not sock_accept: cancelled while a connection arrives, it loses that connection and fails in the
+        # loop.
         self._loop.add_reader(listener, self._accept, listener)
 
     def refuse(self) -> None:
-        """Take no more connections. Those that there are go on."""
+        """Accept no more connections. Open connections continue."""
         if self._listener is not None:
             self._loop.remove_reader(self._listener)
             self._listener.close()
@@ -148,23 +150,23 @@ class Relay:
         try:
             client, _ = listener.accept()
         except (BlockingIOError, InterruptedError, ConnectionAbortedError):
-            return  # it has gone already
+            return  # the connection is gone already
         self.connections += 1
         task = self._loop.create_task(self._carry(client))
         self._links.add(task)
         task.add_done_callback(self._links.discard)
-        # Here, for a task that is cancelled before it has begun does nothing.
+        # A callback, because a task that is cancelled before its first step runs no code of its own.
         task.add_done_callback(lambda _: _abort(client))
 
     async def _carry(self, client: socket.socket) -> None:
-        """Relay one connection to its end."""
+        """Relay one connection until it ends."""
         client.setblocking(False)
         server = None
         try:
             server = await self._connect()
             await self._relay(_Link(client, server))
         except OSError:
-            # The target is down, or one end reset the connection: the finally tells the other.
+            # The target is down, or one end reset the connection: the callbacks reset the other end.
             pass
         finally:
             if server is not None:
@@ -191,7 +193,7 @@ class Relay:
         except _TruncatedError as exc:
             await self._end_truncated(link, exc.direction)
         else:
-            # Both ends have finished in good order. A plain close, for a reset could overtake the last bytes.
+            # Both ends have finished cleanly. A plain close, because a reset could overtake the last bytes.
             link.client.close()
             link.server.close()
 
@@ -217,7 +219,7 @@ class Relay:
                 raise _TruncatedError(lane.direction)
 
     async def _end_truncated(self, link: _Link, direction: Direction) -> None:
-        """Reset the sender. The receiver gets an ordinary end: a reset could take back the last bytes."""
+        """Reset the sender; end the receiver's stream plainly, as a reset could discard data."""
         _abort(link.source(direction))
         sink = link.sink(direction)
         with contextlib.suppress(TimeoutError):
@@ -228,7 +230,7 @@ class Relay:
 
 
 async def _all(steps: Iterable[Coroutine[None, None, None]]) -> None:
-    """Run all at once to their end, or to the first error, which is raised once the others have stopped."""
+    """Run all concurrently until they end or one fails; stop the others before raising its error."""
     tasks = [asyncio.ensure_future(step) for step in steps]
     try:
         await asyncio.gather(*tasks)

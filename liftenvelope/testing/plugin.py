@@ -1,13 +1,13 @@
-"""pytest fixtures with running servers. pytest finds them by itself once liftenvelope is installed.
+"""pytest fixtures with running servers. pytest loads them by itself once liftenvelope is installed.
 
 - ``nats_server``: a :class:`~liftenvelope.testing.NatsServer`.
 - ``jetstream_server``: another one, with JetStream.
 - ``liftbridge_server``: a :class:`~liftenvelope.testing.LiftbridgeCluster` of one node, with its own NATS.
 - ``gateway_server``: a :class:`~liftenvelope.testing.GatewayCluster` of one gateway, with its own NATS.
 
-Each is started by the first test that asks for it and serves every test of the run. So a test leaves it
-running, and takes names that no other test uses. A test that stops or kills its server starts one of its own,
-with :func:`~liftenvelope.testing.run_nats_server` or :func:`~liftenvelope.testing.run_liftbridge`. ::
+Each server is started by the first test that uses it and is shared by all tests of the run. Tests must
+therefore leave it running and use names of their own. A test that stops or kills a server must start one
+itself, with :func:`~liftenvelope.testing.run_nats_server` or :func:`~liftenvelope.testing.run_liftbridge`. ::
 
     def test_orders(liftbridge_server):
         liftbridge_server.create_stream("orders")
@@ -32,27 +32,27 @@ __all__ = ["gateway_server", "jetstream_server", "liftbridge_server", "nats_serv
 
 @pytest.fixture(scope="session")
 def nats_server() -> Iterator[NatsServer]:
-    """A nats-server, shared by the whole run."""
+    """Run a nats-server, shared by the whole run."""
     with testing.run_nats_server() as server:
         yield server
 
 
 @pytest.fixture(scope="session")
 def jetstream_server() -> Iterator[NatsServer]:
-    """A nats-server with JetStream, shared by the whole run."""
+    """Run a nats-server with JetStream, shared by the whole run."""
     with testing.run_nats_server(jetstream=True) as server:
         yield server
 
 
 @pytest.fixture(scope="session")
 def liftbridge_server() -> Iterator[LiftbridgeCluster]:
-    """A Liftbridge cluster of one node, shared by the whole run."""
+    """Run a Liftbridge cluster of one node, shared by the whole run."""
     with testing.run_liftbridge() as cluster:
         yield cluster
 
 
 @pytest.fixture(scope="session")
 def gateway_server() -> Iterator[GatewayCluster]:
-    """A gateway, shared by the whole run."""
+    """Run a gateway, shared by the whole run."""
     with testing.run_gateway() as cluster:
         yield cluster

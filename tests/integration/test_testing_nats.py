@@ -77,7 +77,7 @@ def test_restart_keeps_the_port() -> None:
         assert server.stop() == 0
         server.start()
         assert info(server)["port"] == port
-        with pytest.raises(UsageError, match="running already"):
+        with pytest.raises(UsageError, match="already running"):
             server.start()
 
 
