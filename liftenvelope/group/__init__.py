@@ -1,8 +1,8 @@
-"""Consumer groups over NATS: a coordinator that any app can run, and the consumers of its groups.
+"""Consumer groups over NATS: a coordinator that any application can run, and the consumers of its groups.
 
-:class:`Coordinator` serves groups over NATS request/reply; :class:`GroupConsumer` is a member of one;
-:class:`GroupClient` lists, makes, deletes and rewinds them. All of it works on nats-py connections that you
-already have. It needs JetStream, and ``pip install 'liftenvelope[client]'`` for protobuf.
+:class:`Coordinator` serves groups over NATS request/reply. :class:`GroupConsumer` is a member of a group.
+:class:`GroupClient` lists, creates, deletes and rewinds groups. All of them work on your own nats-py
+connection. They need JetStream, and ``pip install 'liftenvelope[client]'`` for protobuf.
 """
 
 from liftenvelope.group.assignors import (

@@ -1,13 +1,13 @@
-"""Who gets which partition: pure functions, from what a group is to what it shall be.
+"""Assignors: pure functions that distribute the partitions of a group among its members.
 
-An assignor gets a :class:`Situation` and returns the partitions of each member. It is called by the group's
-controller whenever members come or go, and must give every partition that anybody reads to exactly one of
-those who read its topic; what comes from an assignor of the user's own is checked for that.
+An assignor gets a :class:`Situation` and returns the partitions of each member. The group's controller calls
+it whenever members join or leave. Every partition of a topic that has readers must go to exactly one of the
+topic's readers; the result of a custom assignor is checked for this.
 
 ==============  =====================================================================================
-`range_`        of each topic, each member gets partitions that follow one another
-`round_robin`   the partitions of all topics are dealt out in turn
-`sticky`        as few partitions as possible change hands; the loads then differ by no more than one
+`range_`        gives each member consecutive partitions of each topic
+`round_robin`   deals the partitions of all topics to the members in turn
+`sticky`        moves as few partitions as possible; loads then differ by at most one
 ==============  =====================================================================================
 """
 
@@ -39,8 +39,8 @@ class TopicPartition(NamedTuple):
     """One partition of a topic.
 
     Attributes:
-        topic: The topic's name.
-        partition: The partition's number, from 0 on.
+        topic: Name of the topic.
+        partition: Number of the partition, from 0.
     """
 
     topic: str
@@ -49,12 +49,12 @@ class TopicPartition(NamedTuple):
 
 @dataclass(frozen=True)
 class Situation:
-    """What an assignor decides upon.
+    """Input of an assignor.
 
     Attributes:
         members: The topics that each member reads, by consumer id.
-        partitions: How many partitions each topic has.
-        previous: What each member had last; also of members and partitions that are no more.
+        partitions: Number of partitions of each topic.
+        previous: Last assignment of each member. Members and partitions in it may no longer exist.
     """
 
     members: Mapping[str, frozenset[str]]
@@ -62,11 +62,11 @@ class Situation:
     previous: Mapping[str, Collection[TopicPartition]] = field(default_factory=dict)
 
     def readers(self, topic: str) -> list[str]:
-        """The members that read a topic, in order of their ids."""
+        """Return the members that read a topic, sorted by id."""
         return sorted(member for member, topics in self.members.items() if topic in topics)
 
     def wanted(self) -> list[TopicPartition]:
-        """All partitions of topics that anybody reads, in order."""
+        """Return all partitions of topics that have readers, sorted."""
         read = {topic for topics in self.members.values() for topic in topics}
         return [
             TopicPartition(topic, number)
@@ -75,9 +75,9 @@ class Situation:
         ]
 
 
-#: The partitions of each member, by consumer id; each member is in it.
+#: Partitions of each member by consumer id. Every member has an entry.
 Assignment: TypeAlias = dict[str, frozenset[TopicPartition]]
-#: Deals out partitions. It must be a pure function: coordinators call it again after a failure.
+#: Assigns partitions. It must be a pure function, because coordinators call it again after a failure.
 Assignor: TypeAlias = Callable[[Situation], Mapping[str, Iterable[TopicPartition]]]
 
 
@@ -101,9 +101,9 @@ def range_(situation: Situation) -> Assignment:
 
 
 def round_robin(situation: Situation) -> Assignment:
-    """Deal out the partitions of all topics in turn, passing over those who don't read the topic.
+    """Deal out the partitions of all topics in turn, skipping members that do not read the topic.
 
-    Where all members read the same topics, their loads differ by no more than one.
+    If all members read the same topics, their loads differ by at most one.
 
     Example:
         >>> shares = round_robin(Situation({"a": frozenset({"t"}), "b": frozenset({"t"})}, {"t": 3}))
@@ -119,10 +119,10 @@ def round_robin(situation: Situation) -> Assignment:
 
 
 def sticky(situation: Situation) -> Assignment:
-    """Leave partitions where they are, and move only as many as it takes to balance the loads.
+    """Keep partitions with their members, and move only as many as it takes to balance the loads.
 
-    Afterwards nobody has two partitions more than another who could take one of them. Where all members read
-    the same topics, no assignment that is balanced as well moves fewer.
+    Afterwards no member has two partitions more than another member that could take one of them. If all
+    members read the same topics, no other equally balanced assignment moves fewer partitions.
 
     Example:
         >>> before = {"a": [TopicPartition("t", number) for number in range(4)]}
@@ -146,7 +146,7 @@ def sticky(situation: Situation) -> Assignment:
 
 
 def _kept(situation: Situation) -> tuple[dict[str, set[TopicPartition]], list[TopicPartition]]:
-    """What stays with its member for the time being, and the partitions that are nobody's."""
+    """Return the partitions that stay with their members for now, and those without an owner."""
     wanted = situation.wanted()
     free = set(wanted)
     shares: dict[str, set[TopicPartition]] = {member: set() for member in sorted(situation.members)}
@@ -160,7 +160,7 @@ def _kept(situation: Situation) -> tuple[dict[str, set[TopicPartition]], list[To
 def _next_move(
     situation: Situation, shares: Mapping[str, set[TopicPartition]]
 ) -> tuple[str, str, TopicPartition] | None:
-    """Who should give which partition to whom, so that the loads come closer; None if that is done."""
+    """Return giver, taker and partition of the next move that balances the loads; None if balanced."""
     least: dict[str, str | None] = {}
     for giver in sorted(shares, key=lambda member: (-len(shares[member]), member)):
         for topic in sorted(situation.members[giver]):
@@ -177,30 +177,31 @@ def _next_move(
 
 
 def checked(situation: Situation, shares: Mapping[str, Iterable[TopicPartition]]) -> Assignment:
-    """The outcome of an assignor, once it is sure that it makes sense.
+    """Check the result of an assignor and return it.
 
     Raises:
-        GroupRequestError: A partition is given twice, not at all, or to somebody who does not read it.
+        GroupRequestError: A partition is given twice, to no member, or to one that does not read its topic.
     """
     given: Assignment = {member: frozenset() for member in situation.members}
     free = set(situation.wanted())
     for member, share in shares.items():
         if member not in given:
-            raise GroupRequestError(f"the assignor gave partitions to {member!r}, which is no member")
+            raise GroupRequestError(f"the assignor gave partitions to {member!r}, which is not a member")
         partitions = [TopicPartition(*partition) for partition in share]
         for partition in partitions:
             if partition not in free or partition.topic not in situation.members[member]:
                 raise GroupRequestError(
-                    f"the assignor gave {partition} to {member!r}: there is none, or it is another's"
+                    f"the assignor gave {partition} to {member!r}, which can't have it: the partition does "
+                    f"not exist, is given twice, or its topic is not read by the member"
                 )
             free.remove(partition)
         given[member] = frozenset(partitions)
     if free:
-        raise GroupRequestError(f"the assignor gave {min(free)} to nobody")
+        raise GroupRequestError(f"the assignor gave {min(free)} to no member")
     return given
 
 
-#: The assignors that every coordinator has, by the names that groups choose them by.
+#: Built-in assignors of every coordinator, by name.
 ASSIGNORS: Final[Mapping[str, Assignor]] = MappingProxyType(
     {"range": range_, "round_robin": round_robin, "sticky": sticky}
 )

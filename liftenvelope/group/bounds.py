@@ -1,4 +1,4 @@
-"""Which offsets a partition has, so that a group is not set to one that does not exist."""
+"""Offset bounds of partitions, so that a group is never set to an offset that does not exist."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ if TYPE_CHECKING:
 
 __all__ = ["Bounds", "clamped", "jetstream_bounds", "place_bounds", "source_bounds"]
 
-#: Tells the oldest offset of a topic's partition, and the one that its next message gets.
+#: Returns the oldest offset of a topic's partition, and the offset of its next message.
 Bounds: TypeAlias = Callable[[TopicSpec, int], Awaitable[tuple[int, int]]]
 _ANY: tuple[int, int] = (0, 2**63 - 1)
 
 
 async def place_bounds(js: JetStream, place: Place) -> tuple[int, int]:
-    """The oldest offset in a place, and the one after the newest of its stream.
+    """Return the oldest offset of a place, and the offset after the newest message of its stream.
 
-    An offset is a sequence less one, as the gateway has it.
+    An offset is the stream sequence minus one, as in the gateway.
 
     Raises:
-        StreamNotFoundError: There is no such stream.
-        JetStreamError, CallTimeoutError, TransportError: It could not be found out.
+        StreamNotFoundError: The stream does not exist.
+        JetStreamError, CallTimeoutError, TransportError: The bounds could not be read.
     """
     stream: Stream = await js.stream(place.stream)
     state = stream.cached_info.state
@@ -50,7 +50,7 @@ async def place_bounds(js: JetStream, place: Place) -> tuple[int, int]:
 
 
 def jetstream_bounds(js: JetStream) -> Bounds:
-    """Bounds of partitions that JetStream keeps; of others any offset is taken to exist."""
+    """Return bounds for partitions in JetStream; for any other partition every offset is accepted."""
 
     async def bounds(spec: TopicSpec, partition: int) -> tuple[int, int]:
         if not spec.places:
@@ -60,13 +60,13 @@ def jetstream_bounds(js: JetStream) -> Bounds:
         except StreamNotFoundError as exc:
             raise GroupRequestError(f"topic {spec.name!r}: {exc.description}") from exc
         except (JetStreamError, CallTimeoutError, TransportError) as exc:
-            raise GroupUnavailableError(f"the offsets of {spec.name!r} are not known: {exc}") from exc
+            raise GroupUnavailableError(f"can't read the offsets of topic {spec.name!r}: {exc}") from exc
 
     return bounds
 
 
 def source_bounds(sources: Iterable[TopicSource], others: Bounds) -> Bounds:
-    """Bounds of the partitions of these topics, asked of themselves; of other topics by ``others``."""
+    """Return bounds that ask these sources for their topics, and ``others`` for the rest."""
     known = {source.spec.name: source for source in sources}
 
     async def bounds(spec: TopicSpec, partition: int) -> tuple[int, int]:
@@ -79,13 +79,13 @@ def source_bounds(sources: Iterable[TopicSource], others: Bounds) -> Bounds:
             raise
         except LiftEnvelopeError as exc:
             kind = GroupUnavailableError if exc.retriable else GroupRequestError
-            raise kind(f"the offsets of {spec.name!r} are not known: {exc}") from exc
+            raise kind(f"can't read the offsets of topic {spec.name!r}: {exc}") from exc
 
     return bounds
 
 
 def clamped(offset: int, bounds: tuple[int, int]) -> int:
-    """The offset that exists and is nearest.
+    """Return the nearest offset within the bounds.
 
     Example:
         >>> clamped(-1, (5, 9)), clamped(7, (5, 9)), clamped(10, (5, 9))

@@ -1,4 +1,4 @@
-"""Calls of coordinators over NATS, each sent to whom it concerns."""
+"""Calls to coordinators over NATS: to any coordinator, or to the controller of a group."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ["DEFAULT_PREFIX", "GroupCalls"]
 DEFAULT_PREFIX: Final = "liftenvelope.groups"
 _FIRST_PAUSE: Final = 0.02
 _LONGEST_PAUSE: Final = 0.5
-#: How long one try may take at most, in seconds: a controller that hangs, or has died, is given up.
+#: Most seconds of one attempt, after which a controller that hangs or has died is given up.
 _ONE_TRY: Final = 2.5
 
 
@@ -38,12 +38,12 @@ _A = TypeVar("_A", bound=_Answer)
 
 
 class GroupCalls:
-    """Asks coordinators.
+    """Sends calls to coordinators and retries them.
 
     Args:
         nc: A connected nats-py client.
-        prefix: What the coordinators' subjects begin with.
-        timeout: How long a call may take in seconds, with all that it takes to find the controller.
+        prefix: Prefix of the coordinators' subjects.
+        timeout: Seconds for a call, including finding the controller.
     """
 
     def __init__(self, nc: Client, *, prefix: str = DEFAULT_PREFIX, timeout: float = 5.0) -> None:
@@ -54,11 +54,11 @@ class GroupCalls:
         self._locating: dict[str, asyncio.Task[str]] = {}
 
     async def any(self, method: str, request: Message, kind: type[_A], timeout: float | None = None) -> _A:
-        """Ask any coordinator, again while none can answer.
+        """Call any coordinator; retry while none can answer.
 
         Raises:
-            GroupError: The call was refused.
-            GroupUnavailableError: No coordinator can do it.
+            GroupError: The coordinator refused the call.
+            GroupUnavailableError: No coordinator can serve the call.
             CallTimeoutError: No answer came in time.
             TransportError: The connection is closed or draining.
         """
@@ -68,7 +68,7 @@ class GroupCalls:
     async def controller(
         self, group: str, method: str, request: Message, kind: type[_A], timeout: float | None = None
     ) -> _A:
-        """Ask the controller of a group, whoever that is by then.
+        """Call the controller of a group; find it again after each failure.
 
         Raises:
             GroupError, GroupUnavailableError, CallTimeoutError, TransportError: As for :meth:`any`.
@@ -88,15 +88,15 @@ class GroupCalls:
         *,
         passing: bool = False,
     ) -> _A:
-        """Ask the controller of a group, once; whoever asks again finds another one, if there is.
+        """Call the controller of a group, without a retry. After a failure the next call finds it again.
 
         Args:
             group: Name of the group.
             method: Name of the call.
-            request: What is asked.
-            kind: What is answered.
-            timeout: How long that may take in seconds.
-            passing: Whether an answer that the group is rebalancing is returned, and not raised.
+            request: Request message.
+            kind: Class of the answer.
+            timeout: Seconds for the call.
+            passing: Return an answer with the code ``REBALANCING`` instead of raising it.
 
         Raises:
             GroupError, GroupUnavailableError, CallTimeoutError, TransportError: As for :meth:`any`.
@@ -112,11 +112,11 @@ class GroupCalls:
             raise
 
     def forget(self, group: str) -> None:
-        """Find the controller of a group anew with the next call."""
+        """Forget the controller of a group, so that the next call finds it again."""
         self._controllers.pop(group, None)
 
     async def _located(self, group: str, timeout: float) -> str:
-        """The subject of a group's controller; members of one group that look for it at once ask once."""
+        """Return the subject of a group's controller. Concurrent callers share one request."""
         task = self._locating.get(group)
         if task is None:
             task = self._locating[group] = asyncio.create_task(self._locate(group, timeout))
@@ -125,7 +125,7 @@ class GroupCalls:
             async with asyncio.timeout(timeout):
                 return await asyncio.shield(task)
         except TimeoutError as exc:
-            raise CallTimeoutError(f"the controller of group {group!r} was not found in time") from exc
+            raise CallTimeoutError(f"found no controller of group {group!r} within {timeout:g} s") from exc
 
     def _found(self, group: str, task: asyncio.Task[str]) -> None:
         self._locating.pop(group, None)
@@ -150,7 +150,8 @@ class GroupCalls:
         try:
             msg = await self._api.ask(subject, request.SerializeToString(), timeout=timeout)
         except NoJetStreamError:
-            raise GroupUnavailableError(f"no coordinator answers on {subject!r}: is one running?") from None
+            text = f"no coordinator answers on {subject!r}; start one"
+            raise GroupUnavailableError(text) from None
         answer = _read(kind, msg.data, subject)
         if not (passing and answer.error.code == pb.REBALANCING):
             raise_for(answer.error)
@@ -170,7 +171,7 @@ class GroupCalls:
                     raise
             except CallTimeoutError as exc:
                 if loop.time() + pause >= deadline:
-                    # What an earlier try was told says more than that the last one had no time.
+                    # The refusal of an earlier attempt says more than the timeout of the last one.
                     raise refusal or exc from exc
             await asyncio.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
@@ -180,9 +181,9 @@ def _read(kind: type[_A], data: bytes, subject: str) -> _A:
     try:
         answer: _A = kind.FromString(data)  # type: ignore[attr-defined]
     except DecodeError as exc:
-        raise InternalError(f"the answer on {subject!r} is no {kind.__name__}: {data[:100]!r}") from exc
+        raise InternalError(f"the answer on {subject!r} is not a {kind.__name__}: {data[:100]!r}") from exc
     return answer
 
 
-#: What a call may fail with that asking again can mend.
+#: Errors of a call that may go away on a retry.
 PASSING: Final = (GroupUnavailableError, NotControllerError, CallTimeoutError, TransportError)

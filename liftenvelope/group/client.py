@@ -1,4 +1,4 @@
-"""What can be done about groups without being a member."""
+"""Administration of groups without being a member."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ class MemberInfo:
     """A member of a group.
 
     Attributes:
-        consumer_id: Its id.
-        client_id: Which life of which process.
-        topics: What it reads.
-        assignment: Its partitions.
-        session_timeout: Seconds of silence after which it is taken for dead.
+        consumer_id: Id of the member.
+        client_id: Id of the consumer process; a restarted process has a new one.
+        topics: Topics that the member reads.
+        assignment: Partitions of the member.
+        session_timeout: Seconds of silence after which the member is removed.
     """
 
     consumer_id: str
@@ -52,16 +52,16 @@ class GroupInfo:
     """A group.
 
     Attributes:
-        name: Its name.
-        controller_id: The coordinator that has it.
-        controller_subject: Where that one is asked.
-        session_timeout: Seconds of silence after which members are taken for dead.
-        generation: Counts its assignments.
-        phase: Where it stands.
-        topics: What is read.
-        members: Who is in it.
-        ephemeral: Whether it goes with its last member.
-        assignor: What deals out the partitions.
+        name: Name of the group.
+        controller_id: Id of the coordinator that controls the group.
+        controller_subject: Subject prefix of that coordinator.
+        session_timeout: Default session timeout of members, in seconds.
+        generation: Number of the current assignment.
+        phase: Phase of the group.
+        topics: Topics of the group.
+        members: Members of the group.
+        ephemeral: The group is deleted when its last member leaves.
+        assignor: Name of the assignor.
     """
 
     name: str
@@ -78,11 +78,11 @@ class GroupInfo:
 
 @dataclass(frozen=True, slots=True)
 class GroupList:
-    """Groups that were asked for.
+    """Result of :meth:`GroupClient.list_groups`.
 
     Attributes:
-        groups: Those that there are.
-        unknown: The names that there is no group of.
+        groups: Groups that exist.
+        unknown: Requested names without a group.
     """
 
     groups: tuple[GroupInfo, ...]
@@ -90,15 +90,15 @@ class GroupList:
 
 
 class GroupClient:
-    """Lists, makes, deletes and rewinds groups, on a NATS connection that you already have.
+    """Lists, creates, deletes and rewinds groups, on your own NATS connection.
 
     Args:
         nc: A connected nats-py client.
-        prefix: What the coordinators' subjects begin with. Default ``liftenvelope.groups``.
-        timeout: How long a call may take in seconds. Default 5.
+        prefix: Prefix of the coordinators' subjects. Default ``liftenvelope.groups``.
+        timeout: Seconds for a call. Default 5.
 
     Raises:
-        UsageError: An argument makes no sense.
+        UsageError: An argument is malformed.
 
     Example::
 
@@ -111,7 +111,7 @@ class GroupClient:
         self._calls = GroupCalls(nc, prefix=prefix, timeout=timeout)
 
     async def list_groups(self, *names: str, timeout: float | None = None) -> GroupList:
-        """The groups of those names, or all. The list of all may be some milliseconds old.
+        """Return the groups with these names, or all groups. The list of all may be some milliseconds old.
 
         Raises:
             GroupUnavailableError: No coordinator can answer.
@@ -132,15 +132,15 @@ class GroupClient:
         return GroupList(tuple(groups), tuple(unknown))
 
     async def describe_group(self, name: str, *, timeout: float | None = None) -> GroupInfo:
-        """One group.
+        """Return one group.
 
         Raises:
-            UnknownGroupError: There is none of that name.
+            UnknownGroupError: The group does not exist.
             GroupUnavailableError, CallTimeoutError, TransportError: As for :meth:`list_groups`.
         """
         found = await self.list_groups(name, timeout=timeout)
         if not found.groups:
-            raise group_error(pb.NO_SUCH_GROUP, f"there is no group {name!r}")
+            raise group_error(pb.NO_SUCH_GROUP, f"there is no group {name!r}: create it first")
         return found.groups[0]
 
     async def create_group(
@@ -153,20 +153,20 @@ class GroupClient:
         assignor: str = "sticky",
         timeout: float | None = None,
     ) -> GroupInfo:
-        """Make a group. One that is there, and the same, is taken.
+        """Create a group, or return the existing one if it has the same definition.
 
         Args:
-            name: Its name.
-            session_timeout: Seconds of silence after which members are taken for dead that don't say
-                otherwise, 0.1 to 3,600. Default 10.
-            topics: What will be read; members bring theirs in any case.
-            ephemeral: Whether it goes, with its offsets, when the last member leaves or dies.
-            assignor: ``"sticky"``, ``"range"``, ``"round_robin"``, or one that the coordinators were given.
-            timeout: How long that may take in seconds. Default: the client's.
+            name: Name of the group.
+            session_timeout: Seconds of silence after which a member is removed, unless the member sets its
+                own, 0.1 to 3,600. Default 10.
+            topics: Topics of the group. Members add their own topics in any case.
+            ephemeral: Delete the group and its offsets when the last member leaves or expires.
+            assignor: ``"sticky"``, ``"range"``, ``"round_robin"``, or a custom assignor of the coordinators.
+            timeout: Seconds for the call. Default: the client's.
 
         Raises:
-            GroupExistsError: There is one of that name that is defined otherwise.
-            GroupRequestError: An argument makes no sense.
+            GroupExistsError: A group with this name has another definition.
+            GroupRequestError: An argument is malformed.
             GroupUnavailableError, CallTimeoutError, TransportError: As for :meth:`list_groups`.
         """
         request = pb.CreateGroupRequest(
@@ -185,7 +185,7 @@ class GroupClient:
         """Delete groups that are empty and not ephemeral.
 
         Returns:
-            By name None, or why it was not deleted.
+            None for each deleted name, otherwise the error.
         """
         outcome: dict[str, GroupError | CallTimeoutError | TransportError | None] = {}
         for name in dict.fromkeys(names):
@@ -198,12 +198,12 @@ class GroupClient:
         return outcome
 
     async def delete_group(self, name: str, *, timeout: float | None = None) -> None:
-        """Delete a group that is empty and not ephemeral, with its offsets.
+        """Delete a group and its offsets. The group must be empty and not ephemeral.
 
         Raises:
-            UnknownGroupError: There is none.
-            GroupNotEmptyError: It has members.
-            EphemeralGroupError: It goes by itself.
+            UnknownGroupError: The group does not exist.
+            GroupNotEmptyError: The group has members.
+            EphemeralGroupError: The group is ephemeral and deletes itself.
             GroupUnavailableError, CallTimeoutError, TransportError: As for :meth:`list_groups`.
         """
         request = pb.DeleteGroupRequest(names=[check_id("group", name)])
@@ -214,19 +214,19 @@ class GroupClient:
     async def rewind(
         self, group: str, offsets: Mapping[tuple[str, int], int], *, timeout: float | None = None
     ) -> dict[TopicPartition, int | GroupError]:
-        """Set the offsets that a group goes on at, back or forth. Its members, if any, get them at once.
+        """Set the offsets at which a group continues, back or forth. Members switch to them at once.
 
         Args:
             group: Name of the group.
-            offsets: The offset that is to be read next, by topic and partition.
-            timeout: How long that may take in seconds. Default: the client's.
+            offsets: Offset to read next, by topic and partition.
+            timeout: Seconds for the call. Default: the client's.
 
         Returns:
-            The offsets that were really set: one that does not exist, or not any more, becomes the nearest
-            that does. Or why none was set.
+            For each partition the offset that was set, or an error. An offset out of range is clamped to the
+            nearest one that exists.
 
         Raises:
-            UnknownGroupError: There is no such group.
+            UnknownGroupError: The group does not exist.
             GroupUnavailableError, CallTimeoutError, TransportError: As for :meth:`list_groups`.
         """
         wanted = {TopicPartition(*key): _offset(offset) for key, offset in offsets.items()}
@@ -239,15 +239,15 @@ class GroupClient:
     async def committed(
         self, group: str, partitions: Iterable[tuple[str, int]] = (), *, timeout: float | None = None
     ) -> dict[TopicPartition, int | GroupError]:
-        """The offset that a group reads next in each partition, -1 where nothing was committed.
+        """Return the offset that a group reads next in each partition, -1 where nothing was committed.
 
         Args:
             group: Name of the group.
-            partitions: Which, as topics and numbers; all of the group's if empty.
-            timeout: How long that may take in seconds. Default: the client's.
+            partitions: Topics and partition numbers; empty for all of the group's.
+            timeout: Seconds for the call. Default: the client's.
 
         Raises:
-            UnknownGroupError: There is no such group.
+            UnknownGroupError: The group does not exist.
             GroupUnavailableError, CallTimeoutError, TransportError: As for :meth:`list_groups`.
         """
         request = pb.FetchOffsetsRequest(
@@ -262,8 +262,8 @@ class GroupClient:
 
 def _offset(offset: object) -> int:
     if isinstance(offset, bool) or not isinstance(offset, int):
-        raise UsageTypeError(f"offsets must be int, not {offset!r}")
-    # What is beyond 64 bits is beyond any partition: it is clamped all the same.
+        raise UsageTypeError(f"offsets must be ints, got {offset!r}")
+        # An offset beyond 64 bits is beyond any partition: the coordinator clamps it anyway.
     return min(max(offset, -1), 2**63 - 1)
 
 

@@ -1,4 +1,4 @@
-"""The clock of leases: it runs on while the machine is suspended."""
+"""Clock of leases, which keeps running while the machine is suspended."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Final
 
 __all__ = ["time_since_boot"]
 
-# CLOCK_MONOTONIC, and so the event loop's time, stands still on Linux while the machine is suspended.
+# CLOCK_MONOTONIC, and with it the event loop's time, stops on Linux while the machine is suspended.
 _CLOCK: Final[int | None] = getattr(time, "CLOCK_BOOTTIME", getattr(time, "CLOCK_MONOTONIC", None))
 
 
 def time_since_boot() -> float:
-    """Return the seconds since boot, those included in which the machine was suspended."""
+    """Return the seconds since boot, including time spent suspended."""
     return time.monotonic() if _CLOCK is None else time.clock_gettime(_CLOCK)

@@ -1,4 +1,4 @@
-"""A member of a group: an iteration over the messages of the partitions that the group gives it."""
+"""Group consumer: iterates over the messages of the partitions that the group assigns to it."""
 
 from __future__ import annotations
 
@@ -35,38 +35,39 @@ __all__ = ["GroupConsumer"]
 
 
 class GroupConsumer(ConsumerReading):
-    """A member of a group, used with ``async with``, on a NATS connection that you already have.
+    """A member of a group, used with ``async with``, on your own NATS connection.
 
-    Iterating gives the messages of every partition that the group has given to this member: those of one
-    partition in order. A message counts as processed when the next one is asked for, or when it is passed to
-    :meth:`commit`; what is processed is committed now and then, and before partitions go to others. Each
-    message is delivered at least once. For one task at a time.
+    Iterating yields the messages of every partition assigned to this member, in order within a partition. A
+    message counts as processed when the next one is requested, or when it is passed to :meth:`commit`.
+    Processed offsets are committed periodically, and before partitions move to other members. Each message is
+    delivered at least once. Use a consumer from one task at a time.
 
     Args:
-        nc: A connected nats-py client. It stays yours, and must not be closed before the consumer.
+        nc: A connected nats-py client. You own it; do not close it before the consumer.
         group: Name of the group.
-        topics: What is read: :class:`JetStreamTopic`, :class:`LiftbridgeTopic`, or any :class:`TopicSource`;
-            one or several.
-        consumer_id: This member's id in the group, which no other living member may have. Default: a new one.
-        session_timeout: Seconds of silence after which the member is taken for dead, 0.1 to 3,600. Default:
-            the group's.
-        auto_commit_interval: Seconds between two commits; None for :meth:`commit` alone. Default 5.
-        auto_offset: Where a partition begins of which nothing was committed: ``"new"`` (default) with what
-            comes from the first assignment on, ``"earliest"`` with the oldest message, ``"latest"`` with the
-            newest one there is, ``"error"`` not at all. That place is committed before anything is read.
-        assignor: Of a group that has to be made: what deals out the partitions. Default ``"sticky"``.
-        ephemeral: Of a group that has to be made: whether it goes, with its offsets, with its last member.
-        create: Whether a group that is not there is made. Default true.
-        prefetch: How many messages of each partition are read ahead. Default 500.
-        timeout: How long a call may take in seconds. Default 10.
-        on_assigned: Called with the partitions that the member has got, before they are read.
-        on_revoked: Called with those that go, before the last commit; of partitions that are lost already,
-            after the fact. It has to be done within half of the session timeout.
-        prefix: What the coordinators' subjects begin with. Default ``liftenvelope.groups``.
-        on_event: Called with what happens in the background.
+        topics: Topics to read: one or several :class:`JetStreamTopic`, :class:`LiftbridgeTopic`, or any
+            :class:`TopicSource`.
+        consumer_id: Id of this member, unique among the group's members. Default: a new one.
+        session_timeout: Seconds of silence after which the member is removed, 0.1 to 3,600. Default: the
+            group's.
+        auto_commit_interval: Seconds between commits; None to commit only with :meth:`commit`. Default 5.
+        auto_offset: Start of a partition without a committed offset: ``"new"`` (default) after the newest
+            message at the first assignment, ``"earliest"`` at the oldest message, ``"latest"`` at the newest
+            message, ``"error"`` raises. The start is committed before anything is read.
+        assignor: Assignor of a group that this consumer creates. Default ``"sticky"``.
+        ephemeral: Whether a group that this consumer creates is deleted, with its offsets, when its last
+            member leaves.
+        create: Create the group if it does not exist. Default true.
+        prefetch: Messages of each partition to read ahead. Default 500.
+        timeout: Seconds for a call. Default 10.
+        on_assigned: Called with newly assigned partitions, before they are read.
+        on_revoked: Called with partitions that move away, before the last commit; for partitions already
+            lost, after the fact. Must return within half of the session timeout.
+        prefix: Prefix of the coordinators' subjects. Default ``liftenvelope.groups``.
+        on_event: Called with background events. Default: warns of those that need action.
 
     Raises:
-        UsageError, GroupRequestError: An argument makes no sense.
+        UsageError, GroupRequestError: An argument is malformed.
 
     Example::
 
@@ -114,7 +115,7 @@ class GroupConsumer(ConsumerReading):
         )
         super().__init__(nc, options, prefix)
 
-    # What it is
+    # Properties
 
     @property
     def group(self) -> str:
@@ -128,31 +129,31 @@ class GroupConsumer(ConsumerReading):
 
     @property
     def generation(self) -> int:
-        """The group's generation that this member has its partitions in, 0 for none."""
+        """Group generation of this member's partitions; 0 for none."""
         return self._running().session.generation
 
     @property
     def assignment(self) -> frozenset[TopicPartition]:
-        """The partitions that this member reads now."""
+        """Partitions that this member reads now."""
         return frozenset(self._readers)
 
     def position(self, topic: str, partition: int) -> int | None:
-        """The offset that is handed out next, or a lower one; None where it is not known yet.
+        """Return the offset of the next message to hand out, or a lower one; None if not known yet.
 
         Raises:
-            NotAssignedError: The partition is not this member's.
+            NotAssignedError: The partition is not assigned to this member.
         """
         return self._reader(topic, partition).position
 
     async def lag(self, *, timeout: float | None = None) -> dict[TopicPartition, int]:
-        """How many messages of each of its partitions have not been handed out yet.
+        """Return the number of messages not yet handed out, for each assigned partition.
 
         Args:
-            timeout: Seconds for all of it. Default: the consumer's.
+            timeout: Seconds for the whole call. Default: the consumer's.
 
         Raises:
-            CallTimeoutError: That took longer.
-            LiftEnvelopeError: A topic could not be asked.
+            CallTimeoutError: The call timed out.
+            LiftEnvelopeError: A topic could not be read.
         """
         seconds = self._options.timeout if timeout is None else positive("timeout", timeout)
         self._running()
@@ -162,10 +163,10 @@ class GroupConsumer(ConsumerReading):
                 for key, reader in list(self._readers.items()):
                     lags[key] = await self._sources[key.topic].lag(key.partition, await reader.begin())
         except TimeoutError as exc:
-            raise CallTimeoutError(f"the lag was not known within {seconds} s") from exc
+            raise CallTimeoutError(f"the lag could not be read within {seconds:g} s") from exc
         return lags
 
-    # Its life
+    # Lifecycle
 
     async def __aenter__(self) -> Self:
         return await self.open()
@@ -179,20 +180,20 @@ class GroupConsumer(ConsumerReading):
         try:
             await self.close()
         except LiftEnvelopeError as failure:
-            # The block's own error goes on, and must not be replaced: a cancellation, for one.
+            # The block's own error, such as a cancellation, must propagate unchanged.
             exc.add_note(f"group {self.group!r}: the last commit failed: {failure}")
 
     async def open(self) -> Self:
-        """Join the group, and begin to read what it assigns; ``async with`` does it.
+        """Join the group and start reading the assigned partitions. ``async with`` calls this.
 
         Raises:
-            CallTimeoutError: The group did not take the consumer in the consumer's ``timeout``; a member that
-                died with the same consumer id is in the way for a session timeout.
-            GroupError: The group does not take it.
+            CallTimeoutError: The consumer could not join within ``timeout``. A dead member with the same
+                consumer id blocks it for a session timeout.
+            GroupError: The group refused the consumer.
             TransportError: The connection is closed.
         """
         if self._member is not None or self._closing:
-            raise UsageError("a consumer can be opened only once, and not after it was closed")
+            raise UsageError("a consumer can be opened only once; create a new one")
         self._member = self._make_member()
         try:
             self._spawn(self._member.keep())
@@ -212,25 +213,25 @@ class GroupConsumer(ConsumerReading):
                 await self._settled.wait()
         except TimeoutError as exc:
             raise CallTimeoutError(
-                f"group {self.group!r} did not take {self.consumer_id!r} in within {seconds} s: "
-                f"is a coordinator running?{Link(self._js.api.nc).refusal}"
+                f"{self.consumer_id!r} could not join group {self.group!r} within {seconds:g} s; check that "
+                f"a coordinator is running{Link(self._js.api.nc).refusal}"
             ) from exc
         if self._failure is not None:
             raise self._failure
         if self._closing:
-            raise UnknownMemberError(f"{self.consumer_id!r} was closed while it joined group {self.group!r}")
+            raise UnknownMemberError(f"{self.consumer_id!r} was closed while joining group {self.group!r}")
 
     async def close(self) -> None:
         """Stop reading, call ``on_revoked``, commit what was processed, and leave the group.
 
-        The message that was handed out last counts as processed only if it was committed. Closing twice is
-        fine. It takes no longer than the consumer's ``timeout``, besides the time of ``on_revoked``.
+        The last message handed out counts as processed only if it was committed. Takes at most the consumer's
+        ``timeout``, plus the time of ``on_revoked``. Further calls do nothing.
 
         Raises:
-            LiftEnvelopeError: What was processed could not be committed. It is closed all the same.
+            LiftEnvelopeError: The processed offsets could not be committed. The consumer is closed anyway.
         """
         if self._closing:
-            if self._closer is not asyncio.current_task():  # as it is where on_revoked closes it as well
+            if self._closer is not asyncio.current_task():  # on_revoked may call close() too
                 await self._gone.wait()
             return
         self._closing, self._closer = True, asyncio.current_task()
@@ -249,7 +250,7 @@ class GroupConsumer(ConsumerReading):
         if member is None:
             return
         await self._until_told()
-        # The first task goes on telling the group that this member lives.
+        # The first task keeps sending heartbeats until the last commit.
         await _cancel(self._tasks[1:])
         seconds = self._options.timeout / 2
         readers, self._readers = self._readers, {}
@@ -265,14 +266,14 @@ class GroupConsumer(ConsumerReading):
             try:
                 await member.leave(seconds)
             except (GroupError, CallTimeoutError, TransportError) as exc:
-                # The group finds out by itself, a session timeout later.
+                # The group notices after a session timeout.
                 self._options.notify(CommitFailed(self.group, self.consumer_id, exc))
 
     async def _until_told(self) -> None:
-        """Let a callback that runs come to its end, unless it is that which closes the consumer."""
+        """Wait for a running callback to return, unless that callback is what closes the consumer."""
         if asyncio.current_task() in self._tasks:
             return
-        with contextlib.suppress(TimeoutError):  # it may wait for a task that closes the consumer
+        with contextlib.suppress(TimeoutError):  # the callback may wait for a task that closes the consumer
             async with asyncio.timeout(self._options.timeout), self._telling:
                 return
 
@@ -285,7 +286,7 @@ class GroupConsumer(ConsumerReading):
         await _cancel(self._tasks)
         await self._js.close()
 
-    # What the user does about partitions
+    # Commits and positions
 
     async def commit(
         self,
@@ -293,36 +294,37 @@ class GroupConsumer(ConsumerReading):
         *,
         timeout: float | None = None,
     ) -> None:
-        """Commit now what was processed.
+        """Commit processed messages now.
 
         Args:
-            messages: One or several: they and all before them in their partitions are processed, and those
-                partitions are committed. None: everything that was handed out is processed, and all
-                partitions are committed.
-            timeout: Seconds for all of it. Default: the consumer's.
+            messages: One or several messages: they and all earlier messages of their partitions are
+                processed, and their partitions are committed. None: all messages handed out are processed,
+                and all partitions are committed.
+            timeout: Seconds for the whole call. Default: the consumer's.
 
         Raises:
-            MemberFencedError: A message's partition is another member's by now, who gets it again; or this
-                member is none any more, for one because the consumer was closed.
-            GroupError, CallTimeoutError, TransportError: It could not be stored.
+            MemberFencedError: A message's partition was reassigned, and the message will be redelivered; or
+                this consumer is no longer a member, for example because it was closed.
+            GroupError, CallTimeoutError, TransportError: The offsets could not be stored.
         """
         seconds = self._options.timeout if timeout is None else positive("timeout", timeout)
         member = self._running()
         if self._gone.is_set():
-            raise UnknownMemberError(f"{self.consumer_id!r} has left: commit before the consumer is closed")
+            raise UnknownMemberError(f"{self.consumer_id!r} has left the group; commit before closing")
         if messages is not None:
             given = [messages] if isinstance(messages, GroupMessage) else list(messages)
             await self._commit_dirty(seconds, self._have_processed(given))
             return
         if not member.session.is_inside:
-            raise UnknownMemberError(f"{self.consumer_id!r} has lost its place, and is registering anew")
+            text = f"{self.consumer_id!r} has lost its partitions, and is joining again"
+            raise UnknownMemberError(f"{text}; uncommitted messages will be redelivered")
         self._settle_in_hand()
         self._dirty |= self._handed_out
         self._handed_out.clear()
         await self._commit_dirty(seconds)
 
     def _have_processed(self, messages: list[GroupMessage]) -> set[TopicPartition]:
-        """Take note that messages are processed, and return their partitions."""
+        """Mark messages as processed and return their partitions."""
         ends: dict[TopicPartition, int] = {}
         for message in messages:
             key = TopicPartition(message.topic, message.partition)
@@ -338,40 +340,40 @@ class GroupConsumer(ConsumerReading):
         return set(ends)
 
     def pause(self, topic: str, partition: int) -> None:
-        """Hand out no messages of a partition for the time being. It stays this member's.
+        """Stop handing out messages of a partition. The partition stays assigned.
 
         Raises:
-            NotAssignedError: The partition is not this member's.
+            NotAssignedError: The partition is not assigned to this member.
         """
         self._reader(topic, partition).paused = True
 
     def resume(self, topic: str, partition: int) -> None:
-        """Hand out messages of a partition again.
+        """Resume handing out messages of a partition.
 
         Raises:
-            NotAssignedError: The partition is not this member's.
+            NotAssignedError: The partition is not assigned to this member.
         """
         self._reader(topic, partition).paused = False
 
     def seek(self, topic: str, partition: int, offset: int) -> None:
-        """Go on with a partition at another offset, also at a lower one.
+        """Continue a partition at another offset, higher or lower.
 
-        What is committed follows with the next commit after a message from there.
+        The committed offset follows with the next commit after a message from there.
 
         Args:
             topic: Name of the topic.
             partition: Number of the partition.
-            offset: Of the message that is handed out next; if there is none, of the next one after it. Beyond
-                the end of the partition the iteration ends by an :class:`OffsetOutOfRangeError`.
+            offset: Offset of the next message to hand out; if there is no such message, the one after it is
+                next. Beyond the end of the partition, iterating raises :class:`OffsetOutOfRangeError`.
 
         Raises:
-            NotAssignedError: The partition is not this member's.
+            NotAssignedError: The partition is not assigned to this member.
             UsageError: The offset is negative.
         """
         if isinstance(offset, bool) or not isinstance(offset, int):
-            raise UsageTypeError(f"offset must be an int, not {offset!r}")
+            raise UsageTypeError(f"offset must be an int, got {offset!r}")
         if not 0 <= offset < 2**63 - 1:
-            raise UsageError(f"offset={offset!r}: expected 0 or more, below 2**63 - 1")
+            raise UsageError(f"offset must be at least 0 and below 2**63 - 1, got {offset!r}")
         reader = self._reader(topic, partition)
         self._dirty.pop(reader.key, None)
         self._handed_out.pop(reader.key, None)
@@ -388,7 +390,7 @@ class GroupConsumer(ConsumerReading):
 
 
 async def _cancel(tasks: list[asyncio.Task[None]]) -> None:
-    """Cancel tasks and wait for their end; but not for the task that this runs in, such as a callback's."""
+    """Cancel tasks and wait for their end, except for the current task, such as a callback's."""
     others = [task for task in tasks if task is not asyncio.current_task()]
     for task in others:
         task.cancel()

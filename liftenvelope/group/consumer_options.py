@@ -1,4 +1,4 @@
-"""How a group's consumer is set up. Checked when it is made, before any I/O."""
+"""Options of a group consumer, checked before any I/O."""
 
 from __future__ import annotations
 
@@ -16,46 +16,46 @@ from liftenvelope.nats._outcomes import positive
 
 __all__ = ["AUTO_OFFSETS", "ConsumerOptions", "PartitionsCallback", "check_all_topics", "check_batches"]
 
-#: Gets topics and numbers of partitions; a function or a coroutine function.
+#: Called with topics and partition numbers; a function or a coroutine function.
 PartitionsCallback: TypeAlias = Callable[[list[TopicPartition]], Awaitable[object] | object]
 
 AUTO_OFFSETS: Final = ("new", "earliest", "latest", "error")
 
 
 def check_all_topics(topics: Topic | Iterable[Topic]) -> tuple[Topic, ...]:
-    """The topics that a consumer reads.
+    """Check and return the topics of a consumer.
 
     Raises:
-        UsageError: There are none, or two of one name.
-        UsageTypeError: One is none.
+        UsageError: There is no topic, or a name is repeated.
+        UsageTypeError: An item is not a topic.
     """
     given = tuple(topics) if isinstance(topics, Iterable) else (topics,)
     if not given:
-        raise UsageError("topics: expected at least one")
+        raise UsageError("topics must name at least one topic, got none")
     check_topics(map(spec_of, given))
     return given
 
 
 def check_batches(name: str, limit: int, max_wait: float) -> None:
-    """The size of lists of messages, and how long to wait for them to be full.
+    """Check the size of message batches and the wait for full ones.
 
     Raises:
-        UsageError: One of them makes no sense.
-        UsageTypeError: One of them is no number.
+        UsageError: A value is out of range.
+        UsageTypeError: A value is not a number.
     """
     if isinstance(limit, bool) or not isinstance(limit, int):
-        raise UsageTypeError(f"{name} must be an int, not {limit!r}")
+        raise UsageTypeError(f"{name} must be an int, got {limit!r}")
     if limit < 1:
-        raise UsageError(f"{name}={limit!r}: expected 1 or more")
+        raise UsageError(f"{name} must be at least 1, got {limit!r}")
     if isinstance(max_wait, bool) or not isinstance(max_wait, int | float):
-        raise UsageTypeError(f"max_wait must be a number of seconds, not {max_wait!r}")
+        raise UsageTypeError(f"max_wait must be a number of seconds, got {max_wait!r}")
     if not (max_wait >= 0 and isfinite(max_wait)):
-        raise UsageError(f"max_wait={max_wait!r}: expected a number of seconds, 0 or more")
+        raise UsageError(f"max_wait must be at least 0 seconds and finite, got {max_wait!r}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ConsumerOptions:
-    """The options of :class:`GroupConsumer`, where they are described."""
+    """Options of :class:`GroupConsumer`, which documents them."""
 
     group: str
     topics: tuple[Topic, ...]
@@ -83,15 +83,15 @@ class ConsumerOptions:
             positive("auto_commit_interval", self.auto_commit_interval)
         positive("timeout", self.timeout)
         if type(self.prefetch) is not int or self.prefetch < 1:
-            raise UsageError(f"prefetch={self.prefetch!r}: expected an int of 1 or more")
+            raise UsageError(f"prefetch must be an int of at least 1, got {self.prefetch!r}")
         if self.auto_offset not in AUTO_OFFSETS:
             expected = ", ".join(map(repr, AUTO_OFFSETS))
-            raise UsageError(f"auto_offset={self.auto_offset!r}: expected one of {expected}")
+            raise UsageError(f"auto_offset must be one of {expected}, got {self.auto_offset!r}")
         for name in ("on_assigned", "on_revoked", "on_event"):
             if getattr(self, name) is not None and not callable(getattr(self, name)):
-                raise UsageTypeError(f"{name} must be a function, not {getattr(self, name)!r}")
+                raise UsageTypeError(f"{name} must be a function, got {getattr(self, name)!r}")
 
     @property
     def notify(self) -> GroupEventHandler:
-        """Where events go."""
+        """Handler of background events."""
         return self.on_event or warn

@@ -1,4 +1,20 @@
-"""What a group does about a consumer's partitions: they come and go, and how far each is gets committed."""
+"""Partition assignment for a group consumer: starts and stops readers and commits offsets.
+
+A partition's reader moves through these collections. Only the task in :meth:`ConsumerPartitions._act` moves
+readers, one change at a time, except for closing.
+
+==========  ===========================================  =========================  ==========================
+collection  meaning                                      messages are handed out    commits are accepted
+==========  ===========================================  =========================  ==========================
+_readers    assigned in the current generation           yes                        yes
+_leaving    being given back; the last commit may run    no                         yes, in the old generation
+_held       given back, but likely to be assigned again  no, only buffered          no
+==========  ===========================================  =========================  ==========================
+
+Invariant: a message is only handed out while the member owns its partition, and an offset is only committed
+with the generation in which the message was handed out. The controller refuses any other commit, so a member
+that lost a partition can't overwrite the progress of its successor.
+"""
 
 from __future__ import annotations
 
@@ -26,14 +42,14 @@ if TYPE_CHECKING:
 
 __all__ = ["ConsumerPartitions"]
 
-#: How much of a session timeout the last commit in a generation may take.
+#: Fraction of the session timeout allowed for the last commit of a generation.
 _LAST_COMMIT: Final = 0.5
-#: How long JetStream has for one answer, in seconds: what was asked on a connection that was lost has none.
+#: Most seconds of one JetStream request: a request on a lost connection is never answered.
 _ONE_TRY: Final = 2.5
 
 
 class ConsumerPartitions:
-    """The partitions of a consumer: the part of it that acts on what the group decides."""
+    """Part of a consumer that carries out the assignments of the group."""
 
     def __init__(self, nc: Client, options: ConsumerOptions, prefix: str) -> None:
         self._options = options
@@ -45,20 +61,20 @@ class ConsumerPartitions:
         self._nc = nc
         self._member: GroupMember | None = None
         self._readers: dict[TopicPartition, PartitionReader] = {}
-        #: What is being given back: it is read no more, and can still be committed.
+        #: Readers being given back: no longer read from, but their offsets can still be committed.
         self._leaving: dict[TopicPartition, PartitionReader] = {}
-        #: What was given back, and is read on in case that it comes back.
+        #: Readers given back that keep buffering, in case their partition is assigned again.
         self._held: dict[TopicPartition, PartitionReader] = {}
         self._ready: deque[PartitionReader] = deque()
-        #: What was handed out last: of each partition the reader, and the last offset.
+        #: Messages handed out last: reader and last offset of each partition.
         self._in_hand: list[tuple[PartitionReader, int]] = []
-        #: What is to be committed: the offset that is to be read next.
+        #: Offsets to commit: the next offset to read, by partition.
         self._dirty: dict[TopicPartition, int] = {}
-        #: What was handed out since, where only :meth:`GroupConsumer.commit` commits.
+        #: Offsets handed out since, if only :meth:`GroupConsumer.commit` commits.
         self._handed_out: dict[TopicPartition, int] = {}
-        #: When other tasks had a turn last, as far as the iteration knows.
+        #: Loop time when other tasks last had a turn, as far as the iteration knows.
         self._turned_at = 0.0
-        #: Whether a task waits for messages.
+        #: True while a task waits for messages.
         self._is_awaited = False
         self._wake = asyncio.Event()
         self._settled = asyncio.Event()
@@ -68,7 +84,7 @@ class ConsumerPartitions:
         self._closer: asyncio.Task[object] | None = None
         self._gone = asyncio.Event()
         self._committing = asyncio.Lock()
-        #: Held while one of the user's callbacks runs.
+        #: Held while a user callback runs.
         self._telling = asyncio.Lock()
 
     def _make_member(self) -> GroupMember:
@@ -91,18 +107,18 @@ class ConsumerPartitions:
 
     def _running(self) -> GroupMember:
         if self._member is None:
-            raise UsageError("the consumer is not open: use it in an 'async with' block")
+            raise UsageError("the consumer is not open; use it in an 'async with' block")
         return self._member
 
     def _fenced(self, key: TopicPartition, generation: int | None = None) -> MemberFencedError:
         if generation is not None and generation != self._running().session.generation:
             return StaleGenerationError(
-                f"{key.topic}[{key.partition}] was {self._consumer_id!r}'s in generation {generation}, which "
-                "is over; whoever has it now gets the message again"
+                f"{key.topic}[{key.partition}] was {self._consumer_id!r}'s in generation {generation}, "
+                "which has ended; the message will be redelivered"
             )
-        return NotAssignedError(f"{key.topic}[{key.partition}] is not, or no more, {self._consumer_id!r}'s")
+        return NotAssignedError(f"{key.topic}[{key.partition}] is not assigned to {self._consumer_id!r}")
 
-    # What the group decides
+    # Assignment
 
     async def _act(self) -> None:
         member = self._running()
@@ -122,7 +138,7 @@ class ConsumerPartitions:
         if self._closing:
             return
         if self._readers:
-            await self._lose()  # by a defect alone: who registers has given everything back
+            await self._lose()  # only after a defect: a member gives everything back before it registers
         held, self._held = self._held, {}
         readers = {
             key: self._kept(held, key, change.generation, offset)
@@ -140,7 +156,7 @@ class ConsumerPartitions:
     def _kept(
         self, held: dict[TopicPartition, PartitionReader], key: TopicPartition, generation: int, offset: int
     ) -> PartitionReader | None:
-        """The reader that had the partition until now, if it can go on where the group is."""
+        """Return the held reader of a partition, if it can continue at the committed offset."""
         if key in held and held[key].go_on(generation, offset):
             return held.pop(key)
         return None
@@ -158,19 +174,19 @@ class ConsumerPartitions:
         )
 
     def _can_read(self, key: TopicPartition) -> bool:
-        """Whether this member knows where a partition is; a topic may have grown since it was started."""
+        """Return True if this member knows the partition; the topic may have grown since the start."""
         if key.partition < self._sources[key.topic].spec.partitions:
             return True
         self._options.notify(PartitionUnknown(self._options.group, self._consumer_id, *key))
         return False
 
     async def _give_back(self, timeout: float) -> None:
-        """Stop reading, tell the user, and commit how far everything is."""
-        # What is in the user's hands is not processed yet.
+        """Stop reading, call ``on_revoked``, and commit all processed offsets."""
+        # Messages in the user's hands are not processed yet.
         readers, self._readers = self._readers, {}
         self._leaving = readers
         self._ready.clear()
-        # Most partitions come back at once: their readers go on behind the scenes, and nothing is handed out.
+        # Most partitions are assigned again at once, so their readers keep buffering without handing out.
         held = {key: reader for key, reader in readers.items() if reader.hold()}
         try:
             for key in readers.keys() - held.keys():
@@ -179,12 +195,12 @@ class ConsumerPartitions:
             await self._commit_dirty(timeout)
         except (GroupError, CallTimeoutError, TransportError) as exc:
             self._options.notify(CommitFailed(self._options.group, self._consumer_id, exc))
-        # Not if the task is cancelled meanwhile: then close() commits what is left.
+        # Skipped if this task is cancelled: then close() commits the rest.
         self._forget(readers)
         self._held = held
 
     async def _lose(self) -> None:
-        """Everything is another's already: nothing can be committed."""
+        """Drop all partitions without a commit: other members may own them already."""
         readers, self._readers = self._readers, {}
         held, self._held = self._held, {}
         self._ready.clear()
@@ -216,10 +232,10 @@ class ConsumerPartitions:
         self._wake.set()
 
     async def _keep_start(self, reader: PartitionReader, offset: int) -> None:
-        """Commit where a partition begins, lest the next member begin later.
+        """Commit the start of a partition, so that no later member starts at a later offset.
 
-        Many partitions do so at once: those that wait while one commits find that it has done theirs as well,
-        or do those of all that wait.
+        Many partitions start at once. A caller that waits for the lock finds its start committed by the
+        previous holder, or commits the starts of all waiting callers.
         """
         self._dirty.setdefault(reader.key, offset)
         await self._commit_dirty(self._options.timeout)
@@ -227,7 +243,7 @@ class ConsumerPartitions:
     # Commits
 
     def _settle_in_hand(self) -> None:
-        """Count as processed what was handed out last."""
+        """Mark the messages handed out last as processed."""
         held, self._in_hand = self._in_hand, []
         for reader, offset in held:
             self._processed(reader, offset)
@@ -238,11 +254,11 @@ class ConsumerPartitions:
             (self._dirty if is_automatic else self._handed_out)[reader.key] = offset + 1
 
     async def _commit_dirty(self, timeout: float, keys: Iterable[TopicPartition] | None = None) -> None:
-        """Commit what is to be committed.
+        """Commit pending offsets, of all partitions or of ``keys``.
 
         Raises:
-            MemberFencedError: A partition is not this member's any more.
-            GroupError, CallTimeoutError, TransportError: It could not be stored.
+            MemberFencedError: A partition is no longer assigned to this member.
+            GroupError, CallTimeoutError, TransportError: The offsets could not be stored.
         """
         async with self._committing:
             wanted = self._dirty.keys() if keys is None else self._dirty.keys() & set(keys)
@@ -282,7 +298,7 @@ class ConsumerPartitions:
         return task
 
     def _task_done(self, task: asyncio.Task[None]) -> None:
-        """Have the one who iterates see what a task ended with."""
+        """Pass the failure of a task to the iterating task."""
         if task.cancelled() or (failure := task.exception()) is None:
             return
         self._failure = self._failure or failure

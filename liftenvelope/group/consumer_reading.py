@@ -1,4 +1,4 @@
-"""How a group's consumer hands out messages: one by one, in lists, or as Arrow."""
+"""Hands out a group consumer's messages: one at a time, in lists, or as Arrow record batches."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 __all__ = ["ConsumerReading"]
 
-#: How often a member with messages that may be another's looks whether they are its own, in seconds.
+#: Seconds between checks of a member that has messages but may have lost its partitions.
 _LOOK: Final = 0.05
-#: For how long messages are handed out in a row before other tasks get a turn, in seconds.
+#: Seconds for which messages are handed out in a row before other tasks get a turn.
 _TURN: Final = 0.05
 
 
 class ConsumerReading(ConsumerPartitions):
-    """The messages of a consumer: the part of it that the user iterates over."""
+    """Part of a consumer that the user iterates over."""
 
     def __aiter__(self) -> Self:
         return self
@@ -38,7 +38,7 @@ class ConsumerReading(ConsumerPartitions):
         return messages[0]
 
     def _at_once(self) -> GroupMessage | None:
-        """The next message, where there is one and nothing else to be seen to, as is so for most."""
+        """Return the next message if it needs no waiting and no other work, as is usual; otherwise None."""
         member = self._member
         if member is None or self._is_awaited or self._closing or self._failure is not None:
             return None
@@ -52,7 +52,7 @@ class ConsumerReading(ConsumerPartitions):
             if _gives(reader, generation):
                 message = reader.take_one()
                 if reader.can_give:
-                    self._ready.append(reader)  # the others come first
+                    self._ready.append(reader)  # at the end, so that other partitions come first
                 self._in_hand.append((reader, message.offset))
                 return message
         return None
@@ -65,16 +65,15 @@ class ConsumerReading(ConsumerPartitions):
         A list counts as processed when the next one is asked for.
 
         Args:
-            max_messages: How many a list has at most. It never has more of one partition than the
-                consumer's ``prefetch``.
-            max_wait: Seconds after the first message of a list that it waits for more.
+            max_messages: Most messages of a list. A list has at most ``prefetch`` messages of one partition.
+            max_wait: Seconds to wait for more after the first message of a list.
 
         Yields:
-            Lists of at least one message, of any of the partitions; those of one in order.
+            Lists of at least one message of any partitions, in order within a partition.
 
         Raises:
-            UsageError: An argument makes no sense, or another task waits for messages.
-            LiftEnvelopeError: What iterating would raise.
+            UsageError: An argument is malformed, or another task waits for messages.
+            LiftEnvelopeError: Any error that iterating would raise.
         """
         check_batches("max_messages", max_messages, max_wait)
         while messages := await self._next(max_messages, max_wait):
@@ -88,17 +87,17 @@ class ConsumerReading(ConsumerPartitions):
         A batch counts as processed when the next one is asked for, or with ``commit()``.
 
         Args:
-            max_rows: How many rows a batch has at most. It never has more of one partition than the
-                consumer's ``prefetch``: for large batches, make that larger as well.
-            max_wait: Seconds after the first message of a batch that it waits for more.
+            max_rows: Most rows of a batch. A batch has at most ``prefetch`` rows of one partition; for large
+                batches, raise ``prefetch`` too.
+            max_wait: Seconds to wait for more after the first message of a batch.
 
         Yields:
             Batches of at least one row, with the columns of :data:`liftenvelope.group.rows.SCHEMA`.
 
         Raises:
-            UsageError: An argument makes no sense, or another task waits for messages.
+            UsageError: An argument is malformed, or another task waits for messages.
             MissingExtraError: pyarrow is not installed.
-            LiftEnvelopeError: What iterating would raise.
+            LiftEnvelopeError: Any error that iterating would raise.
         """
         check_batches("max_rows", max_rows, max_wait)
         from liftenvelope.group.rows import message_rows
@@ -107,18 +106,19 @@ class ConsumerReading(ConsumerPartitions):
             yield message_rows(messages)
 
     async def _next(self, limit: int, max_wait: float) -> list[GroupMessage]:
-        """What comes next; nothing only at the end.
+        """Return the next messages; an empty list only after the end.
 
-        Nothing is taken from a partition before it is handed out, in one step with the look at whether it is
-        still this member's: so whoever is cancelled here has lost nothing.
+        Messages are taken from a reader in the same step, without an await, as the check that the member
+        still owns the partition. So no message is handed out after the ownership ended, and a cancelled call
+        loses none.
         """
         member = self._running()
         if self._is_awaited:
-            # Each of two would take for processed what the other one is still at.
-            raise UsageError("another task waits for the next message: iterate in one task at a time")
+            # Each of two tasks would mark as processed the messages that the other one still works on.
+            raise UsageError("another task waits for the next message; iterate in one task at a time")
         self._settle_in_hand()
         if time_since_boot() - self._turned_at > _TURN:
-            # Who works on messages without ever waiting must not keep the heartbeats from being sent.
+            # A caller that never awaits must not starve heartbeats.
             await self._until_woken(0.0)
         until: float | None = None
         while True:
@@ -134,7 +134,7 @@ class ConsumerReading(ConsumerPartitions):
             await self._until_woken(self._patience(until))
 
     def _patience(self, until: float | None) -> float | None:
-        """How long to wait for messages, or for more of them, or to hear that they are still ours."""
+        """Return the seconds to wait for messages, for more of them, or to own the partitions again."""
         if not self._ready:
             return None
         if until is None or not self._running().owns:
@@ -156,15 +156,15 @@ class ConsumerReading(ConsumerPartitions):
         self._turned_at = time_since_boot()
 
     def _drop_what_is_over(self) -> bool:
-        """Forget readers that have nothing to give; return whether any is left."""
+        """Drop readers that have nothing to give; return True if any is left."""
         generation = self._running().session.generation
-        # One may have been lost, and another generation been got, with nobody having been told yet.
+        # Generations may have changed before the task that acts on assignments has run.
         while self._ready and not _gives(self._ready[0], generation):
             self._ready.popleft()
         return bool(self._ready)
 
     def _has_enough(self, limit: int) -> bool:
-        """Whether waiting for more would be in vain: there are so many, or a partition has no room."""
+        """Return True if waiting adds nothing: the list is full, or a partition's buffer is."""
         return limit == 1 or (
             any(reader.is_full for reader in self._ready)
             or sum(reader.waiting for reader in self._ready) >= limit
@@ -173,7 +173,7 @@ class ConsumerReading(ConsumerPartitions):
     def _take(self, limit: int) -> list[GroupMessage]:
         generation = self._running().session.generation
         taken: list[GroupMessage] = []
-        # Every partition once at most: the next time begins with the others.
+        # Each partition at most once; the next call starts with the others.
         for _ in range(len(self._ready)):
             reader = self._ready.popleft()
             if not _gives(reader, generation):

@@ -1,4 +1,4 @@
-"""The coordinator: serves groups over NATS request/reply, alone or as one of several."""
+"""Coordinator: serves groups over NATS request/reply, alone or together with other coordinators."""
 
 from __future__ import annotations
 
@@ -35,35 +35,34 @@ __all__ = ["Coordinator"]
 
 _DEFAULT_PREFIX: Final = "liftenvelope.groups"
 _DEFAULT_BUCKET: Final = "liftenvelope-groups"
-#: How long a coordinator tries to take orphans before it leaves them to be asked for, in seconds.
+#: Seconds between attempts to take orphaned groups.
 _PAUSE: Final = 0.2
 
 
 class Coordinator:
-    """Serves consumer groups on a NATS connection that you already have.
+    """Serves consumer groups on your own NATS connection. Use it with ``async with``.
 
-    Any number of them may run. Each group is in the hands of one, its controller; when that one is gone, the
-    others share its groups. All that they know is in a KV bucket. Use it with ``async with``; the connection
-    stays yours.
+    Any number of coordinators may run. Each group has one of them as its controller. If a controller fails,
+    the others share its groups. All state is in a KV bucket.
 
     Args:
         nc: A connected nats-py client.
-        coordinator_id: Its id, a token of a subject, which no other one may have. Default: a new one.
+        coordinator_id: Id of the coordinator, a subject token, unique among coordinators. Default: a new one.
         bucket: Name of the KV bucket. Default ``liftenvelope-groups``.
-        prefix: What the subjects begin with. Default ``liftenvelope.groups``.
-        replicas: How many servers keep the bucket, if it has to be made. Default 1.
-        lease: Seconds after its last sign of life that others take its groups after. Default 2. Session
-            timeouts should be three times as long, so that members outlive their controller.
-        assignors: More assignors, by name. Every coordinator that may get their groups needs them.
-        sources: Topics that are not JetStream's, such as a :class:`LiftbridgeTopic`: so that rewinds of
-            them are clamped to what exists. Of topics that it does not know, any offset is taken.
-        bounds: Tells which offsets a partition has, instead of ``sources`` and JetStream.
-        timeout: How long one request to JetStream may take, in seconds. Default 5.
-        domain: The JetStream domain to keep the bucket in. Default: the server's own.
-        on_event: Called with what happens in the background. Default: warns of assignors that fail.
+        prefix: Prefix of the subjects. Default ``liftenvelope.groups``.
+        replicas: Replicas of the bucket, if this coordinator creates it. Default 1.
+        lease: Seconds without a renewal after which other coordinators take over its groups. Default 2.
+            Session timeouts should be three times as long, so that members outlive their controller.
+        assignors: Custom assignors by name. Every coordinator that may control their groups needs them.
+        sources: Topics outside JetStream, such as a :class:`LiftbridgeTopic`, so that rewinds are clamped to
+            existing offsets. For any other topic outside JetStream every offset is accepted.
+        bounds: Returns the offset bounds of partitions, in place of ``sources`` and JetStream.
+        timeout: Seconds for one request to JetStream. Default 5.
+        domain: JetStream domain of the bucket. Default: the server's own.
+        on_event: Called with background events. Default: warns of assignors that fail.
 
     Raises:
-        UsageError: An argument makes no sense.
+        UsageError: An argument is malformed.
         MissingExtraError: protobuf is not installed.
 
     Example::
@@ -96,16 +95,16 @@ class Coordinator:
         self._assignors = {**ASSIGNORS, **_checked_assignors(assignors or {})}
         self._on_event = warn if on_event is None else on_event
         if not callable(self._on_event):
-            raise UsageTypeError(f"on_event must be a function or None, not {on_event!r}")
+            raise UsageTypeError(f"on_event must be a function or None, got {on_event!r}")
         if type(replicas) is not int or not 1 <= replicas <= 5:
-            raise UsageError(f"replicas={replicas!r}: expected 1 to 5")
+            raise UsageError(f"replicas must be an int from 1 to 5, got {replicas!r}")
         self._js = JetStream(nc, domain=domain, timeout=min(self._timeout, 2 * positive("lease", lease)))
         self._store = Store(self._js, check_token("bucket", bucket), replicas)
         self._peer = Peer(self._id, "", float(lease), frozenset(self._assignors))
         if bounds is None:
             bounds = source_bounds(_checked_sources(sources), jetstream_bounds(self._js))
         elif sources:
-            raise UsageError("sources and bounds exclude each other")
+            raise UsageError("sources and bounds exclude each other; leave one of them out")
         self._bounds = bounds
         self._keeper: LeaseKeeper | None = None
         self._directory: Directory | None = None
@@ -114,36 +113,36 @@ class Coordinator:
 
     @property
     def id(self) -> str:
-        """Its id."""
+        """Id of the coordinator."""
         return self._id
 
     @property
     def subject(self) -> str:
-        """Where it is asked as a controller, without the method."""
+        """Subject prefix for calls to this coordinator; the method follows after a dot."""
         return controller_subject(self._prefix, self._id)
 
     @property
     def has_lease(self) -> bool:
-        """Whether it may act just now."""
+        """True while the lease is valid, so that the coordinator may act."""
         return self._keeper is not None and self._keeper.is_valid
 
     @property
     def groups(self) -> tuple[str, ...]:
-        """The groups in its hands that somebody has asked for, in order."""
+        """Groups that this coordinator controls and has loaded, sorted."""
         return () if self._directory is None else tuple(sorted(self._directory.hosts))
 
     @property
     def directory(self) -> Directory:
-        """The groups themselves, for a server in the same process that has calls of its own for them.
+        """Directory of groups, for a server in the same process with calls of its own.
 
         Raises:
-            UsageError: It has not been started.
+            UsageError: The coordinator has not been started.
         """
         if self._directory is None:
-            raise UsageError("the coordinator is not running: use it in an 'async with' block")
+            raise UsageError("the coordinator is not running; use it in an 'async with' block")
         return self._directory
 
-    # Its life
+    # Lifecycle
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -155,17 +154,17 @@ class Coordinator:
         await self.close()
 
     async def start(self) -> None:
-        """Get a lease, and begin to serve.
+        """Claim a lease and start serving.
 
         Raises:
             GroupUnavailableError: JetStream did not answer in time.
-            CoordinatorIdInUseError: Another coordinator has the id.
-            JetStreamError: JetStream refused to make the bucket.
-            TransportError: The connection was lost meanwhile.
-            UsageError: It was started before.
+            CoordinatorIdInUseError: Another coordinator uses the id.
+            JetStreamError: JetStream refused to create the bucket.
+            TransportError: The connection was lost.
+            UsageError: The coordinator was started before.
         """
         if self._keeper is not None:
-            raise UsageError("a coordinator can be started only once")
+            raise UsageError("a coordinator can be started only once; create a new one")
         await self._store.open(self._timeout)
         keeper = self._keeper = LeaseKeeper(
             self._store,
@@ -193,7 +192,7 @@ class Coordinator:
             raise
 
     async def close(self) -> None:
-        """Serve no more, and give the groups up, so that others take them at once. Closing twice is fine."""
+        """Stop serving and release the groups, so that others take them at once. Further calls do nothing."""
         keeper, service, directory = self._keeper, self._service, self._directory
         if keeper is None or service is None or directory is None or not self._service:
             return
@@ -204,21 +203,22 @@ class Coordinator:
         if tasks:
             await asyncio.wait(tasks)
         try:
-            with contextlib.suppress(nats.errors.Error, OSError):  # or the connection goes, and they with it
+            with contextlib.suppress(nats.errors.Error, OSError):  # a lost connection ends its subscriptions
                 await service.stop()
-            await directory.drop_all(GroupUnavailableError("the coordinator is closing: ask another"))
+            await directory.drop_all(GroupUnavailableError("the coordinator is closing; retry elsewhere"))
             if not self._nc.is_closed:
                 await keeper.give_up()
         except GroupUnavailableError:
-            pass  # its lease ends by itself
+            pass  # the lease expires by itself
         finally:
             await self._js.close()
 
-    # What the keeper has to say
+    # Callbacks of the lease keeper
 
     def _lost(self) -> None:
         self._on_event(LeaseLost(self._id))
-        self._spawn(self.directory.drop_all(GroupUnavailableError("the coordinator has lost its lease")))
+        error = GroupUnavailableError("the coordinator has lost its lease; retry")
+        self._spawn(self.directory.drop_all(error))
 
     def _regained(self) -> None:
         self.directory.restart()
@@ -229,12 +229,12 @@ class Coordinator:
             try:
                 await self.directory.adopt_orphans()
             except GroupError:
-                await asyncio.sleep(_PAUSE)  # JetStream has to answer first
+                await asyncio.sleep(_PAUSE)  # until JetStream answers
             else:
                 return
 
     def _changed(self, state: GroupState) -> None:
-        """Have the members ask at once. It may be lost: then their next heartbeat tells them."""
+        """Nudge the members to ask at once. If the nudge is lost, their next heartbeat tells them."""
         self._spawn(self._nudge(state.name, b"%d %d" % (state.generation, state.phase)))
 
     async def _nudge(self, name: str, where: bytes) -> None:
@@ -251,10 +251,10 @@ class Coordinator:
     # For a server in the same process
 
     async def set_topic(self, name: str, spec: TopicSpec | None) -> None:
-        """Tell the groups in its hands that a topic has another number of partitions, or is no more (None).
+        """Change a topic's number of partitions, or remove the topic (None), in all groups controlled here.
 
         Raises:
-            GroupError: A group could not be changed; others may have been.
+            GroupError: A group could not be changed. Others may have been.
         """
         for host in list(self.directory.hosts.values()):
             if name in host.group.state.topics:
@@ -265,7 +265,7 @@ def _checked_sources(sources: Iterable[TopicSource]) -> list[TopicSource]:
     checked = list(sources)
     for source in checked:
         if not isinstance(source, TopicSource):
-            raise UsageTypeError(f"sources: expected TopicSources, not {source!r}")
+            raise UsageTypeError(f"sources must be TopicSources, got {source!r}")
     return checked
 
 
@@ -273,7 +273,7 @@ def _checked_assignors(assignors: Mapping[str, Assignor]) -> dict[str, Assignor]
     for name, assignor in assignors.items():
         check_token("assignors", name)
         if not callable(assignor):
-            raise UsageTypeError(f"assignors: {name!r} must be a function, not {assignor!r}")
+            raise UsageTypeError(f"assignors: {name!r} must be a function, got {assignor!r}")
         if name in ASSIGNORS:
-            raise UsageError(f"assignors: {name!r} is the name of an assignor of this package")
+            raise UsageError(f"assignors: {name!r} is the name of a built-in assignor; use another name")
     return dict(assignors)

@@ -1,4 +1,4 @@
-"""The groups that there are, and those of them that this coordinator has."""
+"""Directory of all groups in the bucket, and of those that this coordinator controls."""
 
 from __future__ import annotations
 
@@ -37,25 +37,25 @@ from liftenvelope.group.wire import decode_group, encode_group
 __all__ = ["KIND", "Definition", "Directory"]
 
 _T = TypeVar("_T")
-#: What the keys of groups begin with.
+#: First token of the keys of groups.
 KIND: Final = "group"
-#: How many groups are looked at, or taken, at once.
+#: Groups looked up or taken over concurrently.
 _AT_ONCE: Final = 32
-#: How often a change is tried again that somebody else came before.
+#: Attempts of a change that loses against concurrent writers.
 _TRIES: Final = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Definition:
-    """What a group is to be.
+    """Definition of a group.
 
     Attributes:
-        name: Its name.
-        session_timeout: Seconds of silence after which members are taken for dead.
-        topics: What is read.
-        ephemeral: Whether it goes with its last member.
-        assignor: What deals out the partitions.
-        immediate: Whether partitions move without the members being asked first.
+        name: Name of the group.
+        session_timeout: Default session timeout of members, in seconds.
+        topics: Topics of the group.
+        ephemeral: Delete the group when its last member leaves.
+        assignor: Name of the assignor.
+        immediate: Move partitions without asking the members first.
     """
 
     name: str
@@ -66,10 +66,10 @@ class Definition:
     immediate: bool = False
 
     def state(self) -> GroupState:
-        """The group as it begins.
+        """Return the initial state of the group.
 
         Raises:
-            GroupRequestError, GroupLimitError: The definition makes no sense.
+            GroupRequestError, GroupLimitError: The definition is malformed or too large.
         """
         return GroupState(
             name=check_id("group", self.name),
@@ -82,15 +82,20 @@ class Definition:
 
 
 class Directory:
-    """All groups in the bucket.
+    """All groups in the bucket. Only the controller of a group changes the group's key.
+
+    A group's key names its controller by id and incarnation. A coordinator takes a group over by writing its
+    own id and incarnation with the revision that it read, and only if the previous controller's lease is
+    gone. Compare-and-set lets one of several contenders win, and makes every later write of the previous
+    controller fail.
 
     Args:
-        coordinator_id: Of this coordinator.
+        coordinator_id: Id of this coordinator.
         store: The bucket.
-        keeper: Its lease.
-        assignors: What it can deal out partitions by.
-        on_changed: Called when a group of this coordinator has changed, after it was stored.
-        on_event: Where events go.
+        keeper: Keeper of this coordinator's lease.
+        assignors: Assignors by name.
+        on_changed: Called after a change of a group controlled here was stored.
+        on_event: Handler of background events.
     """
 
     def __init__(
@@ -115,18 +120,18 @@ class Directory:
 
     @property
     def hosts(self) -> Mapping[str, GroupHost]:
-        """The groups in this coordinator's hands that somebody has asked for, by name."""
+        """Groups that this coordinator controls and has loaded, by name."""
         return self._hosts
 
     # One group
 
     async def host(self, name: str) -> GroupHost:
-        """A group that is in this coordinator's hands, or falls to it now.
+        """Return a group that this coordinator controls; take it over if it is free.
 
         Raises:
-            UnknownGroupError: There is none.
-            NotControllerError: It is in another's hands.
-            GroupUnavailableError: That could not be found out.
+            UnknownGroupError: The group does not exist.
+            NotControllerError: Another coordinator controls the group.
+            GroupUnavailableError: The controller could not be determined.
         """
         if (host := self._hosts.get(name)) is not None:
             return host
@@ -140,13 +145,13 @@ class Directory:
     def _opened(self, name: str, task: asyncio.Task[GroupHost]) -> None:
         self._opening.pop(name, None)
         if not task.cancelled():
-            task.exception()  # whoever asked has it; there may be nobody left
+            task.exception()  # retrieved here, because there may be no caller left to see it
 
     async def _open(self, name: str) -> GroupHost:
         incarnation = self._keeper.incarnation
         state, revision = await self._own(name, incarnation)
         if incarnation != self._keeper.incarnation or not self._keeper.is_valid:
-            raise GroupUnavailableError("the coordinator has lost its lease: ask again")
+            raise GroupUnavailableError("the coordinator has lost its lease; retry")
         group = Group(state, now=asyncio.get_running_loop().time(), assignors=self._assignors)
         host = self._hosts[name] = GroupHost(
             group,
@@ -161,7 +166,7 @@ class Directory:
         return host
 
     async def _own(self, name: str, incarnation: str) -> tuple[GroupState, int]:
-        """The group, once it is this coordinator's, and what it is stored as."""
+        """Return state and revision of a group, once this coordinator controls it."""
         for _ in range(_TRIES):
             entry = await self._store.get(_key(name))
             state = self._read(name, entry)
@@ -176,7 +181,7 @@ class Directory:
                 continue
             self._on_event(GroupTaken(name, self._id, before))
             return state, revision
-        raise GroupUnavailableError(f"group {name!r} changes all the time: ask again")
+        raise GroupUnavailableError(f"group {name!r} has too many concurrent changes; retry")
 
     async def _check_free(self, state: GroupState) -> None:
         if await self._keeper.lives(state.controller_id, state.controller_incarnation):
@@ -186,7 +191,7 @@ class Directory:
         if state.assignor not in self._assignors:
             raise GroupUnavailableError(
                 f"the controller of group {state.name!r} is gone, and {self._id!r} has no assignor "
-                f"{state.assignor!r}"
+                f"{state.assignor!r}; start a coordinator that has it"
             )
 
     def _read(self, name: str, entry: Entry) -> GroupState:
@@ -205,25 +210,25 @@ class Directory:
         if self._hosts.get(host.name) is host:
             del self._hosts[host.name]
 
-    # What clients ask for
+    # Client calls
 
     async def create(self, definition: Definition) -> GroupState:
-        """Make a group, unless it is there and as it should be.
+        """Create a group, or return the existing one if it has the same definition.
 
         Raises:
-            GroupExistsError: It is defined otherwise.
-            GroupRequestError: The definition makes no sense.
-            GroupUnavailableError: It could not be stored.
+            GroupExistsError: The existing group has another definition.
+            GroupRequestError: The definition is malformed.
+            GroupUnavailableError: The group could not be stored.
         """
         if definition.assignor not in self._assignors:
             expected = ", ".join(map(repr, self._assignors))
-            raise GroupRequestError(f"assignor={definition.assignor!r}: this coordinator has {expected}")
+            raise GroupRequestError(f"assignor must be one of {expected}, got {definition.assignor!r}")
         for _ in range(_TRIES):
             state = definition.state()
             entry = await self._store.get(_key(definition.name))
             if entry.value is not None:
                 return _same(decode_group(entry.value), definition)
-            # Every generation is one write at least, so that no group of that name ever had a higher one.
+            # Each generation is at least one write, so no earlier group of this name had a higher generation.
             state.generation = await self._store.last_sequence()
             chosen = self._keeper.peers.choose(state.name, state.assignor)
             if chosen is None or chosen.id == self._id:
@@ -235,10 +240,10 @@ class Directory:
             except Conflict:
                 continue
             return state
-        raise GroupUnavailableError(f"group {definition.name!r} changes all the time: ask again")
+        raise GroupUnavailableError(f"group {definition.name!r} has too many concurrent changes; retry")
 
     async def list(self, names: Iterable[str]) -> dict[str, GroupState | GroupError]:
-        """Groups by name, or why there is none; all groups if no names are given.
+        """Return groups by name, each with its state or an error; all groups if no names are given.
 
         Raises:
             GroupUnavailableError: The bucket could not be read.
@@ -252,11 +257,11 @@ class Directory:
         return dict(zip(wanted, found, strict=True))
 
     async def _look(self, name: str) -> GroupState | GroupError:
-        """A group with a controller that lives, if any coordinator can be it."""
+        """Return a group with a live controller, if any coordinator can take the group."""
         host = self._hosts.get(name)
         if host is not None and (state := host.stored()) is not None:
             return state
-        # Many members that look for their controller at once need not be looked for one by one.
+        # Many members may look for their controller at once: one lookup serves them all.
         task = self._looking.get(name)
         if task is None:
             task = self._looking[name] = asyncio.create_task(self._look_up(name))
@@ -270,7 +275,7 @@ class Directory:
             is_mine = state.controller_id == self._id
             if not is_mine and await self._keeper.lives(state.controller_id, state.controller_incarnation):
                 return state
-            with contextlib.suppress(NotControllerError):  # where somebody else was quicker
+            with contextlib.suppress(NotControllerError):  # another coordinator was faster
                 await self.host(name)
             return self._read(name, await self._store.get(_key(name)))
         except GroupError as exc:
@@ -280,25 +285,25 @@ class Directory:
         """Delete a group.
 
         Raises:
-            GroupNotEmptyError: It has members.
-            EphemeralGroupError: It goes by itself.
+            GroupNotEmptyError: The group has members.
+            EphemeralGroupError: The group is ephemeral and deletes itself.
             UnknownGroupError, NotControllerError, GroupUnavailableError: As for :meth:`host`.
         """
 
         def remove(group: Group, _: float) -> None:
             if group.state.ephemeral:
-                raise EphemeralGroupError(f"group {name!r} is ephemeral: it goes with its last member")
+                raise EphemeralGroupError(f"group {name!r} is ephemeral: its last member's leave deletes it")
             if group.state.members:
                 count = len(group.state.members)
-                raise GroupNotEmptyError(f"group {name!r} has {count} members: they must leave first")
+                raise GroupNotEmptyError(f"group {name!r} has {count} members; they must leave first")
             group.gone = group.changed = True
 
         await (await self.host(name)).run(remove)
 
-    # Other coordinators come and go
+    # Changes of the set of coordinators
 
     async def adopt_orphans(self) -> None:
-        """Take the groups whose controllers are gone, those that fall to this coordinator.
+        """Take over the groups whose controllers are gone and that fall to this coordinator.
 
         Raises:
             GroupUnavailableError: The bucket could not be read.
@@ -310,7 +315,7 @@ class Directory:
             owner = state.controller_id, state.controller_incarnation
             is_mine = owner == (self._id, self._keeper.incarnation)
             if (is_mine and not state.members) or state.assignor not in self._assignors:
-                continue  # nothing happens to it until somebody asks for it
+                continue  # nothing is due in this group until a call needs it
             chosen = self._keeper.peers.choose(state.name, state.assignor)
             is_free = not self._keeper.peers.lives(*owner) and (chosen is None or chosen.id == self._id)
             if is_mine or is_free:
@@ -321,15 +326,15 @@ class Directory:
         try:
             await self.host(name)
         except (NotControllerError, UnknownGroupError):
-            return  # somebody else was quicker
+            return  # another coordinator was faster
 
     def restart(self) -> None:
-        """Give every member of every group a whole session timeout."""
+        """Restart the session timeout of every member of every group."""
         for host in self._hosts.values():
             host.restart()
 
     async def drop_all(self, error: GroupError) -> None:
-        """End all groups here; they stay as they are stored."""
+        """Stop serving all groups here. Their stored state stays as it is."""
         opening: list[asyncio.Task[Any]] = [*self._opening.values(), *self._looking.values()]
         for task in opening:
             task.cancel()
@@ -351,18 +356,18 @@ def _same(state: GroupState, definition: Definition) -> GroupState:
         if getattr(state, what) != getattr(wanted, what):
             raise GroupExistsError(
                 f"group {state.name!r} exists with {what}={getattr(state, what)!r}, "
-                f"not {getattr(wanted, what)!r}"
+                f"not {getattr(wanted, what)!r}; use that, or another name"
             )
     for name, spec in wanted.topics.items():
         if state.topics.get(name) != spec:
             raise GroupExistsError(
-                f"group {state.name!r} exists with topic {name!r} otherwise, or without it"
+                f"group {state.name!r} exists without topic {name!r}, or with another definition of the topic"
             )
     return state
 
 
 async def _at_once(work: list[Callable[[], Awaitable[_T]]]) -> list[_T]:
-    """Do many things, a few at a time; if one fails, the first failure is raised when all are done."""
+    """Run work concurrently, a few items at a time; when all are done, raise the first failure."""
     room = asyncio.Semaphore(_AT_ONCE)
 
     async def one(do: Callable[[], Awaitable[_T]]) -> _T:
@@ -375,5 +380,5 @@ async def _at_once(work: list[Callable[[], Awaitable[_T]]]) -> list[_T]:
             await asyncio.wait(tasks)
     finally:
         for task in tasks:
-            task.cancel()  # nothing, unless it was cancelled itself
+            task.cancel()  # no effect, except when this call was cancelled
     return [task.result() for task in tasks]

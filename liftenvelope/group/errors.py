@@ -1,4 +1,4 @@
-"""The errors of groups, and the codes that coordinators send for them."""
+"""Errors of groups, and the codes that coordinators send for them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ __all__ = [
 
 
 class ErrorCode(IntEnum):
-    """What an answer says went wrong; the numbers are those of ``protos/groups.proto``."""
+    """Error codes of answers, with the numbers of ``protos/groups.proto``."""
 
     OK = 0
     INTERNAL = 1
@@ -53,19 +53,19 @@ class ErrorCode(IntEnum):
 
 
 class CoordinatorDefectError(GroupError):
-    """The coordinator failed by a defect of its own, or sent a code that this version does not know."""
+    """The coordinator failed because of a defect, or sent a code that this version does not know."""
 
 
 class CoordinatorIdInUseError(GroupError):
-    """Another coordinator of this id lives; each needs one of its own."""
+    """Another coordinator with this id is running. Every coordinator needs an id of its own."""
 
 
 class GroupRequestError(GroupError, ValueError):
-    """The request makes no sense; the message names the offending value."""
+    """The request is malformed; the message names the value."""
 
 
 class GroupUnavailableError(GroupError):
-    """The coordinator can't do it now, for it has lost JetStream or its lease. Asking again may help."""
+    """The coordinator can't serve the call now, because it lost JetStream or its lease. Retrying may help."""
 
     retriable = True
 
@@ -77,11 +77,11 @@ class NotControllerError(GroupError):
 
 
 class UnknownGroupError(NoSuchGroupError):
-    """There is no group of that name."""
+    """The group does not exist."""
 
 
 class GroupExistsError(GroupError):
-    """There is a group of that name that is defined otherwise."""
+    """A group with this name has another definition."""
 
 
 class GroupNotEmptyError(GroupError):
@@ -89,43 +89,43 @@ class GroupNotEmptyError(GroupError):
 
 
 class EphemeralGroupError(GroupError):
-    """The group is ephemeral: it goes with its last member, and by no other way."""
+    """The group is ephemeral: it is deleted with its last member, and in no other way."""
 
 
 class MemberFencedError(FencedError):
-    """The consumer may not act for the group any more: it was taken for dead, or the group has gone on."""
+    """The consumer may no longer act for the group: its session expired, or its generation ended."""
 
 
 class UnknownMemberError(MemberFencedError, NotMemberError):
-    """The consumer is no member of the group: it never was, has left, or was silent for too long."""
+    """The consumer is not a member of the group: it never joined, has left, or its session expired."""
 
 
 class StaleGenerationError(MemberFencedError):
-    """The group is in another generation than the member, which has lost its partitions."""
+    """The member's generation has ended, and with it the assignment of its partitions."""
 
 
 class NotAssignedError(MemberFencedError):
-    """The partition is not this member's."""
+    """The partition is not assigned to this member."""
 
 
 class ConsumerIdInUseError(AlreadyMemberError):
-    """Another client is a member of the group with this consumer id, or was until a moment ago."""
+    """Another client is, or was until a moment ago, a member with this consumer id."""
 
     retriable = True
 
 
 class RebalancingError(GroupError):
-    """The group is changing: its members give their partitions back, and register again."""
+    """The group is rebalancing: its members give their partitions back and register again."""
 
     retriable = True
 
 
 class GroupLimitError(GroupError):
-    """The group would have more members, topics or partitions than a coordinator keeps."""
+    """The group would have more members, topics or partitions than a coordinator accepts."""
 
 
 class TopicMismatchError(GroupError):
-    """The group knows the topic with other partitions; a topic may only grow at its end."""
+    """The group knows the topic with other partitions. A topic may only grow at its end."""
 
 
 _KINDS: Final[dict[ErrorCode, type[GroupError]]] = {
@@ -148,11 +148,11 @@ _KINDS: Final[dict[ErrorCode, type[GroupError]]] = {
 
 
 def group_error(code: int, message: str) -> GroupError:
-    """The error for a code; an unknown one keeps its number in the text.
+    """Return the error for a code; the text of an unknown code includes its number.
 
     Example:
-        >>> group_error(9, "'a' is no member")
-        UnknownMemberError("'a' is no member")
+        >>> group_error(9, "'a' is not a member")
+        UnknownMemberError("'a' is not a member")
         >>> group_error(99, "new")
         CoordinatorDefectError('new (code 99, which this version does not know)')
     """
@@ -164,7 +164,7 @@ def group_error(code: int, message: str) -> GroupError:
 
 
 def code_of(error: GroupError) -> ErrorCode:
-    """The code that an error is sent with.
+    """Return the code that an error is sent with.
 
     Example:
         >>> code_of(StaleGenerationError("generation 3 is over")).name

@@ -1,4 +1,4 @@
-"""What happens in the background, for those who want to know: see ``on_event``."""
+"""Background events of consumers and coordinators, passed to ``on_event``."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ __all__ = [
 
 
 class GroupWarning(UserWarning):
-    """Something that a program goes on after, but that its author should know of."""
+    """A problem that does not stop the program, but needs attention."""
 
 
 @dataclass(frozen=True, slots=True)
 class AssignorFailed:
-    """A group's own assignor raised, or gave what makes no sense; ``sticky`` dealt out instead.
+    """A custom assignor failed or returned an invalid assignment; ``sticky`` was used instead.
 
     Attributes:
         group: Name of the group.
         assignor: Name of the assignor.
-        error: What it did.
+        error: The assignor's exception, or the fault in its assignment.
     """
 
     group: str
@@ -44,10 +44,10 @@ class AssignorFailed:
 
 @dataclass(frozen=True, slots=True)
 class LeaseLost:
-    """A coordinator could not renew its lease in time, and another one took its groups. It begins anew.
+    """A coordinator could not renew its lease in time, and another one took it over. It starts anew.
 
     Attributes:
-        coordinator_id: Which.
+        coordinator_id: Id of the coordinator.
     """
 
     coordinator_id: str
@@ -59,8 +59,8 @@ class GroupTaken:
 
     Attributes:
         group: Name of the group.
-        coordinator_id: Which coordinator.
-        before: Id of the one that is gone.
+        coordinator_id: Id of the new controller.
+        before: Id of the previous controller.
     """
 
     group: str
@@ -70,11 +70,11 @@ class GroupTaken:
 
 @dataclass(frozen=True, slots=True)
 class MemberExpired:
-    """A controller has removed a member that was silent for too long, or did not give back what it had.
+    """A controller removed a member that was silent for too long, or did not give its partitions back.
 
     Attributes:
         group: Name of the group.
-        consumer_id: Which member.
+        consumer_id: Id of the member.
     """
 
     group: str
@@ -83,12 +83,12 @@ class MemberExpired:
 
 @dataclass(frozen=True, slots=True)
 class ControllerLost:
-    """A consumer does not reach its group's controller. It goes on looking for it.
+    """A consumer can't reach its group's controller. It keeps looking for one.
 
     Attributes:
         group: Name of the group.
-        consumer_id: Which consumer.
-        error: What it was told.
+        consumer_id: Id of the consumer.
+        error: Error of the failed call.
     """
 
     group: str
@@ -98,12 +98,12 @@ class ControllerLost:
 
 @dataclass(frozen=True, slots=True)
 class MemberFenced:
-    """A consumer has lost its place in the group, and all its partitions. It registers anew.
+    """A consumer has lost its membership and all its partitions. It registers again.
 
     Attributes:
         group: Name of the group.
-        consumer_id: Which consumer.
-        error: What it was told, None where it noticed by itself that it was silent for too long.
+        consumer_id: Id of the consumer.
+        error: Error of the refused call; None if the consumer noticed by itself that its session expired.
     """
 
     group: str
@@ -113,12 +113,12 @@ class MemberFenced:
 
 @dataclass(frozen=True, slots=True)
 class CommitFailed:
-    """What was processed could not be committed; it is tried again, or comes again elsewhere.
+    """Processed offsets could not be committed. The commit is retried, or the messages are redelivered.
 
     Attributes:
         group: Name of the group.
-        consumer_id: Which consumer.
-        error: Why.
+        consumer_id: Id of the consumer.
+        error: Error of the commit.
     """
 
     group: str
@@ -128,15 +128,15 @@ class CommitFailed:
 
 @dataclass(frozen=True, slots=True)
 class PartitionUnknown:
-    """A consumer was given a partition that it does not know: the topic has grown since it was started.
+    """A consumer was assigned a partition that it does not know: the topic has grown since it started.
 
-    Nobody reads the partition until the consumer is started anew with the topic as it is now.
+    The partition is not read until the consumer is restarted with the current topic.
 
     Attributes:
         group: Name of the group.
-        consumer_id: Which consumer.
-        topic: The topic.
-        partition: The partition.
+        consumer_id: Id of the consumer.
+        topic: Name of the topic.
+        partition: Number of the partition.
     """
 
     group: str
@@ -160,18 +160,18 @@ GroupEventHandler: TypeAlias = Callable[[GroupEvent], object]
 
 
 def warn(event: GroupEvent) -> None:
-    """Warn of what somebody should do something about: what handles events unless told otherwise."""
+    """Warn of events that need action. This is the default handler of events."""
     if isinstance(event, AssignorFailed):
         warnings.warn(
-            f"the assignor {event.assignor!r} of group {event.group!r} failed, 'sticky' dealt out instead: "
+            f"assignor {event.assignor!r} of group {event.group!r} failed, 'sticky' was used instead: "
             f"{event.error!r}",
             GroupWarning,
             stacklevel=2,
         )
     elif isinstance(event, PartitionUnknown):
         warnings.warn(
-            f"{event.consumer_id!r} of group {event.group!r} was given {event.topic}[{event.partition}], "
-            "which it does not know: start it anew with the topic as it is now",
+            f"{event.consumer_id!r} of group {event.group!r} was assigned {event.topic}[{event.partition}], "
+            "which it does not know: restart it with the current topic",
             GroupWarning,
             stacklevel=2,
         )

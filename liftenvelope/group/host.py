@@ -1,4 +1,10 @@
-"""One group at its controller: calls are done one after the other, and told only after they are stored."""
+"""Controller of one group: runs calls one after another, and answers only after the change is stored.
+
+One task changes the group. It takes all waiting calls, applies them to the :class:`Group` in memory, writes
+the result with compare-and-set, and only then answers. So no caller sees a state that could be lost. If
+another coordinator has written the key, or the lease has ended, the host fails all calls and ends; its memory
+is discarded, and the stored state is what counts.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["GroupHost"]
 
 _T = TypeVar("_T")
-#: How many calls may wait at one group. More means that JetStream is far too slow.
+#: Most calls that may wait for one group. More calls mean that JetStream is far too slow.
 _MOST_WAITING: Final = 10_000
 
 
@@ -41,7 +47,7 @@ class _Call(Generic[_T]):
 
 @dataclass(slots=True)
 class _Waiter:
-    """Somebody who waits for the group to be stable."""
+    """A registration that waits for the group to be stable."""
 
     consumer_id: str
     client_id: str
@@ -49,17 +55,17 @@ class _Waiter:
 
 
 class GroupHost:
-    """A group of which this coordinator is the controller.
+    """Runs the calls of a group that this coordinator controls.
 
     Args:
         group: The group.
         key: Its key in the store.
-        revision: What it is stored as.
+        revision: Revision of the stored group.
         store: The bucket.
-        may_act: Whether the coordinator has its lease.
-        on_stored: Called after each change was stored.
-        on_expired: Called with the group and the consumer when one was removed for its silence.
-        on_end: Called when the group is no more, or no more this coordinator's.
+        may_act: Returns True while the coordinator has its lease.
+        on_stored: Called after each change of generation or phase was stored.
+        on_expired: Called with group and consumer id after a silent member was removed.
+        on_end: Called when the group is deleted or no longer controlled here.
     """
 
     def __init__(
@@ -93,28 +99,29 @@ class GroupHost:
         self._task = self._loop.create_task(self._work())
         self._task.add_done_callback(self._has_ended)
 
-    # What is asked of it
+    # Calls
 
     async def run(self, do: Callable[[Group, float], _T]) -> _T:
-        """Do something to the group; return when it is stored.
+        """Apply ``do`` to the group; return its result once the change is stored.
 
         Raises:
-            GroupError: It is refused, or could not be stored.
+            GroupError: The call was refused, or the change could not be stored.
         """
         if self._end is not None:
             raise self._end
         if len(self._calls) >= _MOST_WAITING:
-            raise GroupUnavailableError(f"group {self.name!r}: {_MOST_WAITING} calls are waiting already")
+            text = f"group {self.name!r}: {_MOST_WAITING} calls are waiting already; retry later"
+            raise GroupUnavailableError(text)
         call: _Call[_T] = _Call(do, self._loop.create_future())
         self._calls.append(call)
         self._wake.set()
         return await call.outcome
 
     def heartbeat(self, consumer_id: str, generation: int, client_id: str) -> Beat:
-        """Take note that a member lives: nothing is stored, so nothing is waited for.
+        """Record that a member is alive. Nothing is stored, so the answer does not wait.
 
         Raises:
-            GroupError: The member is fenced, or the coordinator may not say.
+            GroupError: The member is fenced, or the coordinator has no valid lease.
         """
         if self._end is not None:
             raise self._end
@@ -122,16 +129,17 @@ class GroupHost:
         return self.group.heartbeat(consumer_id, generation, self._loop.time(), client_id)
 
     async def register(self, registration: Registration, wait: float) -> Registered:
-        """Register a consumer, and wait for the group to be stable, for so many seconds at most.
+        """Register a consumer, and wait up to ``wait`` seconds for the group to be stable.
 
         Raises:
-            GroupError: It is refused, or could not be stored.
+            GroupError: The registration was refused, or could not be stored.
         """
         waiter = _Waiter(registration.consumer_id, registration.client_id, self._loop.create_future())
 
         def do(group: Group, now: float) -> Registered:
             registered = group.register(registration, now)
-            # Who has not given back what it has must do that first. In the same step: no change is missed.
+            # A member that still has partitions must give them back first. Waiters are added in the same step
+            # as the change, so that no change is missed.
             if registered.rebalancing and registered.generation == registration.generation:
                 self._waiters.append(waiter)
             return registered
@@ -151,7 +159,7 @@ class GroupHost:
     def assignments(
         self, consumer_id: str, generation: int, client_id: str = ""
     ) -> dict[TopicPartition, int]:
-        """What Liftbridge's FetchConsumerGroupAssignments does: a heartbeat that tells the partitions.
+        """Record a heartbeat and return the partitions: Liftbridge's FetchConsumerGroupAssignments.
 
         Raises:
             GroupError: As for :meth:`heartbeat`.
@@ -160,21 +168,21 @@ class GroupHost:
         return self.group.assignment_of(consumer_id)
 
     def stored(self) -> GroupState | None:
-        """The group as it is stored, without asking; None where the coordinator may not say."""
+        """Return the group as last stored; None if the coordinator has no valid lease."""
         return decode_group(self._stored) if self._end is None and self._may_act() else None
 
     def restart(self) -> None:
-        """Give every member a whole session timeout: the coordinator could hear nobody."""
+        """Restart the session timeout of every member: the coordinator could receive no heartbeats."""
         self.group.restart(self._loop.time())
         self._wake.set()
 
     async def close(self, error: GroupError) -> None:
-        """End it here; the group stays as it is stored."""
+        """Stop serving the group here. The stored state stays as it is."""
         self._finish(error)
         self._task.cancel()
         await asyncio.wait([self._task])
 
-    # The one task that changes it
+    # Task that changes the group
 
     async def _work(self) -> None:
         while self._end is None:
@@ -188,8 +196,8 @@ class GroupHost:
                 self._finish(exc)
                 _fail(calls, exc)
             finally:
-                # Cancelled, or by a defect: nobody must wait forever.
-                _fail(calls, GroupUnavailableError("the coordinator is closing: ask again"))
+                # On cancellation or a defect: no caller may wait forever.
+                _fail(calls, GroupUnavailableError("the coordinator is closing; retry elsewhere"))
 
     async def _something_to_do(self) -> None:
         while not self._wake.is_set():
@@ -197,7 +205,7 @@ class GroupHost:
             if wait <= 0:
                 if self._may_act():
                     return
-                wait = 3600.0  # whoever gets the lease back wakes it
+                wait = 3600.0  # the lease keeper wakes this task when the lease is back
             try:
                 async with asyncio.timeout(min(wait, 3600.0)):
                     await self._wake.wait()
@@ -211,7 +219,7 @@ class GroupHost:
         for call in calls:
             try:
                 if self.group.gone:
-                    raise UnknownGroupError(f"there is no group {self.name!r}")
+                    raise UnknownGroupError(f"there is no group {self.name!r}: create it first")
                 call.result = call.do(self.group, now)
             except GroupError as exc:
                 call.error = exc
@@ -227,7 +235,7 @@ class GroupHost:
             else:
                 call.outcome.set_result(call.result)
         if self.group.gone:
-            self._finish(UnknownGroupError(f"there is no group {self.name!r}"))
+            self._finish(UnknownGroupError(f"there is no group {self.name!r}: create it first"))
         self._tell()
 
     async def _persist(self) -> None:
@@ -240,12 +248,12 @@ class GroupHost:
                 self._stored = value
         except Conflict:
             raise NotControllerError(
-                f"group {self.name!r} was changed by another coordinator, which is its controller now"
+                f"group {self.name!r} was changed by another coordinator, which controls it now"
             ) from None
         self.group.changed = False
 
     def _tell(self) -> None:
-        """Answer those who wait for the group, and have the members hear that it changes."""
+        """Answer waiting registrations, and report a new generation or phase."""
         state = self.group.state
         if (state.generation, state.phase) != self._told:
             self._told = state.generation, state.phase
@@ -266,9 +274,7 @@ class GroupHost:
 
     def _check_lease(self) -> None:
         if not self._may_act():
-            raise GroupUnavailableError(
-                "the coordinator has lost its lease, or could not renew it: ask again"
-            )
+            raise GroupUnavailableError("the coordinator has lost its lease, or could not renew it; retry")
 
     def _has_ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (failure := task.exception()) is not None:
@@ -289,5 +295,5 @@ class GroupHost:
 def _fail(waiting: list[Any], error: GroupError) -> None:
     for one in waiting:
         if not one.outcome.done():
-            # One object for each: an exception keeps the traceback of whoever raised it last.
+            # A new object for each, because an exception keeps the traceback of its last raise.
             one.outcome.set_exception(type(error)(*error.args))

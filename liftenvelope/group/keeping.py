@@ -1,4 +1,4 @@
-"""A coordinator's lease, and its watch over those of the others."""
+"""Lease keeper of a coordinator: renews its own lease and watches those of the others."""
 
 from __future__ import annotations
 
@@ -18,25 +18,29 @@ from liftenvelope.group.store import Conflict, Entry, Store
 
 __all__ = ["KIND", "LeaseKeeper"]
 
-#: What the keys of coordinators begin with.
+#: First token of the keys of coordinators.
 KIND: Final = "coordinator"
-#: How much of a lease passes between two signs of life.
+#: Fraction of a lease between two renewals.
 _SHARE: Final = 1 / 3
 _LONGEST_PAUSE: Final = 0.5
-#: For how many leases a coordinator waits for another one of its id to go.
+#: Leases to wait for another coordinator with the same id to end.
 _PATIENCE: Final = 2
 
 
 class LeaseKeeper:
     """Keeps the lease of one coordinator.
 
+    The lease is valid for its length after the *start* of the last successful write, by
+    :func:`time_since_boot`. The write may arrive later at the bucket, so other coordinators count from a
+    later moment and never end the lease early.
+
     Args:
         store: The bucket.
-        me: What the coordinator says of itself; its incarnation is chosen here.
-        subject: Where it is asked.
-        on_lost: Called when another one has taken the lease; there is a new incarnation by then.
-        on_regained: Called when the lease had run out, and nobody had taken it.
-        on_others_gone: Called when other coordinators have gone, and at the beginning.
+        me: Record of the coordinator. Its incarnation is replaced by the keeper's.
+        subject: Subject prefix of the coordinator.
+        on_lost: Called after another coordinator took the lease. The keeper has a new incarnation by then.
+        on_regained: Called after an expired lease, which no other coordinator had taken, was renewed.
+        on_others_gone: Called at the start, and after other coordinators have gone.
     """
 
     def __init__(
@@ -65,14 +69,14 @@ class LeaseKeeper:
 
     @property
     def is_valid(self) -> bool:
-        """Whether the coordinator may act."""
+        """True while the lease is valid, so that the coordinator may act."""
         return time_since_boot() < self._valid_until
 
     async def claim(self) -> None:
-        """Get the lease; if another coordinator has this id, when that one is gone.
+        """Claim the lease; if another coordinator has this id, wait for its lease to end.
 
         Raises:
-            CoordinatorIdInUseError: It lives.
+            CoordinatorIdInUseError: The other coordinator keeps renewing its lease.
             GroupUnavailableError: JetStream did not answer.
         """
         watched = Peers()
@@ -87,7 +91,7 @@ class LeaseKeeper:
                 return
             if peer is not None and self._loop.time() - began > _PATIENCE * max(peer.lease, self._me.lease):
                 raise CoordinatorIdInUseError(
-                    f"another coordinator has the id {self._me.id!r}, and lives: each needs one of its own"
+                    f"the id {self._me.id!r} is in use by another coordinator; choose another one"
                 )
             await asyncio.sleep(self._me.lease * _SHARE / 2)
 
@@ -101,19 +105,20 @@ class LeaseKeeper:
         return True
 
     async def keep(self) -> None:
-        """Renew the lease, and look after the others, until cancelled."""
+        """Renew the lease and watch the other coordinators, until cancelled."""
         while True:
             try:
                 await self._renew()
                 await self._look_around()
             except GroupError:
-                # What went wrong ends with the next write that succeeds; until then nothing is answered.
+                # The next successful write ends the problem. Until then the lease may expire, and no call is
+                # served.
                 await asyncio.sleep(min(self._me.lease * _SHARE / 2, _LONGEST_PAUSE))
             else:
                 await asyncio.sleep(self._me.lease * _SHARE)
 
     async def give_up(self) -> None:
-        """Give the lease back, so that others need not wait for its end.
+        """Delete the lease, so that others need not wait for its end.
 
         Raises:
             GroupUnavailableError: JetStream did not answer.
@@ -124,7 +129,7 @@ class LeaseKeeper:
             try:
                 await self._store.delete(self._key, revision)
             except Conflict:
-                # By a renewal that was cut off before its answer came; or it is another one's by now.
+                # Changed by a renewal that was cut off before its answer, or by another coordinator.
                 entry = await self._store.get(self._key)
                 peer = _read(self._me.id, entry)
                 if peer is None or peer.incarnation != self.incarnation:
@@ -146,7 +151,7 @@ class LeaseKeeper:
             self._on_regained()
 
     async def _find_out(self) -> None:
-        """The key is not as it was left: by a write of this coordinator that had no answer, or by others."""
+        """Resolve a conflict: the key was changed by an own write without an answer, or by others."""
         entry = await self._store.get(self._key)
         peer = _read(self._me.id, entry)
         if peer is not None and peer.incarnation == self.incarnation:
@@ -170,7 +175,7 @@ class LeaseKeeper:
             try:
                 await self._store.delete(f"{KIND}.{name}", revision)
             except Conflict:
-                continue  # it lives after all
+                continue  # renewed meanwhile
             self.peers.forget(name)
         known = {(peer.id, peer.incarnation) for peer in self.peers.all}
         if self._known is None or self._known - known:
@@ -178,10 +183,10 @@ class LeaseKeeper:
         self._known = known
 
     async def lives(self, coordinator_id: str, incarnation: str) -> bool:
-        """Whether that life of a coordinator has its key, as the bucket's leader knows it.
+        """Return True if this incarnation of a coordinator has its key, according to the bucket's leader.
 
         Raises:
-            GroupUnavailableError: That could not be found out.
+            GroupUnavailableError: The key could not be read.
         """
         peer = _read(coordinator_id, await self._store.get(f"{KIND}.{coordinator_id}"))
         return peer is not None and peer.incarnation == incarnation
@@ -197,7 +202,7 @@ class LeaseKeeper:
 
 
 def _read(name: str, entry: Entry) -> Peer | None:
-    """What a coordinator says of itself; None if it says nothing that can be understood."""
+    """Parse a coordinator's record; None if there is none, or it can't be parsed."""
     if entry.value is None:
         return None
     try:

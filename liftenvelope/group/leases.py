@@ -1,12 +1,13 @@
-"""Which coordinators live, as one of them sees it, and which of them gets a group.
+"""Leases of coordinators as seen by one of them, and the choice of a controller for a group.
 
-No I/O and no clock: sans-io. Every coordinator keeps a key in the KV bucket that it writes anew every third
-of its lease, each time expecting the revision that it wrote last. It may act until a whole lease after it
-*began* its last write that succeeded. Another coordinator that has seen one revision for a whole lease by its
-own clock knows that this time is over, unless a write is on its way; so it deletes the key, expecting that
-revision. Of the two, one succeeds. Whose key is gone has no lease: it begins a new incarnation.
+Sans-io, without a clock. Every coordinator has a key in the KV bucket and rewrites it every third of its
+lease, each time expecting the revision of its last write. It may act until a whole lease after it *began* its
+last successful write. Another coordinator that has seen one revision for a whole lease, by its own clock,
+knows that the lease is over, unless a write is in flight. It then deletes the key, expecting that revision.
+Compare-and-set lets only one of the two succeed. A coordinator whose key is gone has no lease, and begins a
+new incarnation.
 
-That needs no agreement on what time it is, only that clocks run at about the same speed.
+Clocks need not agree on the time. They only need to run at about the same speed.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ __all__ = ["Peer", "Peers"]
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """What a coordinator says of itself.
+    """Record of a coordinator.
 
     Attributes:
-        id: Its id.
-        incarnation: Which life of it: another one after every loss of its lease.
-        lease: How long it may act after a sign of life, in seconds.
-        assignors: The names of those that it has.
+        id: Id of the coordinator.
+        incarnation: Incarnation of the coordinator; a new one after every loss of the lease.
+        lease: Seconds for which the coordinator may act after the start of a write.
+        assignors: Names of its assignors.
     """
 
     id: str
@@ -36,7 +37,7 @@ class Peer:
 
 
 class Peers:
-    """The coordinators that have a key.
+    """Coordinators that have a key.
 
     Example:
         >>> peers = Peers()
@@ -54,23 +55,24 @@ class Peers:
 
     @property
     def all(self) -> list[Peer]:
-        """All of them, in order of their ids."""
+        """All coordinators, sorted by id."""
         return [peer for _, (_, peer, _) in sorted(self._seen.items())]
 
     def lives(self, coordinator_id: str, incarnation: str) -> bool:
-        """Whether that life of a coordinator had a key when they were looked at last."""
+        """Return True if this incarnation of a coordinator had a key in the last observation."""
         seen = self._seen.get(coordinator_id)
         return seen is not None and seen[1].incarnation == incarnation
 
     def observe(self, keys: Mapping[str, tuple[int, Peer]], now: float) -> list[tuple[str, int]]:
-        """Take note of the keys that there are, each with its revision.
+        """Record the keys of an observation, each with its revision.
 
         Args:
             keys: Revision and content by id.
-            now: The time, after they had come.
+            now: Time after the keys were read, in seconds.
 
         Returns:
-            The ids, and the revisions, of those that have been silent for their lease: to be deleted.
+            Ids and revisions of the coordinators that were silent for their lease, whose keys must be
+            deleted.
         """
         before, self._seen = self._seen, {}
         overdue = []
@@ -82,11 +84,14 @@ class Peers:
         return overdue
 
     def forget(self, coordinator_id: str) -> None:
-        """A coordinator's key was deleted."""
+        """Remove a coordinator whose key was deleted."""
         self._seen.pop(coordinator_id, None)
 
     def choose(self, group: str, assignor: str) -> Peer | None:
-        """Who should have a group: the same one for all who see the same peers, spread evenly over them."""
+        """Return the coordinator that should control a group, by rendezvous hashing.
+
+        All observers of the same peers choose the same coordinator, and groups spread evenly.
+        """
         able = [peer for peer in self.all if assignor in peer.assignors]
         return max(able, key=lambda peer: _weight(peer.id, group), default=None)
 

@@ -1,7 +1,7 @@
-"""Liftbridge streams as topics of groups over NATS: read through the Liftbridge client, dealt out over NATS.
+"""Liftbridge streams as topics of groups over NATS, read with the Liftbridge client.
 
-The server may be Liftbridge's own or a gateway. It knows nothing of the group: who reads what, and how far
-everybody is, stands with the coordinators. So a group may read Liftbridge and JetStream streams together.
+The server may be Liftbridge itself or a gateway. It knows nothing of the group: assignments and committed
+offsets are with the coordinators. So one group may read Liftbridge and JetStream streams together.
 """
 
 from __future__ import annotations
@@ -20,37 +20,38 @@ from liftenvelope.group.state import TopicSpec, check_id, check_topics
 from liftenvelope.group.topics import SourceMessage, beyond_the_end
 
 if TYPE_CHECKING:
-    # For its type alone: the client is the caller's, and the gateway, which must not load it, imports this.
+    # Only for typing: the caller owns the client, and the gateway imports this module but must not load the
+    # client.
     from liftenvelope.client import Client, PartitionInfo, Subscription
 
 __all__ = ["LiftbridgeFeed", "LiftbridgeTopic"]
 
-#: A paused or read-only partition can be opened again: it is looked at so many seconds apart.
+#: Seconds between checks of a paused or read-only partition, which can be opened again.
 _LOOK_AGAIN: Final = 1.0
-#: How long the leader of a partition is asked; a paused one has none, so this is not waited for very long.
+#: Timeout in seconds of a metadata call, short because a paused partition has no leader to answer.
 _INFO_TIMEOUT: Final = 3.0
-#: How long the oldest message may take to come.
+#: Seconds to wait for the oldest message.
 _PEEK_TIMEOUT: Final = 5.0
 
 
 class LiftbridgeTopic:
-    """A Liftbridge stream that a group reads; a :class:`TopicSource`.
+    """A Liftbridge stream as a topic of a group; a :class:`TopicSource`.
 
-    Offsets are Liftbridge's. A paused partition, or a read-only one of which all was read, is looked at again
-    every second. A stream that is deleted ends the iteration by a :class:`StreamDeletedError`; a group that
-    is further than the stream, since the stream was made anew, by an :class:`OffsetOutOfRangeError`, until it
-    is rewound.
+    Offsets are Liftbridge's. A paused partition, or a read-only one that was read to its end, is checked
+    again every second. If the stream is deleted, iterating raises :class:`StreamDeletedError`. If the
+    committed offset is beyond the end, because the stream was recreated, iterating raises
+    :class:`OffsetOutOfRangeError` until the group is rewound.
 
     Args:
-        client: A client of the servers; see :func:`liftenvelope.connect`. It stays yours, and must not be
-            closed before the consumer.
+        client: A client of the servers; see :func:`liftenvelope.connect`. You own it; do not close it before
+            the consumer.
         stream: Name of the stream.
-        partitions: How many partitions the stream has: all members must mean the same by it.
-        name: Name of the topic in the group. Default: that of the stream.
-        resume: Whether to wake partitions that are paused. Default false.
+        partitions: Number of partitions of the stream, the same for all members.
+        name: Name of the topic in the group. Default: the name of the stream.
+        resume: Resume paused partitions. Default false.
 
     Raises:
-        GroupRequestError: A name or the number makes no sense.
+        GroupRequestError: A name or the number of partitions is malformed.
 
     Example::
 
@@ -67,7 +68,7 @@ class LiftbridgeTopic:
         self._stream = check_id("stream", stream)
         self._resume = resume
         if isinstance(partitions, bool) or not isinstance(partitions, int):
-            raise UsageError(f"partitions={partitions!r}: expected an int")
+            raise UsageError(f"partitions must be an int, got {partitions!r}")
         self._spec = TopicSpec(stream if name is None else name, partitions)
         check_topics([self._spec])
 
@@ -75,17 +76,17 @@ class LiftbridgeTopic:
     async def of_stream(
         cls, client: Client, stream: str, *, name: str | None = None, resume: bool = False
     ) -> Self:
-        """The topic of a stream with as many partitions as it has.
+        """Return a topic with as many partitions as the stream has.
 
         Args:
             client: A client of the servers.
             stream: Name of the stream.
-            name: Name of the topic. Default: that of the stream.
-            resume: Whether to wake partitions that are paused.
+            name: Name of the topic. Default: the name of the stream.
+            resume: Resume paused partitions.
 
         Raises:
-            NoSuchStreamError: There is no such stream.
-            CallTimeoutError, TransportError: The servers could not be asked.
+            NoSuchStreamError: The stream does not exist.
+            CallTimeoutError, TransportError: The servers could not be reached.
         """
         found = await client.fetch_metadata(streams=[stream])
         return cls(client, stream, found.partition_count(stream), name=name, resume=resume)
@@ -95,27 +96,27 @@ class LiftbridgeTopic:
 
     @property
     def spec(self) -> TopicSpec:
-        """Its name and its partitions."""
+        """Name and number of partitions."""
         return self._spec
 
     async def bounds(self, partition: int) -> tuple[int, int]:
-        """The oldest offset of a partition, and the one that its next message gets.
+        """Return the oldest offset of a partition, and the offset of its next message.
 
         Raises:
-            NotLeaderError: Nobody leads the partition: it is paused, or its servers are down.
-            NoSuchStreamError, NoSuchPartitionError: There is none.
-            CallTimeoutError, TransportError: The servers could not be asked.
+            NotLeaderError: The partition has no leader: it is paused, or its servers are down.
+            NoSuchStreamError, NoSuchPartitionError: The stream or the partition does not exist.
+            CallTimeoutError, TransportError: The servers could not be reached.
         """
         info = await self._info(partition)
         end = info.newest_offset + 1
         oldest = await self._oldest(partition)
-        # What could be seen when it was asked, and is not there now, was removed: only what is newer is left.
+        # A message visible at the first call and missing at the second was removed: only newer ones are left.
         return min(info.high_watermark + 1 if oldest is None else oldest, end), end
 
     async def _oldest(self, partition: int) -> int | None:
-        """The offset of the oldest message that can be read; None if there is none.
+        """Return the offset of the oldest readable message; None if there is none.
 
-        No call of the API tells it, so that the message is asked for itself.
+        No call of the API returns this offset, so the message itself is read.
         """
         reading = self._client.subscribe(
             self._stream, partition=partition, start="earliest", stop="latest", resume=self._resume
@@ -126,17 +127,18 @@ class LiftbridgeTopic:
         except ReadonlyPartitionError:
             return None
         if message is None and not reading.finished:
-            raise CallTimeoutError(f"{self._stream}[{partition}]: its oldest message did not come in time")
+            text = f"{self._stream}[{partition}]: the oldest message did not come within {_PEEK_TIMEOUT:g} s"
+            raise CallTimeoutError(text)
         return None if message is None else message.offset
 
     async def _info(self, partition: int) -> PartitionInfo:
         if self._resume:
             async with self._subscription(partition, None):
-                pass  # it is awake now, and has a leader
+                pass  # resumes the partition, so that it has a leader
         return await self._client.fetch_partition_metadata(self._stream, partition, timeout=_INFO_TIMEOUT)
 
     async def lag(self, partition: int, offset: int) -> int:
-        """How many offsets a partition has from one on; compaction may have taken some of the messages.
+        """Return the number of offsets from ``offset`` to the end; compaction may have removed some messages.
 
         Raises:
             LiftEnvelopeError: As for :meth:`bounds`.
@@ -144,7 +146,7 @@ class LiftbridgeTopic:
         return max((await self._info(partition)).newest_offset + 1 - offset, 0)
 
     async def open(self, partition: int, offset: int) -> LiftbridgeFeed:
-        """Read a partition from an offset on; where that is no more, from the oldest one on."""
+        """Read a partition from an offset on, or from the oldest one if that offset is gone."""
         return LiftbridgeFeed(self, partition, offset)
 
     def _subscription(self, partition: int, offset: int | None) -> Subscription:
@@ -153,14 +155,14 @@ class LiftbridgeTopic:
         )
 
     async def _check(self, partition: int, offset: int) -> None:
-        """Make sure that what the group has read was not an earlier stream of that name."""
+        """Raise OffsetOutOfRangeError if the group's offset is beyond the end of a recreated stream."""
         info = await self._client.fetch_partition_metadata(self._stream, partition, timeout=_INFO_TIMEOUT)
         if offset > info.newest_offset + 1:
             raise beyond_the_end(self._stream, partition, offset, info.newest_offset)
 
 
 class LiftbridgeFeed:
-    """Reads one partition by a subscription; by another one where the partition was closed for a while."""
+    """Reads one partition by a subscription, and by a new one after the partition was closed for a while."""
 
     def __init__(self, topic: LiftbridgeTopic, partition: int, offset: int) -> None:
         self._topic = topic
@@ -169,14 +171,14 @@ class LiftbridgeFeed:
         self._subscription: Subscription | None = None
 
     async def next(self) -> SourceMessage:
-        """The next message.
+        """Return the next message.
 
         Raises:
             StreamDeletedError, NoSuchStreamError: The stream is gone.
-            OffsetOutOfRangeError: It is not the stream that the group has read.
+            OffsetOutOfRangeError: The offset is beyond the end of the stream, which was recreated.
             ConnectionClosedError: The client was closed.
-            NotLeaderError, CallTimeoutError, TransportError: The servers could not be reached in the time
-                that the client has for it.
+            NotLeaderError, CallTimeoutError, TransportError: The servers could not be reached within the
+                client's timeouts.
         """
         while True:
             try:
@@ -186,7 +188,7 @@ class LiftbridgeFeed:
                 await asyncio.sleep(_LOOK_AGAIN)
                 continue
             if message is None:
-                raise ConnectionClosedError("the Liftbridge client was closed: its topics can't be read")
+                raise ConnectionClosedError("the Liftbridge client was closed before the consumer")
             self._offset = message.offset + 1
             return SourceMessage(message.offset, message.value, message)
 
@@ -197,7 +199,7 @@ class LiftbridgeFeed:
         return self._subscription
 
     async def close(self) -> None:
-        """Read no more."""
+        """Stop reading."""
         subscription, self._subscription = self._subscription, None
         if subscription is not None:
             await subscription.close()

@@ -1,4 +1,4 @@
-"""Keeps a consumer in its group: a task that registers and sends heartbeats, and the calls besides."""
+"""Keeps a consumer in its group: a task that registers and sends heartbeats, and the member's other calls."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ if TYPE_CHECKING:
 
 __all__ = ["Assigned", "GiveBack", "GroupMember", "Lost", "creation_of"]
 
-#: How long one request may take at least and at most, in seconds, whatever the session timeout.
+#: Least and most seconds of one request, whatever the session timeout.
 _SHORTEST_TRY: Final = 0.2
 _LONGEST_TRY: Final = 5.0
-#: Which part of an interval passes at least before the first heartbeat.
+#: Least fraction of an interval before the first heartbeat.
 _EARLIEST: Final = 0.1
-#: Which part of an interval passes at least before each other one.
+#: Least fraction of an interval before every other heartbeat.
 _LEAST: Final = 0.8
 
 
 @dataclass(frozen=True, slots=True)
 class Assigned:
-    """The member has these partitions, each with the offset to begin at, -1 for none."""
+    """The member has these partitions, each with its start offset, -1 where nothing was committed."""
 
     generation: int
     offsets: Mapping[TopicPartition, int] = field(default_factory=dict)
@@ -54,31 +54,31 @@ class Assigned:
 
 @dataclass(frozen=True, slots=True)
 class GiveBack:
-    """The group is about to change: the member has to give everything back."""
+    """The group is about to change: the member must give all partitions back."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """The member has lost everything already."""
+    """The member has lost all partitions already."""
 
 
 class GroupMember:
-    """A consumer's place in its group.
+    """Membership of a consumer in its group.
 
     Args:
-        nc: The connection.
-        calls: How coordinators are asked.
+        nc: NATS connection.
+        calls: Calls to coordinators.
         group: Name of the group.
-        consumer_id: The consumer's id.
-        client_id: Which life of which process.
-        topics: What is read.
-        session_timeout: Seconds of silence, None for the group's.
-        creation: What the group is made with if there is none; None for not making it.
-        on_event: Where events go.
+        consumer_id: Id of the consumer.
+        client_id: Id of this consumer object, which no other process or object ever had.
+        topics: Topics to read.
+        session_timeout: Session timeout in seconds; None for the group's.
+        creation: Request that creates the group if it does not exist; None to not create it.
+        on_event: Handler of background events.
 
     Attributes:
-        session: What is known of its place.
-        changes: What has become of its partitions, in order.
+        session: State of the membership.
+        changes: Changes of the assignment, in order.
     """
 
     def __init__(
@@ -113,21 +113,21 @@ class GroupMember:
 
     @property
     def owns(self) -> bool:
-        """Whether the partitions are certainly its own just now."""
+        """True while the partitions certainly belong to this member."""
         return self.session.owns(time_since_boot())
 
     def given_back(self) -> None:
-        """Everything was given back."""
+        """Report that all partitions were given back."""
         self.session.given_back(time_since_boot())
         self._wake.set()
 
-    # Its task
+    # Task
 
     async def keep(self) -> None:
-        """Register, and go on telling the controller that the consumer lives, until cancelled.
+        """Register, and keep sending heartbeats, until cancelled.
 
         Raises:
-            GroupError: The group does not take the consumer, and asking again would not help.
+            GroupError: The group refused the consumer, and retrying would not help.
             TransportError: The connection was closed.
         """
         subject = changed_subject(self._calls.prefix, self._group)
@@ -147,12 +147,12 @@ class GroupMember:
                     await self._heartbeat()
         finally:
             if not self._nc.is_closed:
-                # Or the connection goes, and the subscription with it.
+                # A lost connection ends the subscription by itself.
                 with contextlib.suppress(nats.errors.Error, OSError):
                     await subscription.unsubscribe()
 
     async def _nudged(self, msg: Msg) -> None:
-        """The group is changing, or has changed."""
+        """Act at once on a message that the group is changing, or has changed."""
         if msg.data != b"%d %d" % (self.session.generation, Phase.STABLE):
             self.session.hurry(time_since_boot())
             self._wake.set()
@@ -171,7 +171,7 @@ class GroupMember:
                 return
 
     def _try_time(self) -> float:
-        """How long a request may take: a member must find out in time that it is not heard."""
+        """Return the timeout of one request: a member must notice in time that it is not heard."""
         return min(max(self.session.interval, _SHORTEST_TRY), _LONGEST_TRY)
 
     async def _register(self) -> None:
@@ -205,7 +205,7 @@ class GroupMember:
     async def _ask_register(
         self, request: pb.RegisterConsumerRequest, timeout: float
     ) -> pb.RegisterConsumerResponse:
-        # The error is looked at by whoever gets the answer: it says more with "rebalancing".
+        # The caller looks at the error, because "rebalancing" comes with a generation.
         return await self._calls.controller_once(
             self._group, "RegisterConsumer", request, pb.RegisterConsumerResponse, timeout, passing=True
         )
@@ -248,7 +248,7 @@ class GroupMember:
                 self._group, "Heartbeat", request, pb.HeartbeatResponse, timeout
             )
         except RebalancingError:
-            # Unless everything was given back while the question was on its way.
+            # Ignored if everything was given back while the request was in flight.
             is_current = session.generation == generation and session.is_inside
             if is_current and session.rebalances(time_since_boot()):
                 self.changes.put_nowait(GiveBack())
@@ -266,16 +266,16 @@ class GroupMember:
         self._on_event(MemberFenced(self._group, self._consumer_id, error))
         self.changes.put_nowait(Lost())
 
-    # What is asked for besides
+    # Other calls
 
     async def commit(
         self, generation: int, offsets: Mapping[TopicPartition, tuple[int, bool]], timeout: float
     ) -> dict[TopicPartition, int | GroupError]:
-        """Commit the offsets that are to be read next, each with whether it may be lower than before.
+        """Commit the offsets to read next, each with a flag that allows a lower offset than before.
 
         Raises:
-            MemberFencedError: The consumer is not in that generation any more.
-            GroupError, CallTimeoutError, TransportError: It could not be stored.
+            MemberFencedError: The generation has ended for this member.
+            GroupError, CallTimeoutError, TransportError: The offsets could not be stored.
         """
         request = pb.CommitRequest(
             group=self._group,
@@ -294,19 +294,20 @@ class GroupMember:
         """Leave the group.
 
         Raises:
-            GroupError, CallTimeoutError, TransportError: The group could not be told; it will find out.
+            GroupError, CallTimeoutError, TransportError: The group was not told; it notices after a session
+                timeout.
         """
         request = pb.LeaveRequest(group=self._group, consumer_id=self._consumer_id, client_id=self._client_id)
         try:
             await self._calls.controller(self._group, "Leave", request, pb.LeaveResponse, timeout)
         except (MemberFencedError, UnknownGroupError):
-            return  # it is not in it, which is what was wanted
+            return  # no longer a member, as wanted
 
 
 def creation_of(
     group: str, session_timeout: float | None, topics: Iterable[TopicSpec], assignor: str, ephemeral: bool
 ) -> pb.CreateGroupRequest:
-    """What makes a group that a consumer does not find."""
+    """Return the request that creates a missing group."""
     seconds = DEFAULT_SESSION_TIMEOUT if session_timeout is None else session_timeout
     return pb.CreateGroupRequest(
         name=group,

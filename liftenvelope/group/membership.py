@@ -1,47 +1,46 @@
-"""One group as its controller sees it: who is in it, who has what, how far it is, and who is dead.
+"""State of one group at its controller: members, assignment, committed offsets and expiry.
 
-No I/O and no clock: sans-io. Times are seconds of any clock that does not go back.
+Sans-io. Times are seconds of any monotonic clock.
 
-**The life of an assignment.** While the group is STABLE, each member has its partitions, in the group's
-generation. When somebody comes, goes or dies, it gets PREPARING: the heartbeats of all members are answered
-by ``rebalancing``. Each member then stops reading, commits, still in the old generation, and registers
-again with that generation's number, which says that it has given everything back. Once all have, the
-partitions are dealt out anew, in the next generation. Who is silent for its session timeout is removed. So is
-who lives but does not give back: while the group is changing, the heartbeats of those who have not given back
-are answered, but don't prolong their sessions. Whoever was removed, or comes with an old generation, gets a
-:class:`MemberFencedError` for everything.
+**Generations.** Each assignment has a number, the group's generation.
 
-So a partition changes hands only after the one who had it has given it back, or was silent for so long that
-it knows by itself that it has lost it: see :class:`~liftenvelope.group.session.MemberSession`.
+- EMPTY or STABLE: a join, leave, expiry, rewind or change of topics makes the group PREPARING, with no member
+  ready. (In an ``immediate`` group every member is.)
+- PREPARING: heartbeats are answered with ``rebalancing``. Each member stops reading, commits in the old
+  generation, and registers with its number, which makes the member ready: it has given everything back.
+- When all members are ready, the next generation begins with a new assignment: STABLE, or EMPTY.
 
-**A group is changed by calls and stored by whoever calls.** After each call :attr:`Group.changed` says
-whether :attr:`Group.state` must be stored, and :attr:`Group.gone` whether the group is to be deleted.
-Nothing is told to anybody before it is stored; where that fails, the object is thrown away and made anew of
-what is stored.
+**Expiry.** A member that is silent for its session timeout is removed. So is one that lives but does not give
+back: while the group is PREPARING, heartbeats of members that are not ready do not extend their sessions.
 
-**Liftbridge's own group calls** are a second face of the same core, for groups that are ``immediate``:
-there, partitions move at once, with a new generation, and it is the server that fences readers by the
-group's epoch.
+**Fencing.** Every call of a removed member, or with an old generation, raises a :class:`MemberFencedError`.
+Invariant: a partition gets a new owner only after the old one has given it back, or was silent for so long
+that it knows its loss by itself: see :class:`~liftenvelope.group.session.MemberSession`.
+
+**Storing.** After each call the caller stores :attr:`Group.state` if :attr:`Group.changed`, and deletes it if
+:attr:`Group.gone`. Nothing may be answered before it is stored. If storing fails, the object is discarded and
+rebuilt from the stored state.
+
+**Liftbridge's own group calls** use the same core with ``immediate`` groups: partitions move at once, in a
+new generation, and the server fences readers by the group's epoch.
 
 ==============================  ============================================================================
 call of Liftbridge's API        here
 ==============================  ============================================================================
-JoinConsumerGroup               :meth:`Group.register`, with a client id that was never used before, so that
-                                a second join is refused (:class:`ConsumerIdInUseError`). The group is made
-                                by the first one, ``ephemeral`` and ``immediate``. The epoch is
-                                :attr:`GroupState.generation`, the coordinator its controller.
+JoinConsumerGroup               :meth:`Group.register` with a client id that was never used, so that a second
+                                join is refused. The first join creates the group, ``ephemeral`` and
+                                ``immediate``. The epoch is :attr:`GroupState.generation`.
 LeaveConsumerGroup              :meth:`Group.leave`
 FetchConsumerGroupAssignments   :meth:`Group.heartbeat` with the epoch as generation, then
                                 :meth:`Group.assignment_of`. A :class:`StaleGenerationError` is "epoch
-                                differs", and no sign of life; the member asks for the metadata and comes
-                                again.
-ReportConsumerGroupCoordinator  nothing: leases decide who is controller, not members
+                                differs": the member fetches the metadata and calls again.
+ReportConsumerGroupCoordinator  no effect: leases choose the controller, not members
 FetchMetadata(groups)           :attr:`Group.state`: controller and generation
-a stream is deleted or grows    :meth:`Group.set_topic`
+stream deleted or grown         :meth:`Group.set_topic`
 ==============================  ============================================================================
 
-The generation of a group that was made anew is above those it ever had, so that no zombie of the old one
-fences the members of the new one out, as Liftbridge's epoch 0 allows.
+A group that is created again starts above every generation that a group of its name ever had. So a zombie of
+the old group can't fence the members of the new one, as it can with Liftbridge's epoch 0.
 """
 
 from __future__ import annotations
@@ -83,21 +82,22 @@ from liftenvelope.group.state import (
 
 __all__ = ["Beat", "Commit", "Group", "Registered", "Registration"]
 
-#: Seconds after which an ephemeral group goes that nobody has ever joined.
+#: Seconds after which an ephemeral group is deleted that no member has ever joined.
 _UNJOINED: Final = 60.0
 _LARGEST_OFFSET: Final = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Registration:
-    """What a consumer says when it registers.
+    """Registration of a consumer.
 
     Attributes:
-        consumer_id: Its id in the group.
-        client_id: Who it is: never that of another process, nor of an earlier life of this one.
-        topics: What it reads.
-        session_timeout: Seconds of silence after which it is dead, None for the group's.
-        generation: Of the partitions that it has given back, 0 if it never had any.
+        consumer_id: Id in the group.
+        client_id: Id of the consumer process, which no other process, and no earlier run of this one, ever
+            had.
+        topics: Topics that the consumer reads.
+        session_timeout: Seconds of silence after which the member is removed; None for the group's default.
+        generation: Generation of the partitions that the consumer has given back; 0 if it never had any.
     """
 
     consumer_id: str
@@ -109,14 +109,14 @@ class Registration:
 
 @dataclass(frozen=True, slots=True)
 class Registered:
-    """What a consumer has.
+    """Answer to a registration.
 
     Attributes:
-        generation: The member's: of its assignment, 0 if it has none yet.
-        assignment: Its partitions, each with the offset to begin at, -1 where nothing was committed.
-        session_timeout: Seconds of silence after which it is dead.
-        rebalancing: Whether that holds no more: it is to give its partitions back and register again, or
-            has done so and is to wait.
+        generation: Generation of the member's assignment; 0 if it has none yet.
+        assignment: Partitions of the member, each with its start offset, -1 where nothing was committed.
+        session_timeout: Seconds of silence after which the member is removed.
+        rebalancing: The group is PREPARING, so the assignment is empty. The member must give its partitions
+            back and register again, or has done so and must wait.
     """
 
     generation: int
@@ -127,11 +127,11 @@ class Registered:
 
 @dataclass(frozen=True, slots=True)
 class Beat:
-    """The answer to a heartbeat.
+    """Answer to a heartbeat.
 
     Attributes:
-        generation: The group's.
-        rebalancing: Whether the group is about to change.
+        generation: Generation of the group.
+        rebalancing: The group is PREPARING.
     """
 
     generation: int
@@ -140,12 +140,12 @@ class Beat:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """How far a partition is.
+    """Progress of a member in one partition.
 
     Attributes:
-        partition: Which.
-        offset: The offset that is to be read next.
-        rewind: Whether it may be lower than before: the member went back on purpose.
+        partition: The partition.
+        offset: Offset to read next.
+        rewind: The offset may be lower than the committed one, because the member sought back.
     """
 
     partition: TopicPartition
@@ -154,19 +154,19 @@ class Commit:
 
 
 class Group:
-    """One group, in the hands of its controller.
+    """One group at its controller.
 
     Args:
-        state: The group as it is stored. It belongs to this object from now on.
-        assignors: What deals out partitions, by name. Default: the three of this package.
-        now: The time. Every member has a whole session timeout from here on.
+        state: Stored state of the group. The object owns it from now on.
+        assignors: Assignors by name. Default: the three built-in ones.
+        now: Current time. The session timeout of every member starts here.
 
     Attributes:
-        state: The group as it is.
-        changed: Whether that is to be stored. For the caller to put back to false.
-        gone: Whether the group is no more, and to be deleted where it is stored.
-        assignor_failure: What the group's own assignor did wrong, so that ``sticky`` dealt out instead. For
-            the caller to take away.
+        state: Current state of the group.
+        changed: The state must be stored. The caller resets this.
+        gone: The group must be deleted.
+        assignor_failure: Error of the group's custom assignor, which made ``sticky`` take over. The
+            caller resets this.
 
     Example:
         >>> group = Group(GroupState("billing"), now=0.0)
@@ -192,24 +192,24 @@ class Group:
         self.assignor_failure: Exception | None = None
         self._assignors = assignors
         self._deadlines: dict[str, float] = {}
-        #: Until when an ephemeral group may be without any member.
+        #: Time by which an ephemeral group without members must be joined.
         self._joined_by = math.inf
         self.restart(now)
 
     # Time
 
     def restart(self, now: float) -> None:
-        """Give every member a whole session timeout: nobody could have been heard until now."""
+        """Restart the session timeout of every member, because no heartbeat could be received until now."""
         state = self.state
         self._deadlines = {name: now + member.session_timeout for name, member in state.members.items()}
         self._joined_by = now + _UNJOINED if state.ephemeral and not state.members else math.inf
 
     def next_deadline(self) -> float:
-        """When :meth:`expire` has something to do, unless something happens before; infinity for never."""
+        """Return the time at which :meth:`expire` must be called next; infinity for never."""
         return min((self._joined_by, *self._deadlines.values()))
 
     def expire(self, now: float) -> tuple[str, ...]:
-        """Remove who is dead, and return their ids."""
+        """Remove members whose sessions have expired, and return their ids."""
         dead = {name for name, deadline in self._deadlines.items() if deadline <= now}
         if self._joined_by <= now:
             self.gone = self.changed = True
@@ -220,13 +220,13 @@ class Group:
     # Members
 
     def register(self, request: Registration, now: float) -> Registered:
-        """Take a consumer in, or take note that it has given its partitions back, or tell what it has.
+        """Add a consumer, or mark it ready, or repeat its assignment.
 
         Raises:
-            GroupRequestError: The request makes no sense.
-            ConsumerIdInUseError: Another client has the consumer id.
-            TopicMismatchError: The group knows a topic otherwise.
-            GroupLimitError: There is no room for it.
+            GroupRequestError: The request is malformed.
+            ConsumerIdInUseError: Another client is a member with this consumer id.
+            TopicMismatchError: The group knows a topic with other places.
+            GroupLimitError: The group has its maximum of members or partitions.
         """
         topics = self._check(request)
         merged = merged_topics(self.state.topics, topics)
@@ -259,15 +259,15 @@ class Group:
             check_session_timeout(request.session_timeout)
         topics = check_topics(request.topics)
         if not topics:
-            raise GroupRequestError("topics: expected at least one")
+            raise GroupRequestError("topics must name at least one topic, got none")
         member = self.state.members.get(request.consumer_id)
         if member is not None and member.client_id != request.client_id:
             raise ConsumerIdInUseError(
-                f"group {self.state.name!r} has a member {request.consumer_id!r} already, another client's; "
-                f"if that one is dead, it goes {member.session_timeout:g} s after it was heard last"
+                f"group {self.state.name!r} has another client with consumer_id {request.consumer_id!r}; "
+                f"if that one is dead, its session ends {member.session_timeout:g} s after its last heartbeat"
             )
         if member is None and len(self.state.members) >= MAX_MEMBERS:
-            raise GroupLimitError(f"group {self.state.name!r} has {MAX_MEMBERS} members already")
+            raise GroupLimitError(f"group {self.state.name!r} already has {MAX_MEMBERS} members, the maximum")
         return topics
 
     def _add(self, request: Registration, topics: frozenset[str], timeout: float) -> MemberState:
@@ -283,28 +283,28 @@ class Group:
         return Registered(member.generation, assignment, member.session_timeout, rebalancing)
 
     def assignment_of(self, consumer_id: str) -> dict[TopicPartition, int]:
-        """The partitions of a member, each with the offset to begin at, -1 where nothing was committed.
+        """Return a member's partitions, each with its start offset, -1 where nothing was committed.
 
         Raises:
-            UnknownMemberError: There is no such member.
+            UnknownMemberError: The consumer is not a member.
         """
         partitions = sorted(self._member(consumer_id).assignment)
         return {partition: self.state.offsets.get(partition, -1) for partition in partitions}
 
     def registered(self, consumer_id: str, client_id: str = "") -> Registered:
-        """What a member has, without any change.
+        """Return a member's assignment without any change.
 
         Raises:
-            UnknownMemberError: There is no such member.
+            UnknownMemberError: The consumer is not a member.
         """
         return self._registered(self._member(consumer_id, client_id))
 
     def heartbeat(self, consumer_id: str, generation: int, now: float, client_id: str = "") -> Beat:
-        """Take note that a member lives.
+        """Record a heartbeat and extend the member's session, unless it still has to give back.
 
         Raises:
-            UnknownMemberError: There is no such member.
-            StaleGenerationError: It is behind; this is no sign of life.
+            UnknownMemberError: The consumer is not a member.
+            StaleGenerationError: The generation is not the member's; the session is not extended.
         """
         member = self._current(consumer_id, generation, client_id)
         rebalancing = self.state.phase is Phase.PREPARING
@@ -313,10 +313,10 @@ class Group:
         return Beat(self.state.generation, rebalancing)
 
     def leave(self, consumer_id: str, client_id: str = "") -> None:
-        """Let a member go.
+        """Remove a member that leaves.
 
         Raises:
-            UnknownMemberError: There is no such member.
+            UnknownMemberError: The consumer is not a member.
         """
         self._remove({self._member(consumer_id, client_id).consumer_id})
 
@@ -324,8 +324,8 @@ class Group:
         member = self.state.members.get(consumer_id)
         if member is None or (client_id and member.client_id != client_id):
             raise UnknownMemberError(
-                f"{consumer_id!r} is no member of group {self.state.name!r}: it never was, has left, or was "
-                "silent for longer than its session timeout; register it again"
+                f"{consumer_id!r} is not a member of group {self.state.name!r}: it never joined, has left, "
+                "or its session expired; register it again"
             )
         return member
 
@@ -334,7 +334,7 @@ class Group:
         if generation != member.generation:
             raise StaleGenerationError(
                 f"{consumer_id!r} of group {self.state.name!r} is in generation {member.generation}, "
-                f"not {generation}: register it again"
+                f"got {generation}: register it again"
             )
         return member
 
@@ -346,10 +346,10 @@ class Group:
         if self.state.ephemeral and not self.state.members:
             self.gone = True
 
-    # Change
+    # Rebalancing
 
     def _begin_change(self) -> None:
-        """Have the partitions dealt out anew: at once, or when the members have given theirs back."""
+        """Start a new assignment: at once for ``immediate`` groups, else when all members are ready."""
         state = self.state
         self.changed = True
         if state.phase is not Phase.PREPARING:
@@ -359,9 +359,9 @@ class Group:
         self._end_change()
 
     def _end_change(self) -> None:
-        """Deal out the partitions, if all members are ready."""
+        """Assign the partitions if all members are ready."""
         state = self.state
-        # Who has no assignment yet has nothing to give back, but may not know yet that it is in the group.
+        # A member without an assignment has nothing to give back, but may not know yet that it has joined.
         if any(not member.ready for member in state.members.values()) and not state.immediate:
             return
         state.generation += 1
@@ -385,7 +385,7 @@ class Group:
             return dict(checked(situation, assignor(situation)))
         try:
             return checked(situation, assignor(situation))
-        except Exception as exc:  # noqa: BLE001 - the user's own code: whatever it does, the group goes on
+        except Exception as exc:  # noqa: BLE001 - user code: the group must survive any failure of it
             self.assignor_failure = exc
             return sticky(situation)
 
@@ -394,13 +394,13 @@ class Group:
     def commit(
         self, consumer_id: str, generation: int, commits: Iterable[Commit], client_id: str = ""
     ) -> dict[TopicPartition, int | GroupError]:
-        """Take note how far a member is; an offset never goes back unless the member says so.
+        """Store a member's progress. An offset never goes back without ``rewind``.
 
         Returns:
-            By partition the offset that stands now, or why the commit does not count.
+            For each partition the offset that is committed now, or the error that refused the commit.
 
         Raises:
-            UnknownMemberError, StaleGenerationError: The member is fenced; nothing was done.
+            UnknownMemberError, StaleGenerationError: The member is fenced. Nothing was committed.
         """
         member = self._current(consumer_id, generation, client_id)
         outcome: dict[TopicPartition, int | GroupError] = {}
@@ -409,7 +409,7 @@ class Group:
             if partition not in member.assignment:
                 outcome[partition] = NotAssignedError(f"{_text(partition)} is not {consumer_id!r}'s")
             elif not 0 <= commit.offset <= _LARGEST_OFFSET:
-                outcome[partition] = GroupRequestError(f"{_text(partition)}: offset {commit.offset}")
+                outcome[partition] = _offset_error(partition, commit.offset)
             else:
                 outcome[partition] = self._commit(commit)
         return outcome
@@ -426,10 +426,10 @@ class Group:
     def committed(
         self, partitions: Collection[TopicPartition] = ()
     ) -> dict[TopicPartition, int | GroupError]:
-        """The offset that is to be read next of each partition, -1 where nothing was committed.
+        """Return the offset to read next of each partition, -1 where nothing was committed.
 
         Args:
-            partitions: Which; all of the group's topics if empty.
+            partitions: Partitions to look up; all of the group's topics if empty.
         """
         wanted: Iterable[TopicPartition] = partitions or (
             TopicPartition(name, number)
@@ -444,30 +444,30 @@ class Group:
         }
 
     def rewind(self, offsets: Mapping[TopicPartition, int]) -> None:
-        """Set offsets, back or forth, whoever reads the partitions: the members get them anew.
+        """Set offsets, back or forth. If members read the partitions, the group rebalances.
 
         Raises:
-            GroupRequestError: There is no such partition; nothing was done.
+            GroupRequestError: A partition does not exist, or an offset is out of range. Nothing was changed.
         """
         for partition, offset in offsets.items():
             if not self.state.knows(partition):
                 raise self._unknown(partition)
             if not 0 <= offset <= _LARGEST_OFFSET:
-                raise GroupRequestError(f"{_text(partition)}: offset {offset}")
+                raise _offset_error(partition, offset)
         if not offsets:
             return
         self.state.offsets.update(offsets)
         self.changed = True
         assigned = {p for member in self.state.members.values() for p in member.assignment}
         if touched := assigned & offsets.keys():
-            # What its reader commits from now on is of before.
+            # Until the next assignment, commits of the previous readers must not undo the rewind.
             self.state.rewound |= touched
             self._begin_change()
 
     def set_topic(self, name: str, spec: TopicSpec | None) -> None:
-        """Take note that a topic has another number of partitions, or is no more (None).
+        """Change a topic's number of partitions, or remove the topic (None).
 
-        Offsets of partitions that are no more are dropped.
+        Offsets of partitions that no longer exist are dropped.
         """
         if self.state.topics.get(name) == spec:
             return
@@ -482,8 +482,12 @@ class Group:
             self._begin_change()
 
     def _unknown(self, partition: TopicPartition) -> GroupRequestError:
-        return GroupRequestError(f"group {self.state.name!r} has no {_text(partition)}")
+        return GroupRequestError(f"group {self.state.name!r} has no partition {_text(partition)}")
 
 
 def _text(partition: TopicPartition) -> str:
     return f"{partition.topic}[{partition.partition}]"
+
+
+def _offset_error(partition: TopicPartition, offset: int) -> GroupRequestError:
+    return GroupRequestError(f"the offset of {_text(partition)} must be 0 to 2**63 - 1, got {offset}")

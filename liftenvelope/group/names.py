@@ -1,4 +1,4 @@
-"""Names of groups and coordinators as tokens of subjects and keys."""
+"""Encodes names of groups and coordinators as tokens of subjects and keys."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = [
     "token_of",
 ]
 
-#: What is asked of any coordinator, and what of a group's controller.
+#: Calls that any coordinator serves; the group's controller serves the others.
 ANY: Final = ("ListGroups", "CreateGroup")
 METHODS: Final = (
     *ANY,
@@ -35,7 +35,7 @@ _PREFIX: Final = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
 
 
 def token_of(name: str) -> str:
-    """Any name as a token; different names give different ones.
+    """Encode a name as a token; different names give different tokens.
 
     Example:
         >>> token_of("billing"), token_of("b.1 é")
@@ -48,36 +48,36 @@ def token_of(name: str) -> str:
 
 
 def check_token(what: str, value: object) -> str:
-    """A name that is a token as it is.
+    """Check that a name is a token and return it.
 
     Raises:
-        UsageError: It is not 1 to 64 letters, digits, dashes and underscores.
+        UsageError: The name is not 1 to 64 letters, digits, dashes and underscores.
     """
     if not isinstance(value, str):
-        raise UsageTypeError(f"{what} must be str, not {type(value).__name__}")
+        raise UsageTypeError(f"{what} must be a str, got {value!r}")
     if not _TOKEN.fullmatch(value):
-        raise UsageError(f"{what}={value!r}: expected 1 to 64 letters, digits, '-' and '_'")
+        raise UsageError(f"{what} must be 1 to 64 letters, digits, '-' and '_', got {value!r}")
     return value
 
 
 def check_prefix(prefix: object) -> str:
-    """A prefix of subjects, without a dot at its end.
+    """Check a prefix of subjects and return it; a prefix does not end with a dot.
 
     Raises:
-        UsageError: It has other tokens than of letters, digits, dashes and underscores.
+        UsageError: A token is empty, or has characters other than letters, digits, dashes and underscores.
     """
     if not isinstance(prefix, str):
-        raise UsageTypeError(f"prefix must be str, not {type(prefix).__name__}")
+        raise UsageTypeError(f"prefix must be a str, got {prefix!r}")
     if not _PREFIX.fullmatch(prefix):
-        raise UsageError(f"prefix={prefix!r}: expected letters, digits, '-' and '_', and dots between them")
+        raise UsageError(f"prefix must be tokens of letters, digits, '-' and '_', got {prefix!r}")
     return prefix
 
 
 def controller_subject(prefix: str, coordinator_id: str) -> str:
-    """Where a coordinator takes what is asked of it alone, without the method."""
+    """Return the subject prefix for calls to one coordinator; the method follows after a dot."""
     return f"{prefix}.at.{coordinator_id}"
 
 
 def changed_subject(prefix: str, group: str) -> str:
-    """Where a controller tells that a group is changing, or has changed."""
+    """Return the subject on which a controller announces that a group is changing or has changed."""
     return f"{prefix}.changed.{token_of(group)}"

@@ -1,4 +1,4 @@
-"""One partition of a group's member: it is read ahead a little, and handed out in order."""
+"""Reads one assigned partition ahead into a buffer and hands the messages out in order."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ __all__ = ["GroupMessage", "PartitionReader"]
 
 _FIRST_PAUSE: Final = 0.05
 _LONGEST_PAUSE: Final = 1.0
-#: For how long a partition must end before what the group has read until that is taken for true, in seconds.
+#: Seconds for which the committed offset must appear beyond the end before that is reported as an error.
 _CERTAIN: Final = 3.0
 
 
 @dataclass(frozen=True, slots=True)
 class GroupMessage:
-    """A message that a group's member was given.
+    """A message handed out to a member of a group.
 
     Attributes:
-        topic: Its topic.
-        partition: Its partition.
-        offset: Its offset.
-        data: Its payload.
-        message: The message as its source has it: of a JetStream topic a
-            :class:`liftenvelope.jetstream.Message`, which needs no ack.
-        generation: The generation of the group that the member was given it in.
+        topic: Name of the topic.
+        partition: Number of the partition.
+        offset: Offset of the message.
+        data: Payload.
+        message: Message object of the topic's source. For a JetStream topic, a
+            :class:`liftenvelope.jetstream.Message` that needs no ack.
+        generation: Group generation in which the member got the message.
     """
 
     topic: str
@@ -51,23 +51,30 @@ class GroupMessage:
 class PartitionReader:
     """Reads one partition.
 
+    The reader outlives generations. When the member gives its partitions back, :meth:`hold` keeps the buffer
+    filled without handing anything out. :meth:`go_on` resumes with the next generation if its committed
+    offset is one that the buffer, or the batch in the user's hands, still covers. Otherwise a new reader is
+    needed.
+
+    Invariant: every message of the partition from ``position`` on is in the buffer or still to be read.
+
     Args:
-        source: Its topic.
-        key: Its topic's name and its number.
-        generation: The group's generation.
-        offset: Where to begin, -1 if nothing was committed.
-        auto_offset: Where to begin then: ``"earliest"``, ``"latest"``, ``"new"``, or ``"error"``.
-        limit: How many messages are read ahead.
-        on_ready: Called when there is something to take.
-        keep_start: Commits where a partition begins of which nothing was committed. Awaited before anything
-            is read: whoever comes next must begin there as well, even if this member dies at once.
+        source: Topic of the partition.
+        key: Topic name and partition number.
+        generation: Generation of the group.
+        offset: Start offset; -1 if nothing was committed.
+        auto_offset: Start in that case: ``"earliest"``, ``"latest"``, ``"new"``, or ``"error"``.
+        limit: Messages to read ahead.
+        on_ready: Called when a message can be taken.
+        keep_start: Commits the start of a partition without a committed offset. It is awaited before anything
+            is read, so that the next member starts there too, even if this one dies at once.
 
     Attributes:
-        key: Its topic's name and its number.
-        generation: The group's generation.
-        position: The offset that is handed out next, or a lower one; None where it is not known yet.
-        paused: Whether nothing is to be handed out for the time being.
-        rewound: Whether the user went back, so that a commit may do so as well.
+        key: Topic name and partition number.
+        generation: Generation of the group.
+        position: Offset of the next message to hand out, or a lower one; None if not known yet.
+        paused: Hand out nothing until this is false.
+        rewound: The user sought, so the next commit may lower the committed offset.
     """
 
     def __init__(
@@ -91,16 +98,16 @@ class PartitionReader:
         self._limit = limit
         self._on_ready = on_ready
         self._keep_start = keep_start
-        #: Where it begins, until that is committed; None where something was committed before.
+        #: Start offset until it is committed; None if an offset had been committed before.
         self._start: int | None = None
         self._paused = False
-        #: Whether it reads on for a generation that may come, and hands out nothing meanwhile.
+        #: True while the reader buffers for a possible next generation and hands nothing out.
         self._held = False
-        #: Whether what it reads is put into the buffer, its beginning being known and committed.
+        #: True once the start is known and committed, so that messages go into the buffer.
         self._has_begun = False
-        #: Since when the partition seems to end before what was read.
+        #: Time since which the partition appears to end before the offset to read.
         self._beyond_since: float | None = None
-        #: What was handed out last, and where it began.
+        #: Messages handed out last, and the position before them.
         self._last: list[SourceMessage] = []
         self._last_from = 0
         self._buffer: deque[SourceMessage] = deque()
@@ -111,7 +118,7 @@ class PartitionReader:
 
     @property
     def paused(self) -> bool:
-        """Whether nothing is to be handed out for the time being."""
+        """True if nothing is handed out until this is false."""
         return self._paused
 
     @paused.setter
@@ -122,11 +129,11 @@ class PartitionReader:
 
     @property
     def can_give(self) -> bool:
-        """Whether there is something to take."""
+        """True if a message can be taken."""
         return bool(self._buffer) and not self._paused and not self._held
 
     def start(self, on_done: Callable[[asyncio.Task[None]], None]) -> None:
-        """Begin to read, or to hand out what was read; what the reading ends with goes to ``on_done``."""
+        """Start reading, or handing out what was buffered. ``on_done`` gets the finished reading task."""
         self._on_done = on_done
         self._held = False
         if self._task is None or self._task.done():
@@ -142,31 +149,31 @@ class PartitionReader:
         if self._on_done is not None and not self._held:
             self._on_done(task)
         elif not task.cancelled():
-            task.exception()  # of a partition that may be another's: whoever has it finds out by itself
+            task.exception()  # retrieved and dropped: the partition's next reader meets the error itself
 
-    # From one generation to the next
+    # Generations
 
     def hold(self) -> bool:
-        """Hand out nothing more, but read on a little: the partition may be this member's again.
+        """Stop handing out, but keep buffering: the partition may be assigned to this member again.
 
         Returns:
-            Whether it does; else it has to be closed.
+            True if the reader keeps buffering; otherwise it must be closed.
         """
         self._held = True
         return self._has_begun and self._task is not None and not self._task.done()
 
     def go_on(self, generation: int, offset: int) -> bool:
-        """Be ready for another generation, in which the partition begins at that offset.
+        """Switch to the next generation, which starts at ``offset``.
 
         Returns:
-            Whether the reader is there, or was there just before; else it has to be closed.
+            True if the reader can continue from there; otherwise it must be closed.
         """
         if self._task is None or self._task.done() or self.position is None:
             return False
         if offset != self.position:
             if not self._last or not self._last_from <= offset <= self.position:
                 return False
-            # What was in the user's hands is given again.
+            # The uncommitted part of the last batch is handed out again.
             self._buffer.extendleft(one for one in reversed(self._last) if one.offset >= offset)
         self.position, self.generation = offset, generation
         self.rewound, self._paused = False, False
@@ -177,16 +184,16 @@ class PartitionReader:
 
     @property
     def waiting(self) -> int:
-        """How many messages were read and not handed out."""
+        """Number of messages that were read and not handed out."""
         return len(self._buffer)
 
     @property
     def is_full(self) -> bool:
-        """Whether no more is read before some of it is handed out."""
+        """True if nothing more is read until a message is handed out."""
         return len(self._buffer) >= self._limit
 
     def take_one(self) -> GroupMessage:
-        """The next message, which there has to be."""
+        """Take the next message. There must be one."""
         one = self._buffer.popleft()
         assert self.position is not None
         self._last, self._last_from = [one], self.position
@@ -195,7 +202,7 @@ class PartitionReader:
         return GroupMessage(*self.key, one.offset, one.data, one.message, self.generation)
 
     def take(self, limit: int) -> list[GroupMessage]:
-        """Up to so many of the next messages."""
+        """Take up to ``limit`` messages."""
         taken: list[SourceMessage] = []
         while self.can_give and len(taken) < limit:
             taken.append(self._buffer.popleft())
@@ -207,39 +214,39 @@ class PartitionReader:
         return [GroupMessage(*self.key, one.offset, one.data, one.message, self.generation) for one in taken]
 
     def seek(self, offset: int) -> None:
-        """Go on at another offset."""
+        """Continue at another offset."""
         self.position, self.rewound, self._start = offset, True, None
         self._last = []
         self._buffer.clear()
         self._room.set()
         if self._task is not None:
-            # Whatever the old one still gets goes nowhere: it is cancelled before it runs again.
+            # The old task can't add messages any more: it is cancelled before it runs again.
             self._task.cancel()
             self._begin_to_read()
 
     def stop(self) -> None:
-        """Hand out nothing more."""
+        """Drop the buffer and cancel the reading."""
         self._buffer.clear()
         if self._task is not None:
             self._task.cancel()
 
     async def close(self) -> None:
-        """Stop, and wait for the end of the reading."""
+        """Stop, and wait for the reading to end."""
         self.stop()
         if self._task is not None and self._task is not asyncio.current_task():
             await asyncio.wait([self._task])
 
     async def begin(self) -> int:
-        """The offset that is handed out first, asked for once where nothing was committed.
+        """Return the first offset to hand out; look it up once if nothing was committed.
 
         Raises:
             NoCursorError: Nothing was committed, and ``auto_offset`` is ``"error"``.
         """
         if self.position is None:
             if self._auto_offset == "error":
-                raise NoCursorError(f"nothing was committed for {self.key}: rewind the group first")
+                raise NoCursorError(f"no offset was committed for {self.key}; rewind the group first")
             found = await self._find_start()
-            if self.position is None:  # nobody else has asked, or sought, meanwhile
+            if self.position is None:  # unless another call or a seek has set it meanwhile
                 self.position = self._start = found
         return self.position
 
@@ -273,9 +280,9 @@ class PartitionReader:
                 await feed.close()
 
     def _check_passing(self, error: LiftEnvelopeError) -> None:
-        """Raise what does not go away by itself, as it does where a server comes back, or the member does."""
+        """Raise an error that does not go away by itself; return for one that a retry can cure."""
         if isinstance(error, OffsetOutOfRangeError):
-            # A server that has only just become the partition's leader may not know all of it yet.
+            # A server that has just become the partition's leader may not know all of its messages yet.
             now = asyncio.get_running_loop().time()
             self._beyond_since = now if self._beyond_since is None else self._beyond_since
             is_passing = now - self._beyond_since < _CERTAIN
@@ -293,7 +300,7 @@ class PartitionReader:
         return offset
 
     async def _fill(self, feed: PartitionFeed) -> AsyncIterator[int]:
-        """Put what comes into the buffer, and yield the offset of each."""
+        """Put messages into the buffer and yield the offset of each."""
         while True:
             message = await feed.next()
             while len(self._buffer) >= self._limit:

@@ -1,4 +1,4 @@
-"""Messages of groups as Arrow columns."""
+"""Converts messages of groups to Arrow columns."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ else:
 
 __all__ = ["SCHEMA", "message_rows"]
 
-#: The columns. Null is what the source of a topic does not have: keys are Liftbridge's alone, and of a source
-#: of one's own only the first four columns are known.
+#: Columns of a batch. A value is null if the topic's source does not have it: only Liftbridge has keys, and a
+#: custom source fills only the first four columns.
 SCHEMA = pa.schema(
     [
         pa.field("topic", pa.string(), nullable=False),
@@ -34,9 +34,9 @@ SCHEMA = pa.schema(
 
 
 def message_rows(messages: Sequence[GroupMessage]) -> pa.RecordBatch:
-    """A row for each message, with the columns of :data:`SCHEMA`.
+    """Return a batch with one row for each message and the columns of :data:`SCHEMA`.
 
-    Of a header with several values, as JetStream's messages can have, there is an entry for each.
+    A header with several values, as JetStream's messages can have, becomes several entries.
 
     Example:
         >>> message_rows([GroupMessage("orders", 0, 7, b"tea", None, 1)]).to_pylist()[0]["value"]
@@ -58,7 +58,7 @@ def message_rows(messages: Sequence[GroupMessage]) -> pa.RecordBatch:
 
 
 def _details(message: Any) -> tuple[bytes | None, int | None, str | None, list[tuple[str, bytes]] | None]:
-    """Key, time in ns, subject and headers of a message, as far as its source has them."""
+    """Return key, time in ns, subject and headers of a message, each None if its source has none."""
     if isinstance(message, JetStreamMessage):
         headers = message.headers
         entries = [(name, value.encode()) for name in headers for value in headers.get_all(name)]

@@ -1,4 +1,4 @@
-"""The calls of groups as a NATS micro service, so that ``nats micro`` shows it."""
+"""Serves the calls of groups as a NATS micro service, so that ``nats micro`` lists it."""
 
 from __future__ import annotations
 
@@ -37,25 +37,25 @@ if TYPE_CHECKING:
 
 __all__ = ["SERVICE", "GroupService"]
 
-#: The name that the micro service has.
+#: Name of the micro service.
 SERVICE: Final = "liftenvelope-groups"
-#: How long the server may take to know of all subjects, in seconds.
+#: Seconds to wait until the NATS server knows all subjects.
 _START_WAIT: Final = 10.0
-#: How long an answer may wait for a group to be stable, in seconds.
+#: Most seconds that an answer waits for a group to be stable.
 _LONGEST_WAIT: Final = 5.0
-#: How many requests may be worked at. More are told to come again.
+#: Most requests in progress. Further requests are told to retry.
 _MOST_AT_ONCE: Final = 10_000
 
 
 class GroupService:
-    """Answers requests.
+    """Answers the requests of members and clients.
 
     Args:
-        nc: The connection.
-        prefix: What the subjects begin with.
-        coordinator_id: Of the coordinator that answers.
-        directory: Its groups.
-        bounds: Which offsets partitions have.
+        nc: NATS connection.
+        prefix: Prefix of the subjects.
+        coordinator_id: Id of the coordinator.
+        directory: Groups of the coordinator.
+        bounds: Returns the offset bounds of partitions.
     """
 
     def __init__(
@@ -81,12 +81,12 @@ class GroupService:
         }
 
     async def start(self) -> None:
-        """Begin to answer.
+        """Start answering.
 
         Raises:
-            TransportError: The connection was lost meanwhile.
+            TransportError: The connection was lost.
         """
-        # Of nats-py's own clock, from Python 3.12 on: no user of this package can do anything about it.
+        # nats-py's own call warns from Python 3.12 on, and users of this package can't change it.
         warnings.filterwarnings("ignore", r"datetime\.datetime\.utcnow", DeprecationWarning, r"nats\.micro")
         self._service = service = await nats.micro.add_service(
             self._nc,
@@ -104,7 +104,7 @@ class GroupService:
         await Link(self._nc).barrier(_START_WAIT)
 
     async def stop(self) -> None:
-        """Answer nothing more; what is being worked at is given up."""
+        """Stop answering, and cancel requests in progress."""
         service, self._service = self._service, None
         if service is not None:
             await service.stop()
@@ -113,13 +113,13 @@ class GroupService:
         if self._tasks:
             await asyncio.wait(self._tasks)
 
-    # Requests in general
+    # Requests
 
     def _handler(self, method: str) -> Callable[[Request], Awaitable[None]]:
         async def handle(request: Request) -> None:
-            # nats.micro calls one handler after the other, so that none may wait.
+            # nats.micro calls handlers one after another, so a handler must not wait.
             if len(self._tasks) >= _MOST_AT_ONCE:
-                error = GroupUnavailableError(f"{_MOST_AT_ONCE} requests are being worked at: ask again")
+                error = GroupUnavailableError(f"{_MOST_AT_ONCE} requests are in progress already; retry")
                 await _respond(request, self._refusal(method, error))
                 return
             task = asyncio.get_running_loop().create_task(self._answer(method, request))
@@ -129,7 +129,7 @@ class GroupService:
         return handle
 
     async def _heartbeats(self, request: Request) -> None:
-        """Answer at once where the group is at hand, as it nearly always is."""
+        """Answer in place if the group is loaded, as it nearly always is; no task is needed."""
         try:
             beat = pb.HeartbeatRequest.FromString(request.data)
         except DecodeError:
@@ -145,7 +145,7 @@ class GroupService:
         try:
             message = kind.FromString(request.data)
         except DecodeError:
-            error = GroupRequestError(f"the request is no {kind.__name__}")
+            error = GroupRequestError(f"the request is not a {kind.__name__}")
             await _respond(request, self._refusal(method, error))
             return
         await _respond(request, await self._outcome(method, message))
@@ -161,7 +161,7 @@ class GroupService:
         kind: type[Message] = getattr(pb, f"{method}Response")
         return kind(error=error_message(error))
 
-    # Each of them
+    # Methods
 
     async def _list_groups(self, request: pb.ListGroupsRequest) -> Message:
         found = await self._directory.list(request.names)
@@ -205,7 +205,7 @@ class GroupService:
         beat = host.heartbeat(request.consumer_id, request.generation, request.client_id)
         answer = pb.HeartbeatResponse(generation=beat.generation)
         if beat.rebalancing:
-            error = RebalancingError("the group is changing: give back what you have, and register again")
+            error = RebalancingError("the group is rebalancing; give your partitions back and register again")
             answer.error.CopyFrom(error_message(error))
         return answer
 
@@ -217,7 +217,9 @@ class GroupService:
             partition = TopicPartition(one.topic, one.partition)
             spec = topics.get(one.topic)
             if spec is None or one.partition >= spec.partitions:
-                outcome[partition] = GroupRequestError(f"no partition {one.partition} of {one.topic!r}")
+                outcome[partition] = GroupRequestError(
+                    f"topic {one.topic!r} has no partition {one.partition}"
+                )
                 continue
             try:
                 outcome[partition] = clamped(one.offset, await self._bounds(spec, one.partition))
@@ -252,6 +254,6 @@ async def _respond(request: Request, answer: Message) -> None:
     try:
         await request.respond(answer.SerializeToString())
     except ValueError:
-        return  # nats.micro's way to say that nobody wants an answer
+        return  # nats.micro raises this for a request without a reply subject
     except (nats.errors.Error, OSError):
-        return  # the connection is being closed: whoever asked finds out by itself
+        return  # the connection is closing: the caller's request times out

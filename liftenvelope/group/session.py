@@ -1,22 +1,22 @@
-"""A consumer's place in its group: what to ask the controller next, and how long the partitions are its own.
+"""Membership of a consumer in its group: the next request, and how long its partitions are its own.
 
-No I/O and no clock: sans-io. Times are seconds of any clock that does not go back.
+Sans-io. Times are seconds of any monotonic clock.
 
-========  ==============================  ====================================================================
-state     what is done                    what the answers do
-========  ==============================  ====================================================================
-OUTSIDE   register                        an assignment: INSIDE. "Rebalancing": register again, with the
-                                          generation that the controller says
-INSIDE    heartbeat, 0.3 of the session   "rebalancing": LEAVING. Fenced, or no answer for a whole session
-          timeout apart at most           timeout: OUTSIDE, and everything is lost
-LEAVING   heartbeat, until the consumer   given back: OUTSIDE, in the generation that it had. Fenced, or the
-          has given everything back       session is over, which these heartbeats don't prolong: as above
-========  ==============================  ====================================================================
+========  ==========================  ========================================================================
+state     request                     answers and transitions
+========  ==========================  ========================================================================
+OUTSIDE   register                    assignment: INSIDE. ``rebalancing``: register again, with the generation
+                                      of the answer
+INSIDE    heartbeat, at most 0.3 of   ``rebalancing``: LEAVING. Fenced, or no answer for a session timeout:
+          the session timeout apart   OUTSIDE, and all partitions are lost
+LEAVING   heartbeat, until the        given back: OUTSIDE, in the same generation. Fenced, or the session
+          consumer has given back     ended, which these heartbeats do not extend: OUTSIDE, as above
+========  ==========================  ========================================================================
 
-A member owns its partitions until a session timeout after it **sent** the last request that the controller
-answered without asking for them back. The controller gives them to nobody before a session timeout after it
-**received** that request, or the next one. So by the time that another member gets one, this one knows that
-it has lost it, even if it can reach nobody.
+Invariant: two members never own one partition at the same time, even if one of them is disconnected. A
+member owns its partitions until a session timeout after it **sent** the last request whose answer did not ask
+for them back. The controller gives them to no other member before a session timeout after it **received**
+that request, which is later. Only the lengths of time need to agree, not the clocks.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _LONGEST_PAUSE: Final = 0.5
 
 
 class Do(Enum):
-    """What a member can be about to do."""
+    """Requests of a member."""
 
     REGISTER = auto()
     HEARTBEAT = auto()
@@ -48,11 +48,11 @@ class _State(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """What to do next, and in how many seconds.
+    """Next request of a member.
 
     Attributes:
-        do: What.
-        wait: Seconds until then, 0 for now.
+        do: Kind of request.
+        wait: Seconds until the request is due, 0 for now.
     """
 
     do: Do
@@ -60,18 +60,18 @@ class Action:
 
 
 class MemberSession:
-    """One consumer in one group. Ask :meth:`next`, do it, and tell the outcome.
+    """Session of one consumer in one group. Send the request of :meth:`next`, and report its outcome.
 
     Args:
-        phase: Which part of an interval passes before the first heartbeat, above 0 and up to 1. Members that
-            register at once, as all of a group do, should have different ones.
-        vary: Called for the part of an interval that passes before each of the others, above 0 and up to 1.
-            Where it is random, members that have come to ask at once, since all of them had to wait for the
-            same thing, go apart again. Default: always 1.
+        phase: Fraction of an interval before the first heartbeat, above 0 and up to 1. Members that register
+            at the same time, as all members of a group do, should have different phases.
+        vary: Returns the fraction of an interval before each further heartbeat, above 0 and up to 1. If it is
+            random, members that were synchronized by waiting for the same event spread out again. Default:
+            always 1.
 
     Attributes:
-        generation: The generation of the partitions that it has, or has given back; 0 for none.
-        session_timeout: Seconds of silence after which the controller takes it for dead.
+        generation: Generation of the partitions that the member has, or has given back; 0 for none.
+        session_timeout: Seconds of silence after which the controller removes the member.
 
     Example:
         >>> session = MemberSession()
@@ -96,43 +96,43 @@ class MemberSession:
 
     @property
     def interval(self) -> float:
-        """Seconds between two heartbeats, at most."""
+        """Most seconds between two heartbeats."""
         return _HEARTBEAT_SHARE * self.session_timeout
 
     @property
     def is_inside(self) -> bool:
-        """Whether it has an assignment, or is just giving it back."""
+        """True while the member has an assignment, or is giving it back."""
         return self._state is not _State.OUTSIDE
 
     @property
     def is_leaving(self) -> bool:
-        """Whether it is to give everything back."""
+        """True while the member must give its partitions back."""
         return self._state is _State.LEAVING
 
     def owns(self, now: float) -> bool:
-        """Whether what it has is certainly its own."""
+        """Return True if the member's partitions are certainly its own."""
         return self.is_inside and now < self._owned_until
 
     def next(self, now: float) -> Action:
-        """Return what to do next."""
+        """Return the next request, and the seconds until it is due."""
         do = Do.HEARTBEAT if self.is_inside else Do.REGISTER
         return Action(do, max(self._next_at - now, 0.0))
 
     def hurry(self, now: float) -> None:
-        """Have the next action come at once: there is reason to think that the group has changed."""
+        """Make the next request due at once, because the group may have changed."""
         self._next_at = min(self._next_at, now)
 
     # Outcomes of REGISTER
 
     def registered(self, generation: int, session_timeout: float, sent_at: float, now: float) -> None:
-        """The controller told what the member has."""
+        """Record an answer with an assignment."""
         self.generation, self.session_timeout = generation, session_timeout
         self._state = _State.INSIDE
         self._heard(sent_at, now)
         self._next_at = now + self._phase * self.interval
 
     def waits(self, generation: int, session_timeout: float, now: float) -> None:
-        """The controller has taken note, but the group is not stable yet; or it wants that generation."""
+        """Record an answer without an assignment: the group is not stable, or expects another generation."""
         pause = 0.0 if generation != self.generation else _FIRST_PAUSE
         self.generation, self.session_timeout = generation, session_timeout
         self._failures = 0
@@ -141,13 +141,14 @@ class MemberSession:
     # Outcomes of HEARTBEAT
 
     def beaten(self, sent_at: float, now: float) -> None:
-        """The controller took note."""
+        """Record an answer to a heartbeat in a stable group."""
         self._heard(sent_at, now)
 
     def rebalances(self, now: float) -> bool:
-        """The controller wants everything back; return whether that is news.
+        """Record that the group rebalances; return True if that is new.
 
-        It does not prolong the session: else who never gives anything back would keep it for ever.
+        This does not extend the session. Otherwise a member that never gives back would keep its partitions
+        forever.
         """
         is_new = self._state is _State.INSIDE
         self._state = _State.LEAVING
@@ -156,27 +157,27 @@ class MemberSession:
         return is_new
 
     def given_back(self, now: float) -> None:
-        """Everything was given back. Nothing happens if it was lost meanwhile."""
+        """Record that all partitions were given back. Has no effect if they were lost meanwhile."""
         if self._state is _State.LEAVING:
             self._state = _State.OUTSIDE
             self._failures = 0
             self._next_at = now
 
-    # Of both
+    # Outcomes of both
 
     def fenced(self, now: float) -> bool:
-        """It is a member no more, or not in that generation; return whether it has lost anything."""
+        """Record that the member was fenced; return True if it had an assignment."""
         had = self.is_inside
         self._state, self.generation = _State.OUTSIDE, 0
         self._again(now, at_once=had)
         return had
 
     def unanswered(self, now: float) -> None:
-        """The controller could not be reached, or could not do it now."""
+        """Record that the controller could not be reached, or could not serve the request."""
         self._again(now)
 
     def expires(self, now: float) -> bool:
-        """Whether it has been silent for so long that it has lost everything; then it has."""
+        """Leave the INSIDE or LEAVING state if the session has ended; return True if it has."""
         if not self.is_inside or now < self._owned_until:
             return False
         self._state, self.generation = _State.OUTSIDE, 0
@@ -184,17 +185,17 @@ class MemberSession:
         return True
 
     def until_expiry(self, now: float) -> float:
-        """In how many seconds that is so, if nothing is heard; infinity if there is nothing to lose."""
+        """Return the seconds until the session ends; infinity without an assignment."""
         return max(self._owned_until - now, 0.0) if self.is_inside else float("inf")
 
     def _heard(self, sent_at: float, now: float) -> None:
-        # Answers may come in another order than they were asked for.
+        # Answers may arrive in another order than their requests were sent.
         self._owned_until = max(self._owned_until, sent_at + self.session_timeout)
         self._failures = 0
         self._next_at = now + self._vary() * self.interval
 
     def _again(self, now: float, *, at_once: bool = False) -> None:
-        """Go on after something went wrong: the more often in a row, the later."""
+        """Schedule a retry, with a longer pause after each failure in a row."""
         pause = min(_FIRST_PAUSE * 2 ** min(self._failures, 16), _LONGEST_PAUSE, self.interval / 2)
         self._failures += 1
         self._next_at = now if at_once else now + pause

@@ -1,4 +1,4 @@
-"""What a group is: plain values, as its controller keeps them and the KV bucket stores them."""
+"""State of a group: plain values that its controller keeps in memory and the KV bucket stores."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ __all__ = [
 ]
 
 DEFAULT_SESSION_TIMEOUT: Final = 10.0
-#: In seconds. Below it a busy machine would fence its members; above it the dead would keep their partitions.
+#: In seconds. Below it a busy machine would lose its members; above it dead members would keep partitions.
 SHORTEST_SESSION: Final = 0.1
 LONGEST_SESSION: Final = 3600.0
-#: What one group may have, so that its record stays well below the largest NATS message.
+#: Limits of one group, so that its record stays well below the largest NATS message.
 MAX_MEMBERS: Final = 1_000
 MAX_PARTITIONS: Final = 10_000
 _LONGEST_NAME: Final = 255
@@ -40,23 +40,23 @@ _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
 
 
 class Phase(IntEnum):
-    """Where a group stands; the numbers are those of ``protos/groups.proto``."""
+    """Phase of a group, with the numbers of ``protos/groups.proto``."""
 
-    #: Nobody is in it.
+    #: The group has no members.
     EMPTY = 0
-    #: It is about to change: members give back what they have, and register again.
+    #: Rebalancing: members give their partitions back and register again.
     PREPARING = 1
-    #: Every member knows its partitions, or can ask for them.
+    #: Every member has its partitions, or can ask for them.
     STABLE = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where one partition is kept in JetStream.
+    """Location of one partition in JetStream.
 
     Attributes:
         stream: Name of the stream.
-        subject: What is the partition's in it; empty for all of it.
+        subject: Subject of the partition in the stream; empty for the whole stream.
     """
 
     stream: str
@@ -65,12 +65,12 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class TopicSpec:
-    """What the group knows of a topic.
+    """A topic as the group knows it.
 
     Attributes:
-        name: Its name.
-        partitions: How many it has.
-        places: Where they are, one each; none where the coordinator can't look at them.
+        name: Name of the topic.
+        partitions: Number of partitions.
+        places: Place of each partition; empty if the coordinator can't read the topic.
     """
 
     name: str
@@ -80,16 +80,16 @@ class TopicSpec:
 
 @dataclass(slots=True)
 class MemberState:
-    """A member.
+    """A member of a group.
 
     Attributes:
-        consumer_id: Its id in the group.
-        client_id: Who it is: another process with the same consumer id has another one.
-        topics: The topics that it reads.
-        session_timeout: Seconds of silence after which it is taken for dead.
-        generation: The generation of its assignment, 0 for none yet.
-        ready: While the group is PREPARING: whether it has given its partitions back.
-        assignment: The partitions that are its.
+        consumer_id: Id in the group.
+        client_id: Id of the consumer process. Another process with the same consumer id has another one.
+        topics: Topics that the member reads.
+        session_timeout: Seconds of silence after which the member is removed.
+        generation: Generation of the assignment; 0 for none yet.
+        ready: While the group is PREPARING: the member has given its partitions back.
+        assignment: Partitions of the member.
     """
 
     consumer_id: str
@@ -103,22 +103,23 @@ class MemberState:
 
 @dataclass(slots=True)
 class GroupState:
-    """A group.
+    """State of a group.
 
     Attributes:
-        name: Its name.
-        session_timeout: Seconds of silence after which members are taken for dead that don't say otherwise.
-        topics: What is read, by name.
-        ephemeral: Whether it goes with its last member.
-        assignor: The name of what deals out the partitions.
-        immediate: Whether partitions move without the members being asked first.
-        generation: Counts the assignments. It never goes back, not even if the group is made anew.
-        phase: Where it stands.
-        members: By consumer id.
-        offsets: The offset that is to be read next, of each partition that somebody committed.
-        rewound: Partitions that were set back since the last assignment: commits of them don't count.
-        controller_id: The coordinator that has the group.
-        controller_incarnation: Which life of that coordinator.
+        name: Name of the group.
+        session_timeout: Default session timeout of members, in seconds.
+        topics: Topics of the group, by name.
+        ephemeral: Delete the group when its last member leaves.
+        assignor: Name of the assignor.
+        immediate: Move partitions without asking the members first.
+        generation: Number of the assignment. It never decreases, not even if the group is deleted and created
+            again.
+        phase: Phase of the group.
+        members: Members by consumer id.
+        offsets: Offset to read next, of each partition with a commit.
+        rewound: Partitions that were rewound since the last assignment; their commits are ignored.
+        controller_id: Id of the controller, a coordinator.
+        controller_incarnation: Incarnation of that coordinator.
     """
 
     name: str
@@ -136,62 +137,65 @@ class GroupState:
     controller_incarnation: str = ""
 
     def knows(self, partition: TopicPartition) -> bool:
-        """Whether there is such a partition."""
+        """Return True if the group has the partition."""
         spec = self.topics.get(partition.topic)
         return spec is not None and 0 <= partition.partition < spec.partitions
 
 
 def check_id(what: str, value: object) -> str:
-    """A name of a group, a consumer, a client or a topic.
+    """Check the name of a group, consumer, client or topic, and return it.
 
     Raises:
-        GroupRequestError: It is empty, longer than 255 bytes, or has a control character.
+        GroupRequestError: The name is empty, longer than 255 bytes, or has a control character.
     """
     if not isinstance(value, str) or not value:
-        raise GroupRequestError(f"{what}={value!r}: expected some text")
+        raise GroupRequestError(f"{what} must be a str that is not empty, got {value!r}")
     try:
         size = len(value.encode())
     except UnicodeEncodeError:
-        raise GroupRequestError(f"{what} {value!r} has a lone surrogate, which UTF-8 can't carry") from None
+        text = f"{what} must not contain a lone surrogate, which UTF-8 cannot encode, got {value!r}"
+        raise GroupRequestError(text) from None
     if size > _LONGEST_NAME:
-        raise GroupRequestError(f"{what} {value[:40]!r}... is longer than {_LONGEST_NAME} bytes")
+        text = f"{what} must be at most {_LONGEST_NAME} bytes, got {size}: {value[:40]!r}..."
+        raise GroupRequestError(text)
     if _CONTROL.search(value):
-        raise GroupRequestError(f"{what} {value!r} has a control character")
+        raise GroupRequestError(f"{what} must not contain control characters, got {value!r}")
     return value
 
 
 def check_session_timeout(seconds: object) -> float:
-    """A session timeout, in seconds.
+    """Check a session timeout in seconds and return it as a float.
 
     Raises:
-        GroupRequestError: It is no number from 0.1 to 3,600.
+        GroupRequestError: The timeout is not a number from 0.1 to 3,600.
     """
     if isinstance(seconds, bool) or not isinstance(seconds, int | float):
-        raise GroupRequestError(f"session_timeout={seconds!r}: expected seconds")
+        raise GroupRequestError(f"session_timeout must be a number of seconds, got {seconds!r}")
     if not SHORTEST_SESSION <= seconds <= LONGEST_SESSION:
-        raise GroupRequestError(
-            f"session_timeout={seconds!r}: expected {SHORTEST_SESSION} to {LONGEST_SESSION:.0f} seconds"
-        )
+        limits = f"{SHORTEST_SESSION} to {LONGEST_SESSION:.0f} seconds"
+        raise GroupRequestError(f"session_timeout must be {limits}, got {seconds!r}")
     return float(seconds)
 
 
 def check_topics(topics: Iterable[TopicSpec]) -> dict[str, TopicSpec]:
-    """Topics by their names.
+    """Check topics and return them by name.
 
     Raises:
-        GroupRequestError: One has no sense, or stands there twice.
-        GroupLimitError: They have too many partitions.
+        GroupRequestError: A topic is malformed, or a name is repeated.
+        GroupLimitError: The topics have too many partitions.
     """
     checked: dict[str, TopicSpec] = {}
     for spec in topics:
         check_id("topic", spec.name)
         if spec.name in checked:
-            raise GroupRequestError(f"topic {spec.name!r} is given twice")
+            raise GroupRequestError(f"topic {spec.name!r} is given twice; leave one out")
         if spec.partitions < 1:
-            raise GroupRequestError(f"topic {spec.name!r}: {spec.partitions} partitions, expected 1 or more")
+            text = f"topic {spec.name!r} must have at least 1 partition"
+            raise GroupRequestError(f"{text}, got {spec.partitions}")
         if spec.places and len(spec.places) != spec.partitions:
             raise GroupRequestError(
-                f"topic {spec.name!r}: {len(spec.places)} places for {spec.partitions} partitions"
+                f"topic {spec.name!r} must have a place for each of {spec.partitions} partitions, "
+                f"got {len(spec.places)}"
             )
         checked[spec.name] = spec
     _check_size(checked)
@@ -199,13 +203,14 @@ def check_topics(topics: Iterable[TopicSpec]) -> dict[str, TopicSpec]:
 
 
 def merged_topics(known: Mapping[str, TopicSpec], new: Mapping[str, TopicSpec]) -> dict[str, TopicSpec]:
-    """The topics of a group once somebody came who knows those of ``new``.
+    """Return the topics of a group after a member with the topics ``new`` has joined.
 
-    A topic may have grown by partitions at its end; who knows fewer of them is behind, and does not count.
+    A topic may grow by partitions at its end. A member that knows fewer partitions is behind, and changes
+    nothing.
 
     Raises:
-        TopicMismatchError: The two don't mean the same partitions by a name.
-        GroupLimitError: There would be too many.
+        TopicMismatchError: The group and the member have different partitions for the same name.
+        GroupLimitError: The group would have too many partitions.
     """
     merged = dict(known)
     for name, spec in new.items():
@@ -216,7 +221,7 @@ def merged_topics(known: Mapping[str, TopicSpec], new: Mapping[str, TopicSpec]) 
         common = min(before.partitions, spec.partitions)
         if before.places[:common] != spec.places[:common] or bool(before.places) != bool(spec.places):
             raise TopicMismatchError(
-                f"topic {name!r}: the group knows its partitions in other places; use another name for it"
+                f"topic {name!r} has partitions in other places in this group; use another name for it"
             )
         if spec.partitions > before.partitions:
             merged[name] = spec
@@ -227,4 +232,4 @@ def merged_topics(known: Mapping[str, TopicSpec], new: Mapping[str, TopicSpec]) 
 def _check_size(topics: Mapping[str, TopicSpec]) -> None:
     count = sum(spec.partitions for spec in topics.values())
     if count > MAX_PARTITIONS:
-        raise GroupLimitError(f"{count} partitions: a group may have {MAX_PARTITIONS}")
+        raise GroupLimitError(f"a group may have at most {MAX_PARTITIONS} partitions, got {count}")

@@ -1,7 +1,10 @@
-"""A KV bucket of JetStream, of which every key is changed by compare-and-set alone.
+"""KV bucket of JetStream in which every key is changed only by compare-and-set.
 
-The layout is that of every NATS client (ADR-8), so ``nats kv`` shows it. It is read through JetStream itself,
-which gives what was stored last, and errors that can be told apart.
+The layout is that of every NATS client (ADR-8), so ``nats kv`` shows the bucket. Reads and writes use
+JetStream directly: reads go to the stream's leader, and errors can be told apart.
+
+A write expects the revision that its writer has seen last. A write without an answer may have been stored, so
+callers read the key again before they decide anything: see :class:`Conflict`.
 """
 
 from __future__ import annotations
@@ -31,24 +34,24 @@ if TYPE_CHECKING:
 __all__ = ["Conflict", "Entry", "Store"]
 
 _OPERATION: Final = "KV-Operation"
-#: How long the mark stays that a deleted key leaves, in seconds: long enough for any watcher to see it.
+#: Seconds that the marker of a deleted key stays, long enough for every watcher to see it.
 _MARK_TTL: Final = 3600.0
-#: How many keys are read at once. The server answers for 1,024 subjects at most.
+#: Keys read at once. The server answers for at most 1,024 subjects.
 _AT_ONCE: Final = 500
 _FIRST_PAUSE: Final = 0.05
 
 
-class Conflict(Exception):  # noqa: N818 - no failure, but the answer to a question
-    """Somebody else has changed the key."""
+class Conflict(Exception):  # noqa: N818 - an expected outcome, not a failure
+    """Another writer has changed the key. It may have been an earlier write of the same process."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What a key has.
+    """Value and revision of a key.
 
     Attributes:
-        value: Its value, None if it was deleted or never was.
-        revision: What a change of it must expect.
+        value: Value of the key; None if it was deleted or never set.
+        revision: Revision that the next write must expect.
     """
 
     value: bytes | None
@@ -56,12 +59,12 @@ class Entry:
 
 
 class Store:
-    """The bucket.
+    """A bucket.
 
     Args:
         js: JetStream.
-        bucket: The bucket's name.
-        replicas: How many servers keep it, if it has to be made.
+        bucket: Name of the bucket.
+        replicas: Replicas of the bucket, if it is created here.
     """
 
     def __init__(self, js: JetStream, bucket: str, replicas: int) -> None:
@@ -81,17 +84,17 @@ class Store:
         )
 
     async def open(self, patience: float) -> None:
-        """Make the bucket, or find it, for as long as that fails for the time being.
+        """Create or find the bucket, retrying while JetStream is unavailable.
 
         Raises:
             GroupUnavailableError: JetStream did not answer in ``patience`` seconds.
-            JetStreamError: It refused.
+            JetStreamError: JetStream refused.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + patience
         while True:
             try:
-                with _unavailable("the bucket could not be made"):
+                with _unavailable("can't create the bucket"):
                     self._stream = await self._make()
                 return
             except GroupUnavailableError:
@@ -103,7 +106,7 @@ class Store:
         try:
             return await self._js.create_stream(self._config)
         except StreamNameInUseError:
-            # Somebody made it with other replicas, or keeps it in memory: that is theirs to decide.
+            # The bucket exists with other replicas or in memory, which is its creator's decision.
             return await self._js.stream(self._config.name)
 
     def _opened(self) -> Stream:
@@ -111,12 +114,12 @@ class Store:
         return self._stream
 
     async def get(self, key: str) -> Entry:
-        """What a key has, as the stream's leader knows it.
+        """Return value and revision of a key, as the stream's leader knows them.
 
         Raises:
-            GroupUnavailableError: That could not be found out.
+            GroupUnavailableError: The key could not be read.
         """
-        with _unavailable(f"key {key!r} could not be read"):
+        with _unavailable(f"can't read key {key!r}"):
             try:
                 subject = self._prefix + key
                 message = await self._opened().get_message(last_by_subject=subject, direct=False)
@@ -125,14 +128,14 @@ class Store:
             return _entry(message)
 
     async def put(self, key: str, value: bytes, revision: int) -> int:
-        """Change a key that has that revision, and return the new one.
+        """Write a key that has the given revision; return the new revision.
 
         Raises:
-            Conflict: It has another revision.
-            GroupUnavailableError: Whether it was changed is unknown.
+            Conflict: The key has another revision.
+            GroupUnavailableError: The outcome of the write is unknown.
             GroupLimitError: The value is too large.
         """
-        with _unavailable(f"key {key!r} could not be written"):
+        with _unavailable(f"can't write key {key!r}"):
             try:
                 ack = await self._js.publish(
                     self._js.api.key_subject(self._prefix + key),
@@ -142,17 +145,17 @@ class Store:
             except WrongLastSequenceError as exc:
                 raise Conflict(key) from exc
             except UsageError as exc:
-                raise GroupLimitError(f"key {key!r} would become too large: {exc}") from exc
+                raise GroupLimitError(f"the value of key {key!r} is too large: {exc}") from exc
             return ack.sequence
 
     async def delete(self, key: str, revision: int) -> None:
-        """Delete a key that has that revision.
+        """Delete a key that has the given revision.
 
         Raises:
-            Conflict: It has another revision.
-            GroupUnavailableError: Whether it was deleted is unknown.
+            Conflict: The key has another revision.
+            GroupUnavailableError: The outcome of the deletion is unknown.
         """
-        with _unavailable(f"key {key!r} could not be deleted"):
+        with _unavailable(f"can't delete key {key!r}"):
             try:
                 await self._js.publish(
                     self._js.api.key_subject(self._prefix + key),
@@ -164,16 +167,16 @@ class Store:
                 raise Conflict(key) from exc
 
     async def all(self, kind: str) -> dict[str, Entry]:
-        """What all keys have that begin with ``kind`` and a dot, by the rest of the key; deleted ones not.
+        """Return all keys that begin with ``kind`` and a dot, without deleted ones, by the rest of the key.
 
-        It may be a little behind: any server that keeps the bucket may answer.
+        The result may be slightly stale: any replica of the bucket may answer.
 
         Raises:
-            GroupUnavailableError: That could not be found out.
+            GroupUnavailableError: The keys could not be read.
         """
         head = f"{self._prefix}{kind}."
         found: dict[str, Entry] = {}
-        with _unavailable(f"the keys {kind!r} could not be read"):
+        with _unavailable(f"can't read the keys of {kind!r}"):
             subjects = sorted((await self._opened().info(subjects_filter=f"{head}>")).state.subjects)
             for begin in range(0, len(subjects), _AT_ONCE):
                 answers = self._opened().get_last_messages(subjects[begin : begin + _AT_ONCE])
@@ -181,16 +184,16 @@ class Store:
                     async for message in answers:
                         found[message.subject.removeprefix(head)] = _entry(message)
                 except MessageNotFoundError:
-                    continue  # they have gone meanwhile
+                    continue  # deleted meanwhile
         return {key: entry for key, entry in found.items() if entry.value is not None}
 
     async def last_sequence(self) -> int:
-        """The highest revision that the bucket ever gave.
+        """Return the highest revision that the bucket ever assigned.
 
         Raises:
-            GroupUnavailableError: That could not be found out.
+            GroupUnavailableError: The bucket could not be read.
         """
-        with _unavailable("the bucket could not be asked"):
+        with _unavailable("can't read the state of the bucket"):
             return (await self._opened().info()).state.last_seq
 
 

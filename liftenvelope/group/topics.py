@@ -1,7 +1,7 @@
-"""What groups read: JetStream streams partitioned by subject or by stream, and more.
+"""Topics of groups: JetStream streams partitioned by subject or by stream, and custom sources.
 
-:class:`JetStreamTopic` names a topic and where each of its partitions is. Anything else that can be read from
-an offset on takes part through a :class:`TopicSource`.
+:class:`JetStreamTopic` names a topic and the place of each of its partitions. Any other log that can be read
+from an offset takes part as a :class:`TopicSource`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ __all__ = [
     "spec_of",
 ]
 
-#: After how many seconds JetStream forgets a consumer that was made to count.
+#: Seconds after which JetStream deletes the consumer that counted a lag.
 _LOOK: Final = 5.0
 
 
@@ -40,9 +40,9 @@ class SourceMessage:
     """A message of a partition.
 
     Attributes:
-        offset: Its offset, higher than that of the one before.
-        data: Its payload.
-        message: It, as its source has it.
+        offset: Offset of the message, higher than that of the previous message.
+        data: Payload.
+        message: Message object of the source.
     """
 
     offset: int
@@ -51,18 +51,18 @@ class SourceMessage:
 
 
 class PartitionFeed(Protocol):
-    """Reads one partition, in order. It survives lost connections, or ends by an error."""
+    """Reads one partition in order. It survives lost connections, or raises an error."""
 
     async def next(self) -> SourceMessage:
-        """The next message, when there is one.
+        """Wait for the next message and return it.
 
         Raises:
-            LiftEnvelopeError: There is none to be had any more.
+            LiftEnvelopeError: The partition can't be read any more.
         """
         ...
 
     async def close(self) -> None:
-        """Read no more."""
+        """Stop reading."""
         ...
 
 
@@ -72,37 +72,38 @@ class TopicSource(Protocol):
 
     @property
     def spec(self) -> TopicSpec:
-        """Its name and its partitions; without places where coordinators can't look at them."""
+        """Name and partitions of the topic; without places if coordinators can't read it."""
         ...
 
     async def bounds(self, partition: int) -> tuple[int, int]:
-        """The oldest offset of a partition, and the one that its next message gets, or a lower one."""
+        """Return the oldest offset of a partition, and the offset of its next message, or a lower one."""
         ...
 
     async def lag(self, partition: int, offset: int) -> int:
-        """How many messages a partition has from an offset on."""
+        """Return the number of messages in a partition from an offset on."""
         ...
 
     async def open(self, partition: int, offset: int) -> PartitionFeed:
-        """Read a partition from an offset on; where that is no more, from the oldest one on.
+        """Read a partition from an offset on, or from the oldest one if that offset is gone.
 
-        Where the partition ends before the offset, it or its feed should raise
-        :class:`liftenvelope.errors.OffsetOutOfRangeError`, lest what comes next be taken for read.
+        If the offset is beyond the end of the partition, this method or the feed should raise
+        :class:`liftenvelope.errors.OffsetOutOfRangeError`. Otherwise new messages below the offset would be
+        skipped.
         """
         ...
 
 
 @runtime_checkable
 class NewestSource(TopicSource, Protocol):
-    """A topic whose offsets have gaps, so that only it can tell where its newest message is."""
+    """A topic whose offsets have gaps, so that only its source knows its newest message."""
 
     async def newest(self, partition: int) -> int:
-        """The offset of a partition's newest message; where it has none, the one that its next one gets."""
+        """Return the offset of a partition's newest message, or of its next one if the partition is empty."""
         ...
 
 
 async def newest_of(source: TopicSource, partition: int) -> int:
-    """The offset of a partition's newest message, or of its next one if it has none."""
+    """Return the offset of a partition's newest message, or of its next one if the partition is empty."""
     if isinstance(source, NewestSource):
         return await source.newest(partition)
     oldest, end = await source.bounds(partition)
@@ -111,14 +112,14 @@ async def newest_of(source: TopicSource, partition: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class JetStreamTopic:
-    """A topic that JetStream keeps.
+    """A topic in JetStream.
 
-    A message's offset is its stream sequence less one, as the gateway has it. Of a partition that shares its
-    stream with others, the offsets have gaps.
+    The offset of a message is its stream sequence minus one, as in the gateway. If partitions share a stream,
+    their offsets have gaps.
 
     Attributes:
-        name: Its name in the group. All members must mean the same by it.
-        places: Where its partitions are: a stream, and what is the partition's in it, each.
+        name: Name of the topic in the group, the same for all members.
+        places: Place of each partition: a stream, and optionally a subject in it.
 
     Example:
         >>> JetStreamTopic.of_stream("ORDERS", ["orders.0", "orders.1"]).spec.partitions
@@ -133,62 +134,62 @@ class JetStreamTopic:
     def __post_init__(self) -> None:
         check_id("topic", self.name)
         if not self.places:
-            raise UsageError(f"topic {self.name!r} has no partitions")
+            raise UsageError(f"topic {self.name!r} must have at least one partition, got none")
         for place in self.places:
             check_stream_name(place.stream)
             if place.subject:
                 check_filter(place.subject)
         if len(set(self.places)) < len(self.places):
-            raise UsageError(f"topic {self.name!r} has two partitions in one place")
+            raise UsageError(f"topic {self.name!r} must have a different place for each partition")
 
     @classmethod
     def of_stream(cls, stream: str, subjects: Sequence[str], *, name: str | None = None) -> JetStreamTopic:
-        """Partitions of one stream: partition i is what matches the subject i.
+        """Return a topic whose partitions share a stream: partition i has the messages of subject i.
 
         Args:
             stream: Name of the stream.
-            subjects: One for each partition; wildcards are allowed. They must not overlap.
-            name: Name of the topic. Default: that of the stream.
+            subjects: One subject for each partition. Wildcards are allowed. The subjects must not overlap.
+            name: Name of the topic. Default: the name of the stream.
 
         Raises:
-            UsageError: There are none, or one is no subject.
+            UsageError: There is no subject, or one is malformed.
         """
         if isinstance(subjects, str):
-            raise UsageTypeError(f"subjects must be a sequence of str, not {subjects!r}")
+            raise UsageTypeError(f"subjects must be a sequence of str, got {subjects!r}")
         return cls(stream if name is None else name, tuple(Place(stream, subject) for subject in subjects))
 
     @classmethod
     def of_streams(cls, name: str, streams: Sequence[str]) -> JetStreamTopic:
-        """Partitions of which each has a stream of its own.
+        """Return a topic whose partitions each have a stream of their own.
 
         Args:
             name: Name of the topic.
-            streams: One for each partition.
+            streams: One stream for each partition.
 
         Raises:
-            UsageError: There are none, or one is no name of a stream.
+            UsageError: There is no stream, or a name is malformed.
         """
         if isinstance(streams, str):
-            raise UsageTypeError(f"streams must be a sequence of str, not {streams!r}")
+            raise UsageTypeError(f"streams must be a sequence of str, got {streams!r}")
         return cls(name, tuple(Place(stream) for stream in streams))
 
     @property
     def spec(self) -> TopicSpec:
-        """What coordinators know of it."""
+        """Description of the topic for coordinators."""
         return TopicSpec(self.name, len(self.places), self.places)
 
 
-#: What a group can be told to read.
+#: A topic for a group to read.
 Topic: TypeAlias = JetStreamTopic | TopicSource
 
 
 class JetStreamSource:
-    """A :class:`JetStreamTopic` that is read through a connection.
+    """Reads a :class:`JetStreamTopic` through a connection.
 
     Args:
         js: JetStream.
         topic: The topic.
-        prefetch: How many messages of a partition may be on their way.
+        prefetch: Most messages of a partition in flight.
     """
 
     def __init__(self, js: JetStream, topic: JetStreamTopic, *, prefetch: int = 500) -> None:
@@ -198,15 +199,15 @@ class JetStreamSource:
 
     @property
     def spec(self) -> TopicSpec:
-        """What coordinators know of it."""
+        """Description of the topic for coordinators."""
         return self._topic.spec
 
     async def bounds(self, partition: int) -> tuple[int, int]:
-        """The oldest offset of a partition, and the end of its stream."""
+        """Return the oldest offset of a partition, and the end of its stream."""
         return await place_bounds(self._js, self._topic.places[partition])
 
     async def newest(self, partition: int) -> int:
-        """The offset of a partition's newest message, or the end of its stream."""
+        """Return the offset of a partition's newest message, or the end of its stream."""
         place = self._topic.places[partition]
         stream = await self._js.stream(place.stream)
         try:
@@ -216,7 +217,7 @@ class JetStreamSource:
         return message.sequence - 1
 
     async def lag(self, partition: int, offset: int) -> int:
-        """How many messages a partition has from an offset on, as JetStream counts them."""
+        """Return the number of messages in a partition from an offset on, as JetStream counts them."""
         place = self._topic.places[partition]
         config = ConsumerConfig(
             name=f"lag-{uuid4().hex}",
@@ -238,7 +239,7 @@ class JetStreamSource:
         """Read a partition from an offset on.
 
         Raises:
-            OffsetOutOfRangeError: The stream ends before it: it was made anew, or has lost messages.
+            OffsetOutOfRangeError: The stream ends before the offset: it was recreated, or has lost messages.
         """
         place = self._topic.places[partition]
         stream = await self._js.stream(place.stream)
@@ -256,26 +257,26 @@ class JetStreamSource:
 
 
 class JetStreamFeed:
-    """Reads one partition by an ordered consumer."""
+    """Reads one partition with an ordered consumer."""
 
     def __init__(self, messages: Messages) -> None:
         self._messages = messages
 
     async def next(self) -> SourceMessage:
-        """The next message."""
+        """Wait for the next message and return it."""
         message = await self._messages.next()
         return SourceMessage(message.metadata.stream_sequence - 1, message.data, message)
 
     async def close(self) -> None:
-        """Read no more."""
+        """Stop reading."""
         self._messages.stop()
 
 
 def beyond_the_end(stream: str, partition: int, offset: int, newest: int) -> OffsetOutOfRangeError:
-    """What is raised where a group is further than a partition."""
+    """Return the error for a group whose offset is beyond the end of a partition."""
     return OffsetOutOfRangeError(
-        f"the group is at offset {offset} of {stream}[{partition}], which ends at {newest}: it has lost "
-        "messages, or the stream was made anew; rewind the group",
+        f"the group is at offset {offset} of {stream}[{partition}], which ends at {newest}: the stream "
+        "has lost messages, or was recreated; rewind the group",
         stream,
         partition,
         offset,
@@ -284,16 +285,16 @@ def beyond_the_end(stream: str, partition: int, offset: int, newest: int) -> Off
 
 
 def source_of(topic: Topic, js: JetStream, prefetch: int) -> TopicSource:
-    """How a topic is read."""
+    """Return the source that reads a topic."""
     return JetStreamSource(js, topic, prefetch=prefetch) if isinstance(topic, JetStreamTopic) else topic
 
 
 def spec_of(topic: Topic) -> TopicSpec:
-    """What coordinators know of a topic.
+    """Return the description of a topic for coordinators.
 
     Raises:
-        UsageTypeError: It is none.
+        UsageTypeError: The value is not a topic.
     """
     if not isinstance(topic, JetStreamTopic | TopicSource):
-        raise UsageTypeError(f"a topic must be a JetStreamTopic or a TopicSource, not {topic!r}")
+        raise UsageTypeError(f"topics must be JetStreamTopic or TopicSource, got {topic!r}")
     return topic.spec

@@ -1,4 +1,4 @@
-"""Groups as protobuf messages, and back: requests, answers, and what the KV bucket stores."""
+"""Converts groups to protobuf messages and back: requests, answers, and records of the KV bucket."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ def _ms(seconds: float) -> int:
 
 
 def error_message(error: GroupError) -> pb.Error:
-    """An error as it is sent."""
+    """Encode an error."""
     return pb.Error(code=pb.ErrorCode.Name(code_of(error)), message=str(error))
 
 
 def raise_for(error: pb.Error) -> None:
-    """Raise the error that an answer has, if it has one."""
+    """Raise the error of an answer, if it has one."""
     if error.code:
         raise group_error(error.code, error.message)
 
@@ -54,7 +54,7 @@ def raise_for(error: pb.Error) -> None:
 
 
 def topic_messages(topics: Iterable[TopicSpec]) -> list[pb.Topic]:
-    """Topics as they are sent."""
+    """Encode topics."""
     return [
         pb.Topic(
             name=spec.name,
@@ -66,7 +66,7 @@ def topic_messages(topics: Iterable[TopicSpec]) -> list[pb.Topic]:
 
 
 def read_topics(topics: Iterable[pb.Topic]) -> tuple[TopicSpec, ...]:
-    """Topics, unchecked."""
+    """Decode topics, without checks."""
     return tuple(
         TopicSpec(
             topic.name, topic.partitions, tuple(Place(place.stream, place.subject) for place in topic.places)
@@ -76,7 +76,7 @@ def read_topics(topics: Iterable[pb.Topic]) -> tuple[TopicSpec, ...]:
 
 
 def offset_messages(offsets: Mapping[TopicPartition, int | GroupError]) -> list[pb.PartitionOffset]:
-    """Offsets as they are sent, or why there is none."""
+    """Encode offsets, or the errors in their place."""
     return [
         pb.PartitionOffset(topic=topic, partition=partition, offset=offset)
         if isinstance(offset, int)
@@ -86,7 +86,7 @@ def offset_messages(offsets: Mapping[TopicPartition, int | GroupError]) -> list[
 
 
 def read_offsets(offsets: Iterable[pb.PartitionOffset]) -> dict[TopicPartition, int | GroupError]:
-    """The inverse of :func:`offset_messages`."""
+    """Decode what :func:`offset_messages` encodes."""
     return {
         TopicPartition(one.topic, one.partition): group_error(one.error.code, one.error.message)
         if one.error.code
@@ -96,7 +96,7 @@ def read_offsets(offsets: Iterable[pb.PartitionOffset]) -> dict[TopicPartition, 
 
 
 def read_commits(offsets: Iterable[pb.PartitionOffset]) -> list[Commit]:
-    """What a member commits."""
+    """Decode commits."""
     return [Commit(TopicPartition(one.topic, one.partition), one.offset, one.rewind) for one in offsets]
 
 
@@ -104,7 +104,7 @@ def read_commits(offsets: Iterable[pb.PartitionOffset]) -> list[Commit]:
 
 
 def read_registration(request: pb.RegisterConsumerRequest) -> Registration:
-    """What a consumer says when it registers, unchecked."""
+    """Decode a registration, without checks."""
     return Registration(
         consumer_id=request.consumer_id,
         client_id=request.client_id,
@@ -115,7 +115,7 @@ def read_registration(request: pb.RegisterConsumerRequest) -> Registration:
 
 
 def registered_message(registered: Registered) -> pb.RegisterConsumerResponse:
-    """What a consumer has, as it is sent."""
+    """Encode the answer to a registration."""
     answer = pb.RegisterConsumerResponse(
         generation=registered.generation,
         partitions=offset_messages(registered.assignment),
@@ -123,12 +123,12 @@ def registered_message(registered: Registered) -> pb.RegisterConsumerResponse:
     )
     if registered.rebalancing:
         answer.error.code = pb.REBALANCING
-        answer.error.message = "the group is changing: give back what you have, and register again"
+        answer.error.message = "the group is rebalancing; give your partitions back and register again"
     return answer
 
 
 def group_message(state: GroupState, subject: str) -> pb.Group:
-    """A group as it is listed; ``subject`` is its controller's."""
+    """Encode a group for a list; ``subject`` is its controller's."""
     return pb.Group(
         name=state.name,
         controller=pb.Controller(id=state.controller_id, subject=subject),
@@ -156,7 +156,7 @@ def _member_message(member: MemberState) -> pb.Member:
 
 
 def encode_group(state: GroupState) -> bytes:
-    """A group as it is stored."""
+    """Encode a group as a record."""
     record = pb.GroupRecord(
         name=state.name,
         session_timeout_ms=_ms(state.session_timeout),
@@ -194,16 +194,16 @@ def _member_record(member: MemberState) -> pb.MemberRecord:
 
 
 def decode_group(data: bytes) -> GroupState:
-    """The group of a record.
+    """Decode a record.
 
     Raises:
-        CoordinatorDefectError: It is none.
+        CoordinatorDefectError: The record is damaged.
     """
     try:
         record = pb.GroupRecord.FromString(data)
         phase = Phase(record.phase)
     except (DecodeError, ValueError) as exc:
-        raise CoordinatorDefectError(f"a group's record can't be read: {exc}") from exc
+        raise CoordinatorDefectError(f"can't decode a group's record: {exc}") from exc
     return GroupState(
         name=record.name,
         session_timeout=record.session_timeout_ms / _MS,

@@ -300,7 +300,7 @@ class TestCommits:
             async with asyncio.timeout(PATIENCE):
                 message = await anext(consumer)
         for what in (None, message, [message]):
-            with pytest.raises(UnknownMemberError, match="before the consumer is closed"):
+            with pytest.raises(UnknownMemberError, match="commit before closing"):
                 await consumer.commit(what)
         for call in (consumer.pause, consumer.resume, consumer.position):
             with pytest.raises(NotAssignedError):
@@ -314,7 +314,7 @@ class TestCommits:
             async with asyncio.timeout(PATIENCE):
                 message = await anext(consumer)
                 async with play.consumer("b"):
-                    with pytest.raises(StaleGenerationError, match="gets the message again"):
+                    with pytest.raises(StaleGenerationError, match="the message will be redelivered"):
                         await consumer.commit(message)
                     fresh = await anext(consumer)
                     assert fresh.generation > message.generation
@@ -508,7 +508,7 @@ class TestPartitions:
             assert message.data == b"1"
             await consumer.commit(message)
             assert (await play.offsets())[TopicPartition(play.name, 1)] == 2
-            with pytest.raises(UsageError, match="offset=-1"):
+            with pytest.raises(UsageError, match=r"offset must be at least 0 .*, got -1"):
                 consumer.seek(play.name, 1, -1)
             with pytest.raises(UsageTypeError):
                 consumer.seek(play.name, 1, "1")  # type: ignore[arg-type]
@@ -573,7 +573,7 @@ class TestItsLife:
         consumer = GroupConsumer(
             nc, name, topic, prefix="nobody.is.here", timeout=0.3, on_event=events.append
         )
-        with pytest.raises(CallTimeoutError, match="is a coordinator running"):
+        with pytest.raises(CallTimeoutError, match="check that a coordinator is running"):
             await consumer.open()
         assert events
         await consumer.close()
@@ -581,7 +581,7 @@ class TestItsLife:
     async def test_what_the_group_refuses(self, play: Play) -> None:
         with pytest.raises(UnknownGroupError):
             await play.consumer("a", create=False).open()
-        with pytest.raises(GroupRequestError, match="this coordinator has"):
+        with pytest.raises(GroupRequestError, match="assignor must be one of"):
             await play.consumer("a", assignor="mine").open()
         async with play.consumer("a"):
             play.topic = JetStreamTopic.of_streams(play.name, ["OTHER"])

@@ -152,7 +152,7 @@ class TestGroups:
         topic = JetStreamTopic.of_streams("t", ["ONE"])
         with pytest.raises(GroupExistsError, match="'t'"):
             await client.create_group(name, session_timeout=5, topics=[topic])
-        with pytest.raises(GroupRequestError, match="this coordinator has"):
+        with pytest.raises(GroupRequestError, match="assignor must be one of"):
             await client.create_group(f"{name}-2", assignor="mine")
 
     async def test_only_empty_groups_that_stay_are_deleted(
@@ -333,7 +333,7 @@ class TestService:
 
     async def test_without_a_coordinator(self, nc: Client) -> None:
         client = GroupClient(nc, prefix="nobody.is.here", timeout=4.0)
-        with pytest.raises(GroupUnavailableError, match="is one running"):
+        with pytest.raises(GroupUnavailableError, match=r"no coordinator answers on .*; start one"):
             await client.list_groups()
 
     async def test_what_was_told_outlives_a_try_that_had_no_time(self, nc: Client, name: str) -> None:

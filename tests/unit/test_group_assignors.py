@@ -123,11 +123,11 @@ def test_one_who_goes_disturbs_nobody_else() -> None:
 @pytest.mark.parametrize(
     ("shares", "complaint"),
     [
-        ({}, "to nobody"),
-        ({"x": [("t", 0)]}, "no member"),
-        ({"a": [("t", 0), ("t", 0)]}, "another's"),
-        ({"a": [("t", 1)]}, "there is none"),
-        ({"b": [("t", 0)]}, "another's"),
+        ({}, "to no member"),
+        ({"x": [("t", 0)]}, "'x', which is not a member"),
+        ({"a": [("t", 0), ("t", 0)]}, "is given twice"),
+        ({"a": [("t", 1)]}, "does not exist"),
+        ({"b": [("t", 0)]}, "is not read by the member"),
     ],
 )
 def test_what_makes_no_sense_is_refused(

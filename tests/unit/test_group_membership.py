@@ -92,7 +92,7 @@ class TestRegistering:
 
     def test_another_client_is_refused(self) -> None:
         group = stable("a")
-        with pytest.raises(ConsumerIdInUseError, match="'a' already") as caught:
+        with pytest.raises(ConsumerIdInUseError, match="another client with consumer_id 'a'") as caught:
             register(group, "a", client_id="another")
         assert isinstance(caught.value, AlreadyMemberError)
 
@@ -143,7 +143,7 @@ class TestRegistering:
             group.state.members[str(number)] = group.state.members.get("0") or make_member(group)
         with pytest.raises(GroupLimitError, match="1000 members"):
             register(group, "one too many")
-        with pytest.raises(GroupLimitError, match="10001 partitions"):
+        with pytest.raises(GroupLimitError, match="at most 10000 partitions, got 10001"):
             register(make(), "a", topics=(TopicSpec("t", 10_001),))
 
 
@@ -226,7 +226,7 @@ class TestTime:
                 call()
             assert isinstance(caught.value, FencedError | NotMemberError)
         settle(group, 10.0)
-        with pytest.raises(StaleGenerationError, match=f"not {generation}"):
+        with pytest.raises(StaleGenerationError, match=f"got {generation}"):
             group.heartbeat("a", generation, now=11.0)
         with pytest.raises(StaleGenerationError):
             group.commit("a", generation, [Commit(P[0], 1)])
@@ -345,7 +345,7 @@ class TestOffsets:
         group.rewind({P[0]: 2})
         assert group.state.phase is Phase.EMPTY
         assert register(group, "a").assignment[P[0]] == 2
-        with pytest.raises(GroupRequestError, match="no x"):
+        with pytest.raises(GroupRequestError, match=r"no partition x\[0\]"):
             group.rewind({TopicPartition("x", 0): 1})
         group.rewind({})
 
