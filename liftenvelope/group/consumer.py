@@ -222,7 +222,7 @@ class GroupConsumer(ConsumerReading):
             raise UnknownMemberError(f"{self.consumer_id!r} was closed while joining group {self.group!r}")
 
     async def close(self) -> None:
-        """Stop reading, call ``on_revoked``, commit what was processed, and leave the group.
+        """Stop reading, call ``on_revoked``, commit processed messages, and leave the group.
 
         The last message handed out counts as processed only if it was committed. Takes at most the consumer's
         ``timeout``, plus the time of ``on_revoked``. Further calls do nothing.

@@ -292,7 +292,7 @@ class Directory:
 
         def remove(group: Group, _: float) -> None:
             if group.state.ephemeral:
-                raise EphemeralGroupError(f"group {name!r} is ephemeral: its last member's leave deletes it")
+                raise EphemeralGroupError(f"group {name!r} is ephemeral: it is deleted with its last member")
             if group.state.members:
                 count = len(group.state.members)
                 raise GroupNotEmptyError(f"group {name!r} has {count} members; they must leave first")

@@ -244,7 +244,10 @@ class PartitionReader:
         """
         if self.position is None:
             if self._auto_offset == "error":
-                raise NoCursorError(f"no offset was committed for {self.key}; rewind the group first")
+                topic, partition = self.key
+                raise NoCursorError(
+                    f"no offset was committed for {topic}[{partition}]; rewind the group first"
+                )
             found = await self._find_start()
             if self.position is None:  # unless another call or a seek has set it meanwhile
                 self.position = self._start = found

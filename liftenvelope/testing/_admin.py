@@ -111,7 +111,7 @@ class LiftbridgeAdmin:
 
         Raises:
             UsageError: An argument is malformed, or would break the server.
-            RpcError: The server refused it: ALREADY_EXISTS if there is a stream of this name.
+            RpcError: The server refused the call, with ALREADY_EXISTS if the stream exists.
             TransportError: No broker could be reached in time.
         """
         request = _create_request(name, subject, settings)

@@ -126,7 +126,9 @@ def _run_go_build(go: str, folder: Path) -> None:
             check=False,
         )
     except subprocess.TimeoutExpired as exc:
-        raise ServerStartError(f"building Liftbridge took longer than {_BUILD_TIMEOUT:.0f} s") from exc
+        raise ServerStartError(
+            f"building Liftbridge took longer than {_BUILD_TIMEOUT:.0f} s; try again"
+        ) from exc
     if run.returncode != 0:
         raise ServerStartError(f"building Liftbridge failed: {' '.join(command)}\n{run.stdout}")
 

@@ -61,7 +61,7 @@ class ServerNode(ABC):
     def port(self) -> int:
         """Port of the server. It stays the same across restarts."""
         if self._port is None:
-            raise UsageError("the server has no port before it is started")
+            raise UsageError("the server has no port yet; start it first")
         return self._port
 
     @property

@@ -97,7 +97,7 @@ class NatsServer(Managed):
     def port(self) -> int:
         """Port of the server. It stays the same across restarts."""
         if self._port is None:
-            raise UsageError("the server has no port before it is started")
+            raise UsageError("the server has no port yet; start it first")
         return self._port
 
     @property
