@@ -22,7 +22,7 @@ from liftenvelope.spark.writing import TaskWritten, write_task
 
 require("pyspark", "spark")
 
-from pyspark import TaskContext  # noqa: E402 - said first where it is missing
+from pyspark import TaskContext  # noqa: E402 - after require(), which names the missing extra
 from pyspark.sql.datasource import (  # noqa: E402
     DataSource,
     DataSourceArrowWriter,

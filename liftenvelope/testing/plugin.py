@@ -1,7 +1,7 @@
 """pytest fixtures with running servers. pytest loads them by itself once liftenvelope is installed.
 
 - ``nats_server``: a :class:`~liftenvelope.testing.NatsServer`.
-- ``jetstream_server``: another one, with JetStream.
+- ``jetstream_server``: another :class:`~liftenvelope.testing.NatsServer`, with JetStream.
 - ``liftbridge_server``: a :class:`~liftenvelope.testing.LiftbridgeCluster` of one node, with its own NATS.
 - ``gateway_server``: a :class:`~liftenvelope.testing.GatewayCluster` of one gateway, with its own NATS.
 
