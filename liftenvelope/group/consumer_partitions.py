@@ -72,7 +72,7 @@ class ConsumerPartitions:
         self._dirty: dict[TopicPartition, int] = {}
         #: Offsets handed out since, if only :meth:`GroupConsumer.commit` commits.
         self._handed_out: dict[TopicPartition, int] = {}
-        #: Loop time when other tasks last had a turn, as far as the iteration knows.
+        #: Time since boot when other tasks last had a turn, as far as the iteration knows.
         self._turned_at = 0.0
         #: True while a task waits for messages.
         self._is_awaited = False

@@ -1,6 +1,7 @@
 """Membership of a consumer in its group: the next request, and how long its partitions are its own.
 
-Sans-io. Times are seconds of any monotonic clock.
+Sans-io. Times are seconds of a clock that keeps running while the machine is suspended, because a member that
+wakes up must know that its session has ended.
 
 ========  ==========================  ========================================================================
 state     request                     answers and transitions

@@ -225,7 +225,7 @@ class OnceWriter:
             number, end = next(iter(unseen.items()))
             name = f"{self._stream}[{number}]"
             why = f"{name} has {end} offsets but does not show all of them, as after a crash of its server"
-            why += f"; publish a message to it with expected_offset=-1 to make them visible"
+            why += "; publish a message to it with expected_offset=-1 to make them visible"
         return WriteFailedError(f"{self._stream}: {why}", 0, 0)
 
     # Reading
