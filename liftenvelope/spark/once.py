@@ -289,7 +289,7 @@ class OnceWriter:
             time.sleep(_SHOWN_POLL)
 
     def _marks(self, partition: int, start: int, stop: int) -> Iterator[tuple[int, RowMark]]:
-        """Yield the marks of this task in a range, and at least one of the query's other marks, if any."""
+        """Yield the marks of this task in a range, and the first mark of the query in each batch read."""
         if start >= stop:
             return
         reader = bulk.read(
