@@ -33,6 +33,7 @@ from liftenvelope.nats._link import Link
 from liftenvelope.nats.acceleration import accelerate
 from liftenvelope.rpc.address import Address, parse_address
 from liftenvelope.rpc.framing import DEFAULT_MAX_MESSAGE
+from liftenvelope.rpc.limits import ServerLimits
 from liftenvelope.rpc.server import Server
 from liftenvelope.rpc.status import RpcError, StatusCode
 
@@ -196,7 +197,7 @@ class Running:
             self._stack.push_async_callback(setup.authorization.close)
             await setup.authorization.start()
         largest = setup.options.max_message + _REQUEST_ROOM
-        server = Server(table, max_message=max(DEFAULT_MAX_MESSAGE, largest))
+        server = Server(table, limits=ServerLimits(max_request_bytes=max(DEFAULT_MAX_MESSAGE, largest)))
         self._stack.push_async_callback(server.close)
         self.address = await server.start(setup.host, setup.port, tls=setup.tls)
         return server

@@ -11,16 +11,9 @@ from liftenvelope.errors import TransportError, UsageError
 from liftenvelope.rpc._link import Flow, Incoming, Link
 from liftenvelope.rpc.budget import Budget
 from liftenvelope.rpc.events import CallEnded, CallStarted, Event, MessagesReceived, RequestsEnded
-from liftenvelope.rpc.framing import DEFAULT_MAX_MESSAGE
+from liftenvelope.rpc.limits import DEFAULT_LIMITS, ServerLimits
 from liftenvelope.rpc.listening import Listener
-from liftenvelope.rpc.server_side import (
-    DEFAULT_CONTROL_FRAMES,
-    DEFAULT_MAX_CALLS,
-    DEFAULT_MAX_HEADER_LIST,
-    DEFAULT_MAX_UNREAD,
-    DEFAULT_SERVER_WINDOW,
-    ServerConnection,
-)
+from liftenvelope.rpc.server_side import ServerConnection
 from liftenvelope.rpc.status import RpcError, StatusCode
 from liftenvelope.rpc.tls import check_protocol, offer_http2
 
@@ -41,8 +34,6 @@ _SMALLEST_PIECE: Final = 512
 _RESERVED_DESCRIPTORS: Final = 64
 #: Share of a time-out after which it is looked at again.
 _SWEEPS: Final = 8
-#: Bytes of request bodies that all connections together may hold unread.
-_DEFAULT_MAX_UNREAD_IN_ALL: Final = 256 * 1024 * 1024
 
 #: Serves a call. Its return is status OK; RpcError is the status that it carries; anything else is UNKNOWN.
 Handler: TypeAlias = "Callable[[ServerCall], Coroutine[object, object, None]]"
@@ -141,7 +132,8 @@ class _ServerLink(Link[ServerConnection]):
         self._working = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """A client has connected."""
+        """A client has connected, and its TLS handshake is over."""
+        self._opened_at = self.active_at = self.loop.time()
         self._server.links.add(self)
         super().connection_made(transport)
         if (secured := transport.get_extra_info("ssl_object")) is not None:
@@ -204,12 +196,12 @@ class _ServerLink(Link[ServerConnection]):
         else:
             self._transport.resume_reading()
 
-    def end_if_silent(self, now: float, handshake_timeout: float, idle_timeout: float) -> None:
+    def end_if_silent(self, now: float, limits: ServerLimits) -> None:
         """Close the connection if its client has not greeted, or has made no call, for too long."""
         silent = now - self.active_at
-        if not self.protocol.greeted and now - self._opened_at > handshake_timeout:
+        if not self.protocol.greeted and now - self._opened_at > limits.preface_timeout:
             self.fail("the client did not speak HTTP/2 in time")
-        elif not self.tasks and silent > idle_timeout:
+        elif not self.tasks and silent > limits.idle_timeout:
             self.protocol.go_away()
             self.flush()
             self.fail("the connection was idle")
@@ -278,52 +270,15 @@ class Server:
 
     Args:
         handlers: What serves each method, by its path.
-        max_message: The longest message to take in, in bytes. A longer one ends its call.
-        window: What a client may send on one call before any of it was taken, in bytes.
-        max_calls: How many calls a client may have open at once on one connection.
-        max_unread: Bytes of requests that one connection may hold unread. Beyond it, its call with the most
-            ends with RESOURCE_EXHAUSTED. Default 16 MiB.
-        max_unread_in_all: The same for all connections together. Default 256 MiB.
-        max_header_list: Largest header list of a call, in bytes. A larger one ends the connection. Default
-            16 KiB.
-        control_frames: Control frames and resets that a client may send per second, with four seconds'
-            worth at once. More end the connection. Default 250.
-        max_connections: Connections open at once, of all clients. More are closed at once, as are those that
-            would leave the process fewer than 64 file descriptors. Default 1,000.
-        handshake_timeout: Seconds for a client to finish the TLS handshake, and to begin with HTTP/2. Default
-            10.
-        idle_timeout: Seconds without a call or a byte after which a connection is closed. Default 3,600.
+        limits: Limits on the clients. Default: those of :class:`ServerLimits`.
     """
 
-    def __init__(
-        self,
-        handlers: Mapping[str, Handler],
-        *,
-        max_message: int = DEFAULT_MAX_MESSAGE,
-        window: int = DEFAULT_SERVER_WINDOW,
-        max_calls: int = DEFAULT_MAX_CALLS,
-        max_unread: int = DEFAULT_MAX_UNREAD,
-        max_unread_in_all: int = _DEFAULT_MAX_UNREAD_IN_ALL,
-        max_header_list: int = DEFAULT_MAX_HEADER_LIST,
-        control_frames: int = DEFAULT_CONTROL_FRAMES,
-        max_connections: int = 1_000,
-        handshake_timeout: float = 10.0,
-        idle_timeout: float = 3_600.0,
-    ) -> None:
+    def __init__(self, handlers: Mapping[str, Handler], *, limits: ServerLimits = DEFAULT_LIMITS) -> None:
         self.handlers = dict(handlers)
-        self._max_connections = max_connections
-        self._handshake_timeout, self._idle_timeout = handshake_timeout, idle_timeout
+        self._limits = limits
         self._sweeping: asyncio.TimerHandle | None = None
         self.links: set[_ServerLink] = set()
-        self._unread = Budget(max_unread_in_all)
-        self._options = {
-            "max_message": max_message,
-            "window": window,
-            "max_calls": max_calls,
-            "max_unread": max_unread,
-            "max_header_list": max_header_list,
-            "control_frames": control_frames,
-        }
+        self._unread = Budget(limits.max_unread_bytes)
         self._listener: Listener | None = None
 
     @property
@@ -351,9 +306,8 @@ class Server:
             raise UsageError("the server listens already")
         if tls is not None:
             offer_http2(tls)
-        listener = Listener(
-            self._new_link, tls=tls, is_full=self._is_full, handshake_timeout=self._handshake_timeout
-        )
+        timeout = self._limits.handshake_timeout
+        listener = Listener(self._new_link, tls=tls, is_full=self._is_full, handshake_timeout=timeout)
         await listener.start(host, port)
         self._listener = listener
         self._sweep()
@@ -363,15 +317,15 @@ class Server:
         # Without a descriptor left, the program around the server could not reconnect to anything either.
         descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         spared = max(descriptors - _RESERVED_DESCRIPTORS, descriptors // 2)
-        return len(self.links) + opening >= min(self._max_connections, spared)
+        return len(self.links) + opening >= min(self._limits.max_connections, spared)
 
     def _sweep(self) -> None:
         """Close the connections of silent clients, now and again and again."""
         loop = asyncio.get_running_loop()
         now = loop.time()
         for link in list(self.links):
-            link.end_if_silent(now, self._handshake_timeout, self._idle_timeout)
-        pause = min(self._handshake_timeout, self._idle_timeout) / _SWEEPS
+            link.end_if_silent(now, self._limits)
+        pause = min(self._limits.preface_timeout, self._limits.idle_timeout) / _SWEEPS
         self._sweeping = loop.call_later(pause, self._sweep)
 
     def refuse_calls(self) -> None:
@@ -415,7 +369,7 @@ class Server:
             link.flush_soon()
 
     def _new_link(self) -> _ServerLink:
-        return _ServerLink(self, ServerConnection(**self._options, unread=self._unread))
+        return _ServerLink(self, ServerConnection(limits=self._limits, unread=self._unread))
 
     async def __aenter__(self) -> Self:
         return self

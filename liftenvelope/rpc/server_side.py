@@ -11,35 +11,18 @@ from liftenvelope.rpc._http2 import events as h2_events
 from liftenvelope.rpc.budget import Budget
 from liftenvelope.rpc.connection import PREFACE_SIZE, CallState, Connection
 from liftenvelope.rpc.events import CallEnded, CallStarted, Event, RequestsEnded
-from liftenvelope.rpc.framing import DEFAULT_MAX_MESSAGE
 from liftenvelope.rpc.headers import Metadata, decode_metadata, encode_metadata, encode_text, parse_timeout
+from liftenvelope.rpc.limits import DEFAULT_LIMITS, ServerLimits
 from liftenvelope.rpc.status import RpcError, StatusCode, reset_error
 
-__all__ = [
-    "DEFAULT_CONTROL_FRAMES", "DEFAULT_MAX_CALLS", "DEFAULT_MAX_HEADER_LIST", "DEFAULT_MAX_UNREAD",
-    "DEFAULT_SERVER_WINDOW", "ServerConnection",
-]  # fmt: skip
+__all__ = ["ServerConnection"]
 
-#: How many calls a client may have open at once on one connection.
-DEFAULT_MAX_CALLS: Final = 1000
-#: Bytes a client may send on one call before any of them was read. The client's default is eight times as
-#: much; a server multiplies its own by the calls of strangers.
-DEFAULT_SERVER_WINDOW: Final = 1024 * 1024
-#: Bytes of request bodies one connection may hold unread before its greediest call is refused.
-DEFAULT_MAX_UNREAD: Final = 16 * 1024 * 1024
-#: Bytes of one call's headers: twice what gRPC's own libraries accept by default.
-DEFAULT_MAX_HEADER_LIST: Final = 16 * 1024
-#: Control frames a client may send per second, and how many seconds' worth at once.
-DEFAULT_CONTROL_FRAMES: Final = 250
-_BURST_SECONDS: Final = 4
 #: Bytes sent that earn a client one more control frame: some clients answer each DATA frame with two.
 _BYTES_PER_FRAME: Final = 4096
 _DATA, _HEADERS, _PING, _WINDOW_UPDATE, _CONTINUATION = 0x0, 0x1, 0x6, 0x8, 0x9
 _END_STREAM, _PADDED = 0x1, 0x8
 #: Bytes of a DATA frame that is no control frame even if h2 must see it.
 _LEAST_DATA: Final = 1024
-#: Bytes of status text that a client is sent. It often quotes what the client sent.
-MAX_STATUS_TEXT: Final = 1024
 _RESPONSE_HEADERS: Final = [(":status", "200"), ("content-type", "application/grpc")]
 
 
@@ -53,15 +36,8 @@ class ServerConnection(Connection):
     """The server's side of a connection from a gRPC client.
 
     Args:
-        max_message: The longest message to take in, in bytes. A longer one ends its call.
-        window: What the client may send on one call before any of it was released, in bytes.
-        max_calls: How many calls may be open at once.
-        max_unread: Bytes that all calls together may hold unread. Beyond it the call with the most ends
-            with RESOURCE_EXHAUSTED.
-        max_header_list: Largest header list of a call, in bytes. A larger one ends the connection.
+        limits: Limits on the client. Default: those of :class:`ServerLimits`.
         unread: Counts the unread bytes of all connections that share it.
-        control_frames: Control frames and resets allowed per second, with four seconds' worth at once. Beyond
-            it the connection ends with ENHANCE_YOUR_CALM (RFC 9113, 10.5).
 
     Attributes:
         greeted: Whether a frame has come after HTTP/2's preface.
@@ -72,29 +48,25 @@ class ServerConnection(Connection):
     def __init__(
         self,
         *,
-        max_message: int = DEFAULT_MAX_MESSAGE,
-        window: int = DEFAULT_SERVER_WINDOW,
-        max_calls: int = DEFAULT_MAX_CALLS,
-        max_unread: int = DEFAULT_MAX_UNREAD,
-        max_header_list: int = DEFAULT_MAX_HEADER_LIST,
+        limits: ServerLimits = DEFAULT_LIMITS,
         unread: Budget | None = None,
-        control_frames: int = DEFAULT_CONTROL_FRAMES,
     ) -> None:
-        settings = {SettingCodes.MAX_CONCURRENT_STREAMS: max_calls}
         super().__init__(
             client_side=False,
-            settings=settings,
-            max_message=max_message,
-            window=window,
+            settings={SettingCodes.MAX_CONCURRENT_STREAMS: limits.max_calls_per_connection},
+            max_message=limits.max_request_bytes,
+            window=limits.max_unread_bytes_per_call,
             unread=unread,
-            max_header_list=max_header_list,
+            max_header_list=limits.max_header_list_bytes,
         )
-        self._max_unread = max_unread
+        self._max_unread = limits.max_unread_bytes_per_connection
+        self._max_status = limits.max_status_bytes
         self._last_id = 0
         self.greeted = False
         self._preface_left = PREFACE_SIZE
-        self._frames_per_second = control_frames
-        self._allowance = float(control_frames * _BURST_SECONDS)
+        self._frames_per_second = limits.control_frames_per_second
+        self._burst = limits.control_frame_burst
+        self._allowance = float(self._burst)
         self._refilled_at: float | None = None
 
     def refill(self, now: float) -> None:
@@ -115,8 +87,7 @@ class ServerConnection(Connection):
         return data
 
     def _allow(self, frames: float) -> None:
-        most = self._frames_per_second * _BURST_SECONDS
-        self._allowance = min(most, self._allowance + frames)
+        self._allowance = min(self._burst, self._allowance + frames)
 
     def _handle_frame(self, frame: bytes) -> list[Event]:
         # A call that begins is bounded by max_calls and costs its client a request. All that changes or ends
@@ -164,7 +135,7 @@ class ServerConnection(Connection):
         """
         trailers = [("grpc-status", str(int(code))), *encode_metadata(metadata)]
         if text:
-            trailers.append(("grpc-message", encode_text(_cut(text))))
+            trailers.append(("grpc-message", encode_text(_cut(text, self._max_status))))
         call = self._served(call_id)
         if call is not None and not call.closing:
             call.trailers = trailers
@@ -288,14 +259,14 @@ class ServerConnection(Connection):
         return []
 
 
-def _cut(text: str) -> str:
-    """Return a status text that is at most ``MAX_STATUS_TEXT`` bytes of UTF-8 long."""
-    if len(text) <= MAX_STATUS_TEXT // 4:
+def _cut(text: str, size: int) -> str:
+    """Return a status text that is at most ``size`` bytes of UTF-8 long."""
+    if len(text) <= size // 4:
         return text
-    raw = text[:MAX_STATUS_TEXT].encode("utf-8", "replace")
-    if len(raw) <= MAX_STATUS_TEXT and len(text) <= MAX_STATUS_TEXT:
+    raw = text[: size + 1].encode("utf-8", "replace")
+    if len(raw) <= size:
         return text
-    return raw[: MAX_STATUS_TEXT - 3].decode("utf-8", "ignore") + "..."
+    return raw[: size - 3].decode("utf-8", "ignore") + "..."
 
 
 def _http_fault(headers: dict[bytes, bytes]) -> str | None:

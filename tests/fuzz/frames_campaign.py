@@ -21,6 +21,7 @@ from nats.protocol.parser import Parser
 from liftenvelope import _fastwire, _frames_py
 from liftenvelope.rpc.client_side import ClientConnection
 from liftenvelope.rpc.events import CallStarted, MessagesReceived
+from liftenvelope.rpc.limits import ServerLimits
 from liftenvelope.rpc.server_side import ServerConnection
 from tests.fuzz import twin_targets
 
@@ -105,7 +106,8 @@ def feed_client(choice: random.Random) -> None:
 
 def feed_server(choice: random.Random) -> None:
     """Have a server take the bytes of a client whose call has begun."""
-    server, client = ServerConnection(max_message=MAX_MESSAGE, window=5_000), ClientConnection("fuzz")
+    limits = ServerLimits(max_request_bytes=MAX_MESSAGE, max_unread_bytes_per_call=5_000)
+    server, client = ServerConnection(limits=limits), ClientConnection("fuzz")
     client.start_call(METHOD, metadata=[("x-bin", b"\x01")])
     if choice.random() < 0.9:
         server.feed(client.data_to_send())

@@ -15,6 +15,7 @@ import trustme
 
 from liftenvelope.errors import TransportError, UsageError
 from liftenvelope.rpc.aio import Channel
+from liftenvelope.rpc.limits import ServerLimits
 from liftenvelope.rpc.server import Server, ServerCall, unary
 from liftenvelope.rpc.status import RpcError, StatusCode
 from tests.integration.conftest import until
@@ -76,7 +77,7 @@ async def service() -> Service:
 
 @pytest.fixture
 async def server(service: Service) -> AsyncIterator[Server]:
-    async with Server(service.methods(), max_message=6_000_000) as server:
+    async with Server(service.methods(), limits=ServerLimits(max_request_bytes=6_000_000)) as server:
         await server.start()
         yield server
     assert not [task for task in asyncio.all_tasks() if task.get_name().startswith("serve ")]
@@ -251,7 +252,7 @@ async def test_client_that_is_not_grpc(server: Server) -> None:
 
 async def test_calls_beyond_the_limit_wait() -> None:
     service = Service()
-    server = Server(service.methods(), max_calls=1)
+    server = Server(service.methods(), limits=ServerLimits(max_calls_per_connection=1))
     async with server, await Channel.connect(await server.start()) as channel:
         async with channel.server_stream("/test/wait", b"") as call:
             assert await anext(call) == b"first"
@@ -265,7 +266,7 @@ async def test_calls_beyond_the_limit_wait() -> None:
 
 
 async def test_connections_above_the_limit_are_closed_at_once(service: Service) -> None:
-    async with Server(service.methods(), max_connections=2) as server:
+    async with Server(service.methods(), limits=ServerLimits(max_connections=2)) as server:
         await server.start()
         async with await Channel.connect(server.address) as first, await Channel.connect(server.address):
             host, port = server.address.rsplit(":", 1)
@@ -280,7 +281,7 @@ async def test_connections_above_the_limit_are_closed_at_once(service: Service) 
 
 @pytest.mark.parametrize("greeting", [b"", b"PRI * HTTP/2.0\r\n"], ids=["nothing", "half a preface"])
 async def test_client_that_does_not_speak_http2_is_closed(service: Service, greeting: bytes) -> None:
-    async with Server(service.methods(), handshake_timeout=0.2) as server:
+    async with Server(service.methods(), limits=ServerLimits(preface_timeout=0.2)) as server:
         await server.start()
         host, port = server.address.rsplit(":", 1)
         reader, writer = await asyncio.open_connection(host, int(port))
@@ -295,7 +296,7 @@ async def test_unfinished_tls_handshake_is_closed(service: Service) -> None:
     authority = trustme.CA()
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     authority.issue_cert("127.0.0.1").configure_cert(tls)
-    async with Server(service.methods(), handshake_timeout=0.2) as server:
+    async with Server(service.methods(), limits=ServerLimits(handshake_timeout=0.2)) as server:
         await server.start(tls=tls)
         host, port = server.address.rsplit(":", 1)
         reader, writer = await asyncio.open_connection(host, int(port))
@@ -306,7 +307,7 @@ async def test_unfinished_tls_handshake_is_closed(service: Service) -> None:
 
 
 async def test_idle_connection_is_closed_and_a_busy_one_stays(service: Service) -> None:
-    async with Server(service.methods(), idle_timeout=0.3) as server:
+    async with Server(service.methods(), limits=ServerLimits(idle_timeout=0.3)) as server:
         await server.start()
         async with (
             await Channel.connect(server.address) as idle,

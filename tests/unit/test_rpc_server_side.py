@@ -14,6 +14,7 @@ from h2.errors import ErrorCodes
 from liftenvelope.rpc.budget import Budget
 from liftenvelope.rpc.events import CallEnded, CallStarted, Event, MessagesReceived, RequestsEnded
 from liftenvelope.rpc.framing import frame_message
+from liftenvelope.rpc.limits import ServerLimits
 from liftenvelope.rpc.server_side import ServerConnection
 from liftenvelope.rpc.status import RpcError, StatusCode
 
@@ -30,8 +31,8 @@ REQUEST = {
 class Pair:
     """A server connection and a client in memory."""
 
-    def __init__(self, **options: Any) -> None:
-        self.server = ServerConnection(**options)
+    def __init__(self, *, unread: Budget | None = None, **limits: int) -> None:
+        self.server = ServerConnection(limits=ServerLimits(**limits), unread=unread)
         self.client = H2Connection(H2Configuration(client_side=True, header_encoding="utf-8"))
         self.client.initiate_connection()
         self.answers: list[Any] = []
@@ -120,7 +121,7 @@ def test_malformed_timeout() -> None:
 
 @pytest.mark.parametrize("ended", [False, True])
 def test_refused_message(ended: bool) -> None:
-    pair = Pair(max_message=4)
+    pair = Pair(max_request_bytes=4)
     call_id = pair.start(frame_message(b"12345") if ended else None)
     if not ended:
         pair.client.send_data(call_id, frame_message(b"12345") * 3)
@@ -197,7 +198,7 @@ def test_end_before_the_requests_end() -> None:
 
 
 def test_requests_after_the_answer_was_decided_are_dropped() -> None:
-    pair = Pair(window=20_000)
+    pair = Pair(max_unread_bytes_per_call=20_000)
     call_id = pair.start()
     pair.exchange()
     pair.server.send(call_id, [bytes(100_000)])
@@ -285,7 +286,7 @@ def test_headers_above_the_limit_end_the_connection() -> None:
 
 
 def test_greediest_call_is_refused_when_a_connection_holds_too_much() -> None:
-    pair = Pair(max_unread=100_000)
+    pair = Pair(max_unread_bytes_per_connection=100_000)
     small, large = pair.start(), pair.start()
     pair.client.send_data(small, frame_message(b"s" * 10_000))
     for _ in range(8):
@@ -312,7 +313,7 @@ def test_unread_bytes_are_counted_over_all_connections_until_they_end() -> None:
 
 
 def test_body_of_a_refused_call_is_dropped_while_the_client_reads_nothing() -> None:
-    pair = Pair(max_unread=20_000)
+    pair = Pair(max_unread_bytes_per_connection=20_000)
     call_id = pair.start()
     pair.exchange()
     for _ in range(3):
@@ -343,7 +344,7 @@ FLOODS = {
 
 @pytest.mark.parametrize("kind", FLOODS)
 def test_flood_of_control_frames_ends_the_connection(kind: str) -> None:
-    pair = Pair(control_frames=50)
+    pair = Pair(control_frames_per_second=50, control_frame_burst=200)
     call_id, over = pair.start(), pair.start()
     pair.exchange()
     pair.client.reset_stream(over)
@@ -360,7 +361,7 @@ def test_flood_of_control_frames_ends_the_connection(kind: str) -> None:
 
 
 def test_allowance_of_control_frames_grows_with_time() -> None:
-    pair = Pair(control_frames=50)
+    pair = Pair(control_frames_per_second=50, control_frame_burst=200)
     pair.server.refill(10.0)
     for now in range(11, 31):
         pair.server.feed(FLOODS["settings"](0) * 50)
@@ -369,7 +370,7 @@ def test_allowance_of_control_frames_grows_with_time() -> None:
 
 
 def test_rapid_resets_end_the_connection() -> None:
-    pair = Pair(control_frames=50)
+    pair = Pair(control_frames_per_second=50, control_frame_burst=200)
     for _ in range(210):
         call_id = pair.start(b"")
         pair.client.reset_stream(call_id)
@@ -379,7 +380,7 @@ def test_rapid_resets_end_the_connection() -> None:
 
 def test_calls_made_to_be_reset_by_the_server_end_the_connection() -> None:
     # MadeYouReset: the client breaks a rule of each call, so that the server resets it.
-    pair = Pair(control_frames=50)
+    pair = Pair(control_frames_per_second=50, control_frame_burst=200)
     for _ in range(210):
         call_id = pair.start()
         pair.server.feed(pair.client.data_to_send() + frame(8, 0, call_id, bytes(4)))
@@ -387,7 +388,7 @@ def test_calls_made_to_be_reset_by_the_server_end_the_connection() -> None:
 
 
 def test_many_calls_are_no_flood() -> None:
-    pair = Pair(control_frames=50)
+    pair = Pair(control_frames_per_second=50, control_frame_burst=200)
     for _ in range(1_000):
         call_id = pair.start(frame_message(b"request"))
         pair.exchange()

@@ -1,0 +1,103 @@
+"""Limits of a gRPC server: how much its clients may make it hold, and how long they may take.
+
+The fields of a class of limits are declared with :func:`bounded`, which keeps the bounds of each beside its
+default, so that one loop checks them all.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, fields
+from typing import Any, Final, TypeVar
+
+from liftenvelope.errors import UsageError, UsageTypeError
+from liftenvelope.rpc.framing import DEFAULT_MAX_MESSAGE
+
+__all__ = ["DEFAULT_LIMITS", "ServerLimits", "bounded"]
+
+_T = TypeVar("_T", int, float)
+
+#: HTTP/2's largest window and largest number of calls (RFC 9113, 6.9.1 and 6.5.2).
+_LARGEST: Final = 2**31 - 1
+
+
+def bounded(default: _T, *, least: int = 1, most: int | None = None) -> _T:
+    """Return a dataclass field for a number.
+
+    Args:
+        default: The default. An ``int`` makes the field take integers alone, a ``float`` any positive number.
+        least: Smallest value allowed for an ``int``.
+        most: Largest value allowed, None for any.
+    """
+    made: Any = field(default=default, metadata={"least": least, "most": most})
+    return made  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerLimits:
+    """Limits of a gRPC server on its clients. Every limit has a default.
+
+    Attributes:
+        max_request_bytes: Size of the largest gRPC message of a client, in bytes. A larger one ends its call
+            with RESOURCE_EXHAUSTED. Default 4 MiB.
+        max_connections: Connections open at once, of all clients. More are closed at once, as are those that
+            would leave the process fewer than 64 file descriptors. Default 1,000.
+        max_calls_per_connection: Calls open at once on one connection. HTTP/2 makes the client wait with
+            more. Default 1,000.
+        max_unread_bytes_per_call: Bytes of requests that one call may hold unread. The client waits with
+            more (flow control). Default 1 MiB.
+        max_unread_bytes_per_connection: The same for all calls of a connection. Beyond it the call that holds
+            most ends with RESOURCE_EXHAUSTED. Default 16 MiB.
+        max_unread_bytes: The same for all connections. Default 256 MiB.
+        max_header_list_bytes: Size of the header list of a call, in bytes, with 32 for each field (RFC 9113,
+            6.5.2). A larger one ends the connection. Default 16 KiB.
+        max_status_bytes: Bytes of UTF-8 of a status text, which may quote the request. Longer ones are cut.
+            Default 1,024.
+        control_frames_per_second: Control frames and resets of a connection, per second, for as long as they
+            come. More end the connection with ENHANCE_YOUR_CALM. Default 250.
+        control_frame_burst: Control frames and resets that may come at once. Default 1,000.
+        handshake_timeout: Seconds for a client to finish the TLS handshake. Default 10.
+        preface_timeout: Seconds from there to the first HTTP/2 frame. Default 10.
+        idle_timeout: Seconds without a call or a byte after which a connection is closed. Default 3,600.
+
+    Raises:
+        UsageError: A limit is out of its bounds.
+        UsageTypeError: A limit is no number.
+    """
+
+    max_request_bytes: int = bounded(DEFAULT_MAX_MESSAGE)
+    max_connections: int = bounded(1_000)
+    max_calls_per_connection: int = bounded(1_000, most=_LARGEST)
+    max_unread_bytes_per_call: int = bounded(1 << 20, least=1_024, most=_LARGEST)
+    max_unread_bytes_per_connection: int = bounded(16 << 20, least=1_024)
+    max_unread_bytes: int = bounded(256 << 20, least=1_024)
+    max_header_list_bytes: int = bounded(16 << 10, least=1_024, most=_LARGEST)
+    max_status_bytes: int = bounded(1_024, least=16)
+    control_frames_per_second: int = bounded(250)
+    control_frame_burst: int = bounded(1_000, least=10)
+    handshake_timeout: float = bounded(10.0)
+    preface_timeout: float = bounded(10.0)
+    idle_timeout: float = bounded(3_600.0)
+
+    def __post_init__(self) -> None:
+        for one in fields(self):
+            if "least" in one.metadata:
+                _check(one.name, getattr(self, one.name), one.default, **one.metadata)
+
+
+def _check(name: str, value: Any, default: Any, *, least: int, most: int | None) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise UsageTypeError(f"{name} must be a number, got {value!r}")
+    if isinstance(default, float):
+        if not (math.isfinite(value) and value > 0):
+            raise UsageError(f"{name} must be a positive number of seconds, got {value!r}")
+        return
+    if not isinstance(value, int):
+        raise UsageTypeError(f"{name} must be an integer, got {value!r}")
+    if value < least:
+        raise UsageError(f"{name} must be at least {least}, got {value!r}")
+    if most is not None and value > most:
+        raise UsageError(f"{name} must be at most {most}, got {value!r}")
+
+
+DEFAULT_LIMITS: Final = ServerLimits()
