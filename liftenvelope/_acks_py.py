@@ -13,7 +13,8 @@ from __future__ import annotations
 
 from typing import Any, Final, final
 
-from liftenvelope._checks import as_text
+from liftenvelope import _wire as w
+from liftenvelope._checks import as_bytes, as_text
 from liftenvelope._envelope_py import marshal_ack, unmarshal_message
 from liftenvelope._values_py import Ack
 from liftenvelope.errors import EnvelopeError, UsageError
@@ -29,18 +30,29 @@ _LARGEST: Final = 2**63 - 1
 #: A server takes lines of 4,096 bytes by default, and ends a connection that sends a longer one.
 _LONGEST_INBOX: Final = 2_048
 _ANSWERED: Final = (AckPolicy.LEADER, AckPolicy.ALL)
+_INTERNAL: Final = tuple(subject.encode() for subject in w.INTERNAL_SUBJECTS)
+#: Bytes of a refused inbox that are kept for a log line.
+_SHOWN: Final = 100
 
 
-def is_ack_inbox(inbox: bytes) -> bool:
-    r"""Say whether an ack can go to this subject.
+def is_ack_inbox(inbox: bytes, prefixes: tuple[bytes, ...] = (b"",)) -> bool:
+    r"""Return whether an ack may go to this subject, which a publisher has chosen.
 
-    It is whatever a publisher has put into its envelope: what would end our connection, or write another
-    command on it, or reach NATS's own subjects (``$JS.API``, ``$KV``) with our permissions, is none.
+    A subject that is malformed would end our connection or write another command on it. An internal one
+    (``$JS.API``, ``$KV``, ``_lift``) would be reached with our permissions.
 
-    >>> [is_ack_inbox(inbox) for inbox in (b"_INBOX.a.1", b"a.*", b"a b", b"$KV.a.b", b"")]
-    [True, False, False, False, False]
+    Args:
+        inbox: The subject.
+        prefixes: What it must begin with. Default: anything.
+
+    >>> [is_ack_inbox(inbox) for inbox in (b"_INBOX.a.1", b"a.*", b"a b", b"$KV.a.b", b"_lift.a", b"")]
+    [True, False, False, False, False, False]
+    >>> is_ack_inbox(b"acks.1", (b"_INBOX.",))
+    False
     """
-    if not 0 < len(inbox) <= _LONGEST_INBOX or inbox[:1] == b"$":
+    if not 0 < len(inbox) <= _LONGEST_INBOX or inbox.startswith(_INTERNAL):
+        return False
+    if not inbox.startswith(prefixes):
         return False
     if any(byte <= 0x20 or byte == 0x7F for byte in inbox):
         return False
@@ -78,6 +90,7 @@ class Acknowledger:
         stream: The Liftbridge stream's name, as acks name it.
         partition_subject: The partition's subject, as acks name it.
         max_ack: The largest message that the server takes, in bytes: a larger ack is not written.
+        prefixes: What an ack inbox must begin with. Default: anything.
 
     Attributes:
         reply: The reply subject of the last message that was taken, empty if there is none: it acknowledges
@@ -86,25 +99,32 @@ class Acknowledger:
         delivery: The number of its delivery, 0 if there is none.
         gap: Whether a delivery is missing.
         repeated: Whether there was a message among the last ones that had been taken before.
+        refused: Beginning of the last ack inbox that got no ack because it is not allowed, of the last
+            messages taken; empty if there is none.
     """
 
     __slots__ = (
         "_max_ack",
         "_partition_subject",
+        "_prefixes",
         "_stream",
         "delivery",
         "gap",
+        "refused",
         "repeated",
         "reply",
         "stream_sequence",
     )
 
-    def __init__(self, stream: str, partition_subject: str, max_ack: int) -> None:
+    def __init__(
+        self, stream: str, partition_subject: str, max_ack: int, prefixes: tuple[bytes, ...] = (b"",)
+    ) -> None:
         self._stream = as_text("stream", stream)
         self._partition_subject = as_text("partition_subject", partition_subject)
         if max_ack < 1:
             raise UsageError(f"max_ack must be at least 1, not {max_ack}")
         self._max_ack = max_ack
+        self._prefixes = tuple(as_bytes("prefix", prefix) for prefix in prefixes)
         self.begin()
 
     def begin(self) -> None:
@@ -114,6 +134,7 @@ class Acknowledger:
         self.delivery = 0
         self.gap = False
         self.repeated = False
+        self.refused = b""
 
     def take(self, messages: list[Any], now_ns: int) -> tuple[bytes, int, int, list[Any]]:
         """Take messages, in the order in which they were delivered.
@@ -131,6 +152,7 @@ class Acknowledger:
         """
         frames: list[bytes] = []
         self.repeated = False
+        self.refused = b""
         size, others = 0, []
         for message in messages:
             subject, reply, _, payload = message
@@ -164,7 +186,10 @@ class Acknowledger:
         except EnvelopeError:
             return None  # stored as it is, as a plain value
         inbox = message.ack_inbox.encode()
-        if message.ack_policy not in _ANSWERED or not is_ack_inbox(inbox):
+        if message.ack_policy not in _ANSWERED:
+            return None
+        if not is_ack_inbox(inbox, self._prefixes):
+            self.refused = inbox[:_SHOWN] or self.refused
             return None
         envelope = marshal_ack(
             Ack(

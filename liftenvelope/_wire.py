@@ -30,6 +30,10 @@ MAX_HEADERS: Final = 65_535
 #: protobuf's own limit on a message, and Arrow's on a value with 32-bit offsets.
 MAX_ENVELOPE: Final = 2**31 - 1
 
+#: First characters of the subjects that NATS servers and gateways use among themselves. The gateway's
+#: connection may publish there, so no client may name one of them.
+INTERNAL_SUBJECTS: Final = ("$", "_lift.")
+
 # protobuf wire types
 VARINT: Final = 0
 FIXED64: Final = 1

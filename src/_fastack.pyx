@@ -12,10 +12,13 @@ from _cursor cimport *
 cdef extern from "Python.h":
     const char* PyUnicode_AsUTF8AndSize(PyObject* text, Py_ssize_t* size) except NULL
 
+from liftenvelope._acks_py import _INTERNAL
 from liftenvelope._checks import as_bytes, as_text
 from liftenvelope.errors import UsageError
 
 crc32c_init()
+
+cdef tuple INTERNAL = _INTERNAL
 
 cdef enum:
     V1_TOKENS = 9
@@ -24,6 +27,7 @@ cdef enum:
     LONGEST_INBOX = 2048
     LEADER = 0
     ALL = 1
+    SHOWN = 100
     # "PUB ", a blank, a size, and two line ends
     AROUND = 32
 
@@ -34,9 +38,9 @@ cdef struct Place:
 
 
 cdef inline bint sound_inbox(const uint8_t* p, Py_ssize_t n) noexcept nogil:
-    """Whether an ack can go to this subject."""
+    """Whether NATS takes this as a subject to publish on."""
     cdef Py_ssize_t i, begin = 0
-    if n == 0 or n > LONGEST_INBOX or p[0] == c"$":
+    if n == 0 or n > LONGEST_INBOX:
         return False
     for i in range(n + 1):
         if i < n and (p[i] <= 0x20 or p[i] == 0x7F):
@@ -50,10 +54,24 @@ cdef inline bint sound_inbox(const uint8_t* p, Py_ssize_t n) noexcept nogil:
     return True
 
 
-def is_ack_inbox(inbox):
-    """Say whether an ack can go to this subject."""
+cdef bint begins_with(const uint8_t* p, Py_ssize_t n, tuple prefixes) except -1:
+    """Whether a subject begins with one of these."""
+    cdef bytes prefix
+    for prefix in prefixes:
+        if PyBytes_GET_SIZE(prefix) <= n and memcmp(p, PyBytes_AS_STRING(prefix), PyBytes_GET_SIZE(prefix)) == 0:
+            return True
+    return False
+
+
+cdef bint allowed_inbox(const uint8_t* p, Py_ssize_t n, tuple prefixes) except -1:
+    """Whether an ack may go to this subject."""
+    return sound_inbox(p, n) and begins_with(p, n, prefixes) and not begins_with(p, n, INTERNAL)
+
+
+def is_ack_inbox(inbox, tuple prefixes not None=(b"",)):
+    """Return whether an ack may go to this subject."""
     cdef bytes given = inbox if type(inbox) is bytes else as_bytes("inbox", inbox)
-    return sound_inbox(<const uint8_t*>PyBytes_AS_STRING(given), PyBytes_GET_SIZE(given))
+    return allowed_inbox(<const uint8_t*>PyBytes_AS_STRING(given), PyBytes_GET_SIZE(given), prefixes)
 
 
 cdef inline bint get_place(const uint8_t* p, Py_ssize_t n, Place* place) noexcept nogil:
@@ -89,11 +107,13 @@ cdef class Acknowledger:
     cdef bytes stream
     cdef bytes partition_subject
     cdef Py_ssize_t max_ack
+    cdef tuple prefixes
     cdef readonly bytes reply
     cdef readonly int64_t stream_sequence
     cdef readonly int64_t delivery
     cdef readonly bint gap
     cdef readonly bint repeated
+    cdef readonly bytes refused
     # What is being written; kept from one call to the next.
     cdef uint8_t* buffer
     cdef Py_ssize_t room
@@ -101,12 +121,13 @@ cdef class Acknowledger:
     cdef Py_ssize_t payloads
     cdef Py_ssize_t acks
 
-    def __init__(self, stream, partition_subject, Py_ssize_t max_ack):
+    def __init__(self, stream, partition_subject, Py_ssize_t max_ack, prefixes=(b"",)):
         self.stream = as_text("stream", stream).encode()
         self.partition_subject = as_text("partition_subject", partition_subject).encode()
         if max_ack < 1:
             raise UsageError(f"max_ack must be at least 1, not {max_ack}")
         self.max_ack = max_ack
+        self.prefixes = tuple([as_bytes("prefix", prefix) for prefix in prefixes])
         self.begin()
 
     def __dealloc__(self):
@@ -119,6 +140,7 @@ cdef class Acknowledger:
         self.delivery = 0
         self.gap = False
         self.repeated = False
+        self.refused = b""
 
     def take(self, list messages not None, int64_t now_ns):
         """Take messages, in the order in which they were delivered."""
@@ -128,6 +150,7 @@ cdef class Acknowledger:
         cdef Place place
         self.used = self.payloads = self.acks = 0
         self.repeated = False
+        self.refused = b""
         for message in messages:
             subject, reply, _, payload = message
             if not get_place(<const uint8_t*>PyBytes_AS_STRING(reply), PyBytes_GET_SIZE(reply), &place):
@@ -157,7 +180,11 @@ cdef class Acknowledger:
         cdef MessageFields f
         if not parse_message(payload(begin, n, PUBLISH), begin + n, &f):
             return 0  # stored as it is, as a plain value
-        if (f.ack_policy != LEADER and f.ack_policy != ALL) or not sound_inbox(f.ack_inbox.p, f.ack_inbox.n):
+        if f.ack_policy != LEADER and f.ack_policy != ALL:
+            return 0
+        if not allowed_inbox(f.ack_inbox.p, f.ack_inbox.n, self.prefixes):
+            if f.ack_inbox.n:
+                self.refused = f.ack_inbox.p[:min(f.ack_inbox.n, SHOWN)]
             return 0
         cdef const uint8_t* subject_p = <const uint8_t*>PyUnicode_AsUTF8AndSize(<PyObject*>subject, &subject_n)
         size = HEADER_LEN + (

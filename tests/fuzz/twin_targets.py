@@ -175,13 +175,15 @@ def gateway_acks(choice: random.Random) -> None:
         batch = deliveries(choice)
         ours, theirs = (one.take(batch, NOW) for one in acks)
         assert ours == theirs
-        for name in ("reply", "stream_sequence", "delivery", "gap", "repeated"):
+        for name in ("reply", "stream_sequence", "delivery", "gap", "repeated", "refused"):
             assert getattr(acks[0], name) == getattr(acks[1], name)
         if acks[0].gap:
             for one in acks:
                 one.begin()
     inbox = spoiled(choice, choice.choice(WORDS).encode())
     assert _acks_py.is_ack_inbox(inbox) == _fastack.is_ack_inbox(inbox)
+    prefixes = (inbox[: choice.randrange(4)], b"_lift.")
+    assert _acks_py.is_ack_inbox(inbox, prefixes) == _fastack.is_ack_inbox(inbox, prefixes)
 
 
 def gateway_messages(choice: random.Random) -> None:

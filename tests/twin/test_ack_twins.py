@@ -107,7 +107,7 @@ def test_what_is_stored_without_an_ack(acks: Any, payload: bytes) -> None:
             "*",
             ">",
         ),
-        *("$JS.API.STREAM.DELETE.x", "$KV.a.b", "$", "x" * 2049),
+        *("$JS.API.STREAM.DELETE.x", "$KV.a.b", "$", "_lift.checked.a.0.b", "x" * 2049),
     ],
 )
 def test_inboxes_that_get_nothing(acks: Any, inbox: str) -> None:
@@ -115,15 +115,49 @@ def test_inboxes_that_get_nothing(acks: Any, inbox: str) -> None:
     acknowledger = acks.Acknowledger("s", "s", 1 << 20)
     payload = marshal_message(Message(b"v", ack_inbox=inbox, correlation_id="1"))
     assert acknowledger.take([delivered(payload)], NOW)[:3] == (b"", 0, 0)
+    assert acknowledger.refused == inbox.encode()[:100]
 
 
 @TWINS
-@pytest.mark.parametrize("inbox", ["a", "_INBOX.a.b", "a*b.>c", "ü.ä", "a$b", "x" * 2048, "a.$b"])
+@pytest.mark.parametrize("inbox", ["a", "_INBOX.a.b", "a*b.>c", "ü.ä", "a$b", "x" * 2048, "a.$b", "_lifted"])
 def test_inboxes_that_get_theirs(acks: Any, inbox: str) -> None:
     assert acks.is_ack_inbox(inbox.encode())
     acknowledger = acks.Acknowledger("s", "s", 1 << 20)
     frames, *_ = acknowledger.take([delivered(asking(inbox))], NOW)
     assert [subject.decode() for subject, _ in cut(frames)] == [inbox]
+
+
+@TWINS
+@pytest.mark.parametrize(
+    ("inbox", "is_allowed"),
+    [
+        ("_INBOX.a", True),
+        ("acks.a", True),
+        ("acks", False),
+        ("_INBOX", False),
+        ("_INBOX.", False),
+        ("_INBO", False),
+        ("x_INBOX.a", False),
+        ("_inbox.a", False),
+    ],
+)
+def test_inbox_must_begin_with_an_allowed_prefix(acks: Any, inbox: str, is_allowed: bool) -> None:
+    prefixes = (b"_INBOX.", b"acks.")
+    assert acks.is_ack_inbox(inbox.encode(), prefixes) is is_allowed
+    acknowledger = acks.Acknowledger("s", "s", 1 << 20, prefixes)
+    assert acknowledger.take([delivered(asking(inbox))], NOW)[1] == is_allowed
+    assert acknowledger.refused == (b"" if is_allowed else inbox.encode())
+    acknowledger.take([delivered(asking("acks.b"), 2)], NOW)
+    assert acknowledger.refused == b""
+
+
+@TWINS
+def test_no_prefix_allows_no_inbox_and_internal_subjects_stay_closed(acks: Any) -> None:
+    assert not acks.is_ack_inbox(b"_INBOX.a", ())
+    assert not acks.is_ack_inbox(b"$KV.a", (b"$KV.",))
+    assert not acks.is_ack_inbox(b"_lift.a", (b"_lift.",))
+    with pytest.raises(TypeError):
+        acks.Acknowledger("s", "s", 1 << 20, ("_INBOX.",))
 
 
 @TWINS
@@ -239,20 +273,25 @@ DELIVERIES = st.lists(
 
 @given(st.lists(DELIVERIES, max_size=4), st.text(max_size=4), st.integers(1, 120))
 def test_the_twins_agree(batches: list[list[Any]], stream: str, max_ack: int) -> None:
-    python = _acks_py.Acknowledger(stream, "s", max_ack)
-    cython = _fastack.Acknowledger(stream, "s", max_ack)
+    prefixes = (b"in", b"_INBOX.")
+    python = _acks_py.Acknowledger(stream, "s", max_ack, prefixes)
+    cython = _fastack.Acknowledger(stream, "s", max_ack, prefixes)
     for batch in batches:
         assert python.take(batch, NOW) == cython.take(batch, NOW)
-        for name in ("reply", "stream_sequence", "delivery", "gap", "repeated"):
+        for name in ("reply", "stream_sequence", "delivery", "gap", "repeated", "refused"):
             assert getattr(python, name) == getattr(cython, name)
         if python.gap:
             python.begin()
             cython.begin()
 
 
-@given(st.binary(max_size=12))
-def test_the_twins_agree_about_inboxes(inbox: bytes) -> None:
+INBOXES = st.binary(max_size=12) | st.sampled_from([b"$a", b"_lift.a", b"_INBOX.a", b"_lifted"])
+
+
+@given(INBOXES, st.lists(st.binary(max_size=3) | st.sampled_from([b"_INBOX.", b"_lift.", b"$"])).map(tuple))
+def test_the_twins_agree_about_inboxes(inbox: bytes, prefixes: tuple[bytes, ...]) -> None:
     assert _acks_py.is_ack_inbox(inbox) == _fastack.is_ack_inbox(inbox)
+    assert _acks_py.is_ack_inbox(inbox, prefixes) == _fastack.is_ack_inbox(inbox, prefixes)
 
 
 @given(st.integers(1, 60))
