@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 
+from liftenvelope.cli._limits import parse_limits
 from liftenvelope.errors import LiftEnvelopeError, UsageError
 
 _PORT = 9292
@@ -30,7 +31,6 @@ _FLAGS = {
     "domain": "--nats-domain",
     "drain": "--drain",
     "inbox_prefix": "--nats-inbox-prefix",
-    "max_message_bytes": "--max-message",
     "nats_log": "--nats-log",
     "policy_file": "--policy",
     "port": "--listen: port",
@@ -43,7 +43,7 @@ _FLAGS = {
 #: One of them in a text. Those that are words of the language stand at its beginning.
 _ARGUMENT = re.compile(
     r"(^(advertise|domain|drain|port|replicas)"
-    r"|\b(max_message_bytes|inbox_prefix|nats_log|policy_file|tls_\w+|user_credentials))(?=[ =,:]|$)"
+    r"|\b(inbox_prefix|nats_log|policy_file|tls_\w+|user_credentials))(?=[ =,:]|$)"
 )
 
 
@@ -93,10 +93,15 @@ _ARGUMENT = re.compile(
 @click.option(
     "--max-message",
     type=click.IntRange(min=1),
-    default=1 << 20,
-    show_default=True,
     metavar="BYTES",
-    help="Size of the largest envelope that clients may publish by gRPC.",
+    help="Size of the largest envelope that clients may publish by gRPC.  [default: 1048576]",
+)
+@click.option(
+    "--limit",
+    "limits",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="A limit on clients, such as max_connections=100; may be repeated. See docs/limits.md for all.",
 )
 @click.option("--encrypted", is_flag=True, help="The NATS server encrypts what it stores.")
 @click.option(
@@ -161,7 +166,7 @@ def _serving(options: dict[str, Any]) -> Any:
         "nats_log": options["nats_log"],
         "policy_file": options["policy"],
         "encrypted": options["encrypted"],
-        "max_message_bytes": options["max_message"],
+        "limits": parse_limits(options["limits"], options["max_message"]),
     }
     connect = {"user_credentials": options["nats_creds"], "inbox_prefix": options["nats_inbox_prefix"]}
     return Serving(

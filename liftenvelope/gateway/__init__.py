@@ -3,5 +3,6 @@
 from __future__ import annotations
 
 from liftenvelope.gateway.gateway import Gateway
+from liftenvelope.gateway.limits import Limits
 
-__all__ = ["Gateway"]
+__all__ = ["Gateway", "Limits"]

@@ -12,12 +12,16 @@ from pathlib import Path
 
 from liftenvelope.errors import LiftEnvelopeError
 from liftenvelope.gateway.gateway import Gateway
+from liftenvelope.gateway.limits import Limits
 from liftenvelope.gateway.serving import Serving, serve
 
 
 def main() -> int:
     """Serve; return the exit status."""
-    serving = Serving(**json.loads(Path(sys.argv[1]).read_text("utf-8")))
+    config = json.loads(Path(sys.argv[1]).read_text("utf-8"))
+    if (limits := config["gateway"].get("limits")) is not None:
+        config["gateway"]["limits"] = Limits(**limits)
+    serving = Serving(**config)
     try:
         asyncio.run(serve(serving, _say))
     except LiftEnvelopeError as exc:

@@ -52,10 +52,19 @@ class AckFlow:
         partition_subject: The partition's subject, for the acks.
         max_ack: The largest message that the server takes, in bytes.
         heartbeat: How often the consumer says that it is there, in seconds.
+        inboxes: What an ack inbox must begin with. Default: anything.
     """
 
-    def __init__(self, stream: str, partition_subject: str, *, max_ack: int, heartbeat: float) -> None:
-        self._acks: Any = acks.Acknowledger(stream, partition_subject, max_ack)
+    def __init__(
+        self,
+        stream: str,
+        partition_subject: str,
+        *,
+        max_ack: int,
+        heartbeat: float,
+        inboxes: tuple[bytes, ...] = (b"",),
+    ) -> None:
+        self._acks: Any = acks.Acknowledger(stream, partition_subject, max_ack, inboxes)
         self._patience = _MISSED * heartbeat
         self._heard = 0.0
         self._broken = True
@@ -71,6 +80,11 @@ class AckFlow:
     def delivery(self) -> int:
         """Number of the consumer's last delivery that came in this reading, 0 for none."""
         return int(self._acks.delivery)
+
+    @property
+    def refused(self) -> bytes:
+        """Beginning of an ack inbox that is not allowed, among the last messages taken; empty for none."""
+        return bytes(self._acks.refused)
 
     @property
     def broken(self) -> bool:

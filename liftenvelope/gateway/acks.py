@@ -111,6 +111,8 @@ class AckReader:
         on_error: Told what keeps the reader from reading. It goes on trying until it is closed.
         may_ack: Returns whether this gateway leads the partition now. Asked before each write of acks, and
             before the reader takes over from another one. Default: always.
+        inboxes: What an ack inbox must begin with. Default: anything.
+        on_refused: Told the beginning of an ack inbox that got no ack because it is not allowed.
 
     Attributes:
         acks_sent: How many acks have been written to the connection.
@@ -131,8 +133,11 @@ class AckReader:
         start_sequence: int = 1,
         on_error: Callable[[LiftEnvelopeError], None] | None = None,
         may_ack: Callable[[], bool] = lambda: True,
+        inboxes: tuple[bytes, ...] = (b"",),
+        on_refused: Callable[[bytes], None] = lambda _: None,
     ) -> None:
         self._may_ack = may_ack
+        self._on_refused = on_refused
         self._nc = nc
         self._link = Link(nc)
         if not self._link.direct:
@@ -142,8 +147,13 @@ class AckReader:
         self._heartbeat = positive("heartbeat", heartbeat)
         self._done = start_sequence - 1
         self._on_error = on_error
-        max_ack = self._link.max_payload
-        self._flow = AckFlow(stream, partition_subject, max_ack=max_ack, heartbeat=self._heartbeat)
+        self._flow = AckFlow(
+            stream,
+            partition_subject,
+            max_ack=self._link.max_payload,
+            heartbeat=self._heartbeat,
+            inboxes=inboxes,
+        )
         self._subscriptions: list[DirectSubscription] = []
         self._consumer = ""
         # The last consumer that was bound, and whether all that was written for it has reached the server.
@@ -247,6 +257,8 @@ class AckReader:
             self._flow.give_up()
             self._wanted.set()
         self._write(self._flow.feed(messages, time.monotonic(), time.time_ns()))
+        if self._flow.refused:
+            self._on_refused(self._flow.refused)
         if self._settling is None and self._flow.owes:
             self._settling = asyncio.get_running_loop().call_later(ACKNOWLEDGE_EVERY, self._settle)
         if self._flow.broken:

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from liftenvelope._pb import api_pb2
 from liftenvelope.errors import UsageError
+from liftenvelope.gateway.limits import Limits
 from liftenvelope.gateway.requests import read_request
 from liftenvelope.rpc.status import RpcError, StatusCode
 
@@ -103,6 +104,7 @@ class Authorization:
         self._seen = self._state()
         self._policy = self._read()
         self._task: asyncio.Task[None] | None = None
+        self._limits = Limits()
 
     async def start(self) -> None:
         """Follow the file."""
@@ -128,8 +130,9 @@ class Authorization:
             text = f"The client is not authorized to call {method} on resource {resource}"
             raise RpcError(StatusCode.PERMISSION_DENIED, text)
 
-    def protect(self, handlers: Mapping[str, Handler]) -> dict[str, Handler]:
+    def protect(self, handlers: Mapping[str, Handler], limits: Limits) -> dict[str, Handler]:
         """Return handlers that serve only what is allowed. What is not of the API is for everybody."""
+        self._limits = limits
         return {path: self._protected(path, handler) for path, handler in handlers.items()}
 
     def _protected(self, path: str, handler: Handler) -> Handler:
@@ -152,14 +155,14 @@ class Authorization:
     async def _check_request(self, call: ServerCall, client: str, method: str) -> None:
         kind, resources, needed = _ABOUT[method]
         async for raw in call:
-            for resource in resources(read_request(kind, raw)):
+            for resource in resources(read_request(kind, raw, self._limits)):
                 self.check(client, resource, needed or method)
             call.put_back(raw)
             return
 
     def _admits(self, call: ServerCall, client: str, raw: bytes) -> bool:
         """Say whether a message of PublishAsync may be published; the client is told if not."""
-        request = read_request(api_pb2.PublishRequest, raw)
+        request = read_request(api_pb2.PublishRequest, raw, self._limits)
         try:
             self.check(client, request.stream, "Publish")
         except RpcError as denied:

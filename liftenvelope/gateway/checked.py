@@ -27,7 +27,6 @@ from liftenvelope.errors import (
     UsageError,
     WrongLastSequenceError,
 )
-from liftenvelope.gateway.subjects import is_ack_inbox
 from liftenvelope.nats._link import Link
 from liftenvelope.types import AckError
 
@@ -36,6 +35,7 @@ if TYPE_CHECKING:
     from nats.aio.subscription import Subscription
 
     from liftenvelope.gateway.records import StreamRecord
+    from liftenvelope.gateway.subjects import AckInboxes
     from liftenvelope.jetstream._publish_frames import PubAck
     from liftenvelope.jetstream.context import JetStream
 
@@ -54,6 +54,7 @@ class CheckedIntake:
         js: JetStream, and with it the connection.
         record: The stream.
         partition: The partition.
+        inboxes: Where acks may go.
         on_error: Told what could not be stored, for reasons other than its offset.
     """
 
@@ -63,6 +64,7 @@ class CheckedIntake:
         record: StreamRecord,
         partition: int,
         *,
+        inboxes: AckInboxes,
         on_error: Callable[[LiftEnvelopeError], None],
     ) -> None:
         self._link = Link(js.api.nc)
@@ -70,6 +72,7 @@ class CheckedIntake:
         self._record = record
         self._partition = partition
         self._intake = record.intake_of(partition)
+        self._inboxes = inboxes
         self._on_error = on_error
         self._subscriptions: list[Subscription] = []
         self._sending: set[asyncio.Task[None]] = set()
@@ -129,7 +132,10 @@ class CheckedIntake:
 
     def _refuse(self, msg: Msg, message: Message) -> None:
         """Tell that the offset is another one, whatever the ack policy is, as Liftbridge does."""
-        if not is_ack_inbox(message.ack_inbox):
+        if not self._inboxes.allows(message.ack_inbox):
+            now = asyncio.get_running_loop().time()
+            if message.ack_inbox:
+                self._inboxes.warn(self._record.name, self._partition, message.ack_inbox.encode(), now)
             return
         refusal = Ack(
             stream=self._record.name,

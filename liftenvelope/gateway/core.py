@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from liftenvelope.gateway.limits import Limits
 from liftenvelope.gateway.names import PARTITION_PREFIX, partition_stream
 from liftenvelope.gateway.storage_faults import StorageFaults
 from liftenvelope.rpc.status import RpcError, StatusCode
@@ -17,9 +18,11 @@ if TYPE_CHECKING:
     from liftenvelope.gateway.agreement import Agreement
     from liftenvelope.gateway.brokers import Brokers
     from liftenvelope.gateway.copies import CopyAcks
+    from liftenvelope.gateway.quotas import Quotas
     from liftenvelope.gateway.records import StreamRecord
     from liftenvelope.gateway.registry import StreamRegistry
     from liftenvelope.gateway.storage import Storage
+    from liftenvelope.gateway.subjects import AckInboxes
     from liftenvelope.jetstream.context import JetStream
 
 __all__ = ["Core", "Options"]
@@ -30,9 +33,9 @@ class Options:
     """How a gateway is set up. See :class:`~liftenvelope.gateway.Gateway`."""
 
     id: str
+    limits: Limits = field(default_factory=Limits)
     broker_ttl: float = 3.0
     ack_timeout: float = 5.0
-    max_message: int = 1 << 20
     encrypted: bool = False
     replicas: int = 1
     domain: str | None = None
@@ -53,6 +56,8 @@ class Core:
         agreement: What those know of the streams.
         storage: The partitions.
         copies: Publishes for partitions that copy from another stream.
+        ack_inboxes: Where acks may go on behalf of clients.
+        quotas: How much each client has.
         activity: Who is told of what is done; None for nobody.
         changing: Held while a stream is made, changed or removed here.
         faults: Why JetStream stores nothing.
@@ -67,6 +72,8 @@ class Core:
     agreement: Agreement
     storage: Storage
     copies: CopyAcks
+    ack_inboxes: AckInboxes
+    quotas: Quotas
     activity: ActivityLog | None = None
     changing: asyncio.Lock = field(default_factory=asyncio.Lock)
     faults: StorageFaults = field(default_factory=StorageFaults)

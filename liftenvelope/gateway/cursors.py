@@ -17,6 +17,7 @@ from liftenvelope.gateway.requests import read_request
 from liftenvelope.rpc.status import RpcError, StatusCode
 
 if TYPE_CHECKING:
+    from liftenvelope.gateway.limits import Limits
     from liftenvelope.jetstream.context import JetStream
     from liftenvelope.jetstream.stream import Stream
 
@@ -53,10 +54,12 @@ class CursorService:
 
     Args:
         js: JetStream.
+        limits: Bounds of the names in requests.
         replicas: How many servers keep the bucket.
     """
 
-    def __init__(self, js: JetStream, *, replicas: int = 1) -> None:
+    def __init__(self, js: JetStream, limits: Limits, *, replicas: int = 1) -> None:
+        self._limits = limits
         self._bucket = Bucket(js, BUCKET)
         self._replicas = replicas
         self._stream: Stream | None = None
@@ -68,14 +71,14 @@ class CursorService:
 
     async def set(self, raw: bytes) -> bytes:
         """Serve SetCursor."""
-        request = read_request(api_pb2.SetCursorRequest, raw)
+        request = read_request(api_pb2.SetCursorRequest, raw, self._limits)
         key = cursor_key(request.cursorId, request.stream, request.partition)
         await self._bucket.put(key, b"%d" % request.offset)
         return api_pb2.SetCursorResponse().SerializeToString()
 
     async def fetch(self, raw: bytes) -> bytes:
         """Serve FetchCursor."""
-        request = read_request(api_pb2.FetchCursorRequest, raw)
+        request = read_request(api_pb2.FetchCursorRequest, raw, self._limits)
         key = cursor_key(request.cursorId, request.stream, request.partition)
         return api_pb2.FetchCursorResponse(offset=await self._offset(key)).SerializeToString()
 

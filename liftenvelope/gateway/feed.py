@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from liftenvelope.jetstream.context import JetStream
     from liftenvelope.nats._receiving import DirectSubscription
 
-__all__ = ["Delivery", "PartitionFeed", "ask_start", "sequences_of"]
+__all__ = ["Delivery", "PartitionFeed", "ask_start", "budget_of", "sequences_of"]
 
 #: What comes from a consumer: subject, reply, headers, payload.
 Delivery: TypeAlias = tuple[str, bytes, bytes | None, bytes]
@@ -47,8 +47,6 @@ _EXPIRES: Final = 30.0
 _HEARTBEAT: Final = 5.0
 #: After how much silence the consumer is taken for lost.
 _SILENCE: Final = 2.5 * _HEARTBEAT
-#: After how long without a pull the server drops the consumer, in seconds.
-_INACTIVE: Final = 60.0
 _NS: Final = 1_000_000_000
 _PAUSE: Final = 0.25
 #: Of the year 9999.
@@ -96,7 +94,8 @@ def sequences_of(deliveries: list[Delivery]) -> list[int]:
     return [int(delivery[1].split(b".", at + 1)[at]) for delivery in deliveries]
 
 
-def _budget_of(nc: Client) -> PullBudget:
+def budget_of(nc: Client) -> PullBudget:
+    """Return what the readers of a connection share."""
     return _budgets.setdefault(nc, PullBudget())
 
 
@@ -111,7 +110,8 @@ async def ask_start(api: Api, stream: str, timestamp_ns: int) -> int:
     seconds, rest = divmod(max(timestamp_ns, 0), _NS)
     moment = f"{_utc(seconds)}.{rest:09d}Z"
     name = secrets.token_hex(8)
-    config = {**_config(name), "deliver_policy": "by_start_time", "opt_start_time": moment}
+    config = _config(name, budget_of(api.nc).inactivity)
+    config |= {"deliver_policy": "by_start_time", "opt_start_time": moment}
     # What it would deliver first tells: it is never pulled from.
     info = await _make(api, stream, name, config)
     await api.send(f"{api.prefix}.CONSUMER.DELETE.{stream}.{name}", b"", reply=api.nc.new_inbox())
@@ -122,14 +122,14 @@ def _utc(seconds: int) -> str:
     return datetime.fromtimestamp(min(seconds, _LAST_SECOND), UTC).strftime("%Y-%m-%dT%H:%M:%S")
 
 
-def _config(name: str) -> dict[str, Any]:
+def _config(name: str, inactivity: float) -> dict[str, Any]:
     return {
         "name": name,
         "ack_policy": "none",
         "max_deliver": 1,
         "mem_storage": True,
         "num_replicas": 1,
-        "inactive_threshold": int(_INACTIVE * _NS),
+        "inactive_threshold": int(inactivity * _NS),
     }
 
 
@@ -163,7 +163,7 @@ class PartitionFeed:
         self._delivered = 0
         self._link = Link(self._nc)
         self._received: deque[_Received] = deque()
-        self._budget = _budget_of(self._nc)
+        self._budget = budget_of(self._nc)
         self._window = PullWindow(asyncio.get_running_loop().time())
         self._pulls: dict[bytes, _Pull] = {}
         self._pull_number = 0
@@ -376,7 +376,8 @@ class PartitionFeed:
     async def _begin(self) -> None:
         name = self._consumer = secrets.token_hex(8)
         self._reconnects = self._nc.stats["reconnects"]
-        config = {**_config(name), "deliver_policy": "by_start_sequence", "opt_start_seq": max(self._next, 1)}
+        config = _config(name, self._budget.inactivity)
+        config |= {"deliver_policy": "by_start_sequence", "opt_start_seq": max(self._next, 1)}
         info = await _make(self._js.api, self._stream, name, config)
         self.pending = int(info["num_pending"])
         # What came up to now is of the consumer before.

@@ -7,6 +7,7 @@ import math
 import os
 import secrets
 import ssl
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
 
 from liftenvelope.errors import (
@@ -19,6 +20,7 @@ from liftenvelope.errors import (
 from liftenvelope.gateway.authorization import Authorization
 from liftenvelope.gateway.core import Options
 from liftenvelope.gateway.drops import LogFile
+from liftenvelope.gateway.limits import Limits
 from liftenvelope.gateway.running import Running, Setup
 from liftenvelope.group.errors import GroupUnavailableError
 from liftenvelope.jetstream._names import check_domain
@@ -60,9 +62,9 @@ class Gateway:
             to a leaf node. Default: the one of the server that ``nc`` is connected to.
         encrypted: Whether the NATS server encrypts what it stores. If not, the default, streams with
             ``encryption`` are refused.
-        max_message_bytes: Size of the largest envelope (value, key and headers) that a client may publish by
-            gRPC, in bytes. The NATS server's ``max_payload`` is a limit as well. Default: 1 MiB, as in
-            Liftbridge.
+        limits: Limits on clients: connections, memory, names, quotas, ack inboxes. Default: those of
+            :class:`~liftenvelope.gateway.Limits`.
+        max_message_bytes: The limit of the same name, in the place of the one in ``limits``.
         nats_log: The log file of the NATS server, to be followed: the gateway warns of messages that
             JetStream has dropped (:mod:`liftenvelope.gateway.drops`). Default: none.
         policy_file: Which clients, by the names in their certificates, may do what: see
@@ -96,7 +98,8 @@ class Gateway:
         replicas: int = 1,
         domain: str | None = None,
         encrypted: bool = False,
-        max_message_bytes: int = 1 << 20,
+        limits: Limits | None = None,
+        max_message_bytes: int | None = None,
         nats_log: str | os.PathLike[str] | None = None,
         policy_file: str | os.PathLike[str] | None = None,
         consumer_timeout: float = 15.0,
@@ -115,8 +118,9 @@ class Gateway:
                 raise UsageError(f"{name}={seconds!r}: expected a positive number of seconds")
         if not 1 <= replicas <= 5:
             raise UsageError(f"replicas={replicas!r}: expected 1 to 5")
-        if max_message_bytes < 1:
-            raise UsageError(f"max_message_bytes must be at least 1, got {max_message_bytes!r}")
+        limits = limits or Limits()
+        if max_message_bytes is not None:
+            limits = replace(limits, max_message_bytes=max_message_bytes)
         if domain is not None:
             check_domain(domain)
         options = Options(
@@ -126,7 +130,7 @@ class Gateway:
             replicas=replicas,
             domain=domain,
             encrypted=encrypted,
-            max_message=max_message_bytes,
+            limits=limits,
         )
         authorization = None
         if policy_file is not None:
@@ -154,6 +158,11 @@ class Gateway:
     def id(self) -> str:
         """Its id among the brokers."""
         return self._setup.options.id
+
+    @property
+    def limits(self) -> Limits:
+        """Its limits on clients."""
+        return self._setup.options.limits
 
     @property
     def address(self) -> str:

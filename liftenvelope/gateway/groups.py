@@ -168,7 +168,7 @@ class GroupFace:
 
     async def join(self, raw: bytes) -> bytes:
         """Serve JoinConsumerGroup."""
-        request = read_request(api_pb2.JoinConsumerGroupRequest, raw)
+        request = read_request(api_pb2.JoinConsumerGroupRequest, raw, self._core.options.limits)
         _check(groupId=request.groupId, consumerId=request.consumerId)
         if not request.streams:
             raise RpcError(StatusCode.INVALID_ARGUMENT, "No streams provided")
@@ -189,7 +189,7 @@ class GroupFace:
 
     async def leave(self, raw: bytes) -> bytes:
         """Serve LeaveConsumerGroup."""
-        request = read_request(api_pb2.LeaveConsumerGroupRequest, raw)
+        request = read_request(api_pb2.LeaveConsumerGroupRequest, raw, self._core.options.limits)
         _check(groupId=request.groupId, consumerId=request.consumerId)
         try:
             await self._leave(request.groupId, request.consumerId)
@@ -201,7 +201,7 @@ class GroupFace:
 
     async def assignments(self, raw: bytes) -> bytes:
         """Serve FetchConsumerGroupAssignments, which is also the sign of life of a member."""
-        request = read_request(api_pb2.FetchConsumerGroupAssignmentsRequest, raw)
+        request = read_request(api_pb2.FetchConsumerGroupAssignmentsRequest, raw, self._core.options.limits)
         _check(groupId=request.groupId, consumerId=request.consumerId)
         try:
             host = await self._coordinator.directory.host(request.groupId)
@@ -219,7 +219,7 @@ class GroupFace:
 
     async def report(self, raw: bytes) -> bytes:
         """Serve ReportConsumerGroupCoordinator: see to it that the group has a coordinator that lives."""
-        request = read_request(api_pb2.ReportConsumerGroupCoordinatorRequest, raw)
+        request = read_request(api_pb2.ReportConsumerGroupCoordinatorRequest, raw, self._core.options.limits)
         _check(groupId=request.groupId, consumerId=request.consumerId, coordinator=request.coordinator)
         state = await self.find(request.groupId)
         if state is None:

@@ -239,10 +239,14 @@ class _Led:
             heartbeat=_HEARTBEAT,
             on_error=self._tell,
             may_ack=partial(core.brokers.leads, record.name, partition),
+            inboxes=core.ack_inboxes.prefixes,
+            on_refused=self._warn_of,
         )
         self._intake: CheckedIntake | None = None
         if record.checks_offsets:
-            self._intake = CheckedIntake(core.js, record, partition, on_error=self._tell)
+            self._intake = CheckedIntake(
+                core.js, record, partition, inboxes=core.ack_inboxes, on_error=self._tell
+            )
         self._idle: asyncio.Task[None] | None = None
         self._compactor: Compactor | None = None
         if record.setting("compactEnabled"):
@@ -291,6 +295,10 @@ class _Led:
 
     def _tell(self, error: LiftEnvelopeError) -> None:
         _log.warning("acks of %s, partition %d: %s", self._name, self._partition, error)
+
+    def _warn_of(self, inbox: bytes) -> None:
+        now = asyncio.get_running_loop().time()
+        self._core.ack_inboxes.warn(self._name, self._partition, inbox, now)
 
     async def _pause_when_idle(self) -> None:
         loop = asyncio.get_running_loop()

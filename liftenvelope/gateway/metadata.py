@@ -34,7 +34,7 @@ class MetadataService:
 
     async def fetch(self, raw: bytes) -> bytes:
         """Serve FetchMetadata."""
-        request = read_request(api_pb2.FetchMetadataRequest, raw)
+        request = read_request(api_pb2.FetchMetadataRequest, raw, self._core.options.limits)
         response = api_pb2.FetchMetadataResponse()
         records = await self._records(response, list(dict.fromkeys(request.streams)))
         states = await self._states(records)
@@ -46,7 +46,7 @@ class MetadataService:
 
     async def fetch_partition(self, raw: bytes) -> bytes:
         """Serve FetchPartitionMetadata."""
-        request = read_request(api_pb2.FetchPartitionMetadataRequest, raw)
+        request = read_request(api_pb2.FetchPartitionMetadataRequest, raw, self._core.options.limits)
         record = await self._core.partition(request.stream, request.partition)
         self._core.check_leader(record.name, request.partition)
         try:

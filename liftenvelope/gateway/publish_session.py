@@ -24,6 +24,7 @@ from liftenvelope.errors import (
 )
 from liftenvelope.gateway.failures import status_of
 from liftenvelope.gateway.replicas import least_in_sync
+from liftenvelope.gateway.requests import read_request
 from liftenvelope.gateway.targets import Target, ack_of
 from liftenvelope.jetstream._publish_frames import PubAck, read_ack
 from liftenvelope.nats._link import Link
@@ -43,8 +44,6 @@ _NONE: Final = api_pb2.NONE
 _POLICIES: Final = (api_pb2.LEADER, api_pb2.ALL, api_pb2.NONE)
 #: How long a call waits for acks once the client has sent all, in seconds, as in Liftbridge.
 _LAST_ACKS: Final = 5.0
-#: How many messages of a call may be without their ack before no more are read.
-_MOST_PENDING: Final = 50_000
 #: How long the ack of the first message for a partition may hold up those that follow, in seconds.
 _FIRST_ACK: Final = 1.0
 #: How often to look for acks that are late and for a lost connection, in seconds.
@@ -157,7 +156,7 @@ class PublishSession:
             if at < len(requests):
                 await self._publish_one(requests[at])
                 at += 1
-        while self._pending > _MOST_PENDING:
+        while self._pending > self._core.options.limits.max_pending_publishes:
             self._changed.clear()
             await self._changed.wait()
 
@@ -178,7 +177,7 @@ class PublishSession:
 
     async def _publish_one(self, raw: bytes) -> None:
         """Publish a message by the way of single ones, and the next for its partition by the quick way."""
-        request = api_pb2.PublishRequest.FromString(raw)
+        request = read_request(api_pb2.PublishRequest, raw, self._core.options.limits)
         try:
             target = await self._service.target(request)
             future = await self._service.store(target, request, own_inbox=False, timeout=None)

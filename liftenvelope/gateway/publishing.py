@@ -22,7 +22,7 @@ from liftenvelope.errors import (
 from liftenvelope.gateway.failures import TOO_LARGE, has_no_room, status_of
 from liftenvelope.gateway.publish_session import PublishSession
 from liftenvelope.gateway.requests import read_request
-from liftenvelope.gateway.subjects import check_published, is_ack_inbox
+from liftenvelope.gateway.subjects import check_published
 from liftenvelope.gateway.targets import Target, ack_of
 from liftenvelope.rpc.status import RpcError, StatusCode
 
@@ -60,7 +60,8 @@ class PublishService:
 
     async def publish(self, call: ServerCall, raw: bytes) -> bytes:
         """Serve Publish. Other than Liftbridge it waits for the ack also where the client set no deadline."""
-        request = read_request(api_pb2.PublishRequest, raw)
+        request = read_request(api_pb2.PublishRequest, raw, self._core.options.limits)
+        self._core.ack_inboxes.check(request.ackInbox)
         response = api_pb2.PublishResponse()
         try:
             target = await self.target(request)
@@ -151,7 +152,7 @@ class PublishService:
             headers=request.headers,
             timeout=timeout,
         )
-        if own_inbox and request.ackPolicy != _NONE and is_ack_inbox(request.ackInbox):
+        if own_inbox and request.ackPolicy != _NONE and request.ackInbox:
             future.add_done_callback(partial(self._pass_on, target, request))
         return future
 
@@ -170,7 +171,7 @@ class PublishService:
     @property
     def max_message(self) -> int:
         """The largest envelope, in bytes."""
-        return min(self._core.options.max_message, self._core.nc.max_payload)
+        return min(self._core.options.limits.max_message_bytes, self._core.nc.max_payload)
 
     def _check_size(self, envelope: bytes) -> None:
         if len(envelope) > self.max_message:
@@ -202,10 +203,11 @@ class PublishService:
 
     async def publish_to_subject(self, call: ServerCall, raw: bytes) -> bytes:
         """Serve PublishToSubject: whatever stream records the subject."""
-        request = read_request(api_pb2.PublishToSubjectRequest, raw)
+        request = read_request(api_pb2.PublishToSubjectRequest, raw, self._core.options.limits)
         if not request.subject:
             raise RpcError(StatusCode.UNKNOWN, "nats: invalid subject")
         check_published(request.subject)
+        self._core.ack_inboxes.check(request.ackInbox)
         options: dict[str, Any] = {}
         if request.ackInbox:
             options = {

@@ -15,14 +15,16 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
+from liftenvelope.gateway.limits import Limits
+
 __all__ = ["PullBudget", "PullWindow"]
 
-#: Bytes that all small amounts together should not exceed, and the bounds of one of them.
-_SMALL_TOTAL: Final = 12 << 20
+_DEFAULTS: Final = Limits()
+#: Share of the total that the small amounts should not exceed. The rest is the shared amount.
+_SMALL_SHARE: Final = 3 / 7
+#: Bounds of one small amount, in bytes.
 _LEAST_SMALL: Final = 4 << 10
 _MOST_SMALL: Final = 64 << 10
-#: Bytes of the shared amount.
-_LARGE_TOTAL: Final = 16 << 20
 #: Bounds of a window, and the least that is worth a pull of its own.
 _LEAST: Final = 128 << 10
 _MOST: Final = 2 << 20
@@ -42,15 +44,21 @@ class PullBudget:
     """What the readers of a connection may ask for together.
 
     Args:
-        large: Bytes of the shared amount. Default: 16 MiB.
+        total: Bytes that the readers may ask for together.
+        inactivity: Seconds after which JetStream removes the consumer of a reader that is gone.
 
     Attributes:
+        total: See above.
+        inactivity: See above.
         readers: Number of readers.
         used: Bytes taken out of the shared amount.
     """
 
-    def __init__(self, large: int = _LARGE_TOTAL) -> None:
-        self._large = large
+    def __init__(
+        self, total: int = _DEFAULTS.max_pull_bytes, inactivity: float = _DEFAULTS.consumer_inactivity
+    ) -> None:
+        self.total = total
+        self.inactivity = inactivity
         self.readers = 0
         self.used = 0
         # Amount needed, and whom to give it to.
@@ -60,7 +68,13 @@ class PullBudget:
     @property
     def small(self) -> int:
         """Bytes that a reader that is owed nothing may ask for: 64 KiB, less where there are many readers."""
-        return min(max(_SMALL_TOTAL // max(self.readers, 1), _LEAST_SMALL), _MOST_SMALL)
+        total = int(self.total * _SMALL_SHARE)
+        return min(max(total // max(self.readers, 1), _LEAST_SMALL), _MOST_SMALL)
+
+    @property
+    def _large(self) -> int:
+        """Bytes of the shared amount."""
+        return self.total - int(self.total * _SMALL_SHARE)
 
     def take(self, least: int, most: int) -> int:
         """Take bytes out of the shared amount; return how many, 0 if there are too few or others wait."""

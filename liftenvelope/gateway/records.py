@@ -89,6 +89,7 @@ class StreamRecord:
         subject: What it records; its partition i > 0 records ``subject.i``.
         id: Of this stream alone: another of the same name, later, has another one.
         maker: Id of the gateway that is making or removing it.
+        owner: Common name of the certificate of the client that created it; empty for none.
         state: Where it is in its life.
         created_ns: When it was made.
         group: Its NATS queue group; empty for none.
@@ -104,6 +105,7 @@ class StreamRecord:
     subject: str
     id: str
     maker: str = ""
+    owner: str = ""
     state: StreamState = StreamState.READY
     created_ns: int = 0
     group: str = ""

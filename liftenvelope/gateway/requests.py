@@ -3,37 +3,35 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
 from liftenvelope.rpc.status import RpcError, StatusCode
 
-__all__ = ["MOST_NAMES", "NAME_SIZE", "read_request"]
-
-#: Characters of a name, subject, id or ack inbox. NATS takes none longer than its line of 4,096 bytes.
-NAME_SIZE: Final = 3_500
-#: Names in one list of a request, such as the streams of FetchMetadata.
-MOST_NAMES: Final = 10_000
+__all__ = ["read_request"]
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from google.protobuf.descriptor import Descriptor
 
+    from liftenvelope.gateway.limits import Limits
+
 _M = TypeVar("_M", bound=Message)
 
 
-def read_request(kind: type[_M], raw: bytes) -> _M:
+def read_request(kind: type[_M], raw: bytes, limits: Limits) -> _M:
     """Return the request that ``raw`` holds.
 
     Args:
         kind: Protobuf class of the request.
         raw: The message as it came.
+        limits: Bounds of its names and lists.
 
     Raises:
-        RpcError: INTERNAL: it is malformed. INVALID_ARGUMENT: a name has more than ``NAME_SIZE`` characters,
-            or a list has more than ``MOST_NAMES`` names.
+        RpcError: INTERNAL: it is malformed. INVALID_ARGUMENT: a name has more than ``max_name_chars``
+            characters, or a list more than ``max_list_length`` names.
     """
     try:
         request = kind.FromString(raw)
@@ -42,12 +40,12 @@ def read_request(kind: type[_M], raw: bytes) -> _M:
     for field in _text_fields(kind.DESCRIPTOR):
         value: str | Sequence[str] = getattr(request, field)
         if isinstance(value, str):
-            _check(field, (value,))
+            _check(field, (value,), limits.max_name_chars)
             continue
-        if len(value) > MOST_NAMES:
-            text = f"{field} has {len(value)} names: at most {MOST_NAMES} are allowed"
+        if len(value) > limits.max_list_length:
+            text = f"{field} has {len(value)} names: at most {limits.max_list_length} are allowed"
             raise RpcError(StatusCode.INVALID_ARGUMENT, text)
-        _check(field, value)
+        _check(field, value, limits.max_name_chars)
     return request
 
 
@@ -57,8 +55,8 @@ def _text_fields(kind: Descriptor) -> tuple[str, ...]:
     return tuple(field.name for field in kind.fields if field.type == field.TYPE_STRING)
 
 
-def _check(field: str, names: Iterable[str]) -> None:
+def _check(field: str, names: Iterable[str], most: int) -> None:
     for name in names:
-        if len(name) > NAME_SIZE:
-            text = f"{field} has {len(name)} characters: at most {NAME_SIZE} are allowed"
+        if len(name) > most:
+            text = f"{field} has {len(name)} characters: at most {most} are allowed"
             raise RpcError(StatusCode.INVALID_ARGUMENT, text)

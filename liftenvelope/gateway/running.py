@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -18,22 +18,23 @@ from liftenvelope.gateway.copies import CopyAcks
 from liftenvelope.gateway.core import Core, Options
 from liftenvelope.gateway.cursors import CursorService
 from liftenvelope.gateway.drops import DropWatch, LogFile, account_of, follow
+from liftenvelope.gateway.feed import budget_of
 from liftenvelope.gateway.groups import GroupFace
 from liftenvelope.gateway.health import HealthService
 from liftenvelope.gateway.leading import Leading
 from liftenvelope.gateway.open_calls import OpenCalls
+from liftenvelope.gateway.quotas import Quotas
 from liftenvelope.gateway.reads import OpenReads
 from liftenvelope.gateway.registry import Listener, StreamRegistry
 from liftenvelope.gateway.reserved import ACTIVITY, CURSORS, ensure_stream
 from liftenvelope.gateway.service import handlers
 from liftenvelope.gateway.storage import Storage
 from liftenvelope.gateway.streams import StreamService
+from liftenvelope.gateway.subjects import AckInboxes
 from liftenvelope.jetstream.context import JetStream
 from liftenvelope.nats._link import Link
 from liftenvelope.nats.acceleration import accelerate
 from liftenvelope.rpc.address import Address, parse_address
-from liftenvelope.rpc.framing import DEFAULT_MAX_MESSAGE
-from liftenvelope.rpc.limits import ServerLimits
 from liftenvelope.rpc.server import Server
 from liftenvelope.rpc.status import RpcError, StatusCode
 
@@ -49,8 +50,6 @@ if TYPE_CHECKING:
 __all__ = ["Running", "Setup"]
 
 _log: Final = logging.getLogger("liftenvelope.gateway")
-#: How many messages may be without JetStream's ack at a time, over all clients.
-_OUTSTANDING: Final = 100_000
 #: Bytes of a request beside the message in it.
 _REQUEST_ROOM: Final = 1 << 20
 #: Seconds for calls that were told to end to do so.
@@ -111,7 +110,7 @@ class Running:
         stack.callback(accelerate(setup.nc).restore)
         core = await self._start_core()
         streams = StreamService(core)
-        cursors = CursorService(core.js, replicas=setup.options.replicas)
+        cursors = CursorService(core.js, core.options.limits, replicas=setup.options.replicas)
         activity = await self._start_own_streams(core, streams, cursors)
         groups = await self._start_groups(core, activity)
         stack.push_async_callback(streams.close)
@@ -131,7 +130,15 @@ class Running:
 
     async def _start_core(self) -> Core:
         nc, options, stack = self._setup.nc, self._setup.options, self._stack
-        js = JetStream(nc, domain=options.domain, timeout=options.ack_timeout, max_outstanding=_OUTSTANDING)
+        limits = options.limits
+        js = JetStream(
+            nc,
+            domain=options.domain,
+            timeout=options.ack_timeout,
+            max_outstanding=limits.max_pending_publishes_in_all,
+        )
+        # Shared by all readers of the connection.
+        budget_of(nc).total, budget_of(nc).inactivity = limits.max_pull_bytes, limits.consumer_inactivity
         stack.push_async_callback(js.close)
         await js.account_info()
         self.is_answered = True
@@ -161,6 +168,9 @@ class Running:
             agreement=agreement,
             storage=Storage(js),
             copies=copies,
+            # Acks of copying streams go to inboxes of the gateways.
+            ack_inboxes=AckInboxes(limits.allowed_ack_inboxes, own=_inbox_prefix(nc)),
+            quotas=Quotas(limits),
         )
 
     async def _start_own_streams(
@@ -193,11 +203,12 @@ class Running:
     async def _listen(self, table: dict[str, Handler]) -> Server:
         setup = self._setup
         if setup.authorization is not None:
-            table = setup.authorization.protect(table)
+            table = setup.authorization.protect(table, setup.options.limits)
             self._stack.push_async_callback(setup.authorization.close)
             await setup.authorization.start()
-        largest = setup.options.max_message + _REQUEST_ROOM
-        server = Server(table, limits=ServerLimits(max_request_bytes=max(DEFAULT_MAX_MESSAGE, largest)))
+        limits = setup.options.limits
+        largest = max(limits.max_request_bytes, limits.max_message_bytes + _REQUEST_ROOM)
+        server = Server(table, limits=replace(limits, max_request_bytes=largest))
         self._stack.push_async_callback(server.close)
         self.address = await server.start(setup.host, setup.port, tls=setup.tls)
         return server
@@ -259,6 +270,11 @@ class Running:
     def _on_interrupted(self) -> None:
         text = "the gateway had lost its lease: another broker may have led the partition"
         self._reads.end_led(RpcError(StatusCode.UNAVAILABLE, text))
+
+
+def _inbox_prefix(nc: Client) -> str:
+    """Return what the inboxes of a connection begin with."""
+    return nc.new_inbox().rpartition(".")[0] + "."
 
 
 def _is_serving(core: Core, leading: Leading) -> bool:

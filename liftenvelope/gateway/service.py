@@ -57,7 +57,7 @@ def handlers(
     publishing, metadata = PublishService(core, streams), MetadataService(core, groups)
     subscribing = SubscribeService(core, streams, reads, groups)
     table = {
-        _API + "CreateStream": guarded(unary(streams.whole(streams.create))),
+        _API + "CreateStream": guarded(with_call(streams.create)),
         _API + "DeleteStream": guarded(unary(streams.whole(streams.delete))),
         _API + "PauseStream": guarded(unary(streams.whole(streams.pause))),
         _API + "SetStreamReadonly": guarded(unary(streams.whole(streams.set_readonly))),
@@ -66,7 +66,7 @@ def handlers(
         _API + "Publish": guarded(with_call(publishing.publish)),
         _API + "PublishAsync": guarded(publishing.publish_async),
         _API + "PublishToSubject": guarded(with_call(publishing.publish_to_subject)),
-        _API + "Subscribe": guarded(subscribing.subscribe),
+        _API + "Subscribe": guarded(core.quotas.limited(subscribing.subscribe)),
         _API + "SetCursor": guarded(unary(cursors.set)),
         _API + "FetchCursor": guarded(unary(cursors.fetch)),
         _API + "JoinConsumerGroup": guarded(unary(groups.join)),

@@ -18,6 +18,7 @@ from liftenvelope.errors import (
     UsageError,
 )
 from liftenvelope.gateway.activity import created, deleted, paused, readonly_set, resumed
+from liftenvelope.gateway.authorization import client_name
 from liftenvelope.gateway.checked import wait_for_intakes
 from liftenvelope.gateway.names import partition_subject
 from liftenvelope.gateway.records import PartitionRecord, RecordedEvent, StreamRecord, StreamState
@@ -29,7 +30,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable
 
     from liftenvelope._pb.api_pb2 import ActivityStreamEvent
-    from liftenvelope.gateway.core import Core
+    from liftenvelope.gateway.core import Core, Options
+    from liftenvelope.rpc.server import ServerCall
 
 __all__ = ["StreamService", "new_record"]
 
@@ -38,7 +40,6 @@ Change: TypeAlias = "Callable[[bytes], Coroutine[Any, Any, bytes]]"
 
 #: What stands for as many replicas as there can be.
 _MOST_REPLICAS: Final = -1
-_MOST_PARTITIONS: Final = 10_000
 #: How many partitions of a stream are made at once.
 _AT_ONCE: Final = 16
 #: How long the leaders of a stream that checks offsets may take to begin, in seconds.
@@ -60,13 +61,13 @@ _SETTINGS: Final = (
 )
 
 
-def new_record(request: api_pb2.CreateStreamRequest, maker: str, *, encrypted: bool = False) -> StreamRecord:
+def new_record(request: api_pb2.CreateStreamRequest, options: Options, *, owner: str = "") -> StreamRecord:
     """Return the record of the stream that a request asks for.
 
     Args:
         request: The request.
-        maker: Id of the gateway that makes the stream.
-        encrypted: Whether what NATS stores is encrypted.
+        options: How the gateway that makes the stream is set up.
+        owner: Common name of the client's certificate.
 
     Raises:
         RpcError: INVALID_ARGUMENT: something makes no sense. FAILED_PRECONDITION: it can't be done here.
@@ -79,17 +80,18 @@ def new_record(request: api_pb2.CreateStreamRequest, maker: str, *, encrypted: b
         check_settings(settings)
     except UsageError as exc:
         raise RpcError(StatusCode.INVALID_ARGUMENT, str(exc)) from exc
-    count = _partition_count(request)
+    count = _partition_count(request, options.limits.max_partitions_per_stream)
     _check_subject(request.subject, count)
     _check_replicas(request.replicationFactor, settings)
-    if settings.get("encryption") and not encrypted:
+    if settings.get("encryption") and not options.encrypted:
         text = "encryption: this gateway does not know whether the NATS server encrypts what it stores"
         raise RpcError(StatusCode.FAILED_PRECONDITION, text)
     return StreamRecord(
         name=request.name,
         subject=request.subject,
         id=secrets.token_hex(8),
-        maker=maker,
+        maker=options.id,
+        owner=owner,
         state=StreamState.CREATING,
         created_ns=time.time_ns(),
         group=request.group,
@@ -99,9 +101,9 @@ def new_record(request: api_pb2.CreateStreamRequest, maker: str, *, encrypted: b
     )
 
 
-def _partition_count(request: api_pb2.CreateStreamRequest) -> int:
-    if not 0 <= request.partitions <= _MOST_PARTITIONS:
-        text = f"partitions={request.partitions}: expected 1 to {_MOST_PARTITIONS}"
+def _partition_count(request: api_pb2.CreateStreamRequest, most: int) -> int:
+    if not 0 <= request.partitions <= most:
+        text = f"partitions={request.partitions}: expected 1 to {most}"
         raise RpcError(StatusCode.INVALID_ARGUMENT, text)
     return request.partitions or 1
 
@@ -157,12 +159,15 @@ class StreamService:
 
     # Making
 
-    async def create(self, raw: bytes) -> bytes:
+    async def create(self, call: ServerCall, raw: bytes) -> bytes:
         """Serve CreateStream."""
-        request = read_request(api_pb2.CreateStreamRequest, raw)
-        options = self._core.options
-        record = new_record(request, options.id, encrypted=options.encrypted)
+        return await self.whole(partial(self._create, client_name(call.peer_certificate)))(raw)
+
+    async def _create(self, owner: str, raw: bytes) -> bytes:
+        request = read_request(api_pb2.CreateStreamRequest, raw, self._core.options.limits)
+        record = new_record(request, self._core.options, owner=owner)
         async with self._core.changing:
+            self._core.quotas.check_stream(self._core.registry, record)
             await self._check_group(record)
             if record.replicas == _MOST_REPLICAS:
                 record = replace(record, replicas=await self._core.storage.most_replicas())
@@ -257,7 +262,7 @@ class StreamService:
 
     async def delete(self, raw: bytes) -> bytes:
         """Serve DeleteStream."""
-        name = read_request(api_pb2.DeleteStreamRequest, raw).name
+        name = read_request(api_pb2.DeleteStreamRequest, raw, self._core.options.limits).name
         _check_not_reserved(name)
         async with self._core.changing:
             record = await self._core.registry.find(name)
@@ -275,7 +280,7 @@ class StreamService:
 
     async def pause(self, raw: bytes) -> bytes:
         """Serve PauseStream."""
-        request = read_request(api_pb2.PauseStreamRequest, raw)
+        request = read_request(api_pb2.PauseStreamRequest, raw, self._core.options.limits)
         _check_not_reserved(request.name)
         record = await self._core.registry.find(request.name)
         numbers = _chosen(record, request.partitions)
@@ -328,7 +333,7 @@ class StreamService:
 
     async def set_readonly(self, raw: bytes) -> bytes:
         """Serve SetStreamReadonly."""
-        request = read_request(api_pb2.SetStreamReadonlyRequest, raw)
+        request = read_request(api_pb2.SetStreamReadonlyRequest, raw, self._core.options.limits)
         _check_not_reserved(request.name)
         async with self._core.changing:
             before = await self._core.registry.find(request.name)

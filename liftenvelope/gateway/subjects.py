@@ -7,19 +7,26 @@ subjects that these use.
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterable
 from typing import Final
 
+from liftenvelope import _wire as w
 from liftenvelope._backend import acks
 from liftenvelope.errors import UsageError
+from liftenvelope.gateway.limits import ANY_SUBJECT
 from liftenvelope.jetstream._names import check_filter
 from liftenvelope.nats._subjects import publish_subject
 from liftenvelope.rpc.status import RpcError, StatusCode
 
-__all__ = ["check_published", "check_recorded", "is_ack_inbox"]
+__all__ = ["AckInboxes", "check_published", "check_recorded"]
 
-#: First tokens of the subjects that NATS, its clients and the gateways use among themselves.
-_INTERNAL: Final = ("_INBOX", "_lift")
+_log: Final = logging.getLogger("liftenvelope.gateway")
+#: How subjects begin that a client may neither record nor publish to: it may name inboxes for acks alone.
+_INTERNAL: Final = (*w.INTERNAL_SUBJECTS, "_INBOX.")
 _LONGEST_SHOWN: Final = 100
+#: Seconds between two warnings about refused ack inboxes.
+_QUIET: Final = 60.0
 
 
 def check_recorded(subject: str) -> None:
@@ -36,8 +43,8 @@ def check_recorded(subject: str) -> None:
     except UsageError as exc:
         raise _invalid(exc) from exc
     first, _, rest = subject.partition(".")
-    if first.startswith("$") or first in _INTERNAL or first == ">" or (first == "*" and rest):
-        names = ", ".join(f"{name}.>" for name in ("$*", *_INTERNAL))
+    if _is_internal(first) or first == ">" or (first == "*" and rest):
+        names = ", ".join(f"{beginning}..." for beginning in _INTERNAL)
         raise _invalid(f"{_shown(subject)} matches internal subjects ({names}): begin with another name")
 
 
@@ -51,20 +58,72 @@ def check_published(subject: str) -> None:
         publish_subject(subject)
     except UsageError as exc:
         raise _invalid(exc) from exc
-    first = subject.partition(".")[0]
-    if first.startswith("$") or first in _INTERNAL:
+    if _is_internal(subject.partition(".")[0]):
         raise _invalid(f"{_shown(subject)} is internal: the gateway publishes nothing there for a client")
 
 
-def is_ack_inbox(inbox: str) -> bool:
-    r"""Return whether an ack may go to this subject on behalf of a client.
+class AckInboxes:
+    r"""Decides which subjects acks may go to on behalf of clients, whichever way a message came.
+
+    Args:
+        allowed: What an ack inbox must begin with, as in :class:`~liftenvelope.gateway.Limits`.
+        own: Beginning of the gateway's own inboxes, to which the acks of copying streams go.
+
+    Attributes:
+        prefixes: What an ack inbox must begin with, as bytes; an empty prefix allows any.
 
     Example:
-        >>> is_ack_inbox("_INBOX.a.1"), is_ack_inbox("$KV.lift_streams.a"), is_ack_inbox("a 1\r\nPUB b")
-        (True, False, False)
+        >>> inboxes = AckInboxes(["_INBOX."])
+        >>> [inboxes.allows(inbox) for inbox in ("_INBOX.a.1", "acks.1", "_INBOX.a 1\r\nPUB b")]
+        [True, False, False]
+        >>> AckInboxes([">"]).allows("acks.1"), AckInboxes([">"]).allows("$KV.lift_streams.a")
+        (True, False)
     """
-    is_subject: bool = acks.is_ack_inbox(inbox.encode("utf-8", "replace"))
-    return is_subject and not inbox.startswith("_lift.")
+
+    def __init__(self, allowed: Iterable[str], own: str = "") -> None:
+        prefixes = [*allowed, own] if own else list(allowed)
+        self._names = ", ".join(map(repr, prefixes)) or "none"
+        self.prefixes = tuple(b"" if prefix == ANY_SUBJECT else prefix.encode() for prefix in prefixes)
+        self._warned = float("-inf")
+
+    def allows(self, inbox: str) -> bool:
+        """Return whether an ack may go to this subject."""
+        is_allowed: bool = acks.is_ack_inbox(inbox.encode("utf-8", "replace"), self.prefixes)
+        return is_allowed
+
+    def check(self, inbox: str) -> None:
+        """Check the ack inbox of a request. An empty one stands for none.
+
+        Raises:
+            RpcError: INVALID_ARGUMENT: it is malformed or internal, or begins with nothing that is allowed.
+        """
+        if inbox and not self.allows(inbox):
+            text = f"ackInbox {_shown(inbox)} is not allowed: it must be a subject that begins with one of"
+            raise RpcError(StatusCode.INVALID_ARGUMENT, f"{text} {self._names} (limit allowed_ack_inboxes)")
+
+    def warn(self, stream: str, partition: int, inbox: bytes, now: float) -> None:
+        """Log that an envelope on NATS names a refused ack inbox, at most once a minute.
+
+        Args:
+            stream: The stream that stored the envelope.
+            partition: Its partition.
+            inbox: The inbox.
+            now: Seconds of a clock that never goes back.
+        """
+        if now - self._warned >= _QUIET:
+            self._warned = now
+            text = "%s, partition %d: no ack goes to %r: an ack inbox must begin with one of %s"
+            text += " (limit allowed_ack_inboxes)"
+            _log.warning(text, stream, partition, _readable(inbox), self._names)
+
+
+def _readable(inbox: bytes) -> str:
+    return inbox[:_LONGEST_SHOWN].decode("utf-8", "replace")
+
+
+def _is_internal(first: str) -> bool:
+    """Whether subjects with this first token are internal."""
+    return f"{first}.".startswith(_INTERNAL)
 
 
 def _shown(subject: str) -> str:

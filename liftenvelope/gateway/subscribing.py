@@ -51,7 +51,8 @@ class SubscribeService:
 
     async def subscribe(self, call: ServerCall) -> None:
         """Serve Subscribe."""
-        request = read_request(api_pb2.SubscribeRequest, await call.one_request())
+        limits = self._core.options.limits
+        request = read_request(api_pb2.SubscribeRequest, await call.one_request(), limits)
         record = await self._record(request)
         read = Read(record, request)
         if read.member is not None:

@@ -44,7 +44,8 @@ def run_gateway(
         nats_url: URL of a running NATS server with JetStream. By default the cluster starts its own.
         nats_server: The same as ``nats_url``, as the object of :func:`run_nats_server`.
         config: Arguments of :class:`liftenvelope.gateway.Gateway`, and the names of PEM files: ``tls_cert``,
-            ``tls_key``, ``tls_client_ca``.
+            ``tls_key``, ``tls_client_ca``. ``limits`` is a mapping of the fields of
+            :class:`liftenvelope.gateway.Limits`.
         tls: TLS context for reaching gateways that have a ``tls_cert``.
         start_timeout: Seconds until the whole cluster must be ready.
 

@@ -58,9 +58,9 @@ async def test_correlation_ids_are_made(client: Client, name: str) -> None:
 
 async def test_an_ack_inbox_of_one_s_own(client: Client, name: str, nc: NatsClient) -> None:
     await client.create_stream(name, name)
-    inbox = await nc.subscribe(f"{name}.acks")
+    inbox = await nc.subscribe(f"_INBOX.{name}")
     await nc.flush()
-    ack = await client.publish(name, b"x", ack_inbox=f"{name}.acks", correlation_id="both")
+    ack = await client.publish(name, b"x", ack_inbox=f"_INBOX.{name}", correlation_id="both")
     assert ack is not None
     assert ack.offset == 0
     seen = unmarshal_ack((await inbox.next_msg(timeout=PATIENCE)).data)
@@ -277,7 +277,7 @@ async def test_subjects_that_can_not_be_published_on(client: Client, bad: str) -
 async def test_long_subjects(client: Client, name: str) -> None:
     subject = f"{name}." + "s" * (2000 - len(name) - 1)
     await client.create_stream(subject, name, group="g" * 2000)
-    ack = await client.publish_to_subject(subject, b"x", ack_inbox="i" * 2000)
+    ack = await client.publish_to_subject(subject, b"x", ack_inbox="_INBOX." + "i" * 1993)
     assert ack is not None
     assert ack.msg_subject == subject
     assert [message.subject for message in await read(client, name, start=0, stop=0)] == [subject]

@@ -176,8 +176,8 @@ async def test_garbage_is_stored_as_it_is(client: Client, js_nc: NatsClient, nam
     ]
     for payload in garbage:
         await js_nc.publish(name, payload)
-    ack_inbox = await js_nc.subscribe(f"{name}.acks")
-    await js_nc.publish(name, new_message(b"sound", ack_inbox=f"{name}.acks", correlation_id="id"))
+    ack_inbox = await js_nc.subscribe(f"_INBOX.{name}")
+    await js_nc.publish(name, new_message(b"sound", ack_inbox=f"_INBOX.{name}", correlation_id="id"))
     ack = unmarshal_ack((await ack_inbox.next_msg(timeout=PATIENCE)).data)
     assert (ack.offset, ack.correlation_id) == (len(garbage), "id")
     found = await read(client, name, start="earliest", stop="latest")
@@ -215,8 +215,8 @@ async def test_each_stream_of_a_subject_acks_a_raw_message(
 ) -> None:
     for number in range(2):
         await client.create_stream(name, f"{name}-{number}")
-    inbox = await js_nc.subscribe(f"{name}.acks")
-    await js_nc.publish(name, new_message(b"x", ack_inbox=f"{name}.acks", correlation_id="id"))
+    inbox = await js_nc.subscribe(f"_INBOX.{name}")
+    await js_nc.publish(name, new_message(b"x", ack_inbox=f"_INBOX.{name}", correlation_id="id"))
     acks = [unmarshal_ack((await inbox.next_msg(timeout=PATIENCE)).data) for _ in range(2)]
     assert {(ack.stream, ack.offset) for ack in acks} == {(f"{name}-0", 0), (f"{name}-1", 0)}
 

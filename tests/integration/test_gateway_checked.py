@@ -20,6 +20,7 @@ from liftenvelope.errors import IncorrectOffsetError
 from liftenvelope.gateway import Gateway
 from liftenvelope.gateway.checked import CheckedIntake, wait_for_intakes
 from liftenvelope.gateway.records import StreamRecord
+from liftenvelope.gateway.subjects import AckInboxes
 from liftenvelope.jetstream import JetStream
 from liftenvelope.nats import AckInbox
 from liftenvelope.testing import NatsServer, run_nats_server
@@ -277,7 +278,7 @@ async def test_a_start_that_is_cancelled(nc: NatsClient, name: str, monkeypatch:
     inside = asyncio.Event()
     async with JetStream(nc) as js:
         before = set(nc._subs)
-        intake = CheckedIntake(js, record, 0, on_error=print)
+        intake = CheckedIntake(js, record, 0, inboxes=AckInboxes(["_INBOX."]), on_error=print)
         with monkeypatch.context() as faked:
             faked.setattr(nc, "subscribe", partial(_slowly, nc.subscribe, inside))
             starting = asyncio.create_task(intake.start())

@@ -181,11 +181,11 @@ async def test_raw_envelopes_are_acked_by_the_next_leader(
     await client.create_stream(name, name)
     (leader,) = (await leaders(client, name)).values()
     nc = await nats.connect(cluster.nats_url)
-    inbox = await nc.subscribe(f"{name}.acks")
+    inbox = await nc.subscribe(f"_INBOX.{name}")
     await nc.flush()
     next(node for node in cluster.nodes if node.id == leader).kill()
     for number in range(20):
-        await nc.publish(name, new_message(b"x", ack_inbox=f"{name}.acks", correlation_id=str(number)))
+        await nc.publish(name, new_message(b"x", ack_inbox=f"_INBOX.{name}", correlation_id=str(number)))
     acks: dict[str, int] = {}
     async with asyncio.timeout(60):
         while len(acks) < 20:

@@ -105,7 +105,7 @@ async def test_envelopes_from_both_sides_are_acked(
     count = 5_000
     await client.create_stream(name, name)
     for first, nc in enumerate([hub_nc, leaf_nc]):
-        inbox = await nc.subscribe(f"{name}.acks.{first}", pending_msgs_limit=0, pending_bytes_limit=0)
+        inbox = await nc.subscribe(f"_INBOX.{name}.{first}", pending_msgs_limit=0, pending_bytes_limit=0)
         # The other server hears of the inbox, and this one of the stream, a moment later.
         await client.publish(name, b"before")
         for number in range(count):

@@ -13,18 +13,17 @@ from typing import Any
 import nats
 import pytest
 import trustme
-from nats.aio.msg import Msg
 
 import liftenvelope
 from liftenvelope._pb import api_pb2
 from liftenvelope.envelope import unmarshal_ack
-from liftenvelope.errors import EnvelopeError, LiftEnvelopeError, TransportError
+from liftenvelope.errors import LiftEnvelopeError, TransportError
 from liftenvelope.jetstream import JetStream
 from liftenvelope.rpc.aio import Call, Channel
 from liftenvelope.rpc.status import RpcError, StatusCode
 from liftenvelope.testing import FaultProxy, GatewayCluster, run_gateway
 from tests.conformance.actions import fill, read, take
-from tests.integration.conftest import connect, resident_mib, until
+from tests.integration.conftest import connect, resident_mib
 
 METHODS = [method.name for method in api_pb2.DESCRIPTOR.services_by_name["API"].methods]
 
@@ -340,33 +339,34 @@ async def test_clients_may_not_publish_to_internal_subjects(
     assert caught.value.code == StatusCode.INVALID_ARGUMENT
 
 
-@pytest.mark.parametrize("inbox", ["$KV.lift_streams.{}", "a 0\r\n\r\nPUB {} 1\r\nx", "_lift.{}"])
-async def test_ack_of_a_copying_stream_goes_only_to_inboxes(
-    gateway_server: GatewayCluster, name: str, inbox: str
+@pytest.mark.parametrize(
+    "inbox", ["$KV.lift_streams.{}", "_INBOX.a 0\r\n\r\nPUB {} 1\r\nx", "_lift.{}", "{}.acks", "_INBOX.>"]
+)
+@pytest.mark.parametrize("method", ["Publish", "Publish to a copying stream", "PublishToSubject"])
+async def test_ack_inbox_of_a_request_must_be_allowed(
+    gateway_server: GatewayCluster, name: str, method: str, inbox: str
 ) -> None:
-    acked_at: list[str] = []
-
-    async def note_ack(msg: Msg) -> None:
-        with contextlib.suppress(EnvelopeError):
-            if unmarshal_ack(msg.data).correlation_id == name:
-                acked_at.append(msg.subject)
-
-    nc = await connect(gateway_server.nats_url)
-    for subject in ("$KV.lift_streams.>", "_lift.>", f"{name}.sound"):
-        await nc.subscribe(subject, cb=note_ack)
-    await nc.flush()
-    await nc.flush()  # the first PING overtakes the subscriptions
     async with liftenvelope.connect(gateway_server.addresses) as client:
         await client.create_stream(f"{name}.data", name)
         await client.create_stream(f"{name}.data", f"{name}-copy")  # the same subject: this one copies
-        for ack_inbox in (inbox.format(name), f"{name}.sound"):
-            request = api_pb2.PublishRequest(stream=f"{name}-copy", ackInbox=ack_inbox, correlationId=name)
-            async with await Channel.connect(gateway_server.addresses[0]) as channel:
-                await channel.unary("/proto.API/Publish", request.SerializeToString(), timeout=30)
-        # The second ack is allowed, and comes after whatever the first publish brought.
-        await until(lambda: f"{name}.sound" in acked_at)
-        assert set(acked_at) == {f"{name}.sound"}
-        assert {name, f"{name}-copy"} <= set((await client.fetch_metadata()).streams)
+        fields = {"ackInbox": inbox.format(name), "correlationId": name}
+        request: Any = api_pb2.PublishRequest(stream=name, **fields)
+        if method == "PublishToSubject":
+            request = api_pb2.PublishToSubjectRequest(subject=f"{name}.data", **fields)
+        elif method != "Publish":
+            request.stream = f"{name}-copy"
+        async with await Channel.connect(gateway_server.addresses[0]) as channel:
+            path = f"/proto.API/{method.split(maxsplit=1)[0]}"
+            with pytest.raises(RpcError, match="must be a subject that begins with one of") as caught:
+                await channel.unary(path, request.SerializeToString(), timeout=30)
+            assert caught.value.code == StatusCode.INVALID_ARGUMENT
+            # Nothing was stored, and an inbox that is allowed gets its ack.
+            nc = await connect(gateway_server.nats_url)
+            sound = await nc.subscribe(f"_INBOX.{name}")
+            await nc.flush()
+            request.ackInbox = f"_INBOX.{name}"
+            await channel.unary(path, request.SerializeToString(), timeout=30)
+            assert unmarshal_ack((await sound.next_msg(timeout=60)).data).offset == 0
 
 
 # A bad network, and callers who go

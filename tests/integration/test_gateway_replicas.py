@@ -138,8 +138,8 @@ async def until_in_sync(server: NatsServer, stream: str, count: int) -> None:
 async def raw_acks(server: NatsServer, name: str) -> None:
     """Envelopes on raw NATS are acked as ever."""
     nc = await connect(server.url)
-    inbox = await nc.subscribe(f"{name}.acks")
-    envelope = new_message(b"x", ack_inbox=f"{name}.acks", correlation_id="id")
+    inbox = await nc.subscribe(f"_INBOX.{name}")
+    envelope = new_message(b"x", ack_inbox=f"_INBOX.{name}", correlation_id="id")
     async with asyncio.timeout(60):
         while True:
             await nc.publish(f"{name}.1", envelope)

@@ -9,6 +9,8 @@ from liftenvelope.gateway.pull_window import PullBudget, PullWindow
 
 KIB = 1 << 10
 MIB = 1 << 20
+#: Total of a budget whose shared amount is 100.
+SHARING_100 = 175
 
 
 def take_all(window: PullWindow, amount: int, now: float) -> None:
@@ -80,7 +82,7 @@ def test_small_amounts_shrink_with_the_number_of_readers() -> None:
 
 
 def test_shared_amount_is_given_in_the_order_of_asking() -> None:
-    budget, given_to = PullBudget(100), list[tuple[str, int]]()
+    budget, given_to = PullBudget(SHARING_100), list[tuple[str, int]]()
     assert budget.take(10, 70) == 70
     assert budget.take(40, 60) == 0
     budget.wait(40, lambda amount: given_to.append(("a", amount)))
@@ -96,7 +98,7 @@ def test_shared_amount_is_given_in_the_order_of_asking() -> None:
 
 
 def test_any_number_of_readers_may_put_back_what_they_are_given() -> None:
-    budget, given = PullBudget(100), 0
+    budget, given = PullBudget(SHARING_100), 0
 
     def put_back(amount: int) -> None:
         nonlocal given
@@ -111,7 +113,7 @@ def test_any_number_of_readers_may_put_back_what_they_are_given() -> None:
 
 
 def test_message_larger_than_the_shared_amount_waits_until_all_of_it_is_free() -> None:
-    budget, given_to = PullBudget(100), list[int]()
+    budget, given_to = PullBudget(SHARING_100), list[int]()
     assert budget.take(10, 10) == 10
     budget.wait(500, given_to.append)
     assert given_to == []
@@ -125,7 +127,7 @@ def test_message_larger_than_the_shared_amount_waits_until_all_of_it_is_free() -
 def test_budget_is_never_exceeded_and_nobody_waits_for_ever(
     wishes: list[tuple[int, int]], data: st.DataObject
 ) -> None:
-    budget, taken, waiting = PullBudget(100), list[int](), 0
+    budget, taken, waiting = PullBudget(SHARING_100), list[int](), 0
 
     def give(amount: int) -> None:
         nonlocal waiting

@@ -24,6 +24,7 @@ from liftenvelope.errors import (
     WrongLastSequenceError,
 )
 from liftenvelope.gateway.brokers import leader_of
+from liftenvelope.gateway.core import Options
 from liftenvelope.gateway.failures import status_of
 from liftenvelope.gateway.health import HealthService
 from liftenvelope.gateway.names import encode_name, partition_stream
@@ -132,20 +133,20 @@ def test_a_partition_keeps_when_it_was_changed() -> None:
 )
 def test_streams_that_make_no_sense(fields: dict[str, Any], match: str) -> None:
     with pytest.raises(RpcError, match=match) as info:
-        new_record(api_pb2.CreateStreamRequest(**{"name": "n", "subject": "n", **fields}), "me")
+        new_record(api_pb2.CreateStreamRequest(**{"name": "n", "subject": "n", **fields}), Options(id="me"))
     assert info.value.code == StatusCode.INVALID_ARGUMENT
 
 
 def test_encryption_is_promised_only_where_it_is_done() -> None:
     request = api_pb2.CreateStreamRequest(name="n", subject="n", encryption=api_pb2.NullableBool(value=True))
     with pytest.raises(RpcError, match="encrypt") as info:
-        new_record(request, "me")
+        new_record(request, Options(id="me"))
     assert info.value.code == StatusCode.FAILED_PRECONDITION
-    assert new_record(request, "me", encrypted=True).setting("encryption") == 1
+    assert new_record(request, Options(id="me", encrypted=True)).setting("encryption") == 1
 
 
 def test_what_is_not_said_is_as_in_liftbridge() -> None:
-    made = new_record(api_pb2.CreateStreamRequest(name="n", subject="n"), "me")
+    made = new_record(api_pb2.CreateStreamRequest(name="n", subject="n"), Options(id="me"))
     assert (made.replicas, len(made.partitions), made.settings, made.state) == (
         1,
         1,
