@@ -132,7 +132,7 @@ class CheckedIntake:
 
     def _refuse(self, msg: Msg, message: Message) -> None:
         """Tell that the offset is another one, whatever the ack policy is, as Liftbridge does."""
-        if not self._inboxes.allows(message.ack_inbox):
+        if not self._inboxes.allows_on_nats(message.ack_inbox):
             now = asyncio.get_running_loop().time()
             if message.ack_inbox:
                 self._inboxes.warn(self._record.name, self._partition, message.ack_inbox.encode(), now)

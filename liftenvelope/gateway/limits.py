@@ -35,7 +35,8 @@ class Limits(ServerLimits):
         max_pending_publishes: Messages of one PublishAsync call without JetStream's ack. With more the
             gateway reads no further requests of the call. Default 50,000.
         max_pending_publishes_in_all: The same for the messages of all clients that the gateway publishes one
-            by one: those of Publish, PublishToSubject and of streams that check offsets. Default 100,000.
+            by one, of Publish, PublishToSubject and of streams that check offsets, and for its own records.
+            Default 100,000.
         max_pull_bytes: Bytes that all subscriptions together ask JetStream for. nats-server cuts off a client
             for which it holds 64 MiB. A message larger than this is asked for alone. Default 28 MiB.
         consumer_inactivity: Seconds after which JetStream removes the consumer of a subscription that was

@@ -67,10 +67,11 @@ class AckInboxes:
 
     Args:
         allowed: What an ack inbox must begin with, as in :class:`~liftenvelope.gateway.Limits`.
-        own: Beginning of the gateway's own inboxes, to which the acks of copying streams go.
+        own: Beginning of the gateways' own inboxes. Gateways publish envelopes for copying streams, so these
+            are allowed on NATS as well.
 
     Attributes:
-        prefixes: What an ack inbox must begin with, as bytes; an empty prefix allows any.
+        prefixes: What the ack inbox of an envelope on NATS must begin with; an empty prefix allows any.
 
     Example:
         >>> inboxes = AckInboxes(["_INBOX."])
@@ -81,13 +82,19 @@ class AckInboxes:
     """
 
     def __init__(self, allowed: Iterable[str], own: str = "") -> None:
-        prefixes = [*allowed, own] if own else list(allowed)
-        self._names = ", ".join(map(repr, prefixes)) or "none"
-        self.prefixes = tuple(b"" if prefix == ANY_SUBJECT else prefix.encode() for prefix in prefixes)
+        allowed = list(allowed)
+        self._names = ", ".join(map(repr, allowed)) or "none"
+        self._allowed = tuple(b"" if prefix == ANY_SUBJECT else prefix.encode() for prefix in allowed)
+        self.prefixes = (*self._allowed, own.encode()) if own else self._allowed
         self._warned = float("-inf")
 
     def allows(self, inbox: str) -> bool:
-        """Return whether an ack may go to this subject."""
+        """Return whether a request may name this ack inbox."""
+        is_allowed: bool = acks.is_ack_inbox(inbox.encode("utf-8", "replace"), self._allowed)
+        return is_allowed
+
+    def allows_on_nats(self, inbox: str) -> bool:
+        """Return whether an envelope on NATS may name this ack inbox."""
         is_allowed: bool = acks.is_ack_inbox(inbox.encode("utf-8", "replace"), self.prefixes)
         return is_allowed
 
