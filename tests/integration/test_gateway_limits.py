@@ -26,7 +26,7 @@ from liftenvelope.gateway.failures import TOO_LARGE
 from liftenvelope.jetstream import JetStream
 from liftenvelope.rpc.aio import Channel
 from liftenvelope.rpc.status import RpcError, StatusCode
-from liftenvelope.testing import FaultProxy, NatsServer, run_nats_server
+from liftenvelope.testing import FaultProxy, NatsServer, run_gateway, run_nats_server
 from tests.integration.conftest import connect, until
 from tests.integration.raw_http2 import RawClient
 
@@ -618,6 +618,14 @@ async def test_ack_inboxes_of_the_gateway_itself_are_allowed(own_nats: NatsServe
         assert ack is not None
         assert ack.offset == 0
     await nc.close()
+
+
+def test_limits_are_an_argument_of_run_gateway(name: str) -> None:
+    limits = {"max_partitions_per_stream": 1, "allowed_ack_inboxes": ["_INBOX."]}
+    with run_gateway(config={"limits": limits}) as cluster:
+        cluster.create_stream(name)
+        with pytest.raises(RpcError, match="partitions=2: expected 1 to 1"):
+            cluster.create_stream(f"{name}-2", partitions=2)
 
 
 # Quotas

@@ -20,6 +20,7 @@ from liftenvelope.errors import TransportError, UsageError
 from liftenvelope.gateway.embedded import EmbeddedNats
 from liftenvelope.gateway.serving import Serving, running_gateway
 from liftenvelope.rpc.blocking import BlockingChannel
+from liftenvelope.rpc.status import RpcError
 from liftenvelope.testing import FaultProxy, LiftbridgeAdmin, NatsServer, run_nats_server
 from liftenvelope.testing._ports import free_port
 from tests.integration.conftest import until
@@ -92,6 +93,17 @@ def test_on_a_server_that_runs(jetstream_server: NatsServer, name: str) -> None:
         admin = LiftbridgeAdmin([match[1]])
         admin.create_stream(name)
         assert admin.partition_metadata(name).leader == name
+
+
+def test_limits_are_options(jetstream_server: NatsServer, name: str) -> None:
+    limits = ("--limit", "max_partitions_per_stream=2", "--limit", "max_name_chars=30")
+    with serving("--nats", jetstream_server.url, *limits) as (_, match):
+        admin = LiftbridgeAdmin([match[1]])
+        with pytest.raises(RpcError, match="partitions=3: expected 1 to 2"):
+            admin.create_stream(name, partitions=3)
+        with pytest.raises(RpcError, match="name has 31 characters: at most 30 are allowed"):
+            admin.create_stream("n" * 31)
+        admin.create_stream(name, partitions=2)
 
 
 def test_on_a_domain(tmp_path: Path, name: str) -> None:

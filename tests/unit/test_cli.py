@@ -80,6 +80,22 @@ def test_help_of_the_demo() -> None:
             "--nats-log must be a file that can be read",
         ),
         (["serve", "--nats", "nats://127.0.0.1:1", "--nats-domain", "a.b"], "domain 'a.b'"),
+        (
+            ["serve", "--limit", "max_conections=5"],
+            "'max_conections=5' must be NAME=VALUE, with one of the names",
+        ),
+        (["serve", "--limit", "max_connections"], "allowed_ack_inboxes, consumer_inactivity, control_frame_"),
+        (["serve", "--limit", "max_connections=0"], "max_connections must be at least 1, got 0"),
+        (["serve", "--limit", "max_connections=x"], "max_connections must be an integer, got 'x'"),
+        (["serve", "--limit", "idle_timeout=x"], "idle_timeout must be a number of seconds, got 'x'"),
+        (
+            ["serve", "--limit", "idle_timeout=0"],
+            "idle_timeout must be a positive number of seconds, got 0.0",
+        ),
+        (
+            ["serve", "--limit", "max_message_bytes=5", "--max-message", "5"],
+            "'max_message_bytes=5' and --max-message are the same limit",
+        ),
         (["serve", "--listen", "nohost"], "expected host:port"),
         (["serve", "--nats-listen", "nohost"], "expected host:port"),
         (["serve", "--tls-cert", "x"], "give both or neither"),
@@ -106,6 +122,17 @@ def test_a_wrong_call_exits_with_2_and_says_why(arguments: list[str], message: s
     assert (done.returncode, done.stdout) == (2, "")
     assert message in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_limits_of_the_command_line() -> None:
+    from liftenvelope.cli._limits import parse_limits
+    from liftenvelope.gateway import Limits
+
+    assert parse_limits([]) == Limits()
+    given = ["max_connections=5", "idle_timeout=1.5", "allowed_ack_inboxes=_INBOX.,acks."]
+    expected = Limits(max_connections=5, idle_timeout=1.5, allowed_ack_inboxes=("_INBOX.", "acks."))
+    assert parse_limits(given) == expected
+    assert parse_limits(["allowed_ack_inboxes="], 7) == Limits(allowed_ack_inboxes=(), max_message_bytes=7)
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

@@ -72,6 +72,19 @@ def test_window_has_room_for_two_of_the_largest_messages() -> None:
     assert window.size <= 2 * MIB
 
 
+def test_shared_amount_is_given_up_to_the_total_and_no_further() -> None:
+    budget = PullBudget(700 * KIB)
+    shared, small = 400 * KIB, 300 * KIB
+    assert budget.take(shared, shared) == shared
+    assert budget.take(1, 1) == 0
+    budget.release(1)
+    assert budget.take(2, 2) == 0
+    assert budget.take(1, 1) == 1
+    # Readers that wait ask for the rest together.
+    budget.readers = 10
+    assert budget.small * budget.readers == small
+
+
 def test_small_amounts_shrink_with_the_number_of_readers() -> None:
     budget = PullBudget()
     small = []
