@@ -101,7 +101,7 @@ def test_limits_are_options(jetstream_server: NatsServer, name: str) -> None:
         admin = LiftbridgeAdmin([match[1]])
         with pytest.raises(RpcError, match="partitions=3: expected 1 to 2"):
             admin.create_stream(name, partitions=3)
-        with pytest.raises(RpcError, match="name has 31 characters: at most 30 are allowed"):
+        with pytest.raises(RpcError, match="has 31 characters: at most 30 are allowed"):
             admin.create_stream("n" * 31)
         admin.create_stream(name, partitions=2)
 
