@@ -25,6 +25,9 @@ _log: Final = logging.getLogger("liftenvelope.gateway")
 #: How subjects begin that a client may neither record nor publish to: it may name inboxes for acks alone.
 _INTERNAL: Final = (*w.INTERNAL_SUBJECTS, "_INBOX.")
 _LONGEST_SHOWN: Final = 100
+#: Bytes of the subject of a stream. With the subject that a gateway subscribes or publishes to for it, under
+#: ``_lift.checked.``, it must fit into a line of NATS, or nats-server cuts the gateway's connection.
+_LONGEST: Final = 3_400
 #: Seconds between two warnings about refused ack inboxes.
 _QUIET: Final = 60.0
 
@@ -33,7 +36,7 @@ def check_recorded(subject: str) -> None:
     """Check the subject of a stream, which may have wildcards.
 
     Raises:
-        RpcError: INVALID_ARGUMENT: it is malformed, or matches a subject that is internal.
+        RpcError: INVALID_ARGUMENT: it is malformed or too long, or matches a subject that is internal.
 
     Example:
         >>> check_recorded("orders.*")
@@ -42,6 +45,8 @@ def check_recorded(subject: str) -> None:
         check_filter(subject)
     except UsageError as exc:
         raise _invalid(exc) from exc
+    if (size := len(subject.encode("utf-8", "replace"))) > _LONGEST:
+        raise _invalid(f"{_shown(subject)}... has {size} bytes: at most {_LONGEST} are allowed")
     first, _, rest = subject.partition(".")
     if _is_internal(first) or first == ">" or (first == "*" and rest):
         names = ", ".join(f"{beginning}..." for beginning in _INTERNAL)

@@ -32,13 +32,17 @@ def publish_subject(subject: str) -> str:
         )
     if "*" in tokens or ">" in tokens:
         raise UsageError(f"subject {subject!r} has a wildcard: messages are published on one subject")
+    _check_size("subject", subject)
+    return subject
+
+
+def _check_size(name: str, subject: str) -> None:
     try:
         size = len(subject.encode())
     except UnicodeEncodeError:
-        raise UsageError(f"subject {subject!r} has a lone surrogate, which UTF-8 can't carry") from None
+        raise UsageError(f"{name} {subject!r} has a lone surrogate, which UTF-8 can't carry") from None
     if size > _LONGEST:
-        raise UsageError(f"subject {subject[:40]!r}... has {size} bytes; at most {_LONGEST} are allowed")
-    return subject
+        raise UsageError(f"{name} {subject[:40]!r}... has {size} bytes; at most {_LONGEST} are allowed")
 
 
 def check_inbox_prefix(prefix: str) -> str:
@@ -61,8 +65,9 @@ def wire_subject(name: str, subject: str) -> str:
         subject: The subject.
 
     Raises:
-        UsageError: It is empty, or has white space or a control character.
+        UsageError: It is empty or too long, or has white space, a control character or a lone surrogate.
     """
     if not subject or _INVALID.search(subject):
         raise UsageError(f"{name} must have no white space and no control character, got {subject!r}")
+    _check_size(name, subject)
     return subject

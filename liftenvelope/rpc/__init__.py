@@ -2,7 +2,7 @@
 
 - :mod:`liftenvelope.rpc.aio`: the client's channel for asyncio.
 - :mod:`liftenvelope.rpc.blocking`: the same over a plain socket, without an event loop.
-- :mod:`liftenvelope.rpc.server`: a server for asyncio.
+- :mod:`liftenvelope.rpc.server`: a server for asyncio; :mod:`liftenvelope.rpc.limits`: its limits on clients.
 - :mod:`liftenvelope.rpc.client_side`, :mod:`liftenvelope.rpc.server_side`: both ends of a connection without
   any I/O, on what they share (:mod:`liftenvelope.rpc.connection`).
 - :mod:`liftenvelope.rpc.events`: what they tell the shells.

@@ -326,6 +326,28 @@ async def test_streams_may_not_record_internal_subjects(
             await client.create_stream(subject, name)
 
 
+async def test_subject_that_fits_into_no_line_of_nats_is_refused(
+    gateway_server: GatewayCluster, name: str
+) -> None:
+    async with await Channel.connect(gateway_server.addresses[0]) as channel:
+        for size, is_taken in ((3_400, True), (3_401, False)):
+            # 3 bytes each. Of a stream that checks offsets the gateway itself subscribes to the subject.
+            subject = "\u20ac" * 1_100 + name
+            subject += "s" * (size - len(subject.encode()))
+            request = api_pb2.CreateStreamRequest(name=f"{name}-{size}", subject=subject)
+            request.optimisticConcurrencyControl.value = True
+            publish = api_pb2.PublishRequest(stream=f"{name}-{size}", value=b"v")
+            if not is_taken:
+                with pytest.raises(RpcError, match="has 3401 bytes: at most 3400 are allowed") as caught:
+                    await channel.unary("/proto.API/CreateStream", request.SerializeToString(), timeout=60)
+                assert caught.value.code == StatusCode.INVALID_ARGUMENT
+                continue
+            await channel.unary("/proto.API/CreateStream", request.SerializeToString(), timeout=60)
+            answer = await channel.unary("/proto.API/Publish", publish.SerializeToString(), timeout=60)
+            assert api_pb2.PublishResponse.FromString(answer).ack.offset == 0
+    assert "NATS is lost" not in gateway_server.log()
+
+
 @pytest.mark.parametrize(
     "subject", ["$JS.API.STREAM.DELETE.{}", "$KV.lift_streams.{}", "_INBOX.{}", "_lift.{}"]
 )
