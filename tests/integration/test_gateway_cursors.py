@@ -10,6 +10,7 @@ from nats.aio.client import Client
 
 from liftenvelope._pb import api_pb2
 from liftenvelope.errors import InternalError
+from liftenvelope.gateway import Limits
 from liftenvelope.gateway.cursors import CursorService, cursor_key
 from liftenvelope.jetstream.context import JetStream
 from liftenvelope.rpc.status import RpcError, StatusCode
@@ -32,7 +33,7 @@ async def cursors(js: JetStream) -> CursorService:
 
 
 async def started(js: JetStream) -> CursorService:
-    service = CursorService(js)
+    service = CursorService(js, Limits())
     await service.start()
     return service
 
@@ -96,7 +97,7 @@ async def test_what_is_refused(
 
 async def test_a_gateway_that_keeps_none(js: JetStream) -> None:
     with pytest.raises(RpcError, match="Cursors stream does not exist"):
-        await get(CursorService(js), "r", "s", 0)
+        await get(CursorService(js, Limits()), "r", "s", 0)
 
 
 async def test_a_value_of_somebody_elses(cursors: CursorService, js: JetStream, name: str) -> None:

@@ -371,7 +371,7 @@ async def test_ack_inbox_of_a_request_must_be_allowed(
     async with liftenvelope.connect(gateway_server.addresses) as client:
         await client.create_stream(f"{name}.data", name)
         await client.create_stream(f"{name}.data", f"{name}-copy")  # the same subject: this one copies
-        fields = {"ackInbox": inbox.format(name), "correlationId": name}
+        fields: dict[str, Any] = {"ackInbox": inbox.format(name), "correlationId": name}
         request: Any = api_pb2.PublishRequest(stream=name, **fields)
         if method == "PublishToSubject":
             request = api_pb2.PublishToSubjectRequest(subject=f"{name}.data", **fields)

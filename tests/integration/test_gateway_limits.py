@@ -545,7 +545,7 @@ async def pulls(place: Place) -> None:
             async with client.subscribe(place.name, start="earliest", stop="latest") as messages:
                 return [len(message.value) async for message in messages]
 
-        assert await asyncio.gather(read(), read(), read()) == [sizes] * 3
+        assert list(await asyncio.gather(read(), read(), read())) == [sizes] * 3
     await nc.flush()
     # Only for the one message that is larger, more is asked for.
     assert max(size for size in asked if size < 100_000) <= limit
@@ -633,7 +633,7 @@ def test_limits_are_an_argument_of_run_gateway(name: str) -> None:
 
 @case("max_streams_per_client", "max_partitions_per_client")
 async def streams_of_a_client(place: Place) -> None:
-    limits = {"max_streams_per_client": 2, "max_partitions_per_client": 4}
+    limits: dict[str, Any] = {"max_streams_per_client": 2, "max_partitions_per_client": 4}
 
     def stream(number: int, partitions: int = 1) -> api_pb2.CreateStreamRequest:
         name = f"{place.name}-{number}"

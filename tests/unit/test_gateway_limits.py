@@ -25,7 +25,7 @@ def test_limits_are_frozen_and_keyword_only() -> None:
     with pytest.raises(FrozenInstanceError):
         limits.max_connections = 6
     with pytest.raises(TypeError):
-        Limits(5)  # type: ignore[misc]
+        Limits(5)  # type: ignore[call-arg]
 
 
 BOUNDS = [
