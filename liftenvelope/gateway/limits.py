@@ -46,11 +46,11 @@ class Limits(ServerLimits):
             another inbox is refused with INVALID_ARGUMENT, an envelope by NATS is stored and gets no ack.
             Default ``("_INBOX.",)``, which NATS clients use unless told otherwise.
         max_streams_per_client: Streams that a client may have created. More are refused with
-            RESOURCE_EXHAUSTED. Default 1,000.
+            RESOURCE_EXHAUSTED. Default 5,000.
         max_partitions_per_client: Partitions of the streams that a client has created, together. More are
-            refused with RESOURCE_EXHAUSTED. Default 10,000.
+            refused with RESOURCE_EXHAUSTED. Default 50,000.
         max_subscriptions_per_client: Subscriptions of a client open at once at this gateway. More are refused
-            with RESOURCE_EXHAUSTED. Default 1,000.
+            with RESOURCE_EXHAUSTED. Default 10,000.
 
     The other attributes are those of :class:`~liftenvelope.rpc.limits.ServerLimits`.
 
@@ -72,9 +72,9 @@ class Limits(ServerLimits):
     max_pull_bytes: int = bounded(28 << 20, least=64 << 10, most=60 << 20)
     consumer_inactivity: float = bounded(60.0)
     allowed_ack_inboxes: tuple[str, ...] = ("_INBOX.",)
-    max_streams_per_client: int = bounded(1_000)
-    max_partitions_per_client: int = bounded(10_000)
-    max_subscriptions_per_client: int = bounded(1_000)
+    max_streams_per_client: int = bounded(5_000)
+    max_partitions_per_client: int = bounded(50_000)
+    max_subscriptions_per_client: int = bounded(10_000)
 
     def __post_init__(self) -> None:
         # Not super(): a dataclass with slots is another class than the one that this method is compiled in.
