@@ -40,7 +40,7 @@ def extension(name: str) -> Extension:
         f"liftenvelope.{name}",
         [f"src/{name}.pyx"],
         include_dirs=["src"],
-        depends=["src/crc32c.h", *glob("src/*.px[di]")],
+        depends=[*glob("src/*.h"), *glob("src/*.px[di]")],
         extra_compile_args=compile_args + CYTHON_NOISE,
         extra_link_args=link_args,
     )

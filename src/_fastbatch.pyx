@@ -31,12 +31,15 @@ cdef extern from "Python.h":
     const uint8_t* PyUnicode_1BYTE_DATA(PyObject* text)
     Py_ssize_t PyUnicode_GET_LENGTH(PyObject* text)
 
+from os import urandom
+
 from liftenvelope._batch_py import encode_row, row_headers
 from liftenvelope._checks import as_bytes, as_text
 from liftenvelope._requests_py import request_row
 from liftenvelope.errors import EnvelopeTooLargeError, InternalError, UsageError
 
 crc32c_init()
+sip_seed(urandom(16))
 
 cdef Py_ssize_t MAX_ENVELOPE = 0x7FFFFFFF
 

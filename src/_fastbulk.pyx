@@ -14,12 +14,15 @@ from _cursor cimport *
 from _nats cimport *
 from _rows cimport *
 
+from os import urandom
+
 from liftenvelope.errors import EnvelopeTooLargeError, UsageError
 
 cdef extern from "Python.h":
     Py_buffer* PyMemoryView_GET_BUFFER(object view)
 
 crc32c_init()
+sip_seed(urandom(16))
 
 MORE, FULL, LINE, DONE, LOST, BROKEN = range(6)
 
@@ -39,6 +42,15 @@ cdef enum:
 
 cdef Py_ssize_t MAX_ENVELOPE = 0x7FFFFFFF
 cdef uint64_t LARGEST = 0x7FFFFFFFFFFFFFFF
+
+
+def name_hash(bytes name not None, bytes key=None):
+    """The hash of a name in the tables of this extension: with the key of this process, or 16 bytes for tests."""
+    if key is None:
+        return sip_hash(name, <size_t>len(name))
+    if len(key) != 16:
+        raise UsageError(f"key must have 16 bytes, got {len(key)}")
+    return sip_hash_with(sip_key_of(key), name, <size_t>len(name))
 
 
 cdef Slice span(object view):
@@ -128,11 +140,7 @@ cdef class _Repeats:
         return self.find(as_slice(text))
 
     cdef Py_ssize_t cell_of(self, Slice s) noexcept nogil:
-        cdef uint64_t mix = 0xcbf29ce484222325u  # FNV-1a
-        cdef Py_ssize_t i
-        for i in range(s.n):
-            mix = (mix ^ s.p[i]) * 0x100000001b3u
-        i = <Py_ssize_t>(mix >> 20) & self.mask
+        cdef Py_ssize_t i = <Py_ssize_t>sip_hash(s.p, <size_t>s.n) & self.mask
         while self.table[i] and not same_bytes(self.item(self.table[i] - 1), s):
             i = (i + 1) & self.mask
         return i

@@ -14,10 +14,14 @@ from _cursor cimport *
 from _nats cimport get_number
 from _rows cimport *
 
+from os import urandom
+
 from liftenvelope.errors import UsageError
 
 cdef extern from "Python.h":
     Py_buffer* PyMemoryView_GET_BUFFER(object view)
+
+sip_seed(urandom(16))
 
 cdef enum:
     BEGIN = 10           # NATS/1.0 and the line's end

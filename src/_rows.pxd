@@ -9,6 +9,14 @@ from _cursor cimport (
     varint_size
 )
 
+cdef extern from "siphash.h" nogil:
+    ctypedef struct sip_key:
+        pass
+    sip_key sip_key_of(const uint8_t* key)
+    void sip_seed(const uint8_t* key)
+    uint64_t sip_hash(const uint8_t* p, size_t n)
+    uint64_t sip_hash_with(sip_key key, const uint8_t* p, size_t n)
+
 cdef extern from *:
     void prefetch "__builtin_prefetch"(const void* p, int write) noexcept nogil
 
@@ -153,15 +161,12 @@ cdef inline bint same_bytes(Slice a, Slice b) noexcept nogil:
 
 cdef inline Py_ssize_t find_header(const HeaderSet* headers, Slice name, Py_ssize_t* cell) noexcept nogil:
     """Where the name stands, or would stand, and in which cell of the table."""
-    cdef uint64_t mix = 0xcbf29ce484222325u  # FNV-1a
     cdef Py_ssize_t i = 0
     if headers.mask == 0:
         while i < headers.count and not same_bytes(headers.names[i], name):
             i += 1
         return i
-    for i in range(name.n):
-        mix = (mix ^ name.p[i]) * 0x100000001b3u
-    i = <Py_ssize_t>(mix >> 20) & headers.mask
+    i = <Py_ssize_t>sip_hash(name.p, <size_t>name.n) & headers.mask
     while headers.table[i] and not same_bytes(headers.names[headers.table[i] - 1], name):
         i = (i + 1) & headers.mask
     cell[0] = i
