@@ -55,6 +55,7 @@ __all__ = [
     "ReadonlyPartitionError",
     "ResourcesExceededError",
     "ServerError",
+    "ServerProtocolError",
     "StreamDeletedError",
     "StreamExistsError",
     "StreamMessageTooLargeError",
@@ -285,6 +286,10 @@ class CursorsUnavailableError(ServerError):
 
 class ConnectionClosedError(TransportError):
     """The connection was closed, or drained, while something was read from it."""
+
+
+class ServerProtocolError(TransportError):
+    """The server sent what its protocol does not allow, or more than a limit, which the message names."""
 
 
 class JetStreamError(ServerError):

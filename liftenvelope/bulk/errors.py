@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from liftenvelope.errors import LiftEnvelopeError, TransportError
+from liftenvelope.errors import LiftEnvelopeError, ServerProtocolError, TransportError
 
 __all__ = ["ArchiveBusyError", "ReadLostError", "RetentionError", "ServerProtocolError", "WriteFailedError"]
 
@@ -42,10 +42,6 @@ class ReadLostError(TransportError):
 
     Nothing is skipped by reading again from the offset after the last row.
     """
-
-
-class ServerProtocolError(TransportError):
-    """What came is not what a server of that kind sends: is it the right port?"""
 
 
 class WriteFailedError(LiftEnvelopeError):

@@ -11,6 +11,7 @@ from liftenvelope._checks import as_text
 from liftenvelope.errors import JetStreamError, NoJetStreamError, UsageError, UsageTypeError, jetstream_error
 from liftenvelope.jetstream._names import check_stream_name
 from liftenvelope.jetstream._records import to_ns
+from liftenvelope.jetstream._statuses import status_number
 from liftenvelope.nats._headers import Headers
 from liftenvelope.nats._subjects import publish_subject
 
@@ -91,7 +92,7 @@ def read_ack(data: bytes) -> PubAck | JetStreamError:
         answer = json.loads(data)
         if error := answer.get("error"):
             return jetstream_error(
-                int(error.get("code", 0)), int(error.get("err_code", 0)), error.get("description", "")
+                int(error.get("code", 0)), int(error.get("err_code", 0)), str(error.get("description", ""))
             )
         return _ack_of(answer)
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
@@ -126,8 +127,7 @@ def status_error(headers: Mapping[str, str] | bytes, subject: str) -> JetStreamE
         return NoJetStreamError(
             503, f"no stream records the subject {subject!r}, or JetStream is not enabled"
         )
-    code = int(status) if status.isascii() and status.isdigit() else 500
-    return jetstream_error(code, 0, text or f"status {status!r}")
+    return jetstream_error(status_number(status) or 500, 0, text or f"status {status!r}")
 
 
 # Headers

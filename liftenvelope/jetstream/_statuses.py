@@ -5,11 +5,15 @@ Servers give one number to things that differ, so the text has to tell them apar
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from enum import Enum, auto
 from typing import Final, NamedTuple
 
-__all__ = ["Kind", "Status"]
+__all__ = ["Kind", "Status", "status_number"]
+
+#: No more digits than 64 bits hold: more take Python long, or are refused.
+_NUMBER: Final = re.compile(r"-?[0-9]{1,18}")
 
 
 class Kind(Enum):
@@ -95,12 +99,12 @@ class Status(NamedTuple):
         headers = headers or {}
         # nats-py takes the first header line of a 503 for its text, line break and all (2.16).
         text = headers.get("Description", "").strip().split("\r\n")[0]
-        code = _number(headers.get("Status")) or 0
+        code = status_number(headers.get("Status")) or 0
         return cls.of(
             code,
             "" if code == 503 else text,
-            _number(headers.get("Nats-Pending-Messages")),
-            _number(headers.get("Nats-Pending-Bytes")),
+            status_number(headers.get("Nats-Pending-Messages")),
+            status_number(headers.get("Nats-Pending-Bytes")),
         )
 
     def __str__(self) -> str:
@@ -114,9 +118,8 @@ def _kind_of(code: int, description: str) -> Kind:
     return next((kind for start, kind in _CONFLICTS if text.startswith(start)), Kind.UNKNOWN)
 
 
-def _number(text: str | None) -> int | None:
-    """A count; servers may say -1 for a pull that is done."""
-    try:
-        return None if text is None else max(int(text), 0)
-    except ValueError:
+def status_number(text: str | None) -> int | None:
+    """A number in a header of a status; None if there is none. Servers may say -1 for a pull that is done."""
+    if text is None or not _NUMBER.fullmatch(text.strip()):
         return None
+    return max(int(text), 0)

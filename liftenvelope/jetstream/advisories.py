@@ -237,7 +237,7 @@ group='jobs', reason='admin')
     """
     try:
         data = json.loads(payload)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise UsageError(f"an advisory is JSON, unlike {payload[:60]!r}") from None
     if not isinstance(data, dict) or not isinstance(data.get("type"), str):
         raise UsageError(f"an advisory has a type, unlike {payload[:60]!r}")

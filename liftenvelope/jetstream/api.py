@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import nats.errors
 
 from liftenvelope.errors import (
     CallTimeoutError,
-    InternalError,
     JetStreamError,
     NoJetStreamError,
+    ServerProtocolError,
     TransportError,
     UsageError,
     jetstream_error,
@@ -27,8 +27,20 @@ if TYPE_CHECKING:
     from nats.aio.client import Client
     from nats.aio.msg import Msg
 
-__all__ = ["DEFAULT_PREFIX", "ENABLE_JETSTREAM", "Api", "api_prefix"]
+__all__ = [
+    "DEFAULT_PREFIX",
+    "ENABLE_JETSTREAM",
+    "Api",
+    "api_prefix",
+    "encode_payload",
+    "natural",
+    "read_answer",
+    "read_as",
+    "read_json",
+]
 
+_T = TypeVar("_T")
+_From = TypeVar("_From")
 DEFAULT_PREFIX: Final = "$JS.API"
 #: How JetStream is enabled: for the texts of errors.
 ENABLE_JETSTREAM: Final = (
@@ -43,6 +55,17 @@ _ANSWERED_ELSEWHERE: Final = ("CONSUMER.MSG.NEXT.", "DIRECT.GET.")
 _LOOK: Final = 0.25
 #: Seconds to wait for the answer whether JetStream is enabled.
 _ENABLED: Final = 1.0
+#: What Python raises where an answer lacks a field, or has one of another type, size or depth.
+_JUNK: Final = (
+    ValueError,
+    TypeError,
+    KeyError,
+    IndexError,
+    AttributeError,
+    OverflowError,
+    RecursionError,
+)
+_SHOWN: Final = 100
 #: Requests that only read, by what their subjects begin with after the prefix. When the connection is lost
 #: under one of them it is repeated; of all others the outcome is unknown then.
 _READS: Final = (
@@ -126,11 +149,30 @@ class Api:
             TransportError: The connection is closed or draining, or was closed meanwhile. Or it was lost
                 before an answer came, of a request that does more than read: with ``sent`` true, whether the
                 server did what was asked is unknown.
+            ServerProtocolError: The answer is not one that JetStream gives.
             UsageError: The request can't be written, or is larger than the server takes.
         """
         reads = subject.startswith(_READS)
         msg = await self.ask(f"{self.prefix}.{subject}", payload, timeout=timeout, repeat=reads)
         return read_answer(msg.data, subject)
+
+    async def request_as(
+        self,
+        read: Callable[[dict[str, Any]], _T],
+        subject: str,
+        payload: Mapping[str, Any] | bytes | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> _T:
+        """Ask, and return what ``read`` makes of the answer.
+
+        Raises:
+            ServerProtocolError: The answer lacks a field, or has one of another type.
+            JetStreamError, CallTimeoutError, TransportError, UsageError: As for :meth:`request`.
+        """
+        return read_as(
+            read, await self.request(subject, payload, timeout=timeout), f"the answer on {subject!r}"
+        )
 
     async def ask(
         self,
@@ -255,22 +297,66 @@ def encode_payload(payload: Mapping[str, Any] | bytes | None) -> bytes:
     return json.dumps(payload, separators=(",", ":"), ensure_ascii=False).encode()
 
 
+def read_as(read: Callable[[_From], _T], answer: _From, what: str) -> _T:
+    """Read what a server sent. This is the one place that maps what fails there to an error of this package.
+
+    Args:
+        read: Returns the value; raises what Python raises where a field is missing or wrong.
+        answer: What the server sent.
+        what: What it is, such as ``the answer on '$JS.API.INFO'``; begins the error's text.
+
+    Raises:
+        ServerProtocolError: It can't be read.
+    """
+    try:
+        return read(answer)
+    except _JUNK as exc:
+        why = f"{type(exc).__name__}: {exc}"[:_SHOWN]
+        raise ServerProtocolError(f"{what} can't be read ({why}): {repr(answer)[:_SHOWN]}", 0, True) from exc
+
+
+def read_json(data: bytes, what: str) -> dict[str, Any]:
+    """The JSON object in what a server sent.
+
+    Raises:
+        ServerProtocolError: It has none.
+    """
+    return read_as(_object, data, what)
+
+
+def _object(data: bytes) -> dict[str, Any]:
+    found = json.loads(data)
+    if not isinstance(found, dict):
+        raise TypeError(f"expected a JSON object, got {type(found).__name__}")
+    return found
+
+
+def natural(value: object) -> int:
+    """A sequence or a count that a server sent: an integer from 0 to 2**63 - 1.
+
+    Raises:
+        ValueError: It is something else.
+    """
+    if type(value) is not int or not 0 <= value < 2**63:
+        raise ValueError(f"expected a number from 0 to 2**63 - 1, got {value!r:.40}")
+    return value
+
+
 def read_answer(data: bytes, subject: str) -> dict[str, Any]:
     """The JSON of an answer, unless it is an error.
 
     Raises:
         JetStreamError: It is one.
-        InternalError: It is no JSON object.
+        ServerProtocolError: It is no JSON object, or an error without its fields.
     """
-    try:
-        answer = json.loads(data)
-    except ValueError as exc:
-        raise InternalError(f"the answer on {subject!r} is no JSON: {data[:100]!r}") from exc
-    if not isinstance(answer, dict):
-        raise InternalError(f"the answer on {subject!r} is no JSON object: {data[:100]!r}")
+    answer = read_json(data, f"the answer on {subject!r}")
     if error := answer.get("error"):
-        err_code, description = int(error.get("err_code", 0)), error.get("description", "")
-        if err_code in _NOT_ENABLED:
-            description = f"{description}: {ENABLE_JETSTREAM}"
-        raise jetstream_error(int(error.get("code", 0)), err_code, description)
+        raise read_as(_error, error, f"the error on {subject!r}")
     return answer
+
+
+def _error(error: dict[str, Any]) -> JetStreamError:
+    err_code, description = int(error.get("err_code", 0)), str(error.get("description", ""))
+    if err_code in _NOT_ENABLED:
+        description = f"{description}: {ENABLE_JETSTREAM}"
+    return jetstream_error(int(error.get("code", 0)), err_code, description)

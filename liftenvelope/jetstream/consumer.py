@@ -103,8 +103,9 @@ class Consumer:
             ConsumerNotFoundError: It is gone.
             JetStreamError, CallTimeoutError, TransportError: As for every request.
         """
-        answer = await self._api.request(f"CONSUMER.INFO.{self._path}", timeout=timeout)
-        self._info = ConsumerInfo.from_json(answer)
+        self._info = await self._api.request_as(
+            ConsumerInfo.from_json, f"CONSUMER.INFO.{self._path}", timeout=timeout
+        )
         return self._info
 
     async def delete(self, *, timeout: float | None = None) -> None:
@@ -150,8 +151,9 @@ class Consumer:
         return await self._put_pause({}, timeout)
 
     async def _put_pause(self, body: dict[str, str], timeout: float | None) -> PauseInfo:
-        answer = await self._api.request(f"CONSUMER.PAUSE.{self._path}", body, timeout=timeout)
-        return PauseInfo.from_json(answer)
+        return await self._api.request_as(
+            PauseInfo.from_json, f"CONSUMER.PAUSE.{self._path}", body, timeout=timeout
+        )
 
     async def reset(self, sequence: int | None = None, *, timeout: float | None = None) -> ConsumerInfo:
         """Have it begin anew (ADR-60, server 2.14).
@@ -168,8 +170,9 @@ class Consumer:
             JetStreamError, CallTimeoutError, TransportError: As for every request.
         """
         body = None if sequence is None else {"seq": whole("sequence", sequence, 1)}
-        answer = await self._api.request(f"CONSUMER.RESET.{self._path}", body, timeout=timeout)
-        self._info = ConsumerInfo.from_json(answer)
+        self._info = await self._api.request_as(
+            ConsumerInfo.from_json, f"CONSUMER.RESET.{self._path}", body, timeout=timeout
+        )
         return self._info
 
     async def unpin(self, group: str, *, timeout: float | None = None) -> None:

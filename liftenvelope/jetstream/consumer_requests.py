@@ -41,7 +41,7 @@ async def put_consumer(
     if config.filter_subject:
         subject += f".{config.filter_subject}"
     body = {"stream_name": stream, "config": {**config.to_json(), "name": name}, "action": action}
-    return ConsumerInfo.from_json(await api.request(subject, body, timeout=timeout))
+    return await api.request_as(ConsumerInfo.from_json, subject, body, timeout=timeout)
 
 
 async def consumer_info(
@@ -54,7 +54,7 @@ async def consumer_info(
         StreamNotFoundError: There is no such stream.
     """
     subject = f"CONSUMER.INFO.{check_stream_name(stream)}.{check_consumer_name(consumer)}"
-    return ConsumerInfo.from_json(await api.request(subject, timeout=timeout))
+    return await api.request_as(ConsumerInfo.from_json, subject, timeout=timeout)
 
 
 async def delete_consumer(api: Api, stream: str, consumer: str, *, timeout: float | None = None) -> None:

@@ -121,8 +121,10 @@ class JetStream(Publishing):
     async def _put_stream(self, verb: str, config: StreamConfig, timeout: float | None) -> Stream:
         if not isinstance(config, StreamConfig):
             raise UsageTypeError(f"config must be a StreamConfig, not {type(config).__name__}")
-        answer = await self.api.request(f"STREAM.{verb}.{config.name}", config.to_json(), timeout=timeout)
-        return Stream(self.api, StreamInfo.from_json(answer))
+        found = await self.api.request_as(
+            StreamInfo.from_json, f"STREAM.{verb}.{config.name}", config.to_json(), timeout=timeout
+        )
+        return Stream(self.api, found)
 
     async def stream(self, name: str, *, timeout: float | None = None) -> Stream:
         """The stream of that name.
@@ -180,7 +182,7 @@ class JetStream(Publishing):
         Raises:
             NoJetStreamError: JetStream is off, for the server or for the account.
         """
-        return AccountInfo.from_json(await self.api.request("INFO", timeout=timeout))
+        return await self.api.request_as(AccountInfo.from_json, "INFO", timeout=timeout)
 
     # Consumers
 

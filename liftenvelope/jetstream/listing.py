@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any, Final, TypeVar
 
 from liftenvelope.jetstream._names import check_filter, check_stream_name
-from liftenvelope.jetstream.api import Api
+from liftenvelope.jetstream.api import Api, natural
 from liftenvelope.jetstream.infos import ConsumerInfo, StreamInfo
 
 __all__ = ["consumer_infos", "consumer_names", "stream_infos", "stream_names"]
@@ -24,15 +24,18 @@ async def _pages(
     timeout: float | None,
 ) -> AsyncIterator[_Item]:
     """Everything that is listed, a page at a time: the next is asked for when the last is used up."""
+
+    def page(answer: dict[str, Any]) -> tuple[list[_Item], int]:
+        return [read(item) for item in answer.get(key) or []], natural(answer.get("total", 0))
+
     offset = 0
     while True:
-        answer = await api.request(subject, {**request, "offset": offset}, timeout=timeout)
-        items = answer.get(key) or []
+        items, total = await api.request_as(page, subject, {**request, "offset": offset}, timeout=timeout)
         for item in items:
-            yield read(item)
+            yield item
         offset += len(items)
         # A page without items ends it too: what was listed may be deleted while it is.
-        if not items or offset >= answer.get("total", 0):
+        if not items or offset >= total:
             return
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
+from liftenvelope._checks import as_text
 from liftenvelope.errors import (
     CallTimeoutError,
     JetStreamError,
@@ -20,7 +21,8 @@ from liftenvelope.errors import (
     jetstream_error,
 )
 from liftenvelope.jetstream._records import read_moment
-from liftenvelope.jetstream.api import Api, encode_payload
+from liftenvelope.jetstream._statuses import status_number
+from liftenvelope.jetstream.api import Api, encode_payload, natural, read_as
 from liftenvelope.nats._headers import Headers, headers_of
 from liftenvelope.nats._link import Link
 from liftenvelope.nats._receiving import read_directly
@@ -72,16 +74,21 @@ class StoredMessage:
 
 def stored_message(stream: str, message: Mapping[str, Any]) -> StoredMessage:
     """The message in the answer to a request for one."""
-    time = read_moment(message["time"])
-    assert time is not None
     return StoredMessage(
         stream=stream,
-        subject=message["subject"],
-        sequence=message["seq"],
+        subject=as_text("subject", message["subject"]),
+        sequence=natural(message["seq"]),
         data=base64.b64decode(message.get("data") or ""),
         headers=headers_of(base64.b64decode(message.get("hdrs") or "")),
-        time=time,
+        time=_time(message["time"]),
     )
+
+
+def _time(text: str) -> datetime:
+    moment = read_moment(text)
+    if moment is None:
+        raise ValueError("a stored message has a time")
+    return moment
 
 
 async def direct_messages(
@@ -108,7 +115,7 @@ async def direct_messages(
                 raise _failure(headers, stream, request)
             if batch and _PENDING not in headers:
                 raise UnsupportedByServerError("the server answered one message only: batches need 2.11")
-            yield _direct(data, headers)
+            yield read_as(_direct, (headers, data), f"a message of stream {stream!r}")
             if not batch:
                 return
 
@@ -204,12 +211,11 @@ def _failure(headers: Mapping[str, str], stream: str, request: Mapping[str, Any]
         return NoJetStreamError(
             503, f"nothing answers directly for stream {stream!r}: allow_direct is off there"
         )
-    return jetstream_error(int(status) if status.isdigit() else 500, 0, description)
+    return jetstream_error(status_number(status) or 500, 0, description)
 
 
-def _direct(data: bytes, headers: Headers) -> StoredMessage:
-    time = read_moment(headers[_TIME])
-    assert time is not None
+def _direct(answer: _Answer) -> StoredMessage:
+    headers, data = answer
     pending = headers.get(_PENDING)
     return StoredMessage(
         stream=headers[_STREAM],
@@ -217,6 +223,6 @@ def _direct(data: bytes, headers: Headers) -> StoredMessage:
         sequence=int(headers[_SEQUENCE]),
         data=data,
         headers=Headers(pair for pair in headers.pairs if pair[0] not in _ADDED),
-        time=time,
+        time=_time(headers[_TIME]),
         pending=None if pending is None else int(pending),
     )

@@ -11,7 +11,7 @@ from liftenvelope.jetstream import consumer_requests as requests
 from liftenvelope.jetstream import listing
 from liftenvelope.jetstream._names import check_filter, check_stream_name
 from liftenvelope.jetstream._records import check_moment, moment_text
-from liftenvelope.jetstream.api import Api
+from liftenvelope.jetstream.api import Api, natural, read_as
 from liftenvelope.jetstream.consumer import Consumer
 from liftenvelope.jetstream.consumer_config import ConsumerConfig, DeliverPolicy, ReplayPolicy
 from liftenvelope.jetstream.infos import ConsumerInfo, StreamInfo
@@ -47,8 +47,8 @@ class Stream:
         Raises:
             StreamNotFoundError: There is none.
         """
-        answer = await api.request(f"STREAM.INFO.{check_stream_name(name)}", timeout=timeout)
-        return cls(api, StreamInfo.from_json(answer))
+        subject = f"STREAM.INFO.{check_stream_name(name)}"
+        return cls(api, await api.request_as(StreamInfo.from_json, subject, timeout=timeout))
 
     @property
     def cached_info(self) -> StreamInfo:
@@ -75,20 +75,26 @@ class Stream:
         request: dict[str, Any] = {"deleted_details": True} if deleted_details else {}
         if subjects_filter is not None:
             request["subjects_filter"] = check_filter(subjects_filter)
-        answer = await self._info_page(request, timeout)
-        subjects = dict(answer["state"].get("subjects") or {})
-        while subjects_filter is not None and len(subjects) < answer.get("total", 0):
-            page = (await self._info_page({**request, "offset": len(subjects)}, timeout))["state"]
-            if not page.get("subjects"):
+        answer, subjects, total = await self._info_page(request, timeout)
+        while subjects_filter is not None and len(subjects) < total:
+            _, page, _ = await self._info_page({**request, "offset": len(subjects)}, timeout)
+            if page.keys() <= subjects.keys():
                 break  # some have gone meanwhile
-            subjects |= page["subjects"]
+            subjects |= page
         if subjects:
             answer["state"]["subjects"] = subjects
-        self._info = StreamInfo.from_json(answer)
+        self._info = read_as(StreamInfo.from_json, answer, f"the state of stream {self.name!r}")
         return self._info
 
-    async def _info_page(self, request: dict[str, Any], timeout: float | None) -> dict[str, Any]:
-        return await self._api.request(f"STREAM.INFO.{self.name}", request or None, timeout=timeout)
+    async def _info_page(
+        self, request: dict[str, Any], timeout: float | None
+    ) -> tuple[dict[str, Any], dict[str, int], int]:
+        """An answer, the subjects that it lists, and how many there are in all."""
+
+        def read(answer: dict[str, Any]) -> tuple[dict[str, Any], dict[str, int], int]:
+            return answer, dict(answer["state"].get("subjects") or {}), natural(answer.get("total", 0))
+
+        return await self._api.request_as(read, f"STREAM.INFO.{self.name}", request or None, timeout=timeout)
 
     async def purge(
         self,
@@ -123,8 +129,13 @@ class Stream:
             request["seq"] = _count("sequence", sequence, least=1)
         if subject is not None:
             request["filter"] = check_filter(subject)
-        answer = await self._api.request(f"STREAM.PURGE.{self.name}", request or None, timeout=timeout)
-        return int(answer.get("purged", 0))
+
+        def purged(answer: dict[str, Any]) -> int:
+            return natural(answer.get("purged", 0))
+
+        return await self._api.request_as(
+            purged, f"STREAM.PURGE.{self.name}", request or None, timeout=timeout
+        )
 
     async def get_message(
         self,
@@ -159,8 +170,12 @@ class Stream:
         if self._info.config.allow_direct if direct is None else direct:
             seconds = self._api.timeout if timeout is None else positive("timeout", timeout)
             return await direct_message(self._api, self.name, request, timeout=seconds)
-        answer = await self._api.request(f"STREAM.MSG.GET.{self.name}", request, timeout=timeout)
-        return stored_message(self.name, answer["message"])
+        return await self._api.request_as(
+            lambda answer: stored_message(self.name, answer["message"]),
+            f"STREAM.MSG.GET.{self.name}",
+            request,
+            timeout=timeout,
+        )
 
     def get_messages(
         self,

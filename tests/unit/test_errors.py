@@ -124,6 +124,7 @@ class TestBases:
     def test_what_may_succeed_again(self) -> None:
         assert {kind for kind in CLASSES if kind.retriable} == {
             TransportError,
+            errors.ServerProtocolError,
             AckTimeoutError,
             errors.CallTimeoutError,
             errors.ConnectionClosedError,

@@ -12,7 +12,13 @@ from hypothesis import strategies as st
 
 from liftenvelope import errors
 from liftenvelope._backend import jet
-from liftenvelope.errors import InternalError, JetStreamError, NoJetStreamError, UsageError, jetstream_error
+from liftenvelope.errors import (
+    JetStreamError,
+    NoJetStreamError,
+    ServerProtocolError,
+    UsageError,
+    jetstream_error,
+)
 from liftenvelope.jetstream._names import (
     check_consumer_name,
     check_domain,
@@ -83,7 +89,7 @@ class TestErrors:
         with pytest.raises(errors.StreamNotFoundError):
             read_answer(STREAM_NOT_FOUND, "X")
         for data in (b"", b"{", b"[]", b"\xff"):
-            with pytest.raises(InternalError, match="'X'"):
+            with pytest.raises(ServerProtocolError, match="'X'"):
                 read_answer(data, "X")
 
 
