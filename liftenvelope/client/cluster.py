@@ -10,7 +10,7 @@ from liftenvelope._pb import api_pb2
 from liftenvelope.client.connections import Connections
 from liftenvelope.client.events import MetadataRefreshed
 from liftenvelope.client.failures import call_error
-from liftenvelope.client.metadata import Metadata, StreamInfo, make_metadata, merged, read_metadata
+from liftenvelope.client.metadata import Metadata, StreamInfo, decode_metadata, make_metadata, merged
 from liftenvelope.client.retries import RETRIES, Fate, fate_of, pause_before
 from liftenvelope.client.selection import choose_broker
 from liftenvelope.errors import (
@@ -209,13 +209,13 @@ class Cluster:
         metadata = found[0]
         for address in others:
             missing = (wanted or set()) - metadata.streams.keys() or set(group_names) - metadata.groups.keys()
-            if not missing and not metadata.missing_brokers():
+            if deadline.is_over or (not missing and not metadata.missing_brokers()):
                 break
             try:
                 answer = await self.call_once("FetchMetadata", data, address, min(deadline.left, 1.0))
+                metadata = merged(metadata, self._decoded(answer))
             except (RpcError, TransportError):
                 continue  # the first answer stands
-            metadata = merged(metadata, read_metadata(api_pb2.FetchMetadataResponse.FromString(answer)))
         kept = self._keep(metadata, wanted)
         return kept if wanted is None else _only(kept, wanted)
 
@@ -229,11 +229,14 @@ class Cluster:
             return asked[-1]
 
         answer = await self.call("FetchMetadata", data, noted, deadline, "metadata")
-        metadata = read_metadata(api_pb2.FetchMetadataResponse.FromString(answer or b""))
+        metadata = self._decoded(answer or b"")
         if wanted:
             metadata = _only(metadata, wanted)
         self.options.notify(MetadataRefreshed(asked[-1], tuple(sorted(wanted or ()))))
         return metadata, asked[-1]
+
+    def _decoded(self, answer: bytes) -> Metadata:
+        return decode_metadata(answer, self.options.max_brokers, self.options.max_partitions)
 
     def _keep(self, metadata: Metadata, wanted: set[str] | None) -> Metadata:
         """Put an answer into the cache; return it with brokers that only earlier answers named."""
@@ -245,6 +248,8 @@ class Cluster:
         for name in wanted or ():
             self._streams.pop(name, None)
         self._brokers.update(metadata.brokers)
+        if len(self._brokers) > self.options.max_brokers:  # of answers that name others every time
+            self._brokers = dict(metadata.brokers)
         self._streams.update({name: (stream, now) for name, stream in metadata.streams.items()})
         self._seen.update(dict.fromkeys(metadata.streams))
         if not earlier:

@@ -8,7 +8,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING
 
 from liftenvelope.client.options import server_name_of
-from liftenvelope.errors import TransportError
+from liftenvelope.errors import TransportError, UsageError
 from liftenvelope.rpc.aio import Channel
 from liftenvelope.rpc.status import CallNotProcessedError
 
@@ -93,7 +93,7 @@ class Connections:
             return
         try:
             await self._connect(address, timeout)
-        except TransportError as exc:
+        except (TransportError, UsageError) as exc:  # a server may name a broker that has no sound address
             if not self._usable(address):
                 raise CallNotProcessedError(str(exc)) from exc
 
@@ -110,6 +110,7 @@ class Connections:
             connect_timeout=max(limit, 0.001),
             keepalive=options.ping_interval,
             max_message=options.max_message_bytes,
+            max_header_list=options.max_header_bytes,
             window=options.window,
         )
         taken = perf_counter() - begun

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from liftenvelope._pb import api_pb2
 from liftenvelope.client.cluster import Deadline
 from liftenvelope.client.events import GroupCoordinatorReported, GroupMemberExpired
-from liftenvelope.client.failures import call_error
+from liftenvelope.client.failures import call_error, decode
 from liftenvelope.client.membership import Change, Do, Membership, StreamPartition
 from liftenvelope.client.partition_read import GroupIdentity
 from liftenvelope.errors import (
@@ -245,7 +245,7 @@ class GroupMember:
             if isinstance(error, NotLeaderError):
                 raise _ElsewhereError(error.code, error.description) from exc
             raise error from exc
-        return api_pb2.FetchConsumerGroupAssignmentsResponse.FromString(answer)
+        return decode(api_pb2.FetchConsumerGroupAssignmentsResponse, answer, self._about)
 
     def _expire(self) -> None:
         change = self.state.not_member(self._clock())

@@ -6,6 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from liftenvelope.client.cluster import Cluster, Deadline
+from liftenvelope.client.failures import decode
 from liftenvelope.client.options import Options, check_seconds
 from liftenvelope.errors import ConnectionClosedError, UsageError, UsageTypeError
 
@@ -132,4 +133,4 @@ class ClientCore:
         """Make a unary call; None where an earlier attempt turns out to have done it."""
         data = request.SerializeToString()
         found = await self._cluster.call(method, data, route or self._cluster.any_broker, deadline, about)
-        return None if found is None else answer.FromString(found)
+        return None if found is None else decode(answer, found, about)

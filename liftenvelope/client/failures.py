@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from google.protobuf.message import DecodeError
 
 from liftenvelope._ack_timeouts import SUBJECT_CAUSES, ack_timeout
 from liftenvelope.errors import (
@@ -28,13 +30,26 @@ from liftenvelope.errors import (
     PublishError,
     ReadonlyPartitionError,
     ServerError,
+    ServerProtocolError,
     StreamDeletedError,
     StreamExistsError,
     TransportError,
 )
 from liftenvelope.rpc.status import CallNotProcessedError, RpcError, StatusCode
 
-__all__ = ["call_error", "is_denial", "publish_async_error", "publish_call_error", "resolved_start"]
+if TYPE_CHECKING:
+    from google.protobuf.message import Message as ProtobufMessage
+
+__all__ = [
+    "call_error",
+    "decode",
+    "is_denial",
+    "publish_async_error",
+    "publish_call_error",
+    "resolved_start",
+]
+
+_M = TypeVar("_M", bound="ProtobufMessage")
 
 #: Why no ack comes for a message that is published to a stream. The server wakes a paused partition, and
 #: refuses a message for a read-only one at once.
@@ -109,6 +124,24 @@ def is_denial(error: RpcError | TransportError) -> bool:
     if error.code in (StatusCode.UNKNOWN, StatusCode.INTERNAL):
         return any(text in error.description for text in _DENIALS)
     return error.code == StatusCode.PERMISSION_DENIED
+
+
+def decode(kind: type[_M], data: bytes, about: str) -> _M:
+    """Return the message in an answer of a server.
+
+    Args:
+        kind: What it must be.
+        data: The answer.
+        about: What the call was about; begins the text of the error.
+
+    Raises:
+        ServerProtocolError: It is no such message.
+    """
+    try:
+        return kind.FromString(data)
+    except DecodeError as exc:
+        text = f"{about}: the server's answer is no {kind.__name__}: {data[:40]!r}"
+        raise ServerProtocolError(text, 0, True) from exc
 
 
 def call_error(method: str, error: RpcError | TransportError, about: str) -> LiftEnvelopeError:

@@ -6,14 +6,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
-from liftenvelope.errors import NoSuchStreamError
+from liftenvelope._pb import api_pb2
+from liftenvelope.client.failures import decode
+from liftenvelope.errors import NoSuchStreamError, ServerProtocolError
 from liftenvelope.rpc.address import Address
 from liftenvelope.rpc.status import StatusCode
-
-if TYPE_CHECKING:
-    from liftenvelope._pb import api_pb2
 
 __all__ = ["BrokerInfo", "EventTimes", "GroupInfo", "Metadata", "PartitionInfo", "StreamInfo"]
 
@@ -223,6 +221,32 @@ def read_metadata(answer: api_pb2.FetchMetadataResponse) -> Metadata:
         (_stream(stream) for stream in answer.streamMetadata if not stream.error),
         (GroupInfo(g.groupId, g.coordinator, g.epoch) for g in answer.groupMetadata if not g.error),
     )
+
+
+def decode_metadata(data: bytes, max_brokers: int, max_partitions: int) -> Metadata:
+    """Return what an answer of a server says, if it is not larger than the client's options allow.
+
+    Args:
+        data: The answer.
+        max_brokers: Brokers that it may name.
+        max_partitions: Partitions that it may describe, over all streams. Streams without partitions and
+            groups count as one each.
+
+    Raises:
+        ServerProtocolError: It is no answer, or exceeds a limit.
+    """
+    answer = decode(api_pb2.FetchMetadataResponse, data, "metadata")
+    partitions = sum(max(1, len(stream.partitions)) for stream in answer.streamMetadata)
+    partitions += len(answer.groupMetadata)
+    counts = (
+        ("brokers", len(answer.brokers), max_brokers),
+        ("partitions", partitions, max_partitions),
+    )
+    for name, count, most in counts:
+        if count > most:
+            text = f"metadata: the server must name at most max_{name}={most} {name}, got {count}"
+            raise ServerProtocolError(text)
+    return read_metadata(answer)
 
 
 def merged(first: Metadata, second: Metadata) -> Metadata:

@@ -31,6 +31,14 @@ BrokerSelection: TypeAlias = str | Callable[[Sequence[BrokerInfo]], BrokerInfo]
 # and the two headers that servers add.
 _SMALLEST_MESSAGE = 40
 _SELECTIONS = ("random", "latency", "workload")
+_COUNTS = (
+    "max_conns_per_broker",
+    "max_message_bytes",
+    "max_header_bytes",
+    "max_brokers",
+    "max_partitions",
+    "prefetch_bytes",
+)
 #: Any float that is finite. A larger int is none.
 _MOST_SECONDS = sys.float_info.max
 #: Of HTTP/2's windows (RFC 9113, 6.9.1).
@@ -129,6 +137,9 @@ class Options:
     ping_interval: float | None = 30.0
     metadata_max_age: float = 60.0
     max_message_bytes: int = 4 * 1024 * 1024
+    max_header_bytes: int = 64 * 1024
+    max_brokers: int = 1_000
+    max_partitions: int = 100_000
     prefetch_bytes: int = 8 * 1024 * 1024
     prefetch_messages: int | None = None
     broker_selection: BrokerSelection = "random"
@@ -143,7 +154,7 @@ class Options:
         put(self, "resubscribe_wait", check_seconds("resubscribe_wait", self.resubscribe_wait, zero=True))
         if self.ping_interval is not None:
             check_seconds("ping_interval", self.ping_interval)
-        for name in ("max_conns_per_broker", "max_message_bytes", "prefetch_bytes"):
+        for name in _COUNTS:
             check_count(name, getattr(self, name))
         if self.prefetch_messages is not None:
             check_count("prefetch_messages", self.prefetch_messages)

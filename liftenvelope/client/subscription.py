@@ -55,6 +55,8 @@ _CHECK_TIMEOUT: Final = 3.0
 _CLOSED_CHECK_TIMEOUT: Final = 0.5
 # How long a read with an end waits for its first message before it asks whether there is any.
 _SILENCE: Final = 0.5
+#: A subscription that stood for so many seconds counts as regained, also if no message came.
+_STOOD: Final = 5.0
 # A leader that has only just become one may not know its partition yet: it is asked so often.
 _LATE_ATTEMPTS: Final = 10
 
@@ -97,6 +99,12 @@ class Subscription(MessageReader):
         self._lost: RpcError | TransportError = TransportError("the subscription has no call")
         # Makes the next call after one has ended. A task of its own, since readers give up, and come back.
         self._recovery: asyncio.Task[None] | None = None
+        # Of losses without a message between them: until when to try, attempts, and when it last stood again.
+        self._regaining: Deadline | None = None
+        self._attempts = 0
+        self._stands_since = 0.0
+        # Whether the server had it go on at once since the last message.
+        self._went_on = False
         self._opened = False
         self._may_be_empty = False
 
@@ -308,6 +316,8 @@ class Subscription(MessageReader):
             raise UsageError(f"{self._read.name}: open the subscription first, in a 'with' block")
         while self._goes_on():
             came = await self._receive()
+            if came:
+                self._regaining, self._went_on = None, False
             if came and (wanted := self._read.accept(came)):
                 if self._read.finished:
                     self._drop_call()
@@ -373,7 +383,8 @@ class Subscription(MessageReader):
         verdict = self._read.ended(error)
         if verdict is Verdict.FINISHED:
             self._read.finished = True
-        elif verdict is Verdict.GO_ON:
+        elif verdict is Verdict.GO_ON and not self._went_on:
+            self._went_on = True
             await self._subscribe(self._core._deadline(None))
         elif isinstance(verdict, LiftEnvelopeError):
             raise verdict from error
@@ -385,11 +396,11 @@ class Subscription(MessageReader):
         read, wait = self._read, self._options.resubscribe_wait
         error: LiftEnvelopeError = self._lost
         self._options.notify(SubscriptionLost(self.stream, self.partition, read.next_offset, error))
-        deadline, attempt = Deadline(max(wait, 0.001)), 0
+        deadline = self._regaining_until(wait)
         # A partition that was closed is tried once in any case, without waking it, to find out why.
-        while closed or (wait and not deadline.is_over):
-            attempt += 1
-            await deadline.pause(attempt)  # also at first: many may have lost the same broker
+        while (closed and not self._attempts) or (wait and not deadline.is_over):
+            self._attempts += 1
+            await deadline.pause(self._attempts)  # also at first: many may have lost the same broker
             try:
                 await self._regain(deadline, closed=closed)
             except (TransportError, RpcError, CallTimeoutError, NotLeaderError) as exc:
@@ -398,9 +409,21 @@ class Subscription(MessageReader):
                     return
                 error, closed = exc, False
             else:
+                self._stands_since = asyncio.get_running_loop().time()
                 return
         text = f"{read.name}: the subscription was lost and not regained in {wait:g} s: {error}"
         raise SubscriptionLostError(text) from error
+
+    def _regaining_until(self, wait: float) -> Deadline:
+        """Until when to try: that of the last loss, if neither a message nor some seconds were between them.
+
+        So a server that accepts each subscription and ends it at once is asked ever more slowly, and for
+        ``resubscribe_wait`` seconds at most.
+        """
+        stood = asyncio.get_running_loop().time() - self._stands_since
+        if self._regaining is None or stood >= _STOOD:
+            self._regaining, self._attempts = Deadline(max(wait, 0.001)), 0
+        return self._regaining
 
     async def _regain(self, deadline: Deadline, *, closed: bool) -> None:
         read = self._read

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from liftenvelope.errors import UsageError
 
 __all__ = ["Address", "parse_address"]
+
+_PORT_DIGITS: Final = 5
+#: Characters of an address in the text of an error: it may be one that a server named.
+_SHOWN: Final = 300
 
 
 class Address(NamedTuple):
@@ -36,7 +40,18 @@ def parse_address(text: str) -> Address:
         host = host[1:-1]
     elif ":" in host:
         raise UsageError(f"address {text!r}: an IPv6 host needs brackets, as in [::1]:9292")
-    blank = any(character.isspace() for character in host)
-    if blank or not (colon and host and port.isascii() and port.isdigit() and 1 <= int(port) <= 65535):
-        raise UsageError(f"address {text!r}: expected host:port")
+    is_port = len(port) <= _PORT_DIGITS and port.isascii() and port.isdigit() and 1 <= int(port) <= 65535
+    if not (colon and is_port and _is_host(host)):
+        raise UsageError(f"address {text[:_SHOWN]!r}: expected host:port")
     return Address(host, int(port))
+
+
+def _is_host(host: str) -> bool:
+    """Whether the system can look a host up: what it refuses raises UnicodeError and ValueError there."""
+    if not host or not host.isprintable() or any(character.isspace() for character in host):
+        return False
+    try:
+        host.encode("idna")
+    except UnicodeError:  # a label that is empty or longer than 63 characters
+        return False
+    return True

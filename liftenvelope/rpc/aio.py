@@ -225,6 +225,7 @@ class Channel:
         keepalive_timeout: float = PING_TIMEOUT,
         max_message: int = DEFAULT_MAX_MESSAGE,
         window: int = DEFAULT_WINDOW,
+        max_header_list: int | None = None,
     ) -> Self:
         """Connect to a server.
 
@@ -238,6 +239,7 @@ class Channel:
             keepalive_timeout: Seconds for its answer, after which the connection counts as lost.
             max_message: The longest message to take in, in bytes. A longer one ends its call.
             window: What the server may send on one call before any of it was taken, in bytes.
+            max_header_list: Largest list of response headers to accept, in bytes. None: 64 KiB.
 
         Raises:
             TransportError: No connection could be made in time.
@@ -245,7 +247,13 @@ class Channel:
         """
         target = parse_address(address)
         scheme = "http" if tls is None else "https"
-        protocol = ClientConnection(str(target), scheme=scheme, max_message=max_message, window=window)
+        protocol = ClientConnection(
+            str(target),
+            scheme=scheme,
+            max_message=max_message,
+            window=window,
+            max_header_list=max_header_list,
+        )
         keep = Keepalive(keepalive, asyncio.get_running_loop().time(), keepalive_timeout)
         try:
             async with asyncio.timeout(connect_timeout):
@@ -286,6 +294,8 @@ class Channel:
         async with self.server_stream(method, request, timeout=timeout, metadata=metadata) as call:
             while (messages := await call.receive()) is not None:
                 answer += messages
+                if len(answer) > 1:  # a server may send any number
+                    break
         if len(answer) != 1:
             raise RpcError(StatusCode.INTERNAL, f"{method}: the server did not send exactly one message")
         return answer[0]

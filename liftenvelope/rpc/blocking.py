@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 __all__ = ["BlockingChannel", "Conversation", "ResponseStream"]
 
 _RECEIVE_SIZE: Final = 256 * 1024
+# Pieces that are received without waiting before what they hold is looked at: a server may never pause.
+_RECEIVES: Final = 64
 # How long telling the server of a cancelled call may take. The connection is given up if it takes longer.
 _CANCEL_TIMEOUT: Final = 1.0
 
@@ -68,9 +70,12 @@ class _Session:
         server_name: str | None,
         connect_timeout: float,
         max_message: int,
+        max_header_list: int | None,
     ) -> None:
         scheme = "http" if tls is None else "https"
-        self.protocol = ClientConnection(str(address), scheme=scheme, max_message=max_message)
+        self.protocol = ClientConnection(
+            str(address), scheme=scheme, max_message=max_message, max_header_list=max_header_list
+        )
         self._inboxes: dict[int, _Inbox] = {}
         # One for all: room that is made anew for every piece, and cut to size, costs 10 us (mmap and munmap).
         self._buffer = memoryview(bytearray(_RECEIVE_SIZE))
@@ -113,7 +118,9 @@ class _Session:
         """Hand out what has come already. So an idle session learns that its server has gone."""
         self._socket.settimeout(0)
         try:
-            while self.protocol.accepts_calls:
+            for _ in range(_RECEIVES):
+                if not self.protocol.accepts_calls:
+                    return
                 self._receive()
         except (BlockingIOError, ssl.SSLWantReadError):
             pass
@@ -162,12 +169,14 @@ def _connect(
     address: Address, tls: ssl.SSLContext | None, server_name: str | None, timeout: float
 ) -> socket.socket:
     """Return a connected socket, on which TLS is spoken already if it is to be."""
+    deadline = time.monotonic() + timeout
     connection = socket.create_connection(address, timeout=timeout)
     try:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if tls is None:
             return connection
         offer_http2(tls)
+        connection.settimeout(_remaining(deadline))
         secured = tls.wrap_socket(connection, server_hostname=server_name or address.host)
     except BaseException:
         connection.close()
@@ -320,6 +329,7 @@ class BlockingChannel:
         server_name: Name that the server's certificate must have. Default: the host of ``address``.
         connect_timeout: Seconds for making a connection.
         max_message: The longest message to take in, in bytes. A longer one ends its call.
+        max_header_list: Largest list of response headers to accept, in bytes. None: 64 KiB.
 
     Example:
         >>> from liftenvelope._pb import api_pb2
@@ -338,12 +348,14 @@ class BlockingChannel:
         server_name: str | None = None,
         connect_timeout: float = 5.0,
         max_message: int = DEFAULT_MAX_MESSAGE,
+        max_header_list: int | None = None,
     ) -> None:
         self._address = parse_address(address)
         self._tls = tls
         self._server_name = server_name
         self._connect_timeout = connect_timeout
         self._max_message = max_message
+        self._max_header_list = max_header_list
         self._session: _Session | None = None
         self._retired: list[_Session] = []
 
@@ -377,7 +389,7 @@ class BlockingChannel:
         and cut anywhere, for callers that read messages in bulk.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
-        session = self._connected()
+        session = self._connected(timeout)
         call_id, inbox = session.start_call(method, request, timeout, deadline, pieces)
         return ResponseStream(session, call_id, inbox, timeout)
 
@@ -407,7 +419,8 @@ class BlockingChannel:
             self._session.close()
         self._session = None
 
-    def _connected(self) -> _Session:
+    def _connected(self, timeout: float | None = None) -> _Session:
+        """The connection, made now if there is none, within the smaller of the two time-outs."""
         session = self._session
         if session is not None:
             if session.protocol.accepts_calls:
@@ -416,8 +429,9 @@ class BlockingChannel:
                 return session
             # The server may still answer the calls that are open there.
             self._retired = [old for old in (*self._retired, session) if old.protocol.open_calls]
+        limit = self._connect_timeout if timeout is None else min(timeout, self._connect_timeout)
         self._session = _Session(
-            self._address, self._tls, self._server_name, self._connect_timeout, self._max_message
+            self._address, self._tls, self._server_name, limit, self._max_message, self._max_header_list
         )
         return self._session
 

@@ -38,6 +38,7 @@ class ClientConnection(Connection):
         scheme: ``http``, or ``https`` over TLS.
         max_message: The longest message to take in, in bytes. A longer one ends its call.
         window: What the server may send on one call before any of it was released, in bytes.
+        max_header_list: Largest list of response headers to accept, in bytes. None: 64 KiB.
     """
 
     _ends_with_data = True
@@ -49,9 +50,14 @@ class ClientConnection(Connection):
         scheme: str = "http",
         max_message: int = DEFAULT_MAX_MESSAGE,
         window: int = DEFAULT_WINDOW,
+        max_header_list: int | None = None,
     ) -> None:
         super().__init__(
-            client_side=True, settings={SettingCodes.ENABLE_PUSH: 0}, max_message=max_message, window=window
+            client_side=True,
+            settings={SettingCodes.ENABLE_PUSH: 0},
+            max_message=max_message,
+            window=window,
+            max_header_list=max_header_list,
         )
         self._authority = authority
         self._scheme = scheme

@@ -45,6 +45,9 @@ def connect_blocking(
     ping_interval: float | None = 30.0,
     metadata_max_age: float = 60.0,
     max_message_bytes: int = 4 * 1024 * 1024,
+    max_header_bytes: int = 64 * 1024,
+    max_brokers: int = 1000,
+    max_partitions: int = 100000,
     prefetch_bytes: int = 8 * 1024 * 1024,
     prefetch_messages: int | None = None,
     broker_selection: BrokerSelection = "random",
@@ -70,7 +73,13 @@ def connect_blocking(
         ping_interval: Seconds of silence on a connection in use before the server is asked for a sign of
             life; less often where a default Go server would take offence. None for never.
         metadata_max_age: Seconds for which the answers about streams are used again.
-        max_message_bytes: The longest message to take in.
+        max_message_bytes: Longest message in bytes to accept. A longer one ends its call with
+            RESOURCE_EXHAUSTED.
+        max_header_bytes: Largest list of response headers in bytes to accept. A larger one ends the
+            connection.
+        max_brokers: Brokers to accept in one answer about the cluster. More raise ServerProtocolError.
+        max_partitions: Partitions to accept in one answer about the cluster, over all streams. More raise
+            ServerProtocolError.
         prefetch_bytes: How much a server may send ahead on each subscription. A reader that is slower holds
             the server back.
         prefetch_messages: How many messages may wait at most, None for as many as ``prefetch_bytes`` hold.
@@ -120,6 +129,9 @@ def connect_blocking(
             ping_interval=ping_interval,
             metadata_max_age=metadata_max_age,
             max_message_bytes=max_message_bytes,
+            max_header_bytes=max_header_bytes,
+            max_brokers=max_brokers,
+            max_partitions=max_partitions,
             prefetch_bytes=prefetch_bytes,
             prefetch_messages=prefetch_messages,
             broker_selection=broker_selection,
