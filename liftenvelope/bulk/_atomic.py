@@ -165,17 +165,17 @@ class AtomicPublisher(Publisher):
             self._take_frame(frame, portion)
 
     def _take_frame(self, frame: Frame, portion: Portion) -> None:
-        inbox, _, number = frame.subject.encode().rpartition(b".")
-        if inbox + b"." != self._reply or not number.isdigit() or not 0 < int(number) <= self._sent:
+        inbox, number = frame.subject.encode().rpartition(b".")[0], frame.number
+        if inbox + b"." != self._reply or number is None or not 0 < number <= self._sent:
             return
         if not frame.payload and frame.status is None:
-            self._acks.take(int(number), 0, False)
+            self._acks.take(number, 0, False)
             return
-        answer = self._link.read(frame, portion.first + int(number) - 1)
-        if isinstance(answer, PubAck) and int(number) == portion.commands.length:
+        answer = self._link.read(frame, portion.first + number - 1)
+        if isinstance(answer, PubAck) and number == portion.commands.length:
             self._stored = answer
         else:
-            self._fail(portion, portion.first + int(number) - 1, answer)
+            self._fail(portion, portion.first + number - 1, answer)
 
     def _explain(self, portion: Portion) -> None:
         """Wait for what may be the reason of a hole in the batch: the answer for the missing row."""

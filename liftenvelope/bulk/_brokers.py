@@ -10,8 +10,8 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final
 
 from liftenvelope._pb import api_pb2
-from liftenvelope.client.failures import call_error, is_denial, resolved_start
-from liftenvelope.client.metadata import Metadata, PartitionInfo, StreamInfo, partition_info, read_metadata
+from liftenvelope.client.failures import call_error, decode, is_denial, resolved_start
+from liftenvelope.client.metadata import Metadata, PartitionInfo, StreamInfo, decode_metadata, partition_info
 from liftenvelope.client.options import server_name_of
 from liftenvelope.client.partition_read import is_worth_another_look, was_stopped
 from liftenvelope.client.publish_permission import permission_request
@@ -21,9 +21,10 @@ from liftenvelope.errors import (
     NoSuchStreamError,
     NotLeaderError,
     TransportError,
+    UsageError,
 )
 from liftenvelope.rpc.blocking import BlockingChannel
-from liftenvelope.rpc.status import RpcError, StatusCode
+from liftenvelope.rpc.status import CallNotProcessedError, RpcError, StatusCode
 
 if TYPE_CHECKING:
     from liftenvelope.bulk.access import Target
@@ -85,14 +86,23 @@ class Brokers:
             self._channels.clear()
 
     def new_channel(self, address: str) -> BlockingChannel:
-        """A connection of one's own to a broker."""
-        return BlockingChannel(
-            self._access.reachable(address),
-            tls=self._access.context if self._secure else None,
-            server_name=server_name_of(self._access.tls_server_name, address),
-            connect_timeout=self._access.connect_timeout,
-            max_message=self._access.max_message_bytes,
-        )
+        """A connection of one's own to a broker.
+
+        Raises:
+            TransportError: The cluster named an address that is none.
+        """
+        access = self._access
+        try:
+            return BlockingChannel(
+                access.reachable(address),
+                tls=access.context if self._secure else None,
+                server_name=server_name_of(access.tls_server_name, address),
+                connect_timeout=access.connect_timeout,
+                max_message=access.max_message_bytes,
+                max_header_list=access.max_header_bytes,
+            )
+        except UsageError as exc:
+            raise CallNotProcessedError(str(exc)) from exc
 
     def _channel(self, address: str) -> BlockingChannel:
         if address not in self._channels:
@@ -101,9 +111,16 @@ class Brokers:
 
     # Calls
 
-    def _call(self, method: str, request: bytes, find: Callable[[int], str], about: str) -> bytes:
+    def _call(
+        self,
+        method: str,
+        request: bytes,
+        find: Callable[[int], str],
+        about: str,
+        deadline: Deadline | None = None,
+    ) -> bytes:
         """Call a method that only reads, of whichever broker is found, until the time is up."""
-        deadline, attempt = Deadline(self._access.timeout), 0
+        deadline, attempt = deadline or Deadline(self._access.timeout), 0
         limit = RETRIES[method].attempt_timeout
         while True:
             try:
@@ -138,13 +155,16 @@ class Brokers:
         known = self.addresses()
         return known[attempt % len(known)]
 
-    def metadata(self, stream: str) -> Metadata:
+    def metadata(self, stream: str, deadline: Deadline | None = None) -> Metadata:
         """Ask for a stream, of one broker."""
         request = api_pb2.FetchMetadataRequest(streams=[stream]).SerializeToString()
-        answer = self._call("FetchMetadata", request, self._any, f"stream {stream!r}")
-        found = read_metadata(api_pb2.FetchMetadataResponse.FromString(answer))
+        found = self._fetch(request, f"stream {stream!r}", deadline)
         self._named = list(found.addresses)
         return found
+
+    def _fetch(self, request: bytes, about: str, deadline: Deadline | None = None) -> Metadata:
+        answer = self._call("FetchMetadata", request, self._any, about, deadline)
+        return decode_metadata(answer, self._access.max_brokers, self._access.max_partitions)
 
     def check_publish(self, stream: str, address: str) -> None:
         """Ask a broker whether rows may be published to a stream: see client/publish_permission.py.
@@ -169,11 +189,10 @@ class Brokers:
             TransportError, CallTimeoutError: No broker could be asked.
         """
         request = api_pb2.FetchMetadataRequest().SerializeToString()
-        answer = self._call("FetchMetadata", request, self._any, "all streams")
-        found = read_metadata(api_pb2.FetchMetadataResponse.FromString(answer))
+        found = self._fetch(request, "all streams")
         return sorted(name for name in found.streams if not name.startswith("__"))
 
-    def stream(self, name: str) -> StreamInfo:
+    def stream(self, name: str, deadline: Deadline | None = None) -> StreamInfo:
         """Return what the cluster says of a stream.
 
         Raises:
@@ -181,7 +200,7 @@ class Brokers:
             TransportError, CallTimeoutError: No broker could be asked.
         """
         for round_ in range(_LATE_ROUNDS):
-            found = self.metadata(name).get_stream(name)
+            found = self.metadata(name, deadline).get_stream(name)
             if found is not None:
                 return found
             if round_ < _LATE_ROUNDS - 1:
@@ -197,10 +216,10 @@ class Brokers:
         """
         deadline, attempt = Deadline(timeout), 0
         while True:
-            found = self.metadata(stream)
+            found = self.metadata(stream, deadline)
             info = found.get_stream(stream)
             if info is None:
-                info = self.stream(stream)
+                info = self.stream(stream, deadline)
             if partition not in info.partitions:
                 text = f"stream {stream!r} has no partition {partition}"
                 raise NoSuchPartitionError(StatusCode.NOT_FOUND, text)
@@ -234,11 +253,13 @@ class Brokers:
             stream=stream, partition=partition
         ).SerializeToString()
 
-        def find(attempt: int) -> str:  # noqa: ARG001 - asked anew every time
-            return self.leader(stream, partition, self._access.timeout)
+        deadline, about = Deadline(self._access.timeout), f"{stream}[{partition}]"
 
-        answer = self._call("FetchPartitionMetadata", request, find, f"{stream}[{partition}]")
-        return partition_info(api_pb2.FetchPartitionMetadataResponse.FromString(answer).metadata)
+        def find(attempt: int) -> str:  # noqa: ARG001 - asked anew every time
+            return self.leader(stream, partition, deadline.left)
+
+        answer = self._call("FetchPartitionMetadata", request, find, about, deadline)
+        return partition_info(decode(api_pb2.FetchPartitionMetadataResponse, answer, about).metadata)
 
     # Where places are: see liftenvelope/client/start_lookup.py
 
@@ -327,7 +348,7 @@ class Brokers:
                 if deadline.is_over or not is_worth_another_look(exc):
                     raise call_error("Subscribe", exc, f"{stream}[{partition}]") from exc
             else:
-                return None if payload is None else api_pb2.Message.FromString(payload)
+                return None if payload is None else decode(api_pb2.Message, payload, f"{stream}[{partition}]")
             attempt += 1
             time.sleep(pause_before(attempt))
 

@@ -13,6 +13,8 @@ from typing import Any, Final
 
 from liftenvelope.errors import JetStreamError, WrongStreamError, jetstream_error
 from liftenvelope.jetstream._publish_frames import PubAck, read_ack
+from liftenvelope.jetstream._statuses import status_number
+from liftenvelope.jetstream.api import natural
 
 __all__ = ["FLOW", "FastBatch"]
 
@@ -140,9 +142,10 @@ class FastBatch:
                 the data.
         """
         words = subject.removeprefix(self._prefix).split(".")
-        if not subject.startswith(self._prefix) or len(words) != 5 or not words[2].isdigit():
+        number = status_number(words[2]) if len(words) == 5 else None
+        if not subject.startswith(self._prefix) or number is None:
             return  # of another batch, that has ended
-        number, asked = int(words[2]), words[3] in (str(_END), str(_PING))
+        asked = words[3] in (str(_END), str(_PING))
         if status is not None:
             if not asked:
                 self._take_status(number, status, records)
@@ -151,13 +154,13 @@ class FastBatch:
             answer = json.loads(data)
             kind = answer.get("type")
             if kind == "ack":
-                self._take_step(int(answer["seq"]), int(answer["msgs"]))
+                self._take_step(natural(answer["seq"]), natural(answer["msgs"]))
             elif kind == "err":
                 error = answer["error"]
-                self._take_error(int(answer["seq"]), _error(error))
+                self._take_error(natural(answer["seq"]), _error(error))
             elif kind is None:
                 self._take_end(number, asked, answer, data)
-        except (ValueError, TypeError, KeyError, AttributeError) as exc:
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as exc:
             self.is_unknown = True
             self.error = 0, JetStreamError(500, f"this is no answer to a batch: {data[:100]!r} ({exc})")
 
@@ -199,5 +202,5 @@ class FastBatch:
 
 def _error(error: Any) -> JetStreamError:
     return jetstream_error(
-        int(error.get("code", 0)), int(error.get("err_code", 0)), error.get("description", "")
+        int(error.get("code", 0)), int(error.get("err_code", 0)), str(error.get("description", ""))
     )

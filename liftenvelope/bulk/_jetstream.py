@@ -10,22 +10,27 @@ from __future__ import annotations
 import contextlib
 import itertools
 import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from liftenvelope._checks import as_text
 from liftenvelope.bulk._jetstream_direct import DirectRead, next_stored
-from liftenvelope.bulk._jetstream_read import RangeRead, consumer_request, new_name, start_at
+from liftenvelope.bulk._jetstream_read import RangeRead, consumer_request, new_name, pending, start_at
 from liftenvelope.bulk._nats_socket import NatsSocket
 from liftenvelope.bulk.ranges import Extent
 from liftenvelope.errors import (
     CallTimeoutError,
     NoSuchPartitionError,
+    ServerProtocolError,
     StreamNotFoundError,
     TransportError,
     UsageError,
 )
 from liftenvelope.jetstream._names import check_stream_name
-from liftenvelope.jetstream.api import api_prefix
+from liftenvelope.jetstream.api import api_prefix, natural
 from liftenvelope.rpc.address import Address, parse_address
 
 if TYPE_CHECKING:
@@ -36,6 +41,7 @@ if TYPE_CHECKING:
 
 __all__ = ["JetStreamSource"]
 
+_T = TypeVar("_T")
 _SECOND: Final = 1_000_000_000
 
 
@@ -91,18 +97,26 @@ class JetStreamSource:
     def connect(self) -> NatsSocket:
         """Connect to the next server that can be reached.
 
+        Once a server has spoken TLS, others that it names must do so as well: credentials that went over TLS
+        never go over plain TCP.
+
         Raises:
-            TransportError: There is none.
+            TransportError: There is none, or none was found in ``reconnect_wait`` seconds.
         """
         error: TransportError | CallTimeoutError | None = None
+        deadline = time.monotonic() + self.access.reconnect_wait
         for _ in range(len(self._addresses)):
             address = self._addresses[next(self._turns) % len(self._addresses)]
             try:
                 found = NatsSocket(address, self._target)
             except (TransportError, CallTimeoutError) as exc:
                 error = exc
+                if time.monotonic() >= deadline:  # a server may name any number that don't answer
+                    break
             else:
                 self._learn(found.other_addresses)
+                if found.is_secure:
+                    self._target = replace(self._target, secure=True)
                 return found
         assert error is not None
         raise TransportError(str(error)) from error
@@ -110,10 +124,13 @@ class JetStreamSource:
     def _learn(self, addresses: list[str]) -> None:
         known = {*self._addresses}
         found: list[Address] = [parse_address(address) for address in addresses]
-        self._addresses += [address for address in dict.fromkeys(found) if address not in known]
+        fresh = [address for address in dict.fromkeys(found) if address not in known]
+        self._addresses += fresh[: max(self.access.max_brokers - len(known), 0)]
 
-    def ask(self, subject: str, payload: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Ask the API, over a connection that serves all questions.
+    def ask(
+        self, read: Callable[[dict[str, Any]], _T], subject: str, payload: dict[str, Any] | None = None
+    ) -> _T:
+        """Ask the API, over a connection that serves all questions; return what ``read`` makes of the answer.
 
         Raises:
             JetStreamError: The server refused.
@@ -125,7 +142,7 @@ class JetStreamSource:
                 if self._control is None:
                     self._control = self.connect()
                 try:
-                    return self._control.ask(f"{self.prefix}.{subject}", payload)
+                    return self._control.ask(read, f"{self.prefix}.{subject}", payload)
                 except StreamNotFoundError as exc:
                     raise self.no_stream(exc) from exc
                 except (TransportError, CallTimeoutError):
@@ -143,10 +160,12 @@ class JetStreamSource:
         """
         found: list[str] = []
         while True:
-            page = self.ask("STREAM.NAMES", {"offset": len(found)})
-            names = page.get("streams") or []
+            names, total = self.ask(_names, "STREAM.NAMES", {"offset": len(found)})
             found += names
-            if not names or len(found) >= int(page["total"]):
+            if len(found) > (most := self.access.max_partitions):
+                text = f"{self._addresses[0]} lists more than max_partitions={most} streams"
+                raise ServerProtocolError(text)
+            if not names or len(found) >= total:
                 return sorted(set(found))
 
     def no_stream(self, error: StreamNotFoundError) -> StreamNotFoundError:
@@ -167,7 +186,7 @@ class JetStreamSource:
 
     def partitions(self) -> list[int]:
         """Numbers of the partitions: 0 alone."""
-        self.ask(f"STREAM.INFO.{self.stream}")
+        self.ask(_all, f"STREAM.INFO.{self.stream}")
         return [0]
 
     def check_partition(self, partition: int) -> None:
@@ -182,12 +201,10 @@ class JetStreamSource:
             UsageError: The stream does not allow direct requests, which were chosen.
             JetStreamError, TransportError, CallTimeoutError: As for :meth:`ask`.
         """
-        info = self.ask(f"STREAM.INFO.{self.stream}")
+        config, first, end = self.ask(_config_and_ends, f"STREAM.INFO.{self.stream}")
         if self._reader is None:
-            self._reader = self._reader_for(info["config"])
-        state = info["state"]
-        end = int(state["last_seq"])
-        return Extent(min(max(int(state["first_seq"]) - 1, 0), end), end)
+            self._reader = self._reader_for(config)
+        return Extent(min(max(first - 1, 0), end), end)
 
     def newest(self, partition: int) -> int:
         """Return the offset of the newest message that there was; -1 for none."""
@@ -200,8 +217,8 @@ class JetStreamSource:
         if self._reader is DirectRead:
             found = next_stored(self, {"start_time": moment})
             return extent.end if found is None else min(found, extent.end)
-        info = self._probe({"deliver_policy": "by_start_time", "opt_start_time": moment})
-        return min(int(info["delivered"]["stream_seq"]), extent.end)
+        start = {"deliver_policy": "by_start_time", "opt_start_time": moment}
+        return min(self._probe(lambda info: natural(info["delivered"]["stream_seq"]), start), extent.end)
 
     def count(self, span: Range) -> int | None:
         """Return how many messages a range has; None if that takes reading them."""
@@ -210,27 +227,47 @@ class JetStreamSource:
         return self._pending(span.start) - self._pending(span.stop)
 
     def _pending(self, offset: int) -> int:
-        return int(self._probe(start_at(offset))["num_pending"])
+        return self._probe(pending, start_at(offset))
 
-    def _probe(self, start: dict[str, Any]) -> dict[str, Any]:
+    def _probe(self, read: Callable[[dict[str, Any]], int], start: dict[str, Any]) -> int:
         """What the server says of a consumer that starts somewhere; the consumer is taken away again."""
         name = new_name()
         request = consumer_request(self.stream, start, inactive=5)
-        info = self.ask(f"CONSUMER.CREATE.{self.stream}.{name}", request)
-        self.ask(f"CONSUMER.DELETE.{self.stream}.{name}")
-        return info
+        found = self.ask(read, f"CONSUMER.CREATE.{self.stream}.{name}", request)
+        self.ask(_all, f"CONSUMER.DELETE.{self.stream}.{name}")
+        return found
 
     def may_have_holes(self) -> bool:
         """Whether this stream takes single messages out by itself, so that its beginning may go anywhere."""
-        config = self.ask(f"STREAM.INFO.{self.stream}")["config"]
-        return (
-            int(config.get("max_msgs_per_subject", -1)) > 0
-            or bool(config.get("allow_msg_ttl"))
-            or bool(config.get("allow_rollup_hdrs"))
-            or config.get("retention", "limits") != "limits"
-        )
+        return self.ask(_may_have_holes, f"STREAM.INFO.{self.stream}")
 
     def read(self, span: Range, plan: BatchPlan, outlet: Outlet) -> None:
         """Read a range, in a thread of its own."""
         assert self._reader is not None  # whoever knows the span has asked for the extent
         self._reader(self, span, plan, outlet).run()
+
+
+# What is read of answers: Python's errors are mapped by those who call these.
+
+
+def _all(answer: dict[str, Any]) -> dict[str, Any]:
+    return answer
+
+
+def _names(answer: dict[str, Any]) -> tuple[list[str], int]:
+    return [as_text("name", name) for name in answer.get("streams") or ()], natural(answer["total"])
+
+
+def _config_and_ends(answer: dict[str, Any]) -> tuple[dict[str, Any], int, int]:
+    state = answer["state"]
+    return dict(answer["config"]), natural(state["first_seq"]), natural(state["last_seq"])
+
+
+def _may_have_holes(answer: dict[str, Any]) -> bool:
+    config = answer["config"]
+    return (
+        int(config.get("max_msgs_per_subject", -1)) > 0
+        or bool(config.get("allow_msg_ttl"))
+        or bool(config.get("allow_rollup_hdrs"))
+        or config.get("retention", "limits") != "limits"
+    )

@@ -21,6 +21,7 @@ from liftenvelope.errors import (
     TransportError,
     UnsupportedByServerError,
 )
+from liftenvelope.jetstream.api import natural
 
 if TYPE_CHECKING:
     from liftenvelope.bulk._crew import Outlet
@@ -46,11 +47,14 @@ def next_stored(source: JetStreamSource, place: dict[str, Any]) -> int | None:
         source: The stream.
         place: "seq" or "start_time" of a request for a message.
     """
+
+    def offset(answer: dict[str, Any]) -> int:
+        return natural(answer["message"]["seq"]) - 1
+
     try:
-        answer = source.ask(f"STREAM.MSG.GET.{source.stream}", {**place, "next_by_subj": ">"})
+        return source.ask(offset, f"STREAM.MSG.GET.{source.stream}", {**place, "next_by_subj": ">"})
     except MessageNotFoundError:
         return None
-    return int(answer["message"]["seq"]) - 1
 
 
 class DirectRead(RangeRead):
@@ -64,6 +68,7 @@ class DirectRead(RangeRead):
     def _open(self, link: NatsSocket) -> bool:
         """Begin at the next offset; return whether there is anything left to be read."""
         self._check_not_truncated(link)
+        self._fruitless = 0
         self._inbox = self._source.access.new_inbox()
         self._sid = link.subscribe(f"{self._inbox}.*")
         self._rows.follow(self._sid, self._next, self._span.stop)
@@ -71,8 +76,13 @@ class DirectRead(RangeRead):
         return self._next < self._span.stop
 
     def _pump(self, link: NatsSocket) -> None:
-        while self._next < self._span.stop and self._ask(link):
-            pass
+        while self._next < self._span.stop:
+            before = self._next
+            if not self._ask(link):
+                break
+            if self._next == before:
+                self._unfruitful(link, "answered that nothing is left, and offsets are left")
+                self._outlet.pause(max(0.0, self._pull_at - time.monotonic()))
         self._flush(self._span.stop)
 
     def _ask(self, link: NatsSocket) -> bool:
@@ -84,9 +94,10 @@ class DirectRead(RangeRead):
         request = {"seq": self._next + 1, "batch": batch, "max_bytes": _REQUEST_BYTES}
         subject = f"{self._source.prefix}.DIRECT.GET.{self._source.stream}"
         link.publish(subject, json.dumps(request).encode(), f"{self._inbox}.{self._requests}")
-        self._quiet_since = time.monotonic()
+        self._quiet_since = self._moved_at = time.monotonic()
         while (frame := self._next_answer(link)) is None:
             self._hand_out(block=True)
+            self._check_moved(link)
             if link.fill(_LOOK):
                 self._quiet_since = link.last_heard
             else:
@@ -110,7 +121,7 @@ class DirectRead(RangeRead):
         at = 0
         while at < len(data):
             state, at = rows.feed(data, at, len(data))
-            self._next = rows.next_offset
+            self._reached(rows.next_offset)
             if state == states.FULL:
                 self._flush()
             elif state == states.DONE:

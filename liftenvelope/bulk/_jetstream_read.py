@@ -22,6 +22,7 @@ from liftenvelope.errors import (
     TransportError,
 )
 from liftenvelope.jetstream._statuses import Kind
+from liftenvelope.jetstream.api import natural
 
 if TYPE_CHECKING:
     from liftenvelope.bulk._crew import Outlet, Piece
@@ -29,8 +30,9 @@ if TYPE_CHECKING:
     from liftenvelope.bulk._nats_socket import NatsSocket
     from liftenvelope.bulk.plan import BatchPlan
     from liftenvelope.bulk.ranges import Range
+    from liftenvelope.jetstream._statuses import Status
 
-__all__ = ["RangeRead", "consumer_request", "new_name", "start_at"]
+__all__ = ["RangeRead", "consumer_request", "new_name", "pending", "start_at"]
 
 _MODES: Final = {"none": 0, "strip": 1, "columns": 2}
 _SECOND: Final = 1_000_000_000
@@ -44,8 +46,6 @@ _HEARTBEAT: Final = 1
 _SILENCE: Final = 3.5
 #: How long to wait for room for a batch before looking at the connection again, in seconds.
 _LOOK: Final = 0.5
-#: The longest message to take. NATS carries at most 64 MiB.
-_LONGEST: Final = 2**30
 
 
 def new_name() -> str:
@@ -56,6 +56,11 @@ def new_name() -> str:
 def start_at(offset: int) -> dict[str, Any]:
     """The part of a consumer's configuration that has it begin at an offset."""
     return {"deliver_policy": "by_start_sequence", "opt_start_seq": offset + 1}
+
+
+def pending(info: dict[str, Any]) -> int:
+    """Messages that a consumer has yet to deliver."""
+    return natural(info["num_pending"])
 
 
 def consumer_request(stream: str, start: dict[str, Any], *, inactive: int = _INACTIVE) -> dict[str, Any]:
@@ -84,7 +89,7 @@ class RangeRead:
             _MODES[plan.envelope],
             plan.batch_rows,
             plan.batch_bytes,
-            _LONGEST,
+            source.access.max_message_bytes,
             plan.allocate,
         )
         self._next = self._flushed = span.start
@@ -95,8 +100,13 @@ class RangeRead:
         self._consumer = self._inbox = ""
         self._sid = 0
         self._pull_bytes = 0
-        # Where the read was when each pull was sent that is in flight.
-        self._asked_at: dict[int, int] = {}
+        # By pull in flight: where the read was when it was sent, and when.
+        self._asked_at: dict[int, tuple[int, float]] = {}
+        # When a row came last, or waited for room. Pulls in a row that the server ended at once and without a
+        # row, since when, and when the next may be sent.
+        self._moved_at = 0.0
+        self._fruitless = 0
+        self._fruitless_since = self._pull_at = 0.0
         # When the batch got its first row; since when nothing came that should have; whether pulls were
         # repeated for that.
         self._began = self._quiet_since = 0.0
@@ -160,7 +170,7 @@ class RangeRead:
         self._consumer = new_name()
         subject = f"CONSUMER.CREATE.{self._source.stream}.{self._consumer}"
         request = consumer_request(self._source.stream, start_at(self._next))
-        info = link.ask(f"{self._source.prefix}.{subject}", request)
+        left = link.ask(pending, f"{self._source.prefix}.{subject}", request)
         if self._sid:
             link.unsubscribe(self._sid)
         self._inbox = self._source.access.new_inbox()
@@ -168,9 +178,11 @@ class RangeRead:
         self._rows.follow(self._sid, self._next, self._span.stop)
         self._pulls.forget()
         self._asked_at.clear()
-        self._pull_bytes = max(_PULL_BYTES, 2 * link.max_payload, self._pull_bytes)
+        wanted = max(_PULL_BYTES, 2 * link.max_payload, self._pull_bytes)
+        self._pull_bytes = min(wanted, _MOST_PULL_BYTES)  # a server may claim to take anything
         self._quiet_since, self._repeated = time.monotonic(), False
-        if info["num_pending"] or self._span.stop < 0:
+        self._fruitless, self._moved_at = 0, self._quiet_since
+        if left or self._span.stop < 0:
             return True
         self._flush(self._span.stop)
         return False
@@ -178,8 +190,8 @@ class RangeRead:
     def _check_not_truncated(self, link: NatsSocket) -> None:
         """Make sure that the stream still has what was read, so that no offset is used a second time."""
         stream = self._source.stream
-        state = link.ask(f"{self._source.prefix}.STREAM.INFO.{stream}")["state"]
-        end = int(state["last_seq"])
+        subject = f"{self._source.prefix}.STREAM.INFO.{stream}"
+        end = link.ask(lambda answer: natural(answer["state"]["last_seq"]), subject)
         if end < self._next:
             text = (
                 f"{stream}: offset {self._next - 1} was there, and the stream now ends at {end - 1}: it lost "
@@ -200,7 +212,7 @@ class RangeRead:
             before = rows.rows
             state, link.start = rows.feed(link.view, link.start, link.end)
             self._pulls.arrived(rows.rows - before)
-            self._next = rows.next_offset
+            self._reached(rows.next_offset)
             if before == 0 and rows.rows:
                 self._began = time.monotonic()
             if state == states.MORE:
@@ -227,7 +239,7 @@ class RangeRead:
 
     def _pull(self, link: NatsSocket) -> None:
         """Ask for more, unless there is no room for it or the server is about to stop."""
-        if self._ready:
+        if self._ready or (self._fruitless and time.monotonic() < self._pull_at):
             return
         if link.leaving:
             if self._pulls.is_idle:
@@ -236,7 +248,7 @@ class RangeRead:
         wanted = -1 if self._span.stop < 0 else self._span.stop - self._next
         while (due := self._pulls.due(wanted)) is not None:
             number, amount = due
-            self._asked_at[number] = self._next
+            self._asked_at[number] = self._next, time.monotonic()
             request = {
                 "batch": amount,
                 "max_bytes": self._pull_bytes,
@@ -249,6 +261,7 @@ class RangeRead:
     def _other(self, link: NatsSocket) -> None:
         """Take what comes next, which is not a row."""
         frame = link.handle(self._rows.line)
+        self._check_moved(link)
         if frame is None or frame.sid != self._sid or (status := frame.status) is None:
             return
         match status.kind:
@@ -260,15 +273,56 @@ class RangeRead:
                 raise TransportError(f"{self._source.stream}: the consumer is gone: {status}")
             case Kind.LEADERSHIP | Kind.SHUTDOWN:
                 self._pulls.forget()
+                self._unfruitful(link, f"ended all pulls: {status}")
             case _:
-                number = int(frame.subject.rpartition(".")[2])
-                self._pulls.ended(number)
-                at = self._asked_at.pop(number, -1)
-                if status.kind is Kind.TOO_LARGE and at == self._next:
-                    # Not even one message fits: it is older than the server's limit. (Every pull that has
-                    # brought all the bytes that it may ends in this way, and the server serves several in
-                    # turns, so that they end together.)
-                    self._pull_bytes = min(2 * self._pull_bytes, _MOST_PULL_BYTES)
+                self._pull_ended(link, frame.number or 0, status)
+
+    def _pull_ended(self, link: NatsSocket, number: int, status: Status) -> None:
+        self._pulls.ended(number)
+        at, since = self._asked_at.pop(number, (self._next, self._moved_at))
+        if at != self._next or time.monotonic() - since > _EXPIRES / 2:
+            return  # it has brought rows, or waited for some
+        if status.kind is Kind.TOO_LARGE and self._pull_bytes < _MOST_PULL_BYTES:
+            # Not even one message fits: it is older than the server's limit. (Every pull that has
+            # brought all the bytes that it may ends in this way, and the server serves several in
+            # turns, so that they end together.)
+            self._pull_bytes = min(2 * self._pull_bytes, _MOST_PULL_BYTES)
+        else:
+            self._unfruitful(link, f"ended a pull at once: {status}")
+
+    # Progress
+
+    def _reached(self, offset: int) -> None:
+        """Note where the read is: a row came if it is further than before."""
+        if offset != self._next:
+            self._next, self._fruitless, self._moved_at = offset, 0, time.monotonic()
+
+    def _unfruitful(self, link: NatsSocket, why: str) -> None:
+        """Pause before the next pull, since the server ended one without a row.
+
+        Raises:
+            TransportError: It has done nothing else for ``stall_timeout`` seconds.
+        """
+        now = time.monotonic()
+        if not self._fruitless:
+            self._fruitless_since = now
+        self._fruitless += 1
+        if now - self._fruitless_since >= self._source.access.stall_timeout:
+            raise TransportError(f"{link.address} {why}, and so for {now - self._fruitless_since:.1f} s")
+        self._pull_at = now + pause_before(self._fruitless)
+
+    def _check_moved(self, link: NatsSocket) -> None:
+        """Make sure that rows come, of a range that is not complete, whatever else comes.
+
+        Raises:
+            TransportError: None came for longer than a pull lasts.
+        """
+        if self._span.stop < 0 or self._ready:
+            self._moved_at = time.monotonic()
+        elif (waited := time.monotonic() - self._moved_at) > _EXPIRES + self._source.access.stall_timeout:
+            raise TransportError(
+                f"{link.address} has sent no message for {waited:.1f} s of a range that has some"
+            )
 
     # Waiting
 
@@ -277,7 +331,7 @@ class RangeRead:
         if self._ready and self._pulls.is_idle:
             if self._outlet.offer(self._ready[0], _LOOK):
                 self._ready.popleft()
-            self._quiet_since = time.monotonic()
+            self._quiet_since = self._moved_at = time.monotonic()
             link.fill(0)  # it may want to know whether we are there
             return
         self._hand_out()
@@ -289,10 +343,12 @@ class RangeRead:
         self._flush_if_old()
 
     def _time_to_wait(self) -> float:
-        seconds = self._plan.batch_seconds
+        seconds, now, longest = self._plan.batch_seconds, time.monotonic(), float(_HEARTBEAT)
+        if self._fruitless:
+            longest = min(longest, max(0.001, self._pull_at - now))
         if seconds is None or not self._rows.rows:
-            return float(_HEARTBEAT)
-        return min(float(_HEARTBEAT), max(0.0, self._began + seconds - time.monotonic()))
+            return longest
+        return min(longest, max(0.0, self._began + seconds - now))
 
     def _flush_if_old(self) -> None:
         seconds = self._plan.batch_seconds
@@ -302,6 +358,7 @@ class RangeRead:
 
     def _check_silence(self, link: NatsSocket) -> None:
         self._outlet.check()
+        self._check_moved(link)
         silence = time.monotonic() - self._quiet_since
         if silence > self._source.access.stall_timeout:
             raise TransportError(f"{link.address} has said nothing for {silence:.1f} s")

@@ -156,6 +156,8 @@ class _RangeRead:
         self._name = f"{source.stream}[{span.partition}]"
         self._gaps: list[tuple[int, int]] = []
         self._held: list[Piece] = []
+        # Offset at which the server last had the read go on at once; a second time is a failure.
+        self._went_on_at = -1
         self._began = 0.0
         self._missing_since: float | None = None
         # Since when the high watermark is behind what was there.
@@ -254,7 +256,8 @@ class _RangeRead:
         verdict = read.ended(error)
         if verdict is Verdict.FINISHED:
             self._flush(self._span.stop)
-        elif verdict is Verdict.GO_ON:
+        elif verdict is Verdict.GO_ON and self._next > self._went_on_at:
+            self._went_on_at = self._next
             raise _Again
         elif isinstance(verdict, PartitionPausedError) and not self._is_paused():
             # Retention closes segments as well, some time before it takes them off the list of segments.

@@ -7,32 +7,50 @@ not a message of the read is handled by :meth:`NatsSocket.handle`.
 from __future__ import annotations
 
 import contextlib
-import json
+import re
 import socket
 import ssl
 import time
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from liftenvelope import _backend
 from liftenvelope.bulk._nats_login import connect_line
 from liftenvelope.bulk.errors import ServerProtocolError
-from liftenvelope.errors import CallTimeoutError, NoJetStreamError, PermissionDeniedError, TransportError
-from liftenvelope.jetstream._statuses import Status
-from liftenvelope.jetstream.api import encode_payload, read_answer
-from liftenvelope.rpc.address import Address
+from liftenvelope.errors import (
+    CallTimeoutError,
+    LiftEnvelopeError,
+    NoJetStreamError,
+    PermissionDeniedError,
+    StreamMessageTooLargeError,
+    TransportError,
+)
+from liftenvelope.jetstream._statuses import Status, status_number
+from liftenvelope.jetstream.api import encode_payload, natural, read_answer, read_as, read_json
+from liftenvelope.rpc.address import Address, parse_address
 
 if TYPE_CHECKING:
     from liftenvelope.bulk.access import Access, Target
 
 __all__ = ["Frame", "NatsSocket"]
 
+_T = TypeVar("_T")
 _BUFFER: Final = 1024 * 1024
 #: With less room behind what has come, that is moved to the front.
 _LEAST: Final = 65_536
 #: The inbox of requests is the first subscription of every connection.
 _REQUESTS: Final = 1
 _DEFAULT_PAYLOAD: Final = 1024 * 1024
+#: A message in an answer of the API is in base64, beside other fields.
+_ANSWER_FIELDS: Final = 65_536
+#: The fields of INFO that are read. Others are not kept: a server may send any number of them.
+_INFO_FIELDS: Final = frozenset(
+    {"connect_urls", "ldm", "max_payload", "nonce", "server_id", "tls_required", "version"}
+)
+_INFO_FLAGS: Final = ("ldm", "tls_required")
+_INFO_TEXTS: Final = ("nonce", "server_id", "version")
+#: The line of a message: its last number is the size.
+_MESSAGE_LINE: Final = re.compile(rb"H?MSG [^\r\n]* (\d{1,18})\r\n")
 #: How the first line of a NATS server begins.
 _GREETING: Final = b"INFO "
 _DENIED: Final = ("authorization violation", "permissions violation", "user authentication", "authentication")
@@ -49,11 +67,16 @@ class Frame:
         self.payload = payload
 
     @property
+    def number(self) -> int | None:
+        """Number that the last word of the subject is; None if it is none."""
+        return status_number(self.subject.rpartition(".")[2])
+
+    @property
     def status(self) -> Status | None:
         """What its headers say beside being headers: a number and a text; None if they say nothing."""
         first, *lines = self.headers.decode("utf-8", "replace").split("\r\n")
         words = first.split(" ", 2)
-        if len(words) < 2 or not words[1].isdigit():
+        if len(words) < 2 or status_number(words[1]) is None:
             return None
         fields = {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
         fields["Status"], fields["Description"] = words[1], words[2] if len(words) > 2 else ""
@@ -70,7 +93,8 @@ class NatsSocket:
     Attributes:
         start, end: What of the buffer has come and was not taken.
         max_payload: The longest message that the server takes.
-        info: What the server said of itself last.
+        info: What the server said of itself last, as far as it is read here.
+        is_secure: Whether TLS is spoken.
         leaving: Whether the server is about to stop, and wants its clients elsewhere ("lame duck").
 
     Raises:
@@ -86,15 +110,16 @@ class NatsSocket:
         self.view = memoryview(self._buffer)
         self.start = self.end = 0
         self.info: dict[str, Any] = {}
-        self.leaving = False
+        self.is_secure = self.leaving = False
+        self._greeted = False
         self._sid = _REQUESTS
         self._inbox = self._access.new_inbox()
         self._answers: dict[str, Frame] = {}
         self._awaited = ""
         self._requests = 0
         self._pongs = 0
-        # Takes no message: it finds out what comes next.
-        self._lines = _backend.bulk.NatsRows((), 0, 1, 1, 2**40, bytearray)
+        # Takes no message: it finds out what comes next. No server sends messages before the login.
+        self._lines = _backend.bulk.NatsRows((), 0, 1, 1, 0, bytearray)
         self.last_heard = time.monotonic()
         deadline = time.monotonic() + self._access.connect_timeout
         try:
@@ -120,21 +145,24 @@ class NatsSocket:
     def _greet(self, target: Target, deadline: float) -> None:
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        while not self.info:
+        while not self._greeted:
             self._next_other(deadline, "its greeting")
-        secure = target.secure or bool(self.info.get("tls_required"))
-        if secure:
-            self._wrap()
-        self.send(connect_line(self._access, self.info, tls=secure))
+        self.is_secure = target.secure or bool(self.info.get("tls_required"))
+        if self.is_secure:
+            self._wrap(deadline)
+        self.send(connect_line(self._access, self.info, tls=self.is_secure), deadline)
         while not self._pongs:
             self._next_other(deadline, "an answer to CONNECT")
-        self.send(b"SUB %b.* %d\r\n" % (self._inbox.encode(), _REQUESTS))
+        self.send(b"SUB %b.* %d\r\n" % (self._inbox.encode(), _REQUESTS), deadline)
+        largest = self._access.max_message_bytes * 4 // 3 + _ANSWER_FIELDS
+        self._lines = _backend.bulk.NatsRows((), 0, 1, 1, largest, bytearray)
 
-    def _wrap(self) -> None:
+    def _wrap(self, deadline: float) -> None:
         context = self._access.context or ssl.create_default_context()
         if self.start != self.end:
             raise ServerProtocolError(f"{self.address} sent more than its greeting before TLS")
         try:
+            self._socket.settimeout(self._left(deadline, "its part of the TLS handshake"))
             self._socket = context.wrap_socket(self._socket, server_hostname=self.address.host)
         except OSError as exc:
             raise TransportError(f"{self.address}: TLS failed: {exc}") from exc
@@ -150,14 +178,21 @@ class NatsSocket:
 
     # Sending
 
-    def send(self, data: bytes) -> None:
+    def send(self, data: bytes, deadline: float | None = None) -> None:
         """Send all of it.
+
+        Args:
+            data: The bytes.
+            deadline: Until when, by ``time.monotonic()``. Default: for the ``stall_timeout`` of the access.
 
         Raises:
             TransportError: That is not possible, or not in time.
         """
+        limit = self._access.stall_timeout
         try:
-            self._socket.settimeout(self._access.stall_timeout)
+            self._socket.settimeout(
+                limit if deadline is None else max(0.001, min(limit, deadline - time.monotonic()))
+            )
             self._socket.sendall(data)
         except OSError as exc:
             raise TransportError(f"{self.address}: can't send: {exc}") from exc
@@ -172,10 +207,10 @@ class NatsSocket:
         """End a subscription. What is on its way still comes."""
         self.send(b"UNSUB %d\r\n" % sid)
 
-    def publish(self, subject: str, payload: bytes, reply: str = "") -> None:
-        """Publish a message."""
+    def publish(self, subject: str, payload: bytes, reply: str = "", deadline: float | None = None) -> None:
+        """Publish a message. ``deadline`` is that of :meth:`send`."""
         words = " ".join(word for word in ("PUB", subject, reply, str(len(payload))) if word)
-        self.send(words.encode() + b"\r\n" + payload + b"\r\n")
+        self.send(words.encode() + b"\r\n" + payload + b"\r\n", deadline)
 
     # Receiving
 
@@ -205,8 +240,12 @@ class NatsSocket:
         return True
 
     def want(self, size: int) -> None:
-        """Have room for so many bytes from :attr:`start` on."""
-        self._make_room(size - (self.end - self.start))
+        """Have room for more of the ``size`` bytes that the next message has from :attr:`start` on.
+
+        The size is what the server claims: the buffer doubles when it is nearly full, so that memory follows
+        the bytes that came.
+        """
+        self._make_room(min(size - (self.end - self.start), _LEAST))
 
     def _make_room(self, more: int) -> None:
         """Have room behind what has come: by moving that to the front, or in a larger buffer."""
@@ -215,7 +254,7 @@ class NatsSocket:
             return
         held = self.end - self.start
         if held + more > len(self._buffer):
-            larger = bytearray(max(held + more, 2 * len(self._buffer)))
+            larger = bytearray(2 * len(self._buffer))
             larger[:held] = self.view[self.start : self.end]
             self._buffer, self.view = larger, memoryview(larger)
         elif held:
@@ -224,11 +263,12 @@ class NatsSocket:
 
     # What is not a row
 
-    def handle(self, line: tuple[int, ...]) -> Frame | None:
+    def handle(self, line: tuple[int, ...], deadline: float | None = None) -> Frame | None:
         """Take what comes next, which is not a row; return it if it is a message of some subscription.
 
         Args:
             line: What the row reader said of it.
+            deadline: Until when a PING must be answered, as for :meth:`send`.
 
         Raises:
             TransportError: The server says that it ends the connection, or forbids something.
@@ -245,7 +285,7 @@ class NatsSocket:
             if frame.subject == self._awaited:
                 self._answers[frame.subject] = frame
         elif text == b"PING":
-            self.send(b"PONG\r\n")
+            self.send(b"PONG\r\n", deadline)
         elif text == b"PONG":
             self._pongs += 1
         elif text.startswith(b"INFO "):
@@ -255,12 +295,25 @@ class NatsSocket:
         return None
 
     def _learn(self, text: bytes) -> None:
-        try:
-            info = json.loads(text)
-        except ValueError as exc:
-            raise ServerProtocolError(f"{self.address}: INFO is no JSON: {text[:100]!r}") from exc
-        self.info.update(info)
-        self.leaving = self.leaving or bool(info.get("ldm"))
+        what = f"{self.address}: INFO"
+        self.info.update(read_as(self._info, read_json(text, what), what))
+        self.leaving = self.leaving or bool(self.info.get("ldm"))
+        self._greeted = True
+
+    def _info(self, given: dict[str, Any]) -> dict[str, Any]:
+        """The fields of INFO that are read, checked."""
+        info = {name: value for name, value in given.items() if name in _INFO_FIELDS and value is not None}
+        natural(info.get("max_payload", 0))
+        expected = [(name, bool) for name in _INFO_FLAGS] + [(name, str) for name in _INFO_TEXTS]
+        for name, kind in [*expected, ("connect_urls", list)]:
+            if not isinstance(info.get(name, kind()), kind):
+                raise TypeError(f"{name} must be a {kind.__name__}, got {info[name]!r:.40}")
+        urls = info.get("connect_urls", [])
+        if len(urls) > (most := self._access.max_brokers):
+            raise ValueError(f"connect_urls must have at most max_brokers={most} entries, got {len(urls)}")
+        for url in urls:
+            parse_address(url)
+        return info
 
     def _refused(self, text: str) -> None:
         if any(word in text.lower() for word in _DENIED):
@@ -271,18 +324,27 @@ class NatsSocket:
     def _next_other(self, deadline: float, what: str) -> Frame | None:
         """Wait for what comes next, and handle it."""
         while True:
+            left = self._left(deadline, what)  # also where a server always has something else to say
             state, _ = self._lines.feed(self.view, self.start, self.end)
             if state == _backend.bulk.LINE:
-                return self.handle(self._lines.line)
+                return self.handle(self._lines.line, deadline)
             if state == _backend.bulk.BROKEN:
-                raise ServerProtocolError(self._broken())
+                raise self.broken()
             self.want(self._lines.need or 1)
-            left = deadline - time.monotonic()
-            if left <= 0:
-                raise CallTimeoutError(f"{self.address} did not send {what} in time")
             self.fill(left)
-            if not self.info:
+            if not self._greeted:
                 self._check_greeting()
+
+    def _left(self, deadline: float, what: str) -> float:
+        """Seconds until a deadline.
+
+        Raises:
+            CallTimeoutError: It has passed.
+        """
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise CallTimeoutError(f"{self.address} did not send {what} in time")
+        return left
 
     def _check_greeting(self) -> None:
         """Refuse the greeting of another protocol by its first bytes.
@@ -329,8 +391,13 @@ class NatsSocket:
         shown = bytes(self.view[self.start : min(self.start + 40, self.end)])
         return f"{self.address} sent what is not the NATS protocol: {shown!r}"
 
-    def broken(self) -> ServerProtocolError:
-        """The error for what comes next, which no server sends."""
+    def broken(self) -> LiftEnvelopeError:
+        """The error for what comes next, which no server sends, or is larger than the access allows."""
+        found = _MESSAGE_LINE.match(self.view, self.start, self.end)
+        limit = self._access.max_message_bytes
+        if found is not None and self._pongs and int(found[1]) > limit:
+            text = f"{self.address} sent a message of {int(found[1])} bytes; max_message_bytes is {limit}"
+            return StreamMessageTooLargeError(0, text)
         return ServerProtocolError(self._broken())
 
     # Requests
@@ -345,8 +412,8 @@ class NatsSocket:
         """
         self._requests += 1
         self._awaited = f"{self._inbox}.{self._requests}"
-        self.publish(subject, encode_payload(payload), self._awaited)
         deadline = time.monotonic() + self._access.timeout
+        self.publish(subject, encode_payload(payload), self._awaited, deadline)
         while self._awaited not in self._answers:
             self._next_other(deadline, f"an answer on {subject!r}")
         answer = self._answers.pop(self._awaited)
@@ -356,11 +423,18 @@ class NatsSocket:
             raise NoJetStreamError(503, f"nothing answers on {subject!r}: {hint}")
         return answer
 
-    def ask(self, subject: str, payload: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Ask JetStream's API; return the answer's JSON.
+    def ask(
+        self,
+        read: Callable[[dict[str, Any]], _T],
+        subject: str,
+        payload: Mapping[str, Any] | None = None,
+    ) -> _T:
+        """Ask JetStream's API; return what ``read`` makes of the answer's JSON.
 
         Raises:
             JetStreamError: The server refused.
+            ServerProtocolError: The answer lacks a field, or has one of another type.
             NoJetStreamError, CallTimeoutError, TransportError: As for :meth:`request`.
         """
-        return read_answer(self.request(subject, payload).payload, subject)
+        answer = read_answer(self.request(subject, payload).payload, subject)
+        return read_as(read, answer, f"the answer on {subject!r}")

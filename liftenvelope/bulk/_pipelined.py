@@ -127,15 +127,15 @@ class PipelinedPublisher(Publisher):
         return True
 
     def _take_frame(self, frame: Frame) -> None:
-        number = frame.subject.rpartition(".")[2]
-        if not number.isdigit() or not self._acks.floor <= int(number) < self._sent:
+        number = frame.number
+        if number is None or not self._acks.floor <= number < self._sent:
             return
-        ack = self._link.read(frame, int(number))
+        ack = self._link.read(frame, number)
         if not isinstance(ack, PubAck):
-            if self._again and self._is_leaderless(ack, self._portion_of(int(number)), int(number)):
+            if self._again and self._is_leaderless(ack, self._portion_of(number), number):
                 raise ack
-            raise self._refused(int(number), ack, self.unknown - 1)
-        self._acks.take(int(number), ack.sequence, ack.duplicate)
+            raise self._refused(number, ack, self.unknown - 1)
+        self._acks.take(number, ack.sequence, ack.duplicate)
         learn(self._acks, ack, frame.payload)
 
 

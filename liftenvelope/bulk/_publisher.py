@@ -84,7 +84,8 @@ class WriteLink:
         """
         found = self.source.connect()
         try:
-            self.config = found.ask(f"{self.source.prefix}.STREAM.INFO.{self.source.stream}")["config"]
+            subject = f"{self.source.prefix}.STREAM.INFO.{self.source.stream}"
+            self.config = found.ask(lambda answer: dict(answer["config"]), subject)
             self.sid = found.subscribe(f"{self.inbox.decode()}>")
         except BaseException as exc:
             found.close()
@@ -149,7 +150,7 @@ def stream_named(answer: bytes) -> str | None:
     """The stream that an error is of."""
     try:
         return json.loads(answer).get("stream") or None
-    except (ValueError, AttributeError):
+    except (ValueError, AttributeError, RecursionError):
         return None
 
 

@@ -57,7 +57,12 @@ class Access:
         timeout: Seconds for one answer of a server, or the acks of a batch.
         reconnect_wait: Seconds for which a lost connection is made again, without anything read in between.
         stall_timeout: After how many seconds without a word from a server its connection counts as lost.
-        max_message_bytes: The longest message to take from Liftbridge.
+        max_message_bytes: Longest message in bytes to accept from a server. Default 64 MiB: NATS carries no
+            longer ones.
+        max_brokers: Brokers to accept in one answer, and NATS servers to remember. Default 1,000.
+        max_partitions: Partitions to accept in one answer, over all streams, and streams in a listing.
+            Default 100,000.
+        max_header_bytes: Largest list of response headers in bytes to accept from Liftbridge. Default 64 KiB.
         read_isr_replica: Whether any replica in sync may serve what is read from Liftbridge, not the leader
             alone. It may lag a little; a read waits for it.
         address_map: Where to reach a Liftbridge broker instead of the ``host:port`` that it gives itself.
@@ -82,6 +87,9 @@ class Access:
     reconnect_wait: float = 30.0
     stall_timeout: float = 10.0
     max_message_bytes: int = 64 * 1024 * 1024
+    max_brokers: int = 1_000
+    max_partitions: int = 100_000
+    max_header_bytes: int = 64 * 1024
     read_isr_replica: bool = False
     address_map: Mapping[str, str] = field(default_factory=dict)
     tls_server_name: str | Mapping[str, str] | None = None
@@ -90,7 +98,8 @@ class Access:
         for name in ("connect_timeout", "timeout", "stall_timeout"):
             check_seconds(name, getattr(self, name))
         check_seconds("reconnect_wait", self.reconnect_wait, zero=True)
-        check_count("max_message_bytes", self.max_message_bytes)
+        for name in ("max_message_bytes", "max_brokers", "max_partitions", "max_header_bytes"):
+            check_count(name, getattr(self, name))
         api_prefix(self.domain, self.api_prefix)
         check_inbox_prefix(self.inbox_prefix)
         ways = {
@@ -182,6 +191,9 @@ def _client_target(options: Options, access: Access | None) -> Target:
         timeout=options.timeout,
         reconnect_wait=options.resubscribe_wait,
         max_message_bytes=options.max_message_bytes,
+        max_brokers=options.max_brokers,
+        max_partitions=options.max_partitions,
+        max_header_bytes=options.max_header_bytes,
         address_map=options.address_map,
         tls_server_name=options.tls_server_name,
     )

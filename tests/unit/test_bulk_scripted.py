@@ -130,7 +130,7 @@ def test_an_answer_that_does_not_come() -> None:
     ("greeting", "refusal", "error", "text"),
     [
         (HTTP2, b"", ServerProtocolError, "gRPC server greets, which has another port$"),
-        (b"INFO {\r\n", b"", ServerProtocolError, "INFO is no JSON"),  # not seen of any server
+        (b"INFO {\r\n", b"", ServerProtocolError, "INFO can't be read .JSONDecodeError"),  # not seen of any server
         (
             INFO.replace(b'"max_payload"', b'"auth_required":true,"max_payload"'),
             b"-ERR 'Authorization Violation'\r\n",
@@ -155,7 +155,7 @@ def test_a_server_that_is_about_to_stop() -> None:
         target = find_target(url, None)
         link = NatsSocket(target.addresses[0], target)
         before = link.leaving
-        link.ask("$JS.API.STREAM.INFO.S")
+        link.ask(dict, "$JS.API.STREAM.INFO.S")
         assert (before, link.leaving) == (False, True)
         link.close()
 
