@@ -359,6 +359,8 @@ class RangeRead:
     def _check_silence(self, link: NatsSocket) -> None:
         self._outlet.check()
         self._check_moved(link)
+        if self._fruitless:  # until the next pull the server has nothing to say
+            self._quiet_since = max(self._quiet_since, self._pull_at)
         silence = time.monotonic() - self._quiet_since
         if silence > self._source.access.stall_timeout:
             raise TransportError(f"{link.address} has said nothing for {silence:.1f} s")

@@ -197,10 +197,12 @@ def test_pulls_stay_as_large_as_they_are(name: str, monkeypatch: pytest.MonkeyPa
     asked: list[int] = []
     real = NatsSocket.publish
 
-    def publish_and_note(link: NatsSocket, subject: str, payload: bytes, reply: str = "") -> None:
+    def publish_and_note(
+        link: NatsSocket, subject: str, payload: bytes, reply: str = "", deadline: float | None = None
+    ) -> None:
         if "CONSUMER.MSG.NEXT" in subject:
             asked.append(json.loads(payload)["max_bytes"])
-        real(link, subject, payload, reply)
+        real(link, subject, payload, reply, deadline)
 
     monkeypatch.setattr(NatsSocket, "publish", publish_and_note)
     with jetstream() as server:

@@ -130,7 +130,12 @@ def test_an_answer_that_does_not_come() -> None:
     ("greeting", "refusal", "error", "text"),
     [
         (HTTP2, b"", ServerProtocolError, "gRPC server greets, which has another port$"),
-        (b"INFO {\r\n", b"", ServerProtocolError, "INFO can't be read .JSONDecodeError"),  # not seen of any server
+        (
+            b"INFO {\r\n",
+            b"",
+            ServerProtocolError,
+            "INFO can't be read .JSONDecodeError",
+        ),  # not seen of any server
         (
             INFO.replace(b'"max_payload"', b'"auth_required":true,"max_payload"'),
             b"-ERR 'Authorization Violation'\r\n",
