@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 from google.protobuf.message import DecodeError
 
 from liftenvelope._pb import groups_pb2 as pb
-from liftenvelope.errors import CallTimeoutError, GroupError, InternalError, NoJetStreamError, TransportError
+from liftenvelope.errors import (
+    CallTimeoutError,
+    GroupError,
+    NoJetStreamError,
+    ServerProtocolError,
+    TransportError,
+)
 from liftenvelope.group.errors import GroupUnavailableError, NotControllerError, UnknownGroupError
 from liftenvelope.group.names import check_prefix
 from liftenvelope.group.wire import raise_for
@@ -181,7 +187,7 @@ def _read(kind: type[_A], data: bytes, subject: str) -> _A:
     try:
         answer: _A = kind.FromString(data)  # type: ignore[attr-defined]
     except DecodeError as exc:
-        raise InternalError(f"the answer on {subject!r} is not a {kind.__name__}: {data[:100]!r}") from exc
+        raise ServerProtocolError(f"the answer on {subject!r} is not a {kind.__name__}: {data[:100]!r}") from exc
     return answer
 
 

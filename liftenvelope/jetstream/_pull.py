@@ -289,6 +289,7 @@ class PullCore:
 
     def _ended(self, number: int, pull: _Waiting, status: Status, now: float) -> None:
         left = status.bytes if self.limits.in_bytes else status.messages
+        is_fruitless = not self._fresh and (left is None or left >= pull.amount)
         if self._fresh:
             self._fresh = False
             self._recovered()
@@ -299,7 +300,9 @@ class PullCore:
             self._forget_until(number)
         else:  # turned away when it came, so that all of it is left
             self._settle(pull.amount)
-        if kind is Kind.ENDED:
+        if kind is Kind.ENDED and is_fruitless and now < pull.deadline - self.limits.expires / 2:
+            self._pause(now)  # else a server that ends every pull at once is pulled from without a pause
+        elif kind is Kind.ENDED:
             self._recovered()
         elif kind is Kind.TOO_LARGE:
             self._too_large(pull, left, now)

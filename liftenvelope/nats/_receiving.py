@@ -19,6 +19,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import nats.aio.client
+import nats.errors
 from nats.aio.subscription import Subscription
 from nats.protocol import parser as nats_parser
 
@@ -30,8 +31,8 @@ if TYPE_CHECKING:
     from nats.aio.client import Client
     from nats.aio.msg import Msg
 
-#: Far more than a server can be made to send. What is longer is left to nats-py.
-_MAX_MESSAGE: Final = 1 << 30
+#: Longest line to accept. nats-py has no limit, and searches all that it holds for each piece that comes.
+_LONGEST_LINE: Final = 65_536
 _CRLF: Final = 2
 _PRIVATE: Final = ("_ps", "_subs", "_error_cb", "stats")
 _PARSER_PRIVATE: Final = ("buf", "state", "needed", "reset", "parse")
@@ -246,6 +247,7 @@ class DirectParser:
 
     Args:
         nc: The connection.
+        max_message: Longest message in bytes to accept.
 
     Attributes:
         users: How many have asked for it and not given it back.
@@ -253,12 +255,13 @@ class DirectParser:
             first byte of the next.
     """
 
-    def __init__(self, nc: Client) -> None:
+    def __init__(self, nc: Client, max_message: int) -> None:
         self.nc: Any = nc
+        self._max_message = max_message
         self.users = 0
         self.on_reset: dict[int, Callable[[], None]] = {}
         self._parser: Any = self.nc._ps
-        self._walker = frames.NatsWalker(_MAX_MESSAGE)
+        self._walker = frames.NatsWalker(max_message)
         self._direct: dict[int, DirectSubscription] = {}
         # Subscriptions that are yet to be taken over, and whether nats-py's parser is.
         self._waiting: list[DirectSubscription] = []
@@ -326,10 +329,25 @@ class DirectParser:
                     await self._deliver(sid, size, messages)
                 if left:
                     await self._parser.parse(left)
+                    self._check_held()
             if self._left:  # a handler has had it leave: a message may have come in part
                 await self._parser.parse(self._walker.walk()[1])
         finally:
             self._parsing -= 1
+
+    def _check_held(self) -> None:
+        """Refuse what nats-py's parser would hold without end: it is lost with the connection.
+
+        Raises:
+            ProtocolError: nats-py's. Its read loop ends the connection for it, and makes another.
+        """
+        parser = self._parser
+        if parser.state == nats_parser.AWAITING_CONTROL_LINE:
+            if len(parser.buf) > _LONGEST_LINE:
+                raise nats.errors.ProtocolError(f"nats: a line is longer than {_LONGEST_LINE} bytes")
+        elif parser.needed > self._max_message:
+            text = f"nats: a message of {parser.needed} bytes; max_message_bytes is {self._max_message}"
+            raise nats.errors.ProtocolError(text)
 
     def _align(self) -> None:
         """Begin where nats-py's parser has stopped, which may be anywhere."""

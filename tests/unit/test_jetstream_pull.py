@@ -88,9 +88,25 @@ class TestRefill:
             assert core.taken()
             core.refill(1.0)
 
+    @pytest.mark.parametrize(
+        "status", [(408, "Request Timeout"), (404, "No Messages"), (409, "Batch Completed")]
+    )
+    def test_pull_ended_at_once_without_a_message_is_followed_by_a_pause(
+        self, status: tuple[int, str]
+    ) -> None:
+        core, now, pulls = core_of(10, 10), 0.0, 0
+        while now < 10:
+            for action in did(core):
+                if isinstance(action, PullNow):
+                    pulls += 1
+                    core.status(action.number, Status.of(*status), now)
+            now = core.next_tick(now)
+            core.tick(now)
+        assert 5 <= pulls <= 12  # pauses of 0.05 s, doubled each time, of 5 s at most
+
     def test_thousands_of_cycles_do_not_drift(self) -> None:
         """Every pull ends by a status with another rest; half of them without headers."""
-        core = core_of(10, 10)
+        core = core_of(10, 10, expires=0.1)  # no pull ends before its time
         for cycle in range(5000):
             (pull,) = [action for action in did(core) if isinstance(action, PullNow)]
             assert core.asked + core.buffered == 10

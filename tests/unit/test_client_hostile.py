@@ -1,0 +1,312 @@
+"""Clients of brokers that are SCRIPTED and hostile: errors have a type, and nothing grows without a bound."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import closing
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from scripted_broker import HANDSHAKE, ScriptedBroker, answers, client_of, message, read, scripted
+
+from liftenvelope import bulk
+from liftenvelope._pb import api_pb2
+from liftenvelope.bulk import Access
+from liftenvelope.bulk.listing import open_lister
+from liftenvelope.client import subscription as subscription_module
+from liftenvelope.client.client import Client
+from liftenvelope.errors import (
+    InternalError,
+    LiftEnvelopeError,
+    ServerProtocolError,
+    SubscriptionLostError,
+    UsageError,
+)
+from liftenvelope.rpc.aio import Channel
+from liftenvelope.rpc.server import ServerCall
+from liftenvelope.rpc.status import RpcError, StatusCode
+
+pytestmark = pytest.mark.usefixtures("loop_errors")
+
+UNAVAILABLE = RpcError(StatusCode.UNAVAILABLE, "go away")
+CLEANED = RpcError(StatusCode.UNKNOWN, "segment has been closed")
+
+#: What a method is answered by. None of these is the protobuf message that belongs there.
+JUNK = {
+    "no tag": b"\xff\xff\xff",
+    "cut": b"\x0a\x7fabc",
+    "wrong wire type": b"\x0f\x01",
+    "no UTF-8": b"\x12\x04\x0a\x02\xff\xfe",
+    "endless varint": b"\x08" + b"\xff" * 12,
+    "group without end": b"\x0b" * 200,
+    "deep": b"\x12\x7f" * 60,
+}
+
+
+async def join(client: Client) -> None:
+    async with client.consumer("group", ["foo"]):
+        pass
+
+
+#: The method whose answer is junk, and a call that makes use of it.
+CALLS: dict[str, tuple[str, Callable[[Client], Awaitable[object]]]] = {
+    "metadata": ("FetchMetadata", lambda client: client.fetch_metadata()),
+    "leader": ("FetchMetadata", lambda client: client.publish("foo", b"x")),
+    "partition": ("FetchPartitionMetadata", lambda client: client.fetch_partition_metadata("foo", 0)),
+    "publish": ("Publish", lambda client: client.publish("foo", b"x")),
+    "publish many": ("PublishAsync", lambda client: client.publish_many("foo", [b"x"] * 3)),
+    "cursor": ("FetchCursor", lambda client: client.fetch_cursor("me", "foo", 0)),
+    "subscribe": ("FetchMetadata", lambda client: read(client, start="earliest", stop="latest")),
+    "group": ("JoinConsumerGroup", join),
+}
+
+
+def streams(address: str, access: Access) -> list[str]:
+    with closing(open_lister(address, access)) as lister:
+        return lister.streams()
+
+
+def handler(data: bytes) -> Callable[[ServerCall, bytes], Awaitable[bytes]]:
+    async def answer(call: ServerCall, request: bytes) -> bytes:
+        return data
+
+    return answer
+
+
+async def raised(call: Awaitable[object]) -> LiftEnvelopeError | None:
+    """The error that a call ends with, unless it is one of ours that stands for a bug."""
+    try:
+        await call
+    except InternalError:
+        raise
+    except LiftEnvelopeError as exc:
+        return exc
+    return None
+
+
+@pytest.mark.parametrize("junk", JUNK.values(), ids=JUNK.keys())
+@pytest.mark.parametrize("name", CALLS)
+async def test_answers_that_are_no_protobuf(name: str, junk: bytes) -> None:
+    method, call = CALLS[name]
+    async with scripted() as (broker,):
+        broker.log(0, 1)
+        broker.log(stream="__cursors")
+        async with client_of([broker], timeout=2.0, ack_wait=2.0) as client:
+            broker.always(method, handler(junk))
+            broker.always("FetchConsumerGroupAssignments", handler(junk))
+            broker.always("ReportConsumerGroupCoordinator", handler(b""))
+            error = await raised(call(client))
+    # Other messages have no text where this has none.
+    if method == "FetchMetadata" or junk != JUNK["no UTF-8"]:
+        assert error is not None
+
+
+@pytest.mark.parametrize("junk", JUNK.values(), ids=JUNK.keys())
+@pytest.mark.parametrize("method", ["FetchMetadata", "FetchPartitionMetadata", "Subscribe"])
+async def test_bulk_on_answers_that_are_no_protobuf(method: str, junk: bytes) -> None:
+    access = Access(timeout=2, reconnect_wait=0)
+    table = pa.table({"value": [b"x"]})
+    async with scripted() as (broker,):
+        broker.log(0, 1)
+        broker.always(method, handler(junk))
+        calls: list[Callable[[], object]] = [
+            lambda: bulk.read(broker.address, "foo", access=access).read_all(),
+            lambda: bulk.write(broker.address, "foo", table, access=access),
+            lambda: streams(broker.address, access),
+        ]
+        for call in calls:
+            await raised(asyncio.to_thread(call))
+
+
+async def test_metadata_that_is_no_protobuf_raises_the_documented_error() -> None:
+    async with scripted() as (broker,), client_of([broker]) as client:
+        broker.always("FetchMetadata", handler(b"\xff"))
+        with pytest.raises(ServerProtocolError, match="the server's answer is no FetchMetadataResponse"):
+            await client.fetch_metadata()
+
+
+# Limits
+
+
+def metadata(brokers: int, partitions: int) -> api_pb2.FetchMetadataResponse:
+    answer = api_pb2.FetchMetadataResponse()
+    for number in range(brokers):
+        answer.brokers.add(id=f"b{number}", host="127.0.0.1", port=1 + number % 60_000)
+    stream = answer.streamMetadata.add(name="foo", subject="foo")
+    for number in range(partitions):
+        stream.partitions[number].id = number
+    return answer
+
+
+@pytest.mark.parametrize(("brokers", "partitions"), [(3, 4), (4, 4), (3, 5)])
+async def test_metadata_limits(brokers: int, partitions: int) -> None:
+    async with scripted() as (broker,), client_of([broker], max_brokers=3, max_partitions=4) as client:
+        broker.always("FetchMetadata", metadata(brokers, partitions))
+        if (brokers, partitions) == (3, 4):
+            found = await client.fetch_metadata()
+            assert (len(found.brokers), len(found.streams["foo"].partitions)) == (3, 4)
+        else:
+            name = "max_brokers=3" if brokers > 3 else "max_partitions=4"
+            with pytest.raises(ServerProtocolError, match=f"at most {name}"):
+                await client.fetch_metadata()
+
+
+@pytest.mark.parametrize(("brokers", "partitions"), [(3, 4), (4, 4), (3, 5)])
+async def test_metadata_limits_of_bulk(brokers: int, partitions: int) -> None:
+    access = Access(max_brokers=3, max_partitions=4)
+    async with scripted() as (broker,):
+        broker.always("FetchMetadata", metadata(brokers, partitions))
+        listing = asyncio.to_thread(streams, broker.address, access)
+        if (brokers, partitions) == (3, 4):
+            assert await listing == ["foo"]
+        else:
+            with pytest.raises(ServerProtocolError, match="must name at most"):
+                await listing
+
+
+async def test_brokers_of_ever_new_names_are_forgotten() -> None:
+    numbers = itertools.count()
+
+    async def answer(call: ServerCall, request: bytes) -> bytes:
+        found = api_pb2.FetchMetadataResponse()
+        found.brokers.add(id=f"b{next(numbers)}", host="127.0.0.1", port=9292)
+        return found.SerializeToString()
+
+    async with scripted() as (broker,):
+        broker.always("FetchMetadata", answer)
+        async with client_of(
+            [broker], max_brokers=3, address_map={"127.0.0.1:9292": broker.address}
+        ) as client:
+            for _ in range(10):
+                await client.fetch_metadata()
+            assert len(client._cluster._brokers) <= 3
+
+
+async def test_timeout_holds_with_1_000_brokers_that_do_not_answer() -> None:
+    answer = metadata(1_000, 0)
+    answer.streamMetadata[0].partitions[0].leader = "nobody knows"
+    async with scripted() as (broker,), client_of([broker], timeout=0.5, ack_wait=0.5) as client:
+        broker.always("FetchMetadata", answer)
+        fetches = 0
+        real = client._cluster.call_once
+
+        async def count(*args: Any) -> bytes:
+            nonlocal fetches
+            fetches += 1
+            return await real(*args)
+
+        client._cluster.call_once = count  # type: ignore[method-assign]
+        began = time.monotonic()
+        assert await raised(client.publish("foo", b"x")) is not None
+        late = time.monotonic() - began
+        # Without a look at the clock each of the 1,000 is tried for a millisecond and more after the end.
+        assert fetches < 1_000 or late < 0.5
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["", "a..b", "a" * 64, "a\0b", "\n", "\N{PILE OF POO}" * 70, "x" * 100_000, "a:b:c"],
+    ids=["empty", "empty label", "long label", "NUL", "line end", "long in IDNA", "long", "colons"],
+)
+async def test_broker_at_no_address(host: str) -> None:
+    answer = metadata(0, 1)
+    answer.brokers.add(id="b0", host=host, port=9292)
+    answer.streamMetadata[0].partitions[0].leader = "b0"
+    async with scripted() as (broker,):
+        broker.log(0)
+        async with client_of([broker], timeout=1.0, ack_wait=1.0) as client:
+            broker.always("FetchMetadata", answer)
+            error = await raised(client.publish("foo", b"x"))
+        assert isinstance(error, LiftEnvelopeError)
+        assert not isinstance(error, UsageError)
+        access = Access(timeout=0.5, reconnect_wait=0)
+        error = await raised(asyncio.to_thread(lambda: bulk.read(broker.address, "foo", access=access)))
+        assert isinstance(error, LiftEnvelopeError)
+        assert not isinstance(error, UsageError)
+
+
+async def test_unary_call_ends_at_the_second_answer() -> None:
+    sent = 0
+
+    async def endless(call: ServerCall, request: bytes) -> None:
+        nonlocal sent
+        while True:
+            await call.send([bytes(100_000)])
+            sent += 1
+
+    async with scripted() as (broker,):
+        broker.always("FetchMetadata", endless)
+        async with await Channel.connect(broker.address) as channel:
+            with pytest.raises(RpcError, match="did not send exactly one message"):
+                await channel.unary("/proto.API/FetchMetadata", b"", timeout=60)
+    assert sent < 1_000
+
+
+# Subscriptions that end at once
+
+
+class Ending:
+    """A broker that accepts every subscription and ends it at once, now and then after a message."""
+
+    def __init__(self, broker: ScriptedBroker, error: RpcError | None) -> None:
+        self.broker = broker
+        self.error = error
+        broker.log(0)
+        broker.always("Subscribe", answers(HANDSHAKE, error=error))
+
+    @property
+    def attempts(self) -> int:
+        return self.broker.calls["Subscribe"]
+
+
+@pytest.mark.parametrize("error", [UNAVAILABLE, CLEANED, None], ids=["unavailable", "cleaned", "OK"])
+async def test_subscription_that_ends_at_once_is_given_up(error: RpcError | None) -> None:
+    async with scripted() as (broker,):
+        ending = Ending(broker, error)
+        async with client_of([broker], resubscribe_wait=1.0, on_event=lambda event: None) as client:
+            with pytest.raises(SubscriptionLostError, match="not regained in 1 s"):
+                await read(client, start=0)
+        # 28 per second before the pauses grew: 0.05, 0.1, 0.2 .. s with jitter.
+        assert ending.attempts <= 12
+
+
+async def test_message_resets_the_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subscription_module, "_STOOD", 1e9)
+    async with scripted() as (broker,):
+        broker.log(*range(20))
+        for offset in range(20):
+            broker.next("Subscribe", answers(HANDSHAKE, message(offset), error=UNAVAILABLE))
+        # Each loss has a second of its own: together they take longer.
+        async with client_of([broker], resubscribe_wait=1.0, on_event=lambda event: None) as client:
+            assert await read(client, start=0, stop=19) == list(range(20))
+
+
+async def test_subscription_that_stood_for_a_while_gets_all_of_the_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(subscription_module, "_STOOD", 0.0)
+    async with scripted() as (broker,):
+        broker.log(*range(3))
+        for _ in range(20):
+            broker.next("Subscribe", answers(HANDSHAKE, error=UNAVAILABLE))
+        async with client_of([broker], resubscribe_wait=0.5, on_event=lambda event: None) as client:
+            assert await read(client, start=0, stop=2) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("error", [UNAVAILABLE, CLEANED, None], ids=["unavailable", "cleaned", "OK"])
+async def test_bulk_read_that_ends_at_once_is_given_up(error: RpcError | None) -> None:
+    access = Access(reconnect_wait=1.0, timeout=2.0)
+    async with scripted() as (broker,):
+        broker.log(*range(5))
+        reader = await asyncio.to_thread(
+            lambda: bulk.read(broker.address, "foo", start=0, stop=5, access=access)
+        )
+        before = broker.calls["Subscribe"]
+        broker.always("Subscribe", answers(HANDSHAKE, error=error))
+        with pytest.raises(bulk.ReadLostError, match="not regained in 1 s"):
+            await asyncio.to_thread(reader.read_all)
+        assert broker.calls["Subscribe"] - before <= 12
