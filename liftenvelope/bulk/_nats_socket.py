@@ -316,6 +316,9 @@ class NatsSocket:
         return info
 
     def _refused(self, text: str) -> None:
+        for secret in (self._access.password, self._access.token):
+            if secret:  # a server may repeat what it was sent
+                text = text.replace(secret, "***")
         if any(word in text.lower() for word in _DENIED):
             hint = "; give the user, token or credentials that it knows" if "uthorization" in text else ""
             raise PermissionDeniedError(0, f"{self.address}: {text}{hint}")
