@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from liftenvelope import _backend
 from liftenvelope.bulk._jetstream_read import RangeRead
+from liftenvelope.bulk._nats_socket import claimed_size
 from liftenvelope.errors import (
     InternalError,
     JetStreamError,
     MessageNotFoundError,
     NoJetStreamError,
+    StreamMessageTooLargeError,
     TransportError,
     UnsupportedByServerError,
 )
@@ -131,6 +133,10 @@ class DirectRead(RangeRead):
                     f"{self._source.stream}: answers came in disorder at offset {self._next}"
                 )
             elif state != states.MORE:
+                size, limit = claimed_size(data, at, len(data)), self._source.access.max_message_bytes
+                if size > limit:
+                    text = f"{self._source.stream}: a message of {size} bytes; max_message_bytes is {limit}"
+                    raise StreamMessageTooLargeError(0, text)
                 raise InternalError(f"answers were not rewritten as messages: {data[at : at + 40]!r}")
 
     def _goes_on(self, frame: Frame) -> bool:

@@ -32,7 +32,7 @@ from liftenvelope.rpc.address import Address, parse_address
 if TYPE_CHECKING:
     from liftenvelope.bulk.access import Access, Target
 
-__all__ = ["Frame", "NatsSocket"]
+__all__ = ["Frame", "NatsSocket", "claimed_size"]
 
 _T = TypeVar("_T")
 _BUFFER: Final = 1024 * 1024
@@ -54,6 +54,12 @@ _MESSAGE_LINE: Final = re.compile(rb"H?MSG [^\r\n]* (\d{1,18})\r\n")
 #: How the first line of a NATS server begins.
 _GREETING: Final = b"INFO "
 _DENIED: Final = ("authorization violation", "permissions violation", "user authentication", "authentication")
+
+
+def claimed_size(data: bytes | memoryview, start: int, end: int) -> int:
+    """Size of the message that begins there, as its line claims; 0 where none begins."""
+    found = _MESSAGE_LINE.match(data, start, end)
+    return int(found[1]) if found is not None else 0
 
 
 class Frame:
@@ -396,10 +402,9 @@ class NatsSocket:
 
     def broken(self) -> LiftEnvelopeError:
         """The error for what comes next, which no server sends, or is larger than the access allows."""
-        found = _MESSAGE_LINE.match(self.view, self.start, self.end)
-        limit = self._access.max_message_bytes
-        if found is not None and self._pongs and int(found[1]) > limit:
-            text = f"{self.address} sent a message of {int(found[1])} bytes; max_message_bytes is {limit}"
+        size, limit = claimed_size(self.view, self.start, self.end), self._access.max_message_bytes
+        if self._pongs and size > limit:
+            text = f"{self.address} sent a message of {size} bytes; max_message_bytes is {limit}"
             return StreamMessageTooLargeError(0, text)
         return ServerProtocolError(self._broken())
 

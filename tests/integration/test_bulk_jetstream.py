@@ -31,6 +31,7 @@ from liftenvelope.errors import (
     NoJetStreamError,
     NoSuchPartitionError,
     PermissionDeniedError,
+    StreamMessageTooLargeError,
     StreamNotFoundError,
     TransportError,
     UsageError,
@@ -583,3 +584,16 @@ class TestTls:
             for url in (server.url, f"tls://{server.address}"):
                 with pytest.raises(TransportError, match="TLS failed"):
                     bulk.read(url, "x")  # nobody has told us of the authority
+
+
+@pytest.mark.parametrize("via", ["consumer", "direct"])
+@pytest.mark.parametrize("excess", [0, 1])
+def test_messages_up_to_the_limit_are_read(url: str, name: str, via: Any, excess: int) -> None:
+    make_stream(url, name, allow_direct=True)
+    publish(url, [(f"{name}.x", bytes(5_000), None)] * 3)
+    access = Access(max_message_bytes=5_000 - excess, reconnect_wait=1)
+    if not excess:
+        assert bulk.read(url, name, via=via, access=access).read_all().num_rows == 3
+    else:
+        with pytest.raises(StreamMessageTooLargeError, match="5000 bytes; max_message_bytes is 4999"):
+            bulk.read(url, name, via=via, access=access).read_all()

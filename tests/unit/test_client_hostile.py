@@ -24,6 +24,7 @@ from liftenvelope.errors import (
     LiftEnvelopeError,
     ServerProtocolError,
     SubscriptionLostError,
+    TransportError,
     UsageError,
 )
 from liftenvelope.rpc.aio import Channel
@@ -310,3 +311,36 @@ async def test_bulk_read_that_ends_at_once_is_given_up(error: RpcError | None) -
         with pytest.raises(bulk.ReadLostError, match="not regained in 1 s"):
             await asyncio.to_thread(reader.read_all)
         assert broker.calls["Subscribe"] - before <= 12
+
+
+@pytest.mark.parametrize("limit", [300, 10_000])
+async def test_response_headers_are_limited(limit: int) -> None:
+    async with scripted() as (broker,), client_of([broker], max_header_bytes=limit, timeout=2.0) as client:
+        broker.log(0)
+        broker.always("SetCursor", RpcError(StatusCode.INVALID_ARGUMENT, "x" * 500))
+        broker.log(stream="__cursors")
+        error = await raised(client.set_cursor("me", "foo", 0, 1))
+    if limit == 300:
+        assert isinstance(error, TransportError)
+    else:
+        assert isinstance(error, RpcError)
+        assert error.code == StatusCode.INVALID_ARGUMENT
+
+
+@pytest.mark.parametrize("excess", [0, 1])
+async def test_messages_are_limited(excess: int) -> None:
+    """The largest message of the limit's size is read, one of a byte more ends the call."""
+    size = len(message(0, value=bytes(5_000)))
+    async with scripted() as (broker,):
+        broker.log(0)
+        broker.always("Subscribe", answers(HANDSHAKE, message(0, value=bytes(5_000)), stay=True))
+        async with client_of([broker], max_message_bytes=size - excess) as client:
+            if not excess:
+                async with client.subscribe("foo", start=0) as messages:
+                    found = await messages.next()
+                assert found is not None
+                assert len(found.value or b"") == 5_000
+            else:
+                with pytest.raises(RpcError) as caught:
+                    await read(client, start=0)
+                assert caught.value.code == StatusCode.RESOURCE_EXHAUSTED
