@@ -11,7 +11,6 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from scripted_broker import HANDSHAKE, ScriptedBroker, answers, client_of, message, read, scripted
 
 from liftenvelope import bulk
 from liftenvelope._pb import api_pb2
@@ -30,6 +29,7 @@ from liftenvelope.errors import (
 from liftenvelope.rpc.aio import Channel
 from liftenvelope.rpc.server import ServerCall
 from liftenvelope.rpc.status import RpcError, StatusCode
+from tests.unit.scripted_broker import HANDSHAKE, ScriptedBroker, answers, client_of, message, read, scripted
 
 pytestmark = pytest.mark.usefixtures("loop_errors")
 
@@ -187,7 +187,7 @@ async def test_brokers_of_ever_new_names_are_forgotten() -> None:
             assert len(client._cluster._brokers) <= 3
 
 
-async def test_timeout_holds_with_1_000_brokers_that_do_not_answer() -> None:
+async def test_timeout_holds_with_1_000_brokers_that_do_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     answer = metadata(1_000, 0)
     answer.streamMetadata[0].partitions[0].leader = "nobody knows"
     async with scripted() as (broker,), client_of([broker], timeout=0.5, ack_wait=0.5) as client:
@@ -200,7 +200,7 @@ async def test_timeout_holds_with_1_000_brokers_that_do_not_answer() -> None:
             fetches += 1
             return await real(*args)
 
-        client._cluster.call_once = count  # type: ignore[method-assign]
+        monkeypatch.setattr(client._cluster, "call_once", count)
         began = time.monotonic()
         assert await raised(client.publish("foo", b"x")) is not None
         late = time.monotonic() - began
@@ -344,3 +344,21 @@ async def test_messages_are_limited(excess: int) -> None:
                 with pytest.raises(RpcError) as caught:
                     await read(client, start=0)
                 assert caught.value.code == StatusCode.RESOURCE_EXHAUSTED
+
+
+async def test_little_is_received_at_a_time_while_nothing_is_for_a_call() -> None:
+    """256 KiB of empty frames take half a second, in which no time-out would be noticed."""
+    settings, unknown = bytes.fromhex("000000040000000000"), bytes.fromhex("000000ff0000000000")
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(settings + unknown)
+        await reader.read()
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with await Channel.connect(f"127.0.0.1:{server.sockets[0].getsockname()[1]}") as channel:
+        async with asyncio.timeout(60):
+            while len(channel._link.get_buffer(-1)) > 16 * 1024:
+                await asyncio.sleep(0)
+    server.close()
+    await server.wait_closed()
