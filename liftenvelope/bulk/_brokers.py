@@ -100,6 +100,7 @@ class Brokers:
                 connect_timeout=access.connect_timeout,
                 max_message=access.max_message_bytes,
                 max_header_list=access.max_header_bytes,
+                window=access.prefetch_bytes,
             )
         except UsageError as exc:
             raise CallNotProcessedError(str(exc)) from exc

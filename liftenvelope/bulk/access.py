@@ -13,7 +13,7 @@ from urllib.parse import SplitResult, unquote, urlsplit
 
 from liftenvelope.client.blocking import BlockingClient
 from liftenvelope.client.client import Client
-from liftenvelope.client.options import check_count, check_seconds, check_server_names
+from liftenvelope.client.options import check_count, check_http2_sizes, check_seconds, check_server_names
 from liftenvelope.errors import UsageError, UsageTypeError
 from liftenvelope.jetstream.api import api_prefix
 from liftenvelope.nats._subjects import check_inbox_prefix
@@ -63,6 +63,7 @@ class Access:
         max_partitions: Partitions to accept in one answer, over all streams, and streams in a listing.
             Default 100,000.
         max_header_bytes: Largest list of response headers in bytes to accept from Liftbridge. Default 64 KiB.
+        prefetch_bytes: Bytes that a Liftbridge server may send ahead on one call. Default 8 MiB.
         read_isr_replica: Whether any replica in sync may serve what is read from Liftbridge, not the leader
             alone. It may lag a little; a read waits for it.
         address_map: Where to reach a Liftbridge broker instead of the ``host:port`` that it gives itself.
@@ -90,6 +91,7 @@ class Access:
     max_brokers: int = 1_000
     max_partitions: int = 100_000
     max_header_bytes: int = 64 * 1024
+    prefetch_bytes: int = 8 * 1024 * 1024
     read_isr_replica: bool = False
     address_map: Mapping[str, str] = field(default_factory=dict)
     tls_server_name: str | Mapping[str, str] | None = None
@@ -98,8 +100,9 @@ class Access:
         for name in ("connect_timeout", "timeout", "stall_timeout"):
             check_seconds(name, getattr(self, name))
         check_seconds("reconnect_wait", self.reconnect_wait, zero=True)
-        for name in ("max_message_bytes", "max_brokers", "max_partitions", "max_header_bytes"):
+        for name in ("max_message_bytes", "max_brokers", "max_partitions"):
             check_count(name, getattr(self, name))
+        check_http2_sizes(self)
         api_prefix(self.domain, self.api_prefix)
         check_inbox_prefix(self.inbox_prefix)
         ways = {
@@ -194,6 +197,7 @@ def _client_target(options: Options, access: Access | None) -> Target:
         max_brokers=options.max_brokers,
         max_partitions=options.max_partitions,
         max_header_bytes=options.max_header_bytes,
+        prefetch_bytes=options.prefetch_bytes,
         address_map=options.address_map,
         tls_server_name=options.tls_server_name,
     )

@@ -7,7 +7,7 @@ import ssl
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 from liftenvelope.client.events import EventHandler, warn
 from liftenvelope.client.metadata import BrokerInfo
@@ -19,6 +19,7 @@ __all__ = [
     "BrokerSelection",
     "Options",
     "check_count",
+    "check_http2_sizes",
     "check_seconds",
     "check_server_names",
     "server_name_of",
@@ -34,10 +35,8 @@ _SELECTIONS = ("random", "latency", "workload")
 _COUNTS = (
     "max_conns_per_broker",
     "max_message_bytes",
-    "max_header_bytes",
     "max_brokers",
     "max_partitions",
-    "prefetch_bytes",
 )
 #: Any float that is finite. A larger int is none.
 _MOST_SECONDS = sys.float_info.max
@@ -71,6 +70,28 @@ def check_count(name: str, value: int) -> int:
     if value < 1:
         raise UsageError(f"{name}={value!r}: expected 1 or more")
     return value
+
+
+def check_http2_sizes(options: _HttpSizes) -> None:
+    """Raise UsageError unless the sizes that HTTP/2 announces are counts that it can say."""
+    for name in ("prefetch_bytes", "max_header_bytes"):
+        value = check_count(name, getattr(options, name))
+        if value > _LARGEST_WINDOW:
+            raise UsageError(f"{name}={value!r}: expected less than 2**31")
+
+
+class _HttpSizes(Protocol):
+    """Options of a connection over HTTP/2."""
+
+    @property
+    def prefetch_bytes(self) -> int:
+        """Bytes that a server may send ahead on one call."""
+        ...
+
+    @property
+    def max_header_bytes(self) -> int:
+        """Largest list of response headers in bytes."""
+        ...
 
 
 def _addresses(addresses: str | Iterable[str]) -> tuple[str, ...]:
@@ -158,8 +179,7 @@ class Options:
             check_count(name, getattr(self, name))
         if self.prefetch_messages is not None:
             check_count("prefetch_messages", self.prefetch_messages)
-        if self.prefetch_bytes > _LARGEST_WINDOW:
-            raise UsageError(f"prefetch_bytes={self.prefetch_bytes!r}: expected less than 2**31")
+        check_http2_sizes(self)
         hook = self.on_event
         if hook is not None and (inspect.iscoroutinefunction(hook) or not callable(hook)):
             raise UsageTypeError(f"on_event must be a plain function or None, not {hook!r}")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final, Self
 from liftenvelope.errors import TransportError
 from liftenvelope.rpc.address import Address, parse_address
 from liftenvelope.rpc.client_side import ClientConnection
+from liftenvelope.rpc.connection import DEFAULT_WINDOW
 from liftenvelope.rpc.events import CallEnded, Event, MessagesReceived
 from liftenvelope.rpc.framing import DEFAULT_MAX_MESSAGE
 from liftenvelope.rpc.status import RpcError, StatusCode, cancelled_by_server
@@ -71,10 +72,15 @@ class _Session:
         connect_timeout: float,
         max_message: int,
         max_header_list: int | None,
+        window: int,
     ) -> None:
         scheme = "http" if tls is None else "https"
         self.protocol = ClientConnection(
-            str(address), scheme=scheme, max_message=max_message, max_header_list=max_header_list
+            str(address),
+            scheme=scheme,
+            max_message=max_message,
+            window=window,
+            max_header_list=max_header_list,
         )
         self._inboxes: dict[int, _Inbox] = {}
         # One for all: room that is made anew for every piece, and cut to size, costs 10 us (mmap and munmap).
@@ -330,6 +336,7 @@ class BlockingChannel:
         connect_timeout: Seconds for making a connection.
         max_message: The longest message to take in, in bytes. A longer one ends its call.
         max_header_list: Largest list of response headers to accept, in bytes. None: 64 KiB.
+        window: What the server may send on one call before any of it was taken, in bytes.
 
     Example:
         >>> from liftenvelope._pb import api_pb2
@@ -349,6 +356,7 @@ class BlockingChannel:
         connect_timeout: float = 5.0,
         max_message: int = DEFAULT_MAX_MESSAGE,
         max_header_list: int | None = None,
+        window: int = DEFAULT_WINDOW,
     ) -> None:
         self._address = parse_address(address)
         self._tls = tls
@@ -356,6 +364,7 @@ class BlockingChannel:
         self._connect_timeout = connect_timeout
         self._max_message = max_message
         self._max_header_list = max_header_list
+        self._window = window
         self._session: _Session | None = None
         self._retired: list[_Session] = []
 
@@ -431,7 +440,13 @@ class BlockingChannel:
             self._retired = [old for old in (*self._retired, session) if old.protocol.open_calls]
         limit = self._connect_timeout if timeout is None else min(timeout, self._connect_timeout)
         self._session = _Session(
-            self._address, self._tls, self._server_name, limit, self._max_message, self._max_header_list
+            self._address,
+            self._tls,
+            self._server_name,
+            limit,
+            self._max_message,
+            self._max_header_list,
+            self._window,
         )
         return self._session
 

@@ -185,6 +185,13 @@ def test_limits_must_be_counts(name: str) -> None:
         Access(**{name: 0})  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("name", ["max_header_bytes", "prefetch_bytes"])
+def test_sizes_of_http2_must_fit(name: str) -> None:
+    assert getattr(Access(**{name: 2**31 - 1}), name) == 2**31 - 1  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=f"{name}={2**31}: expected less than 2"):
+        Access(**{name: 2**31})  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("count", [3, 4])
 def test_servers_to_remember_are_limited(count: int) -> None:
     urls = json.dumps([f"127.0.0.1:{port}" for port in range(1, count + 1)]).encode()
