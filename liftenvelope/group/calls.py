@@ -187,7 +187,8 @@ def _read(kind: type[_A], data: bytes, subject: str) -> _A:
     try:
         answer: _A = kind.FromString(data)  # type: ignore[attr-defined]
     except DecodeError as exc:
-        raise ServerProtocolError(f"the answer on {subject!r} is not a {kind.__name__}: {data[:100]!r}") from exc
+        text = f"the answer on {subject!r} is not a {kind.__name__}: {data[:100]!r}"
+        raise ServerProtocolError(text) from exc
     return answer
 
 
