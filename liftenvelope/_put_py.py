@@ -139,6 +139,8 @@ class Commands:
 
     def reach(self, start: int, stop: int, nbytes: int) -> int:
         """Where to stop so that no more than so many bytes go out, or one row, from start on."""
+        if not 0 <= start <= stop <= self.length:
+            raise UsageError(f"{start} to {stop} are not rows of {self.length}")
         at, left = start, nbytes
         while at < stop:
             left -= len(self._values[at]) + len(self._subjects[at])

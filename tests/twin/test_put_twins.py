@@ -127,6 +127,8 @@ def test_columns_that_do_not_fit(twin: Any) -> None:
     for start, stop in ((-1, 1), (2, 1), (0, 4)):
         with pytest.raises(UsageError, match="not rows"):
             made.encode(start, stop, twin.Form(), 0, 0)
+        with pytest.raises(UsageError, match="not rows"):
+            made.reach(start, stop, 9)
 
 
 subjects = st.one_of(
