@@ -137,10 +137,9 @@ bench-spark: servers  ## Spark's figures, into benchmarks/RESULTS-SPARK.md; with
 	$(RUN) -m pip install --quiet --editable '.[$(EXTRAS),spark]'
 	$(RUN) -m benchmarks.spark
 
-soak: servers  ## long campaigns: fuzzing under sanitizers, ten million inputs per decoder; new examples for every property
+soak: servers  ## long campaigns: fuzzing under sanitizers, ten million inputs per target; new examples for every property
 	$(RUN) tests/fuzz/campaign.py --inputs 10000000
 	$(RUN) tests/fuzz/sanitized.py test
-	$(RUN) tests/fuzz/sanitized.py run -m tests.fuzz.frames_campaign --inputs 200000
 	$(RUN) -m tests.faults --seeds 200
 	$(RUN) -m pytest -q tests/unit tests/twin --hypothesis-profile=search
 	$(RUN) -m benchmarks.slow_reader --seconds 60

@@ -22,6 +22,7 @@ FLAGS = {
             "-fno-omit-frame-pointer",
             "-fsanitize=address,undefined",
             "-fno-sanitize-recover=undefined",
+            "-fsanitize-coverage=trace-pc",  # counted by tests/fuzz/cover.c
         ],
         ["-fsanitize=address,undefined"],
     ),
@@ -40,7 +41,7 @@ def extension(name: str) -> Extension:
         f"liftenvelope.{name}",
         [f"src/{name}.pyx"],
         include_dirs=["src"],
-        depends=[*glob("src/*.h"), *glob("src/*.px[di]")],
+        depends=["setup.py", *glob("src/*.h"), *glob("src/*.px[di]")],  # the flags are in setup.py
         extra_compile_args=compile_args + CYTHON_NOISE,
         extra_link_args=link_args,
     )

@@ -1,28 +1,32 @@
-"""A fuzzing campaign against the decoders, guided by coverage, under ASan and UBSan.
+"""A fuzzing campaign against every extension, guided by coverage, under ASan and UBSan.
 
-    python tests/fuzz/campaign.py                         # `make soak`: 10 million inputs for each decoder
-    python tests/fuzz/campaign.py --inputs 100000         # a slice
-    python tests/fuzz/campaign.py --seed 7 --decoder ack  # the same inputs again
+    python tests/fuzz/campaign.py                          # `make soak`: 10 million inputs for each target
+    python tests/fuzz/campaign.py --inputs 100000          # a slice
+    python tests/fuzz/campaign.py --seed 7 --target acks   # the same inputs again
+    python tests/fuzz/campaign.py --target acks --input 0200616200   # one input, in hexadecimal, alone
 
-One process a decoder: of messages and acks in envelopes, of bare messages as they are stored, and of publish
-responses. Each input goes to the parser (from a block of exactly its size), to the function that makes a
-value of it, and to the batch decoder; all must agree. Samples go to the Python
-twins as well: what the codec refuses they must refuse, what it takes they must read alike, field by field
-and column by column. On a failure the input and the seed are printed and the exit status is 1.
+Each target has a process; one process per processor runs at a time. An input is a list of chunks, and a
+target (`tests/fuzz/targets/`) turns chunks into calls of its extension. Inputs that reach new edges of the
+extension are kept and changed further. Every input must pass without a report of a sanitizer and without an
+error that the target does not expect. Inputs that reach new edges, and one in 64 of the others, also go to
+the Python twin, which must give the same result. Targets that read a stream take short inputs byte by byte
+as well, with the same result. On a failure, the campaign prints the input and the command that runs it
+again, and exits with status 1.
+
+The rate that is printed is inputs per second of processor time.
 """
 
 from __future__ import annotations
 
 import argparse
-import gzip
-import json
+import gc
 import mmap
+import os
 import random
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
-from functools import partial
+from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -32,198 +36,124 @@ sys.path.append(str(Path(__file__).parent.parent.parent))
 
 from tests.fuzz import sanitized
 
-DECODERS = ("message", "ack", "stored", "response")
-GO_CORPUS = sanitized.ROOT / "tests" / "unit" / "data" / "go_corpus.jsonl.gz"
 BATCH = 4_000
 LARGEST = 2_048
-#: Python is a thousand times slower than what is tested: of the inputs that are taken, of those that are
-#: refused and of the batches, every so-manyth goes to the twin; of a batch this many rows.
-EVERY_TAKEN, EVERY_REFUSED, EVERY_BATCH, ROWS = 32, 64, 16, 100
-BORING = tuple(
-    bytes.fromhex(head) for head in ("b90e43b400080000", "b90e43b400080001", "b90e43b4000c010000000000")
-)
+#: Of the inputs without a new edge, one in so many goes to the twin: Python takes up to 1,000 times as long.
+EVERY = 64
+#: Seconds between two lines of progress.
+PAUSE = 10
 
 
-def seeds(decoder: str) -> list[bytes]:
-    """Envelopes to begin with: those of the Go corpus, sound and broken, and responses made of its acks."""
-    kind = {"stored": "message", "response": "ack"}.get(decoder, decoder)
-    records = [json.loads(line) for line in gzip.decompress(GO_CORPUS.read_bytes()).splitlines()]
-    of_kind = [record for record in records if record.get("type", record["kind"]) == kind]
-    corpus = [*BORING, *(bytes.fromhex(record["hex"]) for record in of_kind)]
-    return [response_around(data) for data in corpus] if decoder == "response" else corpus
-
-
-def response_around(envelope: bytes) -> bytes:
-    """A PublishResponse with the payload of an ack's envelope, behind the same header."""
-    ack = envelope[8:][:120]
-    parts = (b"\x0a" + bytes((len(ack),)) + ack, b"\x12\x06\x08\x05\x12\x02no", b"\x1a\x02id")
-    return envelope[:8] + b"".join(parts)
-
-
-@dataclass
-class Codec:
-    """The functions of one decoder, in both twins."""
-
-    read: Any
-    twin: Any
-    explained: tuple[Any, str]  # what the Cython twin has explain a refusal: module and name
-    columns: Any
-    twin_columns: Any
-    fields: tuple[str, ...]  # none: the values are tuples
-
-
-def codec_of(decoder: str) -> Codec:
-    from liftenvelope import _batch_py, _envelope_py, _fastenv, _payloads_py, _values_py
-
-    module, name, fields = {
-        "message": (_envelope_py, "unmarshal_message", _values_py.MESSAGE_FIELDS),
-        "ack": (_envelope_py, "unmarshal_ack", _values_py.ACK_FIELDS),
-        "stored": (_payloads_py, "read_stored", _values_py.MESSAGE_FIELDS),
-        "response": (_payloads_py, "read_response", ()),
-    }[decoder]
-    twin = getattr(module, name)
-    bare: Any = {"stored": _fastenv.read_messages, "response": _fastenv.read_publish_responses}.get(decoder)
-    return Codec(
-        getattr(_fastenv, name) if bare is None else lambda data: bare([data])[0],
-        twin if bare is None else partial(twin, 0),
-        (module, name),
-        partial(columns, decoder, import_module("liftenvelope._fastbatch")),
-        partial(columns, decoder, _batch_py),
-        fields,
-    )
-
-
-def columns(decoder: str, batch: Any, rows: list[bytes]) -> Any:
-    """What the batch decoder makes of rows; None where there is none."""
-    column = batch.Column.of_sequence(rows, "rows", False)
-    if decoder == "message":
-        return batch.MessageColumns(column, False, False, bytearray)
-    if decoder == "ack":
-        return batch.AckColumns(column, False, bytearray)
-    return batch.StoredColumns(column, bytearray) if decoder == "stored" else None
-
-
-class Sparing:
-    """Stands in for the twin where the codec has it explain a refusal: it does so once in a while."""
+class Explained:
+    """Stands in for the Python twin where an extension has it explain a refusal: most are not read."""
 
     def __init__(self, twin: Any, refusal: type[Exception]) -> None:
-        self.twin, self.refusal, self.count = twin, refusal, 0
+        self.twin, self.refusal, self.wanted = twin, refusal, False
 
-    def __call__(self, *arguments: Any) -> Any:
-        self.count += 1
-        if self.count % EVERY_REFUSED:
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        if not self.wanted:
             raise self.refusal("not explained")
-        return self.twin(*arguments)
+        return self.twin(*arguments, **options)
 
 
-def compare_values(codec: Codec, data: bytes, value: Any) -> None:
-    """Hold what the Cython codec read to what its twin reads."""
-    twin = codec.twin(data)
-    if not codec.fields:
-        if repr(value) != repr(twin):
-            raise AssertionError(f"it is {value!r}, and {twin!r} by the twin")
-        return
-    for name in codec.fields:
-        ours, theirs = getattr(value, name), getattr(twin, name)
-        if ours != theirs or type(ours) is not type(theirs):
-            raise AssertionError(f"{name} is {ours!r}, and {theirs!r} by the twin")
+class Campaign:
+    """One target in this process."""
 
+    def __init__(self, target: Any, seed: int, note: Any) -> None:
+        # Only the sanitized build has the engine.
+        self.engine: Any = import_module("liftenvelope_fuzz_engine")
+        self.target, (self.extension, _) = target, target.twins()
+        if not str(self.extension.__file__).startswith(str(sanitized.LIBRARY)):
+            raise SystemExit(f"{self.extension.__file__} is not the sanitized build")
+        self.explained: list[Explained] = []
+        if target.explained:
+            module, name = import_module(f"liftenvelope.{target.explained[0]}"), target.explained[1]
+            self.explained = [Explained(getattr(module, name), target.refusals[0])]
+            setattr(module, name, self.explained[0])
+        self.engine.watch(self.extension.__file__)
+        shape = (target.format, target.bars, target.most)
+        self.fuzzer = self.engine.Fuzzer(
+            seed, shape, target.words, self.work, target.refusals, self.check, EVERY, note
+        )
 
-def compare_batches(decoder: str, codec: Codec, inputs: list[bytes], taken: list[bool]) -> None:
-    """Hold the batch decoder to the parser."""
-    if decoder == "response":
-        return
-    bad: Any = [row for row, sound in enumerate(taken) if not sound]
-    found = codec.columns(inputs)
-    if decoder == "stored":
-        if found.bad != (bad[0] if bad else -1):
-            raise AssertionError("the batch decoder stops at another row than the parser")
-        found = codec.columns([data for data, sound in zip(inputs, taken, strict=True) if sound])
-        bad = -1
-    if found.bad != bad:
-        raise AssertionError("the batch decoder takes other rows than the parser")
-    for column in found.columns().values():
-        plain(column)
+    def work(self, chunks: list[bytes]) -> None:
+        self.target.run(self.extension, chunks, self.engine.exact)
 
+    def check(self, chunks: list[bytes]) -> None:
+        for one in self.explained:
+            one.wanted = True
+        self.target.check(chunks)
+        for one in self.explained:
+            one.wanted = False
 
-def compare_columns(decoder: str, codec: Codec, inputs: list[bytes], taken: list[bool]) -> None:
-    """Hold the columns of the batch decoder to those of its twin."""
-    if decoder == "response":
-        return
-    if decoder == "stored":  # a batch has no place for rows that are not sound
-        inputs = [data for data, sound in zip(inputs, taken, strict=True) if sound]
-    made, twins = (each(inputs[:ROWS]).columns() for each in (codec.columns, codec.twin_columns))
-    different = [name for name in twins if plain(made[name]) != plain(twins[name])]
-    if different:
-        raise AssertionError(f"columns {', '.join(different)} are not the twin's")
+    def begin(self) -> int:
+        """Run the seeds; returns the edges that they reach."""
+        for chunks in self.target.seeds():
+            self.fuzzer.one(self.engine.pack(chunks))
+        return int(self.engine.edges())
 
-
-def plain(column: Any) -> Any:
-    """The buffers of a column as bytes."""
-    if isinstance(column, tuple):
-        return tuple(part if part is None or isinstance(part, int) else bytes(part) for part in column)
-    return None if column is None else bytes(column)
-
-
-def work(decoder: str, inputs: int, seed: int, note_file: Path) -> None:
-    """Fuzz one decoder in this process."""
-    from liftenvelope import _fastenv
-    from liftenvelope.errors import EnvelopeError
-
-    engine: Any = import_module("liftenvelope_fuzz_engine")  # of the sanitized build alone
-    assert str(sanitized.LIBRARY) in str(_fastenv.__file__), "this is not the sanitized build"
-    codec, done, began, shown = codec_of(decoder), 0, time.monotonic(), 0.0
-    module, name = codec.explained
-    setattr(module, name, Sparing(getattr(module, name), EnvelopeError))
-    with note_file.open("r+b") as file, mmap.mmap(file.fileno(), 0) as note:
-        kind = DECODERS.index(decoder)
-        fuzzer = engine.Fuzzer(kind, seed, seeds(decoder), codec.read, EnvelopeError, note)
+    def run(self, inputs: int) -> None:
+        """Make and run inputs, and show the progress."""
+        done, began, shown, first = 0, time.process_time(), 0.0, self.begin()
+        gc.disable()  # in the middle of an input, it would reach edges of its own
         while done < inputs:
             count = min(BATCH, inputs - done)
-            batch, taken = fuzzer.run(
-                count, lambda data, value: compare_values(codec, data, value), EVERY_TAKEN
-            )
-            compare_batches(decoder, codec, batch, taken)
-            if (done // BATCH) % EVERY_BATCH == 0:
-                compare_columns(decoder, codec, batch, taken)
+            self.fuzzer.run(count)
+            gc.collect(0)
             done += count
-            if time.monotonic() - shown > 5 or done == inputs:
+            if time.monotonic() - shown > PAUSE or done == inputs:
                 shown = time.monotonic()
-                show(decoder, done, inputs, shown - began, fuzzer)
-        del fuzzer  # it holds a view of the note
+                self.show(done, inputs, time.process_time() - began, first)
+
+    def show(self, done: int, inputs: int, seconds: float, first: int) -> None:
+        """Print the progress; seconds are those of the processor, which others may use as well."""
+        share = self.fuzzer.accepted / (self.fuzzer.accepted + self.fuzzer.refused)
+        print(
+            f"{self.target.name:15} {done:>10,} of {inputs:,} inputs {done / seconds:>7,.0f}/s"
+            f"  {share:4.0%} taken  edges {first} -> {self.engine.edges()}  {self.fuzzer.kept} inputs kept",
+            flush=True,
+        )
 
 
-def show(decoder: str, done: int, inputs: int, seconds: float, fuzzer: Any) -> None:
-    """The progress line."""
-    share = fuzzer.accepted / (fuzzer.accepted + fuzzer.refused)
-    print(
-        f"{decoder:8} {done:>12,} of {inputs:,} inputs  {done / seconds:>9,.0f}/s  {share:4.0%} taken  "
-        f"{fuzzer.edges} edges  {fuzzer.kept} inputs kept",
-        flush=True,
-    )
+def work(options: argparse.Namespace) -> None:
+    """Fuzz one target in this process."""
+    targets = import_module("tests.fuzz.targets")
+    target = {**targets.TARGETS, **targets.PLANTED}[options.target]
+    with options.worker.open("r+b") as file, mmap.mmap(file.fileno(), 0) as note:
+        campaign = Campaign(target, options.seed, note)
+        if options.input is not None:
+            campaign.fuzzer.one(options.input)
+        else:
+            campaign.run(max(options.inputs // target.share, 1))
+        del campaign  # it holds a view of the note
 
 
-def start(decoder: str, options: argparse.Namespace, note: Path) -> subprocess.Popen[bytes]:
-    """A process that fuzzes one decoder."""
+def fuzz(name: str, options: argparse.Namespace) -> bool:
+    """Fuzz one target in a process of its own; say what failed, and how to run it again."""
+    note = sanitized.BASE / f"last-{name}.bin"
     note.write_bytes(bytes(4 + LARGEST))
-    arguments = ["--worker", str(note), "--decoder", decoder, "--seed", str(options.seed)]
+    arguments = ["--worker", str(note), "--target", name, "--seed", str(options.seed)]
+    if options.input is not None:
+        arguments += ["--input", options.input.hex()]
     command = [sys.executable, __file__, *arguments, "--inputs", str(options.inputs)]
-    return subprocess.Popen(command, cwd=sanitized.ROOT, env=sanitized.environment())
-
-
-def report(decoder: str, status: int, seed: int, note: Path) -> None:
-    """Say what failed, and how to see it again."""
-    raw = note.read_bytes()
-    size = int.from_bytes(raw[:4], sys.byteorder)
-    print(f"\n{decoder}: FAILED with exit status {status}; the last input was\n    {raw[4 : 4 + size].hex()}")
-    print(f"again: python tests/fuzz/campaign.py --decoder {decoder} --seed {seed}", flush=True)
+    status = subprocess.run(command, cwd=sanitized.ROOT, env=sanitized.environment(), check=False).returncode
+    if status:
+        raw = note.read_bytes()
+        data = raw[4 : 4 + int.from_bytes(raw[:4], sys.byteorder)]
+        print(f"\n{name}: FAILED with exit status {status} by seed {options.seed}, last input {data!r}")
+        print(f"again: python tests/fuzz/campaign.py --target {name} --input {data.hex()}", flush=True)
+    return status == 0
 
 
 def parsed(arguments: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Fuzz the decoders under ASan and UBSan.")
-    parser.add_argument("--inputs", type=int, default=10_000_000, help="for each decoder")
-    parser.add_argument("--decoder", choices=DECODERS, help="one alone; default: all, at the same time")
+    parser = argparse.ArgumentParser(description="Fuzz the extensions under ASan and UBSan.")
+    parser.add_argument("--inputs", type=int, default=10_000_000, help="for each target")
+    parser.add_argument("--target", help="one alone; default: all")
     parser.add_argument("--seed", type=int, help="the same seed gives the same inputs; default: a new one")
+    parser.add_argument("--input", type=bytes.fromhex, help="run this one alone, in hexadecimal")
+    parser.add_argument(
+        "--jobs", type=int, default=os.cpu_count(), help="processes; default: one per processor"
+    )
     parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.seed is None:
@@ -235,19 +165,14 @@ def main(arguments: list[str]) -> int:
     """Build, fuzz, report."""
     options = parsed(arguments)
     if options.worker:
-        work(options.decoder, options.inputs, options.seed, options.worker)
+        work(options)
         return 0
     sanitized.build()
-    decoders = (options.decoder,) if options.decoder else DECODERS
+    names = [options.target] if options.target else list(import_module("tests.fuzz.targets").TARGETS)
     print(f"seed {options.seed}", flush=True)
-    notes = {decoder: sanitized.BASE / f"last-{decoder}.bin" for decoder in decoders}
-    running = {decoder: start(decoder, options, notes[decoder]) for decoder in decoders}
-    failed = 0
-    for decoder, process in running.items():
-        if process.wait() != 0:
-            failed += 1
-            report(decoder, process.returncode, options.seed, notes[decoder])
-    return 1 if failed else 0
+    with ThreadPoolExecutor(options.jobs) as pool:
+        sound = list(pool.map(lambda name: fuzz(name, options), names))
+    return 0 if all(sound) else 1
 
 
 if __name__ == "__main__":

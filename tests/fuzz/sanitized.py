@@ -1,4 +1,4 @@
-"""Build the extensions with ASan and UBSan, beside the normal build, and run things with them.
+"""Build the extensions with ASan, UBSan and coverage, apart from the normal build, and run things with them.
 
     python tests/fuzz/sanitized.py build             # into build/sanitized, never in place
     python tests/fuzz/sanitized.py test [ARGS]       # pytest with it; by default the unit and twin tests
@@ -21,7 +21,11 @@ from typing import Any
 ROOT = Path(__file__).parent.parent.parent
 BASE = ROOT / "build" / "sanitized" / f"{sys.implementation.cache_tag}-{sysconfig.get_platform()}"
 LIBRARY = BASE / "lib"
-ENGINE = Path(__file__).parent / "engine.pyx"
+HERE = Path(__file__).parent
+#: Counts edges. Preloaded: every sanitized extension calls it.
+COVER = BASE / "libcover.so"
+#: Built for the campaign alone: its loop, and two faults to find.
+MODULES = ("engine", "planted")
 #: What the sanitized build is tested with: all that is given to the codec.
 TESTS = ("tests/unit", "tests/twin")
 FLAGS = [
@@ -38,7 +42,7 @@ def sources() -> list[Path]:
     found = [
         *(ROOT / "src").glob("*.p[yx][xdi]"),
         *(ROOT / "src").glob("*.h"),
-        *Path(__file__).parent.iterdir(),
+        *HERE.glob("*.[pch]*"),
     ]
     found += [
         *(ROOT / "liftenvelope").rglob("*.py"),
@@ -66,26 +70,38 @@ def build() -> Path:
     command = ["setup.py", "-q", "build", "--build-base", str(BASE), "--build-lib", str(LIBRARY)]
     env = os.environ | {"LIFTENVELOPE_BUILD_PROFILE": "sanitize", "PYTHONDONTWRITEBYTECODE": ""}
     subprocess.run([sys.executable, *command], cwd=ROOT, env=env, check=True)
-    subprocess.run([sys.executable, __file__, "engine"], cwd=ROOT, check=True)
+    build_cover()
+    subprocess.run([sys.executable, __file__, "modules"], cwd=ROOT, check=True)
     stamp.write_text(wanted)
     return LIBRARY
 
 
-def build_engine() -> None:
-    """Compile the fuzzer's engine: sanitized as well, and with gcc's calls at every block."""
+def build_cover() -> None:
+    """Compile the library that counts edges, without sanitizers."""
+    flags = ["-O2", "-Wall", "-Wextra", "-shared", "-fPIC"]
+    subprocess.run(["gcc", *flags, str(HERE / "cover.c"), "-o", str(COVER)], check=True)
+
+
+def build_modules() -> None:
+    """Compile the modules of the campaign with the sanitizers; `planted` counts edges as well."""
     setuptools: Any = import_module("setuptools")  # these two have no types
     cythonize: Any = import_module("Cython.Build").cythonize
-    extension = setuptools.Extension(
-        "liftenvelope_fuzz_engine",
-        [str(ENGINE.relative_to(ROOT))],
-        include_dirs=["src", str(ENGINE.parent)],
-        depends=["src/crc32c.h", "src/_cursor.pxd", str(ENGINE.with_name("mutate.h"))],
-        extra_compile_args=[*FLAGS, "-fsanitize-coverage=trace-pc"],
-        extra_link_args=["-fsanitize=address,undefined"],
+    extensions = [
+        setuptools.Extension(
+            f"liftenvelope_fuzz_{name}",
+            [str((HERE / f"{name}.pyx").relative_to(ROOT))],
+            include_dirs=["src", str(HERE)],
+            depends=["src/crc32c.h", *(str(path) for path in HERE.glob("*.h"))],
+            extra_compile_args=[*FLAGS, *(["-fsanitize-coverage=trace-pc"] if name == "planted" else [])],
+            extra_link_args=["-fsanitize=address,undefined"],
+        )
+        for name in MODULES
+    ]
+    modules = cythonize(extensions, include_path=["src"], build_dir=str(BASE / "modules"), quiet=True)
+    command = setuptools.Distribution({"name": "modules", "ext_modules": modules}).get_command_obj(
+        "build_ext"
     )
-    modules = cythonize([extension], include_path=["src"], build_dir=str(BASE / "engine"), quiet=True)
-    command = setuptools.Distribution({"name": "engine", "ext_modules": modules}).get_command_obj("build_ext")
-    command.build_lib, command.build_temp = str(LIBRARY), str(BASE / "engine")
+    command.build_lib, command.build_temp = str(LIBRARY), str(BASE / "modules")
     command.ensure_finalized()
     command.run()
 
@@ -103,11 +119,12 @@ def environment() -> dict[str, str]:
     """The environment in which Python imports the sanitized build."""
     return os.environ | {
         # The sanitizer's allocator has to be there first; libstdc++ for those who throw (pyarrow).
-        "LD_PRELOAD": f"{library('libasan.so')} {library('libstdc++.so.6')}",
+        "LD_PRELOAD": f"{library('libasan.so')} {COVER} {library('libstdc++.so.6')}",
         # CPython itself leaks at exit; to note who called for each block takes most of the time.
         "ASAN_OPTIONS": "detect_leaks=0:halt_on_error=1:malloc_context_size=1:quarantine_size_mb=32",
         "UBSAN_OPTIONS": "print_stacktrace=1:halt_on_error=1",
         "PYTHONMALLOC": "malloc",
+        "PYTHONHASHSEED": "0",  # the same seed gives the same inputs
         "PYTHONPATH": os.pathsep.join([str(LIBRARY), str(ROOT)]),  # in this order
         "PYTHONSAFEPATH": "1",  # not the checkout's own liftenvelope
         "LIFTENVELOPE_REQUIRE_EXTENSIONS": "1",
@@ -122,8 +139,8 @@ def run(*command: str) -> int:
 def main() -> int:
     """Do what the command line says."""
     what, *rest = sys.argv[1:] or ["build"]
-    if what == "engine":
-        build_engine()
+    if what == "modules":
+        build_modules()
         return 0
     build()
     if what == "test":
