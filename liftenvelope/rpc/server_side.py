@@ -93,8 +93,9 @@ class ServerConnection(Connection):
         # A call that begins is bounded by max_calls and costs its client a request. All that changes or ends
         # calls, and all that changes nothing, costs an allowance: a flood of either starves other clients.
         if self._preface_left:
+            # Parts of the preface are no frames: read as one, a part can be too short or take h2's place.
             self._preface_left -= len(frame)
-            return super()._handle_frame(frame)
+            return [event for h2_event in self._h2.receive_data(frame) for event in self._handle(h2_event)]
         self.greeted = True
         before = len(self._calls)
         kind, flags, stream = frame[3], frame[4], frame[5:9]

@@ -247,6 +247,13 @@ def test_client_that_does_not_speak_http2(size: int) -> None:
     assert server.failed
 
 
+@pytest.mark.parametrize("kind", [1, 5, 7, 9], ids=["headers", "push", "goaway", "continuation"])
+def test_part_of_a_preface_is_not_read_as_a_frame(kind: int) -> None:
+    server = ServerConnection()
+    assert server.feed(bytes((0, 0, 0, kind))) == []
+    assert server.failed
+
+
 @pytest.mark.parametrize(
     ("text", "sent"),
     [
