@@ -15,6 +15,7 @@ class Owner:
 
     def __init__(self, twin: Any, options: bytes) -> None:
         self.twin, self.mode, self.lows = twin, option(options, 0, 5), list[Any]()
+        self.messages: dict[int, Any] = {}
         self.queue = twin.MessageQueue(
             1 + option(options, 1, 30), bool(option(options, 2, 2)), self.note, self.wait
         )
@@ -36,9 +37,11 @@ class Owner:
         return "waited"
 
     def message(self, size: int) -> Any:
-        message = self.twin.Delivered("a", "r", b"x", None, self)
-        message._size = size
-        return message
+        """A message of this size, made once: to make hundreds takes longer than to queue them."""
+        if size not in self.messages:
+            self.messages[size] = self.twin.Delivered("a", "r", b"x", None, self)
+            self.messages[size]._size = size
+        return self.messages[size]
 
 
 def queued(twin: Any, chunks: Chunks, _exact: Exact) -> Any:
