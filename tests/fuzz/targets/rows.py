@@ -65,7 +65,8 @@ def walk_nats(reader: Any, twin: Any, data: bytes, ends: list[int], log: list[An
 
 
 def limits_of(options: bytes) -> tuple[int, int]:
-    return (40, 40, 9, 2, 1)[option(options, 6, 5)], (10_000, 10_000, 50, 1)[option(options, 7, 4)]
+    """Rows and bytes of a batch; seldom few of them, since a batch costs more than a row."""
+    return (9, 2, 1, 40)[min(option(options, 6), 3)], (50, 1, 10_000)[min(option(options, 7), 2)]
 
 
 def nats_rows(twin: Any, chunks: Chunks, exact: Exact) -> Any:
@@ -108,8 +109,15 @@ def seeds_of_nats() -> Iterator[Chunks]:
             bytes([options % 3, 0, options, options * 40, 0, options * 30, options % 5, options % 4]),
             *messages,
         ]
-        yield [bytes([options % 3, 0, 0, options]), *(nats.chunk(b"a", payload=b"x"), *messages, b"\6PING")]
-    yield [b"\2", nats.chunk(b"a", columns.ack(1, 1, domain=True), BLOCK, b"x"), b"\7-ERR 'no'\r\n"]
+        yield [
+            bytes([options % 3, 0, 0, options, 0, 0, 9, options]),
+            *(nats.chunk(b"a", payload=b"x"), *messages, b"\6PING"),
+        ]
+    yield [
+        b"\2\0\0\0\0\0\x09\x09",
+        nats.chunk(b"a", columns.ack(1, 1, domain=True), BLOCK, b"x"),
+        b"\7-ERR 'no'\r\n",
+    ]
 
 
 def stored_reader(twin: Any, options: bytes, limits: tuple[int, int], exact: Exact) -> Any:
