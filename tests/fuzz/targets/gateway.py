@@ -32,17 +32,26 @@ def acks(twin: Any, chunks: Chunks, exact: Exact) -> Any:
     """Write the acks of deliveries."""
     options, *rest = chunks
     words = [WORDS[option(options, i, len(WORDS))] for i in (0, 1)]
-    made = twin.Acknowledger(*words, (1, 60, 1 << 20)[option(options, 2, 3)])
+    prefixes = ((b"",), (b"in", b"_lift."), ())[option(options, 4, 3)]
+    made = twin.Acknowledger(*words, (1, 60, 1 << 20)[option(options, 2, 3)], prefixes)
     log: list[Any] = []
     size = 1 + option(options, 3, 8)
     for at in range(0, len(rest), size):
         batch = [delivery(chunk, exact) for chunk in rest[at : at + size]]
         log.append(
-            (made.take(batch, NOW), made.reply, made.stream_sequence, made.delivery, made.gap, made.repeated)
+            (
+                made.take(batch, NOW),
+                made.reply,
+                made.stream_sequence,
+                made.delivery,
+                made.gap,
+                made.repeated,
+                made.refused,
+            )
         )
         if made.gap:
             made.begin()
-    return [*log, twin.is_ack_inbox(exact(options[4:]))]
+    return [*log, twin.is_ack_inbox(exact(options[5:]), prefixes)]
 
 
 def framed(twin: Any, chunks: Chunks, exact: Exact) -> Any:

@@ -13,6 +13,7 @@ from nats.protocol.parser import Parser
 
 from liftenvelope.rpc.client_side import ClientConnection
 from liftenvelope.rpc.events import CallStarted, MessagesReceived
+from liftenvelope.rpc.limits import ServerLimits
 from liftenvelope.rpc.server_side import ServerConnection
 from tests.fuzz.target import PUBLISHES, Chunks, Exact, Target, cuts_of, option
 from tests.fuzz.targets import nats, wire
@@ -56,7 +57,8 @@ def client(_twin: Any, chunks: Chunks, exact: Exact) -> Any:
 
 def server(_twin: Any, chunks: Chunks, exact: Exact) -> Any:
     """A server takes the bytes of a client whose call has begun."""
-    side, peer = ServerConnection(max_message=MAX_MESSAGE, window=5_000), ClientConnection("fuzz")
+    limits = ServerLimits(max_request_bytes=MAX_MESSAGE, max_unread_bytes_per_call=5_000)
+    side, peer = ServerConnection(limits=limits), ClientConnection("fuzz")
     peer.start_call(METHOD, metadata=[("x-bin", b"\x01")])
     if option(chunks[0], 1, 8):
         side.feed(peer.data_to_send())
