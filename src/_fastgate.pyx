@@ -432,7 +432,8 @@ cdef class PublishPipe:
         if (
             route is not None and route.partition == request.partition
             and PyBytes_GET_SIZE(route.stream) == request.stream.n
-            and memcmp(PyBytes_AS_STRING(route.stream), request.stream.p, <size_t>request.stream.n) == 0
+            and (request.stream.n == 0  # memcmp must not be given the NULL of a field that is not there
+                 or memcmp(PyBytes_AS_STRING(route.stream), request.stream.p, <size_t>request.stream.n) == 0)
         ):
             return route
         name = PyBytes_FromStringAndSize(<const char*>request.stream.p, request.stream.n)

@@ -259,6 +259,13 @@ def test_what_is_left_to_others(twin: Any, odd: bytes) -> None:
 
 
 @TWINS
+def test_requests_without_a_stream_go_to_the_route_without_a_name(twin: Any) -> None:
+    pipe = pipe_of(twin)
+    pipe.route("", 0, "sub", "sub", "JS0")
+    assert pipe.take([request(stream="")] * 2, 0)[1:3] == (2, 2)
+
+
+@TWINS
 def test_without_routes_nothing_is_taken(twin: Any) -> None:
     pipe = pipe_of(twin)
     assert pipe.take([request()], 0)[2] == 1
