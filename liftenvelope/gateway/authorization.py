@@ -1,14 +1,24 @@
-"""Who may do what: a policy file, and clients known by the common name of their certificates.
+"""Authorization: a policy file says what each client may do. Clients are named by their certificates.
 
-The file is that of Liftbridge's default model (casbin's CSV): a line for each thing that is allowed, with the
-client, the stream and the method. All three are compared letter by letter; ``*`` is nothing but the name of
-what FetchMetadata is asked about. ::
+The file is that of Liftbridge's default model (casbin's CSV). Each line allows one client one method on one
+stream. All three are compared letter by letter; ``*`` is the resource of FetchMetadata and nothing else. ::
 
     p, client1, *, FetchMetadata
     p, client1, orders, Subscribe
+    p, client1, orders-eu, CreateStream
+    p, client1, orders.*.eu, RecordSubject
 
-Unlike there, a denial is PERMISSION_DENIED, nothing is done before it, a message that is denied on
-PublishAsync is not published, and SetCursor needs no permission to publish to ``__cursors``. Joining a
+CreateStream takes two permissions, because a stream shows its readers all that is published on its subject:
+``CreateStream`` on the name, and ``RecordSubject`` on the NATS subject. RecordSubject is the one method whose
+resource may have wildcards. It allows every subject that the resource covers, and the subjects of the
+stream's partitions (``orders.1`` with ``orders``). A stream whose subject is its name needs no RecordSubject.
+Liftbridge takes no notice of such lines.
+
+When the file changes, reads that it no longer allows end with PERMISSION_DENIED, and so do PublishAsync calls
+of clients that may publish to no stream any more.
+
+Different from Liftbridge: a denial is PERMISSION_DENIED, nothing is done before it, a message that is denied
+on PublishAsync is not published, and SetCursor needs no permission to publish to ``__cursors``. Joining a
 consumer group takes the permission to subscribe to each of its streams.
 """
 
@@ -19,6 +29,7 @@ import csv
 import logging
 import os
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -26,9 +37,13 @@ from liftenvelope._pb import api_pb2
 from liftenvelope.errors import UsageError
 from liftenvelope.gateway.limits import Limits
 from liftenvelope.gateway.requests import read_request
+from liftenvelope.gateway.storage import covers
+from liftenvelope.jetstream._names import check_filter
 from liftenvelope.rpc.status import RpcError, StatusCode
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
     from liftenvelope.rpc.server import Handler, ServerCall
 
 __all__ = ["Authorization", "Policy", "client_name"]
@@ -36,7 +51,11 @@ __all__ = ["Authorization", "Policy", "client_name"]
 _log: Final = logging.getLogger("liftenvelope.gateway")
 _API: Final = "/proto.API/"
 _FIELDS: Final = 4
-#: How often the file is looked at, in seconds.
+#: Method of the lines that name subjects.
+_RECORD: Final = "RecordSubject"
+#: Methods whose calls a new policy may end. The others end by themselves.
+_LASTING: Final = ("PublishAsync", "Subscribe")
+#: Seconds between two looks at the file.
 _LOOK: Final = 1.0
 
 #: Of each method with one request: what it is about, and what must be allowed, if not the method itself.
@@ -63,30 +82,77 @@ class Policy:
         text: The file.
 
     Raises:
-        UsageError: A line says nothing that is understood; the message has its number.
+        UsageError: A line can't be understood; the message has its number.
 
     Example:
         >>> policy = Policy("p, client1, orders, Subscribe")
         >>> policy.allows("client1", "orders", "Subscribe"), policy.allows("client1", "orders", "Publish")
         (True, False)
+        >>> policy = Policy("p, client1, orders.>, RecordSubject")
+        >>> policy.may_record("client1", "orders.*"), policy.may_record("client1", ">")
+        (True, False)
     """
 
     def __init__(self, text: str = "") -> None:
         self._allowed: set[tuple[str, str, str]] = set()
+        self._subjects: dict[str, list[str]] = {}
         for number, line in enumerate(text.splitlines(), 1):
             if not line.strip() or line.lstrip().startswith("#"):
                 continue
             fields = [field.strip() for field in next(csv.reader([line], skipinitialspace=True))]
             if len(fields) != _FIELDS or fields[0] != "p" or not all(fields):
                 raise UsageError(f"line {number}: {line!r}: expected 'p, client, stream, method'")
-            self._allowed.add((fields[1], fields[2], fields[3]))
+            _, client, resource, method = fields
+            self._allowed.add((client, resource, method))
+            if method == _RECORD:
+                self._subjects.setdefault(client, []).append(_subject(number, resource))
 
     def allows(self, client: str, resource: str, method: str) -> bool:
         """Whether a client may do something to a stream."""
         return (client, resource, method) in self._allowed
 
+    def allows_any(self, client: str, method: str) -> bool:
+        """Whether a client may do something to at least one stream."""
+        return any((name, what) == (client, method) for name, _, what in self._allowed)
+
+    def may_record(self, client: str, subject: str) -> bool:
+        """Whether a client may create streams on a subject, which may have wildcards."""
+        return any(covers(granted, subject) for granted in self._subjects.get(client, ()))
+
     def __len__(self) -> int:
         return len(self._allowed)
+
+
+def _subject(number: int, subject: str) -> str:
+    try:
+        check_filter(subject)
+    except UsageError as exc:
+        raise UsageError(f"line {number}: {exc}") from exc
+    return subject
+
+
+class _OpenCall:
+    """A call that ends when the policy no longer allows it.
+
+    Args:
+        check: Raises RpcError if the policy does not allow the call.
+        scope: Cancels the call.
+    """
+
+    def __init__(self, check: Callable[[], None], scope: asyncio.Timeout) -> None:
+        self._check = check
+        self._scope = scope
+        #: Status of the call once it was ended.
+        self.denial: RpcError | None = None
+
+    def end_if_denied(self) -> None:
+        """End the call if the policy does not allow it."""
+        try:
+            self._check()
+        except RpcError as denial:
+            if self.denial is None:
+                self.denial = denial
+                self._scope.reschedule(0.0)
 
 
 class Authorization:
@@ -105,6 +171,7 @@ class Authorization:
         self._policy = self._read()
         self._task: asyncio.Task[None] | None = None
         self._limits = Limits()
+        self._open: set[_OpenCall] = set()
 
     async def start(self) -> None:
         """Follow the file."""
@@ -130,6 +197,27 @@ class Authorization:
             text = f"The client is not authorized to call {method} on resource {resource}"
             raise RpcError(StatusCode.PERMISSION_DENIED, text)
 
+    def check_subject(self, client: str, name: str, subject: str) -> None:
+        """Make sure that a client may create a stream on a subject.
+
+        Raises:
+            RpcError: PERMISSION_DENIED: it may not.
+        """
+        if subject != name and not self._policy.may_record(client, subject):
+            text = f"The client is not authorized to create streams on subject {subject}"
+            needed = f"p, {client}, {subject}, {_RECORD}"
+            raise RpcError(StatusCode.PERMISSION_DENIED, f"{text}: add '{needed}' to the policy")
+
+    def check_any(self, client: str, method: str) -> None:
+        """Make sure that a client may do something to at least one stream.
+
+        Raises:
+            RpcError: PERMISSION_DENIED: it may not.
+        """
+        if not self._policy.allows_any(client, method):
+            text = f"The client is not authorized to call {method} on any resource"
+            raise RpcError(StatusCode.PERMISSION_DENIED, text)
+
     def protect(self, handlers: Mapping[str, Handler], limits: Limits) -> dict[str, Handler]:
         """Return handlers that serve only what is allowed. What is not of the API is for everybody."""
         self._limits = limits
@@ -144,21 +232,54 @@ class Authorization:
             client = client_name(call.peer_certificate)
             if not client:
                 self.check(client, "", method)
+            check: Callable[[], None] | None = None
             if method == "PublishAsync":
                 call.admits = partial(self._admits, call, client)
+                check = partial(self.check_any, client, "Publish")
             elif method in _ABOUT:
-                await self._check_request(call, client, method)
-            await handler(call)
+                check = await self._request_check(call, client, method)
+                check()
+            if check is None or method not in _LASTING:
+                await handler(call)
+                return
+            async with self._while_allowed(check):
+                await handler(call)
 
         return serve
 
-    async def _check_request(self, call: ServerCall, client: str, method: str) -> None:
+    async def _request_check(self, call: ServerCall, client: str, method: str) -> Callable[[], None]:
+        """Return a function that raises RpcError if the policy does not allow the call's request."""
         kind, resources, needed = _ABOUT[method]
-        async for raw in call:
-            for resource in resources(read_request(kind, raw, self._limits)):
-                self.check(client, resource, needed or method)
+        if (received := await call.receive()) is None:
+            return lambda: None  # the method itself refuses a call without a request
+        for raw in reversed(received):
             call.put_back(raw)
-            return
+        request = read_request(kind, received[0], self._limits)
+
+        def check() -> None:
+            for resource in resources(request):
+                self.check(client, resource, needed or method)
+            if method == "CreateStream":
+                self.check_subject(client, request.name, request.subject)
+
+        return check
+
+    @asynccontextmanager
+    async def _while_allowed(self, check: Callable[[], None]) -> AsyncIterator[None]:
+        """Cancel the block, and raise what ``check`` raises, when a new policy does not allow it."""
+        opened = None
+        try:
+            async with asyncio.timeout(None) as scope:
+                opened = _OpenCall(check, scope)
+                self._open.add(opened)
+                yield
+        except TimeoutError:
+            if opened is None or opened.denial is None:
+                raise
+            raise opened.denial from None
+        finally:
+            if opened is not None:
+                self._open.discard(opened)
 
     def _admits(self, call: ServerCall, client: str, raw: bytes) -> bool:
         """Say whether a message of PublishAsync may be published; the client is told if not."""
@@ -188,6 +309,8 @@ class Authorization:
                 _log.warning("the policy stays as it was: %s", exc)
             else:
                 _log.info("policy file %s: %d permissions", self._path, len(self._policy))
+                for opened in list(self._open):
+                    opened.end_if_denied()
 
     def _state(self) -> tuple[int, int, int] | None:
         try:

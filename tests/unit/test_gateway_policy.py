@@ -79,3 +79,21 @@ def test_files_that_can_not_be_read(tmp_path: Path) -> None:
 )
 def test_names_in_certificates(certificate: dict[str, object] | None, name: str) -> None:
     assert client_name(certificate) == name
+
+
+def test_recorded_subjects_are_covered_by_what_is_granted() -> None:
+    policy = Policy("p, app, orders.>, RecordSubject\np, app, *.eu, RecordSubject\np, b, x, RecordSubject\n")
+    allowed = ("orders.a", "orders.*", "orders.>", "orders.*.b", "any.eu", "*.eu")
+    refused = ("orders", ">", "*", "*.>", "*.*", "any.us", "any.eu.b", "x", "")
+    assert {subject: policy.may_record("app", subject) for subject in (*allowed, *refused)} == {
+        **dict.fromkeys(allowed, True),
+        **dict.fromkeys(refused, False),
+    }
+    assert not policy.may_record("nobody", "orders.a")
+    assert not policy.allows("app", "orders.a", "RecordSubject")
+
+
+@pytest.mark.parametrize("subject", ["orders..a", "a b", ">.a", "."])
+def test_malformed_subjects_are_refused_with_their_line(subject: str) -> None:
+    with pytest.raises(UsageError, match=r"line 2: .*subject"):
+        Policy(f"p, a, b, c\np, app, {subject}, RecordSubject\n")
