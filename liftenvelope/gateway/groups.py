@@ -8,6 +8,11 @@ coordinator; heartbeats go to the coordinator itself.
 
 Other than in Liftbridge, epochs never begin anew, so that no reader of a group of before fences those of the
 present one out; and who coordinates a group is decided by leases, not by what members report.
+
+**Members belong to certificates.** A member is bound to the common name of the certificate that joined it. A
+client without a certificate has the empty name. Calls in the name of a member that another name has joined
+are PERMISSION_DENIED: heartbeats, leaving, reports and Subscribe. The name is part of the member's client id,
+as a hash, so it is stored with the group and any gateway checks it, also after a failover.
 """
 
 from __future__ import annotations
@@ -22,6 +27,7 @@ from typing import TYPE_CHECKING, Final
 
 from liftenvelope._pb import api_pb2, groups_pb2
 from liftenvelope.errors import GroupError
+from liftenvelope.gateway.authorization import client_name
 from liftenvelope.gateway.reads import FENCED
 from liftenvelope.gateway.requests import read_request
 from liftenvelope.group.assignors import TopicPartition
@@ -48,12 +54,16 @@ from liftenvelope.rpc.status import RpcError, StatusCode
 if TYPE_CHECKING:
     from liftenvelope.gateway.activity import ActivityLog
     from liftenvelope.gateway.core import Core
+    from liftenvelope.gateway.reads import Read
     from liftenvelope.gateway.records import StreamRecord
+    from liftenvelope.rpc.server import ServerCall
 
 __all__ = ["GroupFace", "coordinator_id"]
 
 _NS: Final = 1_000_000_000
 _TOKEN: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
+#: Client id of a member that joined with a certificate: who it is, and the hash of the certificate's name.
+_OWNED: Final = re.compile(r"[0-9a-f]{32}@([0-9a-f]{32})")
 #: How often joining is tried again where the group goes, or changes hands, at that moment.
 _TRIES: Final = 5
 
@@ -166,7 +176,7 @@ class GroupFace:
 
     # The calls
 
-    async def join(self, raw: bytes) -> bytes:
+    async def join(self, call: ServerCall, raw: bytes) -> bytes:
         """Serve JoinConsumerGroup."""
         request = read_request(api_pb2.JoinConsumerGroupRequest, raw, self._core.options.limits)
         _check(groupId=request.groupId, consumerId=request.consumerId)
@@ -174,7 +184,8 @@ class GroupFace:
             raise RpcError(StatusCode.INVALID_ARGUMENT, "No streams provided")
         topics = await self._topics(request.streams)
         try:
-            controller, epoch = await self._join(request.groupId, request.consumerId, topics)
+            client = _new_client_id(client_name(call.peer_certificate))
+            controller, epoch = await self._join(request.groupId, request.consumerId, client, topics)
         except GroupError as exc:
             raise group_status(exc) from exc
         if self._activity is not None:
@@ -187,25 +198,30 @@ class GroupFace:
             coordinatorTimeout=int(coordinator * _NS),
         ).SerializeToString()
 
-    async def leave(self, raw: bytes) -> bytes:
+    async def leave(self, call: ServerCall, raw: bytes) -> bytes:
         """Serve LeaveConsumerGroup."""
         request = read_request(api_pb2.LeaveConsumerGroupRequest, raw, self._core.options.limits)
         _check(groupId=request.groupId, consumerId=request.consumerId)
+        state = await self.find(request.groupId)
+        client = _checked_client_id(state, request.consumerId, client_name(call.peer_certificate))
         try:
-            await self._leave(request.groupId, request.consumerId)
+            await self._leave(request.groupId, request.consumerId, client)
         except GroupError as exc:
             raise group_status(exc) from exc
         if self._activity is not None:
             self._activity.group_left(request.groupId, request.consumerId, expired=False)
         return api_pb2.LeaveConsumerGroupResponse().SerializeToString()
 
-    async def assignments(self, raw: bytes) -> bytes:
+    async def assignments(self, call: ServerCall, raw: bytes) -> bytes:
         """Serve FetchConsumerGroupAssignments, which is also the sign of life of a member."""
         request = read_request(api_pb2.FetchConsumerGroupAssignmentsRequest, raw, self._core.options.limits)
         _check(groupId=request.groupId, consumerId=request.consumerId)
         try:
             host = await self._coordinator.directory.host(request.groupId)
-            host.heartbeat(request.consumerId, request.epoch, "")
+            client = _checked_client_id(
+                host.group.state, request.consumerId, client_name(call.peer_certificate)
+            )
+            host.heartbeat(request.consumerId, request.epoch, client)
             partitions = host.group.assignment_of(request.consumerId)
         except GroupError as exc:
             raise group_status(exc) from exc
@@ -217,32 +233,45 @@ class GroupFace:
             response.assignments.add(stream=stream, partitions=numbers)
         return response.SerializeToString()
 
-    async def report(self, raw: bytes) -> bytes:
+    async def report(self, call: ServerCall, raw: bytes) -> bytes:
         """Serve ReportConsumerGroupCoordinator: see to it that the group has a coordinator that lives."""
         request = read_request(api_pb2.ReportConsumerGroupCoordinatorRequest, raw, self._core.options.limits)
         _check(groupId=request.groupId, consumerId=request.consumerId, coordinator=request.coordinator)
         state = await self.find(request.groupId)
         if state is None:
             raise RpcError(StatusCode.FAILED_PRECONDITION, f"No such consumer group {request.groupId}")
+        _checked_client_id(state, request.consumerId, client_name(call.peer_certificate))
         return api_pb2.ReportConsumerGroupCoordinatorResponse().SerializeToString()
 
-    async def check_member(self, group: str, epoch: int, consumer: str, stream: str, partition: int) -> None:
-        """Make sure that a partition is a member's to read, as the group's record has it.
+    async def check_member(self, read: Read, name: str) -> None:
+        """Make sure that a read belongs to the member that it names, as the group's record has it.
 
-        So an old member is fenced by a newer epoch even where another gateway serves the newer member.
-        Readers of a group without a record are fenced by their epochs alone.
+        Sets ``read.confirmed``. So an old member is fenced by a newer epoch even where another gateway serves
+        the newer member, and nobody else can fence members out by an epoch that the group never had. Clients
+        without a certificate may read for a group without a record, as in Liftbridge.
+
+        Args:
+            read: The read, which names a member.
+            name: Name in the client's certificate, empty for none.
 
         Raises:
             RpcError: FAILED_PRECONDITION: the group has no such epoch yet, or the partition is not the
-                member's. UNAVAILABLE: that could not be found out.
+                member's. PERMISSION_DENIED: another certificate has joined the member. UNAVAILABLE: that
+                could not be found out.
         """
+        assert read.member is not None
+        group, epoch, consumer = read.member
         state = await self.find(group)
-        if state is None:
+        if state is None and not name:
             return
-        member = state.members.get(consumer)
-        is_assigned = member is not None and TopicPartition(stream, partition) in member.assignment
-        if epoch > state.generation or not is_assigned:
+        _checked_client_id(state, consumer, name)
+        member = None if state is None else state.members.get(consumer)
+        is_assigned = (
+            member is not None and TopicPartition(read.record.name, read.partition) in member.assignment
+        )
+        if state is None or epoch > state.generation or not is_assigned:
             raise RpcError(StatusCode.FAILED_PRECONDITION, FENCED)
+        read.confirmed = True
 
     # Metadata
 
@@ -304,11 +333,11 @@ class GroupFace:
 
     # What is asked of whoever coordinates
 
-    async def _join(self, group: str, consumer: str, topics: tuple[TopicSpec, ...]) -> tuple[str, int]:
+    async def _join(
+        self, group: str, consumer: str, client: str, topics: tuple[TopicSpec, ...]
+    ) -> tuple[str, int]:
         """Make the group if need be, and join it; return its controller and its epoch."""
         definition = Definition(name=group, session_timeout=self._timeouts[0], ephemeral=True, immediate=True)
-        # One that nobody else has: whoever joins a second time is another one.
-        client = secrets.token_hex(16)
         for attempt in range(_TRIES):
             await self._create(definition)
             try:
@@ -346,17 +375,53 @@ class GroupFace:
         registered = await host.run(lambda known, now: known.register(registration, now))
         return self._coordinator.id, registered.generation
 
-    async def _leave(self, group: str, consumer: str) -> None:
+    async def _leave(self, group: str, consumer: str, client: str) -> None:
         try:
             host = await self._coordinator.directory.host(group)
         except NotControllerError:
-            request = groups_pb2.LeaveRequest(group=group, consumer_id=consumer)
+            request = groups_pb2.LeaveRequest(group=group, consumer_id=consumer, client_id=client)
             await self._calls.controller(group, "Leave", request, groups_pb2.LeaveResponse)
             return
-        await host.run(lambda known, _: known.leave(consumer))
+        await host.run(lambda known, _: known.leave(consumer, client))
 
 
 def _check(**given: str) -> None:
     for name, value in given.items():
         if not value:
             raise RpcError(StatusCode.INVALID_ARGUMENT, f"No {name} provided")
+
+
+def _new_client_id(name: str) -> str:
+    """Return a client id that nobody has had: whoever joins a second time is another client.
+
+    Args:
+        name: Name in the client's certificate, empty for none.
+    """
+    token = secrets.token_hex(16)
+    return f"{token}@{_owner(name)}" if name else token
+
+
+def _owner(name: str) -> str:
+    # A hash, because names may be longer than client ids.
+    return hashlib.sha256(name.encode()).hexdigest()[:32] if name else ""
+
+
+def _checked_client_id(state: GroupState | None, consumer: str, name: str) -> str:
+    """Return the client id of a member that a certificate has joined; empty if there is no such member.
+
+    Args:
+        state: The group; None if there is none.
+        consumer: The member.
+        name: Name in the certificate of the client that calls, empty for none.
+
+    Raises:
+        RpcError: PERMISSION_DENIED: a client with another name has joined the member.
+    """
+    member = None if state is None else state.members.get(consumer)
+    if state is None or member is None:
+        return ""
+    owned = _OWNED.fullmatch(member.client_id)
+    if (owned[1] if owned else "") != _owner(name):
+        text = f"consumer {consumer!r} of group {state.name!r} was joined with another certificate"
+        raise RpcError(StatusCode.PERMISSION_DENIED, text)
+    return member.client_id

@@ -31,6 +31,7 @@ class Read:
         partition: The partition.
         any_replica: Whether any gateway may serve it, not the leader alone.
         member: Of a consumer group's member: the group, its epoch, the member. None otherwise.
+        confirmed: Whether the group's record has that member and knows that epoch.
         error: What it was ended by; None for a clean end.
         ended: Whether it was ended.
         became_readonly: Whether it is to end at the newest message.
@@ -45,6 +46,7 @@ class Read:
         self.member: tuple[str, int, str] | None = None
         if request.HasField("consumer"):
             self.member = (consumer.groupId, consumer.groupEpoch, consumer.consumerId)
+        self.confirmed = False
         self.error: RpcError | None = None
         self.ended = False
         self.became_readonly = False
@@ -79,7 +81,9 @@ class OpenReads:
         self._reads: dict[tuple[str, int], set[Read]] = {}
 
     def add(self, read: Read) -> None:
-        """Take one in. Of a consumer group, it ends those of older or equal epochs.
+        """Take one in. A read for a consumer group ends those of older or equal epochs.
+
+        An epoch that is not confirmed counts for less than any that is.
 
         Raises:
             RpcError: FAILED_PRECONDITION: a member of a newer epoch reads the partition.
@@ -88,7 +92,7 @@ class OpenReads:
         if read.member is not None:
             group, epoch, _ = read.member
             others = [other for other in reads if other.member is not None and other.member[0] == group]
-            if any(other.member is not None and other.member[1] > epoch for other in others):
+            if any(_rank(other) > (read.confirmed, epoch) for other in others):
                 raise RpcError(StatusCode.FAILED_PRECONDITION, FENCED)
             for other in others:
                 other.end(None)
@@ -140,3 +144,8 @@ class OpenReads:
             if not leads(stream, partition):
                 for read in [read for read in reads if not read.any_replica]:
                     read.end(RpcError(StatusCode.UNAVAILABLE, "another broker leads the partition now"))
+
+
+def _rank(read: Read) -> tuple[bool, int]:
+    """Return the order in which reads of one group fence each other out."""
+    return (read.confirmed, -1 if read.member is None else read.member[1])

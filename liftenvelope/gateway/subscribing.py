@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 from liftenvelope import _backend
 from liftenvelope._pb import api_pb2
 from liftenvelope.errors import LiftEnvelopeError, StreamNotFoundError
+from liftenvelope.gateway.authorization import client_name
 from liftenvelope.gateway.failures import status_of
 from liftenvelope.gateway.feed import PartitionFeed, ask_start
 from liftenvelope.gateway.positions import END_OF_READONLY, Bounds, bounds
@@ -56,7 +57,7 @@ class SubscribeService:
         record = await self._record(request)
         read = Read(record, request)
         if read.member is not None:
-            await self._groups.check_member(*read.member, record.name, request.partition)
+            await self._groups.check_member(read, client_name(call.peer_certificate))
         if not read.any_replica:
             # Once more, and with no await until it is added: from then on it is told of any change.
             self._core.check_leader(record.name, request.partition)
