@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from liftenvelope.errors import TransportError, UsageError
+from liftenvelope.gateway.embedded_logins import Logins, write_private
 from liftenvelope.gateway.nats_log import log_line, read_level
 
 __all__ = ["BUFFERED", "EmbeddedNats", "find_nats_server"]
@@ -23,6 +24,8 @@ __all__ = ["BUFFERED", "EmbeddedNats", "find_nats_server"]
 #: hold as many as this. An envelope that was dropped gets no ack.
 BUFFERED: Final = {"max_buffered_msgs": 10_000_000, "max_buffered_size": 1 << 30}
 _VARIABLE: Final = "LIFTENVELOPE_NATS_SERVER"
+#: A warning of its log that means our own random passwords, which are in a file of mode 0600.
+_OWN_PASSWORDS: Final = "Plaintext passwords detected, use nkeys or bcrypt"
 #: Lines of its log that are held back until it has started.
 _HELD_BACK: Final = 1_000
 _LOOK: Final = 0.01
@@ -59,16 +62,20 @@ def find_nats_server() -> Path:
 class EmbeddedNats:
     """A nats-server that runs as long as the gateway.
 
+    It asks for a login: see :mod:`liftenvelope.gateway.embedded_logins`.
+
     Args:
-        data_dir: Where its streams are. It is made if it is not there.
+        data_dir: Where its streams are. It is made, for this user alone, if it is not there.
         host: Where it listens. Default: loopback only.
         port: Likewise; -1, the default, for any that is free.
+        open_to_publishers: Whether clients that do not log in may publish and subscribe. Default true.
         config: More of its configuration, by the names of the server's configuration file.
 
     Its log goes to the logger ``liftenvelope.gateway.nats``.
 
     Attributes:
-        url: Where it is; empty before it is started.
+        url: Where it listens, without a login; empty before it is started.
+        login: Arguments of ``nats.connect`` to log in with all rights; empty before it is started.
         on_line: Called with each line of its log from then on. Default: nobody is.
     """
 
@@ -78,9 +85,11 @@ class EmbeddedNats:
         *,
         host: str = "127.0.0.1",
         port: int = -1,
+        open_to_publishers: bool = True,
         config: dict[str, Any] | None = None,
     ) -> None:
         self._folder = data_dir
+        self._is_open = open_to_publishers
         self._host = host
         self._port = port
         self._config = config or {}
@@ -89,6 +98,7 @@ class EmbeddedNats:
         self._lines: list[str] = []
         self._is_logged = False
         self.url = ""
+        self.login: dict[str, str] = {}
         self.on_line: Callable[[str], None] | None = None
 
     @property
@@ -107,14 +117,15 @@ class EmbeddedNats:
         program = find_nats_server()
         ports = self._folder / "ports"
         try:
-            self._folder.mkdir(parents=True, exist_ok=True)
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             lock = await self._lock(deadline)
         except OSError as exc:
             raise UsageError(f"the folder for streams can't be used: {exc}") from exc
         try:
             shutil.rmtree(ports, ignore_errors=True)
-            ports.mkdir()
-            await self._launch(program, ports, lock)
+            ports.mkdir(mode=0o700)
+            logins = Logins(self._folder, open_to_publishers=self._is_open)
+            await self._launch(program, {**self._configuration(ports), **logins.configuration}, lock)
         finally:
             # The server has it from now on, as long as it lives.
             os.close(lock)
@@ -124,7 +135,12 @@ class EmbeddedNats:
                 await self.stop()
                 raise TransportError(f"nats-server did not start: {self._reason()}")
             await asyncio.sleep(_LOOK)
-        self.url = url
+        try:
+            logins.write(url)
+        except OSError as exc:
+            await self.stop()
+            raise UsageError(f"the folder for streams can't be used: {exc}") from exc
+        self.url, self.login = url, logins.gateway
         self._log_from_now_on()
         return self
 
@@ -162,9 +178,9 @@ class EmbeddedNats:
             else:
                 return lock
 
-    async def _launch(self, program: Path, ports: Path, lock: int) -> None:
+    async def _launch(self, program: Path, configuration: dict[str, Any], lock: int) -> None:
         path = self._folder / "nats-server.json"
-        path.write_text(json.dumps(self._configuration(ports), indent=1), "utf-8")
+        write_private(path, json.dumps(configuration, indent=1))
         self._process = await asyncio.create_subprocess_exec(
             "/bin/sh",
             "-c",
@@ -217,6 +233,8 @@ class EmbeddedNats:
         assert self._process.stderr is not None
         async for raw in self._process.stderr:
             line = raw.decode("utf-8", "replace")
+            if _OWN_PASSWORDS in line:
+                continue
             if self._is_logged:
                 log_line(line)
             else:

@@ -148,10 +148,20 @@ async def running_gateway(serving: Serving) -> AsyncIterator[tuple[Gateway, Embe
     if serving.data_dir is not None:
         folder = Path(serving.data_dir)
         config = {"debug": True} if serving.nats_debug else {}
-        own = EmbeddedNats(folder, host=serving.nats_host, port=serving.nats_port, config=config)
+        own = EmbeddedNats(
+            folder,
+            host=serving.nats_host,
+            port=serving.nats_port,
+            # Raw messages would get around a policy.
+            open_to_publishers=serving.gateway.get("policy_file") is None,
+            config=config,
+        )
         await own.start()
     try:
-        nc = await _connect(serving.nats_url if own is None else own.url, serving.connect)
+        if own is None:
+            nc = await _connect(serving.nats_url, serving.connect)
+        else:
+            nc = await _connect(own.url, {**serving.connect, **own.login})
         try:
             async with serving.new_gateway(nc) as gateway:
                 if own is not None:

@@ -55,7 +55,7 @@ async def test_by_its_own_server(
         async with running_gateway(Serving(data_dir=str(tmp_path))) as (gateway, own):
             assert own is not None
             await make(gateway, name)
-            nc = await connect(own.url)
+            nc = await connect(own.url, **own.login)
             await flood(nc, f"{name}.1", caplog, name)
             async with JetStream(nc) as js:
                 stored = (await (await js.stream(f"lift_{name}_1")).info()).state.messages
