@@ -10,13 +10,14 @@ import contextlib
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from timeit import Timer
 from typing import TYPE_CHECKING, Any, Final
 
 import nats
 import nats.errors
 
+from liftenvelope._secrets import without_secrets
 from liftenvelope._values_py import ACK_FIELDS, MESSAGE_FIELDS
 from liftenvelope.envelope import Ack, marshal_ack, new_message, unmarshal_ack, unmarshal_message
 from liftenvelope.errors import AckTimeoutError, TransportError, UsageError
@@ -53,7 +54,7 @@ class Job:
     messages: int = 100_000
     size: int = 256
     window: int = 1_000
-    nats_url: str | None = None
+    nats_url: str | None = field(default=None, repr=False)
     liftbridge: str | None = None
     broker: str = "gateway"
 
@@ -199,7 +200,8 @@ async def _check_pair(nc: Client, stream: str, job: Job) -> None:
             await inbox.publish(stream, b"first")
     except AckTimeoutError as exc:
         raise TransportError(
-            f"no ack from Liftbridge: does {job.liftbridge} use the NATS server at {job.nats_url}?"
+            f"no ack from Liftbridge: does {job.liftbridge} use the NATS server at "
+            f"{without_secrets(job.nats_url)}?"
         ) from exc
 
 
@@ -207,7 +209,7 @@ async def _connect(url: str) -> Client:
     try:
         return await nats.connect(url, connect_timeout=5, max_reconnect_attempts=1, error_cb=_quiet)
     except (OSError, nats.errors.Error) as exc:
-        raise TransportError(f"there is no NATS server at {url}: {exc!r}") from exc
+        raise TransportError(without_secrets(f"there is no NATS server at {url}: {exc!r}")) from exc
 
 
 async def _quiet(_: Exception) -> None:

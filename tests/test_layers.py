@@ -16,7 +16,16 @@ CYTHON = sorted((ROOT / "src").glob("*.p[yx][xdi]"))
 #: A module may import those above its line; those in one line may not import each other.
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors", "_version", "_wire"),
-    ("_ack_timeouts", "_checks", "_deadlines", "_extras", "_protobuf_py", "_stream_names", "_summaries"),
+    (
+        "_ack_timeouts",
+        "_checks",
+        "_deadlines",
+        "_extras",
+        "_protobuf_py",
+        "_secrets",
+        "_stream_names",
+        "_summaries",
+    ),
     ("types",),
     ("_values_py", "_delivered_py"),
     ("_payloads_py", "_frames_py", "_jet_py", "_put_py", "_direct_py"),

@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
+from liftenvelope._secrets import without_secrets
 from liftenvelope._version import __version__
 from liftenvelope.errors import MissingExtraError, UsageError
 
@@ -89,7 +90,8 @@ def _file(name: str, path: str) -> str:
         with open(path, encoding="utf-8") as file:
             return file.read()
     except (OSError, ValueError) as exc:
-        raise UsageError(f"{name} {path!r} can't be read: {exc}") from exc
+        # The seed itself may have been given in place of its file, and the error has the path.
+        raise UsageError(without_secrets(f"{name} {path!r} can't be read: {exc}")) from None
 
 
 def _sign(seed: str, nonce: str, name: str, path: str) -> tuple[str, str]:
@@ -103,4 +105,6 @@ def _sign(seed: str, nonce: str, name: str, path: str) -> tuple[str, str]:
         signed = base64.urlsafe_b64encode(pair.sign(nonce.encode())).decode().rstrip("=")
         return pair.public_key.decode(), signed
     except (nkeys.NkeysError, ValueError) as exc:
-        raise UsageError(f"{name} {path!r} has no sound seed: {type(exc).__name__}") from None
+        raise UsageError(
+            f"{name} {without_secrets(path)!r} has no sound seed: {type(exc).__name__}"
+        ) from None

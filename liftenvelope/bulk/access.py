@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeAlias
 from urllib.parse import SplitResult, unquote, urlsplit
 
+from liftenvelope._secrets import without_secrets
 from liftenvelope.client.blocking import BlockingClient
 from liftenvelope.client.client import Client
 from liftenvelope.client.options import check_count, check_http2_sizes, check_seconds, check_server_names
@@ -76,9 +77,9 @@ class Access:
 
     tls: ssl.SSLContext | bool | None = None
     user: str | None = None
-    password: str | None = None
-    token: str | None = None
-    nkeys_seed: str | Path | None = None
+    password: str | None = field(default=None, repr=False)
+    token: str | None = field(default=None, repr=False)
+    nkeys_seed: str | Path | None = field(default=None, repr=False)
     user_credentials: str | Path | None = None
     domain: str | None = None
     api_prefix: str | None = None
@@ -179,7 +180,7 @@ def find_target(source: Source, access: Access | None) -> Target:
         raise UsageError("expected at least one URL")
     found = [_parse_url(part, access or Access()) for part in parts]
     if len({target.kind for target in found}) > 1:
-        raise UsageError(f"{source!r}: expected servers of one kind, NATS or Liftbridge")
+        raise UsageError(f"{without_secrets(source)}: expected servers of one kind, NATS or Liftbridge")
     addresses = tuple(dict.fromkeys(address for target in found for address in target.addresses))
     secure = any(target.secure for target in found)
     return Target(found[0].kind, addresses, found[0].access, secure)
@@ -207,23 +208,23 @@ def _client_target(options: Options, access: Access | None) -> Target:
 
 def _parse_url(text: object, access: Access) -> Target:
     if not isinstance(text, str):
-        raise UsageTypeError(f"expected a URL as str, not {text!r}")
+        raise UsageTypeError(f"expected a URL as str, not {type(text).__name__}")
     url = text.strip()
     if "://" not in url:
         secure = access.context is not None
         return Target(Kind.LIFTBRIDGE, (parse_address(url),), access, secure)
+    expected = "nats://host:port, tls://host:port or liftbridge://host:port"
     try:
         parts = urlsplit(url)
         port = parts.port
-    except ValueError as exc:
-        raise UsageError(f"URL {_hidden(url)!r}: {exc}") from exc
+    except ValueError:
+        raise UsageError(f"URL {without_secrets(url)!r}: expected {expected}") from None
     if parts.scheme not in _PORTS or not parts.hostname or parts.path.strip("/") or parts.query:
-        expected = "nats://host:port, tls://host:port or liftbridge://host:port"
-        raise UsageError(f"URL {_hidden(url)!r}: expected {expected}")
+        raise UsageError(f"URL {without_secrets(url)!r}: expected {expected}")
     address = Address(parts.hostname, port or _PORTS[parts.scheme])
     if parts.scheme == "liftbridge":
         if parts.username is not None:
-            raise UsageError(f"URL {_hidden(url)!r}: Liftbridge knows no users")
+            raise UsageError(f"URL {without_secrets(url)!r}: Liftbridge knows no users")
         return Target(Kind.LIFTBRIDGE, (address,), access, access.context is not None)
     secure = parts.scheme == "tls" or access.context is not None
     return Target(Kind.NATS, (address,), _with_login(access, parts), secure)
@@ -236,9 +237,3 @@ def _with_login(access: Access, parts: SplitResult) -> Access:
     if parts.password is None:
         return replace(access, token=name)
     return replace(access, user=name, password=unquote(parts.password))
-
-
-def _hidden(url: str) -> str:
-    """A URL for the text of errors, without what nobody else is to know."""
-    scheme, separator, rest = url.partition("://")
-    return scheme + separator + (f"***@{rest.rpartition('@')[2]}" if "@" in rest else rest)

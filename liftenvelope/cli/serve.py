@@ -49,6 +49,9 @@ _ARGUMENT = re.compile(
 
 @click.command()
 @click.option("--nats", "nats_url", metavar="URL", help="Running NATS servers with JetStream, with commas.")
+@click.option(
+    "--nats-url-file", metavar="FILE", help="File with that URL, to keep its password off the command line."
+)
 @click.option("--nats-creds", metavar="FILE", help="Credentials for it.")
 @click.option("--nats-inbox-prefix", metavar="PREFIX", help="How inboxes begin there.  [default: _INBOX]")
 @click.option("--nats-log", metavar="FILE", help="Its log, to be warned of messages that it drops.")
@@ -137,7 +140,7 @@ def _with_flags(text: str) -> str:
 def _serving(options: dict[str, Any]) -> Any:
     from liftenvelope.gateway.serving import Serving, data_folder
 
-    url, data_dir = options["nats_url"], options["data_dir"]
+    url, data_dir = _nats_url(options), options["data_dir"]
     if url is not None and data_dir is not None:
         raise UsageError("--nats and --data-dir exclude each other: a server that runs has its own folder")
     if url is None and options["nats_creds"] is not None:
@@ -182,6 +185,21 @@ def _serving(options: dict[str, Any]) -> Any:
         gateway={name: value for name, value in gateway.items() if value is not None},
         drain=options["drain"],
     )
+
+
+def _nats_url(options: dict[str, Any]) -> str | None:
+    url, path = options["nats_url"], options["nats_url_file"]
+    if path is None:
+        return str(url) if url is not None else None
+    if url is not None:
+        raise UsageError("--nats and --nats-url-file exclude each other")
+    try:
+        found = Path(path).read_text("utf-8").strip()
+    except (OSError, UnicodeDecodeError) as exc:
+        raise UsageError(f"--nats-url-file must be a file that can be read, got {path!r}: {exc}") from exc
+    if not found:
+        raise UsageError(f"--nats-url-file must hold a URL such as nats://host:4222, {path!r} is empty")
+    return found
 
 
 def _address(option: str, text: str, *, any_port: bool = False) -> tuple[str, int]:

@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-__all__ = ["GATEWAY_INBOXES", "Logins", "write_private"]
+__all__ = ["Logins", "write_private"]
 
 _GATEWAY: Final = "gateway"
 _PUBLISHER: Final = "publisher"
 #: Prefix of the inboxes of the gateway's own connection, so that publishers can't read answers meant for it.
-GATEWAY_INBOXES: Final = "_INBOX.gateway"
+_GATEWAY_INBOXES: Final = "_INBOX.gateway"
 #: Subjects closed to publishers, both ways. JetStream's API and records can delete and change every stream,
 #: ``liftenvelope.groups`` can throw members out of groups.
 _INTERNAL: Final = (
@@ -33,7 +33,7 @@ _INTERNAL: Final = (
     "$SYS.>",
     "_lift.>",
     "liftenvelope.groups.>",
-    f"{GATEWAY_INBOXES}.>",
+    f"{_GATEWAY_INBOXES}.>",
 )
 
 
@@ -56,7 +56,7 @@ class Logins:
     def gateway(self) -> dict[str, str]:
         """Arguments of ``nats.connect`` for the gateway's own connection."""
         password = self._passwords[_GATEWAY]
-        return {"user": _GATEWAY, "password": password, "inbox_prefix": GATEWAY_INBOXES}
+        return {"user": _GATEWAY, "password": password, "inbox_prefix": _GATEWAY_INBOXES}
 
     @property
     def configuration(self) -> dict[str, Any]:

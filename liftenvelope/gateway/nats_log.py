@@ -1,4 +1,4 @@
-"""The log of a nats-server, in the log of the program; and URLs without their passwords."""
+"""Passes the log of a nats-server on to the log of the program."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import logging
 import re
 from typing import Final
 
-__all__ = ["NATS_LOG", "log_line", "read_level", "without_logins"]
+from liftenvelope._secrets import without_secrets
+
+__all__ = ["NATS_LOG", "log_line", "read_level"]
 
 NATS_LOG: Final = logging.getLogger("liftenvelope.gateway.nats")
 #: ``[pid] date time [INF] text``.
@@ -19,9 +21,6 @@ _LEVELS: Final = {
     "ERR": logging.ERROR,
     "FTL": logging.CRITICAL,
 }
-#: User, password or token of a URL. A slash in them would have to be written as %2F.
-_LOGIN: Final = re.compile(r"(?<=//)[^/\s,]*@")
-_BARE_LOGIN: Final = re.compile(r"(?<![^,\s])(?!\w+://)[^/\s,]*@")
 
 
 def read_level(line: str) -> tuple[int, str]:
@@ -40,14 +39,4 @@ def read_level(line: str) -> tuple[int, str]:
 def log_line(line: str) -> None:
     """Write a line of a nats-server to the logger ``liftenvelope.gateway.nats``, at its own level."""
     level, text = read_level(line)
-    NATS_LOG.log(level, "%s", without_logins(text))
-
-
-def without_logins(text: str) -> str:
-    """Return a text without the users, passwords and tokens of the URLs in it.
-
-    Example:
-        >>> without_logins("nats://user:p@ss@one:4222,token@two:4222")
-        'nats://one:4222,two:4222'
-    """
-    return _BARE_LOGIN.sub("", _LOGIN.sub("", text))
+    NATS_LOG.log(level, "%s", without_secrets(text))

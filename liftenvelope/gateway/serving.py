@@ -18,10 +18,10 @@ from typing import Any, Final
 import nats.errors
 from nats.aio.client import Client
 
+from liftenvelope._secrets import without_secrets
 from liftenvelope.errors import TransportError, UsageError
 from liftenvelope.gateway.embedded import EmbeddedNats
 from liftenvelope.gateway.gateway import Gateway
-from liftenvelope.gateway.nats_log import without_logins
 from liftenvelope.nats._subjects import check_inbox_prefix
 
 __all__ = ["Serving", "data_folder", "running_gateway", "serve"]
@@ -133,7 +133,8 @@ def _check_readable(name: str, path: object) -> None:
         Path(path).read_bytes()
     except OSError as exc:
         text = f"{name} must be a file that can be read, got {os.fspath(path)!r}: {exc.strerror}"
-        raise UsageError(text) from exc
+        # A seed may have been given in place of its file, and the error of the system has the path as well.
+        raise UsageError(without_secrets(text)) from None
 
 
 @asynccontextmanager
@@ -180,12 +181,12 @@ async def running_gateway(serving: Serving) -> AsyncIterator[tuple[Gateway, Embe
 
 async def _connect(url: str | None, options: dict[str, Any]) -> Client:
     assert url is not None
-    nc, last, shown = Client(), "", without_logins(url)
+    nc, last, shown = Client(), "", without_secrets(url)
 
     async def note(exc: Exception) -> None:
         """What goes wrong later shows in the calls that it goes wrong for."""
         nonlocal last
-        last = f": {without_logins(str(exc))}"
+        last = f": {without_secrets(str(exc))}"
 
     async def lost() -> None:
         if not nc.is_closed:
@@ -209,7 +210,7 @@ async def _connect(url: str | None, options: dict[str, Any]) -> Client:
         await nc.close()
         raise TransportError(f"no connection to the NATS server {shown} within {_PATIENCE} s{last}") from exc
     except (nats.errors.Error, OSError) as exc:
-        text = f"no connection to the NATS server {shown}: {without_logins(str(exc))}"
+        text = f"no connection to the NATS server {shown}: {without_secrets(str(exc))}"
         raise TransportError(text) from exc
     return nc
 
@@ -238,7 +239,7 @@ async def serve(serving: Serving, on_ready: Callable[[Gateway, str], None]) -> N
         loop.add_signal_handler(number, end)
     try:
         async with running_gateway(serving) as (gateway, own):
-            on_ready(gateway, without_logins(serving.nats_url or (own.url if own is not None else "")))
+            on_ready(gateway, without_secrets(serving.nats_url or (own.url if own is not None else "")))
             await _wait(stop, own)
     finally:
         for number in _SIGNALS:

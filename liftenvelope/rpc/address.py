@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
+from liftenvelope._secrets import without_secrets
 from liftenvelope.errors import UsageError
 
 __all__ = ["Address", "parse_address"]
@@ -39,16 +40,18 @@ def parse_address(text: str) -> Address:
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
     elif ":" in host:
-        raise UsageError(f"address {text!r}: an IPv6 host needs brackets, as in [::1]:9292")
+        raise UsageError(
+            f"address {without_secrets(text)[:_SHOWN]!r}: an IPv6 host needs brackets, as in [::1]:9292"
+        )
     is_port = len(port) <= _PORT_DIGITS and port.isascii() and port.isdigit() and 1 <= int(port) <= 65535
     if not (colon and is_port and _is_host(host)):
-        raise UsageError(f"address {text[:_SHOWN]!r}: expected host:port")
+        raise UsageError(f"address {without_secrets(text)[:_SHOWN]!r}: expected host:port")
     return Address(host, int(port))
 
 
 def _is_host(host: str) -> bool:
     """Whether the system can look a host up: what it refuses raises UnicodeError and ValueError there."""
-    if not host or not host.isprintable() or any(character.isspace() for character in host):
+    if not host or "@" in host or not host.isprintable() or any(character.isspace() for character in host):
         return False
     try:
         host.encode("idna")

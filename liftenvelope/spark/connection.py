@@ -6,7 +6,7 @@ Values are plain so that they can be pickled to tasks; the TLS context is create
 from __future__ import annotations
 
 import ssl
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from liftenvelope.bulk import Access
@@ -61,7 +61,7 @@ class Connection:
     """
 
     format: str
-    servers: tuple[str, ...]
+    servers: tuple[str, ...] = field(repr=False)
     tls: bool | None
     ca_file: str | None
     cert_file: str | None
