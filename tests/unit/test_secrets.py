@@ -60,7 +60,7 @@ def said_by(call: Callable[[], object]) -> str:
 #: Roads by which a URL comes to be shown.
 ROADS: dict[str, Callable[[str], object]] = {
     "bulk.read": lambda url: bulk.read(url, "orders", access=bulk.Access(**QUICK)),  # type: ignore[arg-type]
-    "bulk.write": lambda url: bulk.write(url, "orders", [b"v"], access=bulk.Access(**QUICK)),  # type: ignore[arg-type,list-item]
+    "bulk.write": lambda url: bulk.write(url, "orders", [b"v"], access=bulk.Access(**QUICK)),  # type: ignore[arg-type]
     "bulk target": lambda url: find_target(url, None),
     "bulk target of a list": lambda url: find_target([url], None),
     "bulk target of bytes": lambda url: find_target([url.encode()], None),  # type: ignore[list-item]
