@@ -308,6 +308,8 @@ class _Request:
             case w.REQUEST_VALUE, w.LEN:
                 self.value = data
             case w.REQUEST_STREAM, w.LEN:
+                # Also one that a later field replaces: protobuf refuses the whole message.
+                read_text(raw, field, "stream")
                 self.stream = data
             case w.REQUEST_PARTITION, w.VARINT:
                 self.partition = signed(field.value, 32)
@@ -319,8 +321,10 @@ class _Request:
             case w.REQUEST_ACK_POLICY, w.VARINT:
                 self.policy = signed(field.value, 32)
                 self.plain = self.plain and 0 <= self.policy <= _NONE
-            case (w.REQUEST_ACK_INBOX, w.LEN) | (w.REQUEST_EXPECTED_OFFSET, w.VARINT):
-                pass  # the inbox is ours, and a stream that checks offsets has no route
+            case w.REQUEST_ACK_INBOX, w.LEN:
+                read_text(raw, field, "ack_inbox")  # checked and not used: the inbox is ours
+            case w.REQUEST_EXPECTED_OFFSET, w.VARINT:
+                pass  # a stream that checks offsets has no route
             case _:
                 self.plain = False
 

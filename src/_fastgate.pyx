@@ -304,7 +304,8 @@ cdef inline bint get_request(const uint8_t* p, const uint8_t* end, Request* out)
         elif tag == TAG_Q_VALUE:
             p = get_slice(p, end, &out.value)
         elif tag == TAG_Q_STREAM:
-            p = get_slice(p, end, &out.stream)
+            # Also one that a later field replaces: protobuf refuses the whole message.
+            p = get_text(p, end, &out.stream)
         elif tag == TAG_Q_PARTITION:
             p = get_varint(p, end, &number)
             out.partition = <int32_t>number
@@ -313,6 +314,8 @@ cdef inline bint get_request(const uint8_t* p, const uint8_t* end, Request* out)
             if p == NULL or not get_header(part.p, p, out):
                 return False
             out.headers += slice_size(part.n) if part.n else 2
+        elif tag == TAG_Q_ACK_INBOX:
+            p = get_text(p, end, &part)  # checked and not used: the inbox is ours
         elif tag == TAG_Q_CORRELATION_ID:
             p = get_text(p, end, &out.correlation_id)
         elif tag == TAG_Q_ACK_POLICY:
@@ -322,7 +325,7 @@ cdef inline bint get_request(const uint8_t* p, const uint8_t* end, Request* out)
                 out.plain = False
         else:
             p = skip_field(p, end, tag)
-            if (tag & 7 == 0 or tag & 7 == 2) and tag != TAG_Q_ACK_INBOX and tag != TAG_Q_EXPECTED_OFFSET:
+            if (tag & 7 == 0 or tag & 7 == 2) and tag != TAG_Q_EXPECTED_OFFSET:
                 out.plain = False
         if p == NULL:
             return False

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -352,3 +353,17 @@ def test_both_pipe_alike(requests: list[bytes], answers: list[Any]) -> None:
 def test_policies_are_those_of_the_api() -> None:
     ours = AckPolicy.LEADER, AckPolicy.ALL, AckPolicy.NONE
     assert [int(policy) for policy in ours] == [api_pb2.LEADER, api_pb2.ALL, api_pb2.NONE]
+
+
+@TWINS
+@pytest.mark.parametrize("field", ["stream", "ackInbox", "correlationId"])
+def test_request_with_text_that_is_no_utf8_is_not_taken(twin: Any, field: str) -> None:
+    number = api_pb2.PublishRequest.DESCRIPTOR.fields_by_name[field].number
+    sound = api_pb2.PublishRequest(stream="s", value=b"v").SerializeToString()
+    request = bytes([number << 3 | 2, 2, 0xC3, 0x28]) + sound
+    with pytest.raises(DecodeError):
+        api_pb2.PublishRequest.FromString(request)
+    pipe = twin.PublishPipe(INBOX, 1000)
+    pipe.route("s", 0, "s", "s", "lift_s_0")
+    assert pipe.take([request, sound], 0) == (b"", 0, 0, 0)
+    assert pipe.take([sound], 0)[1:3] == (1, 1)
