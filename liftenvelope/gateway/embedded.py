@@ -26,6 +26,10 @@ BUFFERED: Final = {"max_buffered_msgs": 10_000_000, "max_buffered_size": 1 << 30
 _VARIABLE: Final = "LIFTENVELOPE_NATS_SERVER"
 #: A warning of its log that means our own random passwords, which are in a file of mode 0600.
 _OWN_PASSWORDS: Final = "Plaintext passwords detected, use nkeys or bcrypt"
+#: Part of the lines about clients that may not do what they try. Any client can cause as many as it likes, so
+#: only one in a number of seconds is passed on.
+_VIOLATION: Final = " Violation - Subject "
+_VIOLATION_PAUSE: Final = 60.0
 #: Lines of its log that are held back until it has started.
 _HELD_BACK: Final = 1_000
 _LOOK: Final = 0.01
@@ -97,6 +101,7 @@ class EmbeddedNats:
         self._reading: asyncio.Task[None] | None = None
         self._lines: list[str] = []
         self._is_logged = False
+        self._violations_after = 0.0
         self.url = ""
         self.login: dict[str, str] = {}
         self.on_line: Callable[[str], None] | None = None
@@ -228,12 +233,22 @@ class EmbeddedNats:
         }
         return {**own, **self._config}
 
+    def _is_repeated(self, line: str) -> bool:
+        """Whether a line says once more that a client may not do what it tries."""
+        now = asyncio.get_running_loop().time()
+        if _VIOLATION not in line:
+            return False
+        if now < self._violations_after:
+            return True
+        self._violations_after = now + _VIOLATION_PAUSE
+        return False
+
     async def _read(self) -> None:
         assert self._process is not None
         assert self._process.stderr is not None
         async for raw in self._process.stderr:
             line = raw.decode("utf-8", "replace")
-            if _OWN_PASSWORDS in line:
+            if _OWN_PASSWORDS in line or self._is_repeated(line):
                 continue
             if self._is_logged:
                 log_line(line)

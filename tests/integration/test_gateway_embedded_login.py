@@ -237,3 +237,27 @@ async def test_passwords_are_not_logged(tmp_path: Path, caplog: pytest.LogCaptur
         assert "Plaintext passwords" not in caplog.text
         commands = b"".join(path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline"))
         assert [word for word in words if word.encode() in commands] == []
+
+
+async def test_refusals_are_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async with served(tmp_path) as (_, own):
+        errors = Errors()
+        nc = await connect(own.url, error_cb=errors.note)
+        for _ in range(50):
+            await nc.publish("$JS.API.INFO", b"")
+        await until(lambda: len(errors.texts) == 50)
+        await nc.close()
+    assert caplog.text.count("Publish Violation") == 1
+
+
+async def test_second_gateway_logs_in_with_the_url_in_the_data_folder(tmp_path: Path, name: str) -> None:
+    async with served(tmp_path) as (first, _):
+        second = Serving(nats_url=login(tmp_path, "gateway"))
+        async with running_gateway(second) as (other, _), liftenvelope.connect([other.address]) as client:
+            await client.create_stream(name, name)
+            ack = await client.publish(name, b"v")
+            assert ack is not None
+            assert {broker.id for broker in (await client.fetch_metadata()).brokers.values()} == {
+                first.id,
+                other.id,
+            }

@@ -196,6 +196,9 @@ NATS = ("--nats", "nats://127.0.0.1:1")
         ((*NATS, "--nats-domain", "a.b"), "--nats-domain 'a.b'"),
         ((*NATS, "--nats-inbox-prefix", "a.>"), "--nats-inbox-prefix must be a subject without wildcards"),
         ((*NATS, "--nats-creds", "/none"), "--nats-creds must be a file that can be read"),
+        ((*NATS, "--nats-url-file", "/none"), "--nats and --nats-url-file exclude each other"),
+        (("--nats-url-file", "/none"), "--nats-url-file must be a file that can be read, got '/none'"),
+        (("--nats-url-file", "/dev/null"), "--nats-url-file must hold a URL such as nats://host:4222"),
         ((*NATS, "--nats-log", "/none"), "--nats-log must be a file that can be read"),
     ],
 )
@@ -205,7 +208,7 @@ def test_errors_name_options(arguments: tuple[str, ...], error: str) -> None:
     assert "Traceback" not in said
 
 
-def test_passwords_are_not_shown() -> None:
+def test_passwords_are_not_shown(tmp_path: Path) -> None:
     with run_nats_server(
         jetstream=True, config={"authorization": {"user": "me", "password": "s3cret"}}
     ) as server:
@@ -214,6 +217,10 @@ def test_passwords_are_not_shown() -> None:
             assert match[2] == f"nats://{host}"
             process.terminate()
             assert process.communicate(timeout=60)[1] == ""
+        path = tmp_path / "nats.url"
+        path.write_text(f"nats://me:s3cret@{host}\n")
+        with serving("--nats-url-file", str(path)) as (_, match):
+            assert match[2] == f"nats://{host}"
         for url in (f"nats://me:wr0ng@{host}", f"me:wr0ng@{host}"):
             said = failed("--listen", "127.0.0.1:0", "--nats", url)
             assert host in said
