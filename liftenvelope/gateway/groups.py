@@ -21,7 +21,7 @@ import asyncio
 import hashlib
 import re
 import secrets
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
@@ -115,6 +115,9 @@ class GroupFace:
         activity: Who is told who joins and leaves; None for nobody.
         consumer_timeout: After how many seconds of silence a member is dead. Default 15.
         coordinator_timeout: After how many seconds of a coordinator's silence members report it. Default 15.
+        check: Called with a client's name, a stream and the method ``Subscribe`` for each heartbeat; raises
+            RpcError if the client may not read the stream any more, so that it drops out of the group.
+            Default: every client may.
     """
 
     def __init__(
@@ -124,9 +127,11 @@ class GroupFace:
         *,
         consumer_timeout: float = 15.0,
         coordinator_timeout: float = 15.0,
+        check: Callable[[str, str, str], None] | None = None,
     ) -> None:
         self._core = core
         self._activity = activity
+        self._check = check
         self._timeouts = (consumer_timeout, coordinator_timeout)
         timeout = core.options.ack_timeout
         self._coordinator = Coordinator(
@@ -218,9 +223,9 @@ class GroupFace:
         _check(groupId=request.groupId, consumerId=request.consumerId)
         try:
             host = await self._coordinator.directory.host(request.groupId)
-            client = _checked_client_id(
-                host.group.state, request.consumerId, client_name(call.peer_certificate)
-            )
+            name = client_name(call.peer_certificate)
+            client = _checked_client_id(host.group.state, request.consumerId, name)
+            self._check_streams(host.group.state, request.consumerId, name)
             host.heartbeat(request.consumerId, request.epoch, client)
             partitions = host.group.assignment_of(request.consumerId)
         except GroupError as exc:
@@ -232,6 +237,14 @@ class GroupFace:
         for stream, numbers in by_stream.items():
             response.assignments.add(stream=stream, partitions=numbers)
         return response.SerializeToString()
+
+    def _check_streams(self, state: GroupState, consumer: str, name: str) -> None:
+        """Make sure that a client may still read what its member reads."""
+        member = state.members.get(consumer)
+        if self._check is None or member is None:
+            return
+        for stream in sorted(member.topics):
+            self._check(name, stream, "Subscribe")
 
     async def report(self, call: ServerCall, raw: bytes) -> bytes:
         """Serve ReportConsumerGroupCoordinator: see to it that the group has a coordinator that lives."""

@@ -194,7 +194,14 @@ class Running:
 
     async def _start_groups(self, core: Core, activity: ActivityLog | None) -> GroupFace:
         consumer, coordinator = self._setup.group_timeouts
-        groups = GroupFace(core, activity, consumer_timeout=consumer, coordinator_timeout=coordinator)
+        authorization = self._setup.authorization
+        groups = GroupFace(
+            core,
+            activity,
+            consumer_timeout=consumer,
+            coordinator_timeout=coordinator,
+            check=None if authorization is None else authorization.check,
+        )
         self._stream_listeners.append(groups.stream_changed)
         self._stack.push_async_callback(groups.close)
         await groups.start()

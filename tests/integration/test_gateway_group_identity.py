@@ -195,3 +195,49 @@ async def test_read_without_a_group_does_not_lock_a_group_out(own_nats: NatsServ
                 assert await member.receive() == [b""]
                 assert await intruder.receive() is None
         await leave(caller, name)
+
+
+async def test_member_that_may_not_read_any_more_drops_out_of_its_group(
+    own_nats: NatsServer, tmp_path: Path, name: str
+) -> None:
+    base = f"p, anna, *, FetchMetadata\np, anna, {name}, CreateStream\np, anna, {name}, Subscribe\n"
+    policed = PolicedGateway(tmp_path, own_nats.url, base + f"p, ben, {name}, Subscribe\n")
+    async with policed.stack:
+        # Longer than a live member ever hangs.
+        await policed.start(**{**TIMES, "consumer_timeout": 8.0})
+        anna, ben = await policed.caller("anna"), await policed.caller("ben")
+        await anna.call("CreateStream", api_pb2.CreateStreamRequest(name=name, subject=name))
+        await join(anna, name, "anna")
+        joined = await join(ben, name)
+        await beat(ben, name, joined.epoch)
+        policed.set_policy(base)
+
+        async def is_denied() -> bool:
+            await beat_of_anna()
+            try:
+                await beat(ben, name, joined.epoch)
+            except RpcError as exc:
+                return exc.code == StatusCode.PERMISSION_DENIED
+            return False
+
+        async def beat_of_anna() -> int:
+            epoch = (await group(anna, name)).epoch
+            request = api_pb2.FetchConsumerGroupAssignmentsRequest(
+                groupId=name, consumerId="anna", epoch=epoch
+            )
+            try:
+                await anna.call("FetchConsumerGroupAssignments", request)
+            except RpcError as exc:
+                assert "epoch differs" in exc.description  # noqa: PT017 - the other one was dropped just now
+            return epoch
+
+        async def is_gone() -> bool:
+            epoch = await beat_of_anna()
+            try:
+                await beat(ben, name, epoch)
+            except RpcError as exc:
+                return "not a member" in exc.description
+            return False
+
+        await eventually(is_denied)
+        await eventually(is_gone)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from liftenvelope._pb import api_pb2
+from liftenvelope.errors import PermissionDeniedError
 from liftenvelope.rpc.aio import Call
 from liftenvelope.rpc.status import RpcError, StatusCode
 from liftenvelope.testing import NatsServer, run_nats_server
@@ -21,6 +22,8 @@ KEPT = f"""
 p, keeper, {STREAM}, CreateStream
 p, keeper, {STREAM}, Subscribe
 p, keeper, {STREAM}, Publish
+p, reader, *, FetchMetadata
+p, reader, {STREAM}, FetchPartitionMetadata
 """
 PATIENCE = 60.0
 
@@ -138,3 +141,11 @@ async def test_publishing_goes_on_to_the_streams_that_are_left(policed: PolicedG
     found = await publish_async(call, "allowed", "elsewhere")
     assert found.asyncError.code == api_pb2.PublishAsyncError.NOT_FOUND
     call.cancel()
+
+
+async def test_client_raises_permission_denied_when_its_read_is_revoked(policed: PolicedGateway) -> None:
+    client = await policed.client("reader")
+    async with client.subscribe(STREAM) as messages:
+        policed.set_policy("\n".join((KEPT, WRITE)))
+        with pytest.raises(PermissionDeniedError, match="not authorized to call Subscribe"):
+            await asyncio.wait_for(anext(messages), PATIENCE)
