@@ -66,6 +66,7 @@ _ARGUMENT = re.compile(
     metavar="HOST:PORT",
     help="Where that one listens.",
 )
+@click.option("--nats-login", is_flag=True, help="Its clients must log in.  [default: only with --policy]")
 @click.option(
     "--nats-log-level",
     type=click.Choice(list(_LEVELS)),
@@ -143,6 +144,8 @@ def _serving(options: dict[str, Any]) -> Any:
     url, data_dir = _nats_url(options), options["data_dir"]
     if url is not None and data_dir is not None:
         raise UsageError("--nats and --data-dir exclude each other: a server that runs has its own folder")
+    if url is not None and options["nats_login"]:
+        raise UsageError("--nats-login is for the server that the gateway starts, not for --nats")
     if url is None and options["nats_creds"] is not None:
         raise UsageError("--nats-creds needs --nats")
     if url is None and options["nats_inbox_prefix"] is not None:
@@ -177,6 +180,7 @@ def _serving(options: dict[str, Any]) -> Any:
         data_dir=None if url is not None else str(data_folder() if data_dir is None else Path(data_dir)),
         nats_host=nats_host,
         nats_port=nats_port,
+        nats_login=options["nats_login"],
         nats_debug=options["nats_log_level"] == "debug",
         connect={name: value for name, value in connect.items() if value is not None},
         tls_cert=options["tls_cert"],

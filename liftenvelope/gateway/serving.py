@@ -52,6 +52,8 @@ class Serving:
             one of our own.
         data_dir: Where that one keeps its streams; needed if there is no ``nats_url``.
         nats_host, nats_port: Where that one listens; port -1 for any that is free.
+        nats_login: Whether clients of that one must log in. Default: only with a policy, which raw messages
+            would get around.
         nats_debug: Whether that one logs for debugging, too.
         connect: More arguments of ``nats.connect``, such as ``user_credentials`` and ``inbox_prefix``.
         tls_cert, tls_key: PEM files of the certificate and key to serve TLS with.
@@ -68,6 +70,7 @@ class Serving:
     data_dir: str | None = None
     nats_host: str = "127.0.0.1"
     nats_port: int = -1
+    nats_login: bool = False
     nats_debug: bool = False
     connect: dict[str, Any] = field(default_factory=dict, repr=False)
     tls_cert: str | None = None
@@ -153,8 +156,7 @@ async def running_gateway(serving: Serving) -> AsyncIterator[tuple[Gateway, Embe
             folder,
             host=serving.nats_host,
             port=serving.nats_port,
-            # Raw messages would get around a policy.
-            open_to_publishers=serving.gateway.get("policy_file") is None,
+            open_to_publishers=not serving.nats_login and serving.gateway.get("policy_file") is None,
             config=config,
         )
         await own.start()

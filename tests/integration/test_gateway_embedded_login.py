@@ -252,7 +252,7 @@ async def test_refusals_are_logged_once(tmp_path: Path, caplog: pytest.LogCaptur
 
 async def test_second_gateway_logs_in_with_the_url_in_the_data_folder(tmp_path: Path, name: str) -> None:
     async with served(tmp_path) as (first, _):
-        second = Serving(nats_url=login(tmp_path, "gateway"))
+        second = Serving(nats_url=login(tmp_path, "gateway"), connect={"inbox_prefix": "_INBOX.gateway"})
         async with running_gateway(second) as (other, _), liftenvelope.connect([other.address]) as client:
             await client.create_stream(name, name)
             ack = await client.publish(name, b"v")
@@ -261,3 +261,13 @@ async def test_second_gateway_logs_in_with_the_url_in_the_data_folder(tmp_path: 
                 first.id,
                 other.id,
             }
+
+
+async def test_login_can_be_required_without_a_policy(tmp_path: Path, name: str) -> None:
+    async with served(tmp_path, nats_login=True) as (gateway, own):
+        with pytest.raises(nats.errors.Error, match="Authorization Violation"):
+            await connected_once(own.url)
+        async with liftenvelope.connect([gateway.address]) as client:
+            await client.create_stream(name, name)
+        async with raw(login(tmp_path, "publisher")) as nc, AckInbox(nc) as inbox:
+            assert (await inbox.publish(name, b"v")).offset == 0

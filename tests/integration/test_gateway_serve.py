@@ -196,6 +196,7 @@ NATS = ("--nats", "nats://127.0.0.1:1")
         ((*NATS, "--nats-domain", "a.b"), "--nats-domain 'a.b'"),
         ((*NATS, "--nats-inbox-prefix", "a.>"), "--nats-inbox-prefix must be a subject without wildcards"),
         ((*NATS, "--nats-creds", "/none"), "--nats-creds must be a file that can be read"),
+        ((*NATS, "--nats-login"), "--nats-login is for the server that the gateway starts"),
         ((*NATS, "--nats-url-file", "/none"), "--nats and --nats-url-file exclude each other"),
         (("--nats-url-file", "/none"), "--nats-url-file must be a file that can be read, got '/none'"),
         (("--nats-url-file", "/dev/null"), "--nats-url-file must hold a URL such as nats://host:4222"),
