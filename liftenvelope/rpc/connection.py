@@ -393,7 +393,7 @@ class Connection:
                 return [event for h2_event in known for event in self._handle(h2_event)]
             self._in_headers = not frame[4] & _END_HEADERS
         elif kind == _GOAWAY and not self._in_headers:
-            return self._handle_goaway(frame[9:])
+            return self._handle_goaway(frame)
         elif not self._in_headers and (own := self._handle_briefly(frame)) is not None:
             return own
         return [event for h2_event in self._h2.receive_data(frame) for event in self._handle(h2_event)]
@@ -443,7 +443,10 @@ class Connection:
         except ProtocolError as exc:
             self._give_up(ErrorCodes.PROTOCOL_ERROR, str(exc))
 
-    def _handle_goaway(self, payload: bytes) -> list[Event]:
+    def _handle_goaway(self, frame: bytes) -> list[Event]:
+        payload = frame[9:]
+        if int.from_bytes(frame[5:9], "big") & 0x7FFFFFFF:
+            self._give_up(ErrorCodes.PROTOCOL_ERROR, "a GOAWAY frame on a stream (RFC 9113, 6.8)")
         if len(payload) < 8:
             self._give_up(ErrorCodes.FRAME_SIZE_ERROR, f"a GOAWAY frame of {len(payload)} bytes")
         code = int.from_bytes(payload[4:8], "big")

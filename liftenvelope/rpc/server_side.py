@@ -111,7 +111,9 @@ class ServerConnection(Connection):
         if len(self._calls) < before or not (is_cheap or is_request):
             self._allowance -= 1
             if self._allowance < 0:
-                self._give_up(ErrorCodes.ENHANCE_YOUR_CALM, "a flood of control frames or resets")
+                self._h2.close_connection(ErrorCodes.ENHANCE_YOUR_CALM)
+                # Not raised: what this frame itself means, such as the end of a call, must not be lost.
+                events += self.connection_lost("a flood of control frames or resets")
         return events
 
     def send_headers(self, call_id: int, metadata: Metadata = ()) -> None:
