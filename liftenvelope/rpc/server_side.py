@@ -69,13 +69,15 @@ class ServerConnection(Connection):
         self._allowance = float(self._burst)
         self._refilled_at: float | None = None
 
-    def refill(self, now: float) -> None:
+    def refill(self, now: float, *, was_busy: bool = False) -> None:
         """Allow more control frames for the time that has passed. Called before bytes are fed.
 
         Args:
             now: Seconds of a clock that never goes back.
+            was_busy: Whether the time was spent on frames of this connection. Such time allows nothing:
+                many floods at once would otherwise each stay within what they are allowed.
         """
-        passed = 0.0 if self._refilled_at is None else now - self._refilled_at
+        passed = 0.0 if self._refilled_at is None or was_busy else now - self._refilled_at
         self._refilled_at = now
         self._allow(passed * self._frames_per_second)
 

@@ -376,3 +376,15 @@ def test_server_breaks_with_a_client_that_ends_with_headers_of_a_request() -> No
     (ended,) = made.feed(frame(HEADERS, trailers, flags=END_HEADERS | END_STREAM, stream_id=1))
     assert isinstance(ended, CallEnded)
     assert complaint(made) == ErrorCodes.PROTOCOL_ERROR
+
+
+def test_goaway_on_a_stream_ends_the_connection() -> None:
+    made = connection(client=False)
+    made.feed(frame(GOAWAY, bytes(8), stream_id=1))
+    assert complaint(made) == ErrorCodes.PROTOCOL_ERROR
+
+
+def test_goaway_on_a_stream_ignores_the_reserved_bit() -> None:
+    made = connection(client=False)
+    assert made.feed(frame(GOAWAY, bytes(8), stream_id=1 << 31)) == []
+    assert not made.failed

@@ -1,0 +1,52 @@
+"""Floods on the server's side of a connection: no event is lost, and time spent on them earns nothing."""
+
+from __future__ import annotations
+
+from liftenvelope.rpc.events import CallEnded, CallStarted
+from liftenvelope.rpc.server_side import ServerConnection
+from tests.hostile.frames import CANCEL, GREETING, RST_STREAM, SETTINGS, frame, headers, stream_id
+
+SETTINGS_FRAME = frame(SETTINGS, 0, 0)
+#: By default 250 control frames a second are allowed, and 1,000 at once.
+BURST = 1_000
+
+
+def greeted() -> ServerConnection:
+    server = ServerConnection()
+    server.feed(GREETING)
+    return server
+
+
+def test_every_call_of_a_flood_of_resets_ends() -> None:
+    server, started, ended = greeted(), set[int](), list[int]()
+    for number in range(2 * BURST):
+        stream = stream_id(number)
+        for event in server.feed(headers(stream, "/") + frame(RST_STREAM, 0, stream, CANCEL)):
+            if isinstance(event, CallStarted):
+                started.add(event.call_id)
+            elif isinstance(event, CallEnded):
+                ended.append(event.call_id)
+    assert server.failed
+    assert len(ended) == len(started)
+    assert set(ended) == started
+
+
+def test_time_spent_on_the_frames_of_a_connection_allows_no_more_of_them() -> None:
+    server = greeted()
+    server.refill(0.0)
+    server.feed(SETTINGS_FRAME * (BURST - 100))
+    server.refill(3_600.0, was_busy=True)
+    server.feed(SETTINGS_FRAME * 50)
+    assert not server.failed
+    server.feed(SETTINGS_FRAME * 100)
+    assert server.failed
+
+
+def test_time_after_the_frames_of_a_connection_allows_more_of_them() -> None:
+    server = greeted()
+    server.refill(0.0)
+    server.feed(SETTINGS_FRAME * (BURST - 100))
+    server.refill(1.0, was_busy=True)
+    server.refill(2.0)
+    server.feed(SETTINGS_FRAME * 300)
+    assert not server.failed
