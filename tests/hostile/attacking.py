@@ -21,6 +21,8 @@ _PATIENCE: Final = 90.0
 #: Pieces on one connection after which a flood that must be cut off has not been.
 _TOO_MANY: Final = 400_000
 _OPENING: Final = 100
+#: Seconds of a paced attack in a slice.
+_PACED: Final = 1.0
 
 
 @dataclass(frozen=True)
@@ -157,7 +159,11 @@ async def _slot(
         try:
             async with places:
                 await loop.create_connection(
-                    lambda made=connection: made, host, int(port), ssl=tls, ssl_handshake_timeout=tls and _PATIENCE
+                    lambda made=connection: made,
+                    host,
+                    int(port),
+                    ssl=tls,
+                    ssl_handshake_timeout=tls and _PATIENCE,
                 )
             await _use(row, connection, extent, over, outcome)
             connection.transport.abort()
@@ -188,12 +194,19 @@ async def _use(row: Attack, connection: _Connection, extent: Extent, over: float
 async def _repeat(row: Attack, connection: _Connection, extent: Extent, over: float) -> int:
     """Send piece after piece; return how many."""
     assert row.repeat is not None
-    most = row.rounds or _TOO_MANY
-    if extent.seconds == 0 and not row.must.close:
-        most = min(most, extent.pieces)
-    patience = (over if extent.seconds and not row.must.close else time.monotonic() + _PATIENCE)
+    most, least = row.rounds or _TOO_MANY, extent.pieces
+    if row.pace:
+        least = min(least, int(_PACED / row.pace))
+    has_reaction = row.must.close or row.must.statuses
+    patience = over if extent.seconds and not has_reaction else time.monotonic() + _PATIENCE
     sent = 0
     while sent < most and not connection.closed.is_set() and time.monotonic() < patience:
+        if (
+            sent >= least
+            and time.monotonic() >= over
+            and not (has_reaction and not connection.answered.is_set())
+        ):
+            break
         pieces = bytearray()
         while sent < most and len(pieces) < _CHUNK:
             pieces += row.repeat(sent)

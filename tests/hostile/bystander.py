@@ -49,7 +49,9 @@ async def _main(address: str, stream: str, tls: list[str] | None) -> None:
         loop.call_soon_threadsafe(leaves.set)
 
     threading.Thread(target=wait_for_end, daemon=True).start()
-    async with liftenvelope.connect(address, tls=_tls(tls), connect_timeout=_TIMEOUT, timeout=_TIMEOUT) as client:
+    async with liftenvelope.connect(
+        address, tls=_tls(tls), connect_timeout=_TIMEOUT, timeout=_TIMEOUT
+    ) as client:
         await client.create_stream(stream, stream)
         while not leaves.is_set():
             await _publish(client, stream)

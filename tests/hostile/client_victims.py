@@ -1,7 +1,7 @@
 """Calls of clients that hostile servers attack, in a process of their own.
 
-``python -m tests.hostile.client_victims`` reads ``[call, port]`` as lines of JSON, and prints for each how the
-call ended: ``[error class, whether the error is one of the package's, text, MiB, seconds]``.
+``python -m tests.hostile.client_victims`` reads ``[call, port]`` as lines of JSON, and prints how each call
+ended: ``[error class, whether the error is one of the package's, text, MiB, seconds]``.
 """
 
 from __future__ import annotations
@@ -91,8 +91,7 @@ async def _jetstream_fetch(port: int) -> None:
         async with JetStream(nc, timeout=_TIMEOUT) as js:
             stream = await js.stream("S")
             consumer = await stream.consumer("C")
-            async for _ in await consumer.fetch(10, expires=_TIMEOUT):
-                pass
+            await consumer.fetch(10, expires=_TIMEOUT)
     finally:
         await nc.close()
 
@@ -108,7 +107,11 @@ async def _inbox(port: int) -> None:
 
 def _client(port: int) -> liftenvelope.client.Client:
     return liftenvelope.connect(
-        f"127.0.0.1:{port}", timeout=_TIMEOUT, ack_wait=_TIMEOUT, connect_timeout=_TIMEOUT, resubscribe_wait=_TIMEOUT
+        f"127.0.0.1:{port}",
+        timeout=_TIMEOUT,
+        ack_wait=_TIMEOUT,
+        connect_timeout=_TIMEOUT,
+        resubscribe_wait=_TIMEOUT,
     )
 
 
@@ -166,7 +169,9 @@ def _run(name: str, port: int) -> list[object]:
             call(port)
     except Exception as exc:  # noqa: BLE001 - which class it has is what is asked
         error, text = type(exc).__name__, str(exc)[:200]
-        ours = isinstance(exc, LiftEnvelopeError) or (name.startswith(("jet", "ack")) and isinstance(exc, _FOREIGN))
+        ours = isinstance(exc, LiftEnvelopeError) or (
+            name.startswith(("jet", "ack")) and isinstance(exc, _FOREIGN)
+        )
     return [error, ours, text, _mib("VmHWM") - before, time.monotonic() - began]
 
 

@@ -7,8 +7,20 @@ from typing import Final
 from google.protobuf.message import Message
 
 from liftenvelope._pb import api_pb2
-from tests.hostile.frames import CONTINUATION, DATA, GOAWAY, HEADERS, PING, PUSH_PROMISE, RST_STREAM, SETTINGS
-from tests.hostile.frames import WINDOW_UPDATE, block, frame, message
+from tests.hostile.frames import (
+    CONTINUATION,
+    DATA,
+    GOAWAY,
+    HEADERS,
+    PING,
+    PUSH_PROMISE,
+    RST_STREAM,
+    SETTINGS,
+    WINDOW_UPDATE,
+    block,
+    frame,
+    message,
+)
 from tests.hostile.hostile_servers import SERVER_GREETING, GrpcAnswers, HostileServer
 
 __all__ = ["GRPC_SERVERS"]
@@ -39,7 +51,9 @@ def _refuse(stream: int, status: bytes, *more: tuple[bytes, bytes]) -> bytes:
 
 def _metadata(port: int) -> api_pb2.FetchMetadataResponse:
     """One broker, which leads one partition of the stream ``S``."""
-    partition = api_pb2.PartitionMetadata(id=0, leader="a", replicas=["a"], isr=["a"], newestOffset=99, highWatermark=99)
+    partition = api_pb2.PartitionMetadata(
+        id=0, leader="a", replicas=["a"], isr=["a"], newestOffset=99, highWatermark=99
+    )
     stream = api_pb2.StreamMetadata(name="S", subject="s", partitions={0: partition}, creationTimestamp=1)
     broker = api_pb2.Broker(id="a", host="127.0.0.1", port=port)
     return api_pb2.FetchMetadataResponse(brokers=[broker], streamMetadata=[stream])
@@ -105,10 +119,15 @@ _ROWS: Final = [
     for name, greeting in _GREETINGS.items()
 ]
 _ROWS += [
-    HostileServer(name=f"grpc floods: {name}", wire="grpc", calls=_ONE, flood=flood,
-                  greeting=SERVER_GREETING + (frame(HEADERS, 0, 1) if name == "continuation" else b""))
+    HostileServer(
+        name=f"grpc floods: {name}",
+        wire="grpc",
+        calls=_ONE,
+        flood=flood,
+        greeting=SERVER_GREETING + (frame(HEADERS, 0, 1) if name == "continuation" else b""),
+    )
     for name, flood in _FLOODS.items()
-]  # fmt: skip
+]
 _ROWS += [HostileServer(name="grpc greets: closes", wire="grpc", calls=_ALL, greeting=b"", closes=True)]
 
 _ANSWERS: Final[dict[str, GrpcAnswers]] = {
@@ -132,7 +151,9 @@ _ANSWERS: Final[dict[str, GrpcAnswers]] = {
     "text of junk": lambda stream, *_: _refuse(stream, b"13", (b"grpc-message", b"%ff%fe%" + b"x" * 8_000)),
     "http 503": lambda stream, *_: frame(HEADERS, 5, stream, block([(b":status", b"503")])),
     "http status of text": lambda stream, *_: frame(HEADERS, 5, stream, block([(b":status", b"x")])),
-    "html": lambda stream, *_: frame(HEADERS, 5, stream, block([(b":status", b"200"), (b"content-type", b"text/html")])),
+    "html": lambda stream, *_: frame(
+        HEADERS, 5, stream, block([(b":status", b"200"), (b"content-type", b"text/html")])
+    ),
     "binary metadata of junk": lambda stream, *_: _refuse(stream, b"13", (b"a-bin", b"!!!")),
     "details of junk": lambda stream, *_: _refuse(stream, b"13", (b"grpc-status-details-bin", b"AAAA")),
     "reset": lambda stream, *_: frame(RST_STREAM, 0, stream, (8).to_bytes(4, "big")),
@@ -144,30 +165,50 @@ _ANSWERS: Final[dict[str, GrpcAnswers]] = {
     ),
     "hpack of junk": lambda stream, *_: frame(HEADERS, 4, stream, b"\xff" * 100),
     "64 MiB of data": lambda stream, *_: _head(stream) + frame(DATA, 0, stream, bytes(16_384)) * 4_096,
-    "closed by goaway": lambda *_: frame(GOAWAY, 0, 0, bytes(4) + (11).to_bytes(4, "big") + b"too_many_pings"),
+    "closed by goaway": lambda *_: frame(
+        GOAWAY, 0, 0, bytes(4) + (11).to_bytes(4, "big") + b"too_many_pings"
+    ),
 }
 _ROWS += [
-    HostileServer(name=f"grpc answers: {name}", wire="grpc", calls=_ALL, greeting=SERVER_GREETING, grpc=answer,
-                  rss_mib=160 if "64 MiB" in name else 64)
+    HostileServer(
+        name=f"grpc answers: {name}",
+        wire="grpc",
+        calls=_ALL,
+        greeting=SERVER_GREETING,
+        grpc=answer,
+        rss_mib=160 if "64 MiB" in name else 64,
+    )
     for name, answer in _ANSWERS.items()
-]  # fmt: skip
+]
 _ROWS += [
-    HostileServer(name=f"grpc answers later: {name}", wire="grpc", calls=_ALL[1:], greeting=SERVER_GREETING,
-                  grpc=_later(answer), rss_mib=160 if "64 MiB" in name else 64)
+    HostileServer(
+        name=f"grpc answers later: {name}",
+        wire="grpc",
+        calls=_ALL[1:],
+        greeting=SERVER_GREETING,
+        grpc=_later(answer),
+        rss_mib=160 if "64 MiB" in name else 64,
+    )
     for name, answer in _ANSWERS.items()
-]  # fmt: skip
+]
 
 _CLUSTERS: Final[dict[str, Message]] = {
     "no brokers": api_pb2.FetchMetadataResponse(),
     "50,000 brokers": api_pb2.FetchMetadataResponse(
         brokers=[api_pb2.Broker(id=str(i), host="127.0.0.1", port=1) for i in range(50_000)]
     ),
-    "port 70,000": api_pb2.FetchMetadataResponse(brokers=[api_pb2.Broker(id="a", host="127.0.0.1", port=70_000)]),
+    "port 70,000": api_pb2.FetchMetadataResponse(
+        brokers=[api_pb2.Broker(id="a", host="127.0.0.1", port=70_000)]
+    ),
     "port -1": api_pb2.FetchMetadataResponse(brokers=[api_pb2.Broker(id="a", host="127.0.0.1", port=-1)]),
     "no host": api_pb2.FetchMetadataResponse(brokers=[api_pb2.Broker(id="a", host="", port=1)]),
-    "host of junk": api_pb2.FetchMetadataResponse(brokers=[api_pb2.Broker(id="a", host="\0 \r\n[::", port=1)]),
+    "host of junk": api_pb2.FetchMetadataResponse(
+        brokers=[api_pb2.Broker(id="a", host="\0 \r\n[::", port=1)]
+    ),
     "leader unknown": api_pb2.FetchMetadataResponse(
-        streamMetadata=[api_pb2.StreamMetadata(name="S", partitions={0: api_pb2.PartitionMetadata(leader="zzz")})]
+        streamMetadata=[
+            api_pb2.StreamMetadata(name="S", partitions={0: api_pb2.PartitionMetadata(leader="zzz")})
+        ]
     ),
     "partition -1": api_pb2.FetchMetadataResponse(
         streamMetadata=[api_pb2.StreamMetadata(name="S", partitions={-1: api_pb2.PartitionMetadata(id=-1)})]
@@ -177,22 +218,36 @@ _CLUSTERS: Final[dict[str, Message]] = {
     ),
 }
 _ROWS += [
-    HostileServer(name=f"grpc tells: {name}", wire="grpc", calls=_ALL, greeting=SERVER_GREETING, grpc=_tells(cluster),
-                  rss_mib=128)
+    HostileServer(
+        name=f"grpc tells: {name}",
+        wire="grpc",
+        calls=_ALL,
+        greeting=SERVER_GREETING,
+        grpc=_tells(cluster),
+        rss_mib=128,
+    )
     for name, cluster in _CLUSTERS.items()
-]  # fmt: skip
+]
 
 
 def _messages(*offsets: int) -> GrpcAnswers:
     """Subscribes, then sends messages with these offsets, and ends the subscription as UNAVAILABLE."""
-    bodies = [b"", *(api_pb2.Message(offset=at, value=b"v", stream="S").SerializeToString() for at in offsets)]
+    bodies = [
+        b"",
+        *(api_pb2.Message(offset=at, value=b"v", stream="S").SerializeToString() for at in offsets),
+    ]
     body = b"".join(map(message, bodies))
     return _later(lambda stream, *_: _head(stream) + frame(DATA, 0, stream, body) + _end(stream, b"14"))
 
 
 _ROWS += [
-    HostileServer(name=f"grpc subscription: {name}", wire="grpc", calls=("client subscribe", "bulk.read of Liftbridge"),
-                  greeting=SERVER_GREETING, grpc=_messages(*offsets))
+    HostileServer(
+        name=f"grpc subscription: {name}",
+        wire="grpc",
+        calls=("client subscribe", "bulk.read of Liftbridge"),
+        greeting=SERVER_GREETING,
+        grpc=_messages(*offsets),
+    )
     for name, offsets in {
         "ends at once": (),
         "the same offset": (0,) * 10,
@@ -200,6 +255,6 @@ _ROWS += [
         "negative": (-1, -2),
         "far ahead": (2**62,),
     }.items()
-]  # fmt: skip
+]
 
 GRPC_SERVERS: Final = tuple(_ROWS)

@@ -63,7 +63,14 @@ class HostileServer:
 def _deliver(subject: bytes, sid: bytes, header: bytes, payload: bytes) -> bytes:
     if not header:
         return b"MSG %b %b %d\r\n%b\r\n" % (subject, sid, len(payload), payload)
-    return b"HMSG %b %b %d %d\r\n%b%b\r\n" % (subject, sid, len(header), len(header) + len(payload), header, payload)
+    return b"HMSG %b %b %d %d\r\n%b%b\r\n" % (
+        subject,
+        sid,
+        len(header),
+        len(header) + len(payload),
+        header,
+        payload,
+    )
 
 
 class _Session:
@@ -85,7 +92,9 @@ class _Session:
                 pass
         else:
             self._data = self._data.removeprefix(PREFACE)
-            while len(self._data) >= 9 and len(self._data) >= (end := 9 + int.from_bytes(self._data[:3], "big")):
+            while len(self._data) >= 9 and len(self._data) >= (
+                end := 9 + int.from_bytes(self._data[:3], "big")
+            ):
                 self._take_frame(self._data[:end])
                 self._data = self._data[end:]
 
@@ -156,7 +165,9 @@ def serving(row: HostileServer) -> Iterator[int]:
 
     async def main() -> None:
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await _serve(row, ports[0], reader, writer)
+            # A stream's task must not end as cancelled: asyncio would print a traceback.
+            with contextlib.suppress(asyncio.CancelledError):
+                await _serve(row, ports[0], reader, writer)
 
         server = await asyncio.start_server(serve, "127.0.0.1", 0)
         ports.append(server.sockets[0].getsockname()[1])
@@ -168,7 +179,9 @@ def serving(row: HostileServer) -> Iterator[int]:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    thread = threading.Thread(target=lambda: asyncio.Runner(loop_factory=lambda: loop).run(main()), daemon=True)
+    thread = threading.Thread(
+        target=lambda: asyncio.Runner(loop_factory=lambda: loop).run(main()), daemon=True
+    )
     thread.start()
     ready.wait()
     try:

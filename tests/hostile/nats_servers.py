@@ -36,16 +36,23 @@ _STREAM: Final[dict[str, Any]] = {
 }  # fmt: skip
 _ALL: Final = ("bulk.read", "bulk.count", "bulk.write", "jetstream info", "jetstream publish", "ack inbox")
 _BULK: Final = ("bulk.read", "bulk.write")
-#: A reply subject as a pull consumer has it: stream, consumer, deliveries, sequences, time, pending.
-_REPLY: Final = b"$JS.ACK.S.C.1.%d.%d.1795347228691831330.%d"
 
 
 def _consumer(payload: bytes) -> dict[str, Any]:
     """The answer that makes the consumer that was asked for."""
     config = json.loads(payload).get("config", {}) if payload else {}
-    config = {"durable_name": "C", "ack_policy": "explicit", "deliver_policy": "all", "ack_wait": 30_000_000_000,
-              "max_deliver": -1, "replay_policy": "instant", "max_waiting": 512, "max_ack_pending": 1_000,
-              "num_replicas": 0, **config}  # fmt: skip
+    config = {
+        "durable_name": "C",
+        "ack_policy": "explicit",
+        "deliver_policy": "all",
+        "ack_wait": 30_000_000_000,
+        "max_deliver": -1,
+        "replay_policy": "instant",
+        "max_waiting": 512,
+        "max_ack_pending": 1_000,
+        "num_replicas": 0,
+        **config,
+    }
     position = {"consumer_seq": 0, "stream_seq": 0}
     return {
         "type": "io.nats.jetstream.api.v1.consumer_create_response",
@@ -157,42 +164,90 @@ _GREETING_ROWS += [
     HostileServer(name="nats greets: closes", wire="nats", calls=_BULK, greeting=b"", closes=True),
     HostileServer(name="nats greets: and closes", wire="nats", calls=_BULK, greeting=INFO, closes=True),
     HostileServer(name="nats greets: no PONG", wire="nats", calls=_BULK, greeting=INFO, pong=None),
-    HostileServer(name="nats greets: PONG of junk", wire="nats", calls=_BULK, greeting=INFO, pong=b"JUNK\r\n"),
-    HostileServer(name="nats greets: endless line", wire="nats", calls=_BULK, greeting=b"INFO ", flood=b"x" * 1_000),
+    HostileServer(
+        name="nats greets: PONG of junk", wire="nats", calls=_BULK, greeting=INFO, pong=b"JUNK\r\n"
+    ),
+    HostileServer(
+        name="nats greets: endless line", wire="nats", calls=_BULK, greeting=b"INFO ", flood=b"x" * 1_000
+    ),
     HostileServer(name="nats greets: endless INFO", wire="nats", calls=_BULK, greeting=INFO, flood=INFO),
-    HostileServer(name="nats greets: endless PING", wire="nats", calls=_BULK, greeting=INFO, flood=b"PING\r\n"),
-    HostileServer(name="nats greets: endless PONG", wire="nats", calls=_BULK, greeting=INFO, flood=b"PONG\r\n"),
-    HostileServer(name="nats greets: endless line later", wire="nats", calls=_BULK, greeting=INFO,
-                  pong=b"PONG\r\n+OK", flood=b"x" * 1_000),
-]  # fmt: skip
+    HostileServer(
+        name="nats greets: endless PING", wire="nats", calls=_BULK, greeting=INFO, flood=b"PING\r\n"
+    ),
+    HostileServer(
+        name="nats greets: endless PONG", wire="nats", calls=_BULK, greeting=INFO, flood=b"PONG\r\n"
+    ),
+    HostileServer(
+        name="nats greets: endless line later",
+        wire="nats",
+        calls=_BULK,
+        greeting=INFO,
+        pong=b"PONG\r\n+OK",
+        flood=b"x" * 1_000,
+    ),
+]
 _GREETING_ROWS += [
-    HostileServer(name=f"nats claims before login: {name}", wire="nats", calls=_BULK, greeting=claim, flood=b"x" * 999)
+    HostileServer(
+        name=f"nats claims before login: {name}", wire="nats", calls=_BULK, greeting=claim, flood=b"x" * 999
+    )
     for name, claim in _SIZES.items()
 ]
 _GREETING_ROWS += [
-    HostileServer(name=f"nats claims after login: {name}", wire="nats", calls=_BULK, greeting=INFO,
-                  pong=b"PONG\r\n" + claim)
+    HostileServer(
+        name=f"nats claims after login: {name}",
+        wire="nats",
+        calls=_BULK,
+        greeting=INFO,
+        pong=b"PONG\r\n" + claim,
+    )
     for name, claim in _SIZES.items()
-]  # fmt: skip
+]
 
 _API_ROWS: Final = [
-    HostileServer(name=f"jetstream answers: {name}", wire="nats", calls=_ALL, greeting=INFO, answers=_api(text))
+    HostileServer(
+        name=f"jetstream answers: {name}", wire="nats", calls=_ALL, greeting=INFO, answers=_api(text)
+    )
     for name, text in _JSON.items()
 ]
 _API_ROWS += [
     HostileServer(name="jetstream answers: never", wire="nats", calls=_ALL, greeting=INFO),
-    HostileServer(name="jetstream answers: no responders", wire="nats", calls=_ALL, greeting=INFO,
-                  answers=_api(b"", b"NATS/1.0 503\r\n\r\n")),
-    HostileServer(name="jetstream answers: unknown status", wire="nats", calls=_ALL, greeting=INFO,
-                  answers=_api(b"", b"NATS/1.0 999 What\r\n\r\n")),
-    HostileServer(name="jetstream answers: header of junk", wire="nats", calls=_ALL, greeting=INFO,
-                  answers=_api(b"{}", b"\xff\xfe: \0")),
-    HostileServer(name="jetstream answers: 1 MiB of text", wire="nats", calls=_ALL, greeting=INFO,
-                  answers=_api(b'{"type":"' + b"x" * 1_000_000 + b'"}')),
-]  # fmt: skip
+    HostileServer(
+        name="jetstream answers: no responders",
+        wire="nats",
+        calls=_ALL,
+        greeting=INFO,
+        answers=_api(b"", b"NATS/1.0 503\r\n\r\n"),
+    ),
+    HostileServer(
+        name="jetstream answers: unknown status",
+        wire="nats",
+        calls=_ALL,
+        greeting=INFO,
+        answers=_api(b"", b"NATS/1.0 999 What\r\n\r\n"),
+    ),
+    HostileServer(
+        name="jetstream answers: header of junk",
+        wire="nats",
+        calls=_ALL,
+        greeting=INFO,
+        answers=_api(b"{}", b"\xff\xfe: \0"),
+    ),
+    HostileServer(
+        name="jetstream answers: 1 MiB of text",
+        wire="nats",
+        calls=_ALL,
+        greeting=INFO,
+        answers=_api(b'{"type":"' + b"x" * 1_000_000 + b'"}'),
+    ),
+]
 _API_ROWS += [
-    HostileServer(name=f"jetstream changes: {name}", wire="nats", calls=("bulk.read", "jetstream fetch"),
-                  greeting=INFO, answers=_changed(**changes))
+    HostileServer(
+        name=f"jetstream changes: {name}",
+        wire="nats",
+        calls=("bulk.read", "jetstream fetch"),
+        greeting=INFO,
+        answers=_changed(**changes),
+    )
     for name, changes in {
         "state of texts": {"state": {"messages": "x", "first_seq": "1", "last_seq": "2"}},
         "state negative": {"state": {"messages": -1, "first_seq": -5, "last_seq": -9}},
@@ -203,10 +258,12 @@ _API_ROWS += [
         "pending of text": {"num_pending": "many"},
         "delivered of text": {"delivered": "x", "ack_floor": 5},
     }.items()
-]  # fmt: skip
+]
 
 _NEXT: Final[dict[str, tuple[tuple[bytes, bytes], ...]]] = {
-    "408 at once": (_status(b"408", b"Request Timeout", b"Nats-Pending-Messages: 1", b"Nats-Pending-Bytes: 0"),),
+    "408 at once": (
+        _status(b"408", b"Request Timeout", b"Nats-Pending-Messages: 1", b"Nats-Pending-Bytes: 0"),
+    ),
     "404 at once": (_status(b"404", b"No Messages"),),
     "409 at once": (_status(b"409", b"Message Size Exceeds MaxBytes"),),
     "409 leadership at once": (_status(b"409", b"Leadership Change"),),
@@ -214,16 +271,23 @@ _NEXT: Final[dict[str, tuple[tuple[bytes, bytes], ...]]] = {
     "status without a number": (_status(b"x"),),
     "status of 500 digits": (_status(b"9" * 500),),
     "heartbeats at once": (_status(b"100", b"Idle Heartbeat"),) * 50,
-    "heartbeat of junk": (_status(b"100", b"Idle Heartbeat", b"Nats-Last-Consumer: x", b"Nats-Last-Stream: -1"),),
+    "heartbeat of junk": (
+        _status(b"100", b"Idle Heartbeat", b"Nats-Last-Consumer: x", b"Nats-Last-Stream: -1"),
+    ),
     "pending of junk": (_status(b"408", b"Request Timeout", b"Nats-Pending-Messages: x"),),
     "message without metadata": ((b"", b"payload"),),
     "header without end": ((b"NATS/1.0\r\nA: b", b""),),
 }
 _PULL_ROWS: Final = [
-    HostileServer(name=f"pulls: {name}", wire="nats", calls=("bulk.read", "jetstream fetch"), greeting=INFO,
-                  answers=_pulls(*replies))
+    HostileServer(
+        name=f"pulls: {name}",
+        wire="nats",
+        calls=("bulk.read", "jetstream fetch"),
+        greeting=INFO,
+        answers=_pulls(*replies),
+    )
     for name, replies in _NEXT.items()
-]  # fmt: skip
+]
 
 _ACKS: Final[dict[str, bytes]] = {
     "empty": b"",
@@ -238,10 +302,14 @@ _ACKS: Final[dict[str, bytes]] = {
     "junk": bytes(range(256)),
 }
 _ACK_ROWS: Final = [
-    HostileServer(name=f"acks: {name}", wire="nats", calls=("bulk.write", "jetstream publish", "ack inbox"),
-                  greeting=INFO, answers=_pulls((b"", ack)))
+    HostileServer(
+        name=f"acks: {name}",
+        wire="nats",
+        calls=("bulk.write", "jetstream publish", "ack inbox"),
+        greeting=INFO,
+        answers=_pulls((b"", ack)),
+    )
     for name, ack in _ACKS.items()
-]  # fmt: skip
+]
 
 NATS_SERVERS: Final = (*_GREETING_ROWS, *_API_ROWS, *_PULL_ROWS, *_ACK_ROWS)
-_ = _REPLY

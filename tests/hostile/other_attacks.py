@@ -18,7 +18,15 @@ __all__ = ["NATS", "TLS"]
 _HALF_HELLO: Final = bytes.fromhex("16030102000100")
 
 TLS: Final = [
-    Attack(name=f"tls: {name}", must=closes(), wire="raw", tls="plain", begin=begin, connections=count, bounds=bounds)
+    Attack(
+        name=f"tls: {name}",
+        must=closes(),
+        wire="raw",
+        tls="plain",
+        begin=begin,
+        connections=count,
+        bounds=bounds,
+    )
     for name, begin, count, bounds in (
         ("half a hello", _HALF_HELLO, 300, Bounds(rss_mib=256)),
         ("no hello", b"", 300, Bounds(rss_mib=256)),
@@ -48,9 +56,14 @@ TLS += [
             headers(stream_id(n), "/grpc.health.v1.Health/Watch") + frame(RST_STREAM, 0, stream_id(n), CANCEL)
         ),
     ),
-    Attack(name="tls: ping, unread", must=serves(), tls="mallory", reads=False,
-           repeat=lambda _: frame(PING, 0, 0, bytes(8))),
-]  # fmt: skip
+    Attack(
+        name="tls: ping, unread",
+        must=serves(),
+        tls="mallory",
+        reads=False,
+        repeat=lambda _: frame(PING, 0, 0, bytes(8)),
+    ),
+]
 
 _CONNECT: Final = b"CONNECT " + json.dumps({"verbose": False, "headers": True}).encode() + b"\r\n"
 
@@ -76,7 +89,9 @@ _ENVELOPES: Final[dict[str, Callable[[int], bytes]]] = {
     "500 headers": lambda _: (
         w.MAGIC
         + b"\0\x08\0\0"
-        + api_pb2.Message(headers={f"h{i}": b"v" for i in range(500)}, ackInbox="_INBOX.x").SerializeToString()
+        + api_pb2.Message(
+            headers={f"h{i}": b"v" for i in range(500)}, ackInbox="_INBOX.x"
+        ).SerializeToString()
     ),
 }
 NATS: Final = [

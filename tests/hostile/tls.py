@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ssl
+import warnings
 from pathlib import Path
 from typing import Final
 
@@ -10,7 +11,7 @@ import trustme
 
 __all__ = ["POLICY", "Certificates"]
 
-#: What the clients of a secured victim may do. Mallory may read and write a stream of her own, which is not there.
+#: What the clients of a secured victim may do. Mallory's own stream does not exist.
 POLICY: Final = """
 p, bystander, *, FetchMetadata
 p, bystander, bystander, CreateStream
@@ -69,7 +70,8 @@ class Certificates:
             # OpenSSL refuses old versions by default, for the attacker as well.
             context.set_ciphers("ALL:@SECLEVEL=0")
             version = {"tls1.0": ssl.TLSVersion.TLSv1, "tls1.1": ssl.TLSVersion.TLSv1_1}[name]
-            context.minimum_version = context.maximum_version = version
+            with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
+                context.minimum_version = context.maximum_version = version
         if name != "no-alpn":
             context.set_alpn_protocols(["http/1.1"] if name == "http1" else ["h2"])
         return context
