@@ -239,6 +239,7 @@ async def serve(serving: Serving, on_ready: Callable[[Gateway, str], None]) -> N
 
     for number in _SIGNALS:
         loop.add_signal_handler(number, end)
+    logging.getLogger("asyncio").addFilter(_is_worth_a_line)
     try:
         async with running_gateway(serving) as (gateway, own):
             on_ready(gateway, without_secrets(serving.nats_url or (own.url if own is not None else "")))
@@ -246,6 +247,15 @@ async def serve(serving: Serving, on_ready: Callable[[Gateway, str], None]) -> N
     finally:
         for number in _SIGNALS:
             loop.remove_signal_handler(number)
+
+
+def _is_worth_a_line(record: logging.LogRecord) -> bool:
+    """Whether to log a record of asyncio's.
+
+    TLS hides the end of a client from us while we read no more from it, and logs each write until then. A
+    client that asks much and leaves would fill the log.
+    """
+    return record.msg != "SSL connection is closed"
 
 
 async def _wait(stop: asyncio.Event, own: EmbeddedNats | None) -> None:

@@ -63,13 +63,6 @@ class Link(asyncio.BufferedProtocol, Generic[_C]):
             # Whoever was woken may send something too, such as the next call: one write for both.
             self.flush_soon()
 
-    def eof_received(self) -> None:
-        """Close the connection: the other side sends no more.
-
-        TLS would take writes until then, and log each.
-        """
-        self.close_transport()
-
     def connection_lost(self, exc: Exception | None) -> None:
         """The connection is gone: end every call."""
         why = f"the connection was lost: {exc}" if exc else "the other side closed the connection"

@@ -131,6 +131,7 @@ class _ServerLink(Link[ServerConnection]):
         self._backlog = b""
         self._piece = _SMALLEST_PIECE
         self._working = False
+        self._was_failed = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """A client has connected, and its TLS handshake is over."""
@@ -332,6 +333,7 @@ class Server:
         loop = asyncio.get_running_loop()
         now = loop.time()
         for link in list(self.links):
+            link.abort_if_stuck()
             link.end_if_silent(now, self._limits)
         pause = min(self._limits.preface_timeout, self._limits.idle_timeout) / _SWEEPS
         self._sweeping = loop.call_later(pause, self._sweep)
