@@ -33,6 +33,8 @@ _TURN: Final = 0.0003
 _SMALLEST_PIECE: Final = 128
 #: Descriptors that connections of clients leave to the rest of the process.
 _RESERVED_DESCRIPTORS: Final = 64
+#: Calls open at once, of all clients. Each takes about 9 KiB.
+_MAX_CALLS: Final = 10_000
 #: Share of a time-out after which it is looked at again.
 _SWEEPS: Final = 8
 
@@ -230,6 +232,11 @@ class _ServerLink(Link[ServerConnection]):
 
     def _start(self, event: CallStarted) -> None:
         call_id = event.call_id
+        if self._server.calls >= _MAX_CALLS:
+            text = f"all clients together have {_MAX_CALLS} calls open: try again later"
+            self.protocol.finish(call_id, StatusCode.RESOURCE_EXHAUSTED, text)
+            return
+        self._server.calls += 1
         handler = self._server.handlers.get(event.method)
         call = ServerCall(self, event)
         # Also for a method that there is not: what comes for it is dropped with the flow.
@@ -246,6 +253,7 @@ class _ServerLink(Link[ServerConnection]):
 
     def _done(self, call: ServerCall, task: asyncio.Task[None]) -> None:
         call_id = call.flow.call_id
+        self._server.calls -= 1
         call.flow.finish()
         del self.flows[call_id], self.tasks[call_id]
         if (timer := self._timers.pop(call_id, None)) is not None:
@@ -286,6 +294,8 @@ class Server:
         self._limits = limits
         self._sweeping: asyncio.TimerHandle | None = None
         self.links: set[_ServerLink] = set()
+        #: Number of calls open, of all clients.
+        self.calls = 0
         self._busy: deque[_ServerLink] = deque()
         self._unread = Budget(limits.max_unread_bytes)
         self._listener: Listener | None = None

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Final
 
 import pytest
 
 from tests.hostile.attacking import Extent
 from tests.hostile.attacks import Attack
-from tests.hostile.clients_running import SERVERS, ClientVictims
+from tests.hostile.clients_running import SERVERS
 from tests.hostile.running import Victim, run_attack
 from tests.hostile.tables import GATEWAY
 from tests.hostile.tls import Certificates

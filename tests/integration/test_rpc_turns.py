@@ -1,4 +1,4 @@
-"""How a server shares the turns of its event loop among connections."""
+"""How a server shares its event loop and its calls among connections."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from collections import Counter
 
 import pytest
 
-from liftenvelope.rpc.server import Server, _ServerLink
+from liftenvelope.rpc import server as server_module
+from liftenvelope.rpc.aio import Channel
+from liftenvelope.rpc.server import Server, ServerCall, _ServerLink
+from liftenvelope.rpc.status import RpcError, StatusCode
 from tests.hostile.frames import CANCEL, GREETING, RST_STREAM, SETTINGS, frame, headers, stream_id
 
 #: Less than are allowed at once.
@@ -60,3 +63,25 @@ async def test_call_that_is_reset_at_once_costs_no_task() -> None:
         link.receive(headers(stream_id(1), "/"))
         assert len(link.tasks) == 1
         writer.close()
+
+
+async def test_calls_of_all_clients_together_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_module, "_MAX_CALLS", 3)
+    release = asyncio.Event()
+
+    async def wait(call: ServerCall) -> None:
+        await release.wait()
+
+    async with Server({"/": wait}) as server:
+        address = await server.start()
+        async with await Channel.connect(address) as one, await Channel.connect(address) as other:
+            calls = [channel.bidi("/") for channel in (one, other, one)]
+            while server.calls < 3:
+                await asyncio.sleep(0)
+            with pytest.raises(RpcError, match="try again later") as caught:
+                await other.bidi("/").receive()
+            assert caught.value.code == StatusCode.RESOURCE_EXHAUSTED
+            release.set()
+            assert [await call.receive() for call in calls] == [None, None, None]
+            assert await other.bidi("/").receive() is None
+    assert server.calls == 0
