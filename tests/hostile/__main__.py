@@ -105,7 +105,7 @@ def main() -> int:
     gateways = [row for row in GATEWAY if row.name.startswith(options.attack)]
     servers = [row for row in SERVERS if row.name.startswith(options.attack)]
     if options.list or not gateways + servers:
-        print("\n".join(row.name for row in (*GATEWAY, *SERVERS)))
+        print("\n".join([row.name for row in GATEWAY] + [row.name for row in SERVERS]))
         return 0 if options.list else 2
     fell = _attack_gateways(gateways, options.seconds) if gateways else []
     fell += _attack_clients(servers) if servers else []

@@ -8,6 +8,7 @@ import ssl
 import time
 from collections import Counter
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 from tests.hostile.attacks import Attack
@@ -159,11 +160,11 @@ async def _slot(
         try:
             async with places:
                 await loop.create_connection(
-                    lambda made=connection: made,
+                    partial(_same, connection),
                     host,
                     int(port),
                     ssl=tls,
-                    ssl_handshake_timeout=tls and _PATIENCE,
+                    ssl_handshake_timeout=None if tls is None else _PATIENCE,
                 )
             await _use(row, connection, extent, over, outcome)
             connection.transport.abort()
@@ -174,6 +175,10 @@ async def _slot(
         if time.monotonic() >= over:
             return
         await asyncio.sleep(0.01)  # no busy loop where connections are refused
+
+
+def _same(connection: _Connection) -> _Connection:
+    return connection
 
 
 async def _use(row: Attack, connection: _Connection, extent: Extent, over: float, outcome: Outcome) -> None:

@@ -42,10 +42,10 @@ def _ask(number: int, method: str, request: bytes) -> bytes:
     return call(stream_id(number), method if method.startswith("/") else _API + method, message(request))
 
 
-def _subscribe(**options: object) -> bytes:
+def _subscribe(stop: api_pb2.StopPosition = api_pb2.STOP_ON_CANCEL) -> bytes:
     """A request for all messages of ``data``."""
-    return api_pb2.SubscribeRequest(  # type: ignore[arg-type]
-        stream="data", startPosition=api_pb2.EARLIEST, **options
+    return api_pb2.SubscribeRequest(
+        stream="data", startPosition=api_pb2.EARLIEST, stopPosition=stop
     ).SerializeToString()
 
 
@@ -57,7 +57,7 @@ def _unread(number: int) -> bytes:
     return head + frame(DATA, 0, stream_id(number % 200), prefix + _FRAME)
 
 
-_BODIES: Final = [
+_BODIES: list[Attack] = [
     Attack(
         name=f"requests without end: {path}",
         must=refuses(_INTERNAL, close=None),
@@ -187,7 +187,7 @@ _READERS: Final = [
         name="readers that read",
         must=serves(),
         begin=_OPEN_WINDOWS,
-        repeat=lambda n: _ask(n, "Subscribe", _subscribe(stopPosition=api_pb2.STOP_LATEST)),
+        repeat=lambda n: _ask(n, "Subscribe", _subscribe(stop=api_pb2.STOP_LATEST)),
         pace=0.5,
         connections=8,
         bounds=Bounds(rss_mib=160),

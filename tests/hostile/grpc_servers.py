@@ -114,7 +114,7 @@ _FLOODS: Final[dict[str, bytes]] = {
     "unknown frames": frame(0xFA, 0, 0, b"x" * 100),
     "garbage": b"x" * 999,
 }
-_ROWS: Final = [
+_ROWS: list[HostileServer] = [
     HostileServer(name=f"grpc greets: {name}", wire="grpc", calls=_ONE, greeting=greeting)
     for name, greeting in _GREETINGS.items()
 ]

@@ -78,7 +78,7 @@ _MADE: Final[dict[str, Callable[[int], bytes]]] = {
     "connection header": lambda n: _open(n, more=[(b"connection", b"close")]),
 }
 
-_RESETS: Final = [
+_RESETS: list[Attack] = [
     Attack(
         name=f"rapid reset, {count} connections",
         must=closes(_CALM),

@@ -155,7 +155,7 @@ _SIZES: Final[dict[str, bytes]] = {
     "message of 4 GiB with a header": b"HMSG x 1 4294967295 4294967296\r\n",
 }
 
-_GREETING_ROWS: Final = [
+_GREETING_ROWS: list[HostileServer] = [
     HostileServer(name=f"nats greets: {name}", wire="nats", calls=("bulk.read",), greeting=greeting)
     for name, greeting in _GREETINGS.items()
 ]
@@ -203,7 +203,7 @@ _GREETING_ROWS += [
     for name, claim in _SIZES.items()
 ]
 
-_API_ROWS: Final = [
+_API_ROWS: list[HostileServer] = [
     HostileServer(
         name=f"jetstream answers: {name}", wire="nats", calls=_ALL, greeting=INFO, answers=_api(text)
     )
@@ -240,6 +240,16 @@ _API_ROWS += [
         answers=_api(b'{"type":"' + b"x" * 1_000_000 + b'"}'),
     ),
 ]
+_CHANGES: Final[dict[str, dict[str, Any]]] = {
+    "state of texts": {"state": {"messages": "x", "first_seq": "1", "last_seq": "2"}},
+    "state negative": {"state": {"messages": -1, "first_seq": -5, "last_seq": -9}},
+    "state beyond 64 bits": {"state": {"messages": 2**70, "first_seq": 2**69, "last_seq": 2**70}},
+    "no config": {"config": None},
+    "config of texts": {"config": {"subjects": "s", "max_msgs": "x", "num_replicas": []}},
+    "time of junk": {"created": "junk", "ts": "junk"},
+    "pending of text": {"num_pending": "many"},
+    "delivered of text": {"delivered": "x", "ack_floor": 5},
+}
 _API_ROWS += [
     HostileServer(
         name=f"jetstream changes: {name}",
@@ -248,16 +258,7 @@ _API_ROWS += [
         greeting=INFO,
         answers=_changed(**changes),
     )
-    for name, changes in {
-        "state of texts": {"state": {"messages": "x", "first_seq": "1", "last_seq": "2"}},
-        "state negative": {"state": {"messages": -1, "first_seq": -5, "last_seq": -9}},
-        "state beyond 64 bits": {"state": {"messages": 2**70, "first_seq": 2**69, "last_seq": 2**70}},
-        "no config": {"config": None},
-        "config of texts": {"config": {"subjects": "s", "max_msgs": "x", "num_replicas": []}},
-        "time of junk": {"created": "junk", "ts": "junk"},
-        "pending of text": {"num_pending": "many"},
-        "delivered of text": {"delivered": "x", "ack_floor": 5},
-    }.items()
+    for name, changes in _CHANGES.items()
 ]
 
 _NEXT: Final[dict[str, tuple[tuple[bytes, bytes], ...]]] = {

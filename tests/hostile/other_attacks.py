@@ -17,7 +17,7 @@ __all__ = ["NATS", "TLS"]
 #: The head of a ClientHello that says it has 512 bytes more.
 _HALF_HELLO: Final = bytes.fromhex("16030102000100")
 
-TLS: Final = [
+TLS: list[Attack] = [
     Attack(
         name=f"tls: {name}",
         must=closes(),
@@ -94,7 +94,7 @@ _ENVELOPES: Final[dict[str, Callable[[int], bytes]]] = {
         ).SerializeToString()
     ),
 }
-NATS: Final = [
+NATS: list[Attack] = [
     Attack(
         name=f"nats: {name}",
         must=serves(),

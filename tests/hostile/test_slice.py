@@ -1,4 +1,4 @@
-"""A slice of the attacks: each on a gateway with few pieces, and some hostile servers. ``make soak`` runs all."""
+"""A slice of the attacks: each on a gateway, with few pieces. ``make soak`` runs all of them."""
 
 from __future__ import annotations
 
