@@ -212,6 +212,12 @@ class _ServerLink(Link[ServerConnection]):
             self.flush()
             self.fail("the connection was idle")
 
+    def abort_if_stuck(self) -> None:
+        """Abort the connection if it was failed at the last call already: its client reads nothing."""
+        if self._was_failed and self._transport is not None:
+            self._transport.abort()
+        self._was_failed = self.protocol.failed
+
     def dispatch(self, events: list[Event]) -> None:
         """Begin calls, and hand events to those that there are."""
         # A call that has ended already costs no task: a flood of resets would be as dear as one of calls.
@@ -299,6 +305,9 @@ class Server:
         self._busy: deque[_ServerLink] = deque()
         self._unread = Budget(limits.max_unread_bytes)
         self._listener: Listener | None = None
+        #: Number of calls open, of all clients.
+        self.calls = 0
+        self._busy: deque[_ServerLink] = deque()
 
     @property
     def address(self) -> str:
@@ -347,6 +356,8 @@ class Server:
             link.end_if_silent(now, self._limits)
         pause = min(self._limits.preface_timeout, self._limits.idle_timeout) / _SWEEPS
         self._sweeping = loop.call_later(pause, self._sweep)
+        for link in list(self.links):
+            link.abort_if_stuck()
 
     def refuse_calls(self) -> None:
         """Take no more connections and no more calls, and tell clients so. Calls that are open go on."""
