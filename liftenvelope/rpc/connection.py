@@ -62,11 +62,9 @@ DEFAULT_WINDOW: Final = 8 * 1024 * 1024
 _LARGEST_WINDOW: Final = 2**31 - 1
 _CONNECTION_WINDOW: Final = _LARGEST_WINDOW
 _INITIAL_CONNECTION_WINDOW: Final = 65_535
-# What HTTP/2 starts with, and we announce no other.
-_MAX_FRAME_SIZE: Final = 16_384
+_MAX_FRAME_SIZE: Final = 16_384  # what HTTP/2 starts with, and we announce no other
 #: Bytes that a client begins with (RFC 9113, 3.4).
 PREFACE_SIZE: Final = 24
-# Types of frames.
 _GOAWAY: Final = b"\x07"
 _HEADER_FRAMES: Final = (b"\x01", b"\x05", b"\x09")
 _END_STREAM, _END_HEADERS = 0x1, 0x4
@@ -76,8 +74,10 @@ _WHOLE_BLOCKS: Final = (b"\x01\x04", b"\x01\x05")
 _PING_HEADER: Final = b"\0\0\x08\x06\0\0\0\0\0"
 _PONG_HEADER: Final = b"\0\0\x08\x06\x01\0\0\0\0"
 _ROOM_HEADER: Final = b"\0\0\x04\x08\0\0\0\0\0"
-# A peer that sends so many pings without taking the answers wants to fill the memory (RFC 9113, 10.5).
-_MOST_PONGS: Final = 1000
+# Types and flags of frames that are answered, SETTINGS and PING, and how many may come before answers go out. A
+# peer that sends more wants to fill the memory, or to keep us busy (RFC 9113, 10.5).
+_ANSWERED: Final = (b"\x04\0", b"\x06\0")
+_MOST_ANSWERS: Final = 1000
 # Of how many calls that were cancelled last what still comes is dropped without asking h2, which would answer
 # every frame with a reset.
 _MUTED: Final = 1024
@@ -177,7 +177,7 @@ class Connection:
         self._own_frames = bytearray()
         # What is to be sent next, in order.
         self._outgoing = bytearray()
-        self._pongs = 0
+        self._answers = 0
         self._in_headers = False
         self._no_more_calls = ""
         self._failed = False
@@ -256,7 +256,7 @@ class Connection:
         self._drain()
         data = bytes(self._outgoing)
         self._outgoing.clear()
-        self._pongs = 0
+        self._answers = 0
         return data
 
     def feed(self, data: bytes) -> list[Event]:
@@ -387,13 +387,17 @@ class Connection:
                 ErrorCodes.FRAME_SIZE_ERROR,
                 f"a frame of {self._walker.oversize} bytes, if it is one: {frame!r}{hint}",
             )
+        if frame[3:5] in _ANSWERED:
+            self._answers += 1
+            if self._answers > _MOST_ANSWERS:
+                self._give_up(ErrorCodes.ENHANCE_YOUR_CALM, "a flood of pings or settings")
         kind = frame[3:4]
         if kind in _HEADER_FRAMES:
             if not self._in_headers and (known := self._recall_headers(frame)) is not None:
                 return [event for h2_event in known for event in self._handle(h2_event)]
             self._in_headers = not frame[4] & _END_HEADERS
         elif kind == _GOAWAY and not self._in_headers:
-            return self._handle_goaway(frame)
+            return self._handle_goaway(int.from_bytes(frame[5:9], "big") & 0x7FFFFFFF, frame[9:])
         elif not self._in_headers and (own := self._handle_briefly(frame)) is not None:
             return own
         return [event for h2_event in self._h2.receive_data(frame) for event in self._handle(h2_event)]
@@ -402,9 +406,6 @@ class Connection:
         """Handle a ping, its answer, or room on the connection; return None for any other frame."""
         header = frame[:9]
         if header == _PING_HEADER:
-            self._pongs += 1
-            if self._pongs > _MOST_PONGS:
-                self._give_up(ErrorCodes.ENHANCE_YOUR_CALM, "a flood of pings")
             self._own_frames += _PONG_HEADER + frame[9:]
             return []
         if header == _PONG_HEADER:
@@ -443,12 +444,10 @@ class Connection:
         except ProtocolError as exc:
             self._give_up(ErrorCodes.PROTOCOL_ERROR, str(exc))
 
-    def _handle_goaway(self, frame: bytes) -> list[Event]:
-        payload = frame[9:]
-        if int.from_bytes(frame[5:9], "big") & 0x7FFFFFFF:
-            self._give_up(ErrorCodes.PROTOCOL_ERROR, "a GOAWAY frame on a stream (RFC 9113, 6.8)")
-        if len(payload) < 8:
-            self._give_up(ErrorCodes.FRAME_SIZE_ERROR, f"a GOAWAY frame of {len(payload)} bytes")
+    def _handle_goaway(self, stream_id: int, payload: bytes) -> list[Event]:
+        if stream_id or len(payload) < 8:
+            code = ErrorCodes.PROTOCOL_ERROR if stream_id else ErrorCodes.FRAME_SIZE_ERROR
+            self._give_up(code, f"a GOAWAY frame of {len(payload)} bytes on stream {stream_id}")
         code = int.from_bytes(payload[4:8], "big")
         text = payload[8:].decode("utf-8", "replace")
         return self._going_away(int.from_bytes(payload[:4], "big") & 0x7FFFFFFF, code, text)

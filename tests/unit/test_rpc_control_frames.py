@@ -102,12 +102,13 @@ def test_unknown_flags_of_a_ping_are_ignored() -> None:
     assert made.data_to_send() == frame(PING, b"12345678", flags=ACK)
 
 
+@pytest.mark.parametrize("flood", [frame(PING, b"12345678"), SETTINGS], ids=["ping", "settings"])
 @pytest.mark.parametrize("client", [False, True])
-def test_pings_of_a_peer_that_takes_no_answers_do_not_fill_the_memory(client: bool) -> None:
+def test_peer_that_takes_no_answers_is_cut_off(client: bool, flood: bytes) -> None:
     made = connection(client)
-    made.feed(frame(PING, b"12345678") * 1_000)
+    made.feed(flood * 1_000)
     assert not made.failed
-    made.feed(frame(PING, b"12345678"))
+    made.feed(flood)
     assert complaint(made) == ErrorCodes.ENHANCE_YOUR_CALM
 
 
