@@ -137,10 +137,11 @@ bench-spark: servers  ## Spark's figures, into benchmarks/RESULTS-SPARK.md; with
 	$(RUN) -m pip install --quiet --editable '.[$(EXTRAS),spark]'
 	$(RUN) -m benchmarks.spark
 
-soak: servers  ## long campaigns: fuzzing under sanitizers, ten million inputs per target; new examples for every property
+soak: servers  ## long campaigns: fuzzing under sanitizers, ten million inputs per target; faults; hostile peers; new examples
 	$(RUN) tests/fuzz/campaign.py --inputs 10000000
 	$(RUN) tests/fuzz/sanitized.py test
 	$(RUN) -m tests.faults --seeds 200
+	$(RUN) -m tests.hostile
 	$(RUN) -m pytest -q tests/unit tests/twin --hypothesis-profile=search
 	$(RUN) -m benchmarks.slow_reader --seconds 60
 	$(RUN) -m benchmarks.archive_memory --gib 5

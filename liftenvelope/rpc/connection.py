@@ -74,8 +74,8 @@ _WHOLE_BLOCKS: Final = (b"\x01\x04", b"\x01\x05")
 _PING_HEADER: Final = b"\0\0\x08\x06\0\0\0\0\0"
 _PONG_HEADER: Final = b"\0\0\x08\x06\x01\0\0\0\0"
 _ROOM_HEADER: Final = b"\0\0\x04\x08\0\0\0\0\0"
-# Types and flags of frames that are answered, SETTINGS and PING, and how many may come before answers go out. A
-# peer that sends more wants to fill the memory, or to keep us busy (RFC 9113, 10.5).
+# Types and flags of frames that are answered, SETTINGS and PING, and how many may come before answers go out.
+# A peer that sends more wants to fill the memory, or to keep us busy (RFC 9113, 10.5).
 _ANSWERED: Final = (b"\x04\0", b"\x06\0")
 _MOST_ANSWERS: Final = 1000
 # Of how many calls that were cancelled last what still comes is dropped without asking h2, which would answer

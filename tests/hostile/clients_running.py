@@ -65,7 +65,7 @@ class ClientVictims:
             figures.seconds = time.monotonic() - began
         if answer is None:
             figures.error = "none"
-            figures.faults.append(f"the call has not ended after {patience:.0f} s")
+            figures.faults.append("the call has not ended, or has ended its process")
             self._kill()
             return figures
         figures.error, is_typed, text, figures.mib, figures.seconds = json.loads(answer)
