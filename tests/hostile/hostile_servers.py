@@ -179,9 +179,11 @@ def serving(row: HostileServer) -> Iterator[int]:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    thread = threading.Thread(
-        target=lambda: asyncio.Runner(loop_factory=lambda: loop).run(main()), daemon=True
-    )
+    def run() -> None:
+        with asyncio.Runner(loop_factory=lambda: loop) as runner:
+            runner.run(main())
+
+    thread = threading.Thread(target=run, daemon=True)
     thread.start()
     ready.wait()
     try:

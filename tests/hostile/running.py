@@ -30,7 +30,7 @@ _SIZE: Final = 100_000
 _TRAPS: Final = ("$KV.>", "$JS.API.STREAM.DELETE.>", "_lift.>", "trap.>")
 _NICENESS: Final = 10
 #: Publishes of the bystander that show that it is served.
-_SERVED: Final = 5
+_SERVED: Final = 3
 
 
 @dataclass
