@@ -37,6 +37,8 @@ class HealthService:
     def __init__(self, is_serving: Callable[[], bool], draining: asyncio.Event) -> None:
         self._is_serving = is_serving
         self._draining = draining
+        self._watching = 0
+        self._looking: asyncio.Task[None] | None = None
 
     async def check(self, raw: bytes) -> bytes:
         """Serve Check."""
@@ -50,20 +52,46 @@ class HealthService:
         Raises:
             RpcError: INTERNAL: no request came, or more than one. UNAVAILABLE: the gateway stops.
         """
-        known, last = _service(await call.one_request()) in _SERVICES, b""
+        if _service(await call.one_request()) not in _SERVICES:
+            await call.send([_UNKNOWN])
+            await self._draining.wait()
+            raise _stopping()
+        self._watching += 1
+        try:
+            await self._send_changes(call)
+        finally:
+            self._watching -= 1
+            if self._looking is not None and not self._watching:
+                self._looking.cancel()
+                self._looking = None
+
+    async def _send_changes(self, call: ServerCall) -> None:
+        last = b""
         while True:
-            status = self._status() if known else _UNKNOWN
-            if status != last:
+            if (status := self._status()) != last:
                 await call.send([status])
                 last = status
-            if self._draining.is_set():
-                raise RpcError(StatusCode.UNAVAILABLE, "the gateway is stopping")
+            elif self._draining.is_set():
+                raise _stopping()
+            else:
+                # One task looks for all calls: a client may open thousands, and leave them open.
+                if self._looking is None or self._looking.done():
+                    self._looking = asyncio.create_task(self._look(status), name="watch health")
+                await asyncio.shield(self._looking)
+
+    async def _look(self, status: bytes) -> None:
+        """Wait until the status is another one, or the gateway stops."""
+        while self._status() == status and not self._draining.is_set():
             with suppress(TimeoutError):
                 async with asyncio.timeout(_LOOK):
                     await self._draining.wait()
 
     def _status(self) -> bytes:
         return _SERVING if self._is_serving() and not self._draining.is_set() else _NOT_SERVING
+
+
+def _stopping() -> RpcError:
+    return RpcError(StatusCode.UNAVAILABLE, "the gateway is stopping")
 
 
 def _service(raw: bytes) -> str:

@@ -7,6 +7,7 @@ from collections import Counter
 
 import pytest
 
+from liftenvelope.gateway.health import HealthService
 from liftenvelope.rpc import server as server_module
 from liftenvelope.rpc.aio import Channel
 from liftenvelope.rpc.server import Server, ServerCall, _ServerLink
@@ -85,3 +86,33 @@ async def test_calls_of_all_clients_together_are_bounded(monkeypatch: pytest.Mon
             assert [await call.receive() for call in calls] == [None, None, None]
             assert await other.bidi("/").receive() is None
     assert server.calls == 0
+
+
+def looks() -> int:
+    return len([task for task in asyncio.all_tasks() if task.get_name() == "watch health"])
+
+
+async def test_watches_of_the_health_share_one_look() -> None:
+    is_connected, draining = True, asyncio.Event()
+    health = HealthService(lambda: is_connected, draining)
+    async with Server({"/": health.watch}) as server, await Channel.connect(await server.start()) as channel:
+        calls = [channel.server_stream("/", b"") for _ in range(200)]
+        assert [await call.receive() for call in calls] == [[b"\x08\x01"]] * 200
+        assert looks() == 1
+        is_connected = False
+        assert [await call.receive() for call in calls] == [[b"\x08\x02"]] * 200
+        for call in calls[:-1]:
+            call.cancel()
+        while server.calls > 1:
+            await asyncio.sleep(0)
+        is_connected = True
+        assert await calls[-1].receive() == [b"\x08\x01"]
+        calls[-1].cancel()
+        while looks():
+            await asyncio.sleep(0)
+        later = channel.server_stream("/", b"")
+        assert await later.receive() == [b"\x08\x01"]
+        draining.set()
+        assert await later.receive() == [b"\x08\x02"]
+        with pytest.raises(RpcError, match="the gateway is stopping"):
+            await later.receive()
