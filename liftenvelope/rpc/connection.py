@@ -446,8 +446,8 @@ class Connection:
 
     def _handle_goaway(self, stream_id: int, payload: bytes) -> list[Event]:
         if stream_id or len(payload) < 8:
-            code = ErrorCodes.PROTOCOL_ERROR if stream_id else ErrorCodes.FRAME_SIZE_ERROR
-            self._give_up(code, f"a GOAWAY frame of {len(payload)} bytes on stream {stream_id}")
+            fault = ErrorCodes.PROTOCOL_ERROR if stream_id else ErrorCodes.FRAME_SIZE_ERROR
+            self._give_up(fault, f"a GOAWAY frame of {len(payload)} bytes on stream {stream_id}")
         code = int.from_bytes(payload[4:8], "big")
         text = payload[8:].decode("utf-8", "replace")
         return self._going_away(int.from_bytes(payload[:4], "big") & 0x7FFFFFFF, code, text)
