@@ -300,9 +300,6 @@ class Server:
         self._limits = limits
         self._sweeping: asyncio.TimerHandle | None = None
         self.links: set[_ServerLink] = set()
-        #: Number of calls open, of all clients.
-        self.calls = 0
-        self._busy: deque[_ServerLink] = deque()
         self._unread = Budget(limits.max_unread_bytes)
         self._listener: Listener | None = None
         #: Number of calls open, of all clients.
@@ -356,8 +353,6 @@ class Server:
             link.end_if_silent(now, self._limits)
         pause = min(self._limits.preface_timeout, self._limits.idle_timeout) / _SWEEPS
         self._sweeping = loop.call_later(pause, self._sweep)
-        for link in list(self.links):
-            link.abort_if_stuck()
 
     def refuse_calls(self) -> None:
         """Take no more connections and no more calls, and tell clients so. Calls that are open go on."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 
+from liftenvelope.rpc.limits import ServerLimits
 from liftenvelope.rpc.server import Server, ServerCall
 from tests.hostile.frames import GREETING, call, message
 
@@ -14,7 +15,7 @@ async def test_idle_connection_is_closed_though_its_client_does_not_read() -> No
         # More than the socket's buffers hold.
         served.send_nowait([bytes(1_000_000)] * 32)
 
-    async with Server({"/": answer}, handshake_timeout=1.0, idle_timeout=1.0) as server:
+    async with Server({"/": answer}, limits=ServerLimits(preface_timeout=1.0, idle_timeout=1.0)) as server:
         host, port = (await server.start()).rsplit(":", 1)
         windows = b"\0\0\x06\x04\0\0\0\0\0" + b"\0\4" + (2**31 - 1).to_bytes(4, "big")
         room = b"\0\0\x04\x08\0\0\0\0\0" + (2**30).to_bytes(4, "big")
