@@ -46,6 +46,7 @@ help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 17
 
 $(VENV)/.ready: pyproject.toml setup.py $(wildcard src/*.pyx src/*.px[di] src/*.h)
+	rm -f liftenvelope/*.so  # older checkouts built the extensions there
 	$(PYTHON) -m venv $(VENV)
 	$(RUN) -m pip install --quiet --upgrade 'pip>=25.1'
 	PYTHONWARNINGS=ignore $(RUN) -m pip install --quiet --editable '.[$(EXTRAS)]' --group dev
@@ -120,7 +121,7 @@ lint: setup
 
 types: setup
 	$(RUN) -m mypy
-	$(RUN) -m mypy.stubtest --mypy-config-file pyproject.toml $(patsubst src/%.pyx,liftenvelope.%,$(wildcard src/*.pyx))
+	$(RUN) -m mypy.stubtest --mypy-config-file pyproject.toml $(patsubst src/%.pyx,liftenvelope._native.%,$(wildcard src/*.pyx))
 
 unit: strict pure without-servers
 
@@ -148,5 +149,5 @@ soak: servers  ## long campaigns: fuzzing under sanitizers, ten million inputs p
 
 clean:  ## remove what was built
 	rm -rf .venv .venv-* build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
-	rm -f liftenvelope/*.so src/*.c
+	rm -f liftenvelope/*.so liftenvelope/_native/*.so src/*.c
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

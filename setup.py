@@ -38,7 +38,7 @@ compile_args, link_args = FLAGS[profile]
 
 def extension(name: str) -> Extension:
     return Extension(
-        f"liftenvelope.{name}",
+        f"liftenvelope._native.{name}",
         [f"src/{name}.pyx"],
         include_dirs=["src"],
         depends=["setup.py", *glob("src/*.h"), *glob("src/*.px[di]")],  # the flags are in setup.py

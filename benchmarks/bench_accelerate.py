@@ -13,7 +13,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from benchmarks.rounds import Comparison, Peer
-from liftenvelope._backend import frames
+from liftenvelope._native import frames
 from liftenvelope.nats import accelerate
 from liftenvelope.nats._receiving import subscribe_direct
 from liftenvelope.testing import NatsServer

@@ -16,7 +16,7 @@ from pytest_benchmark.fixture import BenchmarkFixture
 from benchmarks.go_peers import GoPeers
 from benchmarks.report import Report
 from benchmarks.rounds import Comparison
-from liftenvelope._backend import BACKEND
+from liftenvelope._native import BACKEND
 from liftenvelope.testing import (
     GatewayCluster,
     LiftbridgeCluster,

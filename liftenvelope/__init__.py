@@ -10,7 +10,7 @@ The codec is at hand here; the rest has its own modules, so that importing this 
 
 from typing import TYPE_CHECKING
 
-from liftenvelope._backend import BACKEND
+from liftenvelope._native import BACKEND
 from liftenvelope._version import __version__
 from liftenvelope.envelope import (
     Ack,

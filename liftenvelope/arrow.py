@@ -19,10 +19,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from liftenvelope._backend import batch
 from liftenvelope._checks import as_bytes, as_int64, as_list, as_optional_text, as_text
 from liftenvelope._extras import require
-from liftenvelope._payloads_py import read_stored
+from liftenvelope._native import batch
+from liftenvelope._native.payloads import read_stored
 from liftenvelope.envelope import unmarshal_ack, unmarshal_message
 from liftenvelope.errors import EnvelopeError, InternalError, UsageError, UsageTypeError
 from liftenvelope.types import AckPolicy, as_request_policy
@@ -173,7 +173,7 @@ def encoded_columns(
     ack_policy: AckPolicy | int = AckPolicy.LEADER,
     expected_offsets: Any = -1,
     crc: bool = False,
-) -> Any:
+) -> batch.Envelopes:
     """The batch of :func:`encode_batch`, checked and measured but not yet written anywhere."""
     rows = _column(values, "values")
     inbox = as_optional_text("ack_inbox", ack_inbox).encode()
@@ -191,7 +191,7 @@ def encoded_columns(
 
 def request_columns(
     stream: str, values: Any, *, keys: Any, headers: Any, partitions: memoryview, policy: int, ident: str
-) -> Any:
+) -> batch.Requests:
     """Rows as the requests that publish them on a Liftbridge stream, not yet written anywhere.
 
     Args:
@@ -218,7 +218,7 @@ def request_columns(
     )
 
 
-def _binary_array(envelopes: Any, start: int, stop: int, size: int) -> pa.BinaryArray:
+def _binary_array(envelopes: batch.Envelopes, start: int, stop: int, size: int) -> pa.BinaryArray:
     rows = stop - start
     # From Arrow's own pool: it keeps its pages, where malloc would have the system map new ones each time.
     offsets, data, validity = (pa.allocate_buffer(n) for n in ((rows + 1) * 4, size, (rows + 7) // 8))
@@ -226,7 +226,7 @@ def _binary_array(envelopes: Any, start: int, stop: int, size: int) -> pa.Binary
     return pa.Array.from_buffers(pa.binary(), rows, [validity if nulls else None, offsets, data], nulls)
 
 
-def _column(rows: Any, name: str, *, text: bool = False) -> Any:
+def _column(rows: Any, name: str, *, text: bool = False) -> batch.Column:
     """Rows in any of the accepted forms as a column of the batch codec."""
     if isinstance(rows, pa.ChunkedArray):
         rows = _whole(rows)
@@ -261,7 +261,7 @@ def _checked(rows: Any, *, full: bool = False) -> Any:
     return rows
 
 
-def _arrow_column(rows: pa.Array, name: str) -> Any:
+def _arrow_column(rows: pa.Array, name: str) -> batch.Column:
     if isinstance(rows, pa.DictionaryArray):
         rows = _checked(rows, full=True).dictionary_decode()
     if pa.types.is_fixed_size_binary(rows.type):
@@ -270,13 +270,14 @@ def _arrow_column(rows: pa.Array, name: str) -> Any:
     if pa.types.is_null(kind):
         return batch.Column.of_sequence([None] * len(rows), name, False)
     if kind in _SMALL or kind in _LARGE:
-        return batch.Column.of_binary(len(rows), rows.offset, *buffers, kind in _LARGE)
+        validity, offsets, data = buffers
+        return batch.Column.of_binary(len(rows), rows.offset, validity, offsets, data, kind in _LARGE)
     if kind in _VIEWS:
         return batch.Column.of_views(len(rows), rows.offset, buffers[0], buffers[1], buffers[2:])
     raise UsageTypeError(f"{name} must be an Arrow array of binary or string, not of {kind}")
 
 
-def _header_column(rows: Any) -> Any:
+def _header_column(rows: Any) -> batch.HeaderColumn:
     if isinstance(rows, pa.ChunkedArray):
         rows = _whole(rows)
     if not isinstance(rows, pa.Array):
@@ -286,10 +287,11 @@ def _header_column(rows: Any) -> Any:
     if not pa.types.is_map(rows.type):
         raise UsageTypeError(f"headers must be an Arrow array of map<string, binary>, not of {rows.type}")
     names, values = _arrow_column(rows.keys, "header names"), _arrow_column(rows.items, "header values")
-    return batch.HeaderColumn.of_map(len(rows), rows.offset, *rows.buffers()[:2], names, values)
+    validity, offsets = rows.buffers()[:2]
+    return batch.HeaderColumn.of_map(len(rows), rows.offset, validity, offsets, names, values)
 
 
-def _offsets(expected: Any, rows: int) -> Any:
+def _offsets(expected: Any, rows: int) -> int | memoryview:
     """One integer, or the buffer of one for each row."""
     if not isinstance(expected, pa.Array | pa.ChunkedArray | Iterable):
         return as_int64("expected_offsets", expected)

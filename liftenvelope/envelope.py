@@ -16,11 +16,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from liftenvelope import _backend, _envelope_py
+from liftenvelope._native import env, values
 from liftenvelope.types import AckError, AckPolicy, MessageType
 
 if TYPE_CHECKING:
-    from liftenvelope._fastenv import (
+    from liftenvelope._native._fastenv import (
         Ack,
         Message,
         is_envelope,
@@ -32,27 +32,17 @@ if TYPE_CHECKING:
         unmarshal_message,
     )
 else:
-    Ack = _backend.codec.Ack
-    Message = _backend.codec.Message
-    is_envelope = _backend.codec.is_envelope
-    marshal_ack = _backend.codec.marshal_ack
-    marshal_message = _backend.codec.marshal_message
-    new_message = _backend.codec.new_message
-    peek_type = _backend.codec.peek_type
-    unmarshal_ack = _backend.codec.unmarshal_ack
-    unmarshal_message = _backend.codec.unmarshal_message
+    Ack = env.Ack
+    Message = env.Message
+    is_envelope = env.is_envelope
+    marshal_ack = env.marshal_ack
+    marshal_message = env.marshal_message
+    new_message = env.new_message
+    peek_type = env.peek_type
+    unmarshal_ack = env.unmarshal_ack
+    unmarshal_message = env.unmarshal_message
 
-# The twin's docstrings serve both.
-for _function in (
-    is_envelope,
-    marshal_ack,
-    marshal_message,
-    new_message,
-    peek_type,
-    unmarshal_ack,
-    unmarshal_message,
-):
-    _function.__doc__ = getattr(_envelope_py, _function.__name__).__doc__
+rebuild = values.rebuild  # not for callers: pickles name it by this path
 
 #: The same functions under the names that Liftbridge's Go client gives them.
 NewMessage = new_message

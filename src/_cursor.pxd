@@ -2,7 +2,7 @@
 #
 # A position is a pointer `p` with the `end` that it must not pass. Lengths are compared as `n > end - p`,
 # never `p + n > end`: the sum can overflow. Reading functions return the next position, NULL for a fault.
-# They only say that there is one: what it is and where, the Python twin finds out (_envelope_py).
+# They only say that there is one: what it is and where, the Python twin finds out (_native/env.py).
 
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memcpy, memset

@@ -3,7 +3,7 @@
 """Whole batches of envelopes: Arrow columns or Python sequences in, Arrow buffers or NATS frames out.
 
 What comes in is checked once and then read where it lies, through `row_at()`; the loops over the rows touch
-no Python object and run without the GIL. The twin is `liftenvelope/_batch_py.py`; `liftenvelope/arrow.py`
+no Python object and run without the GIL. The twin is `liftenvelope/_native/batch.py`; `liftenvelope/arrow.py`
 and `liftenvelope/nats/` are the callers.
 
 What was learnt from profiles, at 100 bytes a row. Measured by itself: summing sizes up row by row, not column
@@ -33,9 +33,9 @@ cdef extern from "Python.h":
 
 from os import urandom
 
-from liftenvelope._batch_py import encode_row, row_headers
+from liftenvelope._native.batch import encode_row, row_headers
 from liftenvelope._checks import as_bytes, as_text
-from liftenvelope._requests_py import request_row
+from liftenvelope._native.requests import request_row
 from liftenvelope.errors import EnvelopeTooLargeError, InternalError, UsageError
 
 crc32c_init()

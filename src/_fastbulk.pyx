@@ -1,6 +1,6 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False
 # cython: cdivision=True, auto_pickle=False, autotestdict=False
-"""What servers send to a reader, straight into Arrow columns: `liftenvelope/_bulk_py.py` is the readable twin.
+"""What servers send to a reader, straight into Arrow columns: `liftenvelope/_native/bulk.py` is the readable twin.
 
 No Python object is made for a message, and the GIL is released while a piece of what was received is worked on.
 """

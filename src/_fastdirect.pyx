@@ -1,6 +1,6 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False
 # cython: cdivision=True, auto_pickle=False, autotestdict=False
-"""Answers to direct requests, as a consumer would have sent them: `liftenvelope/_direct_py.py` is the readable twin.
+"""Answers to direct requests, as a consumer would have sent them: `liftenvelope/_native/direct.py` is the readable twin.
 
 No Python object is made for a message, and the GIL is released while a piece of what was received is worked on.
 """

@@ -1,6 +1,6 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False
 # cython: cdivision=True, auto_pickle=False, autotestdict=False
-"""The envelope codec in Cython. `liftenvelope/_envelope_py.py` is its readable twin and says what it does.
+"""The envelope codec in Cython. `liftenvelope/_native/env.py` is its readable twin and says what it does.
 
 A quick way for what callers nearly always pass; everything unusual, and every error, goes through the
 twin or the checks that both share (`liftenvelope/_checks.py`), so that no rule is written twice.
@@ -52,7 +52,7 @@ cdef extern from *:
 from functools import partial
 from types import MappingProxyType
 
-from liftenvelope import _envelope_py as twin, _payloads_py as bare_twin
+from liftenvelope._native import env as twin, payloads as bare_twin
 from liftenvelope._checks import (
     as_bytes,
     as_headers,
@@ -64,8 +64,8 @@ from liftenvelope._checks import (
     as_text,
     storable_headers,
 )
-from liftenvelope._values_py import ACK_FIELDS as _ACK_FIELDS, MESSAGE_FIELDS as _MESSAGE_FIELDS
-from liftenvelope._values_py import instant, plain, rebuild, show
+from liftenvelope._native.values import ACK_FIELDS as _ACK_FIELDS, MESSAGE_FIELDS as _MESSAGE_FIELDS
+from liftenvelope._native.values import instant, plain, rebuild, show
 from liftenvelope.errors import EnvelopeTooLargeError, InternalError, UsageTypeError, publish_error
 from liftenvelope.types import AckError, AckPolicy, MessageType, as_ack_error, as_ack_policy, as_request_policy
 
@@ -765,3 +765,16 @@ def crc32c_by(data, *, bint native):
 def crc32c_is_native():
     """Whether this processor has an instruction for CRC-32C."""
     return bool(crc32c_has_native())
+
+
+# The docstrings of the twin serve both.
+for _function in (
+    is_envelope,
+    marshal_ack,
+    marshal_message,
+    new_message,
+    peek_type,
+    unmarshal_ack,
+    unmarshal_message,
+):
+    _function.__doc__ = getattr(twin, _function.__name__).__doc__

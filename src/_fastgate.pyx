@@ -1,6 +1,6 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False
 # cython: cdivision=True, auto_pickle=False, autotestdict=False
-"""What passes through a gateway. `liftenvelope/_gate_py.py` is the readable twin and says what it does."""
+"""What passes through a gateway. `liftenvelope/_native/gate.py` is the readable twin and says what it does."""
 
 cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE

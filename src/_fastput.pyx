@@ -1,6 +1,6 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False
 # cython: cdivision=True, auto_pickle=False, autotestdict=False
-"""Rows of Arrow columns as NATS commands, and the acks that come: `liftenvelope/_put_py.py` is the readable twin.
+"""Rows of Arrow columns as NATS commands, and the acks that come: `liftenvelope/_native/put.py` is the readable twin.
 
 No Python object is made for a row or for an ack, and the GIL is released while a span of them is worked on.
 """

@@ -1,4 +1,4 @@
-# The lines that a NATS server sends, inlined into each extension. liftenvelope/_frames_py.py draws them.
+# The lines that a NATS server sends, inlined into each extension. liftenvelope/_native/frames.py draws them.
 
 from libc.stdint cimport int64_t, uint8_t
 from libc.string cimport memchr, memcmp

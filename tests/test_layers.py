@@ -21,20 +21,12 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "_checks",
         "_deadlines",
         "_extras",
-        "_protobuf_py",
         "_secrets",
         "_stream_names",
         "_summaries",
     ),
     ("types",),
-    ("_values_py", "_delivered_py"),
-    ("_payloads_py", "_frames_py", "_jet_py", "_put_py", "_direct_py"),
-    ("_envelope_py", "_requests_py"),
-    ("_fastenv", "_fastwire", "_fastjet", "_fastput", "_fastdirect"),
-    ("_batch_py", "_acks_py", "_gate_py", "_calls_py"),
-    ("_fastbatch", "_fastack", "_fastgate", "_bulk_py"),
-    ("_fastbulk",),
-    ("_backend",),
+    ("_native",),
     ("envelope",),
     ("arrow", "_correlation_ids", "partition"),
     ("correlation",),
@@ -47,11 +39,26 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("bulk",),
     ("spark",),
     ("testing",),
-    ("demo",),
     ("cli",),
     ("__init__", "__main__"),
 )
+#: Layers inside ``liftenvelope/_native``: twins, the extensions from ``src``, and the dispatcher above them.
+NATIVE: tuple[tuple[str, ...], ...] = (
+    ("protobuf",),
+    ("values", "delivered"),
+    ("payloads", "frames", "jet", "put", "direct"),
+    ("env", "requests"),
+    ("_fastenv", "_fastframes", "_fastjet", "_fastput", "_fastdirect"),
+    ("batch", "acks", "gate", "calls"),
+    ("_fastbatch", "_fastacks", "_fastgate", "bulk"),
+    ("_fastbulk",),
+    ("__init__",),
+)
+#: Modules of ``_native`` that other packages may import from. The dispatcher hands out the rest, because
+#: ``from liftenvelope._native.env import ...`` takes the twin even if the extension is loaded.
+SHARED = {"payloads", "protobuf", "values"}
 RANK = {name: rank for rank, line in enumerate(LAYERS) for name in line}
+INNER_RANK = {name: rank for rank, line in enumerate(NATIVE) for name in line}
 #: What the order alone would allow.
 FORBIDDEN = {
     "gateway": {"client"},
@@ -61,8 +68,8 @@ FORBIDDEN = {
     # Servers to test against: of the package's own work no more than what it takes to ask them.
     "testing": set(RANK) - {"errors", "_version", "_extras", "_stream_names", "_pb", "rpc", "gateway"},
 }
-#: Said in the module itself: a pickled value is made by whichever twin is loaded.
-EXCEPTIONS = {("_values_py", "envelope")}
+#: `rebuild` makes a pickled value with the loaded backend, so it asks the dispatcher when it is called.
+INNER_EXCEPTIONS = {("values", "__init__")}
 #: Sans-io: no event loop, no socket, no clock, no thread.
 SANS_IO = {"errors", "types", "envelope", "arrow", "correlation", "partition"} | {
     name for name in RANK if name.startswith("_") and name not in ("_pb", "__init__", "__main__")
@@ -71,8 +78,8 @@ IO_MODULES = {"asyncio", "socket", "selectors", "ssl", "time", "threading", "sig
 
 
 def unit_of(path: Path) -> str:
-    """The name in the list of layers that a source file stands under."""
-    return path.relative_to(PACKAGE).parts[0].removesuffix(".py") if path.suffix == ".py" else path.stem
+    """The name in LAYERS that a source file stands under."""
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py") if path.suffix == ".py" else "_native"
 
 
 def for_types_alone(node: ast.stmt) -> bool:
@@ -114,11 +121,30 @@ def violations(unit: str, names: set[str]) -> list[str]:
         target = name.split(".")[1] if name.startswith("liftenvelope.") else unit
         if target not in RANK:  # something that the root itself defines
             bad.append(f"{unit} imports {name}: not in LAYERS")
-        elif target == unit or (unit, target) in EXCEPTIONS:
+        elif target == unit:
             continue
+        elif target == "_native" and is_inside(name):
+            bad.append(f"{unit} may not import {name}: take it from liftenvelope._native")
         elif RANK[target] >= RANK[unit] or target in FORBIDDEN.get(unit, ()):
             bad.append(f"{unit} may not import {name}")
     return bad
+
+
+def is_inside(name: str) -> bool:
+    """Whether an imported name belongs to a module that only the dispatcher may hand out."""
+    module, *names = name.split(".")[2:] or [""]
+    return module.startswith("_fast") or (module not in SHARED and bool(names))
+
+
+def inner_violations(module: str, names: set[str]) -> list[str]:
+    """Imports between modules of ``_native`` that NATIVE does not allow."""
+    parts = [name.split(".") for name in sorted(names) if name.startswith("liftenvelope._native")]
+    targets = [part[2] if len(part) > 2 and part[2] in INNER_RANK else "__init__" for part in parts]
+    return [
+        f"{module} may not import {target}"
+        for target in targets
+        if INNER_RANK[target] >= INNER_RANK[module] and (module, target) not in INNER_EXCEPTIONS
+    ]
 
 
 def name_of(path: Path) -> str:
@@ -133,6 +159,16 @@ def test_imports_go_up(path: Path) -> None:
     unit = unit_of(path)
     assert unit in RANK, f"{unit} has no place in LAYERS"
     assert violations(unit, imports_of(path)) == []
+
+
+@pytest.mark.parametrize(
+    "path",
+    [path for path in SOURCES + CYTHON if unit_of(path) == "_native" and path.suffix in (".py", ".pyx")],
+    ids=name_of,
+)
+def test_imports_inside_native_go_up(path: Path) -> None:
+    assert path.stem in INNER_RANK, f"{path.stem} has no place in NATIVE"
+    assert inner_violations(path.stem, imports_of(path)) == []
 
 
 @pytest.mark.parametrize("path", [path for path in SOURCES if unit_of(path) in SANS_IO], ids=name_of)
@@ -175,6 +211,9 @@ class TestTheRules:
             ("__init__", "from liftenvelope.spark import sources"),
             ("testing", "from liftenvelope.nats import AckInbox"),
             ("nats", "from liftenvelope.new_thing import x"),
+            ("arrow", "from liftenvelope._native.batch import Column"),
+            ("arrow", "from liftenvelope._native import _fastbatch"),
+            ("types", "from liftenvelope._native import env"),
             ("types", "if TYPE_CHECKING:\n    pass\nelse:\n    from liftenvelope import envelope"),
         ],
     )
@@ -188,12 +227,25 @@ class TestTheRules:
             ("errors", "if TYPE_CHECKING:\n    from liftenvelope.envelope import Ack"),
             ("group", "from liftenvelope.jetstream import Consumer"),
             ("cli", "from liftenvelope import gateway, spark, testing"),
+            ("arrow", "from liftenvelope._native import batch"),
+            ("arrow", "from liftenvelope._native.payloads import read_stored"),
             ("testing", "from liftenvelope.rpc import blocking"),
             ("nats", "import nats.aio\nimport asyncio"),
         ],
     )
     def test_allowed(self, unit: str, source: str) -> None:
         assert violations(unit, imported(ast.parse(source), "liftenvelope")) == []
+
+    @pytest.mark.parametrize(
+        ("module", "source"),
+        [
+            ("values", "from liftenvelope._native.payloads import read_stored"),
+            ("env", "from liftenvelope._native import batch"),
+            ("_fastenv", "from liftenvelope import _native"),
+        ],
+    )
+    def test_found_inside_native(self, module: str, source: str) -> None:
+        assert len(inner_violations(module, imported(ast.parse(source), "liftenvelope._native"))) == 1
 
     def test_relative_imports_are_resolved(self) -> None:
         tree = ast.parse("from . import a\nfrom .b import c\nfrom ..envelope import d")
@@ -202,7 +254,7 @@ class TestTheRules:
 
     def test_cython_imports_are_read(self) -> None:
         names = imports_of(ROOT / "src" / "_fastenv.pyx")
-        assert {"liftenvelope._envelope_py", "liftenvelope._checks.storable_headers"} <= names
+        assert {"liftenvelope._native.env", "liftenvelope._checks.storable_headers"} <= names
 
     def test_every_source_is_looked_at(self) -> None:
         assert len(SOURCES) > 20

@@ -12,9 +12,9 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-from liftenvelope import _backend
+from liftenvelope import _native
 from liftenvelope.bulk._publisher import MOST_BYTES, PIECE, Publisher, WriteLink
 from liftenvelope.bulk.outgoing import Written
 from liftenvelope.errors import JetStreamError, TransportError
@@ -54,8 +54,8 @@ class AtomicPublisher(Publisher):
         self._acked = self._bytes = 0
         self._first = self._last = -1
         # Of the batch that is being published: its rows that were sent, and those that the server has aside.
-        self._forms: tuple[Any, Any] = (None, None)
-        self._acks: Any = None
+        self._forms: tuple[_native.put.Form, _native.put.Form]
+        self._acks: _native.put.Acks
         self._sent = 0
         self._has_hole = False
         self._committing: Portion | None = None
@@ -100,14 +100,14 @@ class AtomicPublisher(Publisher):
         self._batches, self._has_hole = self._batches + 1, False
         head = f"Nats-Batch-Id: {self._id}-{self._batches}\r\nNats-Batch-Sequence: "
         reply = self._reply = self._link.inbox + b"%d." % self._batches
-        make = _backend.put.Form
+        make = _native.put.Form
         row = make(reply, b"", self._ident, head.encode())
         self._forms = row, make(reply, b"", self._ident, head.encode(), b"Nats-Batch-Commit: 1\r\n")
 
     def _publish(self, portion: Portion) -> None:
         self._begin()
         self._sent, self._committing = 0, None
-        self._acks = _backend.put.Acks(self._reply, self._link.sid, 1, BATCH_ROWS, True)
+        self._acks = _native.put.Acks(self._reply, self._link.sid, 1, BATCH_ROWS, True)
         rows = portion.commands.length
         pieces: deque[tuple[int, int]] = deque()
         while self._sent < rows - 1:
@@ -125,9 +125,9 @@ class AtomicPublisher(Publisher):
     @property
     def _aside(self) -> int:
         """How many rows from the first on the server has aside."""
-        return int(self._acks.floor) - 1
+        return self._acks.floor - 1
 
-    def _send(self, portion: Portion, stop: int, form: Any) -> int:
+    def _send(self, portion: Portion, stop: int, form: _native.put.Form) -> int:
         at = self._sent
         data = portion.commands.encode(at, stop, form, portion.first + at, at + 1)
         self._sent = stop

@@ -9,7 +9,7 @@ from __future__ import annotations
 import secrets
 from typing import TYPE_CHECKING, Final
 
-from liftenvelope import _backend
+from liftenvelope import _native
 from liftenvelope.bulk._fast_batch import FLOW, FastBatch
 from liftenvelope.bulk._publisher import MOST_BYTES, PIECE, Publisher, WriteLink
 from liftenvelope.bulk.outgoing import Written
@@ -48,7 +48,7 @@ class FastPublisher(Publisher):
         self._limit = max_in_flight
         self._id, self._batches = secrets.token_hex(11), 0
         self._ident = b"" if message_id is None else f"Nats-Msg-Id: {message_id}-".encode()
-        self._plain = _backend.put.Form(b"", b"", self._ident)
+        self._plain = _native.put.Form(b"", b"", self._ident)
         self._portion: Portion | None = None
         self._batch: FastBatch | None = None
         # Of the batch: whether its end was sent, and whether rows of it may be lost with a connection.
@@ -147,7 +147,7 @@ class FastPublisher(Publisher):
             return
         commands, at = self._current.commands, batch.base + batch.sent - self._current.first
         stop = commands.reach(at, at + room, PIECE) if batch.sent else at + 1
-        form = _backend.put.Form(batch.reply, batch.tail, self._ident)
+        form = _native.put.Form(batch.reply, batch.tail, self._ident)
         data = commands.encode(at, stop, form, batch.base + batch.sent, batch.sent + 1)
         batch.sent += stop - at
         self._link.socket.send(data)

@@ -11,7 +11,7 @@ import json
 import time
 from typing import TYPE_CHECKING, Any, Final
 
-from liftenvelope import _backend
+from liftenvelope import _native
 from liftenvelope.bulk._jetstream_read import RangeRead
 from liftenvelope.bulk._nats_socket import claimed_size
 from liftenvelope.errors import (
@@ -64,7 +64,7 @@ class DirectRead(RangeRead):
 
     def __init__(self, source: JetStreamSource, span: Range, plan: BatchPlan, outlet: Outlet) -> None:
         super().__init__(source, span, plan, outlet)
-        self._frames = _backend.direct.DirectFrames(source.stream.encode())
+        self._frames = _native.direct.DirectFrames(source.stream.encode())
         self._requests = 0
 
     def _open(self, link: NatsSocket) -> bool:
@@ -119,7 +119,7 @@ class DirectRead(RangeRead):
 
     def _add(self, data: bytes) -> None:
         """Put messages into the batch, and end it where it is full."""
-        rows, states = self._rows, _backend.bulk
+        rows, states = self._rows, _native.bulk
         at = 0
         while at < len(data):
             state, at = rows.feed(data, at, len(data))

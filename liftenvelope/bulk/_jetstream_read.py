@@ -8,7 +8,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
-from liftenvelope import _backend
+from liftenvelope import _native
 from liftenvelope.bulk._pulls import PullWindow
 from liftenvelope.bulk.errors import ReadLostError
 from liftenvelope.bulk.plan import retention_error
@@ -84,7 +84,7 @@ class RangeRead:
         self._span = span
         self._plan = plan
         self._outlet = outlet
-        self._rows = _backend.bulk.NatsRows(
+        self._rows = _native.bulk.NatsRows(
             row_columns(plan.columns),
             _MODES[plan.envelope],
             plan.batch_rows,
@@ -206,7 +206,7 @@ class RangeRead:
 
     def _pump(self, link: NatsSocket) -> None:
         """Read until the range is complete."""
-        rows, states = self._rows, _backend.bulk
+        rows, states = self._rows, _native.bulk
         while True:
             self._pull(link)
             before = rows.rows
@@ -235,7 +235,7 @@ class RangeRead:
 
     def _at_end(self) -> bool:
         """Whether the server says that nothing is left, of a range that is not complete."""
-        return bool(self._rows.pending == 0 and self._next < self._span.stop)
+        return self._rows.pending == 0 and self._next < self._span.stop
 
     def _pull(self, link: NatsSocket) -> None:
         """Ask for more, unless there is no room for it or the server is about to stop."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Final
 
-from liftenvelope import _backend
+from liftenvelope import _native
 from liftenvelope._stream_names import check_stream_name
 from liftenvelope.bulk._brokers import Brokers
 from liftenvelope.bulk.errors import ReadLostError, ServerProtocolError
@@ -145,7 +145,7 @@ class _RangeRead:
         self._span = span
         self._plan = plan
         self._outlet = outlet
-        self._rows = _backend.bulk.StoredRows(
+        self._rows = _native.bulk.StoredRows(
             row_columns(plan.columns),
             plan.batch_rows,
             plan.batch_bytes,
@@ -311,7 +311,7 @@ class _RangeRead:
 
     def _take(self, piece: bytes) -> bool:
         """Take what came; return whether the range is complete."""
-        rows, states, at = self._rows, _backend.bulk, 0
+        rows, states, at = self._rows, _native.bulk, 0
         while True:
             before = rows.rows
             state, at = rows.feed(piece, at, len(piece))

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from liftenvelope import _backend
+from liftenvelope import _native
 from liftenvelope.bulk._nats_login import connect_line
 from liftenvelope.bulk.errors import ServerProtocolError
 from liftenvelope.errors import (
@@ -125,7 +125,7 @@ class NatsSocket:
         self._requests = 0
         self._pongs = 0
         # Takes no message: it finds out what comes next. No server sends messages before the login.
-        self._lines = _backend.bulk.NatsRows((), 0, 1, 1, 0, bytearray)
+        self._lines = _native.bulk.NatsRows((), 0, 1, 1, 0, bytearray)
         self.last_heard = time.monotonic()
         deadline = time.monotonic() + self._access.connect_timeout
         try:
@@ -161,7 +161,7 @@ class NatsSocket:
             self._next_other(deadline, "an answer to CONNECT")
         self.send(b"SUB %b.* %d\r\n" % (self._inbox.encode(), _REQUESTS), deadline)
         largest = self._access.max_message_bytes * 4 // 3 + _ANSWER_FIELDS
-        self._lines = _backend.bulk.NatsRows((), 0, 1, 1, largest, bytearray)
+        self._lines = _native.bulk.NatsRows((), 0, 1, 1, largest, bytearray)
 
     def _wrap(self, deadline: float) -> None:
         context = self._access.context or ssl.create_default_context()
@@ -335,9 +335,9 @@ class NatsSocket:
         while True:
             left = self._left(deadline, what)  # also where a server always has something else to say
             state, _ = self._lines.feed(self.view, self.start, self.end)
-            if state == _backend.bulk.LINE:
+            if state == _native.bulk.LINE:
                 return self.handle(self._lines.line, deadline)
-            if state == _backend.bulk.BROKEN:
+            if state == _native.bulk.BROKEN:
                 raise self.broken()
             self.want(self._lines.need or 1)
             self.fill(left)
@@ -389,9 +389,9 @@ class NatsSocket:
             TransportError: As for :meth:`handle`.
         """
         state, _ = self._lines.feed(self.view, self.start, self.end)
-        if state == _backend.bulk.BROKEN:
+        if state == _native.bulk.BROKEN:
             raise self.broken()
-        if state != _backend.bulk.LINE:
+        if state != _native.bulk.LINE:
             self.want(self._lines.need or 1)
             return False, None
         return True, self.handle(self._lines.line)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
-from liftenvelope import _backend
+from liftenvelope import _native
 from liftenvelope.bulk._publisher import MOST_BYTES, PIECE, Publisher, WriteLink
 from liftenvelope.bulk.errors import WriteFailedError
 from liftenvelope.bulk.outgoing import Written
@@ -33,10 +33,10 @@ class PipelinedPublisher(Publisher):
     def __init__(self, link: WriteLink, *, message_id: str | None, max_in_flight: int) -> None:
         super().__init__(link)
         ident = b"" if message_id is None else f"Nats-Msg-Id: {message_id}-".encode()
-        self._form = _backend.put.Form(link.inbox, b"", ident)
+        self._form = _native.put.Form(link.inbox, b"", ident)
         self._again = message_id is not None
         self._limit = max_in_flight
-        self._acks = _backend.put.Acks(link.inbox, link.sid, 0, max_in_flight, False)
+        self._acks = _native.put.Acks(link.inbox, link.sid, 0, max_in_flight, False)
         # What has rows without their ack, or to be sent; and the ends and sizes of the pieces that were sent.
         self._portions: deque[Portion] = deque()
         self._pieces: deque[tuple[int, int]] = deque()
@@ -46,7 +46,7 @@ class PipelinedPublisher(Publisher):
     @property
     def acked(self) -> int:
         """How many rows are stored for sure."""
-        return int(self._acks.acked)
+        return self._acks.acked
 
     @property
     def unknown(self) -> int:
@@ -139,8 +139,8 @@ class PipelinedPublisher(Publisher):
         learn(self._acks, ack, frame.payload)
 
 
-def learn(acks: object, ack: PubAck, data: bytes) -> None:
+def learn(acks: _native.put.Acks, ack: PubAck, data: bytes) -> None:
     """Have acks like this one read without a Python object: they differ in their sequence alone."""
     head = data[: data.rfind(_SEQUENCE) + len(_SEQUENCE)]
     if head.endswith(_SEQUENCE) and data == b"%b%d}" % (head, ack.sequence):
-        acks.learn(head)  # type: ignore[attr-defined]
+        acks.learn(head)

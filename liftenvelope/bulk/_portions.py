@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from liftenvelope import _backend
+from liftenvelope import _native
 from liftenvelope.arrow import encode_batch
 from liftenvelope.errors import UsageError, UsageTypeError
 from liftenvelope.jetstream._publish_frames import header_block
@@ -22,6 +22,8 @@ __all__ = ["Portion", "Portions", "regrouped"]
 #: A row with one of them would be taken for a part of an atomic batch of its own; stored ones have them.
 _BATCH_HEADERS: Final = (b"Nats-Batch-Id", b"Nats-Batch-Sequence", b"Nats-Batch-Commit")
 _MESSAGE_ID: Final = b"Nats-Msg-Id"
+#: Names and values of all headers, and the map array whose offsets point into them.
+_Entries: TypeAlias = "tuple[_native.put.Column, _native.put.Column, pa.Array]"
 
 
 class Portion:
@@ -34,7 +36,7 @@ class Portion:
         commands: Them, for the wire.
     """
 
-    def __init__(self, first: int, size: int, commands: Any) -> None:
+    def __init__(self, first: int, size: int, commands: _native.put.Commands) -> None:
         self.first = first
         self.stop: int = first + commands.length
         self.size = size
@@ -87,7 +89,7 @@ class _Columns:
             raise UsageError(
                 "data has keys, and a NATS message has none: pass envelope=True, or drop the column"
             )
-        self._entries: tuple[Any, Any, pa.Array] | None = None
+        self._entries: _Entries | None = None
         if not envelope and "headers" in batch.schema.names:
             self._entries = _entries(batch["headers"])
         self._which: pa.Array | None = None
@@ -109,7 +111,7 @@ class _Columns:
         elif isinstance(subjects, pa.Array):
             subjects = _column(subjects.slice(start, rows))
         lines = None if self._entries is None else self._lines(self._entries, start, rows, dropped)
-        commands = _backend.put.Commands(_column(values), subjects, which, lines)
+        commands = _native.put.Commands(_column(values), subjects, which, lines)
         return Portion(self._number + start, _size(self._values, start, rows), commands)
 
     def _enveloped(self, start: int, rows: int) -> pa.Array:
@@ -140,23 +142,23 @@ class _Columns:
         self._check(_column(items), items)
         return _column(items), column.indices.cast(pa.int32())
 
-    def _check(self, column: Any, items: pa.Array) -> None:
+    def _check(self, column: _native.put.Column, items: pa.Array) -> None:
         at = -1
-        while (at := _backend.put.plain_subjects(column, at + 1)) >= 0:
+        while (at := _native.put.plain_subjects(column, at + 1)) >= 0:
             try:
                 publish_subject(items[at].as_py().decode())
             except UnicodeDecodeError as exc:
                 raise UsageError(f"subject {items[at].as_py()!r} is no text") from exc
 
     def _lines(
-        self, entries: tuple[Any, Any, pa.Array], start: int, rows: int, dropped: tuple[bytes, ...]
-    ) -> Any:
+        self, entries: _Entries, start: int, rows: int, dropped: tuple[bytes, ...]
+    ) -> _native.put.Column:
         names, contents, maps = entries
         first, ends = maps.offset + start, maps.buffers()[1]
-        bad, offsets, lines = _backend.put.header_lines(rows, first, ends, names, contents, dropped)
+        bad, offsets, lines = _native.put.header_lines(rows, first, ends, names, contents, dropped)
         if bad >= 0:
             raise self._faulty(start + bad)
-        return _backend.put.Column(rows, 0, offsets, lines)
+        return _native.put.Column(rows, 0, offsets, lines)
 
     def _faulty(self, row: int) -> UsageError:
         """What is wrong with the headers of a row."""
@@ -183,13 +185,13 @@ def _large(name: str, column: pa.Array) -> pa.Array:
         raise UsageTypeError(text) from exc
 
 
-def _column(array: pa.Array) -> Any:
+def _column(array: pa.Array) -> _native.put.Column:
     """An array of large binary without nulls, for the commands."""
     _, offsets, data = array.buffers()
-    return _backend.put.Column(len(array), array.offset, offsets, data)
+    return _native.put.Column(len(array), array.offset, offsets, data)
 
 
-def _single(item: bytes) -> Any:
+def _single(item: bytes) -> _native.put.Column:
     return _column(pa.array([item], pa.large_binary()))
 
 
@@ -209,7 +211,7 @@ def _has_keys(column: pa.Array) -> bool:
     return bool(len(found)) and _size(found, 0, len(found)) > 0
 
 
-def _entries(column: pa.Array) -> tuple[Any, Any, pa.Array]:
+def _entries(column: pa.Array) -> _Entries:
     """The names and the values of all headers, and the map array whose offsets point into them."""
     if pa.types.is_null(column.type):
         column = pa.array([[]] * len(column), pa.map_(pa.binary(), pa.binary()))

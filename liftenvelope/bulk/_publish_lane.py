@@ -6,7 +6,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
-from liftenvelope import _backend
+from liftenvelope import _native
 from liftenvelope.bulk.errors import ServerProtocolError
 from liftenvelope.client.failures import publish_async_error
 from liftenvelope.client.publish_checks import MAX_REQUEST
@@ -66,7 +66,7 @@ class Lane:
         self._stream = stream
         self._ack_wait = ack_wait
         self._window = window
-        self.acks = _backend.bulk.PublishAcks(
+        self.acks = _native.bulk.PublishAcks(
             stream.encode(), ident.encode(), window, partitions, DEFAULT_MAX_MESSAGE, bytearray
         )
         self.refusals: list[tuple[int, LiftEnvelopeError]] = []
@@ -80,7 +80,7 @@ class Lane:
         self._call.close()
         self._channel.close()
 
-    def publish(self, requests: Any, partitions: Any, rows: Sequence[int]) -> int:
+    def publish(self, requests: _native.batch.Requests, partitions: Any, rows: Sequence[int]) -> int:
         """Send rows, as the window has room for them; return how many were sent.
 
         It is not all of them where one was refused, or where the call has ended without harm: all that was
@@ -161,7 +161,7 @@ class Lane:
         now = time.monotonic()
         for piece in pieces:
             state, _ = self.acks.feed(piece, 0, len(piece))
-            if state == _backend.bulk.BROKEN:
+            if state == _native.bulk.BROKEN:
                 raise ServerProtocolError(
                     f"{self._stream}: the server sent what is no answer: {self.acks.bad!r}"
                 )

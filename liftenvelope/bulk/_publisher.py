@@ -24,6 +24,7 @@ from liftenvelope.errors import (
 from liftenvelope.jetstream._publish_frames import PubAck, read_ack
 
 if TYPE_CHECKING:
+    from liftenvelope import _native
     from liftenvelope.bulk._jetstream import JetStreamSource
     from liftenvelope.bulk._nats_socket import Frame, NatsSocket
     from liftenvelope.bulk._portions import Portion
@@ -242,7 +243,7 @@ class Publisher(ABC):
             return False
         return bool(portion.commands.subject_at(row - portion.first) == self._subject)
 
-    def _check(self, portion: Portion, form: Any) -> None:
+    def _check(self, portion: Portion, form: _native.put.Form) -> None:
         """Make sure that all rows can be sent.
 
         Raises:

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from liftenvelope.demo import BROKERS, DemoReport, Job, run_demo
+from liftenvelope.cli._demo_job import BROKERS, DemoReport, Job, run_demo
 from liftenvelope.errors import LiftEnvelopeError, UsageError
 
 

@@ -6,7 +6,7 @@ import asyncio
 from enum import IntEnum
 from typing import TYPE_CHECKING, Final
 
-from liftenvelope._protobuf_py import Reader, put_text
+from liftenvelope._native.protobuf import Reader, put_text
 from liftenvelope.client.core import ClientCore
 from liftenvelope.errors import EnvelopeError, TransportError
 from liftenvelope.rpc.status import RpcError, StatusCode

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Final
 
-from liftenvelope import _backend
+from liftenvelope import _native
 from liftenvelope._pb import api_pb2
 from liftenvelope.client.failures import call_error, is_denial
 from liftenvelope.client.positions import At, StartAt, StopAt
@@ -79,10 +79,9 @@ def read_messages(payloads: list[bytes]) -> list[Message]:
         RpcError: One is no message.
     """
     try:
-        found: list[Message] = _backend.codec.read_messages(payloads)
+        return _native.env.read_messages(payloads)
     except EnvelopeError as exc:
         raise RpcError(StatusCode.INTERNAL, f"the server sent what is no message: {exc}") from exc
-    return found
 
 
 class PartitionRead:

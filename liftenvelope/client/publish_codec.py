@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeAlias, cast
 
-from liftenvelope import _backend
+from liftenvelope._native import env
 from liftenvelope.envelope import Ack, AckPolicy
 from liftenvelope.types import as_request_policy
 
 if TYPE_CHECKING:
-    from liftenvelope._fastenv import publish_request, read_publish_responses
     from liftenvelope._pb import api_pb2
-else:
-    publish_request = _backend.codec.publish_request
-    read_publish_responses = _backend.codec.read_publish_responses
 
 __all__ = ["Response", "ack_in", "policy_of", "publish_request", "read_publish_responses"]
+
+publish_request = env.publish_request
+read_publish_responses = env.read_publish_responses
 
 #: A correlation id, the ack if there is one, the code of an error or -1, the error's text.
 Response: TypeAlias = tuple[str, Ack | None, int, str]

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import Any, Final, NamedTuple
 
-from liftenvelope._backend import acks
+from liftenvelope._native import acks
 
 __all__ = ["AckFlow", "Written"]
 
@@ -74,12 +74,12 @@ class AckFlow:
     @property
     def position(self) -> int:
         """Number in the stream of the last message whose ack was written, 0 for none of this reading."""
-        return int(self._acks.stream_sequence)
+        return self._acks.stream_sequence
 
     @property
     def delivery(self) -> int:
         """Number of the consumer's last delivery that came in this reading, 0 for none."""
-        return int(self._acks.delivery)
+        return self._acks.delivery
 
     @property
     def refused(self) -> bytes:
@@ -89,7 +89,7 @@ class AckFlow:
     @property
     def broken(self) -> bool:
         """Whether something was lost, so that the consumer must be made to deliver again."""
-        return self._broken or bool(self._acks.gap)
+        return self._broken or self._acks.gap
 
     def begin(self, now: float) -> None:
         """Begin a reading: what comes from now on is of a consumer that has delivered nothing yet."""

@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from liftenvelope import _wire as w
-from liftenvelope._protobuf_py import Reader, read_text
+from liftenvelope._native.protobuf import Reader, read_text
 from liftenvelope.errors import EnvelopeError
 from liftenvelope.rpc.status import RpcError, StatusCode
 

@@ -1,6 +1,6 @@
 """PublishAsync: a stream of requests into JetStream, and its acks back.
 
-Plain messages go the quick way, by :class:`~liftenvelope._gate_py.PublishPipe`: commands for a whole batch in
+Plain messages go through :class:`~liftenvelope._native.gate.PublishPipe`: commands for a whole batch in
 one write, and the responses to a whole batch of acks in another. What is not plain, or is for a partition
 that this call has not published to yet, goes the way of a single publish, which also says what is wrong.
 """
@@ -13,7 +13,7 @@ from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from liftenvelope import _backend
+from liftenvelope import _native
 from liftenvelope._pb import api_pb2
 from liftenvelope.errors import (
     AckTimeoutError,
@@ -77,10 +77,10 @@ class PublishSession:
         self._link = Link(core.nc)
         inbox = self._link.new_inbox() + "."
         self._inbox = inbox + "*"
-        self._pipe = _backend.gate.PublishPipe(inbox, service.max_message)
+        self._pipe = _native.gate.PublishPipe(inbox, service.max_message)
         self._subscription: DirectSubscription | None = None
         self._routes: dict[tuple[str, int], Target] = {}
-        self._read_ack = _backend.jet.AckReader(PubAck, read_ack)
+        self._read_ack = _native.jet.AckReader(PubAck, read_ack)
         # Messages of the slow way without their ack.
         self._slow = 0
         self._answers: list[bytes] = []
@@ -142,7 +142,7 @@ class PublishSession:
 
     @property
     def _pending(self) -> int:
-        return int(self._pipe.pending) + self._slow
+        return self._pipe.pending + self._slow
 
     # Requests
 

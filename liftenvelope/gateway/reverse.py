@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from liftenvelope import _backend
+from liftenvelope import _native
 from liftenvelope._pb import api_pb2
 from liftenvelope.gateway.feed import PartitionFeed
 from liftenvelope.gateway.reads import may_send
@@ -46,7 +46,7 @@ async def read_backwards(
     start, stop = _start(request, state), _stop(request, state)
     if await may_send(core, read):
         await call.send([b""])
-    framer = _backend.gate.MessageFramer(request.stream, request.partition)
+    framer = _native.gate.MessageFramer(request.stream, request.partition)
     size = min(max(_CHUNK_BYTES // max(state.bytes // state.messages, 1), 1), _CHUNK)
     while start >= stop and not read.ended:
         low = max(start - size + 1, stop)
@@ -85,7 +85,7 @@ async def _range(core: Core, stream: str, low: int, high: int, read: Read) -> li
     feed = PartitionFeed(core.js, stream, low + 1)
     read.feed = feed
     found: list[Delivery] = []
-    framer = _backend.gate.MessageFramer("", 0)
+    framer = _native.gate.MessageFramer("", 0)
     try:
         await feed.open()
         framer.pending = feed.pending

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from liftenvelope import _wire as w
-from liftenvelope._backend import acks
+from liftenvelope._native import acks
 from liftenvelope.errors import UsageError
 from liftenvelope.gateway.limits import ANY_SUBJECT
 from liftenvelope.jetstream._names import check_filter

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from liftenvelope import _backend
+from liftenvelope import _native
 from liftenvelope._pb import api_pb2
 from liftenvelope.errors import LiftEnvelopeError, StreamNotFoundError
 from liftenvelope.gateway.authorization import client_name
@@ -17,7 +17,7 @@ from liftenvelope.gateway.reverse import read_backwards
 from liftenvelope.rpc.status import RpcError, StatusCode
 
 if TYPE_CHECKING:
-    from liftenvelope._gate_py import MessageFramer
+    from liftenvelope._native._fastgate import MessageFramer
     from liftenvelope.gateway.core import Core
     from liftenvelope.gateway.groups import GroupFace
     from liftenvelope.gateway.reads import OpenReads
@@ -122,7 +122,7 @@ class SubscribeService:
         read: Read,
         feed: PartitionFeed,
     ) -> None:
-        framer = _backend.gate.MessageFramer(request.stream, request.partition)
+        framer = _native.gate.MessageFramer(request.stream, request.partition)
         framer.sequence, framer.pending = found.start, feed.pending
         quiet = True
         while True:

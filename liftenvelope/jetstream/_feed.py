@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from math import inf
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from liftenvelope._backend import frames
+from liftenvelope._native import frames
 from liftenvelope.errors import (
     BadRequestError,
     CallTimeoutError,
@@ -33,7 +33,6 @@ from liftenvelope.jetstream.pull_options import PullPlan
 from liftenvelope.nats._pull_inbox import PullInbox
 
 if TYPE_CHECKING:
-    from liftenvelope._delivered_py import MessageQueue
     from liftenvelope.jetstream.api import Api
     from liftenvelope.jetstream.infos import ConsumerInfo
 
@@ -134,9 +133,7 @@ class PullFeed:
         self._subject = source.pull_subject
         limits = plan.limits
         self._machine = PullCore(limits)
-        self.buffer: MessageQueue = frames.MessageQueue(
-            limits.threshold, limits.in_bytes, self._refill, self.next
-        )
+        self.buffer = frames.MessageQueue(limits.threshold, limits.in_bytes, self._refill, self.next)
         take = self._take_pinned if limits.pinned else self._take
         self._inbox = PullInbox(
             source.api.nc, Message, source.acks, take, self._take_status, sized=limits.in_bytes

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Protocol, Self
 
-from liftenvelope._backend import frames
+from liftenvelope._native import frames
 from liftenvelope.errors import TransportError, UsageError
 from liftenvelope.jetstream._endings import DRAIN
 from liftenvelope.jetstream.message import Message

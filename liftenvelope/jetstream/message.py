@@ -11,8 +11,8 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
 from liftenvelope import envelope as codec
-from liftenvelope._backend import frames
 from liftenvelope._checks import as_text
+from liftenvelope._native import frames
 from liftenvelope.errors import UsageError
 from liftenvelope.jetstream._records import to_ns
 from liftenvelope.nats._headers import Headers, headers_of
@@ -20,7 +20,7 @@ from liftenvelope.nats._link import Link
 from liftenvelope.nats._outcomes import positive
 
 if TYPE_CHECKING:
-    from liftenvelope._delivered_py import Delivered
+    from liftenvelope._native._fastframes import Delivered
     from liftenvelope.jetstream.api import Api
 else:
     Delivered = frames.Delivered
@@ -186,7 +186,7 @@ class Message(Delivered):
     @property
     def is_acked(self) -> bool:
         """Whether it has been acknowledged, in whichever way."""
-        return bool(self._acked)
+        return self._acked
 
     @property
     def metadata(self) -> MessageMetadata:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Unpack
 import nats.errors
 
 from liftenvelope._ack_timeouts import MAY_BE_STORED, ack_timeout
-from liftenvelope._backend import jet
 from liftenvelope._checks import as_bytes
+from liftenvelope._native import jet
 from liftenvelope.errors import JetStreamError, NoJetStreamError, TransportError, UsageError
 from liftenvelope.jetstream._publish_frames import (
     HeaderFields,

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
-from liftenvelope._backend import batch
 from liftenvelope._checks import as_bytes, as_int64, as_optional_bytes
+from liftenvelope._native import batch
 from liftenvelope.errors import UsageError, UsageTypeError
 
 #: No offset is expected.
@@ -125,7 +125,7 @@ class Rows:
 
     def envelopes(
         self, start: int, stop: int, ids: list[str] | None, inbox: str | None, policy: int, crc: bool
-    ) -> Any:
+    ) -> batch.Envelopes:
         """Some rows as a batch that can be framed, checked and measured."""
         whole = start == 0 and stop == len(self)
 
@@ -164,7 +164,7 @@ class Rows:
         )
 
 
-def _int64s(expected: Any) -> Any:
+def _int64s(expected: Any) -> int | bytes:
     if isinstance(expected, int):
         return as_int64("expected_offsets", expected)
     numbers = [as_int64(f"expected_offsets[{i}]", number) for i, number in enumerate(expected)]

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from nats.aio.msg import Msg
     from nats.aio.subscription import Subscription
 
-    from liftenvelope._delivered_py import Delivered
+    from liftenvelope._native._fastframes import Delivered
 
 __all__ = ["PullInbox"]
 

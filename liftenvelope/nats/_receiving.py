@@ -23,7 +23,7 @@ import nats.errors
 from nats.aio.subscription import Subscription
 from nats.protocol import parser as nats_parser
 
-from liftenvelope._backend import frames
+from liftenvelope._native import frames
 from liftenvelope.nats._headers import header_block
 from liftenvelope.nats._link import Link
 

@@ -3,7 +3,7 @@
 The shell around a connection sends what :meth:`~Connection.data_to_send` returns, feeds what it receives,
 and hands the events to whoever the calls belong to. HTTP/2 is h2's work, with these exceptions:
 
-- DATA frames without flags never reach h2 (see :mod:`liftenvelope._frames_py`). So they don't shrink the
+- DATA frames without flags never reach h2 (see :mod:`liftenvelope._native.frames`). So they don't shrink the
   windows for receiving that h2 keeps, and room for them is given again here, by WINDOW_UPDATE frames of our
   own. The other DATA frames are in h2's books, and h2 gives room for them again when told that they were
   taken. The peer's windows are what was announced, less all frames, plus both kinds of updates. h2's leave
@@ -29,7 +29,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, NoReturn
 
-from liftenvelope import _backend
+from liftenvelope import _native
 from liftenvelope.errors import TransportError
 from liftenvelope.rpc._fields import FieldRules
 from liftenvelope.rpc._hpack import RememberingDecoder, RememberingEncoder
@@ -49,7 +49,7 @@ from liftenvelope.rpc.framing import message_error
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from liftenvelope._frames_py import MessageCutter
+    from liftenvelope._native._fastframes import MessageCutter
     from liftenvelope.rpc._fields import Block
     from liftenvelope.rpc.status import RpcError
 
@@ -168,7 +168,7 @@ class Connection:
         self._h2.initiate_connection()
         self._h2.increment_flow_control_window(_CONNECTION_WINDOW - _INITIAL_CONNECTION_WINDOW)
         preface = 0 if client_side else PREFACE_SIZE
-        self._walker = _backend.frames.FrameWalker(_MAX_FRAME_SIZE, max_message, preface)
+        self._walker = _native.frames.FrameWalker(_MAX_FRAME_SIZE, max_message, preface)
         self._calls: dict[int, CallState] = {}
         self._sending: dict[int, CallState] = {}
         self._muted: deque[int] = deque()
@@ -209,7 +209,7 @@ class Connection:
         call = self._calls.get(call_id)
         if call is not None and not call.closing and frames:
             if call.outbox:
-                call.unsent += _backend.frames.pack_messages(call.outbox)
+                call.unsent += _native.frames.pack_messages(call.outbox)
                 call.outbox.clear()
             call.unsent += frames
             self._sending[call_id] = call
@@ -294,7 +294,7 @@ class Connection:
     def _send_call(self, call_id: int, call: CallState) -> None:
         """Send as much of a call's messages as the peer's windows and frame size allow."""
         if call.outbox:
-            call.unsent += _backend.frames.pack_messages(call.outbox)
+            call.unsent += _native.frames.pack_messages(call.outbox)
             call.outbox.clear()
         if call.unsent:
             room = min(self._h2.local_flow_control_window(call_id), len(call.unsent))
@@ -472,7 +472,7 @@ class Connection:
         """Get ready for the messages of a call, whose headers have come."""
         if b"content-length" in headers:
             # h2 counts the bytes of such a stream, so it must see them all.
-            call.cutter = _backend.frames.MessageCutter(self._max_message, call.pieces)
+            call.cutter = _native.frames.MessageCutter(self._max_message, call.pieces)
         else:
             call.cutter = self._walker.open(call_id, call.pieces)
 

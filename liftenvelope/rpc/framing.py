@@ -1,14 +1,14 @@
-"""gRPC messages in the bytes of a stream: the errors of what :mod:`liftenvelope._frames_py` finds."""
+"""gRPC messages in the bytes of a stream: the errors of what :mod:`liftenvelope._native.frames` finds."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from liftenvelope import _backend
+from liftenvelope import _native
 from liftenvelope.rpc.status import RpcError, StatusCode
 
 if TYPE_CHECKING:
-    from liftenvelope._frames_py import MessageCutter
+    from liftenvelope._native._fastframes import MessageCutter
 
 __all__ = ["DEFAULT_MAX_MESSAGE", "frame_message", "message_error"]
 
@@ -18,16 +18,15 @@ DEFAULT_MAX_MESSAGE: Final = 4 * 1024 * 1024
 
 def frame_message(message: bytes) -> bytes:
     """Return ``message`` with its prefix."""
-    packed: bytes = _backend.frames.pack_messages([message])
-    return packed
+    return _native.frames.pack_messages([message])
 
 
 def message_error(cutter: MessageCutter, max_message: int) -> RpcError | None:
     """Return why a stream takes in no more messages, None if it does."""
-    if cutter.fault == _backend.frames.COMPRESSED:
+    if cutter.fault == _native.frames.COMPRESSED:
         text = f"a message came compressed (flag {cutter.fault_value}), which was not offered"
         return RpcError(StatusCode.INTERNAL, text)
-    if cutter.fault == _backend.frames.TOO_LONG:
+    if cutter.fault == _native.frames.TOO_LONG:
         text = f"a message of {cutter.fault_value} bytes came, the limit is {max_message}"
         return RpcError(StatusCode.RESOURCE_EXHAUSTED, text)
     return None

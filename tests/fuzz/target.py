@@ -26,15 +26,15 @@ __all__ = [
 PACKAGE = "liftenvelope"
 #: The modules of the Python twin of each extension.
 TWINS = {
-    "_fastack": ("_acks_py",),
-    "_fastbatch": ("_batch_py",),
-    "_fastbulk": ("_bulk_py",),
-    "_fastdirect": ("_direct_py",),
-    "_fastenv": ("_envelope_py", "_payloads_py", "_values_py"),
-    "_fastgate": ("_gate_py",),
-    "_fastjet": ("_jet_py",),
-    "_fastput": ("_put_py",),
-    "_fastwire": ("_frames_py",),
+    "_fastacks": ("readable.acks",),
+    "_fastbatch": ("readable.batch",),
+    "_fastbulk": ("readable.bulk",),
+    "_fastdirect": ("readable.direct",),
+    "_fastenv": ("readable.env", "payloads", "values"),
+    "_fastgate": ("readable.gate",),
+    "_fastjet": ("readable.jet",),
+    "_fastput": ("readable.put",),
+    "_fastframes": ("readable.frames",),
 }
 #: End of a chunk, as in mutate.h: any bytes, an envelope of a message or of an ack, a protobuf message.
 BYTES, PUBLISHES, ACKNOWLEDGES, MESSAGES = range(4)

@@ -23,7 +23,7 @@ DECODERS = ("message", "ack", "stored", "response")
 #: Reads one byte behind a block, by the mistake that a bounds check prevents.
 OUT_OF_BOUNDS = """
 import ctypes
-from liftenvelope import _fastenv
+from liftenvelope._native import _fastenv
 print(_fastenv.__file__, flush=True)
 block = (ctypes.c_char * 8)()
 ctypes.string_at(ctypes.addressof(block) + 8, 64)

@@ -15,7 +15,7 @@ import pytest
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
-from liftenvelope._backend import frames
+from liftenvelope._native import frames
 from liftenvelope.errors import TransportError
 from liftenvelope.nats import Acceleration, accelerate
 from liftenvelope.nats._headers import header_block

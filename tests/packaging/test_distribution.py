@@ -76,14 +76,14 @@ def test_the_wheel_has_the_types_the_extensions_and_the_server_module(distributi
     names = set(zipfile.ZipFile(wheel).namelist())
     needed = {
         "py.typed",
-        "_fastenv.pyi",
-        "_fastbatch.pyi",
+        "_native/_fastenv.pyi",
+        "_native/_fastbatch.pyi",
         "testing/_servers/go.mod",
         "testing/_servers/go.sum",
     }
     assert {f"liftenvelope/{name}" for name in needed} <= names
     extensions = {name.split(".")[0] for name in names if name.endswith(".so")}
-    assert extensions == {f"liftenvelope/{source.stem}" for source in (ROOT / "src").glob("*.pyx")}
+    assert extensions == {f"liftenvelope/_native/{source.stem}" for source in (ROOT / "src").glob("*.pyx")}
     assert not [name for name in names if name.startswith(("tests/", "benchmarks/", "src/"))]
 
 

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from hypothesis import strategies as st
 
-from liftenvelope import _envelope_py as slow
-from liftenvelope._values_py import Ack, Message
+from liftenvelope._native.values import Ack, Message
+from tests.twin.readable import env as slow
 
 if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy

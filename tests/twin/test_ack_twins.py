@@ -8,13 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from liftenvelope import _acks_py, _fastack
+from liftenvelope._native import _fastacks
 from liftenvelope.envelope import Ack, Message, marshal_ack, marshal_message, new_message, unmarshal_ack
 from liftenvelope.errors import UsageError, UsageTypeError
 from liftenvelope.types import AckPolicy
+from tests.twin import readable
 from tests.twin.strategies import ANYTHING
 
-TWINS = pytest.mark.parametrize("acks", [_acks_py, _fastack], ids=["python", "cython"])
+TWINS = pytest.mark.parametrize("acks", [readable.acks, _fastacks], ids=["python", "cython"])
 NOW = 1_800_000_000_123_456_789
 STORED = 1_700_000_000_987_654_321
 
@@ -274,8 +275,8 @@ DELIVERIES = st.lists(
 @given(st.lists(DELIVERIES, max_size=4), st.text(max_size=4), st.integers(1, 120))
 def test_the_twins_agree(batches: list[list[Any]], stream: str, max_ack: int) -> None:
     prefixes = (b"in", b"_INBOX.")
-    python = _acks_py.Acknowledger(stream, "s", max_ack, prefixes)
-    cython = _fastack.Acknowledger(stream, "s", max_ack, prefixes)
+    python = readable.acks.Acknowledger(stream, "s", max_ack, prefixes)
+    cython = _fastacks.Acknowledger(stream, "s", max_ack, prefixes)
     for batch in batches:
         assert python.take(batch, NOW) == cython.take(batch, NOW)
         for name in ("reply", "stream_sequence", "delivery", "gap", "repeated", "refused"):
@@ -290,14 +291,14 @@ INBOXES = st.binary(max_size=12) | st.sampled_from([b"$a", b"_lift.a", b"_INBOX.
 
 @given(INBOXES, st.lists(st.binary(max_size=3) | st.sampled_from([b"_INBOX.", b"_lift.", b"$"])).map(tuple))
 def test_the_twins_agree_about_inboxes(inbox: bytes, prefixes: tuple[bytes, ...]) -> None:
-    assert _acks_py.is_ack_inbox(inbox) == _fastack.is_ack_inbox(inbox)
-    assert _acks_py.is_ack_inbox(inbox, prefixes) == _fastack.is_ack_inbox(inbox, prefixes)
+    assert readable.acks.is_ack_inbox(inbox) == _fastacks.is_ack_inbox(inbox)
+    assert readable.acks.is_ack_inbox(inbox, prefixes) == _fastacks.is_ack_inbox(inbox, prefixes)
 
 
 @given(st.integers(1, 60))
 def test_many_at_once(count: int) -> None:
     batch = [delivered(asking(correlation_id="c" * number), number) for number in range(1, count + 1)]
-    frames, acks, size, _ = _fastack.Acknowledger("s", "s", 1 << 20).take(batch, NOW)
+    frames, acks, size, _ = _fastacks.Acknowledger("s", "s", 1 << 20).take(batch, NOW)
     found = [unmarshal_ack(envelope) for _, envelope in cut(frames)]
     assert [ack.offset for ack in found] == list(range(count))
     assert (acks, size) == (count, sum(len(envelope) for _, envelope in cut(frames)))

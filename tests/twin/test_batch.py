@@ -13,8 +13,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from liftenvelope import _batch_py, _fastbatch, arrow
+from liftenvelope import arrow
 from liftenvelope._checks import storable_headers
+from liftenvelope._native import _fastbatch
 from liftenvelope.envelope import (
     Ack,
     Message,
@@ -25,8 +26,9 @@ from liftenvelope.envelope import (
     unmarshal_message,
 )
 from liftenvelope.errors import EnvelopeError, LiftEnvelopeError
+from tests.twin import readable
 
-TWINS = (_fastbatch, _batch_py)
+TWINS = (_fastbatch, readable.batch)
 
 # Sizes around those at which the ways to copy change, and at which a length takes a second byte.
 blobs = st.binary(max_size=20) | st.integers(0, 300).map(lambda n: bytes(i & 0xFF for i in range(n)))

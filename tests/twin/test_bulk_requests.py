@@ -10,12 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from liftenvelope import _batch_py, _bulk_py, _fastbatch, _fastbulk
+from liftenvelope._native import _fastbatch, _fastbulk
 from liftenvelope._pb import api_pb2
 from liftenvelope.errors import EnvelopeTooLargeError, LiftEnvelopeError, UsageError
+from tests.twin import readable
 
-BATCH_TWINS = pytest.mark.parametrize("twin", [_batch_py, _fastbatch], ids=["python", "cython"])
-BULK_TWINS = pytest.mark.parametrize("twin", [_bulk_py, _fastbulk], ids=["python", "cython"])
+BATCH_TWINS = pytest.mark.parametrize("twin", [readable.batch, _fastbatch], ids=["python", "cython"])
+BULK_TWINS = pytest.mark.parametrize("twin", [readable.bulk, _fastbulk], ids=["python", "cython"])
 STREAM, IDENT = b"orders", b"a-Z."
 
 keys = st.none() | st.binary(max_size=5)
@@ -60,7 +61,7 @@ def test_requests(
             return type(exc), str(exc)
         return made.length, made.nbytes, all_frames(made, number, limit, longest)
 
-    assert run(_fastbatch) == run(_batch_py)
+    assert run(_fastbatch) == run(readable.batch)
 
 
 @BATCH_TWINS
@@ -180,7 +181,7 @@ def run_acks(twin: Any, steps: list[tuple[str, Any]], cuts: list[int]) -> list[A
 
 @given(acks_steps, st.lists(st.integers(0, 150), max_size=5))
 def test_acks(steps: list[tuple[str, Any]], cuts: list[int]) -> None:
-    assert run_acks(_fastbulk, steps, cuts) == run_acks(_bulk_py, steps, cuts)
+    assert run_acks(_fastbulk, steps, cuts) == run_acks(readable.bulk, steps, cuts)
 
 
 @BULK_TWINS

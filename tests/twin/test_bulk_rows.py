@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from liftenvelope import _bulk_py, _fastbulk
+from liftenvelope._native import _fastbulk
 from liftenvelope._pb import api_pb2
 from liftenvelope.envelope import new_message
+from tests.twin import readable
 
 ALL = frozenset({"offset", "timestamp", "key", "value", "headers", "subject", "ack_policy"})
 STATES = ("MORE", "FULL", "LINE", "DONE", "LOST", "BROKEN")
@@ -20,7 +21,7 @@ SID = 7
 
 def test_the_states_have_the_same_numbers() -> None:
     for name in STATES:
-        assert getattr(_bulk_py, name) == getattr(_fastbulk, name)
+        assert getattr(readable.bulk, name) == getattr(_fastbulk, name)
 
 
 def plain(columns: dict[str, Any], rows: int) -> dict[str, Any]:
@@ -152,7 +153,7 @@ limits = st.tuples(st.integers(1, 5), st.integers(1, 100))
 @given(nats_streams(), cut_lists, st.integers(0, 2), limits, st.sampled_from([-1, 0, 3, 8, 1000]))
 def test_nats_messages(data: bytes, cuts: list[int], mode: int, limits: tuple[int, int], stop: int) -> None:
     assert run_nats(_fastbulk, data, cuts, mode, limits, stop) == run_nats(
-        _bulk_py, data, cuts, mode, limits, stop
+        readable.bulk, data, cuts, mode, limits, stop
     )
 
 
@@ -161,7 +162,7 @@ def test_spoilt_nats_messages(data: bytes, draw: st.DataObject) -> None:
     at = draw.draw(st.integers(0, max(len(data) - 1, 0)))
     spoilt = data[:at] + draw.draw(st.binary(max_size=4)) + data[at + draw.draw(st.integers(0, 3)) :]
     assert run_nats(_fastbulk, spoilt, [], 1, (100, 10_000), -1) == run_nats(
-        _bulk_py, spoilt, [], 1, (100, 10_000), -1
+        readable.bulk, spoilt, [], 1, (100, 10_000), -1
     )
 
 
@@ -182,13 +183,13 @@ def test_spoilt_nats_messages(data: bytes, draw: st.DataObject) -> None:
         b"$JS.ACK........",
     ],
 )
-@pytest.mark.parametrize("twin", [_bulk_py, _fastbulk], ids=["python", "cython"])
+@pytest.mark.parametrize("twin", [readable.bulk, _fastbulk], ids=["python", "cython"])
 def test_ack_subjects(twin: Any, reply: bytes) -> None:
     data = msg(b"a", SID, reply, b"", b"x")
-    assert run_nats(twin, data, [], 0, (9, 99), -1) == run_nats(_bulk_py, data, [], 0, (9, 99), -1)
+    assert run_nats(twin, data, [], 0, (9, 99), -1) == run_nats(readable.bulk, data, [], 0, (9, 99), -1)
 
 
-@pytest.mark.parametrize("twin", [_bulk_py, _fastbulk], ids=["python", "cython"])
+@pytest.mark.parametrize("twin", [readable.bulk, _fastbulk], ids=["python", "cython"])
 @pytest.mark.parametrize(
     ("reply", "taken"),
     [
@@ -202,11 +203,11 @@ def test_ack_subjects(twin: Any, reply: bytes) -> None:
 def test_ack_subjects_that_begin_as_the_one_before(twin: Any, reply: bytes, taken: bool) -> None:
     data = msg(b"a", SID, ack(1, 1), b"", b"x") + msg(b"a", SID, reply, b"", b"y")
     log = run_nats(twin, data, [], 0, (9, 99), -1)
-    assert log == run_nats(_bulk_py, data, [], 0, (9, 99), -1)
+    assert log == run_nats(readable.bulk, data, [], 0, (9, 99), -1)
     assert log[-1][0] == 1 + taken
 
 
-@pytest.mark.parametrize("twin", [_bulk_py, _fastbulk], ids=["python", "cython"])
+@pytest.mark.parametrize("twin", [readable.bulk, _fastbulk], ids=["python", "cython"])
 class TestNatsRows:
     def test_what_a_row_has(self, twin: Any) -> None:
         headers = b"NATS/1.0\r\nA: 1\r\nB:two \r\nA:3\r\nno colon\r\n\r\n"
@@ -337,7 +338,7 @@ def test_stored_messages(
     data: bytes, cuts: list[int], limits: tuple[int, int], begin: int, stop: int
 ) -> None:
     assert run_stored(_fastbulk, data, cuts, limits, begin, stop) == run_stored(
-        _bulk_py, data, cuts, limits, begin, stop
+        readable.bulk, data, cuts, limits, begin, stop
     )
 
 
@@ -346,11 +347,11 @@ def test_spoilt_stored_messages(data: bytes, draw: st.DataObject) -> None:
     at = draw.draw(st.integers(0, max(len(data) - 1, 0)))
     spoilt = data[:at] + draw.draw(st.binary(max_size=4)) + data[at + draw.draw(st.integers(0, 3)) :]
     assert run_stored(_fastbulk, spoilt, [], (100, 10_000), 0, -1) == run_stored(
-        _bulk_py, spoilt, [], (100, 10_000), 0, -1
+        readable.bulk, spoilt, [], (100, 10_000), 0, -1
     )
 
 
-@pytest.mark.parametrize("twin", [_bulk_py, _fastbulk], ids=["python", "cython"])
+@pytest.mark.parametrize("twin", [readable.bulk, _fastbulk], ids=["python", "cython"])
 class TestStoredRows:
     def test_what_a_row_has(self, twin: Any) -> None:
         message = stored(3, key=b"k", subject="x", headers={"a": b"1", "subject": b"x", "reply": b""})

@@ -15,14 +15,14 @@ from google.protobuf.message import DecodeError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from liftenvelope import _envelope_py as slow
-from liftenvelope import _fastenv as fast
-from liftenvelope import _values_py as values
 from liftenvelope import _wire as w
+from liftenvelope._native import _fastenv as fast
+from liftenvelope._native import values
+from liftenvelope._native.protobuf import Reader
 from liftenvelope._pb import api_pb2
-from liftenvelope._protobuf_py import Reader
 from liftenvelope.errors import EnvelopeError
 from tests.twin import strategies as make
+from tests.twin.readable import env as slow
 
 MANY = settings(max_examples=1_000, deadline=None)
 TWINS = pytest.mark.parametrize(("twin", "kinds"), [(fast, fast), (slow, values)], ids=["cython", "python"])

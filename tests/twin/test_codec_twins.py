@@ -8,11 +8,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from liftenvelope import _envelope_py as slow
-from liftenvelope import _fastenv as fast
-from liftenvelope import _values_py as values
+from liftenvelope._native import _fastenv as fast
+from liftenvelope._native import values
 from liftenvelope.errors import EnvelopeError, LiftEnvelopeError
 from tests.twin import strategies as make
+from tests.twin.readable import env as slow
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -13,12 +13,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from liftenvelope import _fastwire, _frames_py
+from liftenvelope._native import _fastframes
 from liftenvelope.errors import UsageTypeError
+from tests.twin import readable
 from tests.twin.test_frames import split
 from tests.twin.test_nats_walker import hmsg, msg
 
-TWINS = pytest.mark.parametrize("frames", [_frames_py, _fastwire], ids=["python", "cython"])
+TWINS = pytest.mark.parametrize("frames", [readable.frames, _fastframes], ids=["python", "cython"])
 SID, PREFIX = 1, b"_INBOX.x."
 ACK = b"$JS.ACK.S.C.1.7.3.0.2"
 HEADERS = b"NATS/1.0\r\na: b\r\n\r\n"
@@ -31,7 +32,7 @@ def walker_of(frames: ModuleType, acks: object = None) -> Any:
         def __init__(self) -> None:
             raise AssertionError("made without")
 
-    if frames is _frames_py:  # the readable twin makes its messages as anybody would
+    if frames is readable.frames:  # the readable twin makes its messages as anybody would
         Message.__init__ = frames.Delivered.__init__  # type: ignore[method-assign]
     walker = frames.NatsWalker(10_000)
     walker.open_delivered(SID, Message, acks, PREFIX)

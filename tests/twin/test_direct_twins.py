@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from liftenvelope import _direct_py, _fastdirect
+from liftenvelope._native import _fastdirect
 from liftenvelope.errors import UsageError
+from tests.twin import readable
 
-TWINS = pytest.mark.parametrize("twin", [_direct_py, _fastdirect], ids=["python", "cython"])
+TWINS = pytest.mark.parametrize("twin", [readable.direct, _fastdirect], ids=["python", "cython"])
 SID = 3
 
 
@@ -126,7 +127,7 @@ pieces = st.one_of(
 def test_both_do_the_same(frames: list[bytes], cuts: list[int]) -> None:
     data = b"".join(frames)
     logs = []
-    for twin in (_direct_py, _fastdirect):
+    for twin in (readable.direct, _fastdirect):
         made, start, log = rewriter(twin), 0, []
         for end in [*sorted({cut for cut in cuts if cut < len(data)}), len(data)]:
             found, start = made.take(data, start, end)

@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from liftenvelope import _fastwire, _frames_py
+from liftenvelope._native import _fastframes
 from liftenvelope.errors import UsageTypeError
+from tests.twin import readable
 
-TWINS = pytest.mark.parametrize("frames", [_frames_py, _fastwire], ids=["python", "cython"])
+TWINS = pytest.mark.parametrize("frames", [readable.frames, _fastframes], ids=["python", "cython"])
 MAX_FRAME, MAX_MESSAGE = 64, 40
 DATA, HEADERS, SETTINGS, CONTINUATION = 0, 1, 4, 9
 
@@ -214,8 +215,8 @@ steps = st.lists(
 
 @given(steps, pieces_of, st.integers(0, 24))
 def test_twins_agree(steps: list[tuple[str, Any]], sizes: list[int], preface: int) -> None:
-    python = _frames_py.FrameWalker(MAX_FRAME, MAX_MESSAGE, preface)
-    cython = _fastwire.FrameWalker(MAX_FRAME, MAX_MESSAGE, preface)
+    python = readable.frames.FrameWalker(MAX_FRAME, MAX_MESSAGE, preface)
+    cython = _fastframes.FrameWalker(MAX_FRAME, MAX_MESSAGE, preface)
     cutters = []
     for name, argument in steps:
         pieces: list[Any] = split(argument, sizes) if name == "feed" else [argument]
@@ -236,7 +237,7 @@ def test_twins_agree(steps: list[tuple[str, Any]], sizes: list[int], preface: in
 
 @given(st.lists(st.one_of(st.binary(max_size=60), st.binary(max_size=45).map(message))))
 def test_cutters_agree(pieces: list[bytes]) -> None:
-    python, cython = _frames_py.MessageCutter(MAX_MESSAGE), _fastwire.MessageCutter(MAX_MESSAGE)
+    python, cython = readable.frames.MessageCutter(MAX_MESSAGE), _fastframes.MessageCutter(MAX_MESSAGE)
     for piece in pieces:
         assert python.feed(piece) == cython.feed(piece)
         state = (cython.fault, cython.fault_value, cython.inside_message)

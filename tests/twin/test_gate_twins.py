@@ -9,13 +9,14 @@ from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
 
-from liftenvelope import _fastgate, _gate_py
+from liftenvelope._native import _fastgate
 from liftenvelope._pb import api_pb2
 from liftenvelope.envelope import Ack, marshal_ack, new_message, unmarshal_message
 from liftenvelope.types import AckPolicy
+from tests.twin import readable
 from tests.twin import strategies as make
 
-TWINS = pytest.mark.parametrize("twin", [_gate_py, _fastgate], ids=["python", "cython"])
+TWINS = pytest.mark.parametrize("twin", [readable.gate, _fastgate], ids=["python", "cython"])
 STORED = 1_700_000_000_987_654_321
 NOW = 1_800_000_000_123_456_789
 INBOX = "_INBOX.x."
@@ -154,7 +155,7 @@ DELIVERIES = st.lists(st.tuples(PAYLOADS, st.integers(0, 12), st.sampled_from(["
 @given(DELIVERIES, st.integers(0, 8), st.integers(-1, 10))
 def test_both_frame_alike(deliveries: Any, least: int, most: int) -> None:
     found = []
-    for twin in (_gate_py, _fastgate):
+    for twin in (readable.gate, _fastgate):
         framer = twin.MessageFramer("s", 1)
         frames = framer.frame([delivered(*one) for one in deliveries], least, most)
         found.append((frames, framer.sequence, framer.pending))
@@ -340,7 +341,7 @@ ANSWERS = st.tuples(
 @given(st.lists(REQUESTS, max_size=6), st.lists(ANSWERS, max_size=6))
 def test_both_pipe_alike(requests: list[bytes], answers: list[Any]) -> None:
     found = []
-    for twin in (_gate_py, _fastgate):
+    for twin in (readable.gate, _fastgate):
         pipe, at, steps = pipe_of(twin, 300), 0, []
         while at < len(requests):
             step = pipe.take(requests, at)

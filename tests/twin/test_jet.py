@@ -11,10 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from liftenvelope import _fastjet, _jet_py
+from liftenvelope._native import _fastjet
 from liftenvelope.errors import UsageError, UsageTypeError
+from tests.twin import readable
 
-TWINS = pytest.mark.parametrize("jet", [_jet_py, _fastjet], ids=["python", "cython"])
+TWINS = pytest.mark.parametrize("jet", [readable.jet, _fastjet], ids=["python", "cython"])
 HEAD, INBOX = b"PUB a _INBOX.x.", "_INBOX.x."
 
 
@@ -137,7 +138,7 @@ class TestAckReader:
         st.lists(st.tuples(st.sampled_from("ST"), st.binary(max_size=6) | st.integers(0).map(b"%d}".__mod__)))
     )
     def test_as_the_slow_way(self, acks: list[tuple[str, bytes]]) -> None:
-        twins = [jet.AckReader(Ack, read) for jet in (_jet_py, _fastjet)]
+        twins = [jet.AckReader(Ack, read) for jet in (readable.jet, _fastjet)]
         for stream, tail in acks:
             data = f'{{"stream":"{stream}","seq":'.encode() + tail
             assert {str(reader(data)) for reader in twins} == {str(read(data))}
@@ -353,7 +354,7 @@ def step(table: Any, what: str, value: Any) -> Any:
 
 @given(STEPS)
 def test_model(steps: list[tuple[str, Any]]) -> None:
-    model, tables = Model(), [table_of(jet) for jet in (_jet_py, _fastjet)]
+    model, tables = Model(), [table_of(jet) for jet in (readable.jet, _fastjet)]
     for what, value in steps:
         wanted = model.step(what, value)
         for table in tables:

@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 from nats.errors import ProtocolError
 from nats.protocol.parser import Parser
 
-from liftenvelope import _fastwire, _frames_py
+from liftenvelope._native import _fastframes
 from liftenvelope.errors import UsageTypeError
+from tests.twin import readable
 from tests.twin.test_frames import split
 
-TWINS = pytest.mark.parametrize("frames", [_frames_py, _fastwire], ids=["python", "cython"])
+TWINS = pytest.mark.parametrize("frames", [readable.frames, _fastframes], ids=["python", "cython"])
 MAX_MESSAGE = 200
 OPEN, PAYLOADS, OTHER = 1, 2, 3
 HEADERS = b"NATS/1.0\r\na: b\r\n\r\n"
@@ -270,7 +271,7 @@ steps = st.lists(
 
 @given(steps, pieces_of, st.integers(0, 70))
 def test_twins_agree(steps: list[tuple[str, Any]], sizes: list[int], max_message: int) -> None:
-    twins: list[Any] = [m.NatsWalker(max_message) for m in (_frames_py, _fastwire)]
+    twins: list[Any] = [m.NatsWalker(max_message) for m in (readable.frames, _fastframes)]
     for name, argument in steps:
         pieces = split(argument, sizes) if name == "feed" else [argument]
         for piece in pieces:

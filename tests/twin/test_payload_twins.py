@@ -12,14 +12,15 @@ from google.protobuf.message import DecodeError
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from liftenvelope import _batch_py, _fastbatch, arrow
-from liftenvelope import _envelope_py as slow
-from liftenvelope import _fastenv as fast
-from liftenvelope import _values_py as values
 from liftenvelope import _wire as w
+from liftenvelope import arrow
+from liftenvelope._native import _fastbatch, values
+from liftenvelope._native import _fastenv as fast
 from liftenvelope._pb import api_pb2
 from liftenvelope.errors import EnvelopeError, EnvelopeTooLargeError, LiftEnvelopeError
+from tests.twin import readable
 from tests.twin import strategies as make
+from tests.twin.readable import env as slow
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -312,7 +313,7 @@ def cells(message: fast.Message) -> dict[str, Any]:
 @given(st.lists(MESSAGE_PAYLOADS, max_size=12) | st.lists(MESSAGE_PAYLOADS | make.PAYLOADS, max_size=4))
 def test_a_batch_is_what_the_messages_are(payloads: list[bytes]) -> None:
     with pytest.MonkeyPatch.context() as monkeypatch:
-        ours, twins = (stored(module, payloads, monkeypatch) for module in (_fastbatch, _batch_py))
+        ours, twins = (stored(module, payloads, monkeypatch) for module in (_fastbatch, readable.batch))
     assert ours == twins
     if isinstance(ours, tuple):
         assert ours == outcome(fast.read_messages, payloads)

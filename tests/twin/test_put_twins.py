@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from liftenvelope import _fastput, _put_py
+from liftenvelope._native import _fastput
 from liftenvelope.errors import UsageError
+from tests.twin import readable
 
-TWINS = pytest.mark.parametrize("twin", [_put_py, _fastput], ids=["python", "cython"])
+TWINS = pytest.mark.parametrize("twin", [readable.put, _fastput], ids=["python", "cython"])
 SID = 3
 INBOX = b"_INBOX.a+b."
 
@@ -63,7 +64,7 @@ def commands(twin: Any, table: Any, first: int) -> Any:
 @given(tables, forms, st.integers(0, 10**12), st.integers(0, 10**6), st.integers(0, 200), st.integers(0, 3))
 def test_commands(table: Any, form: Any, number: int, count: int, limit: int, first: int) -> None:
     found = []
-    for twin in (_put_py, _fastput):
+    for twin in (readable.put, _fastput):
         made = commands(twin, table, first)
         look = twin.Form(*form)
         log: list[Any] = [made.length, made.oversize(limit, look, number, count)]
@@ -139,7 +140,7 @@ subjects = st.one_of(
 
 @given(st.lists(subjects, max_size=5), st.integers(0, 3))
 def test_plain_subjects(names: list[bytes], start: int) -> None:
-    found = [twin.plain_subjects(column(twin, names), start) for twin in (_put_py, _fastput)]
+    found = [twin.plain_subjects(column(twin, names), start) for twin in (readable.put, _fastput)]
     assert found[0] == found[1]
 
 
@@ -174,7 +175,7 @@ def test_header_lines(rows: list[list[tuple[bytes, bytes]]], first: int) -> None
         twin.header_lines(
             len(rows), first, packed, column(twin, names), column(twin, values), (b"Nats-Batch-Id", b"x")
         )
-        for twin in (_put_py, _fastput)
+        for twin in (readable.put, _fastput)
     ]
     assert found[0] == found[1]
 
@@ -226,7 +227,7 @@ def counted(table: Any) -> tuple[int, ...]:
 def test_acks(frames: list[bytes], cuts: list[int], empty: bool, knows: bool) -> None:
     data = b"".join(frames)
     logs = []
-    for twin in (_put_py, _fastput):
+    for twin in (readable.put, _fastput):
         table = twin.Acks(INBOX, SID, 2, 5, empty)
         if knows:
             table.learn(HEAD)

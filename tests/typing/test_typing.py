@@ -36,7 +36,7 @@ def test_users_code_runs() -> None:
 
 
 def test_stub_of_the_extension() -> None:
-    said = run("-m", "mypy.stubtest", "liftenvelope._fastenv", "--mypy-config-file", "pyproject.toml")
+    said = run("-m", "mypy.stubtest", "liftenvelope._native._fastenv", "--mypy-config-file", "pyproject.toml")
     assert "Success" in said
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from liftenvelope._backend import batch
+from liftenvelope._native import batch
 from liftenvelope.arrow import (
     ACK_FIELDS,
     MESSAGE_FIELDS,

@@ -10,12 +10,13 @@ from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 import liftenvelope
-from liftenvelope import _backend
+from liftenvelope import _native
 
 PACKAGE = Path(liftenvelope.__path__[0])
-SHOW = "from liftenvelope import _backend as b; print(b.BACKEND, b.codec.__name__, b.batch.__name__)"
-CYTHON = "cython liftenvelope._fastenv liftenvelope._fastbatch"
-PYTHON = "python liftenvelope._envelope_py liftenvelope._batch_py"
+SHOW = "from liftenvelope import _native as n; print(n.BACKEND, n.env.__name__, n.batch.__name__)"
+CYTHON = "cython liftenvelope._native._fastenv liftenvelope._native._fastbatch"
+EXTENSIONS = [f"_fast{piece}" for piece in _native.PIECES]
+PYTHON = "python liftenvelope._native.env liftenvelope._native.batch"
 
 
 def run(
@@ -39,9 +40,9 @@ def copy_of_the_package(where: Path, *, extensions: bool) -> Path:
 
 def spoil(where: Path, name: str) -> None:
     """Put something in the place of an extension that does not load."""
-    for path in (where / "liftenvelope").glob(f"{name}.*.so"):
+    for path in (where / "liftenvelope" / "_native").glob(f"{name}.*.so"):
         path.unlink()
-    (where / "liftenvelope" / f"{name}{EXTENSION_SUFFIXES[0]}").write_bytes(b"no library")
+    (where / "liftenvelope" / "_native" / f"{name}{EXTENSION_SUFFIXES[0]}").write_bytes(b"no library")
 
 
 class TestBuilt:
@@ -66,9 +67,9 @@ class TestBuilt:
 
     def test_the_public_codec_is_the_chosen_one(self) -> None:
         program = "from liftenvelope import envelope as e; print(e.new_message.__module__, e.Ack.__module__)"
-        assert run(PACKAGE.parent, program).stdout.split() == ["liftenvelope._fastenv"] * 2
+        assert run(PACKAGE.parent, program).stdout.split() == ["liftenvelope._native._fastenv"] * 2
         forced = run(PACKAGE.parent, program, LIFTENVELOPE_NO_EXTENSIONS="1").stdout.split()
-        assert forced == ["liftenvelope._envelope_py", "liftenvelope._values_py"]
+        assert forced == ["liftenvelope._native.env", "liftenvelope._native.values"]
 
 
 class TestNeverBuilt:
@@ -79,11 +80,11 @@ class TestNeverBuilt:
     def test_require_extensions_says_which_are_missing(self, tmp_path: Path) -> None:
         done = run(copy_of_the_package(tmp_path, extensions=False), LIFTENVELOPE_REQUIRE_EXTENSIONS="1")
         assert done.returncode == 1
-        assert f"{', '.join(_backend._TWINS)} not built: run pip install . again" in done.stderr
+        assert f"{', '.join(EXTENSIONS)} not built: run pip install . again" in done.stderr
 
     def test_one_alone_is_not_used(self, tmp_path: Path) -> None:
         where = copy_of_the_package(tmp_path, extensions=True)
-        for path in (where / "liftenvelope").glob("_fastbatch.*.so"):
+        for path in (where / "liftenvelope" / "_native").glob("_fastbatch.*.so"):
             path.unlink()
         assert run(where).stdout.strip() == PYTHON
 

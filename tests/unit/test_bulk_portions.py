@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from liftenvelope import _backend
+from liftenvelope import _native
 from liftenvelope.bulk._portions import Portions, regrouped
 from liftenvelope.errors import UsageError, UsageTypeError
 
 MAPS = pa.map_(pa.string(), pa.binary())
-FORM = _backend.put.Form(b"in.")
+FORM = _native.put.Form(b"in.")
 _COMMAND = re.compile(rb"(H?)PUB (\S+) in\.(\d+)(?: (\d+))? (\d+)\r\n")
 
 #: Subject, lines of headers, value.

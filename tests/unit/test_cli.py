@@ -12,8 +12,8 @@ from click.testing import CliRunner
 
 import liftenvelope
 from liftenvelope.cli import demo as command
+from liftenvelope.cli._demo_job import CodecTimes, DemoReport, Job
 from liftenvelope.cli._root import root
-from liftenvelope.demo import CodecTimes, DemoReport, Job
 from liftenvelope.errors import UsageError
 
 

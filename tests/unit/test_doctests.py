@@ -12,11 +12,11 @@ from importlib import import_module
 import pytest
 
 import liftenvelope
-from liftenvelope import _backend
+from liftenvelope import _native
 
 # Extension modules take their docstrings from their twins, and under NO_EXTENSIONS they are not to be loaded.
 _WITH_SERVERS = ("liftenvelope.testing", "liftenvelope.client")
-_EXTENSIONS = tuple(f"liftenvelope.{name}" for name in _backend._TWINS)
+_EXTENSIONS = tuple(f"liftenvelope._native._fast{piece}" for piece in _native.PIECES)
 
 
 # It subclasses what only Spark has, and has no examples.
@@ -48,6 +48,6 @@ def test_they_are_found() -> None:
         "liftenvelope.arrow.decode_batch",
         "liftenvelope.correlation.PendingAcks",
         "liftenvelope.envelope",
-        "liftenvelope._envelope_py.new_message",
+        "liftenvelope._native.env.new_message",
         "liftenvelope.partition.partition_subject",
     } <= tested

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from liftenvelope import errors
-from liftenvelope._backend import jet
+from liftenvelope._native import jet
 from liftenvelope.errors import (
     JetStreamError,
     NoJetStreamError,

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from liftenvelope import _fastbulk
+from liftenvelope._native import _fastbulk
 from liftenvelope.errors import UsageError
 
 #: Either block of a pair takes FNV-1a from the state before it to the same low 36 bits: 2**14 names that

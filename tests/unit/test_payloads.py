@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from liftenvelope._backend import codec
+from liftenvelope._native import env as codec
 from liftenvelope.envelope import Ack, AckError, AckPolicy, Message, marshal_message
 from liftenvelope.errors import (
     EnvelopeError,

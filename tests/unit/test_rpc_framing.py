@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from liftenvelope._backend import frames
+from liftenvelope._native import frames
 from liftenvelope.rpc.framing import frame_message, message_error
 from liftenvelope.rpc.status import RpcError, StatusCode
 

@@ -14,8 +14,7 @@ from typing import Any
 
 import pytest
 
-from liftenvelope import _values_py
-from liftenvelope._backend import BACKEND
+from liftenvelope._native import BACKEND, values
 from liftenvelope.envelope import Ack, AckError, AckPolicy, Message, MessageType, marshal_ack, unmarshal_ack
 from liftenvelope.errors import (
     EncryptionFailedError,
@@ -233,6 +232,17 @@ class TestShow:
         assert repr(Message(b"x" * 65)).startswith(f"Message(value=<65 bytes: {b'x' * 32!r}...>,")
 
 
+#: A list of a Message and an Ack as version 0.1.0 pickled it, with the path of a module that has moved since.
+PICKLED_BY_0_1 = bytes.fromhex(
+    "80025d710028636c696674656e76656c6f70652e5f76616c7565735f70790a72656275696c640a71012858070000004d6573"
+    "736167657102635f636f646563730a656e636f64650a7103580100000076710458060000006c6174696e3171058671065271"
+    "07680358010000006b7108680586710952710a7d710b580100000061710c6803580100000062710d680586710e52710f734b"
+    "034b00580000000071104b006810681068106810636c696674656e76656c6f70652e74797065730a41636b506f6c6963790a"
+    "71114b00857112527113747114527115680128580300000041636b71165801000000737117681068104b076810681068134b"
+    "004b00636c696674656e76656c6f70652e74797065730a41636b4572726f720a71184b0085711952711a74711b52711c652e"
+)
+
+
 class TestCopy:
     @KINDS
     def test_a_copy_is_the_same(self, kind: Any, fields: dict[str, Any]) -> None:
@@ -250,16 +260,20 @@ class TestCopy:
 
     def test_pickle_is_independent_of_the_twin(self) -> None:
         for kind, fields in WHOLE:
-            assert b"_fastenv" not in pickle.dumps(kind(**fields))
-        assert Message.__reduce__(Message())[0] is _values_py.rebuild
+            assert b"liftenvelope._" not in pickle.dumps(kind(**fields))
+        assert Message.__reduce__(Message())[0] is values.rebuild
+
+    def test_pickle_of_the_first_version_loads(self) -> None:
+        expected = [Message(b"v", key=b"k", headers={"a": b"b"}, offset=3), Ack(stream="s", offset=7)]
+        assert pickle.loads(PICKLED_BY_0_1) == expected
 
     def test_pickled_here_loads_in_the_other_twin(self) -> None:
         sent = [kind(**fields) for kind, fields in WHOLE]
         answer = in_the_other_twin(
-            "import pickle, sys; from liftenvelope import _backend\n"
+            "import pickle, sys; from liftenvelope import _native\n"
             "values = pickle.loads(bytes.fromhex(sys.argv[1]))\n"
-            "assert all(type(value).__module__ == _backend.codec.Ack.__module__ for value in values)\n"
-            "print(_backend.BACKEND, pickle.dumps(values).hex())",
+            "assert all(type(value).__module__ == _native.env.Ack.__module__ for value in values)\n"
+            "print(_native.BACKEND, pickle.dumps(values).hex())",
             pickle.dumps(sent).hex(),
         )
         backend, data = answer.split()

@@ -139,7 +139,7 @@ ANSWERS = (
     b"o\0|",
 )
 TARGETS = (
-    Target("acks", "_fastack", acks, seeds_of_deliveries, nats.WORDS + REPLIES, format=PUBLISHES, bars=2),
+    Target("acks", "_fastacks", acks, seeds_of_deliveries, nats.WORDS + REPLIES, format=PUBLISHES, bars=2),
     Target(
         "framed", "_fastgate", framed, seeds_of_deliveries, nats.WORDS + REPLIES, format=PUBLISHES, bars=2
     ),

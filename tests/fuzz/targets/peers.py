@@ -151,11 +151,11 @@ def seeds_of_lines() -> Iterator[Chunks]:
 
 
 TARGETS = (
-    Target("client", "_fastwire", client, seeds_of_frames, (DATA,), share=SHARE),
-    Target("server", "_fastwire", server, seeds_of_frames, (DATA,), share=SHARE),
+    Target("client", "_fastframes", client, seeds_of_frames, (DATA,), share=SHARE),
+    Target("server", "_fastframes", server, seeds_of_frames, (DATA,), share=SHARE),
     Target(
         "nats-py",
-        "_fastwire",
+        "_fastframes",
         beside_nats_py,
         seeds_of_lines,
         nats.WORDS,

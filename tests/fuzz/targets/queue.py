@@ -110,4 +110,4 @@ def seeds() -> Iterator[Chunks]:
             yield [bytes((mode, 29, in_bytes)), operations[4], *operations[5:], *operations[:3]]
 
 
-TARGET = Target("queue", "_fastwire", queued, seeds)
+TARGET = Target("queue", "_fastframes", queued, seeds)

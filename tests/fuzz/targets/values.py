@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from liftenvelope._values_py import ACK_FIELDS, MESSAGE_FIELDS
+from liftenvelope._native.values import ACK_FIELDS, MESSAGE_FIELDS
 from liftenvelope.errors import EnvelopeError, LiftEnvelopeError
 from tests.fuzz.target import ACKNOWLEDGES, MESSAGES, PUBLISHES, Chunks, Exact, Target, option
 
@@ -150,7 +150,7 @@ def decoder(name: str, format_: int, seeds: Callable[[], list[Chunks]], kind: st
         most=1,
         plain=plain,
         refusals=(EnvelopeError,),
-        explained=("_envelope_py", function),
+        explained=("readable.env", function),
     )
 
 
@@ -166,7 +166,7 @@ TARGETS = (
         most=1,
         plain=partial(fields, MESSAGE_FIELDS),
         refusals=(EnvelopeError,),
-        explained=("_payloads_py", "read_stored"),
+        explained=("payloads", "read_stored"),
     ),
     Target(
         "response",
@@ -177,7 +177,7 @@ TARGETS = (
         most=1,
         plain=response,
         refusals=(EnvelopeError,),
-        explained=("_payloads_py", "read_response"),
+        explained=("payloads", "read_response"),
     ),
     Target("values", "_fastenv", encoded, seeds_of_values),
 )

@@ -179,9 +179,9 @@ def seeds_of_lines() -> Iterator[Chunks]:
 
 
 TARGETS = (
-    Target("frames", "_fastwire", frames, seeds_of_frames, (DATA,), flow=frames_flow),
+    Target("frames", "_fastframes", frames, seeds_of_frames, (DATA,), flow=frames_flow),
     Target(
-        "lines", "_fastwire", lines, seeds_of_lines, nats.WORDS, format=PUBLISHES, bars=3, flow=lines_flow
+        "lines", "_fastframes", lines, seeds_of_lines, nats.WORDS, format=PUBLISHES, bars=3, flow=lines_flow
     ),
     QUEUE,
 )

@@ -5,6 +5,7 @@ What does not depend on how the fields are kept (:func:`show`, :func:`rebuild`, 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from types import MappingProxyType
@@ -80,10 +81,16 @@ def plain(value: Any) -> Any:
 
 def rebuild(name: str, *values: Any) -> Any:
     """Make a pickled Message or Ack with whichever twin is loaded here."""
-    from liftenvelope import envelope
+    from liftenvelope import _native
 
     fields = MESSAGE_FIELDS if name == "Message" else ACK_FIELDS
-    return getattr(envelope, name)(**dict(zip(fields, values, strict=True)))
+    return getattr(_native.env, name)(**dict(zip(fields, values, strict=True)))
+
+
+# Pickles hold the path of `rebuild`. They name the public module, so that this one can move.
+rebuild.__module__ = "liftenvelope.envelope"
+# Pickles of earlier versions hold this path.
+sys.modules["liftenvelope._values_py"] = sys.modules[__name__]
 
 
 class _Value:  # noqa: PLW1641 - each class hashes its own choice of fields

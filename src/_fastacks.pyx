@@ -1,6 +1,6 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False
 # cython: cdivision=True, auto_pickle=False, autotestdict=False
-"""The acks of what JetStream has stored. `liftenvelope/_acks_py.py` is the readable twin and says what it does."""
+"""The acks of what JetStream has stored. `liftenvelope/_native/acks.py` is the readable twin and says what it does."""
 
 cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
@@ -12,7 +12,7 @@ from _cursor cimport *
 cdef extern from "Python.h":
     const char* PyUnicode_AsUTF8AndSize(PyObject* text, Py_ssize_t* size) except NULL
 
-from liftenvelope._acks_py import _INTERNAL
+from liftenvelope._native.acks import _INTERNAL
 from liftenvelope._checks import as_bytes, as_text
 from liftenvelope.errors import UsageError
 

@@ -1,14 +1,16 @@
-# What src/_fastwire.pyx offers; stubtest holds this file to it. Documentation: _frames_py.py.
+# What src/_fastframes.pyx offers; stubtest holds this file to it. Documentation: frames.py.
 
 from collections.abc import Callable, Coroutine, Generator, Iterator
-from typing import Any, Final, Self, final
+from typing import Any, Final, Self, TypeVar, final
 
 from typing_extensions import Buffer, disjoint_base
 
 COMPRESSED: Final = 1
 TOO_LONG: Final = 2
 
-def pack_messages(messages: list[Buffer]) -> bytes: ...
+_B = TypeVar("_B", bound=Buffer)
+
+def pack_messages(messages: list[_B]) -> bytes: ...
 
 @final
 class MessageCutter:

@@ -1,9 +1,9 @@
-# What src/_fastjet.pyx offers; stubtest holds this file to it. Documentation: _jet_py.py.
+# What src/_fastjet.pyx offers; stubtest holds this file to it. Documentation: jet.py.
 
 from collections.abc import Callable
 from typing import Any, final
 
-from liftenvelope._jet_py import Waiting
+from liftenvelope._native.jet import Waiting
 
 @final
 class AckReader:
@@ -13,7 +13,7 @@ class AckReader:
 @final
 class PublishTable:
     def __init__(
-        self, inbox: str, read_ack: Callable[[bytes], Any], refused: Callable[[Any, Any], Exception]
+        self, inbox: str, read_ack: Callable[[bytes], Any], refused: Callable[[Any, Any], Exception | None]
     ) -> None: ...
     @property
     def token(self) -> str: ...

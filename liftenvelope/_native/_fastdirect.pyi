@@ -1,4 +1,4 @@
-# What src/_fastdirect.pyx offers; stubtest holds this file to it. Documentation: _direct_py.py.
+# What src/_fastdirect.pyx offers; stubtest holds this file to it. Documentation: direct.py.
 
 from typing import final
 

@@ -3,7 +3,7 @@
 :class:`NatsRows` reads what a NATS server sends on a connection, and :class:`StoredRows` what a Liftbridge
 server sends on one gRPC call. Both are fed pieces of any size, take what belongs to the batch, and say why
 they stopped. What ends up in the columns is known of every row, so that a read can go on at the exact next
-offset over another connection. :class:`~liftenvelope._calls_py.PublishAcks` stands beside them.
+offset over another connection. :class:`~liftenvelope._native.calls.PublishAcks` stands beside them.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import struct
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, final
 
-from liftenvelope._batch_py import TextBuffers, text_buffers, validity_bits
-from liftenvelope._calls_py import (
+from liftenvelope._native.batch import TextBuffers, text_buffers, validity_bits
+from liftenvelope._native.calls import (
     BROKEN,
     DONE,
     FULL,
@@ -25,8 +25,8 @@ from liftenvelope._calls_py import (
     PublishAcks,
     piece_of,
 )
-from liftenvelope._envelope_py import unmarshal_message
-from liftenvelope._payloads_py import read_message
+from liftenvelope._native.env import unmarshal_message
+from liftenvelope._native.payloads import read_message
 from liftenvelope.errors import EnvelopeError, EnvelopeTooLargeError
 
 if TYPE_CHECKING:

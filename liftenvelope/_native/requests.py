@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING
 
-from liftenvelope._payloads_py import publish_request
+from liftenvelope._native.payloads import publish_request
 from liftenvelope._wire import SERVER_HEADERS
 from liftenvelope.errors import EnvelopeTooLargeError, UsageError
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Buffer
 
-    from liftenvelope._batch_py import Column, HeaderColumn
+    from liftenvelope._native.batch import Column, HeaderColumn
 
 __all__ = ["Requests", "request_row"]
 

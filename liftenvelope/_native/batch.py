@@ -2,7 +2,7 @@
 
 Columns come in as Python sequences or as the buffers of Arrow arrays, and go out as the buffers of Arrow
 arrays (https://arrow.apache.org/docs/format/Columnar.html) or as NATS PUB commands. No pyarrow here: the
-buffers are plain bytes. Rows as the requests of a gRPC call stand in :mod:`liftenvelope._requests_py`.
+buffers are plain bytes. Rows as the requests of a gRPC call stand in :mod:`liftenvelope._native.requests`.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from liftenvelope._checks import as_bytes, as_text, storable_headers
-from liftenvelope._envelope_py import new_message, unmarshal_ack, unmarshal_message
-from liftenvelope._payloads_py import read_message
-from liftenvelope._requests_py import Requests
+from liftenvelope._native.env import new_message, unmarshal_ack, unmarshal_message
+from liftenvelope._native.payloads import read_message
+from liftenvelope._native.requests import Requests
 from liftenvelope._wire import MAX_ENVELOPE
 from liftenvelope.errors import EnvelopeError, EnvelopeTooLargeError, UsageError
 

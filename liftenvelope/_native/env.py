@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, SupportsIndex
 
 from liftenvelope import _wire as w
 from liftenvelope._checks import as_bytes, as_int64, as_optional_bytes, as_optional_text, storable_headers
-from liftenvelope._payloads_py import (
+from liftenvelope._native.payloads import (
     ack_fields,
     publish_request,
     put_headers,
@@ -18,8 +18,8 @@ from liftenvelope._payloads_py import (
     read_messages,
     read_publish_responses,
 )
-from liftenvelope._protobuf_py import put_bytes, put_text, put_varint_field
-from liftenvelope._values_py import Ack, Message
+from liftenvelope._native.protobuf import put_bytes, put_text, put_varint_field
+from liftenvelope._native.values import Ack, Message
 from liftenvelope.errors import (
     BadMagicError,
     ChecksumError,
@@ -35,7 +35,7 @@ from liftenvelope.types import AckPolicy, MessageType, as_request_policy
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-#: All that the Cython twin has; requests and bare messages come from :mod:`liftenvelope._payloads_py`.
+#: All that the Cython twin has; requests and bare messages come from :mod:`liftenvelope._native.payloads`.
 __all__ = [
     "Ack",
     "Message",
@@ -349,7 +349,7 @@ def crc32c(data: Any) -> int:
     """CRC-32C (Castagnoli) of any bytes-like.
 
     Example:
-        >>> from liftenvelope._envelope_py import crc32c
+        >>> from liftenvelope._native.env import crc32c
         >>> f"{crc32c(b'123456789'):08x}"
         'e3069283'
     """

@@ -1,4 +1,4 @@
-# What src/_fastenv.pyx offers; stubtest holds this file to it. Documentation: _envelope_py.py, _values_py.py.
+# What src/_fastenv.pyx offers; stubtest holds this file to it. Documentation: env.py, values.py.
 
 from collections.abc import Mapping
 from datetime import datetime

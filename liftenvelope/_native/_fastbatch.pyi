@@ -1,4 +1,4 @@
-# What src/_fastbatch.pyx offers; stubtest holds this file to it. Documentation: _batch_py.py.
+# What src/_fastbatch.pyx offers; stubtest holds this file to it. Documentation: batch.py.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, final

@@ -1,4 +1,4 @@
-"""Messages of a consumer as they came, and the queue in which they wait: a part of ``_fastwire``'s twin."""
+"""Messages of a consumer as they came, and the queue in which they wait: a part of ``_fastframes``'s twin."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from liftenvelope._checks import (
     as_text,
     storable_headers,
 )
-from liftenvelope._protobuf_py import (
+from liftenvelope._native.protobuf import (
     Field,
     Reader,
     put_bytes,
@@ -29,7 +29,7 @@ from liftenvelope._protobuf_py import (
     read_text,
     signed,
 )
-from liftenvelope._values_py import Ack, Message
+from liftenvelope._native.values import Ack, Message
 from liftenvelope.errors import EnvelopeError, EnvelopeTooLargeError
 from liftenvelope.types import AckError, AckPolicy, as_request_policy
 

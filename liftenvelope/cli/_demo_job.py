@@ -18,7 +18,7 @@ import nats
 import nats.errors
 
 from liftenvelope._secrets import without_secrets
-from liftenvelope._values_py import ACK_FIELDS, MESSAGE_FIELDS
+from liftenvelope._native.values import ACK_FIELDS, MESSAGE_FIELDS
 from liftenvelope.envelope import Ack, marshal_ack, new_message, unmarshal_ack, unmarshal_message
 from liftenvelope.errors import AckTimeoutError, TransportError, UsageError
 from liftenvelope.nats import AckInbox, BatchSummary, EnvelopePublisher

@@ -1,6 +1,6 @@
 """The bytes of a gRPC call, cut into messages; and what answers to publishes say: a part of the twin.
 
-:mod:`liftenvelope._bulk_py` is the rest of what ``src/_fastbulk.pyx`` has.
+:mod:`liftenvelope._native.bulk` is the rest of what ``src/_fastbulk.pyx`` has.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import struct
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, final
 
-from liftenvelope._payloads_py import read_response
+from liftenvelope._native.payloads import read_response
 from liftenvelope.errors import EnvelopeError, UsageError
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-r"""HTTP/2 DATA frames, gRPC and NATS messages in the bytes of a connection: the twin of ``_fastwire``.
+r"""HTTP/2 DATA frames, gRPC and NATS messages in the bytes of a connection: the twin of ``_fastframes``.
 
 An HTTP/2 frame (RFC 9113, 4.1) has a header of 9 bytes, a gRPC message a prefix of 5::
 
@@ -28,7 +28,7 @@ import re
 from typing import Any, Final, NamedTuple, final
 
 from liftenvelope._checks import as_bytes
-from liftenvelope._delivered_py import Delivered, MessageQueue
+from liftenvelope._native.delivered import Delivered, MessageQueue
 from liftenvelope.errors import UsageError, UsageTypeError
 
 __all__ = [

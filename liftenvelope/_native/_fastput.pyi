@@ -1,4 +1,4 @@
-# What src/_fastput.pyx offers; stubtest holds this file to it. Documentation: _put_py.py.
+# What src/_fastput.pyx offers; stubtest holds this file to it. Documentation: put.py.
 
 from typing import final
 

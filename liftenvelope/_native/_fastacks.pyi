@@ -1,4 +1,4 @@
-# What src/_fastack.pyx offers; stubtest holds this file to it. Documentation: _acks_py.py.
+# What src/_fastacks.pyx offers; stubtest holds this file to it. Documentation: acks.py.
 
 from typing import Any, final
 

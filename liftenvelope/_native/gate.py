@@ -11,9 +11,9 @@ from typing import Any, Final
 
 from liftenvelope import _wire as w
 from liftenvelope._checks import as_bytes, as_text
-from liftenvelope._envelope_py import unmarshal_message
-from liftenvelope._payloads_py import put_headers
-from liftenvelope._protobuf_py import (
+from liftenvelope._native.env import unmarshal_message
+from liftenvelope._native.payloads import put_headers
+from liftenvelope._native.protobuf import (
     Field,
     Reader,
     put_bytes,

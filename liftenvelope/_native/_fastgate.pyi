@@ -1,4 +1,4 @@
-# What src/_fastgate.pyx offers; stubtest holds this file to it. Documentation: _gate_py.py.
+# What src/_fastgate.pyx offers; stubtest holds this file to it. Documentation: gate.py.
 
 from typing import Any, final
 

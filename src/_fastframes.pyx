@@ -1,6 +1,6 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False
 # cython: cdivision=True, auto_pickle=False, autotestdict=False
-"""HTTP/2 DATA frames, gRPC and NATS messages. `liftenvelope/_frames_py.py` and `_delivered_py.py` are the readable twins."""
+"""HTTP/2 DATA frames, gRPC and NATS messages. `liftenvelope/_native/frames.py` and `delivered.py` are the readable twins."""
 
 cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE

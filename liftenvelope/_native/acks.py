@@ -1,4 +1,4 @@
-r"""The acks of what JetStream has stored: the twin of ``_fastack``.
+r"""The acks of what JetStream has stored: the twin of ``_fastacks``.
 
 JetStream delivers a stored message with a reply subject that says where it stands::
 
@@ -15,8 +15,8 @@ from typing import Any, Final, final
 
 from liftenvelope import _wire as w
 from liftenvelope._checks import as_bytes, as_text
-from liftenvelope._envelope_py import marshal_ack, unmarshal_message
-from liftenvelope._values_py import Ack
+from liftenvelope._native.env import marshal_ack, unmarshal_message
+from liftenvelope._native.values import Ack
 from liftenvelope.errors import EnvelopeError, UsageError
 from liftenvelope.types import AckPolicy
 
