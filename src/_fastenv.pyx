@@ -752,7 +752,7 @@ def is_envelope(data):
     return bool(sound_header(<const uint8_t*>PyBytes_AS_STRING(raw), PyBytes_GET_SIZE(raw)))
 
 
-def crc32c_by(data, *, bint native):
+def _crc32c_by(data, *, bint native):
     """CRC-32C by the processor's instruction or by the table: for the tests, which hold one to the other."""
     cdef bytes raw = as_bytes("data", data)
     if native and not crc32c_has_native():
@@ -762,7 +762,7 @@ def crc32c_by(data, *, bint native):
     return crc32c_table(<const uint8_t*>PyBytes_AS_STRING(raw), <size_t>PyBytes_GET_SIZE(raw))
 
 
-def crc32c_is_native():
+def _crc32c_is_native():
     """Whether this processor has an instruction for CRC-32C."""
     return bool(crc32c_has_native())
 

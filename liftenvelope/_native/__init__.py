@@ -68,7 +68,7 @@ class _Pieces(ModuleType):
 
 BACKEND, _modules = _load()
 
-# The stubs give the types of both backends: tests/unit/test_native_signatures.py compares twins with stubs.
+# The stubs give the types of both backends: tests/twin/test_signatures.py compares the twins with them.
 if TYPE_CHECKING:
     from liftenvelope._native import _fastacks as acks
     from liftenvelope._native import _fastbatch as batch

@@ -351,7 +351,7 @@ def _decoded(rows: Column, reader: Callable[[bytes], Any], bad: list[int]) -> li
 class MessageColumns:
     """Message envelopes decoded into columns."""
 
-    def __init__(self, rows: Column, large: bool, raw: bool, _allocate: Callable[[int], Any]) -> None:
+    def __init__(self, rows: Column, large: bool, raw: bool, allocate: Callable[[int], Any]) -> None:  # noqa: ARG002
         self.bad: list[int] = []
         self._messages = _decoded(rows, unmarshal_message, self.bad)
         self._code = "q" if large else "i"
@@ -385,7 +385,7 @@ class MessageColumns:
 class AckColumns:
     """Ack envelopes decoded into columns."""
 
-    def __init__(self, rows: Column, large: bool, _allocate: Callable[[int], Any]) -> None:
+    def __init__(self, rows: Column, large: bool, allocate: Callable[[int], Any]) -> None:  # noqa: ARG002
         self.bad: list[int] = []
         self._acks = _decoded(rows, unmarshal_ack, self.bad)
         self._code = "q" if large else "i"
@@ -424,7 +424,7 @@ def _sound(row: bytes) -> Any:
 class StoredColumns:
     """Messages as servers send them to subscribers, without envelopes, decoded into columns."""
 
-    def __init__(self, rows: Column, _allocate: Callable[[int], Any]) -> None:
+    def __init__(self, rows: Column, allocate: Callable[[int], Any]) -> None:  # noqa: ARG002
         if rows.nbytes > MAX_ENVELOPE:
             raise EnvelopeTooLargeError("the messages have more than 2 GiB together: decode fewer at a time")
         #: The first row that is no sound message; -1 where all are.
@@ -463,6 +463,4 @@ __all__ = [
     "MessageColumns",
     "Requests",
     "StoredColumns",
-    "encode_row",
-    "row_headers",
 ]

@@ -46,7 +46,7 @@ _NUMBER: Final = re.compile(rb"\d{1,19}")
 _BLANK: Final = b" \t\r\n"
 
 #: Number of rows, offset of the first and the last, gaps before rows, and the columns' buffers by name.
-Taken: TypeAlias = "tuple[int, int, int, list[tuple[int, int]], dict[str, Any]]"
+_Taken: TypeAlias = "tuple[int, int, int, list[tuple[int, int]], dict[str, Any]]"
 
 
 class _Row(NamedTuple):
@@ -109,9 +109,9 @@ class _Batch:
         self.rows.append(row)
         self.nbytes += size
 
-    def take(self) -> Taken:
+    def take(self) -> _Taken:
         if not self.rows:
-            taken: Taken = 0, -1, -1, self.gaps, {}
+            taken: _Taken = 0, -1, -1, self.gaps, {}
         else:
             taken = len(self.rows), self.rows[0].offset, self.rows[-1].offset, self.gaps, self._columns()
         self.clear()
@@ -220,7 +220,7 @@ class _Reader:
         """How many bytes they had on the wire."""
         return self._batch.nbytes
 
-    def take(self) -> Taken:
+    def take(self) -> _Taken:
         """(rows, first and last offset, gaps, columns) of the batch; the next one begins."""
         return self._batch.take()
 
@@ -244,7 +244,7 @@ class NatsRows(_Reader):
         max_rows: How many rows a batch has at most.
         max_bytes: After how many bytes it is full.
         max_message: The longest message to take in, with its headers.
-        _allocate: Returns a writable buffer of a number of bytes. The Cython twin needs it.
+        allocate: Returns a writable buffer of a number of bytes. The Cython twin needs it.
 
     Attributes:
         next_offset: The offset that is wanted next: of JetStream, the sequence less 1.
@@ -261,7 +261,7 @@ class NatsRows(_Reader):
         max_rows: int,
         max_bytes: int,
         max_message: int,
-        _allocate: Callable[[int], Any],
+        allocate: Callable[[int], Any],  # noqa: ARG002
     ) -> None:
         super().__init__(wanted, max_rows, max_bytes)
         self._mode = mode
@@ -357,7 +357,7 @@ class StoredRows(MessageReader, _Reader):
         max_rows: How many rows a batch has at most.
         max_bytes: After how many bytes it is full.
         max_message: The longest message to take in.
-        _allocate: Returns a writable buffer of a number of bytes. The Cython twin needs it.
+        allocate: Returns a writable buffer of a number of bytes. The Cython twin needs it.
 
     Attributes:
         next_offset: The offset that is wanted next.
@@ -371,7 +371,7 @@ class StoredRows(MessageReader, _Reader):
         max_rows: int,
         max_bytes: int,
         max_message: int,
-        _allocate: Callable[[int], Any],
+        allocate: Callable[[int], Any],  # noqa: ARG002
     ) -> None:
         _Reader.__init__(self, wanted, max_rows, max_bytes)
         MessageReader.__init__(self, max_message)
@@ -382,12 +382,12 @@ class StoredRows(MessageReader, _Reader):
         self.next_offset, self._stop = next_offset, stop
         self.stands, self._begun, self._part = False, False, b""
 
-    def wants(self) -> int:
+    def _wants(self) -> int:
         if self._batch.is_full:
             return FULL
         return DONE if self._is_done else MORE
 
-    def take_message(self, raw: bytes) -> int:
+    def _take_message(self, raw: bytes) -> int:
         if not self.stands and not raw:
             self.stands = True
             return MORE

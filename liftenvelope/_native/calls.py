@@ -59,7 +59,7 @@ class MessageReader:
         data = self._part + piece_of(view, start, end)[start:]
         # Places in data lie so far from those in the view.
         shift = start - before
-        while (state := self.wants()) == MORE:
+        while (state := self._wants()) == MORE:
             size = self._message_size(data, at)
             if size < 0:
                 return BROKEN, at + shift
@@ -68,16 +68,16 @@ class MessageReader:
                 return MORE, end
             self._part = b""
             message, at = data[at + _PREFIX : at + size], at + size
-            state = self.take_message(message)
+            state = self._take_message(message)
             if state != MORE:
                 return state, at + shift
         return state, max(at + shift, start)
 
-    def wants(self) -> int:
+    def _wants(self) -> int:
         """MORE, or why no message is wanted."""
         return MORE
 
-    def take_message(self, raw: bytes) -> int:
+    def _take_message(self, raw: bytes) -> int:
         """Take a message that is whole."""
         raise NotImplementedError
 
@@ -104,7 +104,7 @@ class PublishAcks(MessageReader):
         window: How many requests there may be from the oldest without an answer on.
         partitions: How many partitions the stream has.
         max_message: The longest answer to take in.
-        _allocate: Returns a writable buffer of a number of bytes. The Cython twin needs it.
+        allocate: Returns a writable buffer of a number of bytes. The Cython twin needs it.
 
     Attributes:
         next: The number of the request that is sent next.
@@ -121,7 +121,7 @@ class PublishAcks(MessageReader):
         window: int,
         partitions: int,
         max_message: int,
-        _allocate: Callable[[int], Any],
+        allocate: Callable[[int], Any],  # noqa: ARG002
     ) -> None:
         if window < 1 or partitions < 1:
             raise UsageError(f"a window of {window} for {partitions} partitions")
@@ -170,7 +170,7 @@ class PublishAcks(MessageReader):
         """By partition, the first and the last offset that was acked."""
         return dict(sorted(self._spans.items()))
 
-    def take_message(self, raw: bytes) -> int:
+    def _take_message(self, raw: bytes) -> int:
         try:
             ident, ack, code, _ = read_response(0, raw)
         except EnvelopeError:

@@ -6,7 +6,7 @@ offset; the tests hold them to it. The layouts are drawn in :mod:`liftenvelope._
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, SupportsIndex
+from typing import TYPE_CHECKING, Final, SupportsIndex
 
 from liftenvelope import _wire as w
 from liftenvelope._checks import as_bytes, as_int64, as_optional_bytes, as_optional_text, storable_headers
@@ -35,11 +35,12 @@ from liftenvelope.types import AckPolicy, MessageType, as_request_policy
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from typing_extensions import Buffer
+
 #: All that the Cython twin has; requests and bare messages come from :mod:`liftenvelope._native.payloads`.
 __all__ = [
     "Ack",
     "Message",
-    "crc32c",
     "is_envelope",
     "marshal_ack",
     "marshal_message",
@@ -59,10 +60,10 @@ _LEADER: Final = AckPolicy.LEADER
 
 
 def new_message(
-    value: Any,
+    value: Buffer,
     *,
-    key: Any = None,
-    headers: Mapping[str, Any] | None = None,
+    key: Buffer | None = None,
+    headers: Mapping[str, Buffer] | None = None,
     ack_inbox: str | None = None,
     correlation_id: str | None = None,
     ack_policy: AckPolicy | int = _LEADER,
@@ -199,7 +200,7 @@ def _envelope(kind: MessageType, body: bytearray, crc: bool) -> bytes:
 # Decoding
 
 
-def unmarshal_message(data: Any) -> Message:
+def unmarshal_message(data: Buffer) -> Message:
     """Read a message envelope.
 
     Takes what the server takes: unknown protobuf fields are passed over, of a repeated field the last one
@@ -224,7 +225,7 @@ def unmarshal_message(data: Any) -> Message:
     return read_message(raw, _payload_start(raw, MessageType.PUBLISH))
 
 
-def unmarshal_ack(data: Any) -> Ack:
+def unmarshal_ack(data: Buffer) -> Ack:
     """Read an ack envelope.
 
     An ack with an error is returned like any other: look at ``error`` or call ``raise_for_error()``.
@@ -248,7 +249,7 @@ def unmarshal_ack(data: Any) -> Ack:
     return Ack(**ack_fields(raw, _payload_start(raw, MessageType.ACK), len(raw)))
 
 
-def peek_type(data: Any) -> MessageType:
+def peek_type(data: Buffer) -> MessageType:
     """The type of an envelope, read from its header alone.
 
     Args:
@@ -268,7 +269,7 @@ def peek_type(data: Any) -> MessageType:
     return MessageType(_checked_header(as_bytes("data", data))[7])
 
 
-def is_envelope(data: Any) -> bool:
+def is_envelope(data: Buffer) -> bool:
     """Whether data begins with a sound envelope header.
 
     The payload is not looked at: unmarshalling may still find a fault in it.
@@ -345,7 +346,7 @@ def _crc_table() -> tuple[int, ...]:
 _CRC_TABLE: Final = _crc_table()
 
 
-def crc32c(data: Any) -> int:
+def crc32c(data: bytes | bytearray | memoryview) -> int:
     """CRC-32C (Castagnoli) of any bytes-like.
 
     Example:

@@ -25,11 +25,14 @@ for byte, to the client that holds the connection.
 from __future__ import annotations
 
 import re
-from typing import Any, Final, NamedTuple, final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar, final
 
 from liftenvelope._checks import as_bytes
 from liftenvelope._native.delivered import Delivered, MessageQueue
 from liftenvelope.errors import UsageError, UsageTypeError
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 __all__ = [
     "COMPRESSED",
@@ -41,6 +44,8 @@ __all__ = [
     "NatsWalker",
     "pack_messages",
 ]
+
+_B = TypeVar("_B", bound="Buffer")
 
 #: What :attr:`MessageCutter.fault` says.
 COMPRESSED: Final = 1
@@ -64,7 +69,7 @@ _LONGEST_LINE: Final = 65_536
 _CRLF: Final = 2
 
 
-def pack_messages(messages: list[Any]) -> bytes:
+def pack_messages(messages: list[_B]) -> bytes:
     r"""Return the messages, bytes-like objects, each with its prefix: the payload of DATA frames.
 
     Raises:
@@ -116,7 +121,7 @@ class MessageCutter:
         """Whether what came last was not the end of a message."""
         return bool(self._buffer)
 
-    def feed(self, data: Any) -> list[bytes]:
+    def feed(self, data: Buffer) -> list[bytes]:
         """Take in more of the stream; return the messages that are complete now.
 
         After a fault it returns no more messages; those before it are returned all the same.
@@ -194,7 +199,7 @@ class FrameWalker:
         """Leave the DATA frames of this stream to h2."""
         self._cutters.pop(stream_id, None)
 
-    def feed(self, data: Any) -> None:
+    def feed(self, data: Buffer) -> None:
         """Take in more bytes; then call :meth:`walk` until it returns no frame."""
         self._buffer = self._buffer[self._start :] + as_bytes("data", data)
         self._start = 0
@@ -360,7 +365,7 @@ class NatsWalker:
         self._passing = 0
         self._pass_all = False
 
-    def feed(self, data: Any) -> None:
+    def feed(self, data: Buffer) -> None:
         """Take in more bytes; then call :meth:`walk` until it leaves nothing."""
         self._buffer += as_bytes("data", data)
 

@@ -36,6 +36,8 @@ from liftenvelope.types import AckError, AckPolicy, as_request_policy
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from typing_extensions import Buffer
+
 _LEADER: Final = AckPolicy.LEADER
 
 _MESSAGE_TEXTS: Final = {
@@ -66,10 +68,10 @@ _ACK_NUMBERS: Final = {
 
 def publish_request(
     stream: str,
-    value: Any,
+    value: Buffer,
     *,
-    key: Any = None,
-    headers: Mapping[str, Any] | None = None,
+    key: Buffer | None = None,
+    headers: Mapping[str, Buffer] | None = None,
     partition: SupportsIndex = 0,
     ack_inbox: str | None = None,
     correlation_id: str | None = None,
@@ -145,7 +147,7 @@ def put_headers(out: bytearray, number: int, headers: Mapping[str, bytes]) -> No
 # Reading
 
 
-def read_messages(payloads: list[Any], /, *, strip_headers: bool = True) -> list[Message]:
+def read_messages(payloads: list[bytes], /, *, strip_headers: bool = True) -> list[Message]:
     r"""Read messages as a server sends them to subscribers.
 
     Args:
@@ -177,7 +179,7 @@ def read_stored(index: int, raw: bytes, *, strip_headers: bool = True) -> Messag
         _fail("message", index, error)
 
 
-def read_publish_responses(payloads: list[Any], /) -> list[tuple[str, Ack | None, int, str]]:
+def read_publish_responses(payloads: list[bytes], /) -> list[tuple[str, Ack | None, int, str]]:
     r"""Read what a server answers to publishes.
 
     Args:

@@ -84,7 +84,7 @@ class Form:
         self.reply, self.reply_tail = reply, reply_tail
         self.id_head, self.count_head, self.closing = id_head, count_head, closing
 
-    def lines(self, number: int, count: int) -> bytes:
+    def _lines(self, number: int, count: int) -> bytes:
         """The lines of the headers that it adds."""
         ident = b"%b%d\r\n" % (self.id_head, number) if self.id_head else b""
         counted = b"%b%d\r\n" % (self.count_head, count) if self.count_head else b""
@@ -175,7 +175,7 @@ class Commands:
         return b"".join(found)
 
     def _block(self, i: int, form: Form, number: int, count: int) -> bytes:
-        lines = (self._lines[i] if self._lines is not None else b"") + form.lines(number, count)
+        lines = (self._lines[i] if self._lines is not None else b"") + form._lines(number, count)
         return b"%b%b\r\n" % (_BEGIN, lines) if lines else b""
 
 

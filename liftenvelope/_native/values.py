@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from types import MappingProxyType
-from typing import Any, Final, SupportsIndex, cast
+from typing import TYPE_CHECKING, Any, Final, SupportsIndex, cast
 
 from liftenvelope._checks import (
     as_bytes,
@@ -22,6 +22,9 @@ from liftenvelope._checks import (
 )
 from liftenvelope.errors import publish_error
 from liftenvelope.types import AckError, AckPolicy, OpenIntEnum, as_ack_error, as_ack_policy
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 MESSAGE_FIELDS: Final = (
     "value",
@@ -184,10 +187,10 @@ class Message(_Value):
 
     def __init__(
         self,
-        value: Any = b"",
+        value: Buffer = b"",
         *,
-        key: Any = None,
-        headers: Mapping[str, Any] | None = None,
+        key: Buffer | None = None,
+        headers: Mapping[str, Buffer] | None = None,
         offset: SupportsIndex = 0,
         timestamp_ns: SupportsIndex = 0,
         stream: str = "",
