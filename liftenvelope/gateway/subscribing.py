@@ -17,7 +17,6 @@ from liftenvelope.gateway.reverse import read_backwards
 from liftenvelope.rpc.status import RpcError, StatusCode
 
 if TYPE_CHECKING:
-    from liftenvelope._native._fastgate import MessageFramer
     from liftenvelope.gateway.core import Core
     from liftenvelope.gateway.groups import GroupFace
     from liftenvelope.gateway.reads import OpenReads
@@ -150,7 +149,7 @@ class SubscribeService:
         return Bounds(found.start, state.newest, True, END_OF_READONLY)
 
 
-def _is_over(found: Bounds, framer: MessageFramer, quiet: bool) -> bool:
+def _is_over(found: Bounds, framer: _native.gate.MessageFramer, quiet: bool) -> bool:
     """Whether all was sent: up to the stop, or up to the last one where the one at the stop is gone.
 
     The last delivery may be older than a stop that was set since, and not know what came after it. So that

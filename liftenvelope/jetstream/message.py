@@ -20,10 +20,7 @@ from liftenvelope.nats._link import Link
 from liftenvelope.nats._outcomes import positive
 
 if TYPE_CHECKING:
-    from liftenvelope._native._fastframes import Delivered
     from liftenvelope.jetstream.api import Api
-else:
-    Delivered = frames.Delivered
 
 __all__ = ["Acks", "Message", "MessageMetadata", "Recorder"]
 
@@ -50,7 +47,7 @@ class Acks:
         self._link = Link(api.nc)
         self._sending: set[asyncio.Task[None]] = set()
 
-    def send(self, message: Delivered, payload: bytes) -> None:
+    def send(self, message: frames.Delivered, payload: bytes) -> None:
         """Publish the ack of a message.
 
         Raises:
@@ -85,7 +82,7 @@ class Recorder(Acks):
     def __init__(self) -> None:
         self.sent: list[tuple[str, bytes]] = []
 
-    def send(self, message: Delivered, payload: bytes) -> None:
+    def send(self, message: frames.Delivered, payload: bytes) -> None:
         """Keep an ack."""
         self.sent.append((message.reply, payload))
 
@@ -149,7 +146,7 @@ class MessageMetadata:
         return cls(tokens[2], tokens[3], sseq, cseq, delivered, pending, ns, domain)
 
 
-class Message(Delivered):
+class Message(frames.Delivered):
     """A message that a consumer delivered.
 
     Acknowledging is one of :meth:`ack`, :meth:`ack_sync`, :meth:`nak` and :meth:`term`, once; doing it twice

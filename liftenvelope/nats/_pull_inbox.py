@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from nats.aio.msg import Msg
     from nats.aio.subscription import Subscription
 
-    from liftenvelope._native._fastframes import Delivered
+    from liftenvelope._native import frames
 
 __all__ = ["PullInbox"]
 
@@ -55,7 +55,7 @@ class PullInbox:
     def __init__(
         self,
         nc: Client,
-        message_class: type[Delivered],
+        message_class: type[frames.Delivered],
         acks: object,
         on_messages: Callable[[list[Any]], None],
         on_status: Callable[[int, Mapping[str, str]], None],

@@ -49,7 +49,6 @@ from liftenvelope.rpc.framing import message_error
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from liftenvelope._native._fastframes import MessageCutter
     from liftenvelope.rpc._fields import Block
     from liftenvelope.rpc.status import RpcError
 
@@ -87,7 +86,7 @@ _MUTED: Final = 1024
 class CallState:
     """A call that has not ended."""
 
-    cutter: MessageCutter | None = None
+    cutter: _native.frames.MessageCutter | None = None
     #: Messages that are to be sent, and what could not be sent yet of those before them.
     outbox: list[bytes] = field(default_factory=list)
     unsent: bytearray = field(default_factory=bytearray)

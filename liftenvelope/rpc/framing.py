@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from liftenvelope import _native
+from liftenvelope._native import frames
 from liftenvelope.rpc.status import RpcError, StatusCode
-
-if TYPE_CHECKING:
-    from liftenvelope._native._fastframes import MessageCutter
 
 __all__ = ["DEFAULT_MAX_MESSAGE", "frame_message", "message_error"]
 
@@ -18,15 +15,15 @@ DEFAULT_MAX_MESSAGE: Final = 4 * 1024 * 1024
 
 def frame_message(message: bytes) -> bytes:
     """Return ``message`` with its prefix."""
-    return _native.frames.pack_messages([message])
+    return frames.pack_messages([message])
 
 
-def message_error(cutter: MessageCutter, max_message: int) -> RpcError | None:
+def message_error(cutter: frames.MessageCutter, max_message: int) -> RpcError | None:
     """Return why a stream takes in no more messages, None if it does."""
-    if cutter.fault == _native.frames.COMPRESSED:
+    if cutter.fault == frames.COMPRESSED:
         text = f"a message came compressed (flag {cutter.fault_value}), which was not offered"
         return RpcError(StatusCode.INTERNAL, text)
-    if cutter.fault == _native.frames.TOO_LONG:
+    if cutter.fault == frames.TOO_LONG:
         text = f"a message of {cutter.fault_value} bytes came, the limit is {max_message}"
         return RpcError(StatusCode.RESOURCE_EXHAUSTED, text)
     return None
