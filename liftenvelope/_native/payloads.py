@@ -6,7 +6,7 @@ and PublishResponse. For any bytes both twins give the same value, or the same e
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, NoReturn, SupportsIndex
+from typing import TYPE_CHECKING, Any, Final, NoReturn, SupportsIndex, TypeVar
 
 from liftenvelope import _wire as w
 from liftenvelope._checks import (
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from typing_extensions import Buffer
+
+_B = TypeVar("_B", bound="Buffer")
 
 _LEADER: Final = AckPolicy.LEADER
 
@@ -147,7 +149,7 @@ def put_headers(out: bytearray, number: int, headers: Mapping[str, bytes]) -> No
 # Reading
 
 
-def read_messages(payloads: list[bytes], /, *, strip_headers: bool = True) -> list[Message]:
+def read_messages(payloads: list[_B], /, *, strip_headers: bool = True) -> list[Message]:
     r"""Read messages as a server sends them to subscribers.
 
     Args:
@@ -179,7 +181,7 @@ def read_stored(index: int, raw: bytes, *, strip_headers: bool = True) -> Messag
         _fail("message", index, error)
 
 
-def read_publish_responses(payloads: list[bytes], /) -> list[tuple[str, Ack | None, int, str]]:
+def read_publish_responses(payloads: list[_B], /) -> list[tuple[str, Ack | None, int, str]]:
     r"""Read what a server answers to publishes.
 
     Args:

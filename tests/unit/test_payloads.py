@@ -20,6 +20,8 @@ from liftenvelope.errors import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from typing_extensions import Buffer
+
 #: As a server sent it: every field, and between them such as this version does not know.
 STORED = Message(
     b"v" * 200,
@@ -122,7 +124,7 @@ class TestMessages:
         assert policy == 99
 
     def test_any_bytes_like(self) -> None:
-        views = [bytearray(PAYLOAD), memoryview(PAYLOAD)]
+        views: list[Buffer] = [bytearray(PAYLOAD), memoryview(PAYLOAD)]
         assert codec.read_messages(views, strip_headers=False) == [STORED, STORED]
 
 
@@ -311,12 +313,13 @@ class TestRequests:
         assert str(caught.value) == text
 
     def test_of_several_faults_the_first_is_named(self) -> None:
+        publish_request: Any = codec.publish_request
         with pytest.raises(UsageError, match=r"^stream must be"):
-            codec.publish_request(None, None, partition=None, key=5)
+            publish_request(None, None, partition=None, key=5)
         with pytest.raises(UsageError, match=r"^partition must be"):
-            codec.publish_request("s", None, partition=None, key=5, headers=5)
+            publish_request("s", None, partition=None, key=5, headers=5)
         with pytest.raises(UsageError, match=r"^value must be"):
-            codec.publish_request("s", None, headers=5)
+            publish_request("s", None, headers=5)
 
     @pytest.mark.parametrize("headers", [{"x" * 32_768: b""}, {str(i): b"" for i in range(65_536)}])
     def test_headers_that_would_crash_the_server(self, headers: dict[str, bytes]) -> None:
