@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator, Iterator
-from typing import Any, Self, final
+from typing import Any, Generic, Self, TypeVar, final
 
 __all__ = ["Delivered", "MessageQueue"]
+
+_T = TypeVar("_T", bound="Delivered")
 
 
 class Delivered:
@@ -49,7 +51,7 @@ class Delivered:
 
 
 @final
-class MessageQueue:
+class MessageQueue(Generic[_T]):
     """Delivered messages that wait to be taken, the account of them, and an iterator over them.
 
     Whoever awaits ``anext()`` of it gets a message that is there without any coroutine in between.
@@ -72,27 +74,27 @@ class MessageQueue:
         threshold: int,
         in_bytes: bool,
         on_low: Callable[[], None],
-        wait: Callable[[], Coroutine[Any, Any, Any]],
+        wait: Callable[[], Coroutine[Any, Any, _T]],
     ) -> None:
         self.threshold = threshold
         self.in_bytes = in_bytes
         self.owed = 0
         self.buffered = 0
-        self._items: deque[Any] = deque()
+        self._items: deque[_T] = deque()
         self._on_low = on_low
         self._wait = wait
 
     def __len__(self) -> int:
         return len(self._items)
 
-    def extend(self, messages: list[Any]) -> None:
+    def extend(self, messages: list[_T]) -> None:
         """Put messages at the end, of a list that is given away."""
         size = sum(message._size for message in messages) if self.in_bytes else len(messages)
         self.owed -= size
         self.buffered += size
         self._items += messages
 
-    def append(self, message: Any) -> None:
+    def append(self, message: _T) -> None:
         """Put a message at the end."""
         self.extend([message])
 
@@ -101,7 +103,7 @@ class MessageQueue:
         self._items.clear()
         self.buffered = 0
 
-    def pop(self) -> Any:
+    def pop(self) -> _T:
         """Take the first message.
 
         Raises:
@@ -121,13 +123,13 @@ class MessageQueue:
     def __anext__(self) -> Self:
         return self
 
-    def __await__(self) -> Generator[Any, None, Any]:
+    def __await__(self) -> Generator[Any, None, _T]:
         return self._ready() if self._items else self._wait().__await__()
 
-    def _ready(self) -> Generator[Any, None, Any]:
+    def _ready(self) -> Generator[Any, None, _T]:
         yield from ()  # nothing: it is a generator for the sake of its result
         return self.pop()
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[_T]:
         """Go through the messages, and take none."""
         return iter(tuple(self._items))

@@ -245,8 +245,7 @@ class PullFeed:
 
     def pop(self) -> Message:
         """Take the next message out of a buffer that has one."""
-        message: Message = self.buffer.pop()
-        return message
+        return self.buffer.pop()
 
     def _refill(self) -> None:
         """The buffer has fallen below its threshold."""

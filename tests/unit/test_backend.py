@@ -46,6 +46,16 @@ def spoil(where: Path, name: str) -> None:
 
 
 class TestBuilt:
+    def test_importing_a_twin_keeps_the_loaded_pieces(self) -> None:
+        program = (
+            "from importlib import import_module; from liftenvelope import _native as n\n"
+            "twins = [import_module(f'liftenvelope._native.{piece}').__name__ for piece in n.PIECES]\n"
+            "assert twins == [f'liftenvelope._native.{piece}' for piece in n.PIECES]\n"
+            "print(*(getattr(n, piece).__name__ for piece in n.PIECES))"
+        )
+        expected = [f"liftenvelope._native.{name}" for name in EXTENSIONS]
+        assert run(PACKAGE.parent, program).stdout.split() == expected
+
     def test_cython_is_taken(self) -> None:
         assert run(PACKAGE.parent).stdout.strip() == CYTHON
 
