@@ -44,7 +44,7 @@ cdef Py_ssize_t MAX_ENVELOPE = 0x7FFFFFFF
 cdef uint64_t LARGEST = 0x7FFFFFFFFFFFFFFF
 
 
-def name_hash(bytes name not None, bytes key=None):
+def _name_hash(bytes name not None, bytes key=None):
     """The hash of a name in the tables of this extension: with the key of this process, or 16 bytes for tests."""
     if key is None:
         return sip_hash(name, <size_t>len(name))

@@ -2,9 +2,7 @@
 
 from typing import Any, final
 
-from typing_extensions import Buffer
-
-def is_ack_inbox(inbox: Buffer, prefixes: tuple[bytes, ...] = (b"",)) -> bool: ...
+def is_ack_inbox(inbox: bytes, prefixes: tuple[bytes, ...] = (b"",)) -> bool: ...
 
 @final
 class Acknowledger:

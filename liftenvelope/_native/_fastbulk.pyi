@@ -14,7 +14,7 @@ DONE: Final = 3
 LOST: Final = 4
 BROKEN: Final = 5
 
-def name_hash(name: bytes, key: bytes | None = ...) -> int: ...
+def _name_hash(name: bytes, key: bytes | None = ...) -> int: ...
 
 @final
 class NatsRows:

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, Final
 import nats
 import nats.errors
 
-from liftenvelope._secrets import without_secrets
 from liftenvelope._native.values import ACK_FIELDS, MESSAGE_FIELDS
+from liftenvelope._secrets import without_secrets
 from liftenvelope.envelope import Ack, marshal_ack, new_message, unmarshal_ack, unmarshal_message
 from liftenvelope.errors import AckTimeoutError, TransportError, UsageError
 from liftenvelope.nats import AckInbox, BatchSummary, EnvelopePublisher

@@ -64,7 +64,7 @@ class AckFlow:
         heartbeat: float,
         inboxes: tuple[bytes, ...] = (b"",),
     ) -> None:
-        self._acks: Any = acks.Acknowledger(stream, partition_subject, max_ack, inboxes)
+        self._acks = acks.Acknowledger(stream, partition_subject, max_ack, inboxes)
         self._patience = _MISSED * heartbeat
         self._heard = 0.0
         self._broken = True
@@ -84,7 +84,7 @@ class AckFlow:
     @property
     def refused(self) -> bytes:
         """Beginning of an ack inbox that is not allowed, among the last messages taken; empty for none."""
-        return bytes(self._acks.refused)
+        return self._acks.refused
 
     @property
     def broken(self) -> bool:

@@ -17,7 +17,7 @@ import liftenvelope
 from liftenvelope import bulk
 from liftenvelope._secrets import without_secrets
 from liftenvelope.bulk.access import find_target
-from liftenvelope.demo import Job
+from liftenvelope.cli._demo_job import Job
 from liftenvelope.errors import LiftEnvelopeError
 from liftenvelope.gateway.nats_log import log_line
 from liftenvelope.gateway.serving import Serving
