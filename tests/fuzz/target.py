@@ -23,18 +23,18 @@ __all__ = [
     "option",
 ]
 
-PACKAGE = "liftenvelope"
+PACKAGE = "liftenvelope._native"
 #: The modules of the Python twin of each extension.
 TWINS = {
-    "_fastacks": ("readable.acks",),
-    "_fastbatch": ("readable.batch",),
-    "_fastbulk": ("readable.bulk",),
-    "_fastdirect": ("readable.direct",),
-    "_fastenv": ("readable.env", "payloads", "values"),
-    "_fastgate": ("readable.gate",),
-    "_fastjet": ("readable.jet",),
-    "_fastput": ("readable.put",),
-    "_fastframes": ("readable.frames",),
+    "_fastacks": ("acks",),
+    "_fastbatch": ("batch",),
+    "_fastbulk": ("bulk",),
+    "_fastdirect": ("direct",),
+    "_fastenv": ("env", "payloads", "values"),
+    "_fastgate": ("gate",),
+    "_fastjet": ("jet",),
+    "_fastput": ("put",),
+    "_fastframes": ("frames",),
 }
 #: End of a chunk, as in mutate.h: any bytes, an envelope of a message or of an ack, a protobuf message.
 BYTES, PUBLISHES, ACKNOWLEDGES, MESSAGES = range(4)

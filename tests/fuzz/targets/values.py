@@ -150,7 +150,7 @@ def decoder(name: str, format_: int, seeds: Callable[[], list[Chunks]], kind: st
         most=1,
         plain=plain,
         refusals=(EnvelopeError,),
-        explained=("readable.env", function),
+        explained=("env", function),
     )
 
 
