@@ -21,6 +21,7 @@ from liftenvelope.errors import (
     LiftEnvelopeError,
     PartitionPausedError,
     ReadonlyPartitionError,
+    ServerProtocolError,
     TransportError,
 )
 from liftenvelope.rpc.status import RpcError, StatusCode
@@ -221,8 +222,12 @@ class PartitionRead:
 
         Raises:
             RpcError: What came is no message.
+            ServerProtocolError: Offsets are negative or do not ascend, as the first and the last show.
         """
         first, last = read_messages([payloads[0], payloads[-1]])
+        if first.offset < 0 or last.offset - first.offset < len(payloads) - 1:
+            text = f"{len(payloads)} messages with the offsets {first.offset} to {last.offset}"
+            raise ServerProtocolError(f"{self.name}: offsets must be 0 or more and ascend, got {text}")
         if self.next_offset is not None and first.offset < self.next_offset:
             # A start beyond the high watermark begins there all the same (liftbridge commitlog/reader.go).
             payloads = self._from(payloads, self.next_offset)

@@ -316,9 +316,9 @@ class Subscription(MessageReader):
             raise UsageError(f"{self._read.name}: open the subscription first, in a 'with' block")
         while self._goes_on():
             came = await self._receive()
-            if came:
-                self._regaining, self._went_on = None, False
             if came and (wanted := self._read.accept(came)):
+                # Messages that are not wanted are no progress: a server may send the same ones for ever.
+                self._regaining, self._went_on = None, False
                 if self._read.finished:
                     self._drop_call()
                 return wanted
