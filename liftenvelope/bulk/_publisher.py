@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 __all__ = ["MOST_BYTES", "NO_RESPONDERS", "PIECE", "Publisher", "WriteLink"]
 
+#: Sequences count in 64 signed bits here; no stream reaches more.
+_SEQUENCES: Final = 2**63
 #: How many bytes are sent at once.
 PIECE: Final = 128 * 1024
 #: How many bytes may be without their ack: the server holds 128 MiB of a stream's messages, and drops others.
@@ -140,7 +142,7 @@ class WriteLink:
                 f"no stream records the subject of row {row}" if status.code == NO_RESPONDERS else str(status)
             )
             return NoJetStreamError(status.code, text)
-        ack = read_ack(frame.payload)
+        ack = read_ack(frame.payload, _SEQUENCES)
         stream = ack.stream if isinstance(ack, PubAck) else stream_named(frame.payload)
         if stream not in (None, self.source.stream):
             return WrongStreamError(400, f"the subject of row {row} is recorded by stream {stream!r}")

@@ -79,8 +79,12 @@ class PubAck(NamedTuple):
     batch_size: int | None = None
 
 
-def read_ack(data: bytes) -> PubAck | JetStreamError:
-    """The ack in an answer, or the error that it reports.
+def read_ack(data: bytes, limit: int = 2**64) -> PubAck | JetStreamError:
+    """Return the ack in an answer, or the error that the answer reports.
+
+    Args:
+        data: Payload of the answer.
+        limit: An answer with a sequence of at least this is no ack. Default: those beyond 64 bits.
 
     Example:
         >>> read_ack(b'{"stream":"ORDERS","seq":17}')  # doctest: +ELLIPSIS
@@ -94,7 +98,9 @@ def read_ack(data: bytes) -> PubAck | JetStreamError:
             return jetstream_error(
                 int(error.get("code", 0)), int(error.get("err_code", 0)), str(error.get("description", ""))
             )
-        return _ack_of(answer)
+        if not 0 <= (ack := _ack_of(answer)).sequence < limit:
+            raise ValueError(ack.sequence)
+        return ack
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
         return JetStreamError(500, f"this is no ack: {data[:100]!r}")
 

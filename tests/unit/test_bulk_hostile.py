@@ -139,7 +139,7 @@ SUBJECTS = (b"%b", b"%bx", b"%b.1", "%b\N{SUPERSCRIPT TWO}".encode(), b"%b" + b"
 
 
 @pytest.mark.parametrize("subject", SUBJECTS, ids=["own", "text", "word", "superscript", "5,000 digits"])
-@pytest.mark.parametrize("ack", ACKS[::4])
+@pytest.mark.parametrize("ack", [*ACKS[::4], b'{"stream":"S","seq":99999999999999999999}'])
 def test_acks_end_with_typed_errors(ack: bytes, subject: bytes) -> None:
     def script(asked: bytes, reply: bytes, sid: int) -> bytes:
         return msg(subject % reply, sid, ack) if asked == b"s" else usual(asked, reply, sid)

@@ -22,6 +22,7 @@ from liftenvelope.errors import (
     PermissionDeniedError,
     ReadonlyPartitionError,
     ServerError,
+    ServerProtocolError,
     StreamDeletedError,
     TransportError,
 )
@@ -67,6 +68,14 @@ class Server:
         if has_stop and not self.overshoots:
             found = [offset for offset in found if offset <= request.stopOffset]
         return found, REACHED if has_stop else None
+
+
+@pytest.mark.parametrize("offsets", [(0, 0, 0), (9, 8, 7), (-2, -1), (3, 3)], ids=str)
+def test_offsets_that_do_not_ascend_are_refused(offsets: tuple[int, ...]) -> None:
+    read = PartitionRead("foo", 0, EARLIEST, None)
+    with pytest.raises(ServerProtocolError, match=rf"offsets {offsets[0]} to {offsets[-1]}$"):
+        read.accept([message(offset) for offset in offsets])
+    assert read.next_offset is None
 
 
 def pieces(draw: Callable[..., Any], items: list[int]) -> list[list[int]]:
