@@ -44,6 +44,8 @@ class ServerLimits:
             would leave the process fewer than 64 file descriptors. Default 1,000.
         max_calls_per_connection: Calls open at once on one connection. HTTP/2 makes the client wait with
             more. Default 1,000.
+        max_calls: Calls open at once, of all clients; each takes about 9 KiB. More end with
+            RESOURCE_EXHAUSTED. Default 10,000.
         max_unread_bytes_per_call: Bytes of requests that one call may hold unread. The client waits with
             more (flow control). Default 1 MiB.
         max_unread_bytes_per_connection: The same for all calls of a connection. Beyond it the call that holds
@@ -68,6 +70,7 @@ class ServerLimits:
     max_request_bytes: int = bounded(DEFAULT_MAX_MESSAGE)
     max_connections: int = bounded(1_000)
     max_calls_per_connection: int = bounded(1_000, most=_LARGEST)
+    max_calls: int = bounded(10_000)
     max_unread_bytes_per_call: int = bounded(1 << 20, least=1_024, most=_LARGEST)
     max_unread_bytes_per_connection: int = bounded(16 << 20, least=1_024)
     max_unread_bytes: int = bounded(256 << 20, least=1_024)

@@ -33,8 +33,6 @@ _TURN: Final = 0.0003
 _SMALLEST_PIECE: Final = 128
 #: Descriptors that connections of clients leave to the rest of the process.
 _RESERVED_DESCRIPTORS: Final = 64
-#: Calls open at once, of all clients. Each takes about 9 KiB.
-_MAX_CALLS: Final = 10_000
 #: Share of a time-out after which it is looked at again.
 _SWEEPS: Final = 8
 
@@ -238,8 +236,8 @@ class _ServerLink(Link[ServerConnection]):
 
     def _start(self, event: CallStarted) -> None:
         call_id = event.call_id
-        if self._server.calls >= _MAX_CALLS:
-            text = f"all clients together have {_MAX_CALLS} calls open: try again later"
+        if self._server.is_full:
+            text = f"all clients together have {self._server.calls} calls open: try again later"
             self.protocol.finish(call_id, StatusCode.RESOURCE_EXHAUSTED, text)
             return
         self._server.calls += 1
@@ -343,6 +341,11 @@ class Server:
         descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         spared = max(descriptors - _RESERVED_DESCRIPTORS, descriptors // 2)
         return len(self.links) + opening >= min(self._limits.max_connections, spared)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the clients have as many calls open as they may."""
+        return self.calls >= self._limits.max_calls
 
     def _sweep(self) -> None:
         """Close the connections of silent clients, now and again and again."""

@@ -194,6 +194,26 @@ async def calls_of_a_connection(place: Place) -> None:
                 assert client.h2.remote_settings.max_concurrent_streams == 2
 
 
+@case("max_calls")
+async def calls_of_all_clients(place: Place) -> None:
+    async with (
+        place.gateway(max_calls=2) as gateway,
+        await Channel.connect(gateway.address) as channel,
+        await Channel.connect(gateway.address) as other,
+    ):
+        watches = [channel.server_stream(WATCH, b""), other.server_stream(WATCH, b"")]
+        for watch in watches:
+            assert await watch.receive()
+        assert await outcome(other, "FetchMetadata", api_pb2.FetchMetadataRequest()) == (
+            EXHAUSTED,
+            "all clients together have 2 calls open: try again later",
+        )
+        watches[0].cancel()
+        async with asyncio.timeout(60):
+            while await code(other, "FetchMetadata", api_pb2.FetchMetadataRequest()) == EXHAUSTED:
+                await asyncio.sleep(0.01)
+
+
 @case("max_unread_bytes_per_call")
 async def unread_of_a_call(place: Place) -> None:
     async with (

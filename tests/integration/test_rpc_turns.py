@@ -8,8 +8,8 @@ from collections import Counter
 import pytest
 
 from liftenvelope.gateway.health import HealthService
-from liftenvelope.rpc import server as server_module
 from liftenvelope.rpc.aio import Channel
+from liftenvelope.rpc.limits import ServerLimits
 from liftenvelope.rpc.server import Server, ServerCall, _ServerLink
 from liftenvelope.rpc.status import RpcError, StatusCode
 from tests.hostile.frames import CANCEL, GREETING, RST_STREAM, SETTINGS, frame, headers, stream_id
@@ -66,14 +66,13 @@ async def test_call_that_is_reset_at_once_costs_no_task() -> None:
         writer.close()
 
 
-async def test_calls_of_all_clients_together_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_module, "_MAX_CALLS", 3)
+async def test_calls_of_all_clients_together_are_bounded() -> None:
     release = asyncio.Event()
 
     async def wait(call: ServerCall) -> None:
         await release.wait()
 
-    async with Server({"/": wait}) as server:
+    async with Server({"/": wait}, limits=ServerLimits(max_calls=3)) as server:
         address = await server.start()
         async with await Channel.connect(address) as one, await Channel.connect(address) as other:
             calls = [channel.bidi("/") for channel in (one, other, one)]
