@@ -222,12 +222,12 @@ class PartitionRead:
 
         Raises:
             RpcError: What came is no message.
-            ServerProtocolError: Offsets are negative or do not ascend, as the first and the last show.
+            ServerProtocolError: An offset is negative.
         """
         first, last = read_messages([payloads[0], payloads[-1]])
-        if first.offset < 0 or last.offset - first.offset < len(payloads) - 1:
-            text = f"{len(payloads)} messages with the offsets {first.offset} to {last.offset}"
-            raise ServerProtocolError(f"{self.name}: offsets must be 0 or more and ascend, got {text}")
+        if min(first.offset, last.offset) < 0:
+            text = f"offsets must be 0 or more, got {first.offset} to {last.offset}"
+            raise ServerProtocolError(f"{self.name}: {text}")
         if self.next_offset is not None and first.offset < self.next_offset:
             # A start beyond the high watermark begins there all the same (liftbridge commitlog/reader.go).
             payloads = self._from(payloads, self.next_offset)
@@ -238,7 +238,8 @@ class PartitionRead:
             payloads = self._cut(payloads)
             self.finished = True
         if payloads or self.next_offset is not None:
-            self.next_offset = max(self.next_offset or 0, last.offset + 1)
+            # Not the last alone: if a server sends offsets again, the read must not go back to them.
+            self.next_offset = max(self.next_offset or 0, first.offset + 1, last.offset + 1)
         self.reached = max(self.reached or 0, last.offset)
         self._has_read = True
         return payloads

@@ -24,7 +24,9 @@ def server_name(port: int) -> str:
 def start_nats() -> None:
     """Start a nats-server with a name of its own, and look for that name."""
     with run_nats_server() as server:
-        port, name = server.port, json.loads((server._folder / "nats-server.conf").read_text())["server_name"]
+        port = server.port
+        lines = (server._folder / "nats-server.conf").read_text().splitlines()
+        [name] = [json.loads(line.partition(": ")[2]) for line in lines if line.startswith("server_name: ")]
         assert server_name(port) == name
         server.stop()
         server.start()

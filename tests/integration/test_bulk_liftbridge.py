@@ -366,11 +366,11 @@ class TestErrors:
             ("http://x:1", "http://x:1"),
             ("nats://a:1,liftbridge://b:1", "one kind"),
             ("liftbridge://me@host:1", "no users"),
-            ("nats://u:p@host:99999999", "nats://***@host"),
+            ("nats://u:p@host:99999999", "'nats://host:***'"),
             ("no-port", "no-port"),
             ([], "at least one"),
             (7, "int"),
-            ([7], "7"),
+            ([7], "not int"),
         ],
     )
     def test_sources(self, source: Any, text: str) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import liftenvelope
-from liftenvelope.client import Client
+from liftenvelope.client import Client, PublishSummary
 from liftenvelope.client.publish_many import Item, OutgoingMessage
 from liftenvelope.envelope import AckPolicy, Message
 from liftenvelope.errors import (
@@ -312,7 +312,7 @@ async def test_closing_the_client_ends_an_endless_one(
     await closing.close()
     outcomes = await asyncio.gather(*waiting, return_exceptions=True)
     assert isinstance(outcomes[0], TransportError)
-    assert isinstance(outcomes[1], TransportError | liftenvelope.PublishSummary)
+    assert isinstance(outcomes[1], TransportError | PublishSummary)
     assert asyncio.all_tasks() == tasks
 
 
