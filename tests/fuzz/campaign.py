@@ -35,7 +35,6 @@ from typing import Any
 sys.path.append(str(Path(__file__).parent.parent.parent))
 
 from tests.fuzz import sanitized
-from tests.fuzz.target import PACKAGE
 
 BATCH = 4_000
 LARGEST = 2_048
@@ -68,7 +67,8 @@ class Campaign:
             raise SystemExit(f"{self.extension.__file__} is not the sanitized build")
         self.explained: list[Explained] = []
         if target.explained:
-            module, name = import_module(f"{PACKAGE}.{target.explained[0]}"), target.explained[1]
+            package = import_module("tests.fuzz.target").PACKAGE
+            module, name = import_module(f"{package}.{target.explained[0]}"), target.explained[1]
             self.explained = [Explained(getattr(module, name), target.refusals[0])]
             setattr(module, name, self.explained[0])
         self.engine.watch(self.extension.__file__)
@@ -118,7 +118,8 @@ class Campaign:
 
 def work(options: argparse.Namespace) -> None:
     """Fuzz one target in this process."""
-    # The extensions key their hash tables on import: keys that follow the seed give the same edges again.
+    # The extensions key their hash tables on import, which is below: keys that follow the seed give the same
+    # edges again.
     os.urandom = random.Random(options.seed).randbytes
     targets = import_module("tests.fuzz.targets")
     target = {**targets.TARGETS, **targets.PLANTED}[options.target]

@@ -76,7 +76,7 @@ def test_coverage_guides_the_campaign_to_a_read_behind_the_end() -> None:
     done = campaign("--inputs", str(UNTIL_FOUND), "--target", "overread")
     assert done.returncode == 1, done.stdout
     assert "AddressSanitizer: heap-buffer-overflow" in done.stderr
-    assert re.search(r"last input b'.*OVERR'", done.stdout)
+    assert re.search(r"last input b'.*OVERR", done.stdout)
 
 
 def test_coverage_guides_the_campaign_to_a_difference_between_twins() -> None:
