@@ -75,7 +75,8 @@ def test_a_slice_passes_and_coverage_grows() -> None:
 def test_coverage_guides_the_campaign_to_a_read_behind_the_end() -> None:
     done = campaign("--inputs", str(UNTIL_FOUND), "--target", "overread")
     assert done.returncode == 1, done.stdout
-    assert "AddressSanitizer: heap-buffer-overflow" in done.stderr
+    # The byte behind the end is poisoned by the engine, or lies in a redzone.
+    assert re.search("AddressSanitizer: (use-after-poison|heap-buffer-overflow)", done.stderr)
     assert re.search(r"last input b'.*OVERR", done.stdout)
 
 
