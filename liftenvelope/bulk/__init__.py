@@ -1,4 +1,4 @@
-"""Streams as Arrow, blocking, at the speed of the server. See docs/bulk.md."""
+"""Read and write streams as Arrow, with a blocking API, at the speed of the server. See docs/bulk.md."""
 
 from liftenvelope.bulk.access import Access
 from liftenvelope.bulk.archive import Archived, to_parquet

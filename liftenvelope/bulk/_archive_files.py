@@ -1,4 +1,4 @@
-"""The files of an archive: which there are, and those that are being written."""
+"""Files of an archive: existing files, their offsets and locks, and files being written."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ _PART: Final = ".part"
 
 
 class ArchiveFolder:
-    """The files of a stream in a folder, as they are now. The folder is made if need be.
+    """Archive files of one stream in a folder. Creates the folder if it does not exist.
 
     Raises:
-        UsageError: It is no folder.
-        OSError: It can't be made.
+        UsageError: The path exists and is not a folder.
+        OSError: The folder can't be created.
     """
 
     def __init__(
@@ -67,10 +67,10 @@ class ArchiveFolder:
 
     @contextlib.contextmanager
     def claimed(self, partition: int) -> Iterator[None]:
-        """Keep other runs away from the files of a partition, and drop what a killed one has left.
+        """Lock the files of a partition against other runs, and delete the drafts that a killed run left.
 
         Raises:
-            ArchiveBusyError: Another run writes them.
+            ArchiveBusyError: Another run is writing these files.
         """
         path = self._path / f".{self._prefix}-{partition}.lock"
         lock = _locked(path)
@@ -79,18 +79,18 @@ class ArchiveFolder:
                 draft.unlink()
             yield
         finally:
-            path.unlink(missing_ok=True)  # before the lock is given up: see _locked
+            path.unlink(missing_ok=True)  # before the lock is released: see _locked
             os.close(lock)
 
     def file(self, partition: int, start: int) -> Path:
-        """The file that begins at an offset."""
+        """Return the path of the file that begins at an offset."""
         return self._path / f"{self._prefix}-{partition}-{start:020}.parquet"
 
     def reached(self, partition: int) -> int | None:
-        """The offset that the files of a partition end at; None if there are none.
+        """Return the offset after the last one that the files of a partition cover; None without files.
 
         Raises:
-            UsageError: A file has the name of one of them, and is none.
+            UsageError: A file has a name of this archive but is not one of its files.
         """
         ends = [self._end_of(path) for path in self._files(partition)]
         return max(ends, default=None)
@@ -118,7 +118,7 @@ class ArchiveFolder:
         return int(metadata[_STOP])
 
     def metadata(self, partition: int, start: int, stop: int) -> dict[bytes, bytes]:
-        """What a file says of itself."""
+        """Return the metadata of a file: stream, partition, first offset, and the offset after the last."""
         return {
             _STREAM: self._stream.encode(),
             _PARTITION: b"%d" % partition,
@@ -128,7 +128,16 @@ class ArchiveFolder:
 
 
 def _locked(path: Path) -> int:
-    """Make a file and lock it; return its descriptor. The system unlocks it when the process is gone."""
+    """Create a lock file and lock it; return its descriptor.
+
+    The system releases the lock when the process ends, so a killed run never blocks the next one. The owner
+    deletes the file before it releases the lock. Another run may have opened the file before that and lock
+    the deleted file, while a third run creates and locks a new one. So the path must still name the locked
+    file; otherwise the loop starts over. File systems without locks, and Windows, do not lock.
+
+    Raises:
+        ArchiveBusyError: Another run holds the lock.
+    """
     while True:
         lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         if sys.platform == "win32":
@@ -144,18 +153,21 @@ def _locked(path: Path) -> int:
         with contextlib.suppress(FileNotFoundError):
             if os.path.samestat(os.stat(path), os.fstat(lock)):
                 return lock
-        os.close(lock)  # the run before has just ended, and taken the file away
+        os.close(lock)  # the previous run has just ended and deleted the file
 
 
 class ArchiveFile:
-    """A file that is being written. It has its name only once it is complete and on the disk.
+    """A file being written. It gets its final name only when it is complete and synced to disk.
 
-    An interrupt (Ctrl-C) is raised when a call of Arrow's returns, though the call has done its work. What
-    the file holds must be known all the same: see :meth:`add`.
+    An interrupt (Ctrl-C) is raised when a call into Arrow returns, although the call has done its work. The
+    offsets that the file covers must be known even then. So :meth:`add` records the state after the write
+    (``_due``) and the length before it (``_mark``) in advance. If the file has grown beyond ``_mark`` while
+    ``rows`` and ``stop`` still differ from ``_due``, the write happened, and :meth:`finish` labels the file
+    with ``_due``.
 
     Attributes:
-        rows: How many rows it has.
-        stop: The offset after the last that it covers.
+        rows: Number of rows in the file.
+        stop: Offset after the last one that the file covers.
     """
 
     def __init__(self, folder: ArchiveFolder, partition: int, start: int) -> None:
@@ -169,27 +181,27 @@ class ArchiveFile:
         with self._named():
             self._sink = pa.OSFile(str(self._draft), "wb")
             self._writer = pq.ParquetWriter(self._sink, folder.plan.schema, compression=folder.compression)
-        # What there is once a call that is under way has written, and how long the file was before.
+        # Rows and stop after the write in progress; length of the file before that write.
         self._due = (0, start)
         self._mark = self._sink.tell()
 
     @property
     def is_full(self) -> bool:
-        """Whether no more is to go in."""
+        """True if the file has reached its limit of rows or bytes."""
         most = self._folder.rotate_rows
         full = most is not None and self.rows >= most
         return full or bool(self._sink.tell() >= self._folder.rotate_bytes)
 
     def room(self, rows: int) -> int:
-        """How many of so many rows go in."""
+        """Return how many of ``rows`` more rows fit into the file."""
         most = self._folder.rotate_rows
         return rows if most is None else min(rows, most - self.rows)
 
     def add(self, batch: pa.RecordBatch, stop: int) -> None:
-        """Write rows, as a row group, after which the file covers the offsets up to one.
+        """Write rows as a row group and extend the covered offsets up to, not including, ``stop``.
 
         Raises:
-            OSError: They can't be written.
+            OSError: The rows can't be written.
         """
         self._due, self._mark = (self.rows + batch.num_rows, stop), self._sink.tell()
         with self._named():
@@ -197,15 +209,15 @@ class ArchiveFile:
         self.rows, self.stop = self._due
 
     def extend(self, stop: int) -> None:
-        """Have the file cover the offsets up to one, behind its last row, though they have no rows."""
+        """Extend the covered offsets up to, not including, ``stop`` over a gap without rows."""
         self._due = (self.rows, stop)
         self.stop = stop
 
     def finish(self) -> Path:
-        """End the file; return its path. After an interrupt it can be called again.
+        """Complete the file and return its path. After an interrupt, it is safe to call this again.
 
         Raises:
-            OSError: It can't be written.
+            OSError: The file can't be written.
         """
         with self._named():
             if not self._is_labelled:
@@ -225,8 +237,8 @@ class ArchiveFile:
         self._is_labelled = True
 
     def discard(self) -> None:
-        """Drop the file."""
-        with contextlib.suppress(OSError, pa.ArrowException):  # perhaps the disk is full
+        """Close and delete the draft."""
+        with contextlib.suppress(OSError, pa.ArrowException):  # closing writes, and the disk may be full
             self._writer.close()
         with contextlib.suppress(OSError):
             self._sink.close()
@@ -234,7 +246,7 @@ class ArchiveFile:
 
     @contextlib.contextmanager
     def _named(self) -> Iterator[None]:
-        """Have errors say which file it is, and what to do: Arrow's don't."""
+        """Add the file name and the remedy to an OSError, since Arrow's errors have neither."""
         try:
             yield
         except OSError as exc:
@@ -245,7 +257,7 @@ class ArchiveFile:
 
 
 def _sync(path: Path) -> None:
-    """Have what is written be on the disk."""
+    """Sync a file or folder to disk. Windows can't sync folders."""
     if path.is_dir() and sys.platform == "win32":
         return
     descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)

@@ -1,9 +1,11 @@
-"""Rows in atomic batches (ADR-50, nats-server 2.12): of each all are stored, or none.
+"""Publish rows in atomic batches (ADR-50, nats-server 2.12): the server stores all rows of a batch or none.
 
-Each row of a batch names it and its place in it, in headers, and the last one commits it. Until then the
-server keeps them aside, and answers each with an empty message. A batch that is not committed is forgotten
-after some seconds. The next batch is not begun before the one before is stored, so that what is stored is
-always a number of whole batches from the beginning.
+The headers of each row carry the id of the batch and the row's sequence in it. The last row commits the
+batch. Until then the server stages the rows and answers each with an empty message. The server discards a
+batch that is not committed after some seconds.
+
+A batch begins only after the previous one is stored. So the stored rows are always whole batches from the
+beginning of the data.
 """
 
 from __future__ import annotations
@@ -26,14 +28,15 @@ if TYPE_CHECKING:
 
 __all__ = ["BATCH_ROWS", "AtomicPublisher"]
 
-#: The most messages of a batch, unless the server is configured for fewer.
+#: Maximum number of messages in a batch, unless the server is configured for fewer.
 BATCH_ROWS: Final = 1_000
-#: A message of the batch was lost on its way, or the server had too many batches: nothing of it is stored.
+#: API errors: a message of the batch was lost in transit, or the server had too many batches. Nothing of the
+#: batch is stored.
 _INCOMPLETE: Final = 10176
 _TOO_MANY: Final = 10210
-#: For how long to wait for the reason of that, in seconds.
+#: Seconds to wait for the answer that explains such an error.
 _MOMENT: Final = 0.5
-#: After so many seconds without a sign of a row its batch is begun anew: its leader may have gone silently.
+#: Seconds without a newly staged row after which the batch is restarted: its leader may have gone silently.
 _SILENCE: Final = 3.0
 
 
@@ -41,9 +44,9 @@ class AtomicPublisher(Publisher):
     """Publishes each portion as one atomic batch.
 
     Args:
-        link: What they go over.
-        message_id: What the message ids begin with; None for none.
-        max_in_flight: How many rows may be without their ack.
+        link: Connection to publish over.
+        message_id: Prefix of the message ids; None for no ids.
+        max_in_flight: Maximum number of rows sent and not yet staged.
     """
 
     def __init__(self, link: WriteLink, *, message_id: str | None, max_in_flight: int) -> None:
@@ -53,7 +56,8 @@ class AtomicPublisher(Publisher):
         self._id, self._batches = secrets.token_hex(11), 0
         self._acked = self._bytes = 0
         self._first = self._last = -1
-        # Of the batch that is being published: its rows that were sent, and those that the server has aside.
+        # Current batch: forms of its rows (plain, committing), staged rows, number of rows sent, whether the
+        # server reported a lost row, the portion whose commit is unanswered, and the ack of the commit.
         self._forms: tuple[_native.put.Form, _native.put.Form]
         self._acks: _native.put.Acks
         self._sent = 0
@@ -63,16 +67,16 @@ class AtomicPublisher(Publisher):
 
     @property
     def acked(self) -> int:
-        """How many rows are stored for sure."""
+        """Number of rows known to be stored."""
         return self._acked
 
     @property
     def unknown(self) -> int:
-        """How many more may be: those of a batch whose end was sent, and not answered."""
+        """Number of rows that may also be stored: those of a batch whose commit is sent but unanswered."""
         return self._committing.commands.length if self._committing is not None else 0
 
     def add(self, portion: Portion) -> None:
-        """Publish a batch, and wait until it is stored."""
+        """Publish a portion as one batch, and wait until it is stored."""
         self._begin()
         self._check(portion, self._forms[1])
         self._stored = None
@@ -85,7 +89,7 @@ class AtomicPublisher(Publisher):
         self._last = ack.sequence - 1
 
     def finish(self) -> Written:
-        """Tell what is stored."""
+        """Return the outcome. Every batch is already stored."""
         offsets = {0: (self._first, self._last)} if self._acked else {}
         return Written(self._acked, self._bytes, 0, offsets)
 
@@ -93,10 +97,10 @@ class AtomicPublisher(Publisher):
         return self._committing is None
 
     def _connected(self) -> None:
-        pass  # the batch is begun anew, under another name
+        pass  # _publish restarts the batch under another id
 
     def _begin(self) -> None:
-        """A new batch: what the server has of another one is never committed."""
+        """Start a new batch under a new id. The server never commits what it has of earlier batches."""
         self._batches, self._has_hole = self._batches + 1, False
         head = f"Nats-Batch-Id: {self._id}-{self._batches}\r\nNats-Batch-Sequence: "
         reply = self._reply = self._link.inbox + b"%d." % self._batches
@@ -115,7 +119,7 @@ class AtomicPublisher(Publisher):
             room = self._limit - (self._sent - self._aside)
             stop = portion.commands.reach(self._sent, min(rows - 1, self._sent + room), PIECE)
             pieces.append((stop, self._send(portion, stop, self._forms[0])))
-        # With all others there, only the end can be lost: so it is seldom unknown whether a batch is stored.
+        # Once all other rows are staged, only the commit can be lost, so the outcome is rarely unknown.
         self._wait_aside(portion, lambda: self._aside == rows - 1)
         self._committing = portion
         self._send(portion, rows, self._forms[1])
@@ -124,7 +128,7 @@ class AtomicPublisher(Publisher):
 
     @property
     def _aside(self) -> int:
-        """How many rows from the first on the server has aside."""
+        """Number of rows staged by the server without a hole, from the first row on."""
         return self._acks.floor - 1
 
     def _send(self, portion: Portion, stop: int, form: _native.put.Form) -> int:
@@ -144,7 +148,11 @@ class AtomicPublisher(Publisher):
         self._wait_aside(portion, enough)
 
     def _wait_aside(self, portion: Portion, enough: Callable[[], bool]) -> None:
-        """Wait until the server has rows aside; not for long, since the batch can be begun anew."""
+        """Wait until enough rows are staged. The timeout is short, since the batch can be restarted safely.
+
+        Raises:
+            TransportError: The server staged no further row for _SILENCE seconds.
+        """
         began, at = time.monotonic(), self._aside
 
         def check() -> None:
@@ -178,13 +186,19 @@ class AtomicPublisher(Publisher):
             self._fail(portion, portion.first + number - 1, answer)
 
     def _explain(self, portion: Portion) -> None:
-        """Wait for what may be the reason of a hole in the batch: the answer for the missing row."""
+        """Wait briefly for the answer for the missing row, which may explain the hole in the batch."""
         self._has_hole = True
         while self._link.socket.fill(_MOMENT):
             self._take(portion)
 
     def _fail(self, portion: Portion, row: int, answer: JetStreamError | PubAck) -> None:
-        """A row was refused: then its batch can't be committed any more, and nothing of it is stored."""
+        """Raise the error for a refused row. Its batch can no longer be committed; nothing of it is stored.
+
+        Raises:
+            TransportError: The failure is temporary: no leader, a lost row, or too many batches. The caller
+                restarts the batch.
+            WriteFailedError: The server refused the row.
+        """
         self._committing = None
         if self._is_leaderless(answer, portion, row):
             raise TransportError(f"the batch of rows {portion.first} to {portion.stop - 1}: {answer}")

@@ -1,4 +1,4 @@
-"""The brokers of a Liftbridge cluster, asked one after the other, without an event loop."""
+"""Blocking requests to the brokers of a Liftbridge cluster, tried one broker after another."""
 
 from __future__ import annotations
 
@@ -32,21 +32,22 @@ if TYPE_CHECKING:
 
 __all__ = ["Brokers", "Deadline"]
 
-#: A stream that one broker does not know may be known to the next, or to the same one a little later.
+#: Rounds, and seconds between rounds, to look for a stream that a broker does not know. The next broker may
+#: know the stream, or the same broker a little later.
 _LATE_ROUNDS: Final = 3
 _LATE_PAUSE: Final = 0.1
-# Before every start, and not -1, which servers take for no stop at all.
+# A stop offset before every start. Servers treat -1 as no stop at all.
 _BEFORE_ALL: Final = -2
 _RESOLVE_ATTEMPTS: Final = 5
-#: How long an answer may take to come.
+#: Seconds to wait for the first answer of a subscription.
 _PEEK_TIMEOUT: Final = 2.0
-#: How long nothing must come where no message is; twice, with an answer to another question between: a server
-#: that stands still is silent as well.
+#: Seconds of silence after which a subscription counts as having no message. The silence must happen twice,
+#: with an answer to another request in between, because a stalled server is silent as well.
 _SILENCE: Final = 1.0
 
 
 class Deadline:
-    """A moment until which something may take."""
+    """Deadline of an operation, a number of seconds from now."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
@@ -54,20 +55,20 @@ class Deadline:
 
     @property
     def left(self) -> float:
-        """Seconds until then, never less than a millisecond."""
+        """Seconds until the deadline, at least 0.001."""
         return max(self._end - time.monotonic(), 0.001)
 
     @property
     def is_over(self) -> bool:
-        """Whether it has passed."""
+        """True if the deadline has passed."""
         return time.monotonic() >= self._end
 
 
 class Brokers:
-    """What the brokers of a cluster say. For one thread at a time: its calls take turns.
+    """Requests to the brokers of a cluster. Thread-safe: a lock serializes the calls.
 
     Args:
-        target: Where some of them are.
+        target: Addresses of some brokers, and connection options.
     """
 
     def __init__(self, target: Target) -> None:
@@ -86,10 +87,10 @@ class Brokers:
             self._channels.clear()
 
     def new_channel(self, address: str) -> BlockingChannel:
-        """A connection of one's own to a broker.
+        """Return a new connection to a broker, owned by the caller.
 
         Raises:
-            TransportError: The cluster named an address that is none.
+            TransportError: The cluster advertises an invalid address.
         """
         access = self._access
         try:
@@ -120,7 +121,15 @@ class Brokers:
         about: str,
         deadline: Deadline | None = None,
     ) -> bytes:
-        """Call a method that only reads, of whichever broker is found, until the time is up."""
+        """Call a read-only method with retries until the deadline.
+
+        Args:
+            method: Name of the method.
+            request: Encoded request.
+            find: Returns the address of the broker to ask on each attempt.
+            about: Subject of the call, for error messages.
+            deadline: End of all attempts. Default: the ``timeout`` of the access.
+        """
         deadline, attempt = deadline or Deadline(self._access.timeout), 0
         limit = RETRIES[method].attempt_timeout
         while True:
@@ -129,7 +138,7 @@ class Brokers:
                     method, request, find, attempt, min(deadline.left, limit or deadline.left)
                 )
             except (RpcError, TransportError) as exc:
-                # Where nobody is at all, that is known without waiting for long.
+                # If every broker failed twice with a transport error, none is up: do not wait any longer.
                 nobody = isinstance(exc, TransportError) and attempt >= 2 * len(self.addresses())
                 if fate_of(exc) is Fate.REFUSED or deadline.is_over or nobody:
                     raise call_error(method, exc, about) from exc
@@ -144,12 +153,12 @@ class Brokers:
             try:
                 return self._channel(address).unary(f"/proto.API/{method}", request, timeout=timeout)
             except (RpcError, TransportError) as exc:
-                if fate_of(exc).is_uncertain:  # the connection may be dead, and nobody says so
+                if fate_of(exc).is_uncertain:  # the connection may be dead without an error
                     self._channels.pop(address).close()
                 raise
 
     def addresses(self) -> list[str]:
-        """Where brokers are known to be: those that were given, and those that the cluster named."""
+        """Return the known broker addresses: the given ones, and the ones that the cluster advertises."""
         return list(dict.fromkeys((*self._seeds, *self._named)))
 
     def _any(self, attempt: int) -> str:
@@ -157,7 +166,7 @@ class Brokers:
         return known[attempt % len(known)]
 
     def metadata(self, stream: str, deadline: Deadline | None = None) -> Metadata:
-        """Ask for a stream, of one broker."""
+        """Fetch the metadata of a stream from one broker."""
         request = api_pb2.FetchMetadataRequest(streams=[stream]).SerializeToString()
         found = self._fetch(request, f"stream {stream!r}", deadline)
         self._named = list(found.addresses)
@@ -168,10 +177,10 @@ class Brokers:
         return decode_metadata(answer, self._access.max_brokers, self._access.max_partitions)
 
     def check_publish(self, stream: str, address: str) -> None:
-        """Ask a broker whether rows may be published to a stream: see client/publish_permission.py.
+        """Check the permission to publish to a stream: see client/publish_permission.py.
 
         Raises:
-            PermissionDeniedError: They may not. Nothing was published.
+            PermissionDeniedError: The client may not publish to the stream. Nothing was published.
             TransportError, CallTimeoutError: No broker answered in time.
         """
         if not self._secure:
@@ -184,21 +193,21 @@ class Brokers:
             self._call("Publish", permission_request(stream), find, f"stream {stream!r}")
 
     def streams(self) -> list[str]:
-        """Return the names of all streams, but for those that servers keep for themselves.
+        """Return the sorted names of all streams, except the servers' internal streams.
 
         Raises:
-            TransportError, CallTimeoutError: No broker could be asked.
+            TransportError, CallTimeoutError: No broker answered.
         """
         request = api_pb2.FetchMetadataRequest().SerializeToString()
         found = self._fetch(request, "all streams")
         return sorted(name for name in found.streams if not name.startswith("__"))
 
     def stream(self, name: str, deadline: Deadline | None = None) -> StreamInfo:
-        """Return what the cluster says of a stream.
+        """Return the metadata of a stream.
 
         Raises:
-            NoSuchStreamError: There is none of that name.
-            TransportError, CallTimeoutError: No broker could be asked.
+            NoSuchStreamError: No broker knows a stream of that name.
+            TransportError, CallTimeoutError: No broker answered.
         """
         for round_ in range(_LATE_ROUNDS):
             found = self.metadata(name, deadline).get_stream(name)
@@ -209,11 +218,11 @@ class Brokers:
         raise NoSuchStreamError(StatusCode.NOT_FOUND, f"there is no stream {name!r}")
 
     def leader(self, stream: str, partition: int, timeout: float) -> str:
-        """Return the address of a partition's leader, as soon as it has one.
+        """Wait until a partition has a leader, and return the leader's address.
 
         Raises:
-            NoSuchStreamError, NoSuchPartitionError: There is none.
-            NotLeaderError: It had no leader in all that time.
+            NoSuchStreamError, NoSuchPartitionError: There is no such stream or partition.
+            NotLeaderError: The partition had no leader for ``timeout`` seconds.
         """
         deadline, attempt = Deadline(timeout), 0
         while True:
@@ -234,7 +243,9 @@ class Brokers:
             time.sleep(min(pause_before(attempt), deadline.left))
 
     def reader(self, stream: str, partition: int, timeout: float) -> str:
-        """Return the address of a broker to read from: the leader, or any replica in sync if it may be.
+        """Return the address of a broker to read from.
+
+        With ``read_isr_replica``, this is a random in-sync replica; otherwise, or without one, the leader.
 
         Raises:
             LiftEnvelopeError: As for :meth:`leader`.
@@ -249,27 +260,31 @@ class Brokers:
         return self.leader(stream, partition, timeout)
 
     def partition(self, stream: str, partition: int) -> PartitionInfo:
-        """Return the state of a partition, from its leader."""
+        """Fetch the state of a partition from its leader."""
         request = api_pb2.FetchPartitionMetadataRequest(
             stream=stream, partition=partition
         ).SerializeToString()
 
         deadline, about = Deadline(self._access.timeout), f"{stream}[{partition}]"
 
-        def find(attempt: int) -> str:  # noqa: ARG001 - asked anew every time
+        def find(attempt: int) -> str:  # noqa: ARG001 - looks the leader up on every attempt
             return self.leader(stream, partition, deadline.left)
 
         answer = self._call("FetchPartitionMetadata", request, find, about, deadline)
         return partition_info(decode(api_pb2.FetchPartitionMetadataResponse, answer, about).metadata)
 
-    # Where places are: see liftenvelope/client/start_lookup.py
+    # Resolving start positions: see liftenvelope/client/start_lookup.py
 
     def oldest(self, stream: str, partition: int) -> int | None:
-        """Return the offset of the oldest message; 0 for an empty log; None if it can't be found out."""
+        """Return the offset of the oldest message; 0 for an empty log; None if the server can't tell."""
         return self._resolve(stream, partition, api_pb2.EARLIEST)
 
     def at_time(self, stream: str, partition: int, time_ns: int, newest: int) -> int | None:
-        """Return where the first message is that is not older; if there is none, what follows the newest."""
+        """Return the offset of the first message not older than a time; without one, the offset after newest.
+
+        If the server's lookup by time does not work for this log, a binary search over messages replaces it.
+        Returns None if the server can't tell.
+        """
         found = self._resolve(stream, partition, api_pb2.TIMESTAMP, time_ns)
         if found is None or found <= newest or newest < 0:
             return found
@@ -279,19 +294,19 @@ class Brokers:
         return None if oldest is None else self._search(stream, partition, time_ns, oldest, newest)
 
     def is_empty(self, stream: str, partition: int, stop: int, newest: int) -> bool:
-        """Whether no message is left before an offset, of a partition whose newest offset is not lower."""
+        """Return True if a partition has no message before ``stop``. Requires ``newest >= stop - 1``."""
         oldest = self.oldest(stream, partition)
         if oldest is None or oldest >= stop:
             return oldest is not None
         return oldest == 0 and self.is_emptied(stream, partition, newest)
 
     def is_emptied(self, stream: str, partition: int, newest: int) -> bool:
-        """Whether a log that is said to begin at 0 is one that retention has emptied.
+        """Return True if a log that the server reports to begin at 0 was emptied by retention.
 
         Args:
             stream: Name of the stream.
             partition: Number of the partition.
-            newest: Its newest offset, which is not negative.
+            newest: Newest offset of the partition, at least 0.
         """
         if self._times_work(stream, partition, newest):
             return False
@@ -318,7 +333,7 @@ class Brokers:
         request = _subscribe(stream, partition, _BEFORE_ALL)
         request.startPosition, request.startTimestamp = position, time_ns
         for attempt in range(_RESOLVE_ATTEMPTS):
-            # A server that is just removing old segments can't tell.
+            # A server that is removing old segments at the moment can't tell.
             time.sleep(pause_before(attempt))
             try:
                 self._first(request)
@@ -332,10 +347,10 @@ class Brokers:
         return None
 
     def _peek(self, stream: str, partition: int, offset: int, stop: int) -> api_pb2.Message | None:
-        """Return the message at an offset, or the next one that there is up to another offset.
+        """Return the first message from ``offset`` up to ``stop``, inclusive; None if there is none.
 
         Raises:
-            CallTimeoutError, TransportError: Whether there is one could not be found out in time.
+            CallTimeoutError, TransportError: The servers gave no clear answer in time.
         """
         request = _subscribe(stream, partition, stop)
         request.startPosition, request.startOffset = api_pb2.OFFSET, offset
@@ -354,9 +369,9 @@ class Brokers:
             time.sleep(pause_before(attempt))
 
     def _listen(self, request: api_pb2.SubscribeRequest) -> bytes | None:
-        """Return the first message of a subscription; None if nothing comes though the server answers."""
+        """Return the first message of a subscription; None if none comes while the server is responsive."""
         with self._subscription(request) as call:
-            call.receive(timeout=_PEEK_TIMEOUT)  # empty: the subscription stands
+            call.receive(timeout=_PEEK_TIMEOUT)  # empty message: the subscription is established
             for _ in range(2):
                 try:
                     return call.receive(timeout=_SILENCE)
@@ -376,7 +391,7 @@ class Brokers:
             yield call
 
     def _first(self, request: api_pb2.SubscribeRequest) -> None:
-        """Take the first answer to a subscription. A refusal is raised; nothing is, if none comes in time."""
+        """Receive the first answer to a subscription. Raises a refusal; ignores a timeout."""
         with self._subscription(request) as call:
             try:
                 call.receive(timeout=_PEEK_TIMEOUT)

@@ -1,4 +1,4 @@
-"""How much to ask of a JetStream consumer at a time: two pulls in flight, each bounded in bytes. No I/O."""
+"""Window of JetStream pull requests: two pulls in flight, each bounded in bytes. No I/O."""
 
 from __future__ import annotations
 
@@ -8,27 +8,31 @@ from typing import Final
 __all__ = ["PullWindow"]
 
 _DEPTH: Final = 2
-#: How many messages a pull asks for that is limited by its bytes (ADR-37).
+#: Messages to ask for in a pull that its bytes limit (ADR-37).
 _MOST: Final = 1_000_000
 
 
 class PullWindow:
-    """Which pulls the server is serving. It serves them in turns, so that two may end together."""
+    """Tracks the pulls that the server is serving.
+
+    The server serves pulls in turns, so that two pulls may end together. Messages that arrive are counted
+    against the oldest pull, which is exact in total though not for each pull.
+    """
 
     def __init__(self) -> None:
-        self._pulls: deque[list[int]] = deque()  # number, messages that it may yet bring
+        self._pulls: deque[list[int]] = deque()  # [number, messages that the pull may still deliver]
         self._next = 1
 
     @property
     def is_idle(self) -> bool:
-        """Whether the server has nothing to serve, as far as is known."""
+        """True if no pull is in flight, as far as is known."""
         return not self._pulls
 
     def due(self, wanted: int) -> tuple[int, int] | None:
-        """Return the number of a pull that is to be sent now, and how many messages it asks for.
+        """Register a new pull and return its number and its message count; None if no pull is due.
 
         Args:
-            wanted: How many messages are yet to come at most; -1 for any number.
+            wanted: Maximum number of messages still to come; -1 for no limit.
         """
         if len(self._pulls) >= _DEPTH or wanted == 0:
             return None
@@ -38,7 +42,7 @@ class PullWindow:
         return number, amount
 
     def arrived(self, count: int) -> None:
-        """So many messages have come."""
+        """Count messages that arrived; drop pulls that have delivered all they asked for."""
         while count and self._pulls:
             taken = min(count, self._pulls[0][1])
             self._pulls[0][1] -= taken
@@ -47,10 +51,10 @@ class PullWindow:
                 self._pulls.popleft()
 
     def ended(self, number: int) -> None:
-        """A pull has ended, and so have those before it."""
+        """Drop a pull that has ended, and all pulls before it."""
         while self._pulls and self._pulls[0][0] <= number:
             self._pulls.popleft()
 
     def forget(self) -> None:
-        """The server knows no pull any more."""
+        """Drop all pulls: the server no longer serves any."""
         self._pulls.clear()

@@ -1,4 +1,4 @@
-"""Where the servers are, and how to reach them. Checked when it is made, before any I/O."""
+"""Server addresses and connection options, validated on construction, before any I/O."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 
 __all__ = ["Access", "Kind", "Source", "Target", "find_target"]
 
-#: A URL, several of them, or a client whose servers are to be used.
+#: A URL, several URLs, or a client whose servers to use.
 Source: TypeAlias = "str | Iterable[str] | Client | BlockingClient"
 
 _PORTS: Final = {"nats": 4222, "tls": 4222, "liftbridge": 9292}
 
 
 class Kind(Enum):
-    """What a server speaks."""
+    """Protocol of a server."""
 
     NATS = "nats"
     LIFTBRIDGE = "liftbridge"
@@ -40,39 +40,39 @@ class Kind(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Access:
-    """How to reach servers, as the ``access`` of every function of this package.
+    """Connection options for the ``access`` argument of every function of this package.
 
     Attributes:
-        tls: How to speak TLS: a context, True for the system's trusted authorities, None for plain TCP unless
-            the URL begins with ``tls://`` or the NATS server asks for it.
-        user: User for NATS, unless it stands in the URL.
-        password: The user's password.
+        tls: TLS context; True for the system's trusted authorities; None for plain TCP unless the URL begins
+            with ``tls://`` or the NATS server requires TLS.
+        user: User for NATS, unless the URL contains one.
+        password: Password of the user.
         token: Token for NATS.
         nkeys_seed: File with the seed of an nkey. Needs the package ``nkeys``.
         user_credentials: File with a JWT and the seed of its nkey. Needs the package ``nkeys``.
         domain: JetStream domain.
-        api_prefix: Prefix of JetStream's API, where it is not ``$JS.API``; not together with a domain.
-        inbox_prefix: First tokens of the subjects that NATS answers come to. Where a user may subscribe to an
-            inbox prefix of its own only, name that prefix. Default ``_INBOX``.
+        api_prefix: Prefix of JetStream's API if not ``$JS.API``. Excludes ``domain``.
+        inbox_prefix: First tokens of the reply subjects for NATS answers. If a user may subscribe only to an
+            inbox prefix of its own, name that prefix. Default ``_INBOX``.
         connect_timeout: Seconds for making one connection.
-        timeout: Seconds for one answer of a server, or the acks of a batch.
-        reconnect_wait: Seconds for which a lost connection is made again, without anything read in between.
-        stall_timeout: After how many seconds without a word from a server its connection counts as lost.
-        max_message_bytes: Longest message in bytes to accept from a server. Default 64 MiB: NATS carries no
-            longer ones.
+        timeout: Seconds to wait for one answer of a server, or for the acks of a batch.
+        reconnect_wait: Seconds to keep reconnecting after a lost connection without reading anything new.
+        stall_timeout: Seconds without any data from a server after which its connection counts as lost.
+        max_message_bytes: Longest message in bytes to accept from a server. Default 64 MiB, the longest
+            message that NATS carries.
         max_brokers: Brokers to accept in one answer, and NATS servers to remember. Default 1,000.
         max_partitions: Partitions to accept in one answer, over all streams, and streams in a listing.
             Default 100,000.
         max_header_bytes: Largest list of response headers in bytes to accept from Liftbridge. Default 64 KiB.
         prefetch_bytes: Bytes that a Liftbridge server may send ahead on one call. Default 8 MiB.
-        read_isr_replica: Whether any replica in sync may serve what is read from Liftbridge, not the leader
-            alone. It may lag a little; a read waits for it.
-        address_map: Where to reach a Liftbridge broker instead of the ``host:port`` that it gives itself.
-        tls_server_name: Name that the certificates of Liftbridge brokers must have, where it is not the host
-            that they advertise: one for all, or a mapping from ``host:port``. Needs ``tls``.
+        read_isr_replica: True to let any in-sync replica serve reads from Liftbridge, not only the leader.
+            A replica may lag a little; the read waits for it.
+        address_map: Address to connect to for each ``host:port`` that a Liftbridge broker advertises.
+        tls_server_name: Name that the certificates of Liftbridge brokers must have if it is not the host that
+            the brokers advertise: one name for all, or a mapping from ``host:port``. Needs ``tls``.
 
     Raises:
-        UsageError: A value makes no sense, or two exclude each other.
+        UsageError: A value is invalid, or two options exclude each other.
     """
 
     tls: ssl.SSLContext | bool | None = None
@@ -123,7 +123,7 @@ class Access:
 
     @property
     def context(self) -> ssl.SSLContext | None:
-        """How to speak TLS where it is wanted; None where nothing was said."""
+        """TLS context for secure connections; None if the options give none."""
         if self.tls is True:
             return ssl.create_default_context()
         return self.tls if isinstance(self.tls, ssl.SSLContext) else None
@@ -133,7 +133,7 @@ class Access:
         return f"{self.inbox_prefix}.{secrets.token_hex(11)}"
 
     def reachable(self, address: str) -> str:
-        """Where to connect to for an address that a broker gave."""
+        """Return the address to connect to for an address that a broker advertises."""
         return self.address_map.get(address, address)
 
 
@@ -142,10 +142,10 @@ class Target:
     """Servers of one kind.
 
     Attributes:
-        kind: What they speak.
-        addresses: Where they are.
-        access: How to reach them.
-        secure: Whether TLS is a must.
+        kind: Protocol of the servers.
+        addresses: Addresses of the servers.
+        access: Connection options.
+        secure: True if TLS is mandatory.
     """
 
     kind: Kind
@@ -155,17 +155,17 @@ class Target:
 
 
 def find_target(source: Source, access: Access | None) -> Target:
-    """Return which servers are meant.
+    """Return the servers that a source stands for.
 
     Args:
         source: A URL such as ``nats://host:4222``, ``tls://host``, ``liftbridge://host:9292`` or the
-            ``host:port`` of a Liftbridge server; several with commas between them, or an iterable of them; or
+            ``host:port`` of a Liftbridge server; several URLs separated by commas, or an iterable of URLs; or
             a Liftbridge client.
-        access: How to reach them. A client brings its own.
+        access: Connection options. Must be None for a client, which has its own options.
 
     Raises:
-        UsageError: A URL makes no sense, or they are not of one kind.
-        UsageTypeError: The source is of no kind that says where servers are.
+        UsageError: A URL is invalid, the URLs mix NATS and Liftbridge, or ``access`` is given with a client.
+        UsageTypeError: The source or ``access`` has a wrong type.
     """
     if access is not None and not isinstance(access, Access):
         raise UsageTypeError(f"access must be a bulk.Access, not {type(access).__name__}")

@@ -1,4 +1,4 @@
-"""A stream in Parquet files that can be added to: each says which offsets it holds."""
+"""Archive a stream in Parquet files. Each file records its offsets, so that later runs can append."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ _ROTATE_BYTES: Final = 512 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Archived:
-    """What a run has added to an archive.
+    """Files and rows that a run added to an archive.
 
     Attributes:
-        files: The files that were written, in the order of their completion.
-        rows: How many rows they have together.
-        bytes: How many bytes they have on disk.
+        files: Files written, in order of completion.
+        rows: Number of rows in these files.
+        bytes: Size of these files on disk.
     """
 
     files: tuple[Path, ...]
@@ -71,13 +71,13 @@ def to_parquet(
     progress: OnProgress | None = None,
     access: Access | None = None,
 ) -> Archived:
-    """Write a stream into a folder of Parquet files; run again, it goes on where they end.
+    """Write a stream into a folder of Parquet files; a later run continues where the files end.
 
-    Each partition has files of its own, named ``<stream>-<partition>-<first offset>.parquet``. Their metadata
-    say which offsets they cover (``liftenvelope.start`` and ``.stop``), and so the next run knows where to go
-    on. A file appears under its name when it is complete and on the disk: what is there counts, and a
-    run that was killed, or could not write, repeats no more than its last files. A run that fails in another
-    way, or is interrupted, keeps what it has read. One run at a time writes the files of a partition.
+    Each partition has its own files, named ``<stream>-<partition>-<first offset>.parquet``. The metadata of a
+    file records the offsets that it covers (``liftenvelope.start`` and ``.stop``); the next run continues
+    after them. A file gets its name only when it is complete and synced to disk. A run that was killed or
+    could not write therefore repeats at most its last files. A run that fails in another way, or is
+    interrupted, keeps what it has read. Only one run at a time may write the files of a partition.
 
     Args:
         source: As for :func:`read`.
@@ -85,27 +85,28 @@ def to_parquet(
         path: Folder on the local file system, created if missing. URLs such as ``s3://bucket/orders`` are
             refused: write to a local folder and copy its files.
         partitions: As for :func:`read`.
-        start: As for :func:`read`, of partitions that have no file yet.
+        start: As for :func:`read`. Applies only to partitions without files.
         stop: As for :func:`read`.
         columns: As for :func:`read`; ``offset`` must be one of them.
         envelope: As for :func:`read`.
-        rotate_rows: How many rows a file has at most; None for any number.
-        rotate_bytes: A file that has reached that size on disk is ended. Default 512 MiB.
-        compression: As pyarrow's: ``"zstd"`` (default), ``"snappy"``, ``"gzip"``, ``"lz4"``, ``"none"``.
-        batch_rows: How many rows a row group has at most.
-        batch_bytes: After how many bytes of messages a row group ends.
-        on_retention: As for :func:`read`: what to do where the archive was not run for too long.
+        rotate_rows: Maximum number of rows in a file; None (default) for no limit.
+        rotate_bytes: Size in bytes on disk at which a file is finished. Default 512 MiB.
+        compression: Codec of pyarrow: ``"zstd"`` (default), ``"snappy"``, ``"gzip"``, ``"lz4"``, ``"none"``.
+        batch_rows: Maximum number of rows in a row group.
+        batch_bytes: Bytes of messages after which a row group ends.
+        on_retention: As for :func:`read`. Applies if retention removed messages since the last run.
         on_gap: As for :func:`read`.
         progress: As for :func:`read`.
         access: As for :func:`read`.
 
     Returns:
-        What was added.
+        The files, rows and bytes added.
 
     Raises:
-        UsageError: An argument makes no sense, or a file of the folder is of another archive.
-        ArchiveBusyError: Another run writes the files of a partition.
-        OffsetOutOfRangeError: The stream ends before the archive does: it lost messages, or was made anew.
+        UsageError: An argument is invalid, or a file in the folder belongs to another archive.
+        ArchiveBusyError: Another run is writing the files of a partition.
+        OffsetOutOfRangeError: The stream ends before the archive does: the stream lost messages or was
+            recreated.
         LiftEnvelopeError: As for :func:`read`, while planning and while reading.
         OSError: A file can't be written.
 
@@ -148,7 +149,11 @@ def _span(
     stop: Stop,
     on_retention: str,
 ) -> Range:
-    """What is to be read of a partition."""
+    """Return the offsets of a partition to read in this run.
+
+    Raises:
+        OffsetOutOfRangeError: The partition ends before the archive does.
+    """
     reached = folder.reached(partition)
     begin = parse_begin(start if reached is None else reached, time.time_ns())
     (found,) = plan_ranges(source, [partition], begin, parse_end(stop), on_retention)
@@ -164,7 +169,7 @@ def _span(
 
 
 class _Run:
-    """One run: what is read goes into the file of its partition."""
+    """One run: appends each batch read to the open file of its partition."""
 
     def __init__(
         self,
@@ -185,7 +190,7 @@ class _Run:
         self._rows = self._bytes = self._offsets = 0
 
     def run(self) -> Archived:
-        """Read it all. What was read before a failure is kept."""
+        """Read all ranges. Keep what was read before a failure."""
         try:
             self._read()
         except (LiftEnvelopeError, KeyboardInterrupt):
@@ -230,7 +235,7 @@ class _Run:
                 file = self._open[partition] = ArchiveFile(self._folder, partition, self._at[partition])
             room = file.room(batch.num_rows)
             part, batch = batch.slice(0, room), batch.slice(room)
-            # What lies between these rows and the next is covered by this file: it goes on with a row.
+            # This file also covers the gap up to the next row, so that the next file begins with a row.
             file.add(part, batch.column("offset")[0].as_py() if batch.num_rows else end)
             self._at[partition] = file.stop
             if file.is_full:
@@ -243,7 +248,7 @@ class _Run:
             del self._open[number]
 
     def _discard_all(self) -> None:
-        """Drop what could not be finished."""
+        """Delete the drafts of files that could not be finished."""
         for file in self._open.values():
             file.discard()
         self._open.clear()

@@ -1,4 +1,4 @@
-"""The batches of a read, as those who want them take them, and who is told of it."""
+"""Iteration over the batches of a read, with progress and gap callbacks."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ OnGap: TypeAlias = Callable[[Gap], object]
 
 
 def check_calls(on_gap: object, progress: object) -> None:
-    """Raise UsageTypeError for what can't be called."""
+    """Raise UsageTypeError if a callback is neither None nor callable."""
     for name, value in (("on_gap", on_gap), ("progress", progress)):
         if value is not None and not callable(value):
             raise UsageTypeError(f"{name} must be a function or None, not {value!r}")
 
 
 class Batches:
-    """Iterates over the batches of a read. When it is dropped, its threads and connections end."""
+    """Iterator over the batches of a read. Dropping the iterator ends its threads and connections."""
 
     def __init__(
         self, crew: Crew, total: int | None, progress: OnProgress | None, gaps: OnGap | None
@@ -86,16 +86,16 @@ def start_batches(
     progress: OnProgress | None,
     on_gap: OnGap | None,
 ) -> Batches:
-    """Start to read.
+    """Start the threads of a read and return its batches.
 
     Args:
-        source: The stream. It is closed when all is read, or nobody wants more.
-        spans: What to read.
-        plan: How to make batches.
-        parallel: How many threads read.
-        total: How many offsets there are; None if there is no end.
-        progress: Who is told of each batch.
-        on_gap: Who is told of each gap.
+        source: The stream. It is closed when the read completes or the batches are dropped.
+        spans: Ranges to read.
+        plan: Columns and limits of the batches.
+        parallel: Number of reading threads.
+        total: Number of offsets in all ranges; None for a read without an end.
+        progress: Called after every batch; None for no calls.
+        on_gap: Called with every gap; None for no calls.
     """
     jobs = [partial(source.read, span, plan) for span in spans]
     return Batches(Crew(jobs, parallel, source.close), total, progress, on_gap)
@@ -110,8 +110,8 @@ def start_reader(
     progress: OnProgress | None,
     on_gap: OnGap | None,
 ) -> pa.RecordBatchReader:
-    """Start to read, as :func:`start_batches` does."""
-    # In a frame of its own: those of the callers live on in the tracebacks of errors that were handled while
-    # the read was planned, and would keep a reader that nobody wants from ending.
+    """Start a read as :func:`start_batches` does; return it as an Arrow reader."""
+    # This function exists for its frame. Errors that were handled while the read was planned keep the frames
+    # of the callers alive in their tracebacks, and a reference there would keep a dropped reader running.
     batches = start_batches(source, spans, plan, parallel, total, progress, on_gap)
     return pa.RecordBatchReader.from_batches(plan.schema, batches)

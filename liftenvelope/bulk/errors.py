@@ -1,4 +1,4 @@
-"""What can go wrong with a bulk read or write, beside what the servers say."""
+"""Errors of bulk reads and writes, in addition to the errors that servers report."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ __all__ = ["ArchiveBusyError", "ReadLostError", "RetentionError", "ServerProtoco
 
 
 class ArchiveBusyError(LiftEnvelopeError):
-    """Another run adds to the same files of an archive. Run again when it has ended."""
+    """Another run is writing the same files of an archive. Retry when the other run has ended."""
 
     retriable = True
 
 
 class RetentionError(LiftEnvelopeError):
-    """Messages of the range that is read are gone from the beginning of the stream.
+    """Messages at the start of the requested range are gone from the stream.
 
-    Its limits (retention), a purge, or a deletion took them: before the read began, or because that was
-    faster than the read.
+    Retention, a purge or a deletion removed the messages, either before the read began or because the removal
+    overtook the read.
 
     Attributes:
         stream: Name of the stream.
-        partition: Number of the partition, 0 of a JetStream stream.
-        wanted: Offset of the first message that is gone.
-        oldest: Offset of the oldest message that there is.
+        partition: Number of the partition; 0 for a JetStream stream.
+        wanted: Offset of the first missing message.
+        oldest: Offset of the oldest message in the stream.
     """
 
     def __init__(self, message: str, stream: str, partition: int, wanted: int, oldest: int) -> None:
@@ -38,20 +38,20 @@ class RetentionError(LiftEnvelopeError):
 
 
 class ReadLostError(TransportError):
-    """The connection of a read was lost, and could not be made again in ``reconnect_wait`` seconds.
+    """The connection of a read was lost and could not be restored within ``reconnect_wait`` seconds.
 
-    Nothing is skipped by reading again from the offset after the last row.
+    A new read from the offset after the last row skips nothing.
     """
 
 
 class WriteFailedError(LiftEnvelopeError):
-    """A bulk write did not store all rows; the cause is the error of the first that failed.
+    """A bulk write did not store all rows; ``__cause__`` is the error of the first row that failed.
 
-    Rows are published in order, but others may be stored behind the first that failed.
+    Rows are published in order, but rows after the first failed row may be stored.
 
     Attributes:
-        acked: How many rows are stored for sure.
-        unknown: How many were sent and not answered: whether they are stored is unknown.
+        acked: Number of rows known to be stored.
+        unknown: Number of rows sent without an answer. These rows may or may not be stored.
     """
 
     def __init__(self, message: str, acked: int, unknown: int) -> None:

@@ -1,4 +1,4 @@
-"""Rows in files: Parquet, and JSON with a line for each row."""
+"""Read and write rows as files: Parquet, and JSON with one line per row."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ else:
 __all__ = ["from_lines", "open_parquet", "save_parquet", "to_lines"]
 
 _BINARY: Final = ("key", "value")
-#: Of a column of bytes that are no text: its name in JSON.
+#: Suffix of a JSON name whose value is base64, because the bytes are not UTF-8.
 _BASE64: Final = "_base64"
 _LINES: Final = 1024
 _SCHEMA: Final = pa.schema(
@@ -39,7 +39,7 @@ _SCHEMA: Final = pa.schema(
 
 
 def save_parquet(reader: pa.RecordBatchReader, path: Path) -> int:
-    """Write all rows into one file, which appears when it is complete; return how many there were."""
+    """Write all rows into one file and return their number. The file appears only when it is complete."""
     draft, rows = path.with_name(path.name + ".part"), 0
     try:
         with pq.ParquetWriter(str(draft), reader.schema, compression="zstd") as writer:
@@ -56,8 +56,8 @@ def open_parquet(path: Path) -> pa.RecordBatchReader:
     """Return a reader of a file's rows.
 
     Raises:
-        UsageError: It is no Parquet file.
-        OSError: It can't be read.
+        UsageError: The file is not a Parquet file.
+        OSError: The file can't be read.
     """
     try:
         file = pq.ParquetFile(path)
@@ -69,8 +69,9 @@ def open_parquet(path: Path) -> pa.RecordBatchReader:
 def to_lines(batch: pa.RecordBatch) -> Iterator[str]:
     r"""Return each row as JSON.
 
-    Bytes are text where they are UTF-8. Where they are not, the column's name has ``_base64`` behind it, and
-    a header is ``{"base64": ...}``. A timestamp is its ISO form in UTC, with nine decimals; null is left out.
+    UTF-8 bytes become text. Other bytes become base64: the name of the column gets the suffix ``_base64``,
+    and a header value becomes ``{"base64": ...}``. A timestamp is in ISO format, UTC, with nine decimals.
+    Nulls are left out.
 
     >>> import pyarrow as pa
     >>> batch = pa.record_batch({"value": [b"one", b"\xff"], "offset": [7, 8]})
@@ -87,7 +88,7 @@ def to_lines(batch: pa.RecordBatch) -> Iterator[str]:
 
 def _values(column: pa.Array, kind: pa.DataType) -> list[Any]:
     if pa.types.is_timestamp(kind):
-        # Nine decimals, whatever the zone is called.
+        # Cast to a naive timestamp first: always nine decimals, and no name of the zone.
         plain = column.cast(pa.timestamp("ns")).cast(pa.string()).to_pylist()
         return [None if text is None else text.replace(" ", "T") + "Z" for text in plain]
     found: list[Any] = column.to_pylist()
@@ -116,11 +117,11 @@ def _header(value: bytes) -> str | dict[str, str]:
 
 
 def from_lines(lines: Iterable[str | bytes]) -> pa.RecordBatchReader:
-    """Return a reader of rows that lines of JSON have, as :func:`to_lines` makes them, to be written.
+    """Return a reader of the rows in JSON lines, in the format of :func:`to_lines`, for a write.
 
-    Lines that are bytes are UTF-8; a byte order mark before the first is left out. What servers fill
-    (``offset``, ``timestamp``) is left out. Empty lines are skipped. A line that is wrong is named when its
-    turn comes.
+    Lines given as bytes must be UTF-8; a byte order mark before the first line is ignored. The fields that
+    servers fill (``offset``, ``timestamp``) are ignored. Empty lines are skipped. Lines are parsed while the
+    reader is read, so an invalid line raises UsageError, with its number, only when the reader reaches it.
     """
     return pa.RecordBatchReader.from_batches(_SCHEMA, _batches(lines))
 

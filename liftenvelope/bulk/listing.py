@@ -1,4 +1,4 @@
-"""Which streams there are."""
+"""List the streams of a server."""
 
 from __future__ import annotations
 
@@ -12,33 +12,33 @@ __all__ = ["Lister", "open_lister"]
 
 
 class Lister(Protocol):
-    """What can be asked for the streams that there are."""
+    """Source that can list all streams of its servers."""
 
     def streams(self) -> list[str]:
-        """Return the names of all streams, in order; of Liftbridge without those of the servers' own.
+        """Return the sorted names of all streams, without Liftbridge's internal streams.
 
-        Right after its start a server of Liftbridge may not yet know all of its streams.
+        Shortly after its start, a Liftbridge server may not yet know all of its streams.
 
         Raises:
-            LiftEnvelopeError: The servers can't be asked.
+            LiftEnvelopeError: No server could be reached, or the servers refused the request.
         """
         ...
 
     def close(self) -> None:
-        """Close the connection. It is made again when it is needed."""
+        """Close the connection. The next call reconnects."""
         ...
 
 
 def open_lister(source: Source, access: Access | None = None) -> Lister:
-    """Return what can be asked for the streams of servers.
+    """Return a lister for the streams of the given servers.
 
     Args:
         source: As for :func:`liftenvelope.bulk.read`.
-        access: Likewise.
+        access: As for :func:`liftenvelope.bulk.read`.
 
     Raises:
-        UsageError: An argument makes no sense.
+        UsageError: An argument is invalid.
     """
     target = find_target(source, access)
-    # Of JetStream the source of any stream can be asked for all.
+    # For JetStream, the source of any one stream can list all streams; the name "all" is a placeholder.
     return Brokers(target) if target.kind is Kind.LIFTBRIDGE else JetStreamSource(target, "all")

@@ -1,4 +1,4 @@
-"""Rows that are to be published: what a table must look like, and what each row has. No I/O."""
+"""Validate tables to be published and convert their rows. No I/O."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ else:
 
 __all__ = ["Rows", "Written", "open_rows", "rows_of"]
 
-#: What a server adds, and a table that was read has; it is left out.
+#: Columns that the server fills. A table that was read has these columns; a write ignores them.
 _LEFT_OUT: Final = frozenset({"offset", "timestamp", *ENVELOPE_COLUMNS})
 
 
@@ -26,10 +26,10 @@ class Written:
     """Outcome of a write. A write that does not store every row raises WriteFailedError instead.
 
     Attributes:
-        acked: Number of rows that are stored: all of them.
-        bytes: Bytes of their values.
-        duplicates: Number of rows that had been stored before, by their message id. With fast ingest the
-            server does not report duplicates inside a batch.
+        acked: Number of rows stored: all rows of the write.
+        bytes: Total size of the values in bytes.
+        duplicates: Number of rows that the stream already had, by message id. With fast ingest, the server
+            does not report duplicates inside a batch.
         offsets: First and last offset of the rows, by partition.
     """
 
@@ -45,11 +45,11 @@ class Written:
 
     @property
     def ok(self) -> bool:
-        """Whether every row is stored. Always true."""
+        """True if every row is stored. Always true."""
         return True
 
     def raise_for_failures(self) -> None:
-        """Do nothing, as there are no failures. For code that takes any summary of publishing."""
+        """Do nothing, since there are no failures. For code that accepts any publish summary."""
 
     @property
     def rows(self) -> int:
@@ -60,7 +60,7 @@ class Written:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """The rows of one record batch for Liftbridge, as Python values; None for a column that there is not."""
+    """Rows of one record batch for Liftbridge, as Python values; None for an absent column."""
 
     values: list[bytes]
     keys: list[bytes | None] | None
@@ -69,11 +69,11 @@ class Rows:
 
 
 def open_rows(data: Any) -> pa.RecordBatchReader:
-    """Return a reader of whatever has rows: Arrow's own types, or a frame that speaks Arrow.
+    """Return a reader of Arrow data, or of any object that exports an Arrow stream.
 
     Raises:
-        UsageError: A column is missing, or none that can be published.
-        UsageTypeError: It has no rows.
+        UsageError: The column ``value`` is missing, or a column can't be published.
+        UsageTypeError: ``data`` is not Arrow data and exports no Arrow stream.
     """
     if isinstance(data, pa.RecordBatch):
         data = pa.Table.from_batches([data])
@@ -99,7 +99,8 @@ def rows_of(batch: pa.RecordBatch) -> Rows:
     """Return the rows of a batch.
 
     Raises:
-        UsageError: A value is null, or a column is of the wrong type.
+        UsageError: A value is null.
+        UsageTypeError: A column has the wrong type.
     """
     columns = {name: batch.column(name) for name in batch.schema.names if name not in _LEFT_OUT}
     values = _bytes("value", columns["value"])
@@ -130,13 +131,13 @@ def _headers(row: Iterable[tuple[str, bytes | str | None]] | None) -> dict[str, 
 
 
 def published(reader: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
-    """Return a reader's batches without the columns that servers fill."""
+    """Yield a reader's batches without the columns that servers fill."""
     for batch in reader:
         yield batch.select([name for name in batch.schema.names if name not in _LEFT_OUT])
 
 
 def batches_of(reader: pa.RecordBatchReader, rows: int) -> Iterator[pa.RecordBatch]:
-    """Return a reader's batches, cut to a number of rows."""
+    """Yield a reader's batches, sliced to at most ``rows`` rows each."""
     for batch in reader:
         for start in range(0, batch.num_rows, rows):
             yield batch.slice(start, rows)

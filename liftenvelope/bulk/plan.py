@@ -1,4 +1,4 @@
-"""How a read makes its batches: checked once, the same for every range of it."""
+"""Batch plan of a read: options validated once and shared by all its ranges."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ else:
 
 __all__ = ["BatchPlan", "OnRetention", "make_plan"]
 
-#: What becomes of a read whose next messages retention has removed.
+#: Policy for a read whose next messages retention has removed: raise an error, or skip to the oldest message.
 OnRetention: TypeAlias = Literal["raise", "skip"]
 
-#: Arrow's offsets of 32 bits must do for a batch, and for its last message.
+#: Limits of a batch: Arrow's 32-bit offsets must cover it, including the last message that overfills it.
 _MOST_BYTES = 2**30
 _MOST_ROWS = 2**27
 
 
 @dataclass(frozen=True, slots=True)
 class BatchPlan:
-    """How to make batches.
+    """Columns and limits of the batches of a read.
 
     Attributes:
         columns: Names of the columns.
-        schema: Their schema.
-        envelope: What becomes of envelopes.
-        batch_rows: How many rows a batch has at most.
-        batch_bytes: After how many bytes of messages a batch is full.
-        batch_seconds: How old a batch gets that is not full; None for any age.
-        on_retention: What becomes of a read whose next messages retention has removed.
+        schema: Arrow schema of the columns.
+        envelope: Handling of Liftbridge envelopes, an EnvelopeMode.
+        batch_rows: Maximum number of rows in a batch.
+        batch_bytes: Bytes of messages at which a batch is full.
+        batch_seconds: Maximum age in seconds of a batch that is not full; None for no limit.
+        on_retention: Policy if retention has removed the next messages, an OnRetention.
     """
 
     columns: tuple[str, ...]
@@ -51,17 +51,18 @@ class BatchPlan:
 
     @staticmethod
     def allocate(size: int) -> Any:
-        """Memory for a column, from Arrow's own pool."""
+        """Allocate memory for a column from Arrow's own pool."""
         return pa.allocate_buffer(size)
 
     def piece(self, reader: Any, partition: int, begin: int, stop: int = -1) -> Piece | None:
-        """Return what a row reader has filled, None if there is nothing.
+        """Return the rows and gaps that a row reader has collected; None if it has neither.
 
         Args:
             reader: The row reader.
             partition: Number of the partition.
-            begin: The offset that the piece begins at.
-            stop: The offset that it ends at, if nothing else comes before it.
+            begin: First offset of the piece.
+            stop: Offset that the piece ends at if the reader has not passed it; the offsets in between are a
+                gap. Default -1: the piece ends at the next offset of the reader.
         """
         nbytes, end = reader.nbytes, max(reader.next_offset, stop)
         rows, _, _, gaps, found = reader.take()
@@ -83,10 +84,10 @@ def make_plan(
     unsigned: bool,
     batch_seconds: float | None = None,
 ) -> BatchPlan:
-    """Return how to make batches.
+    """Validate the options of a read and return its batch plan.
 
     Raises:
-        UsageError: An option makes no sense; it is named.
+        UsageError: An option is invalid; the message names it.
     """
     chosen = choose_columns(columns, envelope)
     if check_count("batch_rows", batch_rows) > _MOST_ROWS:
@@ -102,7 +103,7 @@ def make_plan(
 
 
 def retention_error(stream: str, partition: int, wanted: int, oldest: int) -> RetentionError:
-    """The error for a read that retention has overtaken."""
+    """Return the error for a read that retention has overtaken."""
     text = (
         f"{stream}[{partition}]: message {wanted} is gone, the oldest is {oldest}: retention or a purge took "
         f"it; read from start={oldest} or 'earliest', or with on_retention='skip'"

@@ -1,4 +1,4 @@
-"""Which offsets are read, what there is to say on the way, and where a stream's messages are. No I/O."""
+"""Offset ranges of a read, start and stop positions, progress and gaps. No I/O."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from liftenvelope.errors import UsageError, UsageTypeError
 
 __all__ = ["Extent", "Gap", "Progress", "Range", "Stop", "parse_begin", "parse_end", "split_ranges"]
 
-#: The offset after the last that is read, or a moment: the first message that is not older is not read any
-#: more. None or ``"latest"``: all that is there when the read begins.
+#: Offset after the last one to read, or a moment: the read ends before the first message that is not older.
+#: None or ``"latest"``: the read ends after the newest message at its start.
 Stop: TypeAlias = str | int | datetime | Timestamp | None
 
 
@@ -27,11 +27,11 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """Where the messages of a partition are.
+    """Offsets of the messages of a partition.
 
     Attributes:
-        oldest: Offset of the oldest message, or of the next one if there is none.
-        end: The offset after the newest message that can be read.
+        oldest: Offset of the oldest message; for an empty partition, of the next message to be stored.
+        end: Offset after the newest readable message.
     """
 
     oldest: int
@@ -40,12 +40,12 @@ class Extent:
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """Offsets without a message: compaction, a deletion or a purge has taken them out of the stream.
+    """Offsets without messages, which compaction, a deletion or a purge has removed from the stream.
 
     Attributes:
-        partition: Number of the partition, 0 of a JetStream stream.
-        start: The first such offset.
-        stop: The offset after the last.
+        partition: Number of the partition; 0 for a JetStream stream.
+        start: First offset of the gap.
+        stop: Offset after the gap.
     """
 
     partition: int
@@ -55,13 +55,13 @@ class Gap:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a read is: what ``progress`` is called with after every batch.
+    """Progress of a read or write, the argument of every ``progress`` call.
 
     Attributes:
-        rows: How many rows were handed out.
-        bytes: How many bytes their messages had.
-        done: How many offsets are behind it, gaps among them.
-        total: How many there are in all; None for a read without an end.
+        rows: Number of rows handed out so far.
+        bytes: Size of the messages of these rows in bytes.
+        done: Number of offsets passed so far, including gaps.
+        total: Number of offsets in the whole range; None for a read without an end, and for a write.
     """
 
     rows: int
@@ -71,11 +71,11 @@ class Progress:
 
 
 def parse_begin(start: Start, now_ns: int) -> StartAt:
-    """Return where to begin.
+    """Parse the start position of a read.
 
     Raises:
-        UsageError: It is out of range, an unknown word, or a cursor.
-        UsageTypeError: It is of no type that says where to begin.
+        UsageError: The position is out of range or an unknown word.
+        UsageTypeError: The position is a cursor, or its type is not one of a position.
     """
     if isinstance(start, Cursor):
         raise UsageTypeError(f"start={start!r}: look the cursor up, and read from the offset after it")
@@ -83,11 +83,11 @@ def parse_begin(start: Start, now_ns: int) -> StartAt:
 
 
 def parse_end(stop: Stop) -> StartAt | None:
-    """Return the place that is not read any more; None for what comes after the newest message.
+    """Parse the stop position of a read, which is exclusive; None for the end of the stream.
 
     Raises:
-        UsageError: It is out of range, or an unknown word.
-        UsageTypeError: It is of no type that says where to end.
+        UsageError: The position is out of range or an unknown word.
+        UsageTypeError: The type of the position is not one of a position.
     """
     if stop is None or stop == "latest":
         return None
@@ -102,12 +102,13 @@ def parse_end(stop: Stop) -> StartAt | None:
 
 
 def begin_of(start: StartAt, extent: Extent, found: int | None) -> int:
-    """Return the offset that a place stands for.
+    """Resolve a position to an offset.
 
     Args:
-        start: The place.
-        extent: Where the partition's messages are.
-        found: The first offset that is not older, if the place is a moment.
+        start: The position.
+        extent: Extent of the partition.
+        found: If the position is a moment, offset of the first message that is not older; None if there is
+            no such message.
     """
     match start.at:
         case At.EARLIEST:
@@ -122,7 +123,7 @@ def begin_of(start: StartAt, extent: Extent, found: int | None) -> int:
 
 
 def split_ranges(ranges: list[Range], parts: int) -> list[Range]:
-    """Divide ranges so that there are about as many as are wanted, the longest ones into most."""
+    """Split ranges into about ``parts`` ranges of similar size, so that long ranges are split most."""
     total = sum(span.stop - span.start for span in ranges)
     if parts <= len(ranges) or not total:
         return ranges

@@ -1,4 +1,4 @@
-"""Streams as Arrow: a range of offsets, how many messages it has, and what comes after it."""
+"""Read, count and follow the messages of a stream as Arrow batches."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["BATCH_BYTES", "BATCH_ROWS", "PARALLEL", "count", "read", "tail"]
 
-#: How many partitions are read at a time, unless told otherwise.
+#: Default number of partitions to read at the same time.
 PARALLEL = 4
 BATCH_ROWS = 65_536
 BATCH_BYTES = 8 * 1024 * 1024
@@ -47,57 +47,60 @@ def read(
 ) -> pa.RecordBatchReader:
     """Read a range of a stream as Arrow record batches.
 
-    It reads exactly the messages from ``start`` up to, not including, ``stop``, each once, also where
-    connections are lost meanwhile: then it goes on at the next offset. It ends at what was the newest message
-    when it began, and waits for nothing: :func:`tail` does. Rows come in the order of their offsets within a
-    range; the ranges of several threads come in turns.
+    The read returns each message from ``start`` up to, but not including, ``stop`` exactly once. After a lost
+    connection, it continues at the next offset. The read ends at the message that was the newest when it
+    began, and does not wait for more; use :func:`tail` for that. Within a range, rows come in offset order;
+    batches of ranges that several threads read are interleaved.
 
     Columns: ``key`` (binary, null for none), ``value`` (binary), ``headers`` (map<string, binary>),
     ``offset`` (int64; for JetStream uint64, the sequence less 1), ``timestamp`` (ns, UTC), ``partition``
     (int32), ``subject`` (dictionary of strings). ``envelope="columns"`` adds ``ack_inbox`` (dictionary of
-    strings), ``correlation_id`` (string), ``ack_policy`` (int32) and ``expected_offset`` (int64), null where
-    a message was in no envelope.
+    strings), ``correlation_id`` (string), ``ack_policy`` (int32) and ``expected_offset`` (int64), which are
+    null for messages without an envelope.
 
-    Drop the reader to end a read early: its threads and connections end then.
+    Drop the reader to end a read early; that ends its threads and connections.
 
     Args:
-        source: Where the stream is: ``nats://host:port`` for JetStream; ``liftbridge://host:port``, a bare
-            ``host:port`` or a Liftbridge client; or several URLs of one kind, in a list or between commas.
+        source: Servers of the stream: ``nats://host:port`` for JetStream; ``liftbridge://host:port``, a bare
+            ``host:port`` or a Liftbridge client; or several URLs of one kind, as a list or separated by
+            commas.
         stream: Name of the stream.
-        partitions: Numbers of the partitions, or one number; default: all.
+        partitions: Numbers of the partitions, or one number. Default: all.
         start: ``"earliest"``, ``"latest"`` (the newest message), an offset, a moment (a
             :class:`~datetime.datetime` or :class:`~liftenvelope.client.positions.Timestamp`), or a timedelta
             back from now.
-        stop: The offset after the last that is read, or a moment: messages before it are read. Default: the
-            end. An offset or moment beyond the end is the end.
-        columns: Names of the columns that are wanted, in their order; default: all. What is not wanted is not
-            filled.
-        envelope: What becomes of payloads that are Liftbridge envelopes, on JetStream: ``"none"``: they are
-            the value. ``"strip"``: they are opened, and key, value and headers are theirs (beside NATS
-            headers of other names). ``"columns"``: likewise, and the envelope's other fields get columns.
-            A payload that is no sound envelope is left as it is. Liftbridge itself has opened the envelopes.
-        batch_rows: How many rows a batch has at most.
-        batch_bytes: After how many bytes of messages a batch is full. Some batches for each thread are held.
-        parallel: How many threads read, each over its own connection. Ranges are divided where there are
-            fewer. Default: one for each partition, up to 4.
-        via: For JetStream: ``"consumer"``, or ``"direct"``: by requests that any server which keeps the
-            stream answers (ADR-31, ``allow_direct``, server 2.11), without a consumer. ``"auto"`` (default):
-            direct for work-queue streams that allow it, since they take no second consumer.
-        on_retention: What becomes of the read if messages are gone from the beginning of the stream that it
-            was yet to read: ``"raise"`` an error, or ``"skip"`` them as any other gap.
-        on_gap: Called with each :class:`Gap`: offsets without a message in what is read.
+        stop: Offset after the last one to read, or a moment: the read ends before the first message that is
+            not older. Default: the end. A stop beyond the end counts as the end.
+        columns: Names of the columns to return, in this order. Default: all. Other columns cost nothing.
+        envelope: Handling of JetStream payloads that are Liftbridge envelopes. ``"none"``: return the
+            envelope as the value. ``"strip"``: return the key, value and headers of the envelope, plus NATS
+            headers with other names. ``"columns"``: like ``"strip"``, plus columns for the other fields.
+            A payload that is not a valid envelope is returned unchanged. Liftbridge servers unwrap envelopes
+            themselves.
+        batch_rows: Maximum number of rows in a batch.
+        batch_bytes: Bytes of messages at which a batch is full. Each thread holds a few batches in memory.
+        parallel: Number of threads that read, each over its own connection. If there are fewer ranges than
+            threads, ranges are split. Default: one thread per partition, up to 4.
+        via: For JetStream. ``"consumer"``: read through a consumer. ``"direct"``: read without a consumer, by
+            requests that any server with a copy of the stream answers (ADR-31, ``allow_direct``, server
+            2.11). ``"auto"`` (default): direct for work-queue streams that allow it, since these accept no
+            second consumer.
+        on_retention: Policy if unread messages are gone from the beginning of the stream: ``"raise"`` an
+            error, or ``"skip"`` the messages like any other gap.
+        on_gap: Called with a :class:`Gap` for each run of offsets in the range without messages.
         progress: Called with a :class:`Progress` after every batch.
-        access: How to reach the servers, if there is more to it than URLs.
+        access: Connection options beyond the URLs.
 
     Raises:
-        UsageError: An argument makes no sense; it is named.
-        NoSuchStreamError, StreamNotFoundError: There is no such stream; of Liftbridge, of JetStream.
-        NoSuchPartitionError: It has no such partition.
-        RetentionError: The message at ``start`` is gone. While reading: retention was faster.
+        UsageError: An argument is invalid; the message names it.
+        NoSuchStreamError, StreamNotFoundError: Liftbridge, or JetStream, has no such stream.
+        NoSuchPartitionError: The stream has no such partition.
+        RetentionError: The message at ``start`` is gone; or, while reading, retention overtook the read.
         TransportError: No server could be reached.
-        CallTimeoutError: None answered in time.
+        CallTimeoutError: No server answered in time.
 
-    While reading, these and :class:`ReadLostError`: the connection was lost for too long.
+    While reading, the reader raises these errors and :class:`ReadLostError` if the connection is lost for
+    too long.
 
     Example:
         >>> import pyarrow as pa
@@ -141,27 +144,27 @@ def tail(
     progress: OnProgress | None = None,
     access: Access | None = None,
 ) -> pa.RecordBatchReader:
-    """Follow a stream: read on without an end, in batches by rows, bytes or time.
+    """Follow a stream without an end, in batches limited by rows, bytes or time.
 
-    Each partition has a thread of its own. The arguments, columns and errors are those of :func:`read`, but:
+    Each partition has its own thread. Columns and errors are those of :func:`read`.
 
     Args:
-        source: See there.
-        stream: See there.
-        partitions: See there.
-        start: See there; also ``"new"``, the default: after what is the newest message now.
-        columns: See there.
-        envelope: See there.
-        batch_rows: See there.
-        batch_bytes: See there.
-        batch_seconds: A batch that is not full is handed out when its first message came so long ago.
-        on_retention: See there.
-        on_gap: See there.
-        progress: See there; its ``total`` is None.
-        access: See there.
+        source: As for :func:`read`.
+        stream: Name of the stream.
+        partitions: As for :func:`read`.
+        start: As for :func:`read`; or ``"new"`` (default): after the message that is the newest now.
+        columns: As for :func:`read`.
+        envelope: As for :func:`read`.
+        batch_rows: As for :func:`read`.
+        batch_bytes: As for :func:`read`.
+        batch_seconds: Seconds after its first message at which a batch is handed out even if not full.
+        on_retention: As for :func:`read`.
+        on_gap: As for :func:`read`.
+        progress: As for :func:`read`; its ``total`` is None.
+        access: As for :func:`read`.
 
     Raises:
-        LiftEnvelopeError: See there.
+        LiftEnvelopeError: As for :func:`read`.
 
     Example:
         >>> for batch in bulk.tail("nats://localhost:4222", "ORDERS"):  # doctest: +SKIP
@@ -199,20 +202,21 @@ def count(
     stop: Stop = None,
     access: Access | None = None,
 ) -> int:
-    """Return how many messages a range of a stream has, gaps left out.
+    """Return the number of messages in a range of a stream, without gaps.
 
-    JetStream is asked. A Liftbridge range is read, since its servers don't tell.
+    JetStream servers report the count, except for streams that are read directly (see ``via`` of
+    :func:`read`). Liftbridge servers do not. A range without a reported count is read to count its messages.
 
     Args:
         source: As for :func:`read`.
         stream: Name of the stream.
         partitions: As for :func:`read`.
-        start: As for :func:`read`; what retention has removed does not count.
+        start: As for :func:`read`. Messages that retention has removed are not counted.
         stop: As for :func:`read`.
         access: As for :func:`read`.
 
     Raises:
-        LiftEnvelopeError: As for :func:`read`, but for RetentionError.
+        LiftEnvelopeError: As for :func:`read`, except RetentionError.
 
     Example:
         >>> bulk.count("nats://localhost:4222", "ORDERS", start=1000)  # doctest: +SKIP

@@ -1,4 +1,4 @@
-"""The columns of bulk reads, and record batches made of what the row readers have filled."""
+"""Columns and schemas of bulk reads; assembles record batches from the buffers of row readers."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ else:
 
 __all__ = ["COLUMNS", "ENVELOPE_COLUMNS", "EnvelopeMode", "choose_columns", "make_batch", "make_schema"]
 
-#: What becomes of Liftbridge envelopes: they are left as they are, taken off, or shown in columns as well.
+#: Handling of Liftbridge envelopes: leave the payload unchanged, unwrap it, or unwrap it and add columns.
 EnvelopeMode: TypeAlias = Literal["none", "strip", "columns"]
 
-#: The columns of every read.
+#: Columns of every read.
 COLUMNS: Final = ("key", "value", "headers", "offset", "timestamp", "partition", "subject")
-#: Those that ``envelope="columns"`` adds. They are null where a message was in no envelope.
+#: Columns that ``envelope="columns"`` adds. These columns are null for messages without an envelope.
 ENVELOPE_COLUMNS: Final = ("ack_inbox", "correlation_id", "ack_policy", "expected_offset")
 
 _MODES: Final = ("none", "strip", "columns")
@@ -42,10 +42,12 @@ _NULLABLE: Final = frozenset({"key", *ENVELOPE_COLUMNS})
 
 
 def choose_columns(columns: Iterable[str] | None, envelope: str) -> tuple[str, ...]:
-    """Return the names of the columns that are wanted, each once, as the caller has ordered them.
+    """Return the names of the requested columns without duplicates, in the order of the caller.
 
     Raises:
-        UsageError: There is no such column or mode, or a column of the envelope is not to be had.
+        UsageError: A column or the mode does not exist, no column is requested, or an envelope column is
+            requested without ``envelope="columns"``.
+        UsageTypeError: ``columns`` is not an iterable of names.
     """
     if envelope not in _MODES:
         raise UsageError(f"envelope={envelope!r}: expected 'none', 'strip' or 'columns'")
@@ -69,20 +71,23 @@ def make_schema(columns: Iterable[str], *, unsigned: bool) -> pa.Schema:
 
     Args:
         columns: Names of the columns.
-        unsigned: Whether offsets are unsigned, as those of JetStream.
+        unsigned: True for unsigned offsets, as in JetStream.
     """
     kinds = {**_KINDS, "offset": pa.uint64() if unsigned else pa.int64()}
     return pa.schema([pa.field(name, kinds[name], nullable=name in _NULLABLE) for name in columns])
 
 
 def row_columns(columns: Iterable[str]) -> frozenset[str]:
-    """Return what a row reader has to fill for these columns."""
+    """Return the columns that a row reader must fill to produce the given columns.
+
+    Any envelope column needs ``ack_policy``, which makes the row reader record the messages with envelopes.
+    """
     wanted = set(columns)
     return frozenset(wanted | ({"ack_policy"} if wanted & set(ENVELOPE_COLUMNS) else set()))
 
 
 def make_batch(schema: pa.Schema, rows: int, found: Mapping[str, Any], partition: int) -> pa.RecordBatch:
-    """Return a record batch of the buffers that a row reader has filled."""
+    """Return a record batch over the buffers that a row reader has filled."""
     arrays = [_array(field, rows, found, partition) for field in schema]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 

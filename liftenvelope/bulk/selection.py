@@ -1,4 +1,4 @@
-"""What of a stream is to be read: places and partitions as the caller gives them, into offsets."""
+"""Resolve the positions and partitions that a caller gives to offset ranges."""
 
 from __future__ import annotations
 
@@ -18,17 +18,18 @@ if TYPE_CHECKING:
 
 __all__ = ["Via", "check_range", "plan_ranges"]
 
-#: How a JetStream stream is read.
+#: Method for reading a JetStream stream: through a consumer, by direct requests, or chosen by the stream.
 Via: TypeAlias = Literal["auto", "consumer", "direct"]
 
 
 def check_range(
     partitions: Iterable[int] | int | None, start: Start, stop: Stop, parallel: int | None
 ) -> tuple[StartAt, StartAt | None, list[int] | None]:
-    """Return where to begin and to end, and the numbers of partitions, None for all.
+    """Validate and return the start, the stop, and the partition numbers (None for all).
 
     Raises:
-        UsageError: One makes no sense, or they contradict each other.
+        UsageError: An argument is invalid, or the stop lies before the start.
+        UsageTypeError: An argument has a wrong type.
     """
     if parallel is not None:
         check_count("parallel", parallel)
@@ -64,19 +65,20 @@ def plan_ranges(
     may_be_ahead: bool = False,
     via: Via = "auto",
 ) -> list[Range]:
-    """Return the offsets of each partition that places stand for, now.
+    """Resolve the start and stop of a read to an offset range for each partition, as of now.
 
     Args:
         source: The stream.
-        partitions: Numbers of partitions, None for all.
-        begin: Where to begin.
-        end: Where to end, None for the end.
-        on_retention: What to do where the message at an offset is gone.
-        may_be_ahead: Whether to begin at an offset that there is not yet.
-        via: How to read.
+        partitions: Numbers of the partitions; None for all.
+        begin: Start position.
+        end: Stop position; None for the end.
+        on_retention: Policy if the message at the start offset is gone.
+        may_be_ahead: True to allow a start offset beyond the end; otherwise it is cut to the end.
+        via: Method for reading a JetStream stream.
 
     Raises:
-        RetentionError: The message at the offset is gone.
+        NoSuchPartitionError: The stream has no such partition.
+        RetentionError: The message at the start offset is gone.
     """
     if isinstance(source, JetStreamSource):
         source.choose(via)

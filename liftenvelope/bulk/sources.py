@@ -1,4 +1,4 @@
-"""Streams that can be read in ranges, of whatever kind of server."""
+"""Common interface of JetStream and Liftbridge streams for range reads."""
 
 from __future__ import annotations
 
@@ -17,53 +17,53 @@ __all__ = ["StreamSource", "open_stream"]
 
 
 class StreamSource(Protocol):
-    """A stream that can be read in ranges. Its questions may be asked by any thread."""
+    """A stream that can be read in ranges. Any thread may call its methods."""
 
     stream: str
     unsigned: bool
 
     def partitions(self) -> list[int]:
-        """Numbers of its partitions."""
+        """Return the numbers of the partitions."""
         ...
 
     def check_partition(self, partition: int) -> None:
-        """Raise NoSuchPartitionError unless it has the partition."""
+        """Raise NoSuchPartitionError unless the stream has the partition."""
         ...
 
     def extent(self, partition: int) -> Extent:
-        """Where the messages of a partition are now."""
+        """Return the current extent of a partition."""
         ...
 
     def newest(self, partition: int) -> int:
-        """Offset of the newest message, also where it can't be read yet; -1 for none."""
+        """Return the offset of the newest message, even if it is not readable yet; -1 for none."""
         ...
 
     def at_time(self, partition: int, time_ns: int, extent: Extent) -> int:
-        """Offset of the first message that is not older."""
+        """Return the offset of the first message that is not older than a time."""
         ...
 
     def may_have_holes(self) -> bool:
-        """Whether its beginning may be anywhere without retention."""
+        """Return True if the oldest offset can advance without retention, so that gaps there are normal."""
         ...
 
     def count(self, span: Range) -> int | None:
-        """How many messages a range has; None if that takes reading it."""
+        """Return the number of messages in a range; None if only a read can tell."""
         ...
 
     def read(self, span: Range, plan: BatchPlan, outlet: Outlet) -> None:
-        """Read a range, in a thread of its own."""
+        """Read a range into an outlet. Blocks, so each range runs in a thread of its own."""
         ...
 
     def close(self) -> None:
-        """Close what the questions went over."""
+        """Close the connections that served the requests above. Reads use their own connections."""
         ...
 
 
 def open_stream(source: Source, stream: str, access: Access | None) -> StreamSource:
-    """Return a stream that can be read. Nothing is sent before it is asked something.
+    """Return a stream that can be read. Sends nothing until the first method call.
 
     Raises:
-        UsageError: The source or the name makes no sense.
+        UsageError: The source or the name is invalid.
     """
     target = find_target(source, access)
     if target.kind is Kind.NATS:

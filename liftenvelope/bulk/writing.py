@@ -1,4 +1,4 @@
-"""Rows into streams, acked."""
+"""Publish the rows of a table to a stream and wait for acks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["open_client", "write"]
 
-#: How many rows are made ready at a time.
+#: Rows to prepare for Liftbridge at a time.
 _PORTION = 8192
 
 
@@ -47,44 +47,46 @@ def write(
 ) -> Written:
     """Publish every row of a table, in order, and wait for all acks.
 
-    Columns: ``value`` (binary or string; it must be there), ``key``, ``headers`` (a map), ``subject`` (for
-    JetStream) and ``partition`` (for Liftbridge). Those that servers fill, ``offset``, ``timestamp`` and the
-    envelope's, are left out: so what :func:`read` returns can be written again.
+    Columns: ``value`` (binary or string; required), ``key``, ``headers`` (a map), ``subject`` (for JetStream)
+    and ``partition`` (for Liftbridge). The columns that servers fill (``offset``, ``timestamp`` and those of
+    the envelope) are ignored, so a table from :func:`read` can be written again.
 
     Args:
-        source: As for :func:`read`; of clients only a blocking one.
-        stream: Name of the stream. It must be there.
-        data: An Arrow table, record batch or reader, or whatever exports an Arrow stream: a DataFrame of
-            pandas or polars, a DuckDB result.
-        subject: For JetStream: where all rows go, whatever the column says.
-        envelope: For JetStream: whether to put each row with its key and headers into a Liftbridge envelope.
-        message_id: For JetStream: the rows get message ids ``<message_id>-0``, ``-1`` and so on, so that the
-            stream stores each once within its ``duplicate_window``. Lost connections are then made again and
-            rows without an ack sent again; without it, a lost connection ends the write, since their outcome
-            is unknown. (With fast ingest it goes on all the same.)
-        mode: For JetStream: how rows are published. ``"pipelined"``: one by one, each with an ack.
-            ``"atomic"``: in batches of 1,000 rows (ADR-50, ``allow_atomic``, server 2.12), of each of which
-            all rows are stored, or none. ``"fast"``: by fast ingest (ADR-50, ``allow_batched``, server 2.14),
-            with an ack for some hundred rows; it does not tell of duplicates. ``"auto"`` (default): fast
-            where the stream allows that, there are no message ids, and at least 1,000 rows; else pipelined.
-        partition: For Liftbridge: where all rows go, but for those whose column says otherwise.
-        partitioner: For Liftbridge: chooses the partition of the other rows: ``"key"`` (default),
+        source: As for :func:`read`. A client must be a blocking client.
+        stream: Name of an existing stream.
+        data: An Arrow table, record batch or reader, or any object that exports an Arrow stream: a pandas or
+            polars DataFrame, a DuckDB result.
+        subject: For JetStream: subject of all rows; overrides the column ``subject``.
+        envelope: For JetStream: True to wrap each row, with its key and headers, in a Liftbridge envelope.
+        message_id: For JetStream: prefix of the message ids ``<message_id>-0``, ``-1`` and so on, with which
+            the stream stores each row once within its ``duplicate_window``. With message ids, the write
+            reconnects after a lost connection and resends rows without an ack. Without message ids, a lost
+            connection ends the write, since the outcome of these rows is unknown. (Fast ingest continues in
+            both cases.)
+        mode: For JetStream. ``"pipelined"``: publish rows one by one, each with an ack. ``"atomic"``: publish
+            batches of 1,000 rows (ADR-50, ``allow_atomic``, server 2.12); the server stores all rows of a
+            batch or none. ``"fast"``: publish by fast ingest (ADR-50, ``allow_batched``, server 2.14), with
+            one ack for some hundred rows and no report of duplicates. ``"auto"`` (default): fast if the
+            stream allows it, the rows have no message ids, and there are at least 1,000 rows; otherwise
+            pipelined.
+        partition: For Liftbridge: partition of all rows whose column ``partition`` is null or absent.
+        partitioner: For Liftbridge: chooses the partition of the remaining rows: ``"key"`` (default),
             ``"round_robin"``, a function ``(key, value, partitions) -> partition`` or a
             :class:`~liftenvelope.partition.Partitioner`.
         ack_policy: For Liftbridge: LEADER (default) or ALL.
-        max_in_flight: How many rows may be without their ack.
-        progress: Called with a :class:`Progress` now and then; ``done`` and ``rows`` are what was taken so
-            far, and ``total`` is None.
+        max_in_flight: Maximum number of rows in flight, that is, sent without an ack yet. Default 4,000.
+        progress: Called with a :class:`Progress` from time to time. ``done`` and ``rows`` count the rows
+            taken from ``data`` so far; ``total`` is None.
         access: As for :func:`read`.
 
     Returns:
-        What was stored.
+        Number, size and offsets of the rows stored.
 
     Raises:
-        UsageError: An argument or a row makes no sense.
+        UsageError: An argument or a row is invalid.
         NoSuchStreamError, StreamNotFoundError: There is no such stream.
         PermissionDeniedError: The server does not let this client write to the stream; nothing was sent.
-        WriteFailedError: Not all rows are stored, or it is unknown whether they are.
+        WriteFailedError: Some rows are not stored, or their outcome is unknown.
         TransportError: No server could be reached; nothing was sent.
 
     Example:
@@ -168,7 +170,7 @@ def _write_jetstream(
 
 
 def open_client(target: Target) -> BlockingClient:
-    """Return a client of a Liftbridge cluster, to be closed by the caller.
+    """Return a client of a Liftbridge cluster. The caller must close it.
 
     Raises:
         TransportError: No broker could be reached.
