@@ -1,4 +1,4 @@
-"""Threads that read ranges, and the one that takes their batches: what lies between is bounded."""
+"""Reader threads and the bounded queue between them and the consumer of their batches."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ if TYPE_CHECKING:
 
 __all__ = ["Crew", "Outlet", "Piece", "Stopped"]
 
-#: How many batches may wait for each thread.
+#: Batches that may be queued per thread.
 _DEPTH: Final = 2
-#: How often a thread that waits for room looks whether it is to stop, in seconds.
+#: Seconds between two checks for a stop while a thread waits for room in the queue.
 _LOOK: Final = 0.5
-#: Seconds that a thread may take to end when it is told to.
+#: Seconds to wait for a stopped thread to end.
 _JOIN: Final = 10.0
 
 
-class Stopped(Exception):  # noqa: N818 - not an error: nobody reads any more
-    """Ends a thread whose batches nobody wants."""
+class Stopped(Exception):  # noqa: N818 - not an error: the consumer has stopped reading
+    """Raised in a reader thread to end it after the crew was stopped."""
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What a thread has read.
+    """A batch of rows and gaps that a thread has read from one partition.
 
     Attributes:
-        batch: The rows; None where there are only gaps.
-        partition: Of which partition.
-        nbytes: How many bytes the messages had.
-        offsets: How many offsets it covers, gaps among them.
-        gaps: Offsets that have no message, each as its first and the one after its last.
+        batch: The rows; None for a piece with gaps only.
+        partition: Number of the partition.
+        nbytes: Size of the messages in bytes.
+        offsets: Number of offsets covered, including gaps.
+        gaps: Ranges of offsets without messages, each as its first offset and the offset after its last.
     """
 
     batch: pa.RecordBatch | None
@@ -52,31 +52,35 @@ Job: TypeAlias = "Callable[[Outlet], None]"
 
 
 class Outlet:
-    """Where one thread puts what it has read."""
+    """Sending end of the queue for one thread."""
 
     def __init__(self, pieces: queue.Queue[Any], stopping: threading.Event) -> None:
         self._pieces = pieces
         self._stopping = stopping
-        #: Ends whatever the thread is waiting for. Called by another thread.
+        #: Interrupts the current wait of the thread, such as a socket read. Called from another thread.
         self.wake: Callable[[], None] = lambda: None
 
     @property
     def is_stopping(self) -> bool:
-        """Whether the thread is to end."""
+        """True if the thread must end."""
         return self._stopping.is_set()
 
     def check(self) -> None:
-        """Raise Stopped if the thread is to end."""
+        """Raise Stopped if the thread must end."""
         if self._stopping.is_set():
             raise Stopped
 
     def pause(self, seconds: float) -> None:
-        """Wait, unless the thread is to end."""
+        """Sleep for some seconds. Raises Stopped if the thread must end."""
         if self._stopping.wait(seconds):
             raise Stopped
 
     def offer(self, piece: Piece, timeout: float = 0.0) -> bool:
-        """Put something, if there is room for it in time; return whether there was."""
+        """Try to queue a piece within ``timeout`` seconds; return True on success.
+
+        Raises:
+            Stopped: The thread must end.
+        """
         self.check()
         try:
             self._pieces.put(piece, block=timeout > 0, timeout=timeout or None)
@@ -85,18 +89,25 @@ class Outlet:
         return True
 
     def put(self, piece: Piece) -> None:
-        """Put something, as soon as there is room."""
+        """Queue a piece, waiting for room without a time limit.
+
+        Raises:
+            Stopped: The thread must end.
+        """
         while not self.offer(piece, _LOOK):
             pass
 
 
 class Crew:
-    """Threads that do jobs, and the queue of what they have read.
+    """Runs jobs in threads and queues the pieces that the threads read.
+
+    Each thread ends by queueing None, or the exception that failed it. A thread counts as running until
+    :meth:`next` has taken that item.
 
     Args:
-        jobs: What is to be done, in this order.
-        parallel: How many threads there are.
-        on_end: Called once when all threads have ended.
+        jobs: Jobs to run, started in this order.
+        parallel: Maximum number of threads.
+        on_end: Called once after all threads were stopped.
     """
 
     def __init__(self, jobs: Sequence[Job], parallel: int, on_end: Callable[[], None]) -> None:
@@ -116,11 +127,11 @@ class Crew:
             thread.start()
 
     def next(self, timeout: float | None = None) -> Piece | None:
-        """Wait for what comes next; None when all is done.
+        """Wait for the next piece and return it; None when all jobs are done.
 
         Raises:
-            LiftEnvelopeError: What went wrong in a thread. The others are stopped.
-            queue.Empty: Nothing came in time.
+            LiftEnvelopeError: A thread failed with this error. The other threads are stopped.
+            queue.Empty: No piece came within ``timeout`` seconds.
         """
         while self._running:
             found = self._pieces.get(timeout=timeout)
@@ -134,7 +145,7 @@ class Crew:
         return None
 
     def stop(self) -> None:
-        """End all threads, and wait for that. Stopping twice is fine."""
+        """Stop all threads and wait for them to end. Idempotent."""
         self._stopping.set()
         for outlet in self._outlets:
             outlet.wake()
@@ -144,13 +155,13 @@ class Crew:
             self._ended = True
         self._make_room()
         for thread in self._threads:
-            # A garbage collection can end up here in any thread.
+            # A finalizer can call this from any thread, including one of these.
             if thread is not threading.current_thread():
                 thread.join(_JOIN)
         self._on_end()
 
     def _make_room(self) -> None:
-        """Let threads go that wait for room: there is enough for one piece of each."""
+        """Empty the queue to release blocked threads. It has room for at least one piece per thread."""
         with contextlib.suppress(queue.Empty):
             while True:
                 self._pieces.get_nowait()
@@ -164,7 +175,7 @@ class Crew:
             pass
         except LiftEnvelopeError as exc:
             found = exc
-        except Exception as exc:  # noqa: BLE001 - a thread has nobody else to tell
+        except Exception as exc:  # noqa: BLE001 - the queue is the only way to report it
             found = InternalError(f"a bulk read failed: {exc!r}")
             found.__cause__ = exc
         while not self._stopping.is_set():

@@ -1,8 +1,11 @@
-"""One batch of fast ingest (ADR-50, nats-server 2.14), as far as its answers tell. No I/O.
+"""State of one batch of fast ingest (ADR-50, nats-server 2.14), derived from the server's answers. No I/O.
 
-Its rows are published with replies ``<inbox><batch>.<flow>.fail.<number>.<what>.$FI``. The server answers
-only some of them: with how far it has stored the batch, and how often it will say so. It takes them in order:
-when one is lost or refused it stores nothing behind it, ends the batch, and says how many rows are stored.
+Rows are published with reply subjects ``<inbox><batch>.<flow>.fail.<number>.<operation>.$FI``. The server
+answers only some rows. Such a flow ack says how far the batch is stored and after how many rows the next flow
+ack will come.
+
+The server takes the rows in order. If a row is lost or refused, the server stores no later row, ends the
+batch, and reports the number of rows stored. So the stored rows are always a prefix of the batch.
 """
 
 from __future__ import annotations
@@ -18,9 +21,9 @@ from liftenvelope.jetstream.api import natural
 
 __all__ = ["FLOW", "FastBatch"]
 
-#: The server tells after so many messages at most.
+#: Maximum number of messages between two flow acks of the server.
 FLOW: Final = 500
-#: How many of these may be due: with fewer the server waits for us, with more it works slower on its queue.
+#: Flow acks that may be outstanding. With fewer the server waits for us; with more its queue slows it down.
 _STEPS: Final = 3
 _UNKNOWN_BATCH: Final = 10208
 _TOO_FAST: Final = 429
@@ -29,24 +32,25 @@ _START, _APPEND, _COMMIT, _END, _PING = range(5)
 
 
 class FastBatch:
-    """A batch.
+    """One batch of fast ingest.
 
     Args:
-        inbox: What its replies begin with, the last dot included.
-        name: What tells it from others; no dots.
-        stream: The stream that is to store it.
-        base: The number of its first row.
-        rows: How many there are to be; a single one is committed at once.
-        flow: After how many rows the server is to tell.
-        step: After how many it told last in another batch; None if it never has.
+        inbox: Prefix of the reply subjects, including the last dot.
+        name: Unique name of the batch, without dots.
+        stream: Stream that must store the batch.
+        base: Number of the first row in all the data.
+        rows: Number of rows in the batch. A batch of one row commits with that row.
+        flow: Requested number of rows between two flow acks.
+        step: Last number of rows between flow acks that the server used in an earlier batch; None if none.
 
     Attributes:
-        sent: How many rows were sent.
-        stored: How many rows are stored for sure.
-        ack: What the server said at its end; None before.
-        error: Which row was refused, from 1, and why; None if none was. Row 0 is for what makes no sense.
-        is_unknown: Whether the server said that it knows no such batch, or that it takes nothing more of it.
-        is_lossy: Whether a row was lost: too many came, or the stream had no leader.
+        sent: Number of rows sent.
+        stored: Number of rows known to be stored.
+        ack: Final ack of the batch; None until the batch has ended.
+        error: Number of the first refused row, from 1, and the error; None if no row was refused. Row 0
+            stands for an answer that can't be parsed, or an error of the whole batch.
+        is_unknown: True if the server does not know the batch, or accepts nothing more of it.
+        is_lossy: True if a row was lost, because too many rows came or the stream had no leader.
     """
 
     def __init__(
@@ -64,61 +68,61 @@ class FastBatch:
 
     @property
     def reply(self) -> bytes:
-        """What the reply of a row has before its number."""
+        """Part of a row's reply subject before the number of the row."""
         return self._replies
 
     @property
     def tail(self) -> bytes:
-        """What the reply of the next row has behind its number."""
+        """Part of the next row's reply subject after the number of the row."""
         what = _APPEND if self.sent else _COMMIT if self.rows == 1 else _START
         return b".%d.$FI" % what
 
     def commits_itself(self, is_broken: bool) -> bool:
-        """Whether its last row ends it, so that nothing else need be sent for that.
+        """Return True if the last row commits the batch, so that no end message is needed.
 
         Args:
-            is_broken: Whether that row may be lost.
+            is_broken: True if that row may be lost.
         """
         return self.rows == 1 and not is_broken and self.error is None
 
     def last_word(self) -> bytes:
-        """The reply of the message that ends it; it is not stored."""
+        """Return the reply subject of the end message, which the server does not store."""
         return b"%b%d.%d.$FI" % (self._replies, self.sent + 1, _END)
 
     def question(self) -> bytes:
-        """The reply of a message that asks how far it is."""
+        """Return the reply subject of a message that asks for the progress of the batch."""
         return b"%b%d.%d.$FI" % (self._replies, max(self.sent, 1), _PING)
 
     @property
     def step(self) -> int:
-        """After how many rows the server tells."""
+        """Number of rows between two flow acks."""
         return self._step
 
     @property
     def room(self) -> int:
-        """How many more rows may be sent now."""
+        """Number of rows that may be sent now."""
         return max(min(self.rows, self.stored + _STEPS * self._step) - self.sent, 0)
 
     @property
     def has_ended(self) -> bool:
-        """Whether no more of it will be stored."""
+        """True if the server will store no more rows of the batch."""
         return self.ack is not None or self.is_unknown or self._never_began
 
     @property
     def must_end(self) -> bool:
-        """Whether to send no more of it: that would not be stored."""
+        """True if sending more rows is pointless, since the server would not store them."""
         return self.has_ended or self.error is not None or self.is_lossy
 
     @property
     def count(self) -> int | None:
-        """How many rows are stored, once it has ended; None if that is unknown."""
+        """Number of rows stored by a batch that has ended; None if unknown."""
         if self.ack is not None:
             return self.stored
         return 0 if self._never_began else None
 
     @property
     def was_cut_short(self) -> bool:
-        """Whether the server ended it before the last row that was sent, and refused none."""
+        """True if the server ended the batch before the last row sent, without refusing a row."""
         return self.ack is not None and self.stored < self.sent and self.error is None
 
     @property
@@ -130,21 +134,21 @@ class FastBatch:
         subject: str,
         status: tuple[int, str] | None,
         data: bytes,
-        records: Callable[[int], bool] = lambda row: False,  # noqa: ARG005 - of none it is known
+        records: Callable[[int], bool] = lambda row: False,  # noqa: ARG005 - unknown for every row
     ) -> None:
-        """Take an answer.
+        """Update the state from an answer of the server. Ignores answers for other batches.
 
         Args:
-            subject: What it was sent to.
-            status: What its headers say: a number, a text; None for none.
-            data: Its payload.
-            records: Whether the stream records the subject of a row, as far as is known, by its number in all
-                the data.
+            subject: Subject of the answer, that is, the reply subject of a row.
+            status: Status code and description from the headers; None for none.
+            data: Payload of the answer.
+            records: Returns True if the stream is known to record the subject of a row, given the row's
+                number in all the data.
         """
         words = subject.removeprefix(self._prefix).split(".")
         number = status_number(words[2]) if len(words) == 5 else None
         if not subject.startswith(self._prefix) or number is None:
-            return  # of another batch, that has ended
+            return  # an answer for an earlier batch
         asked = words[3] in (str(_END), str(_PING))
         if status is not None:
             if not asked:
@@ -168,7 +172,7 @@ class FastBatch:
         code, text = status
         row = self.base + number - 1
         if code == _TOO_FAST or (code == _NO_RESPONDERS and records(row)):
-            self.is_lossy = True  # nobody has taken the message, so that the batch has a gap
+            self.is_lossy = True  # no server took the message, so the batch has a gap
         else:
             text = f"no stream records the subject of row {row}" if code == _NO_RESPONDERS else text
             self._take_error(number, jetstream_error(code, 0, text))
@@ -191,7 +195,7 @@ class FastBatch:
             self.is_unknown = True
         elif not asked:
             self._take_error(number, ack)
-        else:  # it takes nothing of the batch any more, as when batches are no longer allowed
+        else:  # the server accepts no more of the batch, for example because batches are no longer allowed
             self.is_unknown = True
             self.error = self.error or (0, ack)
 

@@ -1,7 +1,8 @@
-"""Rows by fast ingest (ADR-50, nats-server 2.14): in batches, of which the server acks every so many rows.
+"""Publish rows by fast ingest (ADR-50, nats-server 2.14): in batches with an ack for every few hundred rows.
 
-Each portion is one batch, and ends with a message that is not stored: its answer says how much of the batch
-is. So it is known exactly, also when the connection is lost on the way: the end is sent over the next one.
+Each portion is one batch. The batch ends with a message that is not stored, whose answer reports how many
+rows of the batch are stored. After a lost connection, only that end message is sent over the next connection,
+so the number of stored rows is exact even then.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["FastPublisher"]
 
-#: How many times the bytes between two answers are in flight.
+#: Intervals between flow acks that may be in flight; together they have at most MOST_BYTES.
 _IN_FLIGHT: Final = 4
 
 
@@ -35,12 +36,12 @@ _CUT_SHORT: Final = JetStreamError(
 
 
 class FastPublisher(Publisher):
-    """Publishes each portion as one batch, but for the very first row, which tells the first offset.
+    """Publishes each portion as one batch, except the very first row, whose own ack gives the first offset.
 
     Args:
-        link: What they go over.
-        message_id: What the message ids begin with; None for none.
-        max_in_flight: How many rows may be without their ack.
+        link: Connection to publish over.
+        message_id: Prefix of the message ids; None for no ids.
+        max_in_flight: Maximum number of rows in flight.
     """
 
     def __init__(self, link: WriteLink, *, message_id: str | None, max_in_flight: int) -> None:
@@ -51,7 +52,7 @@ class FastPublisher(Publisher):
         self._plain = _native.put.Form(b"", b"", self._ident)
         self._portion: Portion | None = None
         self._batch: FastBatch | None = None
-        # Of the batch: whether its end was sent, and whether rows of it may be lost with a connection.
+        # Current batch: end message sent; connection lost, so that rows of the batch may be lost with it.
         self._end_sent = self._is_broken = False
         self._step: int | None = None
         self._done = self._bytes = self._duplicates = 0
@@ -59,16 +60,16 @@ class FastPublisher(Publisher):
 
     @property
     def acked(self) -> int:
-        """How many rows are stored for sure."""
+        """Number of rows known to be stored."""
         return self._done + (self._batch.stored if self._batch is not None else 0)
 
     @property
     def unknown(self) -> int:
-        """How many more were sent."""
+        """Number of rows sent and not known to be stored."""
         return self._batch.sent - self._batch.stored if self._batch is not None else 0
 
     def add(self, portion: Portion) -> None:
-        """Publish rows. Returns when all are sent; the next call waits until they are stored."""
+        """Publish a portion. Returns once its rows are sent; the next call waits until they are stored."""
         self._check(portion, self._plain)
         self._settle()
         self._portion = portion
@@ -79,13 +80,13 @@ class FastPublisher(Publisher):
             self._guarded(self._send)
 
     def finish(self) -> Written:
-        """Wait until all rows are stored."""
+        """Wait until all rows are stored, and return the outcome."""
         self._settle()
         offsets = {0: (self._first, self._last)} if self._done else {}
         return Written(self._done, self._bytes, self._duplicates, offsets)
 
     def _settle(self) -> None:
-        """Have the portion stored as a whole."""
+        """Publish batches until the whole portion is stored."""
         while self._portion is not None and self._done < self._portion.stop:
             self._guarded(self._store)
         self._portion = None
@@ -102,13 +103,13 @@ class FastPublisher(Publisher):
     # One batch
 
     def _store(self) -> None:
-        """Have a batch stored: the open one, or else the next."""
+        """Complete the open batch, or else the next one, and wait until the server has ended it."""
         batch = self._send()
         self._link.wait(lambda: self._take(batch) and batch.has_ended, lambda: self._ask(batch))
         self._close(batch)
 
     def _send(self) -> FastBatch:
-        """Send what is left of the batch, and its end; less where it ends before."""
+        """Send the remaining rows and the end of the batch. Stops early if the server ends the batch."""
         batch = self._batch or self._begin()
         while not self._has_no_more(batch):
             self._send_rows(batch)
@@ -118,7 +119,7 @@ class FastPublisher(Publisher):
         return batch
 
     def _begin(self) -> FastBatch:
-        """A batch of what is left of the portion; of one row if it is the first of all."""
+        """Start a batch for the remaining rows of the portion; for one row if nothing is stored yet."""
         portion, self._batches = self._current, self._batches + 1
         rows = portion.stop - self._done if self._first >= 0 else 1
         each = portion.size // portion.commands.length + 1
@@ -134,7 +135,8 @@ class FastPublisher(Publisher):
         return self._portion
 
     def _has_no_more(self, batch: FastBatch) -> bool:
-        # Over another connection rows would be a gap if those before are lost; the end alone tells.
+        # Rows of the batch may be lost with the old connection, and any further row would follow a gap. So
+        # the new connection carries only the end message, which reports how many rows are stored.
         return batch.must_end or self._is_broken or batch.sent == batch.rows
 
     def _send_rows(self, batch: FastBatch) -> None:
@@ -157,12 +159,12 @@ class FastPublisher(Publisher):
         return max(0, min(batch.room, self._limit - (batch.sent - batch.stored)))
 
     def _say(self, batch: FastBatch, reply: bytes) -> None:
-        """Publish what is no row, on a subject that the stream records: the first row's was, if any."""
+        """Publish a control message on the subject of the batch's first row, which the stream records."""
         subject = self._current.commands.subject_at(batch.base - self._current.first)
         self._link.socket.send(b"PUB %b %b 0\r\n\r\n" % (subject, reply))
 
     def _ask(self, batch: FastBatch) -> None:
-        """Nothing has come for a while: an answer may be lost."""
+        """Ask for the progress or the end of the batch again, because an answer may be lost."""
         self._say(batch, batch.last_word() if self._end_sent else batch.question())
 
     def _take(self, batch: FastBatch) -> bool:
@@ -173,28 +175,35 @@ class FastPublisher(Publisher):
         return True
 
     def _records(self, row: int) -> bool:
-        """Whether the stream has recorded the subject of that row before."""
+        """Return True if the stream is known to record the subject of a row."""
         current = self._current
         return bool(self.acked and current.commands.subject_at(row - current.first) == self._subject)
 
     @property
     def _is_exact(self) -> bool:
-        """Whether rows behind the count of a batch that was cut short can be sent again.
+        """True if the rows after the count of a batch that was cut short can be resent without duplicates.
 
-        A new leader (nats-server 2.15.1, ``fastBatchReset``) counts what it has applied. Rows that it has
-        only in its Raft log are stored after it has told the count: 758 of them were seen.
+        A new leader (nats-server 2.15.1, ``fastBatchReset``) counts the rows that it has applied. Rows that
+        are only in its Raft log are stored after it has reported the count: 758 such rows were observed. So
+        resending is safe only with message ids or a single replica.
         """
         return bool(self._ident) or int(self._link.config.get("num_replicas", 1)) == 1
 
     def _close(self, batch: FastBatch) -> None:
-        """Count what is stored of a batch that has ended."""
+        """Count the stored rows of a batch that has ended.
+
+        Raises:
+            TransportError: Rows are left that can be sent again.
+            WriteFailedError: A row was refused, or the number of stored rows is unknown.
+        """
         if batch.was_cut_short and not self._is_exact:
             raise self._failed(_CUT_SHORT) from _CUT_SHORT
         row, error = batch.error or (0, _FORGOTTEN)
         if batch.count is None:
             if not self._ident or (batch.error is not None and not row):
                 raise self._failed(error) from error
-            self._batch, self._done = None, self._done + batch.stored  # the ids tell which of the others are
+            # The message ids let the server drop those resent rows that it has stored already.
+            self._batch, self._done = None, self._done + batch.stored
             raise TransportError(f"rows from {self._done} on are sent again: {error}") from error
         self._batch, self._step, self._done = None, batch.step, self._done + batch.count
         if batch.ack is not None:

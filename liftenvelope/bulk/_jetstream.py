@@ -1,8 +1,8 @@
-"""A JetStream stream, for bulk reads: where its messages are, and a range of them into batches.
+"""JetStream stream for bulk reads: API requests for offsets and counts, and range reads into batches.
 
-A range is read through a consumer of its own that lives in the server's memory: it starts at the exact
-sequence, wants no acks, and numbers what it delivers, so that a message that was left out is noticed. When
-anything goes wrong it is made anew at the next offset.
+Each range is read through its own consumer, which lives in the server's memory. The consumer starts at the
+exact sequence, needs no acks, and numbers its deliveries, so a missing message is detected. After any failure
+a new consumer starts at the next offset.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ _SECOND: Final = 1_000_000_000
 
 
 class JetStreamSource:
-    """A stream of JetStream. It has one partition, number 0; the offset is the sequence less 1.
+    """A JetStream stream. It has one partition, number 0; the offset is the sequence less 1.
 
     Args:
-        target: The servers.
+        target: Servers and connection options.
         stream: Name of the stream.
 
     Raises:
-        UsageError: No stream can have that name.
+        UsageError: The name is not a valid stream name.
     """
 
     unsigned = True
@@ -68,14 +68,15 @@ class JetStreamSource:
         self._control: NatsSocket | None = None
         self._lock = threading.Lock()
         self._via = "consumer"
-        # None until the stream's config is known, where it has a say.
+        # None until extent() has read the stream's config, if the choice depends on the config.
         self._reader: type[RangeRead] | None = RangeRead
 
     def choose(self, via: str) -> None:
-        """Choose how to read: by consumers, or directly. What the stream allows is seen by :meth:`extent`.
+        """Choose between consumers and direct requests. :meth:`extent` checks what the stream allows.
 
         Args:
-            via: "consumer", "direct", or "auto": directly where the stream takes no consumer that only reads.
+            via: "consumer", "direct", or "auto": direct for a work-queue stream that allows direct requests,
+                since such a stream accepts no consumer that only reads.
         """
         self._via = via
         self._reader = RangeRead if via == "consumer" else None
@@ -88,7 +89,7 @@ class JetStreamSource:
         return DirectRead if allowed and wanted else RangeRead
 
     def close(self) -> None:
-        """Close the connection that questions go over."""
+        """Close the connection for API requests."""
         with self._lock:
             if self._control is not None:
                 self._control.close()
@@ -97,11 +98,11 @@ class JetStreamSource:
     def connect(self) -> NatsSocket:
         """Connect to the next server that can be reached.
 
-        Once a server has spoken TLS, others that it names must do so as well: credentials that went over TLS
-        never go over plain TCP.
+        Once a server has used TLS, every later connection must use TLS as well, so that credentials sent over
+        TLS are never sent over plain TCP.
 
         Raises:
-            TransportError: There is none, or none was found in ``reconnect_wait`` seconds.
+            TransportError: No server could be reached, or none within ``reconnect_wait`` seconds.
         """
         error: TransportError | CallTimeoutError | None = None
         deadline = time.monotonic() + self.access.reconnect_wait
@@ -111,7 +112,7 @@ class JetStreamSource:
                 found = NatsSocket(address, self._target)
             except (TransportError, CallTimeoutError) as exc:
                 error = exc
-                if time.monotonic() >= deadline:  # a server may name any number that don't answer
+                if time.monotonic() >= deadline:  # servers may advertise many addresses that don't answer
                     break
             else:
                 self._learn(found.other_addresses)
@@ -130,11 +131,13 @@ class JetStreamSource:
     def ask(
         self, read: Callable[[dict[str, Any]], _T], subject: str, payload: dict[str, Any] | None = None
     ) -> _T:
-        """Ask the API, over a connection that serves all questions; return what ``read`` makes of the answer.
+        """Send an API request over the shared connection; return the answer as parsed by ``read``.
+
+        If a connection from an earlier call fails, the request is sent once more over a new connection.
 
         Raises:
-            JetStreamError: The server refused.
-            TransportError, CallTimeoutError: It can't be reached, or does not answer.
+            JetStreamError: The server refused the request.
+            TransportError, CallTimeoutError: No server could be reached, or the server did not answer.
         """
         with self._lock:
             for again in (True, False):
@@ -153,9 +156,10 @@ class JetStreamSource:
         raise AssertionError
 
     def streams(self) -> list[str]:
-        """Return the names of all streams there are.
+        """Return the sorted names of all streams.
 
         Raises:
+            ServerProtocolError: The server lists more than ``max_partitions`` streams.
             LiftEnvelopeError: As for :meth:`ask`.
         """
         found: list[str] = []
@@ -169,36 +173,37 @@ class JetStreamSource:
                 return sorted(set(found))
 
     def no_stream(self, error: StreamNotFoundError) -> StreamNotFoundError:
-        """The server's error that there is no stream, with the name of it."""
+        """Return the server's "stream not found" error with the name of the stream added."""
         return StreamNotFoundError(error.code, f"there is no stream {self.stream!r}", error.err_code)
 
     def drop_consumer(self, name: str) -> None:
-        """Have a consumer taken away, without waiting for that.
+        """Delete a consumer, without waiting for the answer.
 
-        Not over the connection that it was read from: closing that may drop what was sent last. Where it does
-        not work, the server takes the consumer away when nobody has pulled for a while.
+        The request goes over the shared connection, not over the connection of the read, whose close may drop
+        the last bytes sent. If the request is lost, the server deletes the consumer after its inactivity
+        threshold.
         """
         with self._lock, contextlib.suppress(TransportError):
             if self._control is not None:
                 self._control.publish(f"{self.prefix}.CONSUMER.DELETE.{self.stream}.{name}", b"")
 
-    # Where the messages are
+    # Offsets
 
     def partitions(self) -> list[int]:
-        """Numbers of the partitions: 0 alone."""
+        """Return the numbers of the partitions: only 0. Raises StreamNotFoundError if there is no stream."""
         self.ask(_all, f"STREAM.INFO.{self.stream}")
         return [0]
 
     def check_partition(self, partition: int) -> None:
-        """Raise NoSuchPartitionError unless it is 0."""
+        """Raise NoSuchPartitionError unless the number is 0."""
         if partition:
             raise NoSuchPartitionError(0, f"{self.stream}[{partition}]: a JetStream stream has partition 0")
 
-    def extent(self, partition: int) -> Extent:  # noqa: ARG002 - of the only one
-        """Return where the messages are now.
+    def extent(self, partition: int) -> Extent:  # noqa: ARG002 - there is only one
+        """Return the current extent of the stream.
 
         Raises:
-            UsageError: The stream does not allow direct requests, which were chosen.
+            UsageError: ``via="direct"`` was chosen, and the stream does not allow direct requests.
             JetStreamError, TransportError, CallTimeoutError: As for :meth:`ask`.
         """
         config, first, end = self.ask(_config_and_ends, f"STREAM.INFO.{self.stream}")
@@ -207,11 +212,11 @@ class JetStreamSource:
         return Extent(min(max(first - 1, 0), end), end)
 
     def newest(self, partition: int) -> int:
-        """Return the offset of the newest message that there was; -1 for none."""
+        """Return the offset of the newest message ever stored, even if it is gone; -1 for none."""
         return self.extent(partition).end - 1
 
     def at_time(self, partition: int, time_ns: int, extent: Extent) -> int:  # noqa: ARG002
-        """Return the offset of the first message that is not older."""
+        """Return the offset of the first message that is not older than a time."""
         whole, part = divmod(time_ns, _SECOND)
         moment = f"{datetime.fromtimestamp(whole, UTC):%Y-%m-%dT%H:%M:%S}.{part:09}Z"
         if self._reader is DirectRead:
@@ -221,7 +226,7 @@ class JetStreamSource:
         return min(self._probe(lambda info: natural(info["delivered"]["stream_seq"]), start), extent.end)
 
     def count(self, span: Range) -> int | None:
-        """Return how many messages a range has; None if that takes reading them."""
+        """Return the number of messages in a range; None for direct reads, where only reading can tell."""
         if self._reader is DirectRead:
             return None
         return self._pending(span.start) - self._pending(span.stop)
@@ -230,7 +235,7 @@ class JetStreamSource:
         return self._probe(pending, start_at(offset))
 
     def _probe(self, read: Callable[[dict[str, Any]], int], start: dict[str, Any]) -> int:
-        """What the server says of a consumer that starts somewhere; the consumer is taken away again."""
+        """Create a consumer at a start position, read a number from its info, and delete the consumer."""
         name = new_name()
         request = consumer_request(self.stream, start, inactive=5)
         found = self.ask(read, f"CONSUMER.CREATE.{self.stream}.{name}", request)
@@ -238,16 +243,16 @@ class JetStreamSource:
         return found
 
     def may_have_holes(self) -> bool:
-        """Whether this stream takes single messages out by itself, so that its beginning may go anywhere."""
+        """Return True if the stream may remove single messages by itself, so that its start can jump."""
         return self.ask(_may_have_holes, f"STREAM.INFO.{self.stream}")
 
     def read(self, span: Range, plan: BatchPlan, outlet: Outlet) -> None:
-        """Read a range, in a thread of its own."""
-        assert self._reader is not None  # whoever knows the span has asked for the extent
+        """Read a range into an outlet. Blocks, so each range runs in a thread of its own."""
+        assert self._reader is not None  # the caller got the span from extent(), which sets the reader
         self._reader(self, span, plan, outlet).run()
 
 
-# What is read of answers: Python's errors are mapped by those who call these.
+# Readers of answers. Their KeyError, TypeError and ValueError become ServerProtocolError in NatsSocket.ask().
 
 
 def _all(answer: dict[str, Any]) -> dict[str, Any]:

@@ -1,8 +1,8 @@
-"""One range of a JetStream stream by direct requests (ADR-31, nats-server 2.11), without a consumer.
+"""Read one range of a JetStream stream by direct requests (ADR-31, nats-server 2.11), without a consumer.
 
-Each request is for what comes at an offset and behind it, up to some bytes. Any server that keeps the stream
-or a mirror of it may answer, also one that is behind, or has less: whether messages are really not there is
-asked of the leader.
+Each request asks for the messages from an offset on, up to a number of bytes. Any server with a copy of the
+stream or of a mirror may answer, including one that lags or has fewer messages. So before a message counts as
+missing, the leader is asked whether it has the message.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ if TYPE_CHECKING:
 
 __all__ = ["DirectRead", "next_stored"]
 
-#: What is asked for at a time: the server has that many bytes ready for us at most.
+#: Limits of one request. The server buffers at most this many bytes for us.
 _REQUEST_BYTES: Final = 4 * 1024 * 1024
 _REQUEST_ROWS: Final = 100_000
-#: How long to wait before looking whether the read is to end, in seconds.
+#: Seconds to wait for data before checking whether the read must end.
 _LOOK: Final = 1.0
 _END, _NOT_FOUND, _NO_RESPONDERS = 204, 404, 503
 
 
 def next_stored(source: JetStreamSource, place: dict[str, Any]) -> int | None:
-    """The offset of the first message at a place or behind it, as the leader has it; None for none.
+    """Return the offset of the leader's first message at or after a position; None for none.
 
     Args:
         source: The stream.
-        place: "seq" or "start_time" of a request for a message.
+        place: Position, as the field "seq" or "start_time" of the request for a message.
     """
 
     def offset(answer: dict[str, Any]) -> int:
@@ -60,7 +60,7 @@ def next_stored(source: JetStreamSource, place: dict[str, Any]) -> int | None:
 
 
 class DirectRead(RangeRead):
-    """One range. It is run in a thread of its own."""
+    """Reads one range by direct requests, in a thread of its own."""
 
     def __init__(self, source: JetStreamSource, span: Range, plan: BatchPlan, outlet: Outlet) -> None:
         super().__init__(source, span, plan, outlet)
@@ -68,7 +68,7 @@ class DirectRead(RangeRead):
         self._requests = 0
 
     def _open(self, link: NatsSocket) -> bool:
-        """Begin at the next offset; return whether there is anything left to be read."""
+        """Start at the next offset; return True if anything is left to read."""
         self._check_not_truncated(link)
         self._fruitless = 0
         self._inbox = self._source.access.new_inbox()
@@ -88,7 +88,7 @@ class DirectRead(RangeRead):
         self._flush(self._span.stop)
 
     def _ask(self, link: NatsSocket) -> bool:
-        """Ask for more, and take all that comes; return whether there may be still more."""
+        """Send one request and take all its answers; return True if more messages may follow."""
         if link.leaving:
             raise TransportError(f"{link.address} is about to stop")
         self._requests += 1
@@ -107,7 +107,7 @@ class DirectRead(RangeRead):
         return self._goes_on(frame)
 
     def _next_answer(self, link: NatsSocket) -> Frame | None:
-        """Take the messages that have come, up to an answer that is none; None if nothing more has come."""
+        """Take buffered messages and return the status that ends the request; None before it arrives."""
         while True:
             data, link.start = self._frames.take(link.view, link.start, link.end)
             self._add(data)
@@ -118,7 +118,7 @@ class DirectRead(RangeRead):
                 return frame
 
     def _add(self, data: bytes) -> None:
-        """Put messages into the batch, and end it where it is full."""
+        """Add messages to the batch; start a new batch when it is full."""
         rows, states = self._rows, _native.bulk
         at = 0
         while at < len(data):
@@ -140,7 +140,14 @@ class DirectRead(RangeRead):
                 raise InternalError(f"answers were not rewritten as messages: {data[at : at + 40]!r}")
 
     def _goes_on(self, frame: Frame) -> bool:
-        """What an answer means that is no message: whether there may be more."""
+        """Interpret the status that ends a request; return True if more messages may follow.
+
+        Raises:
+            TransportError: The answering server lacks a message that the leader has.
+            UnsupportedByServerError: The server is older than 2.11.
+            NoJetStreamError: No server answers direct requests for the stream.
+            JetStreamError: The server refused the request.
+        """
         status, stream = frame.status, self._source.stream
         if status is None:
             raise UnsupportedByServerError(f"{stream}: the server sends one message alone: batches need 2.11")
@@ -156,7 +163,13 @@ class DirectRead(RangeRead):
         return False
 
     def _flush(self, stop: int = -1) -> None:
-        """End the batch, if all that a mirror has left out is really not there."""
+        """End the batch. If a mirror answered, first check that the leader lacks the messages in its gaps.
+
+        If the leader has one of these messages, the batch is discarded and the read resumes at its beginning.
+
+        Raises:
+            TransportError: A mirror lacks a message that the leader has.
+        """
         begin, pieces, gaps = self._flushed, len(self._ready), len(self._gaps)
         super()._flush(stop)
         if not self._frames.foreign:

@@ -1,4 +1,4 @@
-"""A table onto subjects that a JetStream stream records, in one of the ways that servers know."""
+"""Write a table to a JetStream stream: pipelined, in atomic batches, or by fast ingest."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ __all__ = ["MODES", "JetStreamWrite", "WriteMode"]
 
 WriteMode = Literal["auto", "pipelined", "atomic", "fast"]
 MODES: Final[tuple[str, ...]] = get_args(WriteMode)
-#: How many rows and bytes are made ready at a time, and are one batch of fast ingest.
+#: Rows and bytes to prepare at a time; also the size of a fast ingest batch.
 _ROWS: Final = 16_384
 _BYTES: Final = 8 * 1024 * 1024
-#: With fewer rows a batch of fast ingest takes longer than acks one by one.
+#: Minimum rows for fast ingest in mode "auto". With fewer, a batch takes longer than one ack per row.
 _FEW: Final = 1_000
 _NEEDS: Final = {
     "fast": ("allow_batched", "2.14"),
@@ -36,14 +36,14 @@ _NEEDS: Final = {
 
 
 class JetStreamWrite:
-    """One write.
+    """One write to a JetStream stream.
 
     Args:
         source: The stream.
-        subject: Where all rows go; None for where their column says.
-        envelope: Whether to put each row into a Liftbridge envelope.
-        message_id: What the message ids begin with; None for none.
-        max_in_flight: How many rows may be without their ack.
+        subject: Subject of all rows; None to use the column ``subject``.
+        envelope: True to wrap each row in a Liftbridge envelope.
+        message_id: Prefix of the message ids; None for no ids.
+        max_in_flight: Maximum number of rows in flight.
         mode: One of MODES.
     """
 
@@ -65,12 +65,12 @@ class JetStreamWrite:
         self._publisher: Publisher | None = None
 
     def open(self) -> None:
-        """Connect, and make sure that there is such a stream, and that it can be written to in that mode.
+        """Connect and check that the stream exists and allows the mode.
 
         Raises:
-            StreamNotFoundError: There is none.
+            StreamNotFoundError: There is no such stream.
             TransportError: No server could be reached.
-            UsageError: Its config does not allow that.
+            UsageError: The stream's config does not allow the mode, or disables acks.
         """
         self._link.connect()
         stream = self._link.source.stream
@@ -89,7 +89,7 @@ class JetStreamWrite:
         self._link.close()
 
     def portions(self, batches: Iterator[pa.RecordBatch]) -> Iterator[Portion]:
-        """The rows in the portions that :meth:`add` takes.
+        """Split batches into the portions that :meth:`add` takes.
 
         Raises:
             UsageError: A row can't be published.
@@ -102,7 +102,7 @@ class JetStreamWrite:
                 yield from self._portions.of(batch, _ROWS, _BYTES)
 
     def add(self, portion: Portion) -> None:
-        """Publish rows, before the acks of all of them have come.
+        """Publish a portion. Some rows may still lack their ack on return.
 
         Raises:
             UsageError: A row is too long; nothing of the portion was sent.
@@ -121,7 +121,7 @@ class JetStreamWrite:
         return self._publisher.finish() if self._publisher is not None else Written(0, 0, 0, {})
 
     def stopped(self, error: UsageError) -> Exception:
-        """What to raise where a row can't be published, when the acks of those before it have come."""
+        """Wait for the acks of earlier rows; return the error to raise for a row that can't be published."""
         if self._publisher is None:
             return error
         rows = self._publisher.finish().acked
@@ -134,7 +134,7 @@ class JetStreamWrite:
         options: dict[str, Any] = {"max_in_flight": self._limit, "message_id": self._message_id}
         if self._mode == "atomic":
             return AtomicPublisher(self._link, **options)
-        # With message ids the duplicates are wanted, and fast ingest does not tell of them.
+        # Message ids imply interest in duplicates, which fast ingest does not report.
         allowed = bool(self._link.config.get("allow_batched"))
         suits = allowed and rows >= _FEW and self._message_id is None
         if self._mode == "fast" or (self._mode == "auto" and suits):
