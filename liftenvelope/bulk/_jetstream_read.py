@@ -1,4 +1,9 @@
-"""One range of a JetStream stream, through consumers of its own, over as many connections as it takes."""
+"""Read one range of a JetStream stream through its own consumers, reconnecting as needed.
+
+Invariant: ``_next`` is the offset after the last message taken, so rows before it are never read again. A
+consumer numbers its deliveries, so a message that was left out is detected. After any failure the read makes
+a new consumer at ``_next``, over a new connection.
+"""
 
 from __future__ import annotations
 
@@ -36,35 +41,35 @@ __all__ = ["RangeRead", "consumer_request", "new_name", "pending", "start_at"]
 
 _MODES: Final = {"none": 0, "strip": 1, "columns": 2}
 _SECOND: Final = 1_000_000_000
-#: How long the server keeps the consumer of a reader that is gone, in seconds.
+#: Seconds without a pull after which the server deletes a consumer.
 _INACTIVE: Final = 300
 _PULL_BYTES: Final = 8 * 1024 * 1024
 _MOST_PULL_BYTES: Final = 2**30
 _EXPIRES: Final = 30
 _HEARTBEAT: Final = 1
-#: After so many seconds without a word the pulls count as forgotten: a server says something every second.
+#: Seconds of silence after which pulls count as lost. A server sends a heartbeat every second.
 _SILENCE: Final = 3.5
-#: How long to wait for room for a batch before looking at the connection again, in seconds.
+#: Seconds to wait for room in the queue before checking the connection again.
 _LOOK: Final = 0.5
 
 
 def new_name() -> str:
-    """A name for a consumer that nobody else has."""
+    """Return a unique consumer name."""
     return f"bulk-{secrets.token_hex(8)}"
 
 
 def start_at(offset: int) -> dict[str, Any]:
-    """The part of a consumer's configuration that has it begin at an offset."""
+    """Return the part of a consumer's config that makes it start at an offset."""
     return {"deliver_policy": "by_start_sequence", "opt_start_seq": offset + 1}
 
 
 def pending(info: dict[str, Any]) -> int:
-    """Messages that a consumer has yet to deliver."""
+    """Return the number of messages that a consumer has yet to deliver."""
     return natural(info["num_pending"])
 
 
 def consumer_request(stream: str, start: dict[str, Any], *, inactive: int = _INACTIVE) -> dict[str, Any]:
-    """The request for a consumer that only reads."""
+    """Return the request for a consumer that only reads: no acks, no replicas, in memory."""
     config = {
         "ack_policy": "none",
         "replay_policy": "instant",
@@ -77,7 +82,7 @@ def consumer_request(stream: str, start: dict[str, Any], *, inactive: int = _INA
 
 
 class RangeRead:
-    """One range. It is run in a thread of its own."""
+    """Reads one range through consumers, in a thread of its own."""
 
     def __init__(self, source: JetStreamSource, span: Range, plan: BatchPlan, outlet: Outlet) -> None:
         self._source = source
@@ -93,32 +98,33 @@ class RangeRead:
             plan.allocate,
         )
         self._next = self._flushed = span.start
-        # What was read and is to be handed on; gaps in it that have not been looked into.
+        # Pieces to hand out; gaps in them that have not been checked for retention yet.
         self._ready: deque[Piece] = deque()
         self._gaps: list[tuple[int, int]] = []
         self._pulls = PullWindow()
         self._consumer = self._inbox = ""
         self._sid = 0
         self._pull_bytes = 0
-        # By pull in flight: where the read was when it was sent, and when.
+        # By pull in flight: offset of the read and time when the pull was sent.
         self._asked_at: dict[int, tuple[int, float]] = {}
-        # When a row came last, or waited for room. Pulls in a row that the server ended at once and without a
-        # row, since when, and when the next may be sent.
+        # _moved_at: when the last row came, or last waited for room.
+        # _fruitless: consecutive pulls that the server ended at once without a row; since when; when the next
+        # pull may be sent.
         self._moved_at = 0.0
         self._fruitless = 0
         self._fruitless_since = self._pull_at = 0.0
-        # When the batch got its first row; since when nothing came that should have; whether pulls were
-        # repeated for that.
+        # _began: when the batch got its first row. _quiet_since: start of the current silence of the server.
+        # _repeated: pulls were repeated because of that silence.
         self._began = self._quiet_since = 0.0
         self._repeated = False
 
     def run(self) -> None:
-        """Read it all.
+        """Read the whole range.
 
         Raises:
-            ReadLostError: The connection was lost, and did not come back in time.
+            ReadLostError: The connection was lost and not restored within ``reconnect_wait`` seconds.
             RetentionError: Retention has overtaken the read.
-            LiftEnvelopeError: The server refused.
+            LiftEnvelopeError: The server refused a request.
         """
         failing_since: float | None = None
         attempt, reached = 0, -1
@@ -164,7 +170,7 @@ class RangeRead:
             self._drop_consumer()
 
     def _open(self, link: NatsSocket) -> bool:
-        """Make a consumer at the next offset; return whether there is anything left to be read."""
+        """Create a consumer at the next offset; return True if anything is left to read."""
         self._check_not_truncated(link)
         self._drop_consumer()
         self._consumer = new_name()
@@ -179,7 +185,7 @@ class RangeRead:
         self._pulls.forget()
         self._asked_at.clear()
         wanted = max(_PULL_BYTES, 2 * link.max_payload, self._pull_bytes)
-        self._pull_bytes = min(wanted, _MOST_PULL_BYTES)  # a server may claim to take anything
+        self._pull_bytes = min(wanted, _MOST_PULL_BYTES)  # a server may claim any max_payload
         self._quiet_since, self._repeated = time.monotonic(), False
         self._fruitless, self._moved_at = 0, self._quiet_since
         if left or self._span.stop < 0:
@@ -188,7 +194,13 @@ class RangeRead:
         return False
 
     def _check_not_truncated(self, link: NatsSocket) -> None:
-        """Make sure that the stream still has what was read, so that no offset is used a second time."""
+        """Check that the stream still reaches the next offset.
+
+        A stream that lost messages or was recreated assigns the same offsets to other messages.
+
+        Raises:
+            OffsetOutOfRangeError: The stream ends before the next offset.
+        """
         stream = self._source.stream
         subject = f"{self._source.prefix}.STREAM.INFO.{stream}"
         end = link.ask(lambda answer: natural(answer["state"]["last_seq"]), subject)
@@ -234,11 +246,11 @@ class RangeRead:
                 return
 
     def _at_end(self) -> bool:
-        """Whether the server says that nothing is left, of a range that is not complete."""
+        """Return True if the consumer has nothing pending although the range is not complete."""
         return self._rows.pending == 0 and self._next < self._span.stop
 
     def _pull(self, link: NatsSocket) -> None:
-        """Ask for more, unless there is no room for it or the server is about to stop."""
+        """Send due pulls, unless pieces wait to be handed out, a pause is due, or the server is stopping."""
         if self._ready or (self._fruitless and time.monotonic() < self._pull_at):
             return
         if link.leaving:
@@ -259,7 +271,7 @@ class RangeRead:
             link.publish(subject, json.dumps(request).encode(), f"{self._inbox}.{number}")
 
     def _other(self, link: NatsSocket) -> None:
-        """Take what comes next, which is not a row."""
+        """Handle the next frame, which is not a row: a status of a pull, PING, INFO or -ERR."""
         frame = link.handle(self._rows.line)
         self._check_moved(link)
         if frame is None or frame.sid != self._sid or (status := frame.status) is None:
@@ -281,11 +293,11 @@ class RangeRead:
         self._pulls.ended(number)
         at, since = self._asked_at.pop(number, (self._next, self._moved_at))
         if at != self._next or time.monotonic() - since > _EXPIRES / 2:
-            return  # it has brought rows, or waited for some
+            return  # the pull delivered rows, or waited for some
         if status.kind is Kind.TOO_LARGE and self._pull_bytes < _MOST_PULL_BYTES:
-            # Not even one message fits: it is older than the server's limit. (Every pull that has
-            # brought all the bytes that it may ends in this way, and the server serves several in
-            # turns, so that they end together.)
+            # Not even one message fits into the pull: the message is older than the server's limit. (Every
+            # pull that has used up its bytes ends with this status. The server serves several pulls in
+            # turns, so they end together.)
             self._pull_bytes = min(2 * self._pull_bytes, _MOST_PULL_BYTES)
         else:
             self._unfruitful(link, f"ended a pull at once: {status}")
@@ -293,15 +305,15 @@ class RangeRead:
     # Progress
 
     def _reached(self, offset: int) -> None:
-        """Note where the read is: a row came if it is further than before."""
+        """Set the next offset. If it advanced, a row came, so the counters of fruitless pulls restart."""
         if offset != self._next:
             self._next, self._fruitless, self._moved_at = offset, 0, time.monotonic()
 
     def _unfruitful(self, link: NatsSocket, why: str) -> None:
-        """Pause before the next pull, since the server ended one without a row.
+        """Schedule a pause before the next pull, since the server ended a pull without a row.
 
         Raises:
-            TransportError: It has done nothing else for ``stall_timeout`` seconds.
+            TransportError: The server has done nothing else for ``stall_timeout`` seconds.
         """
         now = time.monotonic()
         if not self._fruitless:
@@ -312,10 +324,10 @@ class RangeRead:
         self._pull_at = now + pause_before(self._fruitless)
 
     def _check_moved(self, link: NatsSocket) -> None:
-        """Make sure that rows come, of a range that is not complete, whatever else comes.
+        """Check that rows keep coming while the range is not complete. Heartbeats do not count.
 
         Raises:
-            TransportError: None came for longer than a pull lasts.
+            TransportError: No row came for the duration of a pull plus ``stall_timeout`` seconds.
         """
         if self._span.stop < 0 or self._ready:
             self._moved_at = time.monotonic()
@@ -327,12 +339,12 @@ class RangeRead:
     # Waiting
 
     def _wait(self, link: NatsSocket) -> None:
-        """Wait for more from the server; for room, if what it was asked for has come."""
+        """Wait for more data; or, if no pull is in flight and pieces are ready, for room in the queue."""
         if self._ready and self._pulls.is_idle:
             if self._outlet.offer(self._ready[0], _LOOK):
                 self._ready.popleft()
             self._quiet_since = self._moved_at = time.monotonic()
-            link.fill(0)  # it may want to know whether we are there
+            link.fill(0)  # the server may have sent a PING
             return
         self._hand_out()
         link.want(self._rows.need or 1)
@@ -359,7 +371,7 @@ class RangeRead:
     def _check_silence(self, link: NatsSocket) -> None:
         self._outlet.check()
         self._check_moved(link)
-        if self._fruitless:  # until the next pull the server has nothing to say
+        if self._fruitless:  # the server has nothing to send before the next pull
             self._quiet_since = max(self._quiet_since, self._pull_at)
         silence = time.monotonic() - self._quiet_since
         if silence > self._source.access.stall_timeout:
@@ -371,7 +383,7 @@ class RangeRead:
     # Handing on
 
     def _flush(self, stop: int = -1) -> None:
-        """End the batch. ``stop`` is the offset that the range ends at, if nothing comes before it."""
+        """End the batch. If given, ``stop`` is the end of the range: the offsets up to it become a gap."""
         piece = self._plan.piece(self._rows, self._span.partition, self._flushed, stop)
         if piece is not None:
             self._flushed = self._next = max(self._next, stop)
@@ -379,7 +391,7 @@ class RangeRead:
             self._gaps += piece.gaps
 
     def _hand_out(self, *, block: bool = False) -> None:
-        """Hand on what is ready, as far as there is room."""
+        """Hand out ready pieces: all of them if ``block``, otherwise as many as the queue has room for."""
         if self._gaps:
             self._check_gaps()
         while self._ready:
@@ -390,7 +402,7 @@ class RangeRead:
             self._ready.popleft()
 
     def _check_gaps(self) -> None:
-        """Make sure that it was not retention that took messages away in front of the read."""
+        """Raise RetentionError if retention caused a gap and the policy is "raise"."""
         source = self._source
         if self._plan.on_retention == "raise":
             oldest = source.extent(0).oldest

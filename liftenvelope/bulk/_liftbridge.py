@@ -1,4 +1,4 @@
-"""A Liftbridge stream, for bulk reads: where its messages are, and a range of them into batches."""
+"""Liftbridge stream for bulk reads: requests for offsets, and range reads into batches."""
 
 from __future__ import annotations
 
@@ -38,30 +38,31 @@ if TYPE_CHECKING:
 
 __all__ = ["LiftbridgeSource"]
 
-#: How long to wait for the server before looking whether anybody still wants the messages, in seconds.
+#: Seconds to wait for data before checking whether the read must stop.
 _LOOK: Final = 0.25
-#: Seconds that the server has for the message that says that a subscription stands.
+#: Seconds to wait for the message that confirms a subscription.
 _HANDSHAKE: Final = 5.0
-#: How long a read with an end waits for its first message before it asks whether there is any.
+#: Seconds of silence after which a read asks the server whether any message is left.
 _SILENCE: Final = 0.5
-#: How many more answers what is the newest message may take to be committed, and the pause before each. Not
-#: seconds: a server that stands still commits nothing, and answers nothing.
+#: Polls to wait for the newest message to commit, and the seconds before each poll. The limit counts answers,
+#: not time, because a stalled server neither commits nor answers.
 _COMMIT_ANSWERS: Final = 30
 _COMMIT_POLL: Final = 0.05
-#: A broker that has just started knows no streams for seconds: one that was there must be missing so long.
+#: Seconds that a stream must be missing before it counts as deleted. A broker that has just started knows no
+#: streams for some seconds.
 _GONE_AFTER: Final = 10.0
 _MISSING: Final = (NoSuchStreamError, NoSuchPartitionError)
 
 
 class LiftbridgeSource:
-    """A stream of Liftbridge.
+    """A Liftbridge stream.
 
     Args:
-        target: The servers.
+        target: Servers and connection options.
         stream: Name of the stream.
 
     Raises:
-        UsageError: No stream can have that name.
+        UsageError: The name is not a valid stream name.
     """
 
     unsigned = False
@@ -73,7 +74,7 @@ class LiftbridgeSource:
         self.brokers = Brokers(target)
 
     def close(self) -> None:
-        """Close the connections that questions go over."""
+        """Close the connections for requests. Reads use their own connections."""
         self.brokers.close()
 
     def partitions(self) -> list[int]:
@@ -87,7 +88,10 @@ class LiftbridgeSource:
             raise NoSuchPartitionError(StatusCode.NOT_FOUND, text)
 
     def extent(self, partition: int) -> Extent:
-        """Return where the messages are now, as far as readers may see them."""
+        """Return the current extent of the committed messages.
+
+        Waits briefly for the newest message to commit.
+        """
         info = self.brokers.partition(self.stream, partition)
         newest = info.newest_offset
         for _ in range(_COMMIT_ANSWERS):
@@ -99,12 +103,12 @@ class LiftbridgeSource:
         return Extent(min(self._oldest(partition, newest), end), end)
 
     def newest(self, partition: int) -> int:
-        """Return the offset of the newest message, also where it is not committed yet; -1 for none."""
+        """Return the offset of the newest message, even if it is not committed yet; -1 for none."""
         return self.brokers.partition(self.stream, partition).newest_offset
 
     def _oldest(self, partition: int, newest: int) -> int:
         found = self.brokers.oldest(self.stream, partition)
-        # Of a log that retention has emptied, servers say that it begins at 0.
+        # Servers report 0 as the start of a log that retention has emptied.
         if found == 0 and newest >= 0 and self.brokers.is_emptied(self.stream, partition, newest):
             return newest + 1
         if found is None:
@@ -113,7 +117,7 @@ class LiftbridgeSource:
         return found
 
     def at_time(self, partition: int, time_ns: int, extent: Extent) -> int:
-        """Return the offset of the first message that is not older."""
+        """Return the offset of the first message that is not older than a time."""
         found = self.brokers.at_time(self.stream, partition, time_ns, extent.end - 1)
         if found is None:
             text = f"{self.stream}[{partition}]: its leader does not say where that time is"
@@ -121,24 +125,28 @@ class LiftbridgeSource:
         return min(found, extent.end)
 
     def may_have_holes(self) -> bool:
-        """Whether its beginning may be anywhere without retention: its servers don't tell, and it is rare."""
+        """Return False: removals by anything but retention are rare, and Liftbridge does not report them."""
         return False
 
     def count(self, span: Range) -> int | None:  # noqa: ARG002 - servers don't tell
-        """Return None: it takes reading it."""
+        """Return None: only a read can count the messages."""
         return None
 
     def read(self, span: Range, plan: BatchPlan, outlet: Outlet) -> None:
-        """Read a range, in a thread of its own."""
+        """Read a range into an outlet. Blocks, so each range runs in a thread of its own."""
         _RangeRead(self, span, plan, outlet).run()
 
 
-class _Again(Exception):  # noqa: N818 - no error
-    """The server ended the call, and the next one goes on."""
+class _Again(Exception):  # noqa: N818 - not an error
+    """The server ended the call; continue at once with a new call."""
 
 
 class _RangeRead:
-    """One range, over as many subscriptions as it takes."""
+    """Reads one range over as many subscriptions as needed.
+
+    Invariant: ``_next`` is the offset after the last message taken; each new subscription starts there. The
+    offsets from ``_flushed`` to ``_next`` are in the current batch, which is not yet in ``_held``.
+    """
 
     def __init__(self, source: LiftbridgeSource, span: Range, plan: BatchPlan, outlet: Outlet) -> None:
         self._source = source
@@ -156,22 +164,24 @@ class _RangeRead:
         self._name = f"{source.stream}[{span.partition}]"
         self._gaps: list[tuple[int, int]] = []
         self._held: list[Piece] = []
-        # Offset at which the server last had the read go on at once; a second time is a failure.
+        # Next offset when the server last asked to continue with a new call. A repetition at the same offset
+        # is a failure.
         self._went_on_at = -1
         self._began = 0.0
         self._missing_since: float | None = None
-        # Since when the high watermark is behind what was there.
+        # Since when the high watermark has been below the next offset.
         self._hidden_since: float | None = None
-        # Since when there is something to be read that does not come.
+        # Since when committed messages have been due without arriving.
         self._due_since: float | None = None
 
     def run(self) -> None:
-        """Read it all.
+        """Read the whole range.
 
         Raises:
-            ReadLostError: The connection was lost, and did not come back in time.
+            ReadLostError: The connection was lost and not restored within ``reconnect_wait`` seconds, or the
+                messages stayed invisible for that long.
             RetentionError: Retention has overtaken the read.
-            LiftEnvelopeError: The server refused.
+            LiftEnvelopeError: The server refused a request.
         """
         failing_since: float | None = None
         attempt, reached, again = 0, -1, False
@@ -241,7 +251,13 @@ class _RangeRead:
         self._hand_out()
 
     def _check_not_truncated(self) -> None:
-        """Make sure that the partition still has what was read, so that no offset is used a second time."""
+        """Check that the partition still reaches the next offset.
+
+        A partition that lost messages, or a recreated stream, assigns the same offsets to other messages.
+
+        Raises:
+            OffsetOutOfRangeError: The partition ends before the next offset.
+        """
         source, partition = self._source, self._span.partition
         newest = source.brokers.partition(source.stream, partition).newest_offset
         if newest < self._next - 1:
@@ -252,7 +268,13 @@ class _RangeRead:
             raise OffsetOutOfRangeError(text, source.stream, partition, self._next, newest)
 
     def _ended(self, read: PartitionRead, error: RpcError | TransportError | None) -> None:
-        """Raise what the end of a call means, unless it means that all was read."""
+        """Interpret the end of a call. Returns only if the whole range was read, otherwise raises.
+
+        Raises:
+            _Again: The read continues with a new call.
+            TransportError: The read can be retried after a pause.
+            LiftEnvelopeError: The read can't continue.
+        """
         verdict = read.ended(error)
         if verdict is Verdict.FINISHED:
             self._flush(self._span.stop)
@@ -260,7 +282,7 @@ class _RangeRead:
             self._went_on_at = self._next
             raise _Again
         elif isinstance(verdict, PartitionPausedError) and not self._is_paused():
-            # Retention closes segments as well, some time before it takes them off the list of segments.
+            # Not paused: retention also closes segments, some time before it removes them from the list.
             raise TransportError(str(verdict)) from error
         elif isinstance(verdict, LiftEnvelopeError):
             raise verdict from error
@@ -275,7 +297,11 @@ class _RangeRead:
         return info is not None and info.paused
 
     def _pump(self, call: ResponseStream) -> None:
-        """Read until the range is complete, or the call ends."""
+        """Read until the range is complete or the call ends.
+
+        Silence for ``pause`` seconds triggers a look at the partition (:meth:`_is_over`). The pause then
+        doubles, by at most ``stall_timeout`` at a time.
+        """
         began = heard = time.monotonic()
         pause, self._due_since = _SILENCE, None
         while True:
@@ -283,7 +309,7 @@ class _RangeRead:
             now = time.monotonic()
             if pieces:
                 heard, pause, self._due_since, self._hidden_since = now, _SILENCE, None, None
-                # Servers send a frame for each message, or for some: one call for all of them.
+                # Servers send one frame per message or per few messages. One call takes all of them.
                 if self._take(b"".join(pieces)):
                     return
             elif call.ended:
@@ -310,7 +336,7 @@ class _RangeRead:
             return []
 
     def _take(self, piece: bytes) -> bool:
-        """Take what came; return whether the range is complete."""
+        """Parse received messages; return True if the range is complete."""
         rows, states, at = self._rows, _native.bulk, 0
         while True:
             before = rows.rows
@@ -335,10 +361,11 @@ class _RangeRead:
         return ServerProtocolError(f"{self._name}: the server sent what is no message: {bad[:40]!r}")
 
     def _is_over(self, now: float) -> bool:
-        """Find out what a silence means; return whether nothing will come any more.
+        """Ask the server why nothing comes; return True if no message is left in the range.
 
         Raises:
-            TransportError: Something should have come for a while.
+            TransportError: Committed messages have been due for ``stall_timeout`` seconds.
+            ReadLostError: The messages have been hidden for ``reconnect_wait`` seconds.
         """
         source, span = self._source, self._span
         info = source.brokers.partition(source.stream, span.partition)
@@ -357,7 +384,11 @@ class _RangeRead:
         return False
 
     def _check_hidden(self, now: float) -> None:
-        """Give up waiting for messages that were there when the read began, and can't be seen any more."""
+        """Give up on messages that existed when the read began but are no longer visible.
+
+        Raises:
+            ReadLostError: The messages have been hidden for ``reconnect_wait`` seconds.
+        """
         if self._span.stop < 0:
             return
         self._hidden_since = now if self._hidden_since is None else self._hidden_since
@@ -372,7 +403,7 @@ class _RangeRead:
     # Handing on
 
     def _flush(self, stop: int = -1) -> None:
-        """End the batch. ``stop`` is the offset that the range ends at, if nothing comes before it."""
+        """End the batch. If given, ``stop`` is the end of the range: the offsets up to it become a gap."""
         piece = self._plan.piece(self._rows, self._span.partition, self._flushed, stop)
         if piece is not None:
             self._flushed = self._next = max(self._next, stop)
@@ -386,7 +417,7 @@ class _RangeRead:
             self._hand_out()
 
     def _hand_out(self) -> None:
-        """Hand on what was read. Until there is room, the server is held back by the call's window."""
+        """Hand out all pieces. While this waits for room, the call's flow-control window stops the server."""
         if self._gaps:
             self._check_gaps()
         self._put_held()
@@ -397,7 +428,7 @@ class _RangeRead:
             del self._held[0]
 
     def _check_gaps(self) -> None:
-        """Make sure that it was not retention that took messages away in front of the read."""
+        """Raise RetentionError if retention caused a gap and the policy is "raise"."""
         if self._plan.on_retention == "raise":
             oldest = self._source.extent(self._span.partition).oldest
             for start, _ in self._gaps:

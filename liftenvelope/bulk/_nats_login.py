@@ -1,4 +1,4 @@
-"""What a client says of itself to a NATS server: the CONNECT line, with whatever the server asks for. No I/O.
+"""Build the CONNECT line of a NATS client, with the login that the server asks for. Reads credential files.
 
 Rules: https://docs.nats.io/reference/reference-protocols/nats-protocol, and ADR-14 for the signature.
 """
@@ -28,11 +28,11 @@ def read_credentials(text: str, name: str) -> tuple[str, str]:
     """Return the JWT and the seed of a credentials file.
 
     Args:
-        text: What is in the file.
-        name: Its name, for the text of errors.
+        text: Content of the file.
+        name: Name of the file, for error messages.
 
     Raises:
-        UsageError: One of them is missing.
+        UsageError: The JWT or the seed is missing.
     """
     blocks = dict(_BLOCK.findall(text))
     if _JWT not in blocks or _SEED not in blocks:
@@ -41,16 +41,16 @@ def read_credentials(text: str, name: str) -> tuple[str, str]:
 
 
 def connect_line(access: Access, info: Mapping[str, Any], *, tls: bool) -> bytes:
-    """Return what to send first, with a PING behind it whose PONG says that it was taken.
+    """Return CONNECT followed by PING. The PONG confirms that the server accepted the login.
 
     Args:
-        access: How to log in. Files that it names are read here.
-        info: What the server said of itself.
-        tls: Whether TLS is spoken.
+        access: Login options. This function reads the files that they name.
+        info: INFO of the server.
+        tls: True if the connection uses TLS.
 
     Raises:
-        UsageError: A file can't be read, or is not what it should be.
-        MissingExtraError: The package ``nkeys`` is needed.
+        UsageError: A file can't be read, or its content is invalid.
+        MissingExtraError: The login needs the package ``nkeys``, which is not installed.
     """
     options: dict[str, Any] = {
         "verbose": False,
@@ -90,12 +90,12 @@ def _file(name: str, path: str) -> str:
         with open(path, encoding="utf-8") as file:
             return file.read()
     except (OSError, ValueError) as exc:
-        # The seed itself may have been given in place of its file, and the error has the path.
+        # A user may have passed the seed itself instead of a file name, and the error contains that "path".
         raise UsageError(without_secrets(f"{name} {path!r} can't be read: {exc}")) from None
 
 
 def _sign(seed: str, nonce: str, name: str, path: str) -> tuple[str, str]:
-    """Return the public key of a seed, and its signature of what the server wants signed."""
+    """Return the public key of a seed, and the signature of the server's nonce."""
     try:
         import nkeys
     except ModuleNotFoundError as exc:

@@ -1,4 +1,4 @@
-"""Which partition of a Liftbridge stream each row of a table goes to. No I/O."""
+"""Choose the partition of a Liftbridge stream for each row of a table. No I/O."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ _KINDS: Final = (
 
 
 class Placing:
-    """Chooses partitions.
+    """Chooses the partition of each row: the row's own, the fixed one, or the partitioner's choice.
 
     Args:
         stream: Name of the stream.
-        partition: Where rows go that name no partition; None to have it chosen.
-        partitioner: What chooses it: ``"key"``, ``"round_robin"``, a function, or a partitioner.
+        partition: Partition of rows without one; None to use the partitioner.
+        partitioner: ``"key"``, ``"round_robin"``, a function, or a partitioner.
 
     Raises:
-        UsageError: One of them makes no sense.
+        UsageError: An argument is invalid.
     """
 
     def __init__(
@@ -55,10 +55,10 @@ class Placing:
         self._count = 0
 
     def open(self, count: int) -> None:
-        """Learn how many partitions the stream has.
+        """Set the number of partitions of the stream.
 
         Raises:
-            NoSuchPartitionError: It does not have the one that was named.
+            NoSuchPartitionError: The stream does not have the fixed partition.
         """
         self._count = count
         if self._partition is not None and self._partition >= count:
@@ -72,8 +72,8 @@ class Placing:
         """Return the partition of each row.
 
         Raises:
-            NoSuchPartitionError: A row names one that there is not.
-            UsageError: The column ``partition`` holds no numbers, or the partitioner returned none.
+            NoSuchPartitionError: A row names a partition that does not exist.
+            UsageError: The column ``partition`` or a result of the partitioner is not a partition number.
         """
         if "partition" not in batch.schema.names:
             return self._chosen(batch)
@@ -85,14 +85,14 @@ class Placing:
         return given if given.null_count == 0 else pc.coalesce(given, self._chosen(batch))
 
     def _chosen(self, batch: pa.RecordBatch) -> pa.Int32Array:
-        """The partitions of rows that name none."""
+        """Return a partition for each row, ignoring the column ``partition``."""
         fixed = self._partition
         if (
             fixed is None
             and isinstance(self._partitioner, KeyPartitioner)
             and "key" not in batch.schema.names
         ):
-            fixed = 0  # as of an empty key
+            fixed = 0  # the same partition as for an empty key
         if fixed is not None:
             return pa.repeat(pa.scalar(fixed, pa.int32()), batch.num_rows)
         keys, values = _bytes(batch, "key"), _bytes(batch, "value")
@@ -122,10 +122,10 @@ def _numbers(column: pa.Array) -> pa.Int32Array:
 
 
 def byte_column(batch: pa.RecordBatch, name: str) -> pa.Array | None:
-    """Return a column of binary or string, None if there is none of that name.
+    """Return a column of binary or string; None if there is no column of that name.
 
     Raises:
-        UsageTypeError: It is of another type.
+        UsageTypeError: The column has another type.
     """
     if name not in batch.schema.names:
         return None

@@ -1,4 +1,4 @@
-"""Rows on their way to a Liftbridge stream through one broker, without a Python object for each."""
+"""Publish rows to a Liftbridge stream through one broker, without a Python object per row."""
 
 from __future__ import annotations
 
@@ -30,29 +30,33 @@ if TYPE_CHECKING:
 __all__ = ["Lane"]
 
 _METHOD: Final = "/proto.API/PublishAsync"
-#: How many bytes of requests are made at a time, and how many may wait for the server's windows.
+#: Bytes of requests to encode at a time, and bytes that may wait for the server's flow-control windows.
 _PIECE: Final = 128 * 1024
-#: How long to wait for acks before looking at the clock, in seconds.
+#: Seconds to wait for acks before checking the ack timeout.
 _LOOK: Final = 0.5
-#: While the server has much to do, its acks are left to gather for so long: it needs the processor more.
+#: Seconds to let acks accumulate while the server is busy, to leave it more of the processor.
 _GATHER: Final = 0.001
 
 
 class Lane:
-    """One PublishAsync call.
+    """One PublishAsync call to one broker.
+
+    Rows are numbered per call, in the order of sending; a correlation id is ``ident`` plus that number.
+    ``_rows`` maps these numbers back to rows of the table. An entry is dropped once all its rows have an
+    outcome.
 
     Args:
-        channel: Where it goes.
+        channel: Connection to the broker; closed with the lane.
         stream: Name of the stream.
-        ident: What the correlation ids begin with.
-        window: How many rows may be without their ack.
-        partitions: How many the stream has.
-        ack_wait: Seconds without an ack after which those that are waited for count as lost.
+        ident: Prefix of the correlation ids.
+        window: Maximum number of rows in flight.
+        partitions: Number of partitions of the stream.
+        ack_wait: Seconds without any ack after which outstanding acks count as lost.
 
     Attributes:
-        ident: See above.
-        acks: What has become of the rows, by their numbers on this call.
-        refusals: Rows that were refused, and the errors. A row whose error has ``sent`` true may be stored.
+        ident: Prefix of the correlation ids.
+        acks: Outcomes of the rows, by their numbers on this call.
+        refusals: Refused rows and their errors. A row whose error has ``sent`` true may be stored.
 
     Raises:
         TransportError: The broker can't be reached.
@@ -70,30 +74,30 @@ class Lane:
             stream.encode(), ident.encode(), window, partitions, DEFAULT_MAX_MESSAGE, bytearray
         )
         self.refusals: list[tuple[int, LiftEnvelopeError]] = []
-        # The number of a first row, and which rows of the table follow from there.
+        # First number on this call, and the table rows that have the numbers from there on.
         self._rows: deque[tuple[int, Sequence[int]]] = deque()
         self._heard = time.monotonic()
         self._call: Conversation = channel.conversation(_METHOD, pieces=True)
 
     def close(self) -> None:
-        """End the call, and its connection."""
+        """End the call and close its connection."""
         self._call.close()
         self._channel.close()
 
     def publish(self, requests: _native.batch.Requests, partitions: Any, rows: Sequence[int]) -> int:
-        """Send rows, as the window has room for them; return how many were sent.
+        """Send rows as the window permits; return the number of rows sent.
 
-        It is not all of them where one was refused, or where the call has ended without harm: all that was
+        Fewer rows than given are sent if a row was refused, or if the call ended cleanly, that is, every row
         sent has its outcome.
 
         Args:
-            requests: The rows as requests.
-            partitions: The partition of each, in a buffer.
-            rows: The number of each in the table.
+            requests: The rows, encoded as requests.
+            partitions: Partition of each row, as a buffer of 32-bit integers.
+            rows: Number of each row in the table.
 
         Raises:
-            TransportError: The call has ended, and of some rows the outcome is unknown.
-            AckTimeoutError: Acks have not come in time.
+            TransportError: The call ended, and the outcome of some rows is unknown.
+            AckTimeoutError: No ack came for ``ack_wait`` seconds.
         """
         self._rows.append((self.acks.next, rows))
         self._heard = time.monotonic()
@@ -117,7 +121,7 @@ class Lane:
         self.refusals.append((row, MessageTooLargeError(AckError.TOO_LARGE, text)))
 
     def settle(self) -> None:
-        """Wait until every row that was sent has its outcome.
+        """Wait until every row sent has its outcome.
 
         Raises:
             TransportError, AckTimeoutError: As for :meth:`publish`.
@@ -127,14 +131,14 @@ class Lane:
             pass
 
     def _wait_for_room(self, wanted: int) -> bool:
-        """Wait until so many rows may be sent; return False if the call has ended and nothing is open."""
+        """Wait until ``wanted`` rows may be sent; return False if the call has ended cleanly."""
         while self.acks.room < wanted or self._call.unsent > _PIECE or self._call.ended:
             if not self._receive():
                 return False
         return True
 
     def _receive(self) -> bool:
-        """Wait for acks; return False where the call has ended and nothing is open."""
+        """Wait for acks; return False if the call has ended cleanly, without outstanding acks."""
         if self.acks.pending > self._window // 2 and not self._call.unsent:
             time.sleep(_GATHER)
         try:
@@ -174,16 +178,16 @@ class Lane:
     def _take_refusals(self) -> None:
         for number, answer in self.acks.refused():
             [(correlation_id, ack, code, text)] = read_publish_responses([answer])
-            if code >= 0:  # an empty ack stands beside it
+            if code >= 0:  # an error, which comes with an empty ack
                 error: LiftEnvelopeError = publish_async_error(code, text, self._stream, correlation_id)
             else:
-                assert ack is not None  # nothing else is an answer
+                assert ack is not None  # an answer has an error or an ack
                 error = publish_error(ack)
             self.refusals.append((self._row(number), error))
         while len(self._rows) > 1 and self._rows[1][0] <= self.acks.oldest:
             self._rows.popleft()
 
     def _row(self, number: int) -> int:
-        """Which row of the table has a number."""
+        """Return the table row for a number on this call."""
         first, rows = next(found for found in reversed(self._rows) if found[0] <= number)
         return rows[number - first]
