@@ -1,4 +1,4 @@
-"""Rows into a Liftbridge stream, many without their ack at a time."""
+"""Write a table to a Liftbridge stream with many rows in flight."""
 
 from __future__ import annotations
 
@@ -45,28 +45,29 @@ else:
 
 __all__ = ["LiftbridgeWrite"]
 
-#: Of how many bytes the random part of correlation ids is made.
+#: Random bytes in the prefix of correlation ids.
 _IDENT: Final = 6
 
 
 class LiftbridgeWrite:
-    """One write.
+    """One write to a Liftbridge stream.
 
-    Rows go to the leader of their partition, over one call for each broker. A call that ends while every row
-    has its outcome is made again, for ``reconnect_wait`` seconds; if it ends with rows that have none, the
-    write has failed, since nobody can say whether they are stored. After a row that was refused none is sent.
+    Rows go to the leader of their partition, over one call per broker. If a call ends while every row sent
+    has its outcome, the write makes a new call, and tries that for ``reconnect_wait`` seconds. If a call ends
+    with rows in flight, the write fails, since it is unknown whether these rows are stored. After a refused
+    row, no more rows are sent.
 
     Args:
-        target: The servers.
+        target: Servers and connection options.
         stream: Name of the stream.
-        partition: Where rows go that name no partition; None to have it chosen.
-        partitioner: What chooses it.
+        partition: Partition of rows without one; None to use the partitioner.
+        partitioner: Chooses the partitions of the remaining rows.
         ack_policy: LEADER or ALL.
-        max_in_flight: How many rows may be without their ack.
+        max_in_flight: Maximum number of rows in flight, over all calls.
         ack_wait: Seconds to wait for acks.
 
     Raises:
-        UsageError: An argument makes no sense.
+        UsageError: An argument is invalid.
     """
 
     def __init__(
@@ -96,17 +97,17 @@ class LiftbridgeWrite:
         self._offsets: dict[int, tuple[int, int]] = {}
 
     def open(self) -> None:
-        """Make sure that there is such a stream.
+        """Look the stream up and divide the window among its brokers.
 
         Raises:
-            NoSuchStreamError: There is none.
-            NoSuchPartitionError: It does not have the partition that was named.
+            NoSuchStreamError: There is no such stream.
+            NoSuchPartitionError: The stream does not have the given partition.
             TransportError, CallTimeoutError: No server could be reached.
         """
         partitions = self._brokers.stream(self._stream).partitions
         self._partitions = len(partitions)
         self._placing.open(self._partitions)
-        # What may be in flight is shared out among the calls that there will be.
+        # Each broker gets one call, so the calls share max_in_flight.
         brokers = {info.leader for info in partitions.values() if info.leader}
         self._window = max(1, self._window // max(1, len(brokers)))
 
@@ -118,11 +119,11 @@ class LiftbridgeWrite:
 
     @property
     def nbytes(self) -> int:
-        """How many bytes the values of the rows so far have."""
+        """Size in bytes of the values published so far."""
         return self._bytes
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """Publish rows. Returns when all but so many as may be in flight are acked.
+        """Publish a batch. On return, at most ``max_in_flight`` rows lack their ack.
 
         Raises:
             UsageError: A row can't be published; nothing of the batch was sent.
@@ -138,7 +139,7 @@ class LiftbridgeWrite:
                 self._fail(exc)
 
     def finish(self) -> Written:
-        """Wait for all acks.
+        """Wait for all acks and return the outcome.
 
         Raises:
             WriteFailedError: A row was refused, or its outcome is unknown.
@@ -153,10 +154,10 @@ class LiftbridgeWrite:
             self._retire(lane)
         return Written(self._acked, self._bytes, 0, dict(sorted(self._offsets.items())))
 
-    # Which way
+    # Routing
 
     def _parts(self, batch: pa.RecordBatch, partitions: pa.Int32Array, first: int) -> Iterator[_Part]:
-        """The rows of a batch by the brokers that lead their partitions."""
+        """Split a batch by the leaders of the rows' partitions. ``first`` is the number of its first row."""
         if not batch.num_rows:
             return
         by_lane: dict[Lane, list[int]] = {}
@@ -173,7 +174,7 @@ class LiftbridgeWrite:
             yield _Part(batch.take(which), _numbers(partitions.take(which)), rows)
 
     def _connect(self, partitions: Iterable[int]) -> None:
-        """Open the calls for partitions, and wait until the leaders of those that are new record messages.
+        """Open the calls for partitions; wait until the leaders of new partitions record messages.
 
         Raises:
             LiftEnvelopeError: As for :meth:`_lane`.
@@ -185,11 +186,12 @@ class LiftbridgeWrite:
             self._wait_until_recorded(new)
 
     def _lane(self, partition: int) -> Lane:
-        """The call that rows of a partition go over.
+        """Return the call for rows of a partition; open it if necessary.
 
         Raises:
-            TransportError, CallTimeoutError, NotLeaderError: There was no way for ``reconnect_wait`` seconds.
-            NoSuchStreamError, NoSuchPartitionError: There is none.
+            TransportError, CallTimeoutError, NotLeaderError: The partition had no reachable leader for
+                ``reconnect_wait`` seconds.
+            NoSuchStreamError, NoSuchPartitionError: There is no such stream or partition.
             PermissionDeniedError: The server does not let this client publish to the stream.
         """
         if partition in self._routes:
@@ -210,13 +212,13 @@ class LiftbridgeWrite:
 
     def _new_lane(self, address: str) -> Lane:
         self._brokers.check_publish(self._stream, address)
-        # A sign behind what is random: digits follow.
+        # The dot separates the random part from the row number that follows.
         ident = f"{secrets.token_urlsafe(_IDENT)}."
         channel = self._brokers.new_channel(address)
         return Lane(channel, self._stream, ident, self._window, self._partitions, self._ack_wait)
 
     def _retire(self, lane: Lane) -> None:
-        """Count what came of a call, and forget it. Rows of its partitions find another one."""
+        """Add up the results of a call and close it. Its partitions get a new call when needed."""
         self._acked += lane.acks.acked
         for partition, (first, last) in lane.acks.offsets().items():
             known = self._offsets.get(partition, (first, last))
@@ -228,7 +230,7 @@ class LiftbridgeWrite:
     # Sending
 
     def _publish(self, part: _Part) -> None:
-        """Publish rows over one call, and what is left of them over another one if that ends without harm."""
+        """Publish rows over one call. If the call ends cleanly, send the remaining rows over a new call."""
         at, count = 0, len(part.rows)
         while at < count:
             lane = self._lane(part.partition(at))
@@ -255,25 +257,25 @@ class LiftbridgeWrite:
         )
 
     def _wait_until_recorded(self, partitions: list[int]) -> None:
-        """Wait until the leaders record what is published to partitions, for ``timeout`` seconds each.
+        """Wait until the leaders record messages published to partitions, for ``timeout`` seconds each.
 
-        A Liftbridge server that starts answers gRPC while it replays its Raft log. It knows a stream as soon
-        as it has replayed its creation, but subscribes to the NATS subjects of partitions only after the last
-        entry. Messages that PublishAsync takes in between are lost without an ack. The same holds for a new
-        leader that other brokers name already. ``FetchPartitionMetadata`` is refused as "not the leader"
-        until the subscription stands.
+        A starting Liftbridge server answers gRPC while it replays its Raft log. The server knows a stream as
+        soon as it has replayed the creation of the stream, but subscribes to the NATS subjects of partitions
+        only after the last entry. Messages that PublishAsync accepts in between are lost without an ack. The
+        same holds for a new leader that other brokers already name. Until the subscription is established,
+        the server refuses ``FetchPartitionMetadata`` as "not the leader".
         """
-        with contextlib.suppress(LiftEnvelopeError):  # the attempt to send says what is wrong
+        with contextlib.suppress(LiftEnvelopeError):  # publishing will report the error
             known = self._brokers.stream(self._stream).partitions
             for partition in partitions:
                 if partition in known and not known[partition].paused:  # a message resumes a paused partition
                     self._brokers.partition(self._stream, partition)
 
     def _fail(self, error: LiftEnvelopeError | None) -> NoReturn:
-        """End the write, once every row has its outcome or never will.
+        """Wait for the outcomes that can still come, then raise WriteFailedError.
 
         Args:
-            error: Why; None for a row that was refused.
+            error: Cause of the failure; None if a row was refused.
         """
         lanes = self._lanes.values()
         for lane in lanes:
@@ -295,7 +297,7 @@ class LiftbridgeWrite:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Rows that go over one call: their partitions as 32-bit integers, and their numbers in the table."""
+    """Rows for one call, with their partitions as 32-bit integers and their row numbers in the table."""
 
     batch: pa.RecordBatch
     partitions: memoryview

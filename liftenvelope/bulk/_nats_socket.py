@@ -1,7 +1,9 @@
-"""A NATS connection that blocks, over a plain socket: for one thread.
+"""Blocking NATS connection over a plain socket, for use by one thread.
 
-What comes is left in one buffer, where a row reader finds it: see :meth:`NatsSocket.view`. Everything that is
-not a message of the read is handled by :meth:`NatsSocket.handle`.
+Received bytes stay in one buffer, ``view[start:end]``, where a row reader parses them in place. All frames
+other than rows go through :meth:`NatsSocket.handle`. The code that consumes bytes advances ``start``. Since
+:meth:`NatsSocket.fill` and :meth:`NatsSocket.want` may move the remaining bytes or replace the buffer, read
+``view``, ``start`` and ``end`` again after a call of these methods.
 """
 
 from __future__ import annotations
@@ -36,34 +38,34 @@ __all__ = ["Frame", "NatsSocket", "claimed_size"]
 
 _T = TypeVar("_T")
 _BUFFER: Final = 1024 * 1024
-#: With less room behind what has come, that is moved to the front.
+#: Minimum room in bytes behind the received bytes; with less, these are moved to the front.
 _LEAST: Final = 65_536
-#: The inbox of requests is the first subscription of every connection.
+#: Subscription number of the request inbox, the first subscription of every connection.
 _REQUESTS: Final = 1
 _DEFAULT_PAYLOAD: Final = 1024 * 1024
-#: A message in an answer of the API is in base64, beside other fields.
+#: Bytes to allow for the other fields of an API answer that contains a message in base64.
 _ANSWER_FIELDS: Final = 65_536
-#: The fields of INFO that are read. Others are not kept: a server may send any number of them.
+#: Fields of INFO that are kept. Others are dropped, since a server may send any number of them.
 _INFO_FIELDS: Final = frozenset(
     {"connect_urls", "ldm", "max_payload", "nonce", "server_id", "tls_required", "version"}
 )
 _INFO_FLAGS: Final = ("ldm", "tls_required")
 _INFO_TEXTS: Final = ("nonce", "server_id", "version")
-#: The line of a message: its last number is the size.
+#: First line of a message, which ends with the size in bytes.
 _MESSAGE_LINE: Final = re.compile(rb"H?MSG [^\r\n]* (\d{1,18})\r\n")
-#: How the first line of a NATS server begins.
+#: First bytes that a NATS server sends.
 _GREETING: Final = b"INFO "
 _DENIED: Final = ("authorization violation", "permissions violation", "user authentication", "authentication")
 
 
 def claimed_size(data: bytes | memoryview, start: int, end: int) -> int:
-    """Size of the message that begins there, as its line claims; 0 where none begins."""
+    """Return the size that a message at ``start`` claims in its first line; 0 if no message starts there."""
     found = _MESSAGE_LINE.match(data, start, end)
     return int(found[1]) if found is not None else 0
 
 
 class Frame:
-    """A message that is not one of the rows: the answer to a request, or a status of a pull."""
+    """A message that is not a row: the answer to a request, or a status of a pull."""
 
     def __init__(self, line: bytes, headers: bytes, payload: bytes) -> None:
         words = line.split()
@@ -74,12 +76,12 @@ class Frame:
 
     @property
     def number(self) -> int | None:
-        """Number that the last word of the subject is; None if it is none."""
+        """Last token of the subject as a number; None if it is not a number."""
         return status_number(self.subject.rpartition(".")[2])
 
     @property
     def status(self) -> Status | None:
-        """What its headers say beside being headers: a number and a text; None if they say nothing."""
+        """Status code and description from the headers; None for an ordinary message."""
         first, *lines = self.headers.decode("utf-8", "replace").split("\r\n")
         words = first.split(" ", 2)
         if len(words) < 2 or status_number(words[1]) is None:
@@ -93,20 +95,22 @@ class NatsSocket:
     """One connection to one server.
 
     Args:
-        address: The server.
-        target: How to reach it.
+        address: Address of the server.
+        target: Connection options.
 
     Attributes:
-        start, end: What of the buffer has come and was not taken.
-        max_payload: The longest message that the server takes.
-        info: What the server said of itself last, as far as it is read here.
-        is_secure: Whether TLS is spoken.
-        leaving: Whether the server is about to stop, and wants its clients elsewhere ("lame duck").
+        view: Buffer of received bytes.
+        start, end: Range of ``view`` with bytes received and not yet consumed.
+        max_payload: Longest message in bytes that the server accepts.
+        info: Fields of the server's INFO that are used here; later INFO lines update them.
+        is_secure: True if the connection uses TLS.
+        leaving: True if the server is about to stop and asks its clients to leave ("lame duck").
+        last_heard: Time of the last received bytes, by ``time.monotonic()``.
 
     Raises:
-        TransportError: No connection could be made, or the server refused it.
-        PermissionDeniedError: The server does not know the user.
-        ServerProtocolError: It is no NATS server.
+        TransportError: The connection failed, or the server refused it.
+        PermissionDeniedError: The server rejected the login.
+        ServerProtocolError: The server does not speak the NATS protocol.
     """
 
     def __init__(self, address: Address, target: Target) -> None:
@@ -124,7 +128,8 @@ class NatsSocket:
         self._awaited = ""
         self._requests = 0
         self._pongs = 0
-        # Takes no message: it finds out what comes next. No server sends messages before the login.
+        # Finds the next protocol line, and delivers no rows. Its message limit is 0 until the login, before
+        # which no server sends messages.
         self._lines = _native.bulk.NatsRows((), 0, 1, 1, 0, bytearray)
         self.last_heard = time.monotonic()
         deadline = time.monotonic() + self._access.connect_timeout
@@ -140,12 +145,12 @@ class NatsSocket:
 
     @property
     def max_payload(self) -> int:
-        """The longest message that the server takes."""
+        """Longest message in bytes that the server accepts."""
         return int(self.info.get("max_payload") or _DEFAULT_PAYLOAD)
 
     @property
     def other_addresses(self) -> list[str]:
-        """Where the server says that its cluster can be reached, as ``host:port``."""
+        """Addresses of the cluster that the server advertises, as ``host:port``."""
         return [str(url) for url in self.info.get("connect_urls") or ()]
 
     def _greet(self, target: Target, deadline: float) -> None:
@@ -174,25 +179,26 @@ class NatsSocket:
             raise TransportError(f"{self.address}: TLS failed: {exc}") from exc
 
     def close(self) -> None:
-        """Close the connection. Closing twice is fine."""
+        """Close the connection. Idempotent."""
         self._socket.close()
 
     def wake(self) -> None:
-        """End a wait of another thread: the connection is of no more use."""
+        """Interrupt a wait in another thread. Makes the connection unusable."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
     # Sending
 
     def send(self, data: bytes, deadline: float | None = None) -> None:
-        """Send all of it.
+        """Send all bytes.
 
         Args:
             data: The bytes.
-            deadline: Until when, by ``time.monotonic()``. Default: for the ``stall_timeout`` of the access.
+            deadline: Deadline by ``time.monotonic()``, at most ``stall_timeout`` seconds away. Default:
+                ``stall_timeout`` seconds from now.
 
         Raises:
-            TransportError: That is not possible, or not in time.
+            TransportError: Sending failed or did not complete in time.
         """
         limit = self._access.stall_timeout
         try:
@@ -210,24 +216,24 @@ class NatsSocket:
         return self._sid
 
     def unsubscribe(self, sid: int) -> None:
-        """End a subscription. What is on its way still comes."""
+        """End a subscription. Messages already in transit still arrive."""
         self.send(b"UNSUB %d\r\n" % sid)
 
     def publish(self, subject: str, payload: bytes, reply: str = "", deadline: float | None = None) -> None:
-        """Publish a message. ``deadline`` is that of :meth:`send`."""
+        """Publish a message. ``deadline`` is as for :meth:`send`."""
         words = " ".join(word for word in ("PUB", subject, reply, str(len(payload))) if word)
         self.send(words.encode() + b"\r\n" + payload + b"\r\n", deadline)
 
     # Receiving
 
     def fill(self, timeout: float) -> bool:
-        """Wait for more bytes; return whether some have come.
+        """Wait for more bytes; return True if some came.
 
         Args:
-            timeout: Seconds to wait; 0 to look only.
+            timeout: Seconds to wait; 0 to poll.
 
         Raises:
-            TransportError: The connection is lost.
+            TransportError: The connection was lost.
         """
         self._make_room(1)
         try:
@@ -246,15 +252,15 @@ class NatsSocket:
         return True
 
     def want(self, size: int) -> None:
-        """Have room for more of the ``size`` bytes that the next message has from :attr:`start` on.
+        """Make room for more of the next message, which has ``size`` bytes from :attr:`start` on.
 
-        The size is what the server claims: the buffer doubles when it is nearly full, so that memory follows
-        the bytes that came.
+        The size is only a claim of the server. So the buffer does not grow to the size at once, but doubles
+        whenever it is nearly full, which ties memory use to the bytes received.
         """
         self._make_room(min(size - (self.end - self.start), _LEAST))
 
     def _make_room(self, more: int) -> None:
-        """Have room behind what has come: by moving that to the front, or in a larger buffer."""
+        """Make room behind the received bytes: move them to the front, or into a buffer of twice the size."""
         least = max(more, _LEAST) if self.start else more
         if least <= len(self._buffer) - self.end and (self.start < self.end or not self.start):
             return
@@ -270,15 +276,18 @@ class NatsSocket:
     # What is not a row
 
     def handle(self, line: tuple[int, ...], deadline: float | None = None) -> Frame | None:
-        """Take what comes next, which is not a row; return it if it is a message of some subscription.
+        """Consume the next frame, which is not a row; return it if it is a message of a subscription.
+
+        Answers a PING, updates ``info``, and stores the answer to the current request.
 
         Args:
-            line: What the row reader said of it.
-            deadline: Until when a PING must be answered, as for :meth:`send`.
+            line: Position of the frame, from the row reader: start of the body, end, subscription number,
+                and size of the headers.
+            deadline: Deadline for answering a PING, as for :meth:`send`.
 
         Raises:
-            TransportError: The server says that it ends the connection, or forbids something.
-            PermissionDeniedError: The server does not allow what was tried.
+            TransportError: The server reported an error with -ERR.
+            PermissionDeniedError: The server denied the login or a permission.
         """
         body, end, sid, header_size = line
         text = bytes(self.view[self.start : body - 2])
@@ -307,7 +316,7 @@ class NatsSocket:
         self._greeted = True
 
     def _info(self, given: dict[str, Any]) -> dict[str, Any]:
-        """The fields of INFO that are read, checked."""
+        """Return the fields of INFO that are used here, after checking their types and sizes."""
         info = {name: value for name, value in given.items() if name in _INFO_FIELDS and value is not None}
         natural(info.get("max_payload", 0))
         expected = [(name, bool) for name in _INFO_FLAGS] + [(name, str) for name in _INFO_TEXTS]
@@ -323,7 +332,7 @@ class NatsSocket:
 
     def _refused(self, text: str) -> None:
         for secret in (self._access.password, self._access.token):
-            if secret:  # a server may repeat what it was sent
+            if secret:  # a server may echo what it received
                 text = text.replace(secret, "***")
         if any(word in text.lower() for word in _DENIED):
             hint = "; give the user, token or credentials that it knows" if "uthorization" in text else ""
@@ -331,9 +340,13 @@ class NatsSocket:
         raise TransportError(f"{self.address}: {text}")
 
     def _next_other(self, deadline: float, what: str) -> Frame | None:
-        """Wait for what comes next, and handle it."""
+        """Wait for the next frame, which must not be a row, and handle it.
+
+        Raises:
+            CallTimeoutError: The deadline has passed; the message names ``what`` is missing.
+        """
         while True:
-            left = self._left(deadline, what)  # also where a server always has something else to say
+            left = self._left(deadline, what)  # also applies if the server keeps sending other frames
             state, _ = self._lines.feed(self.view, self.start, self.end)
             if state == _native.bulk.LINE:
                 return self.handle(self._lines.line, deadline)
@@ -345,10 +358,10 @@ class NatsSocket:
                 self._check_greeting()
 
     def _left(self, deadline: float, what: str) -> float:
-        """Seconds until a deadline.
+        """Return the seconds until a deadline.
 
         Raises:
-            CallTimeoutError: It has passed.
+            CallTimeoutError: The deadline has passed.
         """
         left = deadline - time.monotonic()
         if left <= 0:
@@ -356,12 +369,12 @@ class NatsSocket:
         return left
 
     def _check_greeting(self) -> None:
-        """Refuse the greeting of another protocol by its first bytes.
+        """Reject a server of another protocol by the first bytes of its greeting.
 
-        The first frame of an HTTP/2 server is short and has no line end: a wait for a line would time out.
+        The first frame of an HTTP/2 server is short and has no line end: waiting for a line would time out.
 
         Raises:
-            ServerProtocolError: The first bytes are not those of INFO.
+            ServerProtocolError: The greeting does not begin with INFO.
         """
         first = bytes(self.view[self.start : min(self.end, self.start + len(_GREETING))])
         if not _GREETING.startswith(first):
@@ -369,7 +382,7 @@ class NatsSocket:
             raise ServerProtocolError(self._broken() + hint)
 
     def next_frame(self) -> Frame | None:
-        """Handle what has come, up to a message of a subscription; None if nothing whole is left.
+        """Handle received frames and return the first message of a subscription; None without a whole one.
 
         Raises:
             TransportError: As for :meth:`handle`.
@@ -380,10 +393,10 @@ class NatsSocket:
                 return frame
 
     def handle_next(self) -> tuple[bool, Frame | None]:
-        """Handle what has come next, if it is all there.
+        """Handle the next frame if it has arrived completely.
 
         Returns:
-            Whether it is; and if it is a message of a subscription, that.
+            True if a frame was handled; and the frame if it is a message of a subscription, else None.
 
         Raises:
             TransportError: As for :meth:`handle`.
@@ -401,7 +414,7 @@ class NatsSocket:
         return f"{self.address} sent what is not the NATS protocol: {shown!r}"
 
     def broken(self) -> LiftEnvelopeError:
-        """The error for what comes next, which no server sends, or is larger than the access allows."""
+        """Return the error for an invalid frame, or for a message larger than ``max_message_bytes``."""
         size, limit = claimed_size(self.view, self.start, self.end), self._access.max_message_bytes
         if self._pongs and size > limit:
             text = f"{self.address} sent a message of {size} bytes; max_message_bytes is {limit}"
@@ -411,12 +424,12 @@ class NatsSocket:
     # Requests
 
     def request(self, subject: str, payload: Mapping[str, Any] | bytes | None = None) -> Frame:
-        """Ask, and return the answer. What comes of other subscriptions meanwhile is dropped.
+        """Send a request and return the answer. Drops messages of other subscriptions that arrive meanwhile.
 
         Raises:
-            NoJetStreamError: Nobody listens there.
+            NoJetStreamError: The subject has no responders.
             CallTimeoutError: No answer came in time.
-            TransportError: The connection is lost.
+            TransportError: The connection was lost.
         """
         self._requests += 1
         self._awaited = f"{self._inbox}.{self._requests}"
@@ -437,11 +450,11 @@ class NatsSocket:
         subject: str,
         payload: Mapping[str, Any] | None = None,
     ) -> _T:
-        """Ask JetStream's API; return what ``read`` makes of the answer's JSON.
+        """Send a JetStream API request; return the JSON answer as parsed by ``read``.
 
         Raises:
-            JetStreamError: The server refused.
-            ServerProtocolError: The answer lacks a field, or has one of another type.
+            JetStreamError: The server refused the request.
+            ServerProtocolError: The answer lacks a field, or a field has a wrong type.
             NoJetStreamError, CallTimeoutError, TransportError: As for :meth:`request`.
         """
         answer = read_answer(self.request(subject, payload).payload, subject)

@@ -1,4 +1,4 @@
-"""Rows one by one, many of them without their ack at a time."""
+"""Publish rows one by one, with many rows in flight."""
 
 from __future__ import annotations
 
@@ -22,12 +22,15 @@ _SEQUENCE: Final = b'"seq":'
 
 
 class PipelinedPublisher(Publisher):
-    """Publishes rows with an ack for each, the number of the row in its subject.
+    """Publishes rows with one ack per row. The subject of an ack contains the number of its row.
+
+    Acks may come in any order. ``_acks.floor`` is the number of rows acked without a hole from the start.
+    After a lost connection, publishing restarts at the floor, which needs message ids to avoid duplicates.
 
     Args:
-        link: What they go over.
-        message_id: What the message ids begin with; None for none.
-        max_in_flight: How many rows may be without their ack.
+        link: Connection to publish over.
+        message_id: Prefix of the message ids; None for no ids.
+        max_in_flight: Maximum number of rows in flight.
     """
 
     def __init__(self, link: WriteLink, *, message_id: str | None, max_in_flight: int) -> None:
@@ -37,7 +40,7 @@ class PipelinedPublisher(Publisher):
         self._again = message_id is not None
         self._limit = max_in_flight
         self._acks = _native.put.Acks(link.inbox, link.sid, 0, max_in_flight, False)
-        # What has rows without their ack, or to be sent; and the ends and sizes of the pieces that were sent.
+        # Portions with rows unsent or in flight; (end row, bytes) of each piece in flight.
         self._portions: deque[Portion] = deque()
         self._pieces: deque[tuple[int, int]] = deque()
         self._in_flight = 0
@@ -45,23 +48,23 @@ class PipelinedPublisher(Publisher):
 
     @property
     def acked(self) -> int:
-        """How many rows are stored for sure."""
+        """Number of rows known to be stored."""
         return self._acks.acked
 
     @property
     def unknown(self) -> int:
-        """How many more were sent."""
+        """Number of rows sent and not acked."""
         return self._sent - self.acked
 
     def add(self, portion: Portion) -> None:
-        """Publish rows. Returns when all but so many as may be in flight are acked."""
+        """Publish a portion. On return, at most ``max_in_flight`` rows lack their ack."""
         self._check(portion, self._form)
         self._portions.append(portion)
         self._stop, self._bytes = portion.stop, self._bytes + portion.size
         self._guarded(self._send)
 
     def finish(self) -> Written:
-        """Wait for all acks."""
+        """Wait for all acks and return the outcome."""
         self._guarded(self._send_all)
         acks = self._acks
         offsets = {0: (acks.first - 1, acks.last - 1)} if acks.acked else {}
@@ -104,7 +107,7 @@ class PipelinedPublisher(Publisher):
         return next(portion for portion in self._portions if portion.stop > row)
 
     def _wait(self, rows: int, nbytes: int) -> None:
-        """Wait until no more rows and bytes than that are without their ack."""
+        """Wait until at most ``rows`` rows and ``nbytes`` bytes are in flight."""
 
         def enough() -> bool:
             self._take()
@@ -113,7 +116,7 @@ class PipelinedPublisher(Publisher):
         self._link.wait(enough)
 
     def _take(self) -> bool:
-        """Take what has come: acks nearly always."""
+        """Consume received data, which is nearly always acks; release pieces and portions below the floor."""
         socket, acks = self._link.socket, self._acks
         while True:
             socket.start = acks.feed(socket.view, socket.start, socket.end)
@@ -140,7 +143,7 @@ class PipelinedPublisher(Publisher):
 
 
 def learn(acks: _native.put.Acks, ack: PubAck, data: bytes) -> None:
-    """Have acks like this one read without a Python object: they differ in their sequence alone."""
+    """Teach the fast parser acks of this form, which differ only in their sequence."""
     head = data[: data.rfind(_SEQUENCE) + len(_SEQUENCE)]
     if head.endswith(_SEQUENCE) and data == b"%b%d}" % (head, ack.sequence):
         acks.learn(head)

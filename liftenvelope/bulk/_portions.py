@@ -1,4 +1,4 @@
-"""Record batches as commands for NATS, without a Python object for a row. No I/O."""
+"""Convert record batches to NATS publish commands, without a Python object per row. No I/O."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ else:
 
 __all__ = ["Portion", "Portions", "regrouped"]
 
-#: A row with one of them would be taken for a part of an atomic batch of its own; stored ones have them.
+#: Headers to remove: the server would take a row with one of them for part of another atomic batch. Rows that
+#: were stored from atomic batches have these headers.
 _BATCH_HEADERS: Final = (b"Nats-Batch-Id", b"Nats-Batch-Sequence", b"Nats-Batch-Commit")
 _MESSAGE_ID: Final = b"Nats-Msg-Id"
 #: Names and values of all headers, and the map array whose offsets point into them.
@@ -27,13 +28,13 @@ _Entries: TypeAlias = "tuple[_native.put.Column, _native.put.Column, pa.Array]"
 
 
 class Portion:
-    """Rows in a row that are published together.
+    """Consecutive rows that are published together.
 
     Attributes:
-        first: The number of the first in all the data, from 0.
-        stop: The number behind the last.
-        size: How many bytes their values have.
-        commands: Them, for the wire.
+        first: Number of the first row in all the data, from 0.
+        stop: Number after that of the last row.
+        size: Size of the values in bytes.
+        commands: Encoder of the rows as publish commands.
     """
 
     def __init__(self, first: int, size: int, commands: _native.put.Commands) -> None:
@@ -44,12 +45,12 @@ class Portion:
 
 
 class Portions:
-    """Makes portions of record batches, and numbers their rows.
+    """Splits record batches into portions and numbers their rows.
 
     Args:
-        subject: Where rows go, whatever their column says; None for what that says.
-        envelope: Whether to put each row into a Liftbridge envelope.
-        message_id: Whether rows get message ids, so that those that their headers have are left out.
+        subject: Subject of all rows; None to use the column ``subject``.
+        envelope: True to wrap each row in a Liftbridge envelope.
+        message_id: True if rows get new message ids, so that message ids in their headers are removed.
     """
 
     def __init__(self, subject: str | None, *, envelope: bool, message_id: bool) -> None:
@@ -59,11 +60,11 @@ class Portions:
         self._number = 0
 
     def of(self, batch: pa.RecordBatch, rows: int, nbytes: int) -> Iterator[Portion]:
-        """The portions of a batch, of so many rows each at most, and on average of so many bytes.
+        """Split a batch into portions of at most ``rows`` rows and on average at most ``nbytes`` bytes.
 
         Raises:
             UsageError: A row can't be published.
-            UsageTypeError: A column is of the wrong type.
+            UsageTypeError: A column has the wrong type.
         """
         columns = _Columns(batch, self._number, self._subject, self._envelope)
         rows = max(1, min(rows, nbytes * batch.num_rows // max(columns.size, 1)))
@@ -75,7 +76,7 @@ class Portions:
 
 
 class _Columns:
-    """The columns of one batch, cast once: to cast a part of an array takes as long as to cast all of it."""
+    """Columns of one batch, cast once: casting a slice of an array takes as long as casting all of it."""
 
     def __init__(self, batch: pa.RecordBatch, number: int, subject: Any, envelope: bool) -> None:
         self._batch = batch
@@ -99,7 +100,7 @@ class _Columns:
 
     @property
     def size(self) -> int:
-        """How many bytes the values have."""
+        """Size of the values in bytes."""
         return _size(self._values, 0, len(self._values))
 
     def portion(self, start: int, stop: int, dropped: tuple[bytes, ...]) -> Portion:
@@ -125,7 +126,7 @@ class _Columns:
         return found.cast(pa.large_binary())
 
     def _subjects(self) -> tuple[Any, Any]:
-        """The different ones, checked, and which of them each row has; None where each row has its own."""
+        """Validate the subjects. Return them with an index per row, or with None if each row has its own."""
         if "subject" not in self._batch.schema.names:
             raise UsageError("data has no column 'subject': expected one, or subject=...")
         column = self._batch["subject"]
@@ -161,7 +162,7 @@ class _Columns:
         return _native.put.Column(rows, 0, offsets, lines)
 
     def _faulty(self, row: int) -> UsageError:
-        """What is wrong with the headers of a row."""
+        """Return the error for a row with invalid headers."""
         where = f"data: row {self._number + row}: "
         pairs = [(_bytes(name), _bytes(value)) for name, value in self._batch["headers"][row].as_py()]
         try:
@@ -186,7 +187,7 @@ def _large(name: str, column: pa.Array) -> pa.Array:
 
 
 def _column(array: pa.Array) -> _native.put.Column:
-    """An array of large binary without nulls, for the commands."""
+    """Return a large binary array without nulls as a column for the commands."""
     _, offsets, data = array.buffers()
     return _native.put.Column(len(array), array.offset, offsets, data)
 
@@ -212,7 +213,7 @@ def _has_keys(column: pa.Array) -> bool:
 
 
 def _entries(column: pa.Array) -> _Entries:
-    """The names and the values of all headers, and the map array whose offsets point into them."""
+    """Return the names and values of all headers, and the map array whose offsets point into them."""
     if pa.types.is_null(column.type):
         column = pa.array([[]] * len(column), pa.map_(pa.binary(), pa.binary()))
     if not pa.types.is_map(column.type):
@@ -225,10 +226,10 @@ def _entries(column: pa.Array) -> _Entries:
 
 
 def regrouped(batches: Iterator[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:
-    """The same rows in batches of so many each, the last one of what is left.
+    """Regroup rows into batches of exactly ``rows`` rows each, except the last one.
 
     Raises:
-        UsageError: So many rows have more than 2 GiB in a column.
+        UsageError: The rows of a batch have more than 2 GiB in a column.
     """
     held: list[pa.RecordBatch] = []
     count = 0

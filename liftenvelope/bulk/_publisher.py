@@ -1,4 +1,4 @@
-"""What all ways to publish rows to JetStream have: a connection that is made again, and an inbox."""
+"""Common base of the JetStream publishers: a connection with an ack inbox, and reconnects."""
 
 from __future__ import annotations
 
@@ -32,30 +32,30 @@ if TYPE_CHECKING:
 
 __all__ = ["MOST_BYTES", "NO_RESPONDERS", "PIECE", "Publisher", "WriteLink"]
 
-#: Sequences count in 64 signed bits here; no stream reaches more.
+#: Upper bound of accepted sequences: they are kept as signed 64-bit integers. No stream reaches the bound.
 _SEQUENCES: Final = 2**63
-#: How many bytes are sent at once.
+#: Bytes to send at a time.
 PIECE: Final = 128 * 1024
-#: How many bytes may be without their ack: the server holds 128 MiB of a stream's messages, and drops others.
+#: Maximum bytes in flight. The server queues at most 128 MiB of a stream's messages and drops the rest.
 MOST_BYTES: Final = 16 * 1024 * 1024
-#: For how long to wait for an answer before something is done about that, in seconds.
+#: Seconds to wait for an answer before calling ``idle``.
 _TURN: Final = 0.5
 NO_RESPONDERS: Final = 503
 
 
 class WriteLink:
-    """A connection with an inbox that acks come to.
+    """A NATS connection with an inbox for acks.
 
     Args:
         source: The stream.
 
     Attributes:
         source: The stream.
-        inbox: What the subjects of acks begin with, the last dot included.
-        sid: The number of the subscription that they come by.
-        config: The stream's, as the server has it.
-        version: The server's.
-        max_payload: The longest message that the server takes.
+        inbox: Prefix of the subjects of acks, including the last dot.
+        sid: Number of the subscription that delivers acks.
+        config: Config of the stream, from the server.
+        version: Version of the server.
+        max_payload: Longest message in bytes that the server accepts.
     """
 
     def __init__(self, source: JetStreamSource) -> None:
@@ -69,20 +69,20 @@ class WriteLink:
 
     @property
     def is_open(self) -> bool:
-        """Whether there is a connection, as far as is known."""
+        """True if there is a connection, as far as is known."""
         return self._socket is not None
 
     @property
     def socket(self) -> NatsSocket:
-        """The connection."""
+        """The connection, which must be open."""
         assert self._socket is not None
         return self._socket
 
     def connect(self) -> None:
-        """Connect, and make sure that there is such a stream.
+        """Connect, fetch the stream's config, and subscribe to the inbox.
 
         Raises:
-            StreamNotFoundError: There is none.
+            StreamNotFoundError: There is no such stream.
             NoJetStreamError, TransportError, CallTimeoutError: No server could be reached.
         """
         found = self.source.connect()
@@ -105,14 +105,14 @@ class WriteLink:
         self._socket = None
 
     def wait(self, heard: Callable[[], bool], idle: Callable[[], None] | None = None) -> None:
-        """Take what comes until that says that it is enough.
+        """Receive until a condition holds.
 
         Args:
-            heard: Takes what is in the socket's buffer; returns whether that is enough.
-            idle: Called when nothing has come for half a second.
+            heard: Consumes the socket's buffer; returns True once the condition holds.
+            idle: Called after every half second in which nothing came.
 
         Raises:
-            AckTimeoutError: Nothing has come for the ``timeout`` of the access.
+            AckTimeoutError: Nothing came for the ``timeout`` of the access.
         """
         since = time.monotonic()
         while not heard():
@@ -126,16 +126,16 @@ class WriteLink:
                 idle()
 
     def look(self, heard: Callable[[], bool]) -> None:
-        """Take what has come by now."""
+        """Consume what has arrived, without waiting."""
         while self.socket.fill(0):
             heard()
 
     def read(self, frame: Frame, row: int) -> PubAck | JetStreamError:
-        """What an answer says: an ack of our stream, or why there is none.
+        """Parse an answer: return the ack of our stream, or the error instead of an ack.
 
         Args:
             frame: The answer.
-            row: The number of the row that it is for.
+            row: Number of the row that the answer is for.
         """
         if (status := frame.status) is not None:
             text = (
@@ -150,7 +150,7 @@ class WriteLink:
 
 
 def stream_named(answer: bytes) -> str | None:
-    """The stream that an error is of."""
+    """Return the name of the stream in an error answer; None without a name."""
     try:
         return json.loads(answer).get("stream") or None
     except (ValueError, AttributeError, RecursionError):
@@ -158,10 +158,10 @@ def stream_named(answer: bytes) -> str | None:
 
 
 class Publisher(ABC):
-    """One way to publish rows.
+    """Base class of the methods to publish rows: resends after a lost connection if that is safe.
 
     Args:
-        link: What they go over.
+        link: Connection to publish over.
     """
 
     def __init__(self, link: WriteLink) -> None:
@@ -171,16 +171,16 @@ class Publisher(ABC):
     @property
     @abstractmethod
     def acked(self) -> int:
-        """How many rows are stored for sure."""
+        """Number of rows known to be stored."""
 
     @property
     @abstractmethod
     def unknown(self) -> int:
-        """How many more may be."""
+        """Number of further rows that may be stored."""
 
     @abstractmethod
     def add(self, portion: Portion) -> None:
-        """Publish rows; some of them may be without their ack when it returns.
+        """Publish a portion. Some of its rows may still lack their ack on return.
 
         Raises:
             UsageError: A row is too long; nothing of the portion was sent.
@@ -189,7 +189,7 @@ class Publisher(ABC):
 
     @abstractmethod
     def finish(self) -> Written:
-        """Wait for all acks.
+        """Wait for all acks and return the outcome.
 
         Raises:
             WriteFailedError: A row was refused, or its outcome is unknown.
@@ -197,14 +197,21 @@ class Publisher(ABC):
 
     @abstractmethod
     def _lost(self) -> bool:
-        """Prepare for another connection; return whether rows can be sent over that."""
+        """Prepare for a new connection; return True if the write can continue over it safely."""
 
     @abstractmethod
     def _connected(self) -> None:
-        """Go on over another connection."""
+        """Continue over a new connection. Called after the connection is open, before the next step."""
 
     def _guarded(self, step: Callable[[], object]) -> None:
-        """Do something over the connection; if it fails, over another one, if that is sound."""
+        """Run a step over the connection. After a failure, repeat it over a new connection if that is safe.
+
+        The step must be repeatable: it continues from the state that :meth:`_lost` and :meth:`_connected`
+        leave. Retries end after ``reconnect_wait`` seconds in which no further row was acked.
+
+        Raises:
+            WriteFailedError: The step failed and can't be repeated, or retries took too long.
+        """
         failing_since, attempt = 0.0, 0
         while True:
             acked = self.acked
@@ -223,7 +230,7 @@ class Publisher(ABC):
                     raise self._failed(exc) from exc
                 attempt += 1
                 time.sleep(pause_before(attempt))
-            except JetStreamError as exc:  # there is no such stream any more
+            except JetStreamError as exc:  # the stream no longer exists
                 raise self._failed(exc) from exc
 
     def _failed(self, error: LiftEnvelopeError, hint: str = "") -> WriteFailedError:
@@ -240,16 +247,19 @@ class Publisher(ABC):
         return failure
 
     def _is_leaderless(self, error: LiftEnvelopeError | PubAck, portion: Portion, row: int) -> bool:
-        """Whether nobody listens because the stream has no leader: it did record that subject before."""
+        """Return True if "no responders" means that the stream has no leader.
+
+        The stream has recorded the same subject before, so a missing subscription is temporary.
+        """
         if not isinstance(error, NoJetStreamError) or error.code != NO_RESPONDERS or not self.acked:
             return False
         return bool(portion.commands.subject_at(row - portion.first) == self._subject)
 
     def _check(self, portion: Portion, form: _native.put.Form) -> None:
-        """Make sure that all rows can be sent.
+        """Check that no row exceeds the server's maximum payload.
 
         Raises:
-            UsageError: One is too long.
+            UsageError: A row is too long.
         """
         limit = self._link.max_payload
         if self._subject is None:
