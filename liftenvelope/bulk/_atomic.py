@@ -36,7 +36,7 @@ _INCOMPLETE: Final = 10176
 _TOO_MANY: Final = 10210
 #: Seconds to wait for the answer that explains such an error.
 _MOMENT: Final = 0.5
-#: Seconds without a newly staged row after which the batch is restarted: its leader may have gone silently.
+#: Seconds without a newly staged row after which the batch is restarted: the stream's leader may be gone.
 _SILENCE: Final = 3.0
 
 

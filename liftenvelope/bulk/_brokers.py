@@ -294,7 +294,7 @@ class Brokers:
         return None if oldest is None else self._search(stream, partition, time_ns, oldest, newest)
 
     def is_empty(self, stream: str, partition: int, stop: int, newest: int) -> bool:
-        """Return True if a partition has no message before ``stop``. Requires ``newest >= stop - 1``."""
+        """Return True if a partition is known to be empty before ``stop``, with ``newest >= stop - 1``."""
         oldest = self.oldest(stream, partition)
         if oldest is None or oldest >= stop:
             return oldest is not None

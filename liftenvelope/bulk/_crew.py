@@ -161,7 +161,7 @@ class Crew:
         self._on_end()
 
     def _make_room(self) -> None:
-        """Empty the queue to release blocked threads. It has room for at least one piece per thread."""
+        """Empty the queue to release blocked threads. An empty queue has room for a piece of each thread."""
         with contextlib.suppress(queue.Empty):
             while True:
                 self._pieces.get_nowait()

@@ -1,8 +1,8 @@
 """State of one batch of fast ingest (ADR-50, nats-server 2.14), derived from the server's answers. No I/O.
 
 Rows are published with reply subjects ``<inbox><batch>.<flow>.fail.<number>.<operation>.$FI``. The server
-answers only some rows. Such a flow ack says how far the batch is stored and after how many rows the next flow
-ack will come.
+answers only some rows, with a flow ack. A flow ack reports how far the batch is stored, and after how many
+rows the next flow ack will come.
 
 The server takes the rows in order. If a row is lost or refused, the server stores no later row, ends the
 batch, and reports the number of rows stored. So the stored rows are always a prefix of the batch.

@@ -69,7 +69,7 @@ def pending(info: dict[str, Any]) -> int:
 
 
 def consumer_request(stream: str, start: dict[str, Any], *, inactive: int = _INACTIVE) -> dict[str, Any]:
-    """Return the request for a consumer that only reads: no acks, no replicas, in memory."""
+    """Return the request for a consumer that only reads: without acks, in memory, with a single replica."""
     config = {
         "ack_policy": "none",
         "replay_policy": "instant",
@@ -380,7 +380,7 @@ class RangeRead:
             self._pulls.forget()
             self._repeated = True
 
-    # Handing on
+    # Handing out
 
     def _flush(self, stop: int = -1) -> None:
         """End the batch. If given, ``stop`` is the end of the range: the offsets up to it become a gap."""

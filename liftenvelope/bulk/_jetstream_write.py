@@ -113,7 +113,7 @@ class JetStreamWrite:
         self._publisher.add(portion)
 
     def finish(self) -> Written:
-        """Wait for all acks.
+        """Wait for all acks and return the outcome.
 
         Raises:
             WriteFailedError: A row was refused, or its outcome is unknown.
@@ -134,7 +134,7 @@ class JetStreamWrite:
         options: dict[str, Any] = {"max_in_flight": self._limit, "message_id": self._message_id}
         if self._mode == "atomic":
             return AtomicPublisher(self._link, **options)
-        # Message ids imply interest in duplicates, which fast ingest does not report.
+        # A caller with message ids wants the number of duplicates, which fast ingest does not report.
         allowed = bool(self._link.config.get("allow_batched"))
         suits = allowed and rows >= _FEW and self._message_id is None
         if self._mode == "fast" or (self._mode == "auto" and suits):

@@ -400,7 +400,7 @@ class _RangeRead:
             )
             raise ReadLostError(text)
 
-    # Handing on
+    # Handing out
 
     def _flush(self, stop: int = -1) -> None:
         """End the batch. If given, ``stop`` is the end of the range: the offsets up to it become a gap."""

@@ -1,4 +1,4 @@
-"""Build the CONNECT line of a NATS client, with the login that the server asks for. Reads credential files.
+"""Build the CONNECT line of a NATS client and sign the server's nonce. Reads credential files.
 
 Rules: https://docs.nats.io/reference/reference-protocols/nats-protocol, and ADR-14 for the signature.
 """

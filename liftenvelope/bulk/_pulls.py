@@ -15,8 +15,8 @@ _MOST: Final = 1_000_000
 class PullWindow:
     """Tracks the pulls that the server is serving.
 
-    The server serves pulls in turns, so that two pulls may end together. Messages that arrive are counted
-    against the oldest pull, which is exact in total though not for each pull.
+    The server serves pulls in turns, so two pulls may end together. Messages that arrive are counted against
+    the oldest pull.
     """
 
     def __init__(self) -> None:

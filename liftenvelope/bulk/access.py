@@ -56,7 +56,7 @@ class Access:
             inbox prefix of its own, name that prefix. Default ``_INBOX``.
         connect_timeout: Seconds for making one connection.
         timeout: Seconds to wait for one answer of a server, or for the acks of a batch.
-        reconnect_wait: Seconds to keep reconnecting after a lost connection without reading anything new.
+        reconnect_wait: Seconds to keep reconnecting without progress after a connection was lost.
         stall_timeout: Seconds without any data from a server after which its connection counts as lost.
         max_message_bytes: Longest message in bytes to accept from a server. Default 64 MiB, the longest
             message that NATS carries.

@@ -23,6 +23,7 @@ __all__ = ["BATCH_BYTES", "BATCH_ROWS", "PARALLEL", "count", "read", "tail"]
 
 #: Default number of partitions to read at the same time.
 PARALLEL = 4
+#: Default limits of a batch: rows, and bytes of messages.
 BATCH_ROWS = 65_536
 BATCH_BYTES = 8 * 1024 * 1024
 
