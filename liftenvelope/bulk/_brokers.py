@@ -138,7 +138,7 @@ class Brokers:
                     method, request, find, attempt, min(deadline.left, limit or deadline.left)
                 )
             except (RpcError, TransportError) as exc:
-                # If every broker failed twice with a transport error, none is up: do not wait any longer.
+                # A transport error after two rounds over all brokers: none is up, so do not wait longer.
                 nobody = isinstance(exc, TransportError) and attempt >= 2 * len(self.addresses())
                 if fate_of(exc) is Fate.REFUSED or deadline.is_over or nobody:
                     raise call_error(method, exc, about) from exc
