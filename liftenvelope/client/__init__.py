@@ -1,11 +1,11 @@
 """The Liftbridge client: streams, publish, subscribe, metadata, cursors and consumer groups over gRPC.
 
-:func:`connect` makes a client; :mod:`liftenvelope.errors` has what it raises. What else a program may want to
-name is here: places to begin at, values that come back, and events. :mod:`liftenvelope.client.blocking` has
-the same for code without an event loop.
+:func:`connect` makes a client, and :mod:`liftenvelope.errors` has the exceptions. This package exports the
+other public types: start positions, returned values and events. :mod:`liftenvelope.client.blocking` has the
+same client for code without an event loop.
 """
 
-# First of all: it says what to install where protobuf is missing.
+# Imported first: without protobuf, its error says which extra to install.
 from liftenvelope import _pb as _pb
 from liftenvelope.client.activity import (
     ActivityEvent,

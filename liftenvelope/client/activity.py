@@ -1,4 +1,4 @@
-"""The activity stream: what happens to streams and consumer groups of a cluster, as typed events."""
+"""Activity stream: changes to a cluster's streams and consumer groups as typed events."""
 
 from __future__ import annotations
 
@@ -36,19 +36,19 @@ __all__ = [
     "read_activity",
 ]
 
-#: The stream that a cluster keeps its activity in, in partition 0, if it is configured to keep any.
+#: Stream with the cluster's activity, in partition 0. It exists only if ``activity.stream.enabled`` is set.
 ACTIVITY_STREAM: Final = "__activity"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Activity:
-    """What all events have.
+    """Common base of all activity events.
 
     Attributes:
-        id: Index of the operation in the cluster's Raft log. It grows from event to event, with gaps. The
-            same operation has the same id, should a cluster that loses its leader record it twice.
-        timestamp_ns: When it was recorded, in nanoseconds since 1970.
-        offset: Offset in the activity stream: reading goes on behind the event with ``start=offset + 1``.
+        id: Index of the operation in the cluster's Raft log. Ids increase from event to event, with gaps. A
+            cluster that loses its leader may record an operation twice: both events have the same id.
+        timestamp_ns: Time of recording, in nanoseconds since 1970.
+        offset: Offset in the activity stream. To continue after this event, pass ``start=offset + 1``.
     """
 
     id: int
@@ -61,7 +61,7 @@ class StreamCreated(Activity):
     """A stream was created.
 
     Attributes:
-        stream: Its name.
+        stream: Name of the stream.
         partitions: Numbers of its partitions.
     """
 
@@ -74,7 +74,7 @@ class StreamDeleted(Activity):
     """A stream was deleted.
 
     Attributes:
-        stream: Its name.
+        stream: Name of the stream.
     """
 
     stream: str
@@ -85,9 +85,9 @@ class StreamPaused(Activity):
     """Partitions of a stream were paused.
 
     Attributes:
-        stream: Its name.
-        partitions: Numbers of the partitions.
-        resume_all: Whether a publish to one of them wakes them all.
+        stream: Name of the stream.
+        partitions: Numbers of the paused partitions.
+        resume_all: True if a publish to one of these partitions resumes all of them.
     """
 
     stream: str
@@ -97,11 +97,11 @@ class StreamPaused(Activity):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamResumed(Activity):
-    """Partitions of a stream were woken.
+    """Paused partitions of a stream were resumed.
 
     Attributes:
-        stream: Its name.
-        partitions: Numbers of the partitions.
+        stream: Name of the stream.
+        partitions: Numbers of the resumed partitions.
     """
 
     stream: str
@@ -113,9 +113,9 @@ class StreamReadonlySet(Activity):
     """Partitions of a stream were made read-only, or writable again.
 
     Attributes:
-        stream: Its name.
+        stream: Name of the stream.
         partitions: Numbers of the partitions.
-        readonly: Whether they are read-only now.
+        readonly: True if these partitions are read-only now.
     """
 
     stream: str
@@ -130,7 +130,7 @@ class GroupJoined(Activity):
     Attributes:
         group: Name of the group.
         consumer: Id of the consumer.
-        streams: Names of the streams that it wants to read.
+        streams: Names of the streams that the consumer subscribes to.
     """
 
     group: str
@@ -145,7 +145,8 @@ class GroupLeft(Activity):
     Attributes:
         group: Name of the group.
         consumer: Id of the consumer.
-        expired: Whether it was dropped because it was silent for too long; otherwise it left.
+        expired: True if the coordinator removed the consumer after missed heartbeats, False if the consumer
+            left.
     """
 
     group: str
@@ -155,19 +156,20 @@ class GroupLeft(Activity):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnknownActivity(Activity):
-    """What this version of the package has no name for: an operation of a newer server, or no event at all.
+    """An operation that this version does not know, or a message that is not an event.
+
+    Newer servers may have more operations, and any client may publish to the activity stream.
 
     Attributes:
-        op: Number of the operation; None where the message is no event (anyone may publish to the stream),
-            and then ``id`` is 0.
-        value: The bytes of the message.
+        op: Number of the operation. None if the message is not an event; ``id`` is 0 then.
+        value: Raw value of the message.
     """
 
     op: int | None
     value: bytes
 
 
-#: What :class:`ActivityStream` hands out.
+#: Any event of an :class:`ActivityStream`.
 ActivityEvent: TypeAlias = (
     StreamCreated
     | StreamDeleted
@@ -224,7 +226,7 @@ def _left(event: api_pb2.ActivityStreamEvent, at: Activity) -> ActivityEvent:
     return GroupLeft(**_place(at), group=op.groupId, consumer=op.consumerId, expired=op.expired)
 
 
-#: By number of the operation: the field that describes it, and what reads that.
+#: Protobuf field and its reader by number of the operation.
 _OPERATIONS: Final[dict[int, tuple[str, _Read]]] = {
     api_pb2.CREATE_STREAM: ("createStreamOp", _created),
     api_pb2.DELETE_STREAM: ("deleteStreamOp", _deleted),
@@ -237,13 +239,14 @@ _OPERATIONS: Final[dict[int, tuple[str, _Read]]] = {
 
 
 def read_activity(message: Message) -> ActivityEvent:
-    """Return the event that a message of the activity stream holds.
+    """Decode a message of the activity stream into an event. Never raises.
 
     Args:
         message: A message of partition 0 of ``__activity``.
 
     Returns:
-        The event; an :class:`UnknownActivity` for what this version does not know. It never raises.
+        The event; :class:`UnknownActivity` if this version does not know the operation or cannot decode the
+        value.
     """
     offset, timestamp_ns = message.offset, message.timestamp_ns
     try:
@@ -252,17 +255,17 @@ def read_activity(message: Message) -> ActivityEvent:
         return UnknownActivity(id=0, timestamp_ns=timestamp_ns, offset=offset, op=None, value=message.value)
     at = Activity(id=event.id, timestamp_ns=timestamp_ns, offset=offset)
     field, read = _OPERATIONS.get(event.op, ("", None))
-    # The first operation has number 0, which is also what is read where there is none.
+    # CREATE_STREAM is 0, the default of the proto3 field: only the operation's own field tells the two apart.
     if read is None or not event.HasField(field):
         return UnknownActivity(**_place(at), op=event.op, value=message.value)
     return read(event, at)
 
 
 class ActivityStream:
-    """The events of a cluster, in order. Made by :meth:`Client.activity`; open it with ``async with``.
+    """Iterates over the events of a cluster in order. Made by :meth:`Client.activity`.
 
-    Iterate over it. A lost connection is made again as that of a :class:`Subscription`, and the same errors
-    are raised. For one task at a time.
+    Open it with ``async with``. It reconnects like a :class:`Subscription`, and raises the same errors. For
+    one task at a time.
     """
 
     def __init__(self, messages: Subscription) -> None:
@@ -270,21 +273,21 @@ class ActivityStream:
 
     @property
     def position(self) -> int | None:
-        """Offset of the event that will be handed out next, or a later one; None before that is known."""
+        """Lower bound of the next event's offset; None until the start is known."""
         return self._messages.position
 
     @property
     def finished(self) -> bool:
-        """Whether everything was handed out, the read having come to its end or been closed."""
+        """True once all events were returned: the read reached its end or was closed."""
         return self._messages.finished
 
     async def open(self) -> Self:
-        """Begin to read; ``async with`` does it.
+        """Start the read; ``async with`` does it.
 
         Raises:
             NoSuchStreamError: The cluster keeps no activity stream: ``activity.stream.enabled`` is not set
                 in the configuration of its servers.
-            NotLeaderError: The activity stream had no leader in all that time.
+            NotLeaderError: The activity stream had no leader until the timeout.
             CallTimeoutError: The server did not answer in time.
             TransportError: No broker could be reached.
         """
@@ -299,20 +302,20 @@ class ActivityStream:
         return self
 
     async def close(self) -> None:
-        """End the read. Closing twice is fine."""
+        """End the read. Closing twice has no effect."""
         await self._messages.close()
 
     async def next(self, timeout: float | None = None) -> ActivityEvent | None:
         """Return the next event.
 
         Args:
-            timeout: Seconds to wait for it, None for as long as it takes.
+            timeout: Seconds to wait for an event; None waits without limit.
 
         Returns:
-            The event. None if none came in time, or there will be no more: see :attr:`finished`.
+            The event; None on timeout, or if there are no more events (:attr:`finished` is True then).
 
         Raises:
-            LiftEnvelopeError: What iterating would raise.
+            LiftEnvelopeError: As iteration does.
         """
         message = await self._messages.next(timeout)
         return None if message is None else read_activity(message)
@@ -333,25 +336,25 @@ class ActivityStream:
 
 
 class ActivityMixin(SubscribeMixin):
-    """The part of the client that tells what happens in the cluster."""
+    """Client methods for the activity stream."""
 
     def activity(self, *, start: Start = "new", stop: Stop = None) -> ActivityStream:
-        """Read what happens to streams and consumer groups. ``async with`` opens it.
+        """Read the events of streams and consumer groups. ``async with`` opens the read.
 
-        The servers record it if ``activity.stream.enabled`` is set in their configuration. An operation is
-        recorded soon after it is done, and kept as long as the configuration says.
+        Servers record events only if ``activity.stream.enabled`` is set in their configuration. A server
+        records an operation soon after it is done. The server's configuration sets the retention.
 
         Args:
-            start: Where to begin, as :meth:`subscribe` has it: ``"new"`` after the newest event,
+            start: First event to read, as in :meth:`subscribe`: ``"new"`` after the newest event,
                 ``"earliest"``, ``"latest"``, an offset such as ``event.offset + 1``, a time, or a cursor.
-            stop: Where to end: None for never, ``"latest"`` after what is the newest event when it begins,
-                an offset, or a time that has passed.
+            stop: Last event to read: None for no end, ``"latest"`` for the newest event at the start of the
+                read, an offset, or a time in the past.
 
         Returns:
             The activity stream, not open yet.
 
         Raises:
-            UsageError: An argument makes no sense; it is named.
+            UsageError: An argument is invalid; the message names it.
 
         Example:
             >>> import asyncio, liftenvelope

@@ -1,4 +1,4 @@
-"""A reader's cursor, kept with few calls to the server."""
+"""Checkpoints: store a reader's cursor in the background, with few calls to the server."""
 
 from __future__ import annotations
 
@@ -26,14 +26,18 @@ _T = TypeVar("_T")
 
 
 class CheckpointWriter(Generic[_K]):
-    """Stores checkpoints in a background task when they are due, and at once when asked to.
+    """Stores checkpoints in a background task when they are due, and immediately on :meth:`flush`.
+
+    ``_lock`` serializes the rounds of the background task and of :meth:`flush`, so that an older offset
+    cannot be written after a newer one.
 
     Args:
-        checkpoints: What to store, and when.
-        store: Stores one offset; returns what is stored then, which is more where somebody else was further.
-        on_failure: Is told of what could not be stored in the background. It is tried again.
+        checkpoints: Offsets to store and their due times.
+        store: Stores one offset. Returns the stored offset, which is larger if another reader stored a later
+            one.
+        on_failure: Called with each checkpoint that the background task failed to store. The task retries it.
         timeout: Seconds for one round.
-        allowed: Picks those that may be stored, before a round; by default all.
+        allowed: Called before each round; returns the checkpoints that may be stored. Default: all.
     """
 
     def __init__(
@@ -56,20 +60,20 @@ class CheckpointWriter(Generic[_K]):
 
     @property
     def is_running(self) -> bool:
-        """Whether the background task is there."""
+        """True while the background task runs."""
         return self._task is not None and not self._task.done()
 
     def start(self, on_done: Callable[[asyncio.Task[None]], object] = lambda _: None) -> None:
-        """Begin to store in the background; tell of the end."""
+        """Start the background task. ``on_done`` is called when the task ends."""
         if self._task is None:
             self._task = asyncio.create_task(self._run())
             self._task.add_done_callback(on_done)
 
     async def stop(self) -> None:
-        """End the background task, and raise what it ended with. What is not stored stays so.
+        """Cancel the background task and raise its failure, if any. Pending offsets are not stored.
 
         Raises:
-            Exception: What ``on_failure`` raised, such as a warning where those are errors.
+            Exception: Raised by ``on_failure``, for example a warning under ``-W error``.
         """
         task, self._task = self._task, None
         if task is None:
@@ -85,10 +89,10 @@ class CheckpointWriter(Generic[_K]):
             self._wake.set()
 
     async def flush(self, keys: Collection[_K] | None = None, timeout: float | None = None) -> None:
-        """Store what was processed, of these partitions or of all.
+        """Store the processed offsets of the given partitions now; None for all partitions.
 
         Raises:
-            LiftEnvelopeError: Something could not be stored. All of it was tried.
+            LiftEnvelopeError: An offset could not be stored: the first error. Every offset was attempted.
         """
         errors = await self._round(lambda: self.checkpoints.pending(keys), timeout or self._timeout)
         if errors:
@@ -106,7 +110,7 @@ class CheckpointWriter(Generic[_K]):
                 self._on_failure(key, offset, error)
 
     async def _pause(self, seconds: float | None) -> None:
-        """Wait so long, or until something has changed."""
+        """Wait until the timeout, or until a due time may have changed."""
         self._wake.clear()
         try:
             async with asyncio.timeout(seconds):
@@ -117,7 +121,7 @@ class CheckpointWriter(Generic[_K]):
     async def _round(
         self, choose: Callable[[], list[tuple[_K, int]]], timeout: float
     ) -> list[tuple[_K, int, LiftEnvelopeError]]:
-        """Store one after the other, as servers do anyway; return what failed."""
+        """Store the chosen offsets one by one, since servers serialize cursor writes; return the failures."""
         failed: list[tuple[_K, int, LiftEnvelopeError]] = []
         async with self._lock:
             deadline, chosen = Deadline(timeout), choose()
@@ -133,6 +137,7 @@ class CheckpointWriter(Generic[_K]):
                 except LiftEnvelopeError as exc:
                     failed.append((key, offset, exc))
                 else:
+                    # A seek or reset during the write starts a new history: this offset is not part of it.
                     if self.checkpoints.token(key) is token:
                         self.checkpoints.stored(key, stored, self._clock())
             refused = {key for key, _ in chosen} - {key for key, _ in allowed}
@@ -142,13 +147,15 @@ class CheckpointWriter(Generic[_K]):
 
 
 class Checkpointer:
-    """Keeps a cursor for a reader of a stream. Made by :meth:`Client.checkpointer`; used with ``async with``.
+    """Keeps the cursor of a stream's reader. Made by :meth:`Client.checkpointer`; used with ``async with``.
 
-    The cursor is the offset of the last processed message: call :meth:`processed` after each. It is stored in
-    the background, and when the block ends. A reader that dies in between reads up to ``every_messages``
-    messages, or those of ``every_seconds`` seconds, for a second time. The cursor never goes back: what is
-    stored is looked at first, so of two readers with one cursor the one that is further counts. (Servers have
-    no way to do both in one step. Readers that must share a stream belong in a consumer group.)
+    The cursor is the offset of the last processed message: call :meth:`processed` after each message. The
+    checkpointer stores the cursor in the background, and when the block ends. After a crash, a reader
+    rereads up to ``every_messages`` messages, or those of ``every_seconds`` seconds.
+
+    Each write first reads the stored cursor, and the larger offset wins, so the cursor does not move back.
+    Servers cannot compare and set in one step, so two readers of one cursor can still race. Readers that
+    share a stream belong in a consumer group.
 
     Example:
         >>> async with client.checkpointer("billing", "orders") as checkpoints:  # doctest: +SKIP
@@ -198,17 +205,17 @@ class Checkpointer:
         try:
             await self.close()
         except LiftEnvelopeError as failure:
-            # The block's own error goes on, and must not be replaced: a cancellation, for one.
+            # The block's own error, such as a cancellation, must not be replaced.
             exc.add_note(
                 f"what was processed could not be stored as the cursor {self._cursor_id!r}: {failure}"
             )
 
     async def start(self, partition: int, default: _T | str = "earliest") -> int | _T | str:
-        """Return where to start reading: behind the cursor, as ``start`` of :meth:`Client.subscribe`.
+        """Return the offset after the cursor, to pass as ``start`` of :meth:`Client.subscribe`.
 
         Args:
             partition: Number of the partition.
-            default: What to return where there is no cursor.
+            default: Value to return if there is no cursor. Default: ``"earliest"``.
 
         Raises:
             CursorsUnavailableError: The cluster keeps no cursors.
@@ -227,15 +234,15 @@ class Checkpointer:
     def processed(self, partition: int, offset: int, /) -> None: ...
 
     def processed(self, message: Message | int, offset: int | None = None, /) -> None:
-        """Note that a message was processed, and with it all before it in its partition.
+        """Mark a message, and all earlier messages of its partition, as processed.
 
-        It only remembers that; nothing is sent here. A smaller offset than before changes nothing. Where
-        messages of one partition are processed at the same time, and may be done in another order, announce
-        each with :meth:`delivered` first.
+        This only records the offset; the background task sends it. An offset smaller than an earlier one has
+        no effect. If messages of one partition are processed concurrently and may finish out of order,
+        announce each message with :meth:`delivered` first.
 
         Args:
-            message: The message; or the number of its partition,
-            offset: and its offset.
+            message: The message, or the number of its partition.
+            offset: Offset of the message, if ``message`` is a partition number.
 
         Raises:
             UsageError: The message is of another stream, or the checkpointer is not open.
@@ -248,11 +255,13 @@ class Checkpointer:
     def delivered(self, partition: int, offset: int, /) -> None: ...
 
     def delivered(self, message: Message | int, offset: int | None = None, /) -> None:
-        """Announce a message that is going to be processed: until it is, the cursor stays in front of it.
+        """Announce a message before processing: the cursor stays below it until :meth:`processed`.
+
+        Call it in the order of offsets.
 
         Args:
-            message: The message; or the number of its partition,
-            offset: and its offset. To be called in the order of offsets.
+            message: The message, or the number of its partition.
+            offset: Offset of the message, if ``message`` is a partition number.
 
         Raises:
             UsageError: The message is of another stream, or the checkpointer is not open.
@@ -260,22 +269,22 @@ class Checkpointer:
         self._running().checkpoints.delivered(*self._place(message, offset))
 
     async def flush(self, *, timeout: float | None = None) -> None:
-        """Store what was processed so far. What failed in the background is tried again here.
+        """Store the processed offsets now. Offsets that failed in the background are retried.
 
         Args:
-            timeout: Seconds for all of it; default: the client's.
+            timeout: Seconds for the whole call. Default: the client's ``timeout``.
 
         Raises:
-            LiftEnvelopeError: It could not be stored, as :meth:`Client.set_cursor` says.
+            LiftEnvelopeError: An offset could not be stored, as for :meth:`Client.set_cursor`.
         """
         limit = None if timeout is None else check_seconds("timeout", timeout)
         await self._running().flush(timeout=limit)
 
     async def close(self) -> None:
-        """Store what was processed, and end. Closing twice is fine.
+        """Store the processed offsets and stop. Closing twice has no effect.
 
         Raises:
-            LiftEnvelopeError: It could not be stored. The checkpointer is closed all the same.
+            LiftEnvelopeError: An offset could not be stored. The checkpointer is closed anyway.
         """
         writer = self._writer
         if self._closed or writer is None:
@@ -288,17 +297,18 @@ class Checkpointer:
             await writer.stop()
 
     async def lag(self, partition: int, *, timeout: float | None = None) -> int:
-        """Return how many offsets the partition is ahead: its newest one, less the last processed one.
+        """Return the reader's lag in offsets: the partition's newest offset minus the last processed one.
 
-        Where this checkpointer was told of none, the stored cursor counts; where there is none, all of them.
+        If this checkpointer has no processed offset, the stored cursor is used. Without a stored cursor,
+        every message counts.
 
         Args:
             partition: Number of the partition.
-            timeout: Seconds for each call; default: the client's.
+            timeout: Seconds for each call. Default: the client's ``timeout``.
 
         Raises:
             NoSuchStreamError: There is no such stream.
-            NoSuchPartitionError: It has no such partition.
+            NoSuchPartitionError: The stream has no such partition.
             CallTimeoutError: No answer came in time.
             TransportError: No broker could be reached.
         """
@@ -309,14 +319,14 @@ class Checkpointer:
         return info.newest_offset - (-1 if last is None else last)
 
     async def reset(self, partition: int, *, timeout: float | None = None) -> None:
-        """Take the cursor away, and forget what was processed.
+        """Delete the cursor and forget the processed offsets of a partition.
 
         Args:
             partition: Number of the partition.
-            timeout: Seconds for all of it; default: the client's.
+            timeout: Seconds for the whole call. Default: the client's ``timeout``.
 
         Raises:
-            LiftEnvelopeError: As :meth:`Client.reset_cursor` says.
+            LiftEnvelopeError: As for :meth:`Client.reset_cursor`.
         """
         writer = self._running()
         async with writer._lock:

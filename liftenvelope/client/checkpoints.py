@@ -1,4 +1,12 @@
-"""What was processed, what of it is stored, and when to store again. No clock and no I/O: sans-io."""
+"""Checkpoint bookkeeping: processed and stored offsets per partition, and due times.
+
+Sans-io: no clock, no I/O. Rules for each partition:
+
+- ``done`` only grows. If messages are announced with ``delivered()``, ``done`` advances only to the last
+  offset below which none is outstanding, so a stored cursor never skips an unfinished message.
+- A partition is pending while ``done`` is ahead of ``stored``. Only pending partitions become due.
+- ``forget()`` drops the whole state. An outcome that arrives after it must be ignored: compare ``token()``.
+"""
 
 from __future__ import annotations
 
@@ -16,17 +24,18 @@ _LONGEST_RETRY: Final = 5.0
 
 @dataclass(slots=True)
 class _Progress:
-    """How far one partition has come."""
+    """Checkpoint state of one partition."""
 
     done: int | None = None
     stored: int | None = None
     count: int = 0
-    #: When the first of what is not stored yet was processed.
+    #: Time of the first processed message since the last store.
     since: float = 0.0
     failures: int = 0
-    #: Not before then: an attempt failed.
+    #: Earliest time of the next attempt, after a failed one.
     retry_at: float = 0.0
-    #: Handed out and not processed yet, in order; and what of it is finished though something before is not.
+    #: Announced offsets in order, from the first unprocessed one on. ``early`` has the processed ones among
+    #: them.
     outstanding: deque[int] = field(default_factory=deque)
     early: set[int] = field(default_factory=set)
 
@@ -36,11 +45,12 @@ class _Progress:
 
 
 class Checkpoints(Generic[_K]):
-    """Keeps, for each partition, the last processed offset and the last stored one.
+    """Keeps the last processed and the last stored offset of each partition.
 
     Args:
-        every_messages: A partition is due when so many of its messages were processed since,
-        every_seconds: or so many seconds after the first of them. None: it is never due by itself.
+        every_messages: Processed messages since the last store after which a partition is due. None: no
+            count.
+        every_seconds: Seconds after the first unstored message until a partition is due. None: no time limit.
 
     Example:
         >>> checkpoints = Checkpoints[str](every_messages=2, every_seconds=5.0)
@@ -58,14 +68,15 @@ class Checkpoints(Generic[_K]):
         self._partitions: dict[_K, _Progress] = {}
 
     def delivered(self, key: _K, offset: int) -> None:
-        """Note that a message was handed out: nothing from it on is stored before it was processed."""
+        """Record a message as outstanding: no offset at or above it is stored until it is processed."""
         self._get(key).outstanding.append(offset)
 
     def processed(self, key: _K, offset: int, now: float) -> bool:
-        """Note that a message was processed, and all before it that :meth:`delivered` does not know of.
+        """Record a message, and all earlier messages not announced with :meth:`delivered`, as processed.
 
         Returns:
-            Whether the time to store something may have come, or is known only now.
+            True if the next due time may be earlier now: the partition became pending or reached
+            ``every_messages``.
         """
         one = self._get(key)
         if one.outstanding:
@@ -85,7 +96,7 @@ class Checkpoints(Generic[_K]):
         return not was_pending or one.count == self._every_messages
 
     def due(self, now: float) -> list[tuple[_K, int]]:
-        """Return what is to be stored now: partitions and offsets."""
+        """Return the partitions to store now, with their offsets."""
         return [
             (key, one.done)
             for key, one in self._partitions.items()
@@ -93,13 +104,13 @@ class Checkpoints(Generic[_K]):
         ]
 
     def wait(self, now: float) -> float | None:
-        """Return in how many seconds something is due, None where nothing will be."""
+        """Return the seconds until the next partition is due; None if none will be."""
         times = [self._due_at(one) for one in self._partitions.values() if one.is_pending]
         first = min(times, default=float("inf"))
         return None if first == float("inf") else max(first - now, 0.0)
 
     def pending(self, keys: Collection[_K] | None = None) -> list[tuple[_K, int]]:
-        """Return what is processed and not stored, of these partitions or of all."""
+        """Return the processed offsets not stored yet, of the given partitions; None for all."""
         return [
             (key, one.done)
             for key, one in self._partitions.items()
@@ -112,11 +123,11 @@ class Checkpoints(Generic[_K]):
         return None if one is None else one.done
 
     def token(self, key: _K) -> object:
-        """Return what is another object once a partition was begun anew."""
+        """Return the identity of a partition's state; it changes after :meth:`forget`."""
         return self._partitions.get(key)
 
     def stored(self, key: _K, offset: int, now: float) -> None:
-        """Note that an offset is stored: by us, or by somebody else."""
+        """Record an offset as stored, by this reader or by another one."""
         one = self._get(key)
         one.stored = offset if one.stored is None else max(one.stored, offset)
         one.count = one.failures = 0
@@ -124,15 +135,15 @@ class Checkpoints(Generic[_K]):
         one.since = now
 
     def failed(self, key: _K, now: float) -> None:
-        """Note that an offset could not be stored: it is due again after a pause that grows."""
+        """Record a failed attempt: the partition is due again after an exponential backoff, at most 5 s."""
         one = self._partitions.get(key)
-        if one is None:  # begun anew in the meantime
+        if one is None:  # forgotten during the attempt
             return
         one.failures += 1
         one.retry_at = now + min(_FIRST_RETRY * 2 ** min(one.failures - 1, 16), _LONGEST_RETRY)
 
     def forget(self, key: _K) -> None:
-        """Begin anew with a partition."""
+        """Drop the state of a partition."""
         self._partitions.pop(key, None)
 
     def _get(self, key: _K) -> _Progress:
@@ -150,8 +161,8 @@ class Checkpoints(Generic[_K]):
 
     @staticmethod
     def _release(one: _Progress, offset: int) -> int | None:
-        """Take an offset off those handed out; return the last one before which nothing is outstanding."""
-        if offset not in one.outstanding:  # not announced: as it stands, if nothing before it is outstanding
+        """Mark an outstanding offset as processed; return the new ``done``, None if it is unchanged."""
+        if offset not in one.outstanding:  # not announced: counts only below every outstanding offset
             return offset if offset < one.outstanding[0] else None
         one.early.add(offset)
         last = None

@@ -1,4 +1,4 @@
-"""A cluster as a client sees it: its brokers, what they say, and calls to the right one of them."""
+"""Cluster access: broker discovery, metadata cache, and unary calls with routing and retries."""
 
 from __future__ import annotations
 
@@ -31,19 +31,22 @@ if TYPE_CHECKING:
 
 __all__ = ["Cluster", "Deadline"]
 
-#: Brokers that don't know a stream may be late to hear of it: they are asked so often, so many seconds apart.
+#: Metadata requests for a never-seen stream before it counts as missing, since brokers learn of a new stream
+#: with a delay; and the pause between these requests in seconds, times the attempt.
 _LATE_ROUNDS: Final = 5
 _LATE_PAUSE: Final = 0.05
-#: A broker that has just started answers before it has read its own log, for seconds, and knows no streams.
-#: So a stream that was there must be missing for so many seconds to be gone.
+#: Seconds for which a stream that once existed must be missing to count as deleted. A broker that has just
+#: started answers for seconds before it has read its own log, and then knows no streams.
 _GONE_AFTER: Final = 5.0
-#: What to ask for where brokers alone are wanted; it need not be there.
+#: Stream to name in a request for brokers only: a request without names would list every stream. The stream
+#: need not exist.
 _ANY_STREAM: Final = "__cursors"
+#: Longest pause in seconds between two requests for a missing stream.
 _MISSING_PAUSE: Final = 0.25
 
 
 class Deadline:
-    """A moment until which something may take."""
+    """A point in time by which an operation must finish, on the clock of the event loop."""
 
     def __init__(self, timeout: float) -> None:
         self.timeout = timeout
@@ -52,29 +55,29 @@ class Deadline:
 
     @property
     def left(self) -> float:
-        """Seconds until then, never less than a millisecond, so that they can be asked for."""
+        """Seconds left, at least 0.001, so that the value is always a valid timeout."""
         return max(self._end - self._loop.time(), 0.001)
 
     @property
     def is_over(self) -> bool:
-        """Whether it has passed."""
+        """True once the deadline has passed."""
         return self._loop.time() >= self._end
 
     async def pause(self, attempt: int) -> None:
-        """Wait before an attempt, but not longer than until then."""
+        """Sleep for the backoff before an attempt, but not past the deadline."""
         await asyncio.sleep(min(pause_before(attempt), self.left))
 
 
 class Route(Protocol):
-    """Finds the address to send a call to. It is asked again for every attempt."""
+    """Finds the address to send a call to. Called for every attempt."""
 
     def __call__(self, failed: Sequence[str], deadline: Deadline) -> Awaitable[str]:
-        """Return an address. ``failed`` are those that earlier attempts failed with, the last one last."""
+        """Return an address. ``failed`` lists the addresses of failed attempts, the latest one last."""
         ...
 
 
 class Cluster:
-    """Finds brokers, keeps what they say for a while, and makes calls to them."""
+    """Finds brokers, caches their metadata, and makes calls to them."""
 
     def __init__(self, options: Options) -> None:
         self.options = options
@@ -82,12 +85,12 @@ class Cluster:
         self._brokers: dict[str, BrokerInfo] = {}
         self._streams: dict[str, tuple[StreamInfo, float]] = {}
         self._fetching: dict[str, asyncio.Task[Metadata]] = {}
-        #: Streams that were there; since when they are missing, None for those that are there.
+        #: Streams that existed at some time -> loop time since which each is missing, None while it exists.
         self._seen: dict[str, float | None] = {}
         self._closed = False
 
     async def close(self) -> None:
-        """Close every connection, and stop asking for metadata. Calls that are open fail."""
+        """Close every connection and cancel pending metadata requests. Open calls fail."""
         self._closed = True
         for task in self._fetching.values():
             task.cancel()
@@ -106,21 +109,24 @@ class Cluster:
         *,
         rule: Retry | None = None,
     ) -> bytes | None:
-        """Call a unary method, again where the table of retries says so.
+        """Call a unary method, and retry it according to its row in ``RETRIES``.
+
+        An attempt whose outcome is unknown may have been applied. If a later attempt is then refused with the
+        code of "already done", the earlier one was applied and the call counts as successful.
 
         Args:
-            method: Its name, such as ``CreateStream``.
-            request: The request message.
+            method: Name of the method, such as ``CreateStream``.
+            request: The serialized request.
             route: Finds the broker for each attempt.
-            deadline: Until when.
-            about: What it is about, for the text of errors.
-            rule: How the call is made again. Default: as the table says for the method.
+            deadline: Deadline over all attempts.
+            about: Subject of the call, for error texts.
+            rule: Retry rule. Default: the method's row in ``RETRIES``.
 
         Returns:
-            The answer; None where an attempt of unknown outcome turns out to have done it.
+            The serialized response; None if an earlier attempt of unknown outcome turns out to be applied.
 
         Raises:
-            LiftEnvelopeError: What ``failures.call_error`` makes of the last failure.
+            LiftEnvelopeError: The last failure, as ``failures.call_error`` translates it.
         """
         rule, failed, uncertain = rule or RETRIES[method], list[str](), False
         refused: CallNotProcessedError | None = None
@@ -142,14 +148,14 @@ class Cluster:
                 uncertain |= fate.is_uncertain
                 failed.append(address)
                 await deadline.pause(len(failed))
-                if deadline.is_over:  # what is left is no time for an attempt
+                if deadline.is_over:  # no time is left for another attempt
                     raise call_error(method, last, about) from last
 
     async def call_once(self, method: str, request: bytes, address: str, timeout: float) -> bytes:
         """Call a unary method of one broker, once.
 
         Raises:
-            RpcError: The server refused, or did not answer in time.
+            RpcError: The server refused the call, or did not answer in time.
             TransportError: The connection failed.
         """
         deadline = Deadline(timeout)
@@ -157,7 +163,7 @@ class Cluster:
         return await channel.unary(f"/proto.API/{method}", request, timeout=deadline.left)
 
     async def any_broker(self, failed: Sequence[str], deadline: Deadline) -> str:  # noqa: ARG002
-        """A route to any broker; those that just failed come last."""
+        """Route a call to any broker; brokers that just failed are used last."""
         known = self.addresses()
         fresh = [address for address in known if address not in failed[-(len(known) - 1) :]] or known
         brokers = [broker for broker in self._brokers.values() if broker.address in fresh]
@@ -166,7 +172,7 @@ class Cluster:
         return choose_broker(self.options.broker_selection, brokers, self.connections.latency).address
 
     def leader_of(self, stream: str, partition: int) -> Route:
-        """A route to the leader of a partition."""
+        """Return a route to the leader of a partition. It refreshes the metadata after a failed attempt."""
 
         async def route(failed: Sequence[str], deadline: Deadline) -> str:
             return await self.leader_address(stream, partition, deadline, refresh=bool(failed))
@@ -174,16 +180,16 @@ class Cluster:
         return route
 
     def addresses(self) -> list[str]:
-        """Where brokers are known to be: those that the cluster named, and those that were given."""
+        """Return the known broker addresses: first those in the metadata, then the seeds."""
         named = [broker.address for broker in self._brokers.values()]
         return list(dict.fromkeys((*named, *self.options.seeds)))
 
     def forget(self, stream: str) -> None:
-        """Ask for a stream's metadata anew when it is needed next."""
+        """Drop a stream's cached metadata; the next use fetches it again."""
         self._streams.pop(stream, None)
 
     def deleted(self, stream: str) -> None:
-        """Note that a stream is gone: it is not waited for, should it be used again."""
+        """Record a stream as deleted: a later use does not wait for it to reappear."""
         self.forget(stream)
         self._seen.pop(stream, None)
 
@@ -192,15 +198,15 @@ class Cluster:
     async def fetch(
         self, streams: Iterable[str] | None = None, groups: Iterable[str] = (), *, deadline: Deadline
     ) -> Metadata:
-        """Ask the cluster: one broker, and others as well where it does not know all there is to know.
+        """Fetch metadata from one broker, and from others if its answer is incomplete.
 
         Args:
             streams: Names of streams, None for all.
             groups: Names of groups.
-            deadline: Until when.
+            deadline: Deadline over all requests.
         """
         wanted, group_names = None if streams is None else set(streams), tuple(groups)
-        # Without a name every stream would be listed, of which there may be very many.
+        # A request without names lists every stream, and there may be very many.
         names = [_ANY_STREAM] if wanted is not None and not wanted else sorted(wanted or ())
         request = api_pb2.FetchMetadataRequest(streams=names, groups=group_names)
         data = request.SerializeToString()
@@ -215,7 +221,7 @@ class Cluster:
                 answer = await self.call_once("FetchMetadata", data, address, min(deadline.left, 1.0))
                 metadata = merged(metadata, self._decoded(answer))
             except (RpcError, TransportError):
-                continue  # the first answer stands
+                continue  # the answer so far is good enough
         kept = self._keep(metadata, wanted)
         return kept if wanted is None else _only(kept, wanted)
 
@@ -239,7 +245,7 @@ class Cluster:
         return decode_metadata(answer, self.options.max_brokers, self.options.max_partitions)
 
     def _keep(self, metadata: Metadata, wanted: set[str] | None) -> Metadata:
-        """Put an answer into the cache; return it with brokers that only earlier answers named."""
+        """Cache an answer; return it completed with the missing brokers that earlier answers had."""
         now = asyncio.get_running_loop().time()
         missing = metadata.missing_brokers()
         earlier = [broker for name, broker in self._brokers.items() if name in missing]
@@ -248,7 +254,7 @@ class Cluster:
         for name in wanted or ():
             self._streams.pop(name, None)
         self._brokers.update(metadata.brokers)
-        if len(self._brokers) > self.options.max_brokers:  # of answers that name others every time
+        if len(self._brokers) > self.options.max_brokers:  # a server that names new brokers in every answer
             self._brokers = dict(metadata.brokers)
         self._streams.update({name: (stream, now) for name, stream in metadata.streams.items()})
         self._seen.update(dict.fromkeys(metadata.streams))
@@ -259,11 +265,12 @@ class Cluster:
         )
 
     async def stream(self, name: str, deadline: Deadline, *, refresh: bool = False) -> StreamInfo:
-        """Return a stream, from the cache if it is not too old.
+        """Return a stream's metadata, from the cache if it is younger than ``metadata_max_age``.
 
         Raises:
-            NoSuchStreamError: No broker knows it, and was not told of it a little later either.
-            CallTimeoutError: It was there, and no broker knew it in time. One may only just have started.
+            NoSuchStreamError: No broker knows the stream, after a few requests.
+            CallTimeoutError: The stream existed before, and no broker knew it before the deadline. A broker
+                may have just started.
         """
         kept = self._streams.get(name)
         now = asyncio.get_running_loop().time()
@@ -276,7 +283,7 @@ class Cluster:
             except CallTimeoutError as exc:
                 if not late:
                     raise
-                raise self._missing(name) from exc  # it was not known when there was an answer
+                raise self._missing(name) from exc  # earlier answers did not have the stream
             if (found := metadata.get_stream(name)) is not None:
                 return found
             late += 1
@@ -287,7 +294,7 @@ class Cluster:
             await asyncio.sleep(min(_LATE_PAUSE * late, _MISSING_PAUSE, deadline.left))
 
     def _is_gone(self, name: str, late: int) -> bool:
-        """Whether a stream that no broker knows is not there, after it was missing so often in a row."""
+        """Return True if a stream that is missing from ``late`` answers in a row counts as nonexistent."""
         if name not in self._seen:
             return late >= _LATE_ROUNDS
         now = asyncio.get_running_loop().time()
@@ -305,7 +312,7 @@ class Cluster:
         return CallTimeoutError(f"stream {name!r} was there and is missing; a broker may have just started")
 
     async def _fetch_once(self, name: str, deadline: Deadline) -> Metadata:
-        """Fetch one stream's metadata; those who ask for the same at the same time share the answer."""
+        """Fetch one stream's metadata; concurrent requests for the same stream share one call."""
         task = self._fetching.get(name)
         if task is None:
             task = asyncio.create_task(self.fetch([name], deadline=Deadline(self.options.timeout)))
@@ -325,17 +332,17 @@ class Cluster:
     def _fetched(self, name: str, task: asyncio.Task[Metadata]) -> None:
         self._fetching.pop(name, None)
         if not task.cancelled():
-            task.exception()  # those who wait raise it; all of them may have gone
+            task.exception()  # marks it as retrieved: the waiters raise it, but all may have been cancelled
 
     async def leader_address(
         self, stream: str, partition: int, deadline: Deadline, *, refresh: bool = False
     ) -> str:
-        """Return where the leader of a partition is; wait for one where there is none.
+        """Return the address of a partition's leader; wait if the partition has no leader.
 
         Raises:
             NoSuchStreamError: There is no such stream.
-            NoSuchPartitionError: It has no such partition.
-            NotLeaderError: There was no leader until the deadline, or it is not known where it is.
+            NoSuchPartitionError: The stream has no such partition.
+            NotLeaderError: The partition had no leader with a known address before the deadline.
         """
         attempt = 0
         while True:
@@ -359,7 +366,7 @@ class Cluster:
     async def replica_address(
         self, stream: str, partition: int, deadline: Deadline, *, refresh: bool = False
     ) -> str:
-        """Return where one of a partition's replicas in sync is, chosen as the options say."""
+        """Return the address of an in-sync replica, chosen by ``broker_selection``; else the leader's."""
         found = await self.stream(stream, deadline, refresh=refresh)
         info = found.partitions.get(partition)
         brokers = [self._brokers[name] for name in (info.isr if info else ()) if name in self._brokers]
@@ -368,10 +375,10 @@ class Cluster:
         return choose_broker(self.options.broker_selection, brokers, self.connections.latency).address
 
     async def broker_address(self, broker_id: str, deadline: Deadline) -> str:
-        """Return where a broker is.
+        """Return the address of a broker.
 
         Raises:
-            NotLeaderError: No broker of that id is known.
+            NotLeaderError: No broker with that id is known.
         """
         if broker_id not in self._brokers:
             await self.fetch([], deadline=deadline)
@@ -381,7 +388,7 @@ class Cluster:
 
 
 def _telling(error: CallNotProcessedError, before: CallNotProcessedError | None) -> CallNotProcessedError:
-    """Of two reasons why there is no connection, the one that says more than that the time was up."""
+    """Return the more specific of two connection failures: ``before`` if ``error`` is only a timeout."""
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, TimeoutError):
         cause = cause.__cause__

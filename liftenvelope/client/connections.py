@@ -1,4 +1,4 @@
-"""The connections to the brokers: made when a call needs one, shared, and closed when nobody used them."""
+"""Connection pool: connects to brokers on demand, shares connections and closes idle ones."""
 
 from __future__ import annotations
 
@@ -22,17 +22,18 @@ __all__ = ["Connections"]
 
 @dataclass(slots=True, eq=False)
 class _Pooled:
-    """A connection, and whether it was without a call when it was looked at last."""
+    """A connection, and whether the last idle check found it without calls."""
 
     channel: Channel
     was_idle: bool = False
 
 
 class Connections:
-    """Up to ``max_conns_per_broker`` connections to each address.
+    """Pool of up to ``max_conns_per_broker`` connections to each address.
 
-    A call gets a connection without any other call on it if there is one or one more may be made, since what
-    comes for one call can hold up the answer to another on the same connection.
+    A call gets a connection without open calls if one is free or may still be made, because data for one call
+    can delay the answer to another call on the same connection. If the pool is full, the connection with the
+    fewest open calls is shared.
     """
 
     def __init__(self, options: Options) -> None:
@@ -45,20 +46,20 @@ class Connections:
         self._closed = False
 
     async def channel(self, address: str, timeout: float | None = None) -> Channel:
-        """Return a connection on which a call can be made now, before anything is awaited.
+        """Return a usable connection. Start the call before the next await: the connection may close later.
 
         Args:
-            address: ``host:port`` of the broker, as the cluster calls it.
-            timeout: Seconds for making a connection, where one is needed; at most ``connect_timeout``.
+            address: ``host:port`` of the broker, as the cluster advertises it.
+            timeout: Seconds to connect, if a new connection is needed; at most ``connect_timeout``.
 
         Raises:
-            CallNotProcessedError: None could be made, or the client is closed.
+            CallNotProcessedError: No connection could be made, or the client is closed.
         """
         if (free := self._free(address)) is not None:
             return free
         limit = self._options.connect_timeout if timeout is None else timeout
         try:
-            # Also for those who wait while others try to connect, one after the other.
+            # The limit includes the wait for the lock: callers connect one at a time.
             async with asyncio.timeout(limit), self._making.setdefault(address, asyncio.Lock()):
                 await self._make_room(address, timeout)
         except TimeoutError as exc:
@@ -71,11 +72,11 @@ class Connections:
         return self._given(min(pooled, key=lambda one: one.channel.open_calls))
 
     def latency(self, address: str) -> float | None:
-        """How long it took to connect to an address at best, in seconds; None if it was not done yet."""
+        """Return the shortest connection time to an address in seconds; None before the first connection."""
         return self._latencies.get(address)
 
     async def close(self) -> None:
-        """Close every connection. Calls that are open end with a TransportError. Closing twice is fine."""
+        """Close every connection. Open calls end with TransportError. Closing twice has no effect."""
         self._closed = True
         if self._sweep is not None:
             self._sweep.cancel()
@@ -84,16 +85,16 @@ class Connections:
             for one in pooled:
                 self._spawn(one.channel.close())
         while self._closing:
-            await asyncio.wait(self._closing)  # a cancellation must not keep them from being closed
+            await asyncio.wait(self._closing)  # unlike gather(), it does not cancel the tasks if cancelled
 
     async def _make_room(self, address: str, timeout: float | None) -> None:
-        """Make a connection, unless there are enough, or one without a call by now."""
+        """Connect, unless the pool is full or a connection has become free."""
         pooled = self._usable(address)
         if len(pooled) >= self._options.max_conns_per_broker or self._free(address) is not None:
             return
         try:
             await self._connect(address, timeout)
-        except (TransportError, UsageError) as exc:  # a server may name a broker that has no sound address
+        except (TransportError, UsageError) as exc:  # UsageError: a broker advertises an invalid address
             if not self._usable(address):
                 raise CallNotProcessedError(str(exc)) from exc
 
@@ -125,7 +126,7 @@ class Connections:
         self._look_later()
 
     def _usable(self, address: str) -> list[_Pooled]:
-        """The connections that take calls. Others are dropped; what is open on them goes on to its end."""
+        """Return the connections that accept calls; close unusable ones once their open calls have ended."""
         pooled = self._pool.get(address, [])
         for one in [one for one in pooled if not one.channel.is_usable and not one.channel.open_calls]:
             pooled.remove(one)
@@ -138,7 +139,7 @@ class Connections:
         return None if found is None else self._given(found)
 
     def _given(self, pooled: _Pooled) -> Channel:
-        """Note that a connection is used, be it for shorter than between two looks."""
+        """Mark a connection as used, also if its call ends before the next idle check."""
         pooled.was_idle = False
         return pooled.channel
 
@@ -148,7 +149,7 @@ class Connections:
             self._sweep = loop.call_later(self._options.keep_alive_time / 2, self._close_idle)
 
     def _close_idle(self) -> None:
-        """Close what was without a call twice in a row, half of ``keep_alive_time`` apart."""
+        """Close connections found idle by two checks in a row, half of ``keep_alive_time`` apart."""
         self._sweep = None
         for address in list(self._pool):
             for one in self._usable(address):

@@ -1,4 +1,4 @@
-"""Consumers: several programs that share the partitions of streams."""
+"""Consumer: a member of a consumer group, which shares the partitions of streams among its members."""
 
 from __future__ import annotations
 
@@ -27,11 +27,12 @@ __all__ = ["Consumer"]
 class Consumer(ConsumerPartitions):
     """A member of a consumer group. Made by :meth:`Client.consumer`; used with ``async with``.
 
-    Iterating gives the messages of every partition that the group has given to this member: those of one
-    partition in order. A message counts as processed when the next one is asked for, or when it is passed
-    to :meth:`commit`; what is processed is stored now and then, so that whoever gets the partition next goes
-    on there. Each message is delivered at least once: those since the last checkpoint come again after a
-    crash, and a few when partitions move. For one task at a time.
+    Iteration returns the messages of all partitions assigned to this member, in order within each partition.
+    A message counts as processed when the next one is requested, or when it is passed to :meth:`commit`.
+    Processed offsets are committed periodically, and the partition's next owner continues there.
+
+    Delivery is at least once: after a crash, messages since the last checkpoint are redelivered. A few are
+    redelivered when partitions move. For one task at a time.
 
     Example:
         >>> async with client.consumer("billing", ["orders"]) as consumer:  # doctest: +SKIP
@@ -39,7 +40,7 @@ class Consumer(ConsumerPartitions):
         ...         ...
     """
 
-    # What it is
+    # State
 
     @property
     def group(self) -> str:
@@ -53,30 +54,30 @@ class Consumer(ConsumerPartitions):
 
     @property
     def epoch(self) -> int:
-        """The group's generation, as far as this member knows. It changes when members come and go."""
+        """Group epoch last seen by this member. The epoch changes when members join or leave."""
         return self._running().state.epoch
 
     @property
     def assignment(self) -> frozenset[tuple[str, int]]:
-        """The streams and partitions that this member reads now."""
+        """Streams and partitions that this member reads now."""
         return frozenset(self._readers)
 
     def position(self, stream: str, partition: int) -> int | None:
-        """Return the offset that is handed out next, or a later one; None where it is not known yet.
+        """Return a lower bound of the next message's offset; None if the start is not known yet.
 
         Raises:
-            FencedError: The partition is not this member's.
+            FencedError: The partition is not assigned to this member.
         """
         return self._reader(stream, partition).position
 
     async def lag(self, *, timeout: float | None = None) -> dict[tuple[str, int], int]:
-        """Return how far each partition of this member is ahead of it.
+        """Return the lag of each assigned partition in offsets.
 
         Args:
-            timeout: Seconds for each call; default: the client's.
+            timeout: Seconds for each call. Default: the client's ``timeout``.
 
         Returns:
-            By stream and partition, the newest offset less that of the last processed message.
+            Newest offset minus the last processed offset, by stream and partition.
 
         Raises:
             CallTimeoutError: No answer came in time.
@@ -91,7 +92,7 @@ class Consumer(ConsumerPartitions):
             lags[key] = max(info.newest_offset - last, 0)
         return lags
 
-    # Its life
+    # Lifecycle
 
     async def __aenter__(self) -> Self:
         return await self.open()
@@ -105,15 +106,15 @@ class Consumer(ConsumerPartitions):
         try:
             await self.close()
         except LiftEnvelopeError as failure:
-            # The block's own error goes on, and must not be replaced: a cancellation, for one.
+            # The block's own error, such as a cancellation, must not be replaced.
             exc.add_note(f"group {self.group!r}: the last checkpoint could not be stored: {failure}")
 
     async def open(self) -> Self:
-        """Join the group, and begin to read what it assigns; ``async with`` does it.
+        """Join the group and start to read the assigned partitions; ``async with`` does it.
 
         Raises:
             NoSuchStreamError: A stream does not exist.
-            CallTimeoutError: The group could not be joined in the client's ``timeout``.
+            CallTimeoutError: The group could not be joined within the client's ``timeout``.
             TransportError: No broker could be reached.
         """
         if self._member is not None:
@@ -137,16 +138,16 @@ class Consumer(ConsumerPartitions):
         return self
 
     async def close(self) -> None:
-        """Stop reading, call ``on_revoked``, store what was processed, and leave the group.
+        """Stop reading, call ``on_revoked``, store the processed offsets, and leave the group.
 
-        The message that was handed out last counts as processed only if it was committed. Closing twice is
-        fine. It takes no longer than the client's ``timeout``, besides the time of ``on_revoked``.
+        The last message returned counts as processed only if it was committed. ``close`` takes at most the
+        client's ``timeout``, plus the time of ``on_revoked``. Closing twice has no effect.
 
         Raises:
-            LiftEnvelopeError: What was processed could not be stored. It is closed all the same.
+            LiftEnvelopeError: The processed offsets could not be stored. The consumer is closed anyway.
         """
         if self._closing:
-            if self._closer is not asyncio.current_task():  # as it is where on_revoked closes it as well
+            if self._closer is not asyncio.current_task():  # on_revoked may call close()
                 await self._gone.wait()
             return
         self._closing, self._closer = True, asyncio.current_task()
@@ -166,7 +167,7 @@ class Consumer(ConsumerPartitions):
             return
         deadline = Deadline(self._client._options.timeout)
         try:
-            # The first task goes on telling the group that this member lives.
+            # The first task keeps sending heartbeats until the member has left.
             await _cancel(self._tasks[1:])
             await self._give_up(tuple(self._readers), deadline.timeout / 2)
             if self._checkpoints.pending():
@@ -182,7 +183,7 @@ class Consumer(ConsumerPartitions):
     async def _end_tasks(self) -> None:
         readers = [*self._readers.values(), *self._leaving.values()]
         self._readers.clear()
-        # A cancellation can end any of the waits: by then each must have been told to end.
+        # A cancellation can end any wait below, so every reader is told to stop first.
         for reader in readers:
             reader.stop()
         try:
@@ -216,18 +217,18 @@ class Consumer(ConsumerPartitions):
             await self._wait()
 
     async def batches(self, max_messages: int = 1000, max_wait: float = 0.1) -> AsyncIterator[list[Message]]:
-        """Iterate over lists of messages. A list counts as processed when the next one is asked for.
+        """Iterate over lists of messages. A list counts as processed when the next one is requested.
 
         Args:
-            max_messages: How many a list has at most.
-            max_wait: Seconds after the first message of a list that it waits for more.
+            max_messages: Maximum number of messages in a list.
+            max_wait: Seconds to wait for more messages after the first one of a list.
 
         Yields:
-            Lists of at least one message, of any of the partitions; those of one in order.
+            Lists of at least one message from any assigned partition, in order within each partition.
 
         Raises:
-            UsageError: An argument makes no sense.
-            LiftEnvelopeError: What iterating would raise.
+            UsageError: An argument is invalid.
+            LiftEnvelopeError: As iteration does.
         """
         check_count("max_messages", max_messages)
         check_seconds("max_wait", max_wait, zero=True)
@@ -239,7 +240,7 @@ class Consumer(ConsumerPartitions):
             yield batch
 
     async def _collect(self, limit: int, max_wait: float) -> list[Message]:
-        """Return the messages that come next, none only after the end."""
+        """Return the next messages; empty only once the consumer is closing."""
         taken = self._take_ready(limit)
         while not taken:
             self._check()
@@ -253,14 +254,14 @@ class Consumer(ConsumerPartitions):
             for reader, messages in reversed(taken):
                 reader.give_back(messages)
             raise
-        # Only now: what nobody got must not count as processed.
+        # Only now: after a cancellation above, the messages must not count as processed.
         self._in_hand += [(reader, messages[-1].offset) for reader, messages in taken]
         return [message for _, messages in taken for message in messages]
 
     async def _add(
         self, taken: list[tuple[PartitionReader, list[Message]]], limit: int, max_wait: float
     ) -> None:
-        """Take more messages for a while."""
+        """Add messages to ``taken`` until it has ``limit`` messages or ``max_wait`` seconds have passed."""
         count = sum(len(messages) for _, messages in taken)
         try:
             async with asyncio.timeout(max_wait):
@@ -297,7 +298,7 @@ class Consumer(ConsumerPartitions):
             self._is_waiting = False
 
     def _settle(self) -> None:
-        """Count as processed what was handed out."""
+        """Mark the messages returned so far as processed, except those of revoked partitions."""
         writer = self._writer
         if writer is None:
             raise UsageError("the consumer is not open: use it in a 'with' block")
@@ -310,20 +311,21 @@ class Consumer(ConsumerPartitions):
         if self._failure is not None and not self._closing:
             raise self._failure
 
-    # What the user does about partitions
+    # Partition control
 
     async def commit(self, message: Message | None = None, *, timeout: float | None = None) -> None:
-        """Store now what was processed.
+        """Store the processed offsets now.
 
         Args:
-            message: It and all before it in its partition are processed, and that partition is stored. None:
-                everything that was handed out is processed, and all partitions are stored.
-            timeout: Seconds for all of it; default: the client's.
+            message: Mark this message and all earlier ones of its partition as processed, and store that
+                partition's offset. None: mark every returned message as processed, and store all partitions.
+            timeout: Seconds for the whole call. Default: the client's ``timeout``.
 
         Raises:
-            FencedError: The message's partition is another member's by now, who gets the message again.
-            NotMemberError: The consumer was silent for too long, and is joining again.
-            LiftEnvelopeError: It could not be stored, as :meth:`Client.set_cursor` says.
+            FencedError: The message's partition belongs to another member now. That member gets the message
+                again.
+            NotMemberError: The consumer expired after missed heartbeats, and is rejoining the group.
+            LiftEnvelopeError: An offset could not be stored, as for :meth:`Client.set_cursor`.
         """
         limit = None if timeout is None else check_seconds("timeout", timeout)
         self._running()
@@ -343,34 +345,35 @@ class Consumer(ConsumerPartitions):
             raise self._not_ours(*key)
 
     def pause(self, stream: str, partition: int) -> None:
-        """Hand out no messages of a partition for the time being. It stays this member's.
+        """Stop returning messages of a partition until :meth:`resume`. The partition stays assigned.
 
         Raises:
-            FencedError: The partition is not this member's.
+            FencedError: The partition is not assigned to this member.
         """
         self._reader(stream, partition).paused = True
 
     def resume(self, stream: str, partition: int) -> None:
-        """Hand out messages of a partition again.
+        """Return messages of a paused partition again.
 
         Raises:
-            FencedError: The partition is not this member's.
+            FencedError: The partition is not assigned to this member.
         """
         self._reader(stream, partition).paused = False
 
     def seek(self, stream: str, partition: int, offset: int) -> None:
-        """Go on with a partition at another offset, also at a lower one.
+        """Continue a partition at another offset, forward or backward.
 
-        The group's cursor follows with the next checkpoint after a message from there.
+        The group's cursor moves with the first checkpoint after a message from the new position.
 
         Args:
             stream: Name of the stream.
             partition: Number of the partition.
-            offset: Of the message that is handed out next; if there is none yet, of the next one after it.
+            offset: Offset of the next message to return. If there is no such message, the next later one is
+                returned.
 
         Raises:
-            FencedError: The partition is not this member's.
-            UsageError: The offset is negative.
+            FencedError: The partition is not assigned to this member.
+            UsageError: The offset is negative, or 2**63 or larger.
         """
         if isinstance(offset, bool) or not isinstance(offset, int):
             raise UsageTypeError(f"offset must be an int, not {offset!r}")
@@ -390,7 +393,7 @@ class Consumer(ConsumerPartitions):
 
 
 async def _cancel(tasks: list[asyncio.Task[None]]) -> None:
-    """Cancel tasks and wait for their end; but not for the task that this runs in, such as a callback's."""
+    """Cancel tasks and wait for their end, except for the current task: callbacks may call close()."""
     others = [task for task in tasks if task is not asyncio.current_task()]
     for task in others:
         task.cancel()

@@ -1,4 +1,4 @@
-"""A consumer's place in its group: the calls that :mod:`liftenvelope.client.membership` asks for."""
+"""Group membership of a consumer: makes the calls that :mod:`liftenvelope.client.membership` decides on."""
 
 from __future__ import annotations
 
@@ -32,17 +32,20 @@ if TYPE_CHECKING:
 __all__ = ["GroupMember"]
 
 _NS: Final = 1e9
-# A coordinator that does not answer at all is given up after so many seconds, or at the next heartbeat.
+# Seconds after which a call to a silent coordinator is given up; less if the heartbeat interval is shorter.
 _LONGEST_ATTEMPT: Final = 3.0
 
 
 class GroupMember:
-    """Keeps one consumer in its group.
+    """Keeps one consumer in its group: joins, sends heartbeats, and queues changes of the assignment.
+
+    ``state`` decides the next action, and this class makes its calls. ``_lock`` serializes actions: the
+    heartbeat task and ``confirm()`` may both want the same one.
 
     Attributes:
-        state: What is known of the place.
-        changes: What has become different, in order, for whoever acts on it.
-        has_joined: Whether the group has, or may have, this member.
+        state: Membership state machine.
+        changes: Assignment changes in order, consumed by :class:`ConsumerPartitions`.
+        has_joined: True if the group has, or may have, this member.
     """
 
     def __init__(self, core: ClientCore, group: str, consumer_id: str, streams: Sequence[str]) -> None:
@@ -61,13 +64,13 @@ class GroupMember:
         self._error: LiftEnvelopeError | None = None
 
     def identity(self, key: StreamPartition) -> GroupIdentity:
-        """Return the member as it may read a partition: in the generation that gave it the partition.
+        """Return the identity to read a partition with: this member in the epoch that assigned the partition.
 
-        Not in one that it has only heard of: there the partition may be another member's, whom servers
-        would fence off.
+        A newer epoch that this member has only heard of must not be used: in that epoch the partition may
+        belong to another member, and servers would fence off that member.
 
         Raises:
-            FencedError: The partition is not this member's any more.
+            FencedError: The partition is no longer assigned to this member.
         """
         if key not in self.state.assignment:
             stream, partition = key
@@ -77,18 +80,18 @@ class GroupMember:
         return GroupIdentity(self.group, self.state.assigned_epoch, self.consumer_id)
 
     async def settle(self, deadline: Deadline) -> None:
-        """Join, and find out about the first assignment.
+        """Join the group and wait for the first assignment.
 
         Raises:
             NoSuchStreamError: A stream does not exist.
-            LiftEnvelopeError: It could not be done in time.
+            LiftEnvelopeError: The coordinator gave no assignment in time.
         """
         while not self.state.is_settled:
             await self._step(deadline)
             await self._unless_settled(deadline)
 
     async def keep(self) -> None:
-        """Keep the place, for ever."""
+        """Keep the membership alive until cancelled: heartbeats, coordinator changes, rejoins."""
         while True:
             wait = self.state.next(self._clock()).wait
             if wait > 0:
@@ -97,11 +100,11 @@ class GroupMember:
                 await self._step(Deadline(self._core._options.timeout))
 
     async def confirm(self, deadline: Deadline) -> frozenset[StreamPartition]:
-        """Ask the coordinator now; return the partitions that are this member's.
+        """Send a heartbeat now; return the partitions that the coordinator assigns to this member.
 
         Raises:
-            NotMemberError: It is no member any more.
-            LiftEnvelopeError: The coordinator could not be asked in time.
+            NotMemberError: The consumer is no longer a member.
+            LiftEnvelopeError: The coordinator did not answer in time.
         """
         before = self.state.answers
         while not (self.state.answers > before and self.state.is_settled):
@@ -114,15 +117,15 @@ class GroupMember:
         return self.state.assignment
 
     def hurry(self) -> None:
-        """Ask the coordinator soon: there is reason to think that the group has changed."""
+        """Schedule a heartbeat soon, because the group may have changed."""
         self.state.hurry(self._clock())
         self._wake.set()
 
     async def leave(self, deadline: Deadline) -> None:
-        """Leave the group. It does not matter if the consumer is no member any more.
+        """Leave the group. Has no effect if the consumer is no longer a member.
 
         Raises:
-            LiftEnvelopeError: No server could be told in time. The member expires then.
+            LiftEnvelopeError: No server took the request in time. The member will expire.
         """
         request = api_pb2.LeaveConsumerGroupRequest(groupId=self.group, consumerId=self.consumer_id)
         answer = api_pb2.LeaveConsumerGroupResponse
@@ -140,7 +143,7 @@ class GroupMember:
         return self._error or CallTimeoutError(text)
 
     async def _unless_settled(self, deadline: Deadline) -> None:
-        """Wait for the next attempt, if one is needed and there is time for it."""
+        """Wait until the next attempt, if the member is not settled; raise once the deadline is over."""
         if self.state.is_settled:
             return
         if deadline.is_over:
@@ -156,7 +159,7 @@ class GroupMember:
             return
 
     async def _step(self, deadline: Deadline, *, hurried: bool = False) -> None:
-        """Do what is next, if it is time for it."""
+        """Run the next action of the state machine, if it is due."""
         async with self._lock:
             if hurried:
                 self.state.hurry(self._clock())
@@ -195,7 +198,7 @@ class GroupMember:
             else:
                 state.join_unclear(self._clock())
         except (GroupError, NotLeaderError, RpcError) as exc:
-            # Two that make the group at the same moment; or it vanished just then; or there is no leader yet.
+            # Two members create the group at once, the group was just deleted, or there is no leader yet.
             self._error = exc
             state.join_failed(self._clock())
         else:
@@ -222,7 +225,7 @@ class GroupMember:
             self._error = exc
             self._expire()
         except (GroupError, _ElsewhereError) as exc:
-            # Of all that a group can refuse, what is left here is the epoch.
+            # A wrong epoch (the only GroupError left here), or the coordinator has moved.
             self._error = exc
             self.state.moved(self._clock())
         except LiftEnvelopeError as exc:
@@ -256,7 +259,7 @@ class GroupMember:
     async def _locate(self) -> None:
         deadline = Deadline(min(_LONGEST_ATTEMPT, self.state.interval))
         try:
-            # Without a name it would list every stream.
+            # A request without a stream name lists every stream.
             metadata = await self._cluster.fetch(self.streams[:1], [self.group], deadline=deadline)
         except LiftEnvelopeError as exc:
             self._error = exc
@@ -287,4 +290,4 @@ class GroupMember:
 
 
 class _ElsewhereError(NotLeaderError):
-    """The broker answered that it is not the coordinator, as opposed to none being known."""
+    """The broker answered that it is not the coordinator. NotLeaderError itself: no broker is known."""

@@ -18,31 +18,31 @@ __all__ = ["BlockingActivity", "BlockingActivityStream"]
 
 
 class BlockingActivityStream(Blocking):
-    """The events of a cluster, in order. Made by :meth:`BlockingClient.activity`; open it with ``with``.
+    """Iterates over the events of a cluster in order. Made by :meth:`BlockingClient.activity`.
 
-    Iterate over it. A lost connection is made again as that of a :class:`BlockingSubscription`, and the same
-    errors are raised. For one thread at a time.
+    Open it with ``with``. It reconnects like a :class:`BlockingSubscription`, and raises the same errors.
+    For one thread at a time.
     """
 
     _async: ActivityStream
 
     @property
     def position(self) -> int | None:
-        """Offset of the event that will be handed out next, or a later one; None before that is known."""
+        """Lower bound of the next event's offset; None until the start is known."""
         return self._portal.look(lambda: self._async.position)
 
     @property
     def finished(self) -> bool:
-        """Whether everything was handed out, the read having come to its end or been closed."""
+        """True once all events were returned: the read reached its end or was closed."""
         return self._async.finished
 
     def open(self) -> Self:
-        """Begin to read; ``with`` does it.
+        """Start the read; ``with`` does it.
 
         Raises:
             NoSuchStreamError: The cluster keeps no activity stream: ``activity.stream.enabled`` is not set
                 in the configuration of its servers.
-            NotLeaderError: The activity stream had no leader in all that time.
+            NotLeaderError: The activity stream had no leader until the timeout.
             CallTimeoutError: The server did not answer in time.
             TransportError: No broker could be reached.
         """
@@ -50,20 +50,20 @@ class BlockingActivityStream(Blocking):
         return self
 
     def close(self) -> None:
-        """End the read. Closing twice is fine."""
+        """End the read. Closing twice has no effect."""
         self._portal.end(self._async.close())
 
     def next(self, timeout: float | None = None) -> ActivityEvent | None:
         """Return the next event.
 
         Args:
-            timeout: Seconds to wait for it, None for as long as it takes.
+            timeout: Seconds to wait for an event; None waits without limit.
 
         Returns:
-            The event. None if none came in time, or there will be no more: see :attr:`finished`.
+            The event; None on timeout, or if there are no more events (:attr:`finished` is True then).
 
         Raises:
-            LiftEnvelopeError: What iterating would raise.
+            LiftEnvelopeError: As iteration does.
         """
         return self._portal.call(self._async.next(timeout))
 
@@ -84,27 +84,27 @@ class BlockingActivityStream(Blocking):
 
 
 class BlockingActivity(BlockingSubscribe):
-    """The part of the client that tells what happens in the cluster."""
+    """Client methods for the activity stream."""
 
     _async: ActivityMixin
 
     def activity(self, *, start: Start = "new", stop: Stop = None) -> BlockingActivityStream:
-        """Read what happens to streams and consumer groups. ``with`` opens it.
+        """Read the events of streams and consumer groups. ``with`` opens the read.
 
-        The servers record it if ``activity.stream.enabled`` is set in their configuration. An operation is
-        recorded soon after it is done, and kept as long as the configuration says.
+        Servers record events only if ``activity.stream.enabled`` is set in their configuration. A server
+        records an operation soon after it is done. The server's configuration sets the retention.
 
         Args:
-            start: Where to begin, as :meth:`subscribe` has it: ``"new"`` after the newest event,
+            start: First event to read, as in :meth:`subscribe`: ``"new"`` after the newest event,
                 ``"earliest"``, ``"latest"``, an offset such as ``event.offset + 1``, a time, or a cursor.
-            stop: Where to end: None for never, ``"latest"`` after what is the newest event when it begins,
-                an offset, or a time that has passed.
+            stop: Last event to read: None for no end, ``"latest"`` for the newest event at the start of the
+                read, an offset, or a time in the past.
 
         Returns:
             The activity stream, not open yet.
 
         Raises:
-            UsageError: An argument makes no sense; it is named.
+            UsageError: An argument is invalid; the message names it.
 
         Example:
             >>> import liftenvelope

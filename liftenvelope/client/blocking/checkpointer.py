@@ -18,13 +18,15 @@ __all__ = ["BlockingCheckpointer"]
 
 
 class BlockingCheckpointer(Blocking):
-    """Keeps a cursor for a reader of a stream. Used with ``with``.
+    """Keeps the cursor of a stream's reader. Used with ``with``.
 
-    The cursor is the offset of the last processed message: call :meth:`processed` after each. It is stored in
-    the background, and when the block ends. A reader that dies in between reads up to ``every_messages``
-    messages, or those of ``every_seconds`` seconds, for a second time. The cursor never goes back: what is
-    stored is looked at first, so of two readers with one cursor the one that is further counts. (Servers have
-    no way to do both in one step. Readers that must share a stream belong in a consumer group.)
+    The cursor is the offset of the last processed message: call :meth:`processed` after each message. The
+    checkpointer stores the cursor in the background, and when the block ends. After a crash, a reader
+    rereads up to ``every_messages`` messages, or those of ``every_seconds`` seconds.
+
+    Each write first reads the stored cursor, and the larger offset wins, so the cursor does not move back.
+    Servers cannot compare and set in one step, so two readers of one cursor can still race. Readers that
+    share a stream belong in a consumer group.
 
     Example:
         >>> with client.checkpointer("billing", "orders") as checkpoints:  # doctest: +SKIP
@@ -47,11 +49,11 @@ class BlockingCheckpointer(Blocking):
         self._portal.end(self._async.__aexit__(exc_type, exc, traceback))
 
     def start(self, partition: int, default: _T | str = "earliest") -> int | _T | str:
-        """Return where to start reading: behind the cursor, as ``start`` of :meth:`BlockingClient.subscribe`.
+        """Return the offset after the cursor, to pass as ``start`` of :meth:`BlockingClient.subscribe`.
 
         Args:
             partition: Number of the partition.
-            default: What to return where there is no cursor.
+            default: Value to return if there is no cursor. Default: ``"earliest"``.
 
         Raises:
             CursorsUnavailableError: The cluster keeps no cursors.
@@ -67,15 +69,15 @@ class BlockingCheckpointer(Blocking):
     def processed(self, partition: int, offset: int, /) -> None: ...
 
     def processed(self, message: Message | int, offset: int | None = None, /) -> None:
-        """Note that a message was processed, and with it all before it in its partition.
+        """Mark a message, and all earlier messages of its partition, as processed.
 
-        It only remembers that; nothing is sent here. A smaller offset than before changes nothing. Where
-        messages of one partition are processed at the same time, and may be done in another order, announce
-        each with :meth:`delivered` first.
+        This only records the offset; the background task sends it. An offset smaller than an earlier one has
+        no effect. If messages of one partition are processed concurrently and may finish out of order,
+        announce each message with :meth:`delivered` first.
 
         Args:
-            message: The message; or the number of its partition,
-            offset: and its offset.
+            message: The message, or the number of its partition.
+            offset: Offset of the message, if ``message`` is a partition number.
 
         Raises:
             UsageError: The message is of another stream, or the checkpointer is not open.
@@ -90,11 +92,13 @@ class BlockingCheckpointer(Blocking):
     def delivered(self, partition: int, offset: int, /) -> None: ...
 
     def delivered(self, message: Message | int, offset: int | None = None, /) -> None:
-        """Announce a message that is going to be processed: until it is, the cursor stays in front of it.
+        """Announce a message before processing: the cursor stays below it until :meth:`processed`.
+
+        Call it in the order of offsets.
 
         Args:
-            message: The message; or the number of its partition,
-            offset: and its offset. To be called in the order of offsets.
+            message: The message, or the number of its partition.
+            offset: Offset of the message, if ``message`` is a partition number.
 
         Raises:
             UsageError: The message is of another stream, or the checkpointer is not open.
@@ -103,49 +107,50 @@ class BlockingCheckpointer(Blocking):
         self._portal.run(lambda: method(message, offset))
 
     def flush(self, *, timeout: float | None = None) -> None:
-        """Store what was processed so far. What failed in the background is tried again here.
+        """Store the processed offsets now. Offsets that failed in the background are retried.
 
         Args:
-            timeout: Seconds for all of it; default: the client's.
+            timeout: Seconds for the whole call. Default: the client's ``timeout``.
 
         Raises:
-            LiftEnvelopeError: It could not be stored, as :meth:`BlockingClient.set_cursor` says.
+            LiftEnvelopeError: An offset could not be stored, as for :meth:`BlockingClient.set_cursor`.
         """
         self._portal.call(self._async.flush(timeout=timeout))
 
     def close(self) -> None:
-        """Store what was processed, and end. Closing twice is fine.
+        """Store the processed offsets and stop. Closing twice has no effect.
 
         Raises:
-            LiftEnvelopeError: It could not be stored. The checkpointer is closed all the same.
+            LiftEnvelopeError: An offset could not be stored. The checkpointer is closed anyway.
         """
         self._portal.end(self._async.close())
 
     def lag(self, partition: int, *, timeout: float | None = None) -> int:
-        """Return how many offsets the partition is ahead: its newest one, less the last processed one.
+        """Return the reader's lag in offsets: the partition's newest offset minus the last processed one.
 
-        Where this checkpointer was told of none, the stored cursor counts; where there is none, all of them.
+        If this checkpointer has no processed offset, the stored cursor is used. Without a stored cursor,
+        every message counts.
 
         Args:
             partition: Number of the partition.
-            timeout: Seconds for each call; default: the client's.
+            timeout: Seconds for each call. Default: the client's ``timeout``.
 
         Raises:
             NoSuchStreamError: There is no such stream.
-            NoSuchPartitionError: It has no such partition.
+            NoSuchPartitionError: The stream has no such partition.
             CallTimeoutError: No answer came in time.
             TransportError: No broker could be reached.
         """
         return self._portal.call(self._async.lag(partition, timeout=timeout))
 
     def reset(self, partition: int, *, timeout: float | None = None) -> None:
-        """Take the cursor away, and forget what was processed.
+        """Delete the cursor and forget the processed offsets of a partition.
 
         Args:
             partition: Number of the partition.
-            timeout: Seconds for all of it; default: the client's.
+            timeout: Seconds for the whole call. Default: the client's ``timeout``.
 
         Raises:
-            LiftEnvelopeError: As :meth:`BlockingClient.reset_cursor` says.
+            LiftEnvelopeError: As for :meth:`BlockingClient.reset_cursor`.
         """
         self._portal.call(self._async.reset(partition, timeout=timeout))

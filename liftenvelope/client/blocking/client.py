@@ -57,40 +57,42 @@ def connect_blocking(
     """Connect to a Liftbridge cluster. Close the client in the end: ``with`` does it.
 
     Args:
-        addresses: ``host:port`` of one or more brokers, with brackets around an IPv6 host. The others are
-            found through them.
-        tls: An :class:`ssl.SSLContext` to speak TLS with (load a client certificate into it for mTLS), True
-            for Python's default one, None for plain TCP.
-        tls_server_name: Name that the brokers' certificates must have, where it is not the host that they
-            advertise: one name for all brokers, or a mapping from ``host:port``, as the cluster names it, to
-            a name. Default: the host of each address. Needs ``tls``.
-        timeout: Seconds for a call with all its attempts, where the call names no other time.
-        ack_wait: Seconds for the ack of a published message, where the call names no other time.
-        resubscribe_wait: Seconds in which a subscription that was lost must stand again, 0 for not at all.
-        connect_timeout: Seconds for one connection.
-        max_conns_per_broker: How many connections to keep to each broker at most.
-        keep_alive_time: Seconds after which a connection that nobody used is closed.
-        ping_interval: Seconds of silence on a connection in use before the server is asked for a sign of
-            life; less often where a default Go server would take offence. None for never.
-        metadata_max_age: Seconds for which the answers about streams are used again.
-        max_message_bytes: Longest message in bytes to accept. A longer one ends its call with
+        addresses: ``host:port`` of one or more seed brokers, with brackets around an IPv6 host. The client
+            discovers the other brokers through these.
+        tls: An :class:`ssl.SSLContext` for TLS (load a client certificate into it for mTLS), True for
+            Python's default context, None for plain TCP.
+        tls_server_name: Name to verify in the brokers' certificates, if it differs from the advertised host:
+            one name for all brokers, or a mapping from ``host:port``, as the cluster advertises it, to a
+            name. Default: the host of each address. Needs ``tls``.
+        timeout: Seconds for a call including all retries, unless the call has its own timeout.
+        ack_wait: Seconds to wait for the ack of a published message, unless the call has its own timeout.
+        resubscribe_wait: Seconds to keep trying to restore a lost subscription; 0 disables resubscribing.
+        connect_timeout: Seconds for one connection attempt.
+        max_conns_per_broker: Maximum number of connections to each broker.
+        keep_alive_time: Seconds after which an idle connection is closed.
+        ping_interval: Seconds without data on a connection with open calls before the client sends a ping.
+            The client pings less often where a Go server with default settings would close the connection.
+            None disables pings.
+        metadata_max_age: Seconds for which stream metadata is cached.
+        max_message_bytes: Maximum message size in bytes. A larger message ends its call with
             RESOURCE_EXHAUSTED.
-        max_header_bytes: Largest list of response headers in bytes to accept. A larger one ends the
-            connection.
-        max_brokers: Brokers to accept in one answer about the cluster. More raise ServerProtocolError.
-        max_partitions: Partitions to accept in one answer about the cluster, over all streams. More raise
+        max_header_bytes: Maximum size of a response header list in bytes. A larger list ends the connection.
+        max_brokers: Maximum number of brokers in one metadata response. More raise ServerProtocolError.
+        max_partitions: Maximum number of partitions in one metadata response, over all streams. More raise
             ServerProtocolError.
-        prefetch_bytes: How much a server may send ahead on each subscription. A reader that is slower holds
-            the server back.
-        prefetch_messages: How many messages may wait at most, None for as many as ``prefetch_bytes`` hold.
-            Servers count bytes: it is kept by letting them send 40 bytes for each, the least that one takes.
-        broker_selection: Which broker to ask where several can answer: ``"random"``, ``"latency"`` (the one
-            that was connected to the quickest), ``"workload"`` (the one with the fewest partitions), or a
-            function from a sequence of :class:`BrokerInfo` to one of them.
-        address_map: Where to connect to instead of an address that a broker gives, for networks where that
-            does not lead to it.
+        prefetch_bytes: Flow-control window in bytes of each subscription: the server sends at most this far
+            ahead of the reader.
+        prefetch_messages: Maximum number of messages sent ahead of the reader; None for as many as
+            ``prefetch_bytes`` holds. Servers limit bytes, so this grants 40 bytes (the smallest message) per
+            message.
+        broker_selection: Strategy to choose among several brokers that can answer: ``"random"``,
+            ``"latency"`` (shortest connection time), ``"workload"`` (fewest partitions), or a function from a
+            sequence of :class:`BrokerInfo` to one of these.
+        address_map: Mapping from an advertised address to the address to connect to, for networks in which
+            the advertised address is not reachable.
         on_event: Called with every :data:`ClientEvent`, in the client's own thread: it can't call the
-            client. By default those that need looking at are Python warnings (:class:`LiftEnvelopeWarning`).
+            client. By default, events that need attention are issued as Python warnings
+            (:class:`LiftEnvelopeWarning`).
 
     Returns:
         The client, connected.

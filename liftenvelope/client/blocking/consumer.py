@@ -20,11 +20,12 @@ __all__ = ["BlockingConsumer"]
 class BlockingConsumer(Blocking):
     """A member of a consumer group. Made by :meth:`BlockingClient.consumer`; used with ``with``.
 
-    Iterating gives the messages of every partition that the group has given to this member: those of one
-    partition in order. A message counts as processed when the next one is asked for, or when it is passed
-    to :meth:`commit`; what is processed is stored now and then, so that whoever gets the partition next goes
-    on there. Each message is delivered at least once: those since the last checkpoint come again after a
-    crash, and a few when partitions move. For one thread at a time.
+    Iteration returns the messages of all partitions assigned to this member, in order within each partition.
+    A message counts as processed when the next one is requested, or when it is passed to :meth:`commit`.
+    Processed offsets are committed periodically, and the partition's next owner continues there.
+
+    Delivery is at least once: after a crash, messages since the last checkpoint are redelivered. A few are
+    redelivered when partitions move. For one thread at a time.
 
     Example:
         >>> with client.consumer("billing", ["orders"]) as consumer:  # doctest: +SKIP
@@ -46,30 +47,30 @@ class BlockingConsumer(Blocking):
 
     @property
     def epoch(self) -> int:
-        """The group's generation, as far as this member knows. It changes when members come and go."""
+        """Group epoch last seen by this member. The epoch changes when members join or leave."""
         return self._portal.look(lambda: self._async.epoch)
 
     @property
     def assignment(self) -> frozenset[tuple[str, int]]:
-        """The streams and partitions that this member reads now."""
+        """Streams and partitions that this member reads now."""
         return self._portal.look(lambda: self._async.assignment)
 
     def position(self, stream: str, partition: int) -> int | None:
-        """Return the offset that is handed out next, or a later one; None where it is not known yet.
+        """Return a lower bound of the next message's offset; None if the start is not known yet.
 
         Raises:
-            FencedError: The partition is not this member's.
+            FencedError: The partition is not assigned to this member.
         """
         return self._portal.run(lambda: self._async.position(stream, partition))
 
     def lag(self, *, timeout: float | None = None) -> dict[tuple[str, int], int]:
-        """Return how far each partition of this member is ahead of it.
+        """Return the lag of each assigned partition in offsets.
 
         Args:
-            timeout: Seconds for each call; default: the client's.
+            timeout: Seconds for each call. Default: the client's ``timeout``.
 
         Returns:
-            By stream and partition, the newest offset less that of the last processed message.
+            Newest offset minus the last processed offset, by stream and partition.
 
         Raises:
             CallTimeoutError: No answer came in time.
@@ -87,24 +88,24 @@ class BlockingConsumer(Blocking):
         self._portal.end(self._async.__aexit__(exc_type, exc, traceback))
 
     def open(self) -> Self:
-        """Join the group, and begin to read what it assigns; ``with`` does it.
+        """Join the group and start to read the assigned partitions; ``with`` does it.
 
         Raises:
             NoSuchStreamError: A stream does not exist.
-            CallTimeoutError: The group could not be joined in the client's ``timeout``.
+            CallTimeoutError: The group could not be joined within the client's ``timeout``.
             TransportError: No broker could be reached.
         """
         self._portal.call(self._async.open())
         return self
 
     def close(self) -> None:
-        """Stop reading, call ``on_revoked``, store what was processed, and leave the group.
+        """Stop reading, call ``on_revoked``, store the processed offsets, and leave the group.
 
-        The message that was handed out last counts as processed only if it was committed. Closing twice is
-        fine. It takes no longer than the client's ``timeout``, besides the time of ``on_revoked``.
+        The last message returned counts as processed only if it was committed. ``close`` takes at most the
+        client's ``timeout``, plus the time of ``on_revoked``. Closing twice has no effect.
 
         Raises:
-            LiftEnvelopeError: What was processed could not be stored. It is closed all the same.
+            LiftEnvelopeError: The processed offsets could not be stored. The consumer is closed anyway.
         """
         self._portal.end(self._async.close())
 
@@ -115,64 +116,66 @@ class BlockingConsumer(Blocking):
         return self._portal.next(self._async)
 
     def batches(self, max_messages: int = 1000, max_wait: float = 0.1) -> Iterator[list[Message]]:
-        """Iterate over lists of messages. A list counts as processed when the next one is asked for.
+        """Iterate over lists of messages. A list counts as processed when the next one is requested.
 
         Args:
-            max_messages: How many a list has at most.
-            max_wait: Seconds after the first message of a list that it waits for more.
+            max_messages: Maximum number of messages in a list.
+            max_wait: Seconds to wait for more messages after the first one of a list.
 
         Yields:
-            Lists of at least one message, of any of the partitions; those of one in order.
+            Lists of at least one message from any assigned partition, in order within each partition.
 
         Raises:
-            UsageError: An argument makes no sense.
-            LiftEnvelopeError: What iterating would raise.
+            UsageError: An argument is invalid.
+            LiftEnvelopeError: As iteration does.
         """
         return self._portal.iterate(self._async.batches(max_messages, max_wait))
 
     def commit(self, message: Message | None = None, *, timeout: float | None = None) -> None:
-        """Store now what was processed.
+        """Store the processed offsets now.
 
         Args:
-            message: It and all before it in its partition are processed, and that partition is stored. None:
-                everything that was handed out is processed, and all partitions are stored.
-            timeout: Seconds for all of it; default: the client's.
+            message: Mark this message and all earlier ones of its partition as processed, and store that
+                partition's offset. None: mark every returned message as processed, and store all partitions.
+            timeout: Seconds for the whole call. Default: the client's ``timeout``.
 
         Raises:
-            FencedError: The message's partition is another member's by now, who gets the message again.
-            NotMemberError: The consumer was silent for too long, and is joining again.
-            LiftEnvelopeError: It could not be stored, as :meth:`BlockingClient.set_cursor` says.
+            FencedError: The message's partition belongs to another member now. That member gets the message
+                again.
+            NotMemberError: The consumer expired after missed heartbeats, and is rejoining the group.
+            LiftEnvelopeError: An offset could not be stored, as for :meth:`BlockingClient.set_cursor`.
         """
         self._portal.call(self._async.commit(message, timeout=timeout))
 
     def pause(self, stream: str, partition: int) -> None:
-        """Hand out no messages of a partition for the time being. It stays this member's.
+        """Stop returning messages of a partition until :meth:`resume`. The partition stays assigned.
 
         Raises:
-            FencedError: The partition is not this member's.
+            FencedError: The partition is not assigned to this member.
         """
         self._portal.run(lambda: self._async.pause(stream, partition))
 
     def resume(self, stream: str, partition: int) -> None:
-        """Hand out messages of a partition again.
+        """Return messages of a paused partition again.
 
         Raises:
-            FencedError: The partition is not this member's.
+            FencedError: The partition is not assigned to this member.
         """
         self._portal.run(lambda: self._async.resume(stream, partition))
 
     def seek(self, stream: str, partition: int, offset: int) -> None:
-        """Go on with a partition at another offset, also at a lower one.
+        """Continue a partition at another offset, forward or backward.
 
-        The group's cursor follows with the next checkpoint after a message from there.
+        The group's cursor moves with the first checkpoint after a message from the new position.
 
         Args:
             stream: Name of the stream.
             partition: Number of the partition.
-            offset: Of the message that is handed out next; if there is none yet, of the next one after it.
+            offset: Offset of the next message to return. If there is no such message, the next later one is
+                returned.
 
         Raises:
-            FencedError: The partition is not this member's.
-            UsageError: The offset is negative.
+            FencedError: The partition is not assigned to this member.
+            UsageError: The offset is negative, or 2**63 or larger.
         """
         self._portal.run(lambda: self._async.seek(stream, partition, offset))
