@@ -1,4 +1,4 @@
-"""How a consumer is set up. Checked when it is made, before any I/O."""
+"""Options of a consumer, validated on construction, before any I/O."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from liftenvelope.errors import UsageError, UsageTypeError
 
 __all__ = ["ConsumerOptions", "PartitionsCallback", "check_streams"]
 
-#: Gets streams and numbers of partitions; a function or a coroutine function.
+#: Called with a list of (stream, partition). A function or a coroutine function.
 PartitionsCallback: TypeAlias = Callable[[list[tuple[str, int]]], Awaitable[object] | object]
 
 _AUTO_OFFSETS: Final = ("new", "earliest", "latest", "error")
 
 
 def check_streams(streams: str | Iterable[str]) -> tuple[str, ...]:
-    """Return the names of the streams that a consumer reads.
+    """Validate the streams of a consumer; return their names without duplicates.
 
     Raises:
-        UsageError: There are none, or one can have no cursors.
-        UsageTypeError: One is not a str.
+        UsageError: There is no name, or a stream cannot have cursors because of its name.
+        UsageTypeError: A name is not a str.
     """
     names = (streams,) if isinstance(streams, str) else tuple(dict.fromkeys(map(check_stream, streams)))
     if not names:
@@ -44,7 +44,7 @@ def _check_consumer_id(consumer_id: object) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class ConsumerOptions:
-    """The options of :meth:`Client.consumer`, where they are described."""
+    """Options of a consumer, documented in :meth:`Client.consumer`."""
 
     group: str
     streams: tuple[str, ...]
@@ -69,5 +69,5 @@ class ConsumerOptions:
 
     @property
     def cursor_id(self) -> str:
-        """Id of the group's cursors, the one that other Liftbridge clients use as well."""
+        """Id of the group's cursors, the same as in other Liftbridge clients."""
         return f"__group:{self.group}"

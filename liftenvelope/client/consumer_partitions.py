@@ -1,4 +1,9 @@
-"""What a group does about a consumer's partitions: they come and go, and how far each is gets stored."""
+"""Partition assignment for a consumer: starts and stops readers and stores their offsets.
+
+A partition is in ``_readers`` from assignment to revocation, then in ``_leaving`` until its final checkpoint.
+After a revocation the member may still store its last offsets, but only if no larger offset is stored. The
+callback ``on_revoked`` runs between the two: readers have stopped, and processed messages still count.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +31,7 @@ __all__ = ["ConsumerPartitions"]
 
 
 class ConsumerPartitions:
-    """The partitions of a consumer: the part of it that acts on what the group decides."""
+    """Base of :class:`Consumer` that applies the group's assignment changes to partition readers."""
 
     def __init__(self, client: SubscribeMixin, options: ConsumerOptions) -> None:
         self._client = client
@@ -36,7 +41,7 @@ class ConsumerPartitions:
         self._writer: CheckpointWriter[StreamPartition] | None = None
         self._checkpoints = Checkpoints["StreamPartition"](None, options.auto_commit_interval)
         self._readers: dict[StreamPartition, PartitionReader] = {}
-        #: Taken away, and not committed for the last time yet.
+        #: Revoked partitions before their final checkpoint.
         self._leaving: dict[StreamPartition, PartitionReader] = {}
         self._ready: deque[PartitionReader] = deque()
         self._in_hand: list[tuple[PartitionReader, int]] = []
@@ -56,7 +61,7 @@ class ConsumerPartitions:
             raise UsageError("the consumer is not open: use it in a 'with' block")
         return self._member
 
-    # What the group does about partitions
+    # Assignment
 
     async def _act(self) -> None:
         member = self._running()
@@ -71,7 +76,7 @@ class ConsumerPartitions:
                 for (stream, partition), offset in self._checkpoints.pending(change.revoked):
                     event = CheckpointFailed(self._options.cursor_id, stream, partition, offset, exc)
                     self._client._options.notify(event)
-            # Not if the task is cancelled meanwhile: then close() stores what is left.
+            # Skipped if the task is cancelled above: then close() stores what is left.
             for key in change.revoked:
                 self._leaving.pop(key, None)
                 self._checkpoints.forget(key)
@@ -83,7 +88,7 @@ class ConsumerPartitions:
                 reader.start(self._task_done)
 
     async def _give_up(self, keys: Collection[StreamPartition], timeout: float) -> None:
-        """Stop reading partitions, tell the user, and store how far they have come."""
+        """Stop the readers of partitions, call ``on_revoked``, and store the processed offsets."""
         readers = {key: self._readers.pop(key) for key in keys if key in self._readers}
         self._leaving.update(readers)
         for reader in readers.values():
@@ -132,9 +137,10 @@ class ConsumerPartitions:
     async def _allowed(
         self, chosen: list[tuple[StreamPartition, int]], deadline: Deadline
     ) -> list[tuple[StreamPartition, int]]:
-        """Pick what may be stored: what is this member's in the group's present epoch, or was until now.
+        """Return the offsets that may be stored: partitions assigned in the current epoch, or just revoked.
 
-        The latter is stored only if nobody has stored more, as all is: see ``_raise_cursor``.
+        A revoked partition may have a new owner already. That is safe, because an offset is stored only if no
+        larger one is: see ``_raise_cursor``.
         """
         mine: frozenset[StreamPartition] = frozenset()
         if any(key not in self._leaving for key, _ in chosen):
@@ -155,7 +161,7 @@ class ConsumerPartitions:
         self._client._options.notify(CheckpointFailed(self._options.cursor_id, *key, offset, error))
 
     async def _before(self, reader: PartitionReader, timeout: float | None) -> int:
-        """The offset before the one that a partition's reading began at, or will."""
+        """Return the offset before the first one to read: from the reader's start, or from the cursor."""
         if reader.first is not None:
             return reader.first - 1
         stored = await self._client.fetch_cursor(self._options.cursor_id, *reader.key, timeout=timeout)
@@ -169,7 +175,7 @@ class ConsumerPartitions:
         self._tasks.append(task)
 
     def _task_done(self, task: asyncio.Task[None]) -> None:
-        """Have the one who iterates see what a task ended with."""
+        """Keep a task's failure, so that the next iteration raises it."""
         if task.cancelled() or (failure := task.exception()) is None:
             return
         self._failure = self._failure or failure

@@ -1,4 +1,4 @@
-"""The messages of one partition that a consumer group has given to this member, for as long as it has."""
+"""Reader of one assigned partition, from its assignment to its revocation."""
 
 from __future__ import annotations
 
@@ -32,33 +32,37 @@ if TYPE_CHECKING:
 
 __all__ = ["PartitionReader"]
 
-#: Messages that are taken over from a subscription at a time.
+#: Maximum number of messages to take from a subscription at once.
 _BATCH: Final = 500
-# A paused or read-only partition can be opened again: it is looked at so many seconds apart.
+#: Seconds between attempts to read a paused or read-only partition, which can become readable again.
 _LOOK_AGAIN: Final = 1.0
-# A paused partition has no leader to ask, so the answer is not waited for very long.
+#: Seconds to wait for partition metadata. Short, because a paused partition has no leader to answer.
 _INFO_TIMEOUT: Final = 3.0
 
 
 class PartitionReader:
     """Reads one partition, from one assignment to its revocation.
 
+    A background task subscribes and offers one batch at a time; the consumer takes messages from the batch.
+    ``_next_read`` is the offset at which a new subscription starts: it is past the batch on offer.
+    ``position`` is the offset of the next message to return: ``first <= position <= _next_read``.
+
     Args:
         client: Makes the calls.
-        member: The member that it reads for.
+        member: Group member that reads.
         key: Stream and partition.
         cursor_id: Id of the group's cursor.
-        auto_offset: Where to begin without a cursor.
-        resume: Whether to wake the partition if it is paused.
-        on_ready: Told when there are messages.
-        on_start: Told the offset of the last message before the first.
+        auto_offset: Start position if there is no cursor.
+        resume: True to resume the partition if it is paused.
+        on_ready: Called when messages are available.
+        on_start: Called with the offset before the first message to read, None if there is none.
 
     Attributes:
-        position: The offset that is handed out next, None where that is not known yet.
-        first: The offset that it began at.
-        seeks: How often the user has sent it elsewhere.
-        rewound: Whether the next checkpoint may go back, since the user has.
-        is_live: Whether what was handed out may still be counted as processed.
+        position: Offset of the next message to return, None if not known yet.
+        first: Offset at which reading started, or the target of the last seek.
+        seeks: Number of seeks by the user.
+        rewound: True if the next checkpoint may move the cursor back, because the user has called seek.
+        is_live: True while returned messages may still be counted as processed.
     """
 
     def __init__(
@@ -88,7 +92,7 @@ class PartitionReader:
         self._on_start = on_start
         self._paused = False
         self._stopped = False
-        #: Messages to be handed out, the next one last.
+        #: Messages on offer in reverse order: the next one is last.
         self._messages: list[Message] = []
         self._taken = asyncio.Event()
         self._next_read: int | None = None
@@ -97,13 +101,13 @@ class PartitionReader:
         self._on_done: Callable[[asyncio.Task[None]], object] = lambda _: None
 
     def start(self, on_done: Callable[[asyncio.Task[None]], object]) -> None:
-        """Begin to read; tell of the end, which comes only by an error or when told to."""
+        """Start the read task. ``on_done`` is called when it ends: by an error, a seek or :meth:`stop`."""
         self._on_done = on_done
         if not self._stopped:
             self._begin()
 
     def seek(self, offset: int) -> None:
-        """Go on at another offset. What was read ahead is dropped."""
+        """Continue at another offset; drop the messages read ahead."""
         self._messages.clear()
         self.position = self.first = self._next_read = offset
         self.seeks += 1
@@ -112,21 +116,21 @@ class PartitionReader:
             self._begin()
 
     def stop(self) -> None:
-        """Hand out no more, and end reading."""
+        """Drop the messages on offer and cancel the read task."""
         self._stopped = True
         self._messages.clear()
         if self._task is not None:
             self._task.cancel()
 
     async def close(self) -> None:
-        """End reading, and wait for the end."""
+        """Stop, and wait until the read task has ended."""
         self.stop()
         if self._task is not None:
             await asyncio.wait([self._task])
 
     @property
     def paused(self) -> bool:
-        """Whether nothing is handed out for the time being."""
+        """True while the partition returns no messages at the user's request."""
         return self._paused
 
     @paused.setter
@@ -136,7 +140,7 @@ class PartitionReader:
             self._on_ready(self)
 
     def take(self) -> Message | None:
-        """Return the next message; None where there is none for now."""
+        """Return the next message; None if none is available now."""
         if not self._messages or self._paused:
             return None
         message = self._messages.pop()
@@ -146,7 +150,7 @@ class PartitionReader:
         return message
 
     def take_many(self, limit: int) -> list[Message]:
-        """Return up to so many of the next messages."""
+        """Return the next messages, at most ``limit``."""
         if not self._messages or self._paused:
             return []
         taken = self._messages[-limit:][::-1]
@@ -157,15 +161,15 @@ class PartitionReader:
         return taken
 
     def give_back(self, messages: list[Message]) -> None:
-        """Take back what was taken and reached nobody."""
+        """Put back messages that were taken but not returned to the user."""
         if self._stopped or self.position != messages[-1].offset + 1:
-            return  # taken away, or sent elsewhere, in the meantime
+            return  # revoked, or moved by a seek, in the meantime
         self._messages += messages[::-1]
         self.position = messages[0].offset
         self._on_ready(self)
 
     def has_handed_out(self, offset: int) -> bool:
-        """Whether a message was handed out since the partition was assigned, or since the last seek."""
+        """Return True if an offset was returned since the assignment, or since the last seek."""
         return self.first is not None and self.position is not None and self.first <= offset < self.position
 
     def _begin(self) -> None:
@@ -176,7 +180,7 @@ class PartitionReader:
         self._task.add_done_callback(self._on_done)
 
     async def _run(self, earlier: asyncio.Task[None] | None) -> None:
-        # A server forgets whom it fences if it hears of a new subscription before the old one's end.
+        # A server loses track of the fenced member if a new subscription starts before the old one has ended.
         if earlier is not None:
             await asyncio.wait([earlier])
         attempt = 0
@@ -190,17 +194,17 @@ class PartitionReader:
             except FencedError:
                 await self._refused()
             except (StreamDeletedError, NoSuchStreamError, NoSuchPartitionError, OffsetOutOfRangeError):
-                # The group will take the partition away; or there is a new stream of that name.
+                # The group will revoke the partition, or a new stream with that name exists: start over.
                 self._forget()
                 self._member.hurry()
             except (TransportError, CallTimeoutError, NotLeaderError):
-                # It has been told as an event; here it is tried for as long as the partition is ours.
+                # The subscription has issued an event. Retry for as long as the partition is assigned.
                 self._member.hurry()
             attempt = 0 if self._next_read != begun else attempt + 1
             await asyncio.sleep(pause_before(attempt + 1))
 
     async def _read(self) -> None:
-        """Read until that ends."""
+        """Subscribe and offer batches until the subscription ends."""
         if self._next_read is None:
             self._next_read = self.position = self.first = await self._find_start()
         stream, partition = self.key
@@ -213,7 +217,7 @@ class PartitionReader:
                 await self._offer(batch)
 
     async def _offer(self, batch: list[Message]) -> None:
-        """Have a batch handed out, and wait until it was."""
+        """Offer a batch to the consumer, and wait until all of it is taken."""
         self._next_read = batch[-1].offset + 1
         self._messages = batch[::-1] + self._messages
         self._taken.clear()
@@ -221,12 +225,16 @@ class PartitionReader:
         await self._taken.wait()
 
     async def _refused(self) -> None:
-        """Find out whether the partition still is ours; if not, it will be taken away presently."""
+        """Check the assignment after a fenced subscription; notify if the partition is still assigned.
+
+        One refusal is normal while a group changes, so the event starts with the second refusal in a row. If
+        the partition is no longer assigned, the member's change revokes it soon.
+        """
         self._refusals += 1
         try:
             mine = await self._member.confirm(self._client._deadline(None))
         except LiftEnvelopeError:
-            return  # the member's own task goes on finding out
+            return  # the member's own task keeps asking
         if self.key in mine and self._refusals > 1:
             stream, partition = self.key
             member = self._member
@@ -240,7 +248,7 @@ class PartitionReader:
         self.position = self.first = self._next_read = None
         self._on_start(self, None)
 
-    # Where it begins
+    # Start offset
 
     async def _find_start(self) -> int:
         stored = await self._client.fetch_cursor(self._cursor_id, *self.key)
@@ -249,7 +257,7 @@ class PartitionReader:
         try:
             info = await self._client.fetch_partition_metadata(*self.key, timeout=_INFO_TIMEOUT)
         except NotLeaderError:
-            # Paused, perhaps: what can be said without asking it is said.
+            # The partition may be paused. A cursor or "earliest" gives the start without its metadata.
             if stored is None and self._auto_offset != "earliest":
                 raise
             return self._started(stored)
@@ -270,14 +278,14 @@ class PartitionReader:
         return 0 if last is None else last + 1
 
     async def _drop_cursor(self, stored: int, info: PartitionInfo) -> None:
-        """Take a cursor away that is of an earlier stream: it would be in the way of every checkpoint."""
+        """Delete a cursor that belongs to an earlier stream of this name: it would block every checkpoint."""
         event = CursorAheadOfStream(*self.key, self._cursor_id, stored, info.newest_offset, self._auto_offset)
         self._client._options.notify(event)
         self._check_auto(f"its cursor {stored} is beyond the newest offset {info.newest_offset}")
         await self._client.reset_cursor(self._cursor_id, *self.key)
 
     async def _keep_start(self, info: PartitionInfo) -> int | None:
-        """Store where "new" or "latest" is now, lest the next member take what comes later for it."""
+        """Store the resolved "new" or "latest" offset, so that the next owner does not resolve it anew."""
         last = info.newest_offset if self._auto_offset == "new" else info.newest_offset - 1
         if last < 0:
             return None

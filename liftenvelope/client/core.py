@@ -1,4 +1,4 @@
-"""What every part of the client builds on: its options, its cluster, and one way to make a call."""
+"""Base of all client mixins: options, cluster, deadlines and unary calls."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ _M = TypeVar("_M", bound="ProtobufMessage")
 
 
 class Closeable(Protocol):
-    """What a client has open, and closes when it is closed."""
+    """A subscription, publish stream, consumer or checkpointer that ends with its client."""
 
     async def close(self) -> None:
-        """End it. Closing twice is fine."""
+        """Close the resource. Closing twice has no effect."""
         ...
 
 
 def check_stream(stream: str) -> str:
-    """Return the name of a stream that is to be used.
+    """Return the name of a stream if it is valid.
 
     Raises:
-        UsageError: It is empty.
-        UsageTypeError: It is not a str.
+        UsageError: The name is empty, or contains a lone surrogate.
+        UsageTypeError: The name is not a str.
     """
     if not isinstance(stream, str):
         raise UsageTypeError(f"stream must be str, not {type(stream).__name__}")
@@ -43,11 +43,11 @@ def check_stream(stream: str) -> str:
 
 
 def check_text(name: str, text: str) -> str:
-    """Return text that can be sent.
+    """Return the text if UTF-8 can encode it.
 
     Raises:
-        UsageError: It has half a character, which UTF-8 can't say.
-        UsageTypeError: It is not a str.
+        UsageError: The text contains a lone surrogate, which UTF-8 cannot encode.
+        UsageTypeError: The text is not a str.
     """
     if not isinstance(text, str):
         raise UsageTypeError(f"{name} must be str, not {type(text).__name__}")
@@ -59,11 +59,11 @@ def check_text(name: str, text: str) -> str:
 
 
 def check_partition(partition: int) -> int:
-    """Return the number of a partition.
+    """Return the number of a partition if it is valid.
 
     Raises:
-        UsageError: It is negative, or larger than the API can say.
-        UsageTypeError: It is not an int.
+        UsageError: The number is negative, or 2**31 or larger: the API has an int32.
+        UsageTypeError: The number is not an int.
     """
     if isinstance(partition, bool) or not isinstance(partition, int):
         raise UsageTypeError(f"partition must be an int, not {partition!r}")
@@ -73,39 +73,39 @@ def check_partition(partition: int) -> int:
 
 
 class ClientCore:
-    """A client without any method of its own."""
+    """Common state of the client mixins, and ``close``."""
 
     def __init__(self, options: Options) -> None:
         self._options = options
         self._cluster = Cluster(options)
         self._closed = False
-        # Set by the first call: what waits in one loop can't be woken from another one.
+        # Set by the first call: a future of one loop cannot be woken safely from another loop.
         self._loop: asyncio.AbstractEventLoop | None = None
-        #: What ends with the client. Each adds itself when it begins, and takes itself out at its end.
+        #: Open resources to close with the client. Each adds itself on open, and removes itself on close.
         self._open: set[Closeable] = set()
 
     async def close(self) -> None:
-        """End every subscription, publish and consumer of this client, and close its connections.
+        """Close every subscription, publish and consumer of this client, and its connections.
 
-        Closing twice is fine.
+        Closing twice has no effect.
 
         Raises:
-            UsageError: Another event loop than that of the client is running.
+            UsageError: The client belongs to another event loop than the running one.
         """
         self._check_loop()
         self._closed = True
         try:
-            # Each to its end, also when another one fails: two consumers both store how far they are.
+            # All are closed even if one fails: every consumer must store its offsets.
             found = await asyncio.gather(*(one.close() for one in tuple(self._open)), return_exceptions=True)
         finally:
             await self._cluster.close()
-            # What a cancellation kept from being closed has no connection now, and ends at once.
+            # After a cancellation, resources still open have no connection now, so close() returns at once.
             await asyncio.gather(*(one.close() for one in tuple(self._open)), return_exceptions=True)
         if (failure := next((one for one in found if one is not None), None)) is not None:
             raise failure
 
     def _deadline(self, timeout: float | None) -> Deadline:
-        """The end of a call's time, by default that of the client's ``timeout``."""
+        """Return a call's deadline. Default: the client's ``timeout``. Raises if the client is closed."""
         if self._closed:
             raise ConnectionClosedError("the client is closed: make a new one with connect()")
         self._check_loop()
@@ -130,7 +130,7 @@ class ClientCore:
         about: str,
         route: Route | None = None,
     ) -> _M | None:
-        """Make a unary call; None where an earlier attempt turns out to have done it."""
+        """Make a unary call; return None if an earlier attempt of unknown outcome turns out to be applied."""
         data = request.SerializeToString()
         found = await self._cluster.call(method, data, route or self._cluster.any_broker, deadline, about)
         return None if found is None else decode(answer, found, about)

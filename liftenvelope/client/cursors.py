@@ -1,4 +1,4 @@
-"""Cursors: offsets that the cluster keeps for a reader, by name."""
+"""Cursors: named reader offsets stored in the cluster."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ if TYPE_CHECKING:
 __all__ = ["CURSORS_STREAM", "CursorsMixin", "check_cursor_id", "cursor_key", "cursor_partition"]
 
 _M = TypeVar("_M", bound="ProtobufMessage")
-#: Id of the cursor, stream, partition.
+#: Cursor id, stream, partition.
 CursorName: TypeAlias = tuple[str, str, int]
 
-#: The stream that a cluster keeps cursors in. It is there only if the servers are configured to keep any.
+#: Stream in which a cluster stores cursors. It exists only if ``cursors.stream.partitions`` is above 0.
 CURSORS_STREAM: Final = "__cursors"
-# What a server answers where there is no cursor, and what one is set to in order to be as good as gone.
+# Offset in a server's answer if there is no cursor. Setting a cursor to it is the way to delete the cursor.
 _MISSING: Final = -1
 
 
 def check_cursor_id(cursor_id: str, name: str = "cursor_id") -> str:
-    """Return the id of a cursor.
+    """Return the id of a cursor if it is valid.
 
     Raises:
-        UsageError: It is empty, or has half a character, or a comma: servers put the id, the stream and the
-            partition into one key with commas between them, without escaping any.
-        UsageTypeError: It is not a str.
+        UsageError: The id is empty, or contains a lone surrogate or a comma: servers join the id, the stream
+            and the partition into one key with commas, without escaping.
+        UsageTypeError: The id is not a str.
     """
     check_text(name, cursor_id)
     if not cursor_id or "," in cursor_id:
@@ -51,10 +51,10 @@ def check_cursor_id(cursor_id: str, name: str = "cursor_id") -> str:
 
 
 def cursor_key(cursor_id: str, stream: str, partition: int) -> str:
-    """Return the name that servers keep a cursor under.
+    """Return the key under which servers store a cursor.
 
     Raises:
-        UsageError: An argument makes no sense, or a name has a comma in it.
+        UsageError: An argument is invalid, or a name contains a comma.
     """
     check_cursor_id(cursor_id)
     if "," in check_stream(stream):
@@ -63,7 +63,7 @@ def cursor_key(cursor_id: str, stream: str, partition: int) -> str:
 
 
 def cursor_partition(key: str, partitions: int) -> int:
-    """Return which partition of the cursors stream holds a cursor: CRC-32 (IEEE) of its key, unsigned.
+    """Return the partition of the cursors stream that holds a cursor: unsigned CRC-32 (IEEE) of its key.
 
     Example:
         >>> cursor_partition("__group:g1,foo,0", 10)
@@ -81,31 +81,31 @@ def _check_offset(offset: int) -> int:
 
 
 class CursorsMixin(StreamsMixin):
-    """The part of the client that has to do with cursors."""
+    """Client methods for cursors."""
 
     async def set_cursor(
         self, cursor_id: str, stream: str, partition: int, offset: int, *, timeout: float | None = None
     ) -> None:
-        """Store how far a reader has come in a partition.
+        """Store a reader's offset in a partition.
 
-        By convention that is the offset of the last message that was processed, so that a reader goes on at
-        the one after it. A server stores one cursor after the other, all readers' together, and each is a
-        replicated write: set one now and then, as :meth:`checkpointer` does, rather than after each message.
+        By convention this is the offset of the last processed message, so a reader continues at the next
+        offset. A server writes the cursors of all readers one at a time, and each is a replicated write.
+        Store cursors periodically, as :meth:`checkpointer` does, rather than after each message.
 
-        Nothing stops another reader from storing a smaller offset under the same id. Cursors outlive their
-        stream; and servers delete those that were not set for a week, unless they are configured otherwise.
+        Another reader can store a smaller offset under the same id. Cursors outlive their stream. Servers
+        delete cursors that were not set for a week, unless configured otherwise.
 
         Args:
-            cursor_id: Whose cursor: any text without a comma.
+            cursor_id: Id of the cursor: any text without a comma.
             stream: Name of the stream.
             partition: Number of the partition.
-            offset: An offset, 0 or more. Servers don't check that there is such a message.
-            timeout: Seconds for all of it; default: the client's.
+            offset: Offset to store, 0 or more. Servers do not check that such a message exists.
+            timeout: Seconds for the whole call. Default: the client's ``timeout``.
 
         Raises:
-            UsageError: An argument makes no sense, or the id or the stream's name has a comma.
+            UsageError: An argument is invalid, or the id or the stream's name contains a comma.
             CursorsUnavailableError: The cluster keeps no cursors.
-            CallTimeoutError: No answer came in time. It may have been stored.
+            CallTimeoutError: No answer came in time. The cursor may have been stored.
             TransportError: No broker could be reached.
 
         Example:
@@ -117,16 +117,16 @@ class CursorsMixin(StreamsMixin):
     async def reset_cursor(
         self, cursor_id: str, stream: str, partition: int, *, timeout: float | None = None
     ) -> None:
-        """Take a cursor away: :meth:`fetch_cursor` finds none from then on. There need not be one.
+        """Delete a cursor: :meth:`fetch_cursor` returns None from then on. The cursor need not exist.
 
         Args:
-            cursor_id: Whose cursor.
+            cursor_id: Id of the cursor.
             stream: Name of the stream.
             partition: Number of the partition.
-            timeout: Seconds for all of it; default: the client's.
+            timeout: Seconds for the whole call. Default: the client's ``timeout``.
 
         Raises:
-            UsageError: An argument makes no sense, or the id or the stream's name has a comma.
+            UsageError: An argument is invalid, or the id or the stream's name contains a comma.
             CursorsUnavailableError: The cluster keeps no cursors.
             CallTimeoutError: No answer came in time.
             TransportError: No broker could be reached.
@@ -136,19 +136,19 @@ class CursorsMixin(StreamsMixin):
     async def fetch_cursor(
         self, cursor_id: str, stream: str, partition: int, *, timeout: float | None = None
     ) -> int | None:
-        """Return what :meth:`set_cursor` stored last.
+        """Return the offset last stored by :meth:`set_cursor`.
 
         Args:
-            cursor_id: Whose cursor.
+            cursor_id: Id of the cursor.
             stream: Name of the stream.
             partition: Number of the partition.
-            timeout: Seconds for all of it; default: the client's.
+            timeout: Seconds for the whole call. Default: the client's ``timeout``.
 
         Returns:
-            The offset; None where there is none.
+            The stored offset; None if there is no cursor.
 
         Raises:
-            UsageError: An argument makes no sense, or the id or the stream's name has a comma.
+            UsageError: An argument is invalid, or the id or the stream's name contains a comma.
             CursorsUnavailableError: The cluster keeps no cursors.
             CallTimeoutError: No answer came in time.
             TransportError: No broker could be reached.
@@ -158,25 +158,26 @@ class CursorsMixin(StreamsMixin):
     def checkpointer(
         self, cursor_id: str, stream: str, *, every_messages: int = 1000, every_seconds: float = 5.0
     ) -> Checkpointer:
-        """Return what keeps a cursor for a reader of a stream, with few calls to the server.
+        """Return a checkpointer, which keeps the cursor of a stream's reader with few calls to the server.
 
         Args:
-            cursor_id: Whose cursor: any text without a comma.
+            cursor_id: Id of the cursor: any text without a comma.
             stream: Name of the stream.
-            every_messages: It is stored when so many messages of a partition were processed since,
-            every_seconds: or when the first of them was processed so many seconds ago.
+            every_messages: Store the cursor after this many processed messages of a partition. Default 1000.
+            every_seconds: Store the cursor at the latest this many seconds after the first unstored message
+                was processed. Default 5.
 
         Returns:
-            The checkpointer, to be used with ``async with``: leaving it stores what was processed.
+            The checkpointer, for use with ``async with``: leaving the block stores the processed offsets.
 
         Raises:
-            UsageError: An argument makes no sense, or the id or the stream's name has a comma.
+            UsageError: An argument is invalid, or the id or the stream's name contains a comma.
         """
         return Checkpointer(
             self, cursor_id, stream, every_messages=every_messages, every_seconds=every_seconds
         )
 
-    # What follows takes a deadline of the caller's: it is used to the last while the client closes.
+    # The methods below take a deadline and do not check for a closed client: they also run while it closes.
 
     async def _read_cursor(self, name: CursorName, deadline: Deadline) -> int | None:
         key, (cursor_id, stream, partition) = cursor_key(*name), name
@@ -194,7 +195,10 @@ class CursorsMixin(StreamsMixin):
         await self._cursor_call("SetCursor", request, api_pb2.SetCursorResponse, key, deadline)
 
     async def _raise_cursor(self, name: CursorName, offset: int, deadline: Deadline) -> int:
-        """Set a cursor unless it is further already; return where it is."""
+        """Set a cursor unless a larger offset is stored; return the stored offset.
+
+        Read and write are two calls, since servers cannot compare and set.
+        """
         stored = await self._read_cursor(name, deadline)
         if stored is not None and stored >= offset:
             return stored
@@ -204,7 +208,7 @@ class CursorsMixin(StreamsMixin):
     async def _cursor_call(
         self, method: str, request: ProtobufMessage, answer: type[_M], key: str, deadline: Deadline
     ) -> _M | None:
-        """Ask the server that holds a cursor; wait for cursors where the servers have only just started."""
+        """Call the server that holds a cursor; retry while the cursors stream is missing after a start."""
         attempt, missing = 0, None
         while True:
             try:

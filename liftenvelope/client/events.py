@@ -1,4 +1,4 @@
-"""What happens to a client in the background, for those who want to know: see ``on_event`` of ``connect``."""
+"""Events of a client's background work, passed to ``on_event`` of ``connect``."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ __all__ = [
 
 
 class LiftEnvelopeWarning(UserWarning):
-    """Something that a program goes on after, but that its author should know of."""
+    """A condition that does not stop the program but needs attention."""
 
 
 @dataclass(frozen=True, slots=True)
 class MetadataRefreshed:
-    """The client has asked a broker for metadata again.
+    """The client has fetched metadata from a broker.
 
     Attributes:
         address: ``host:port`` of the broker that answered.
-        streams: Names of the streams that were asked for; empty for all.
+        streams: Names of the requested streams; empty for all.
     """
 
     address: str
@@ -45,13 +45,13 @@ class MetadataRefreshed:
 
 @dataclass(frozen=True, slots=True)
 class SubscriptionLost:
-    """A subscription lost its connection, or its broker lost the partition. It is being made again.
+    """A subscription lost its connection, or its broker lost the partition. The client resubscribes.
 
     Attributes:
         stream: Name of the stream.
         partition: Number of the partition.
-        position: The offset that it goes on at, None where it had not begun.
-        error: Why.
+        position: Offset at which the subscription continues, None if it had no position yet.
+        error: Cause of the loss.
     """
 
     stream: str
@@ -62,13 +62,13 @@ class SubscriptionLost:
 
 @dataclass(frozen=True, slots=True)
 class SubscriptionResumed:
-    """A subscription that was lost stands again.
+    """A lost subscription was restored.
 
     Attributes:
         stream: Name of the stream.
         partition: Number of the partition.
-        position: The offset that it goes on at, None where it had not begun.
-        address: ``host:port`` of the broker that serves it now.
+        position: Offset at which the subscription continues, None if it had no position yet.
+        address: ``host:port`` of the broker that serves the subscription now.
     """
 
     stream: str
@@ -79,15 +79,15 @@ class SubscriptionResumed:
 
 @dataclass(frozen=True, slots=True)
 class StoppedAtHighWatermark:
-    """A read to the latest message ended before it, because no subscriber can see the last ones yet.
+    """A read up to the latest message ended at the high watermark, below the newest offset of the log.
 
-    A server that was killed forgets how far its log was committed, until the next message is published to the
-    partition; then the hidden messages are to be seen again, at their offsets.
+    A server that was killed loses its high watermark until the next message is published to the partition.
+    Then the hidden messages become readable again, at their offsets.
 
     Attributes:
         stream: Name of the stream.
         partition: Number of the partition.
-        high_watermark: Offset of the last message that was to be read, -1 for none.
+        high_watermark: Offset of the last readable message, -1 for none.
         newest_offset: Offset of the last message in the log.
     """
 
@@ -106,15 +106,15 @@ class StoppedAtHighWatermark:
 
 @dataclass(frozen=True, slots=True)
 class CursorAheadOfStream:
-    """A cursor is ahead of its partition, so that it is not heeded: it is of an earlier stream of that name.
+    """A cursor is beyond the end of its partition. It is from an earlier stream of this name, and ignored.
 
     Attributes:
         stream: Name of the stream.
         partition: Number of the partition.
-        cursor_id: The cursor's id.
-        offset: What it says.
+        cursor_id: Id of the cursor.
+        offset: Offset in the cursor.
         newest_offset: Offset of the last message in the log, -1 for none.
-        instead: Where reading begins instead: ``"earliest"``, ``"latest"`` or ``"new"``.
+        instead: Start position used instead: ``"earliest"``, ``"latest"`` or ``"new"``.
     """
 
     stream: str
@@ -133,12 +133,12 @@ class CursorAheadOfStream:
 
 @dataclass(frozen=True, slots=True)
 class PublishFailed:
-    """A message whose outcome nobody waits for was refused.
+    """A message published without waiting for its ack was refused.
 
     Attributes:
         stream: Name of the stream.
         partition: Number of the partition.
-        error: Why.
+        error: Reason for the refusal.
     """
 
     stream: str
@@ -153,14 +153,14 @@ class PublishFailed:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointFailed:
-    """A cursor could not be stored in the background. It is tried again, for as long as it is this reader's.
+    """A cursor could not be stored in the background. The reader retries while it owns the partition.
 
     Attributes:
         cursor_id: Id of the cursor.
         stream: Name of the stream.
         partition: Number of the partition.
-        offset: The offset that was to be stored.
-        error: Why.
+        offset: Offset that could not be stored.
+        error: Cause of the failure.
     """
 
     cursor_id: str
@@ -178,12 +178,14 @@ class CheckpointFailed:
 
 @dataclass(frozen=True, slots=True)
 class GroupMemberExpired:
-    """A consumer was silent for too long, or its group vanished: it joins anew, with other partitions maybe.
+    """A consumer expired after missed heartbeats, or its group vanished. It rejoins the group.
+
+    The assignment after the rejoin may differ.
 
     Attributes:
         group: Name of the group.
         consumer_id: Id of the consumer.
-        partitions: The streams and partitions that it had.
+        partitions: Streams and partitions assigned before.
     """
 
     group: str
@@ -199,18 +201,18 @@ class GroupMemberExpired:
 
 @dataclass(frozen=True, slots=True)
 class GroupPartitionFenced:
-    """Another consumer reads a partition that the group has given to this one. It is tried again.
+    """Another consumer reads a partition that the group has assigned to this one. The client retries.
 
-    That passes by itself while a group changes. It does not where a consumer that is no member any more goes
-    on reading with a higher epoch, from before the group was made anew: that consumer must be stopped.
+    The conflict is temporary while a group changes. It is permanent if the group was recreated and a former
+    member keeps reading with a higher epoch from the time before: that consumer must be stopped.
 
     Attributes:
         group: Name of the group.
-        consumer_id: Id of the consumer that can't read.
+        consumer_id: Id of the consumer that cannot read.
         stream: Name of the stream.
         partition: Number of the partition.
-        epoch: The generation of the group that this consumer knows.
-        attempts: How often in a row it was refused.
+        epoch: Group epoch known to this consumer.
+        attempts: Number of refusals in a row.
     """
 
     group: str
@@ -230,13 +232,14 @@ class GroupPartitionFenced:
 
 @dataclass(frozen=True, slots=True)
 class GroupCoordinatorReported:
-    """A consumer could not reach its group's coordinator for longer than the servers allow, and said so.
+    """A consumer has reported its coordinator as unreachable, after the servers' coordinator timeout.
 
     Attributes:
         group: Name of the group.
         consumer_id: Id of the consumer.
-        coordinator: Id of the broker.
-        error: Why no server took note, None where one did. A single node has nobody to take over.
+        coordinator: Id of the unreachable broker.
+        error: None if a server accepted the report, otherwise its failure. A single-node cluster has no other
+            broker to take over.
     """
 
     group: str
@@ -247,12 +250,12 @@ class GroupCoordinatorReported:
 
 @dataclass(frozen=True, slots=True)
 class GroupLeaveFailed:
-    """A consumer that was closed could not tell its group. Its partitions go to others when it expires.
+    """A closed consumer could not leave its group. Its partitions are reassigned when the consumer expires.
 
     Attributes:
         group: Name of the group.
         consumer_id: Id of the consumer.
-        error: Why.
+        error: Cause of the failure.
     """
 
     group: str
@@ -273,7 +276,7 @@ ClientEvent: TypeAlias = (
     | GroupCoordinatorReported
     | GroupLeaveFailed
 )
-#: Gets every event, in the client's event loop: it must return soon.
+#: Called with every event, in the client's event loop: it must return quickly.
 EventHandler: TypeAlias = Callable[[ClientEvent], object]
 
 _WARNINGS = (
@@ -283,12 +286,12 @@ _WARNINGS = (
     GroupMemberExpired,
     PublishFailed,
 )
-# One refusal is nothing: groups change. So many in a row are a consumer that nobody stopped.
+# A few refusals in a row are normal while a group changes. This many mean a stale consumer is still running.
 _REFUSALS_TO_WARN_OF = 10
 
 
 def warn(event: ClientEvent) -> None:
-    """What becomes of events where no handler is given: a Python warning for those that need looking at."""
+    """Handle events by default: issue a Python warning for those that need attention."""
     if isinstance(event, _WARNINGS) or (
         isinstance(event, GroupPartitionFenced) and event.attempts == _REFUSALS_TO_WARN_OF
     ):

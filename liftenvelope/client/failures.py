@@ -1,4 +1,4 @@
-"""The errors of calls as the errors of this package: the one place that reads a server's codes and texts."""
+"""Translation of failed calls into this package's errors: the only code that reads server codes and texts."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ __all__ = [
 
 _M = TypeVar("_M", bound="ProtobufMessage")
 
-#: Why no ack comes for a message that is published to a stream. The server wakes a paused partition, and
-#: refuses a message for a read-only one at once.
+#: Causes of a missing ack for a message published to a stream. Paused and read-only partitions are not among
+#: them: the server resumes a paused one, and refuses a message for a read-only one immediately.
 STREAM_ACK_CAUSES: Final = (
     "fewer than min_isr replicas are in sync (ack policy ALL); the partition has no leader; "
     "the server is slow or unreachable"
 )
-#: Why no ack comes for a message that is published on a subject.
+#: Causes of a missing ack for a message published to a subject.
 SUBJECT_ACK_CAUSES: Final = f"fewer than min_isr replicas are in sync (ack policy ALL); {SUBJECT_CAUSES}"
 
 _GROUP_METHODS: Final = frozenset(
@@ -72,7 +72,7 @@ _GROUP_METHODS: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class _Rule:
-    """An answer of the server, and its error. There is a text only where the code is not enough."""
+    """Maps a status code, a part of its text and the methods to an error. An empty text matches any text."""
 
     kind: type[ServerError] | type[GroupError]
     code: StatusCode
@@ -87,7 +87,8 @@ def _rule(
 
 
 _C = StatusCode
-# The first one that fits counts. Texts: liftbridge server/api.go, metadata.go, partition.go, cursors.go.
+# The first match counts, so specific rules come before general ones. Source of the texts: liftbridge
+# server/api.go, metadata.go, partition.go, cursors.go.
 _RULES: Final = (
     _rule(StreamExistsError, _C.ALREADY_EXISTS, "", "CreateStream"),
     _rule(NoSuchGroupError, _C.NOT_FOUND, "", *_GROUP_METHODS),
@@ -102,7 +103,8 @@ _RULES: Final = (
     _rule(StreamDeletedError, _C.NOT_FOUND, "commit log was deleted", "Subscribe"),
     _rule(ReadonlyPartitionError, _C.RESOURCE_EXHAUSTED, "End of readonly partition", "Subscribe"),
     _rule(NotLeaderError, _C.FAILED_PRECONDITION, "leader"),
-    _rule(NoSuchStreamError, _C.NOT_FOUND, "o such stream"),  # its name follows, which can be anything
+    # Before "artition": the text ends with the stream's name, which may contain that.
+    _rule(NoSuchStreamError, _C.NOT_FOUND, "o such stream"),
     _rule(NoSuchPartitionError, _C.NOT_FOUND, "artition"),
     _rule(NoSuchStreamError, _C.NOT_FOUND, "tream"),
     _rule(NoSuchStreamError, _C.NOT_FOUND, "", "DeleteStream"),
@@ -112,8 +114,8 @@ _RULES: Final = (
 )
 
 
-#: Texts of Liftbridge for a call that its policy forbids, or of a client whose certificate has no name.
-#: Their code is UNKNOWN; INTERNAL from SetCursor if the client must not publish to ``__cursors``.
+#: Liftbridge's texts for a call forbidden by its policy, and for a client certificate without a name. Their
+#: code is UNKNOWN; SetCursor returns INTERNAL if the client must not publish to ``__cursors``.
 _DENIALS: Final = ("The client is not authorized to call ", "Failed to retrieve client ID")
 
 
@@ -127,15 +129,15 @@ def is_denial(error: RpcError | TransportError) -> bool:
 
 
 def decode(kind: type[_M], data: bytes, about: str) -> _M:
-    """Return the message in an answer of a server.
+    """Decode a server's answer.
 
     Args:
-        kind: What it must be.
-        data: The answer.
-        about: What the call was about; begins the text of the error.
+        kind: Expected message type.
+        data: The serialized answer.
+        about: Subject of the call; begins the error text.
 
     Raises:
-        ServerProtocolError: It is no such message.
+        ServerProtocolError: The answer is not a valid message of that type.
     """
     try:
         return kind.FromString(data)
@@ -149,8 +151,8 @@ def call_error(method: str, error: RpcError | TransportError, about: str) -> Lif
 
     Args:
         method: Name of the method, such as ``CreateStream``.
-        error: What the call ended with.
-        about: What it was about, such as ``stream 'orders'``; begins the text.
+        error: Failure of the call.
+        about: Subject of the call, such as ``stream 'orders'``; begins the error text.
     """
     if isinstance(error, TransportError):
         return type(error)(f"{about}: {error}", error.published, error.sent)
@@ -174,7 +176,7 @@ def _made(
     return kind(error.code, text) if issubclass(kind, ServerError) else kind(text)
 
 
-#: Of a unary publish: the code, a part of the text, and the error that both stand for.
+#: Errors of a unary publish: status code, part of the text, exception class. The first match counts.
 _PUBLISH_RULES: Final[tuple[tuple[StatusCode, str, type[ServerError]], ...]] = (
     (_C.INVALID_ARGUMENT, "exceeds max replication size", MessageTooLargeError),
     (_C.UNKNOWN, "maximum payload exceeded", MessageTooLargeError),
@@ -187,14 +189,14 @@ _PUBLISH_RULES: Final[tuple[tuple[StatusCode, str, type[ServerError]], ...]] = (
 def publish_call_error(
     method: str, error: RpcError | TransportError, about: str, correlation_id: str, causes: str
 ) -> LiftEnvelopeError:
-    """Return the error for a unary publish that failed: it says whether the message may be stored.
+    """Return the error for a failed unary publish. It tells if the message may be stored.
 
     Args:
         method: Publish or PublishToSubject.
-        error: What the call ended with.
-        about: The partition or subject; begins the text.
-        correlation_id: Id of the message.
-        causes: The usual causes of an ack that does not come.
+        error: Failure of the call.
+        about: Partition or subject; begins the error text.
+        correlation_id: Correlation id of the message.
+        causes: Usual causes of a missing ack.
     """
     text = f"{about}: {error}"
     if isinstance(error, CallNotProcessedError):
@@ -209,8 +211,8 @@ def publish_call_error(
     return call_error(method, error, about)
 
 
-#: By the codes of PublishAsyncError: UNKNOWN, BAD_REQUEST, NOT_FOUND, INTERNAL, READONLY, INCORRECT_OFFSET,
-#: ENCRYPTION_FAILED, PERMISSION_DENIED.
+#: Exception class by code of PublishAsyncError. The codes 0 to 7 are UNKNOWN, BAD_REQUEST, NOT_FOUND,
+#: INTERNAL, READONLY, INCORRECT_OFFSET, ENCRYPTION_FAILED, PERMISSION_DENIED.
 _ASYNC_ERRORS: Final[dict[int, type[ServerError]]] = {
     2: NoSuchStreamError,
     4: ReadonlyPartitionError,
@@ -220,18 +222,18 @@ _ASYNC_ERRORS: Final[dict[int, type[ServerError]]] = {
 }
 
 
-#: What Liftbridge says of a message that it does not replicate, and NATS of one that it does not take.
+#: Texts for a message that is too large: from Liftbridge (replication limit) and from NATS (maximum payload).
 _TOO_LARGE_TEXTS: Final = ("exceeds max replication size", "maximum payload exceeded")
 
 
-#: What a gateway says of a message for which no ack came, with the code UNKNOWN.
+#: Text of a gateway for a message without an ack, with the code UNKNOWN.
 _UNKNOWN_OUTCOME: Final = "may be stored"
 
 
 def publish_async_error(
     code: int, text: str, about: str, correlation_id: str
 ) -> ServerError | AckTimeoutError:
-    """Return the error for a message that a PublishAsync stream reports as not stored, or as unknown."""
+    """Return the error for a message that a PublishAsync stream reports as failed or of unknown outcome."""
     if code == 0 and _UNKNOWN_OUTCOME in text:
         return AckTimeoutError(f"{about}: {text}", correlation_id)
     kind = _ASYNC_ERRORS.get(code, PublishError)
@@ -249,6 +251,6 @@ _BEFORE_START: Final = re.compile(r"Stop offset is before start offset: -?\d+ < 
 
 
 def resolved_start(error: RpcError) -> int | None:
-    """Return the offset that a subscription would have begun at, if it was refused for ending before that."""
+    """Return the start offset in a refusal whose stop offset is below the start; None for other errors."""
     found = _BEFORE_START.search(error.description)
     return int(found[1]) if found and error.code == StatusCode.INVALID_ARGUMENT else None

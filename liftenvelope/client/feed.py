@@ -1,6 +1,14 @@
-"""Items from a waiting thread's iterable, for the event loop that it waits for.
+"""Bounded queue from a blocked caller's iterable to the event loop.
 
-The iterable is asked in the thread of the caller, where it belongs: it may block, or call the client.
+The iterable runs in the caller's thread, because it may block or call the client. Two wake-ups cross the
+threads:
+
+- ``_came`` wakes the loop for an item. Only the loop's thread sets it, through ``post``. The loop sets
+  ``_is_hungry`` before it waits, and the caller's thread posts a wake-up only then, or at the end.
+- ``_room`` wakes the caller's thread when at most half of ``_LIMIT`` items are left.
+
+Each side clears its flag first and checks the state again before it waits. Otherwise a change between the
+check and the clear would be lost, and the side would wait forever.
 """
 
 from __future__ import annotations
@@ -14,16 +22,16 @@ from typing import Final, Generic, Self, TypeVar
 __all__ = ["Feed"]
 
 _T = TypeVar("_T")
-#: How many items may wait in between. The thread is woken when half of them have been taken.
+#: Maximum number of queued items. The caller's thread is woken when half of them have been taken.
 _LIMIT: Final = 1024
 
 
 class Feed(Generic[_T]):
-    """An async iterator in the loop over what :meth:`fill` takes from an iterator in another thread.
+    """Async iterator in the loop over items that :meth:`fill` takes from an iterator in another thread.
 
     Args:
-        items: What to take.
-        post: Has a function called in the loop's thread.
+        items: Iterator of the caller.
+        post: Schedules a function call in the loop's thread.
     """
 
     def __init__(self, items: Iterator[_T], post: Callable[[Callable[[], object]], object]) -> None:
@@ -32,18 +40,18 @@ class Feed(Generic[_T]):
         self._there: deque[_T] = deque()
         self._is_over = False
         self._error: Exception | None = None
-        # The loop waits for an item; it is set in its thread alone.
+        # The loop waits on it for an item. Set in the loop's thread only.
         self._came = asyncio.Event()
         self._is_hungry = False
-        # The thread waits for room.
+        # The caller's thread waits on it for room.
         self._room = threading.Event()
 
     def fill(self, until: Callable[[], bool], *, block: bool = True) -> None:
-        """Take items until there are no more, or something is true. To be called in the caller's thread.
+        """Take items until the iterator ends or ``until`` returns True. Call it in the caller's thread.
 
         Args:
-            until: When to stop.
-            block: Whether to wait where too many items are there; otherwise it returns then.
+            until: Condition to stop.
+            block: True to wait for room if the queue is full, False to return then. Default True.
         """
         while not self._is_over and not until():
             if len(self._there) >= _LIMIT:
@@ -55,7 +63,7 @@ class Feed(Generic[_T]):
                 self._wake()
 
     def stop_waiting(self) -> None:
-        """Have :meth:`fill` look again whether to stop."""
+        """Wake :meth:`fill` to check its ``until`` condition again."""
         self._room.set()
 
     def _put_next(self) -> bool:
@@ -63,7 +71,7 @@ class Feed(Generic[_T]):
             item = next(self._items)
         except StopIteration:
             return False
-        except Exception as exc:  # noqa: BLE001 - the caller's own: raised where the items are taken
+        except Exception as exc:  # noqa: BLE001 - the caller's own error: raised by __anext__
             self._error = exc
             return False
         self._there.append(item)
@@ -77,7 +85,7 @@ class Feed(Generic[_T]):
 
     def _wait_for_room(self, until: Callable[[], bool]) -> None:
         self._room.clear()
-        # Looked at again, since either may have changed before the flag was cleared.
+        # Checked again, since either may have changed before the flag was cleared.
         if len(self._there) > _LIMIT // 2 and not until():
             self._room.wait()
 
@@ -88,7 +96,8 @@ class Feed(Generic[_T]):
         while not self._there:
             self._came.clear()
             self._is_hungry = True
-            # Looked at again, for the same reason. What was put last was put before it was over.
+            # Checked again, for the same reason. Read before the queue: the last item is put before _is_over
+            # is set.
             over = self._is_over
             if self._there:
                 break

@@ -1,4 +1,4 @@
-"""Whether brokers serve: gRPC's standard health service (grpc.health.v1), which Liftbridge servers have."""
+"""Health checks of brokers through gRPC's standard health service (grpc.health.v1)."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ if TYPE_CHECKING:
 __all__ = ["HealthMixin", "HealthStatus"]
 
 _METHOD: Final = "/grpc.health.v1.Health/Check"
-# HealthCheckRequest.service and HealthCheckResponse.status.
+# Field numbers of HealthCheckRequest.service and HealthCheckResponse.status.
 _SERVICE: Final = 1
 _STATUS: Final = 1
 
 
 class HealthStatus(IntEnum):
-    """What a broker's health service says of a service."""
+    """Health of a service on a broker."""
 
-    #: It does not say.
+    #: The broker gave no usable status.
     UNKNOWN = 0
-    #: It serves.
+    #: The service accepts calls.
     SERVING = 1
-    #: It does not serve now.
+    #: The service does not accept calls now.
     NOT_SERVING = 2
-    #: It knows no such service.
+    #: The broker has no such service.
     SERVICE_UNKNOWN = 3
     #: The broker did not answer in time, or could not be reached.
     UNREACHABLE = 4
 
 
-# What errors mean, where they mean more than UNKNOWN.
+# Health by gRPC status code; other codes mean UNKNOWN.
 _BY_CODE: Final[dict[int, HealthStatus]] = {
     StatusCode.NOT_FOUND: HealthStatus.SERVICE_UNKNOWN,
     StatusCode.DEADLINE_EXCEEDED: HealthStatus.UNREACHABLE,
@@ -62,19 +62,19 @@ def _status(answer: bytes) -> HealthStatus:
 
 
 class HealthMixin(ClientCore):
-    """The part of the client that asks brokers how they are."""
+    """Client method for health checks."""
 
     async def check_health(
         self, *, service: str = "proto.API", timeout: float | None = None
     ) -> dict[str, HealthStatus]:
-        """Ask every known broker whether it serves.
+        """Check the health of every known broker, all at the same time.
 
         Args:
-            service: Which service: that of Liftbridge's API, or empty for the broker as a whole.
-            timeout: Seconds for all of them, who are asked at the same time; default: the client's.
+            service: Name of the gRPC service. Default: Liftbridge's API. Empty for the broker as a whole.
+            timeout: Seconds for the whole call. Default: the client's ``timeout``.
 
         Returns:
-            What each said, by its ``host:port``.
+            Health of each broker, by its ``host:port``.
 
         Raises:
             TransportError: The client is closed.

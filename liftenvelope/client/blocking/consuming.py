@@ -18,7 +18,7 @@ __all__ = ["BlockingConsume"]
 
 
 class BlockingConsume(BlockingSubscribe):
-    """The part of the client that reads as a member of a group."""
+    """Client methods for consumer groups."""
 
     _async: ConsumeMixin
 
@@ -34,30 +34,31 @@ class BlockingConsume(BlockingSubscribe):
         on_revoked: PartitionsCallback | None = None,
         resume: bool = False,
     ) -> BlockingConsumer:
-        """Return a member of a consumer group: the group's members share the partitions of streams.
+        """Return a member of a consumer group. The members of a group share the partitions of streams.
 
         Args:
-            group: Name of the group, which is made by its first member. Any text without a comma.
-            streams: Names of the streams to read, or the one name. Members need not all read the same.
-            consumer_id: Id of the member; None for a new one. Of two members with one id the later one
-                throws the other out.
-            auto_commit_interval: What was processed is stored so many seconds later at most. None: only by
-                :meth:`BlockingConsumer.commit`, when a partition is revoked, and when the consumer is closed.
-            auto_offset: Where to begin with a partition that the group has no cursor for: ``"new"``: with
-                what is published from then on; ``"earliest"``; ``"latest"``: with the newest message there
-                is; ``"error"``: :class:`NoCursorError` is raised.
-            on_assigned: Called with a list of (stream, partition) that the member has got, before it reads
+            group: Name of the group, created by its first member. Any text without a comma.
+            streams: Names of the streams to read, or one name. Members may read different streams.
+            consumer_id: Id of the member; None for a new unique id. If two members have the same id, the
+                later one removes the earlier one from the group.
+            auto_commit_interval: Maximum seconds from processing a message to storing its offset. None:
+                offsets are stored only by :meth:`BlockingConsumer.commit`, on revocation, and on close.
+            auto_offset: Start of a partition for which the group has no cursor: ``"new"`` for messages
+                published from then on, ``"earliest"`` for the oldest message, ``"latest"`` for the newest
+                existing message, ``"error"`` to raise :class:`NoCursorError`.
+            on_assigned: Called with the list of newly assigned (stream, partition) before the consumer reads
                 them: the place for :meth:`BlockingConsumer.seek`. It runs in the client's own thread, and
                 can use what does not wait: seek, pause, resume, position.
-            on_revoked: Called with those that it has lost, when it reads them no more, and before what was
-                processed is stored for the last time.
-            resume: Whether to wake a partition that is paused. Otherwise it is read once it goes on.
+            on_revoked: Called with the list of revoked (stream, partition) after their readers have stopped,
+                and before their processed offsets are stored for the last time.
+            resume: True to resume paused partitions. False: the consumer reads a paused partition once a
+                publish or another client resumes it.
 
         Returns:
-            The consumer, to be used with ``with``: entering it joins the group.
+            The consumer, for use with ``with``: entering it joins the group.
 
         Raises:
-            UsageError: An argument makes no sense; it is named.
+            UsageError: An argument is invalid; the message names it.
         """
         return BlockingConsumer(
             self._portal,

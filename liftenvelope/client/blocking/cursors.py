@@ -14,33 +14,33 @@ __all__ = ["BlockingCursors"]
 
 
 class BlockingCursors(BlockingStreams):
-    """The part of the client that has to do with cursors."""
+    """Client methods for cursors."""
 
     _async: CursorsMixin
 
     def set_cursor(
         self, cursor_id: str, stream: str, partition: int, offset: int, *, timeout: float | None = None
     ) -> None:
-        """Store how far a reader has come in a partition.
+        """Store a reader's offset in a partition.
 
-        By convention that is the offset of the last message that was processed, so that a reader goes on at
-        the one after it. A server stores one cursor after the other, all readers' together, and each is a
-        replicated write: set one now and then, as :meth:`checkpointer` does, rather than after each message.
+        By convention this is the offset of the last processed message, so a reader continues at the next
+        offset. A server writes the cursors of all readers one at a time, and each is a replicated write.
+        Store cursors periodically, as :meth:`checkpointer` does, rather than after each message.
 
-        Nothing stops another reader from storing a smaller offset under the same id. Cursors outlive their
-        stream; and servers delete those that were not set for a week, unless they are configured otherwise.
+        Another reader can store a smaller offset under the same id. Cursors outlive their stream. Servers
+        delete cursors that were not set for a week, unless configured otherwise.
 
         Args:
-            cursor_id: Whose cursor: any text without a comma.
+            cursor_id: Id of the cursor: any text without a comma.
             stream: Name of the stream.
             partition: Number of the partition.
-            offset: An offset, 0 or more. Servers don't check that there is such a message.
-            timeout: Seconds for all of it; default: the client's.
+            offset: Offset to store, 0 or more. Servers do not check that such a message exists.
+            timeout: Seconds for the whole call. Default: the client's ``timeout``.
 
         Raises:
-            UsageError: An argument makes no sense, or the id or the stream's name has a comma.
+            UsageError: An argument is invalid, or the id or the stream's name contains a comma.
             CursorsUnavailableError: The cluster keeps no cursors.
-            CallTimeoutError: No answer came in time. It may have been stored.
+            CallTimeoutError: No answer came in time. The cursor may have been stored.
             TransportError: No broker could be reached.
 
         Example:
@@ -51,16 +51,16 @@ class BlockingCursors(BlockingStreams):
     def reset_cursor(
         self, cursor_id: str, stream: str, partition: int, *, timeout: float | None = None
     ) -> None:
-        """Take a cursor away: :meth:`fetch_cursor` finds none from then on. There need not be one.
+        """Delete a cursor: :meth:`fetch_cursor` returns None from then on. The cursor need not exist.
 
         Args:
-            cursor_id: Whose cursor.
+            cursor_id: Id of the cursor.
             stream: Name of the stream.
             partition: Number of the partition.
-            timeout: Seconds for all of it; default: the client's.
+            timeout: Seconds for the whole call. Default: the client's ``timeout``.
 
         Raises:
-            UsageError: An argument makes no sense, or the id or the stream's name has a comma.
+            UsageError: An argument is invalid, or the id or the stream's name contains a comma.
             CursorsUnavailableError: The cluster keeps no cursors.
             CallTimeoutError: No answer came in time.
             TransportError: No broker could be reached.
@@ -70,19 +70,19 @@ class BlockingCursors(BlockingStreams):
     def fetch_cursor(
         self, cursor_id: str, stream: str, partition: int, *, timeout: float | None = None
     ) -> int | None:
-        """Return what :meth:`set_cursor` stored last.
+        """Return the offset last stored by :meth:`set_cursor`.
 
         Args:
-            cursor_id: Whose cursor.
+            cursor_id: Id of the cursor.
             stream: Name of the stream.
             partition: Number of the partition.
-            timeout: Seconds for all of it; default: the client's.
+            timeout: Seconds for the whole call. Default: the client's ``timeout``.
 
         Returns:
-            The offset; None where there is none.
+            The stored offset; None if there is no cursor.
 
         Raises:
-            UsageError: An argument makes no sense, or the id or the stream's name has a comma.
+            UsageError: An argument is invalid, or the id or the stream's name contains a comma.
             CursorsUnavailableError: The cluster keeps no cursors.
             CallTimeoutError: No answer came in time.
             TransportError: No broker could be reached.
@@ -92,19 +92,20 @@ class BlockingCursors(BlockingStreams):
     def checkpointer(
         self, cursor_id: str, stream: str, *, every_messages: int = 1000, every_seconds: float = 5.0
     ) -> BlockingCheckpointer:
-        """Return what keeps a cursor for a reader of a stream, with few calls to the server.
+        """Return a checkpointer, which keeps the cursor of a stream's reader with few calls to the server.
 
         Args:
-            cursor_id: Whose cursor: any text without a comma.
+            cursor_id: Id of the cursor: any text without a comma.
             stream: Name of the stream.
-            every_messages: It is stored when so many messages of a partition were processed since,
-            every_seconds: or when the first of them was processed so many seconds ago.
+            every_messages: Store the cursor after this many processed messages of a partition. Default 1000.
+            every_seconds: Store the cursor at the latest this many seconds after the first unstored message
+                was processed. Default 5.
 
         Returns:
-            The checkpointer, to be used with ``with``: leaving it stores what was processed.
+            The checkpointer, for use with ``with``: leaving the block stores the processed offsets.
 
         Raises:
-            UsageError: An argument makes no sense, or the id or the stream's name has a comma.
+            UsageError: An argument is invalid, or the id or the stream's name contains a comma.
         """
         return BlockingCheckpointer(
             self._portal,

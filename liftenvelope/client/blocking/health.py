@@ -13,21 +13,21 @@ __all__ = ["BlockingHealth"]
 
 
 class BlockingHealth(BlockingCore):
-    """The part of the client that asks brokers how they are."""
+    """Client method for health checks."""
 
     _async: HealthMixin
 
     def check_health(
         self, *, service: str = "proto.API", timeout: float | None = None
     ) -> dict[str, HealthStatus]:
-        """Ask every known broker whether it serves.
+        """Check the health of every known broker, all at the same time.
 
         Args:
-            service: Which service: that of Liftbridge's API, or empty for the broker as a whole.
-            timeout: Seconds for all of them, who are asked at the same time; default: the client's.
+            service: Name of the gRPC service. Default: Liftbridge's API. Empty for the broker as a whole.
+            timeout: Seconds for the whole call. Default: the client's ``timeout``.
 
         Returns:
-            What each said, by its ``host:port``.
+            Health of each broker, by its ``host:port``.
 
         Raises:
             TransportError: The client is closed.
