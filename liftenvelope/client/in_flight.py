@@ -1,11 +1,14 @@
-"""What is on its way on one PublishAsync stream: what waits, what was sent, and what becomes of it.
+"""Messages without an outcome on one PublishAsync stream: queued, sent, to be sent again, settled.
 
-Sans-io. The states of a message, and what moves it on::
+Sans-io. The states of a message, and the events that change them::
 
     WAITING --take--> SENT --answer, deadline, loss--> DONE
        |               |
-       |               +--the stream is lost, and it may be sent again--> AGAIN --take--> SENT
+       |               +--the stream is lost, and a retry is allowed--> AGAIN --take--> SENT
        +--deadline, given up--> DONE
+
+A server acks a message by its correlation id, so ids are unique among the pending messages of a stream.
+Messages that are sent again keep the order in which they were given.
 """
 
 from __future__ import annotations
@@ -40,11 +43,11 @@ DONE: Final = 3
 
 
 class Sink(Protocol):
-    """Who is told what became of a message.
+    """Receives the outcomes of messages.
 
     Attributes:
-        stream: The stream that the message is for.
-        retry: Whether it may be sent again though it may be stored already.
+        stream: The stream that the messages are for.
+        retry: Whether a message may be sent again although it may be stored already.
     """
 
     stream: str
@@ -59,14 +62,14 @@ class Entry:
     """A message without an outcome.
 
     Attributes:
-        correlation_id: What its ack repeats.
-        request: The PublishRequest; empty once it has an outcome.
+        correlation_id: Id that the server repeats in the ack.
+        request: Encoded PublishRequest; empty once the message has an outcome.
         partition: Number of the partition.
-        sink: Who is told.
-        index: Its number there.
-        bucket: Where it stands for its deadline.
-        serial: Grows with what a client publishes; messages added together have the same.
-        flight: Where it is on its way.
+        sink: Receiver of the outcome.
+        index: Number of the message at its sink.
+        bucket: Bucket of the messages with the same deadline, by correlation id.
+        serial: Ascending number per client; messages added together share one.
+        flight: The :class:`InFlight` that holds the message.
         state: WAITING, SENT, AGAIN or DONE.
     """
 
@@ -82,7 +85,7 @@ class Entry:
         "state",
     )
 
-    # Set when it is added.
+    # Set by InFlight.add.
     bucket: dict[str, Entry]
     flight: InFlight
     serial: int
@@ -97,7 +100,7 @@ class Entry:
 
     @property
     def about(self) -> str:
-        """What to call it in the text of an error."""
+        """Stream and partition, as error texts name them."""
         return f"{self.sink.stream}[{self.partition}]"
 
     def timed_out(self) -> AckTimeoutError:
@@ -106,7 +109,7 @@ class Entry:
         return ack_timeout(what, self.correlation_id, sent=self.state != WAITING, causes=STREAM_ACK_CAUSES)
 
     def denied(self, why: PermissionDeniedError) -> PermissionDeniedError:
-        """Return the error for a message that waited while one for the same stream was refused."""
+        """Return the error for a message whose stream refused another message."""
         if self.state == WAITING:
             return PermissionDeniedError(why.code, f"{self.about}: not sent: another message was refused")
         return PermissionDeniedError(why.code, f"{self.about}: {why.description}", sent=True)
@@ -119,15 +122,15 @@ class Entry:
 
 
 class Ending(Enum):
-    """What the end of a stream means for the messages on it."""
+    """Consequence of the end of a stream for the messages on it."""
 
-    #: The server never looked at any of them.
+    #: The server has stored none of the unanswered messages.
     UNSEEN = auto()
-    #: The broker or the connection is gone. What was sent may be stored.
+    #: The broker or the connection is gone. Messages that were sent may be stored.
     LOST = auto()
-    #: The server gave the stream up over one of them: to send them all again might end the next one as well.
+    #: The server ended the stream because of one message. Sending all again might end the next stream too.
     BROKEN = auto()
-    #: The server does not let this client publish. Nothing is stored, and waiting helps nothing.
+    #: The server does not let this client publish. Nothing is stored, and a retry would be refused too.
     REFUSED = auto()
 
 
@@ -135,11 +138,11 @@ _REFUSALS: Final = frozenset({StatusCode.UNAUTHENTICATED, StatusCode.UNIMPLEMENT
 
 
 def ending_of(error: RpcError | TransportError | None) -> Ending:
-    """Return what the end of a stream means. None is an end with OK, which a server that stops gives."""
+    """Classify the end of a stream. None stands for status OK, with which a stopping server ends streams."""
     if isinstance(error, CallNotProcessedError):
         return Ending.UNSEEN
     if isinstance(error, RpcError) and error.description == UNANSWERED_IS_NOT_STORED:
-        return Ending.UNSEEN  # it saw messages, but all of those have their answers
+        return Ending.UNSEEN  # the server saw messages, but has answered all of those
     if error is None or isinstance(error, TransportError):
         return Ending.LOST
     if error.code in (StatusCode.UNAVAILABLE, StatusCode.CANCELLED):
@@ -148,27 +151,27 @@ def ending_of(error: RpcError | TransportError | None) -> Ending:
 
 
 class InFlight:
-    """The messages of one stream, in the order in which they were given."""
+    """The pending messages of one stream, in the order in which they were given."""
 
     def __init__(self) -> None:
-        #: By correlation id, the waiting ones last.
+        #: Pending messages by correlation id, the waiting ones last.
         self.pending: dict[str, Entry] = {}
-        #: How many bytes wait.
+        #: Bytes of the requests that wait to be sent.
         self.waiting_bytes = 0
         self._waiting: deque[Entry] = deque()
 
     @property
     def has_waiting(self) -> bool:
-        """Whether something is to be taken."""
+        """True if a message waits to be sent."""
         return bool(self._waiting)
 
     @property
     def partitions(self) -> list[tuple[str, int]]:
-        """Of which streams and partitions there are messages here."""
+        """Streams and partitions of the pending messages."""
         return list(dict.fromkeys((entry.sink.stream, entry.partition) for entry in self.pending.values()))
 
     def add(self, entries: Sequence[Entry], bucket: dict[str, Entry], serial: int) -> None:
-        """Take messages in, of one deadline. Their ids must not be those of others here."""
+        """Add messages with a common deadline. Their ids must differ from all pending ones."""
         by_id = {entry.correlation_id: entry for entry in entries}
         self.pending.update(by_id)
         bucket.update(by_id)
@@ -178,7 +181,7 @@ class InFlight:
             self.waiting_bytes += len(entry.request)
 
     def take(self, max_bytes: int) -> list[bytes]:
-        """Return the next requests to send, which count as sent now: a first one, and more up to so much."""
+        """Return the next requests, marked as sent: one if any waits, and more up to ``max_bytes``."""
         waiting, taken, size = self._waiting, list[bytes](), 0
         while waiting and size < max_bytes:
             entry = waiting.popleft()
@@ -191,10 +194,10 @@ class InFlight:
         return taken
 
     def feed(self, responses: Iterable[Response]) -> list[tuple[Entry, Outcome]]:
-        """Take answers; return what they settle.
+        """Process answers of the server; return the outcomes that they settle.
 
-        An answer to none of the messages is that of a late one, or of one that was given up. An ack of
-        another stream, which records the same subject, settles nothing.
+        An answer without a pending message is ignored: it comes late, or the message was given up. An ack of
+        another stream that records the same subject settles nothing.
         """
         pending, settled = self.pending, list[tuple[Entry, Outcome]]()
         for correlation_id, ack, code, text in responses:
@@ -202,33 +205,33 @@ class InFlight:
             if entry is None:
                 continue
             outcome: Outcome
-            if code >= 0:  # an empty ack stands beside it
+            if code >= 0:  # an answer with an error carries an empty ack too
                 outcome = publish_async_error(code, text, entry.about, correlation_id)
             elif ack is None or ack.stream != entry.sink.stream:
                 continue
             else:
                 outcome = publish_error(ack) if ack.error else ack
-            # As _finish does, without the call: this is done for every message.
+            # Same as _finish, inlined because it runs for every message.
             if entry.state == SENT:
                 entry.state, entry.request = DONE, b""
                 bucket = entry.bucket
                 del pending[correlation_id], bucket[correlation_id]
                 if not bucket:
-                    bucket.clear()  # or it keeps its room until its deadline, for nobody
+                    bucket.clear()  # frees the dict's memory, which it would keep until the deadline
             else:
                 self._finish(entry)
             settled.append((entry, outcome))
         return settled
 
     def drop(self, entry: Entry) -> bool:
-        """Give a message up; return whether it was still here. It may be stored if it was sent."""
+        """Give up a message; return False if it was settled before. A message that was sent may be stored."""
         if entry.state == DONE:
             return False
         self._finish(entry)
         return True
 
     def deny(self, stream: str, why: PermissionDeniedError) -> list[tuple[Entry, Outcome]]:
-        """Give up the messages for a stream that are to be sent; return what that settles."""
+        """Give up the unsent messages for a stream; return the outcomes."""
         settled: list[tuple[Entry, Outcome]] = [
             (entry, entry.denied(why))
             for entry in self.pending.values()
@@ -239,16 +242,16 @@ class InFlight:
         return settled
 
     def abandon(self, why: str) -> list[tuple[Entry, Outcome]]:
-        """Give every message up; return what that settles: all of them, as lost."""
+        """Give up every message; return the outcomes, all of them as lost."""
         settled: list[tuple[Entry, Outcome]] = [(entry, entry.lost(why)) for entry in self.pending.values()]
         for entry, _ in settled:
             self._finish(entry)
         return settled
 
     def ended(self, error: RpcError | TransportError | None) -> list[tuple[Entry, Outcome]]:
-        """Note that the stream has ended, with an error or with OK. Return what that settles.
+        """Record the end of the stream, with an error or with OK (None); return the outcomes that it settles.
 
-        The rest is to be taken again, in the same order.
+        The other messages wait to be taken again, in the same order.
         """
         ending = ending_of(error)
         settled: list[tuple[Entry, Outcome]] = []
@@ -266,7 +269,7 @@ class InFlight:
     def _wait_again(self, entries: list[Entry], *, unseen: bool) -> None:
         for entry in entries:
             if entry.state == SENT:
-                # Unseen ones were not sent in any way that matters, but may have been before.
+                # The server ignored this attempt. A message with retry may have been sent by an earlier one.
                 entry.state = WAITING if unseen and not entry.sink.retry else AGAIN
         self._waiting = deque(entries)
         self.waiting_bytes = sum(len(entry.request) for entry in entries)
@@ -284,7 +287,7 @@ class InFlight:
 
 
 def _outcome(entry: Entry, ending: Ending, error: RpcError | TransportError | None) -> Outcome | None:
-    """Return what the end of its stream means for a message; None if it is to be sent, or sent again."""
+    """Return the outcome that the end of its stream gives a message; None if it is sent later or again."""
     if ending is Ending.REFUSED:
         assert error is not None  # only an error refuses
         return call_error("PublishAsync", error, entry.about)

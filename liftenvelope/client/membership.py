@@ -1,17 +1,17 @@
-"""A consumer's place in its group: what to ask the servers next, and what their answers mean.
+"""Group membership of one consumer as a state machine: decides the next request, interprets the answers.
 
-No I/O and no clock: sans-io. Times are seconds of any clock that does not go back.
+Sans-io: no I/O and no clock. Times are seconds of any monotonic clock.
 
-A member tells the group's coordinator that it lives by asking for its partitions, in the epoch that it knows.
-What can come back, and what is done then:
+A member sends heartbeats by asking the group's coordinator for its partitions, in the epoch that it knows.
+Answers of the coordinator, and the reactions of the member:
 
 ===============================  ==========================================================================
-the coordinator says             the member
+the coordinator answers          the member
 ===============================  ==========================================================================
-its partitions                   asks again after 0.4 of the consumer timeout
-the epoch is another             asks any server for epoch and coordinator, then the coordinator, at once
-it is not the coordinator        likewise
-no such member, no such group    has expired: joins anew, after a little while if it has only just joined
+the member's partitions          asks again after 0.4 of the consumer timeout
+another epoch                    asks any server for epoch and coordinator, then the coordinator, at once
+not the coordinator              likewise
+no such member, no such group    has expired and joins anew; only asks again if it joined a moment ago
 nothing                          asks any server, then again; reports it after the coordinator timeout
 ===============================  ==========================================================================
 """
@@ -29,17 +29,17 @@ __all__ = ["Action", "Change", "Do", "Membership", "StreamPartition"]
 StreamPartition: TypeAlias = tuple[str, int]
 
 _HEARTBEAT_SHARE: Final = 0.4
-# Servers hear of a join one after the other: for so long after it, "no such member" is no expiry.
+# Seconds after a join in which "no such member" is no expiry: servers learn of a join one after the other.
 _GRACE: Final = 1.0
 _FIRST_PAUSE: Final = 0.02
 _LONGEST_PAUSE: Final = 1.0
 
 
 class Do(Enum):
-    """What a member can be about to do."""
+    """Actions of a member."""
 
     JOIN = auto()
-    #: Leave, since the group has a member of this id from before, or may have.
+    #: Leave, because the group has, or may have, an earlier member with this id.
     LEAVE = auto()
     #: Ask any server for the group's epoch and coordinator.
     LOCATE = auto()
@@ -51,11 +51,11 @@ class Do(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """What to do next, and in how many seconds.
+    """Next action of a member, and its delay.
 
     Attributes:
-        do: What.
-        wait: Seconds until then, 0 for now.
+        do: The action.
+        wait: Seconds until the action, 0 for now.
     """
 
     do: Do
@@ -64,12 +64,12 @@ class Action:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What has become different.
+    """Change of a member's assignment.
 
     Attributes:
-        assigned: Partitions that the member has got, in order.
-        revoked: Partitions that it has no more.
-        expired: Whether it has lost its place in the group, and with it all that it had.
+        assigned: New partitions of the member, sorted.
+        revoked: Partitions that the member has lost, sorted.
+        expired: True if the group has removed the member, and with it all its partitions.
     """
 
     assigned: tuple[StreamPartition, ...] = ()
@@ -81,17 +81,17 @@ class Change:
 
 
 class Membership:
-    """One consumer in one group, from its first join on. Ask :meth:`next`, do it, and tell the outcome.
+    """State of one consumer in one group. The caller asks :meth:`next`, acts, and reports the outcome.
 
     Attributes:
-        epoch: The generation of the group that the member knows.
-        coordinator: Id of the broker that deals out partitions; empty where it is not known.
-        assignment: The partitions that are this member's.
-        assigned_epoch: The generation in which they were dealt out.
-        consumer_timeout: Seconds of silence after which the servers take a member for dead.
-        coordinator_timeout: Seconds of silence after which members report their coordinator.
-        is_member: Whether the group has taken the consumer in, as far as it knows.
-        answers: How often the coordinator has told the assignment.
+        epoch: Group epoch that the member knows.
+        coordinator: Id of the broker that assigns partitions; empty if unknown.
+        assignment: Partitions of this member.
+        assigned_epoch: Group epoch of the assignment.
+        consumer_timeout: Seconds without a heartbeat after which the servers expire a member.
+        coordinator_timeout: Seconds without an answer after which members report their coordinator.
+        is_member: Whether the consumer has joined the group and has not heard otherwise since.
+        answers: Number of assignments received from the coordinator.
 
     Example:
         >>> member = Membership()
@@ -119,7 +119,7 @@ class Membership:
         self._next_at = 0.0
         self._failures = 0
         self._joined_at = 0.0
-        #: When the coordinator answered last, or when silence began to count anew.
+        #: Time of the coordinator's last answer, or a later time from which its silence counts.
         self._heard_at = 0.0
         self._confirmed = False
 
@@ -130,15 +130,15 @@ class Membership:
 
     @property
     def is_settled(self) -> bool:
-        """Whether the coordinator has told this member its partitions, and nothing was heard against it."""
+        """True if the coordinator has assigned partitions to this member and no later answer contradicts."""
         return self.is_member and self._confirmed and self._next is Do.HEARTBEAT and not self._failures
 
     def next(self, now: float) -> Action:
-        """Return what to do next."""
+        """Return the next action."""
         return Action(self._next, max(self._next_at - now, 0.0))
 
     def hurry(self, now: float) -> None:
-        """Have the next action come at once: there is reason to think that the group has changed."""
+        """Make the next action due at once, because the group has probably changed."""
         self._next_at = min(self._next_at, now)
 
     # Outcomes of JOIN and LEAVE
@@ -151,7 +151,7 @@ class Membership:
         coordinator_timeout: float,
         now: float,
     ) -> None:
-        """The group has taken the consumer in."""
+        """Record a successful join."""
         self.coordinator, self.epoch = coordinator, epoch
         self.consumer_timeout, self.coordinator_timeout = consumer_timeout, coordinator_timeout
         self.is_member, self._confirmed = True, False
@@ -160,21 +160,21 @@ class Membership:
         self._plan(Do.HEARTBEAT, now)
 
     def join_unclear(self, now: float) -> None:
-        """The group has a member of this id already, or nobody knows whether the join was done."""
+        """Record a failed or uncertain join: the group has, or may have, a member with this id."""
         self._again(Do.LEAVE, now)
 
     def join_failed(self, now: float) -> None:
-        """Nothing was done."""
+        """Record a join that did nothing."""
         self._again(Do.JOIN, now)
 
     def left(self, now: float) -> None:
-        """The group has no member of this id any more."""
+        """Record a leave: the group has no member of this id any more."""
         self._plan(Do.JOIN, now)
 
     # Outcomes of HEARTBEAT
 
     def assigned(self, epoch: int, partitions: Iterable[StreamPartition], now: float) -> Change:
-        """The coordinator told this member's partitions."""
+        """Record the partitions that the coordinator assigned to this member."""
         before, self.assignment = self.assignment, frozenset(partitions)
         self.epoch = self.assigned_epoch = epoch
         self.answers += 1
@@ -185,12 +185,12 @@ class Membership:
         return Change(tuple(sorted(self.assignment - before)), tuple(sorted(before - self.assignment)))
 
     def moved(self, now: float) -> None:
-        """The coordinator said that the epoch is another one, or that it is not the coordinator."""
+        """Record the answer that the epoch is another one, or that the broker is not the coordinator."""
         self._heard_at = now
         self._again(Do.LOCATE, now, at_once=self._failures == 0)
 
     def not_member(self, now: float) -> Change:
-        """The coordinator knows no such member, or no such group."""
+        """Record the coordinator's answer that it knows no such member, or no such group."""
         if not self._confirmed and now - self._joined_at < min(_GRACE, self.consumer_timeout / 2):
             self._again(Do.HEARTBEAT, now)
             return Change()
@@ -200,27 +200,27 @@ class Membership:
         return Change(revoked=revoked, expired=True)
 
     def silent(self, now: float) -> None:
-        """The coordinator could not be reached, or said what makes no sense."""
+        """Record that the coordinator could not be reached, or gave an invalid answer."""
         is_overdue = now - self._heard_at > self.coordinator_timeout
         self._again(Do.REPORT if is_overdue else Do.LOCATE, now)
 
     # Outcomes of LOCATE and REPORT
 
     def located(self, coordinator: str, epoch: int, now: float) -> None:
-        """A server told the coordinator and the epoch. It may be behind: the coordinator will say so."""
+        """Record the coordinator and epoch that a server named. The coordinator rejects a stale epoch."""
         if coordinator != self.coordinator:
-            # A new coordinator has as much time to answer as the old one had.
+            # A new coordinator gets the full coordinator timeout for its first answer.
             self._heard_at = now
         self.coordinator, self.epoch = coordinator, epoch
         self._plan(Do.HEARTBEAT, now)
 
     def not_located(self, now: float) -> None:
-        """No server could tell; the coordinator is asked all the same, since it knows best."""
+        """Record that no server named a coordinator. The known coordinator is asked again."""
         self._again(Do.HEARTBEAT, now)
 
     def reported(self, now: float) -> None:
-        """A server took note, or there was none to tell: the next silence is reported again."""
-        # Servers forget a report after the coordinator timeout, and want one from most members at a time.
+        """Record that a report was sent or found no server. Further silence is reported again."""
+        # Servers drop a report after the coordinator timeout, and need reports of most members within it.
         self._heard_at = now - self.coordinator_timeout / 2
         self._plan(Do.LOCATE, now)
 
@@ -228,7 +228,7 @@ class Membership:
         self._next, self._next_at = do, at
 
     def _again(self, do: Do, now: float, *, at_once: bool = False) -> None:
-        """Go on after something went wrong: the more often in a row, the later."""
+        """Schedule an action after a failure, with a delay that grows with each failure in a row."""
         pause = min(_FIRST_PAUSE * 2 ** min(self._failures, 16), _LONGEST_PAUSE, self.interval / 2)
         self._failures += 1
         self._plan(do, now if at_once else now + pause)

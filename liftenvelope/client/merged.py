@@ -1,4 +1,4 @@
-"""All partitions of a stream as one reader."""
+"""Merged subscription: several or all partitions of a stream as one reader."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ __all__ = ["MergedSubscription"]
 
 
 class MergedSubscription(MessageReader):
-    """The messages of every partition. Made by :meth:`Client.subscribe` with ``partition="all"``.
+    """Messages of several partitions. Made by :meth:`Client.subscribe` with ``partition="all"``.
 
-    As a :class:`Subscription`, but for the order: that of the offsets within a partition, any between them.
-    No partition holds the others up. It ends when all have ended; the first error of one ends it.
+    Works as a :class:`Subscription`, except for the order: messages of one partition come in the order of
+    their offsets, those of different partitions in any order. A slow partition does not block the others.
+    Iteration ends when all partitions have ended; the first error of a partition ends it too.
     """
 
     def __init__(
@@ -35,7 +36,7 @@ class MergedSubscription(MessageReader):
         self._find = find
         self._parts: Sequence[Subscription] = ()
         self._pumps: set[asyncio.Task[None]] = set()
-        # At most one list of each partition, which waits for its turn.
+        # At most one list of payloads per partition: backpressure for the subscriptions.
         self._ready: deque[tuple[list[bytes], asyncio.Event]] = deque()
         self._error: BaseException | None = None
         self._wake = asyncio.Event()
@@ -48,9 +49,9 @@ class MergedSubscription(MessageReader):
 
     @property
     def positions(self) -> dict[tuple[str, int], int | None]:
-        """By stream and partition, the offset that will be handed out next, or a later one.
+        """Offset of the next message, or a later one, by stream and partition; None while it is unknown.
 
-        None before that is known. A subscription that starts there goes on where this one is.
+        A subscription that starts at these offsets continues where this one is.
         """
         found = {(part.stream, part.partition): part.position for part in self._parts}
         first = max if any(part._read.reverse for part in self._parts) else min
@@ -65,7 +66,7 @@ class MergedSubscription(MessageReader):
         """Subscribe to every partition; ``async with`` does it.
 
         Raises:
-            LiftEnvelopeError: What :meth:`Subscription.open` raises.
+            LiftEnvelopeError: Any error of :meth:`Subscription.open`.
         """
         if self._opened:
             raise UsageError(f"stream {self._stream!r}: the subscription was opened before")
@@ -88,14 +89,14 @@ class MergedSubscription(MessageReader):
         return self
 
     async def close(self) -> None:
-        """End the subscriptions. What was not handed out is dropped. Closing twice is fine."""
+        """End the subscriptions and drop messages that were not handed out. Closing twice is fine."""
         self._core._open.discard(self)
         pumps, self._pumps = self._pumps, set()
         for pump in pumps:
             pump.cancel()
         try:
             await asyncio.gather(*pumps, return_exceptions=True)
-        finally:  # also where this is cancelled
+        finally:  # also if close() is cancelled
             for part in self._parts:
                 await part.close()
             self._ready.clear()
@@ -110,7 +111,7 @@ class MergedSubscription(MessageReader):
             await taken.wait()
 
     def _pumped(self, pump: asyncio.Task[None]) -> None:
-        """A partition has ended. Whatever it ended with, one that failed is not one that was read."""
+        """Note that a partition has ended, and keep its error if it is the first one."""
         self._pumps.discard(pump)
         if not pump.cancelled():
             error = pump.exception()

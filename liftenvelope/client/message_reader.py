@@ -1,4 +1,4 @@
-"""What all readers of messages have in common: one by one, in lists, or as Arrow."""
+"""Common base of all message readers: messages one by one, in lists, or as Arrow."""
 
 from __future__ import annotations
 
@@ -23,33 +23,37 @@ __all__ = ["MessageReader"]
 class MessageReader:
     """Hands out messages that come in lists. For one task at a time."""
 
+    # Messages that were received and not handed out are in two places, in this order: decoded in _buffer,
+    # then encoded in _unread. _chunk holds the encoded form of _buffer, so that a switch from single messages
+    # to lists or Arrow loses none: its last len(_buffer) items were not handed out.
+
     def __init__(self) -> None:
-        #: Messages that were read and not handed out, the next one last.
+        #: Decoded messages that were not handed out, the next one last.
         self._buffer: list[Message] = []
-        # The bytes of the list that the buffer was made of; and bytes that were not read yet.
+        # Encoded messages: those that _buffer was decoded from, and those not decoded yet.
         self._chunk: list[bytes] = []
         self._unread: list[bytes] = []
         self._failure: LiftEnvelopeError | None = None
         self._over = False
-        # Whether a task waits for messages. A second one would take them from it.
+        # Set while a task waits for messages: a second task would take them from it.
         self._is_awaited = False
         self.closed = False
 
     @property
     def finished(self) -> bool:
-        """Whether everything was handed out, the read having come to its end or been closed."""
+        """True if the read has ended or was closed, and every message was handed out."""
         return self._over and not self._buffer and not self._unread
 
     async def _next_payloads(self) -> list[bytes] | None:
-        """Wait for messages, at least one; None when the read is over."""
+        """Wait for one or more messages and return them encoded; None when the read is over."""
         raise NotImplementedError
 
     async def open(self) -> Self:
-        """Begin; ``async with`` does it."""
+        """Open the reader; ``async with`` does it."""
         raise NotImplementedError
 
     async def close(self) -> None:
-        """End the read. What was not handed out is dropped. Closing twice is fine."""
+        """End the read and drop messages that were not handed out. Closing twice is fine."""
         self.closed = self._over = True
         self._buffer.clear()
         self._chunk, self._unread = [], []
@@ -58,13 +62,13 @@ class MessageReader:
         """Return the next message.
 
         Args:
-            timeout: Seconds to wait for it, None for as long as it takes.
+            timeout: Seconds to wait for the message; None, the default, for no limit.
 
         Returns:
-            The message. None if none came in time, or there will be no more: see :attr:`finished`.
+            The message. None if no message came in time, or the read has ended: see :attr:`finished`.
 
         Raises:
-            LiftEnvelopeError: What iterating would raise.
+            LiftEnvelopeError: Any error that iteration raises.
         """
         if not self._buffer:
             limit = None if timeout is None else check_seconds("timeout", timeout, zero=True)
@@ -81,15 +85,15 @@ class MessageReader:
         """Iterate over lists of messages.
 
         Args:
-            max_messages: How many a list has at most.
-            max_wait: Seconds after the first message of a list that it waits for more.
+            max_messages: Maximum messages per list. Default 1,000.
+            max_wait: Seconds to wait for more messages after the first one of a list. Default 0.1.
 
         Yields:
-            Lists of at least one message. The last one may be shorter.
+            Lists of at least one message. The last list may be shorter.
 
         Raises:
-            UsageError: An argument makes no sense.
-            LiftEnvelopeError: What iterating would raise, after all messages that came before it.
+            UsageError: An argument is out of range.
+            LiftEnvelopeError: Any error that iteration raises, after all messages that came before the error.
         """
         check_count("max_messages", max_messages)
         check_seconds("max_wait", max_wait, zero=True)
@@ -102,16 +106,16 @@ class MessageReader:
         """Iterate over Arrow record batches of messages. Needs the ``[arrow]`` extra.
 
         Args:
-            max_rows: How many rows a batch has at most.
-            max_wait: Seconds after the first message of a batch that it waits for more.
+            max_rows: Maximum rows per batch. Default 65,536.
+            max_wait: Seconds to wait for more messages after the first one of a batch. Default 1.
 
         Yields:
             Batches of at least one row, with the columns of :func:`liftenvelope.arrow.stored_batch`.
 
         Raises:
-            UsageError: An argument makes no sense.
+            UsageError: An argument is out of range.
             MissingExtraError: pyarrow is not installed.
-            LiftEnvelopeError: What iterating would raise, after all messages that came before it.
+            LiftEnvelopeError: Any error that iteration raises, after all messages that came before the error.
         """
         from liftenvelope import arrow
 
@@ -121,7 +125,7 @@ class MessageReader:
             yield arrow.stored_batch(payloads)
 
     async def _fill(self) -> None:
-        """Read more messages into the buffer, which stays empty when the read is over."""
+        """Decode more messages into the buffer, which stays empty when the read is over."""
         self._chunk = await self._take() or []
         self._buffer = (await self._decode(self._chunk))[::-1]
 
@@ -133,13 +137,13 @@ class MessageReader:
             raise
 
     async def _fail(self, error: LiftEnvelopeError) -> None:
-        """End the read by an error, which is raised again whenever somebody reads on."""
+        """End the read with an error, which every later attempt to read raises again."""
         self._failure = self._failure or error
         await self.close()
 
     async def _take(self) -> list[bytes] | None:
-        """Return the bytes of messages that are there or come next; None when the read is over."""
-        if self._buffer:  # some of them were read already
+        """Return encoded messages: those kept here, or else the next ones; None when the read is over."""
+        if self._buffer:  # the first ones of the chunk may have been handed out
             payloads, self._chunk = self._chunk[-len(self._buffer) :], []
             self._buffer.clear()
             return payloads
@@ -167,14 +171,14 @@ class MessageReader:
         return found
 
     async def _collect(self, limit: int, max_wait: float) -> list[bytes] | None:
-        """Return the bytes of up to so many messages; None when the read is over."""
+        """Return up to ``limit`` encoded messages; None when the read is over."""
         payloads = await self._take()
         if payloads is None:
             return None
         try:
             await self._add(payloads, limit, max_wait)
         except BaseException:
-            self._unread = payloads  # whoever reads on gets them
+            self._unread = payloads  # the next read returns them
             raise
         self._unread = payloads[limit:] + self._unread
         del payloads[limit:]
@@ -188,7 +192,7 @@ class MessageReader:
                 while len(payloads) < limit and (more := await self._take()) is not None:
                     payloads += more
         except LiftEnvelopeError:
-            return  # kept, and raised when these have been handed out
+            return  # _fail keeps the error: it is raised after these messages were handed out
         except TimeoutError:
             return
 

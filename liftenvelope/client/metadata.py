@@ -1,4 +1,4 @@
-"""What a cluster says of itself, as values that don't change."""
+"""Cluster metadata as immutable values: brokers, streams, partitions and consumer groups."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ __all__ = ["BrokerInfo", "EventTimes", "GroupInfo", "Metadata", "PartitionInfo",
 
 @dataclass(frozen=True, slots=True)
 class BrokerInfo:
-    """A server of the cluster.
+    """A broker of the cluster.
 
     Attributes:
-        id: Its id.
-        host: Where clients reach it, as it says itself.
-        port: Likewise.
-        partition_count: How many partitions it holds a replica of.
-        leader_count: How many partitions it leads.
+        id: Id of the broker.
+        host: Host that the broker advertises to clients.
+        port: Port that the broker advertises to clients.
+        partition_count: Number of partitions that the broker holds a replica of.
+        leader_count: Number of partitions that the broker leads.
     """
 
     id: str
@@ -42,11 +42,11 @@ class BrokerInfo:
 
 @dataclass(frozen=True, slots=True)
 class EventTimes:
-    """When something happened to a partition, in ns since 1970; 0 for never since the server started.
+    """First and last time of an event of a partition, in ns since 1970; 0 for never since the server started.
 
     Attributes:
-        first_ns: For the first time.
-        latest_ns: For the last time.
+        first_ns: Time of the first event.
+        latest_ns: Time of the last event.
     """
 
     first_ns: int = 0
@@ -57,21 +57,21 @@ class EventTimes:
 class PartitionInfo:
     """A partition of a stream.
 
-    Offsets, flags and times are those of the broker that answered: right only from
+    Offsets, flags and times are those of the broker that answered. They are reliable only from
     :meth:`Client.fetch_partition_metadata`, which asks the leader.
 
     Attributes:
-        id: Its number, from 0.
-        leader: Id of the broker that leads it; empty while there is none.
-        replicas: Ids of the brokers that hold it.
-        isr: Ids of those that are in sync.
+        id: Number of the partition, from 0.
+        leader: Id of the broker that leads the partition; empty if it has no leader.
+        replicas: Ids of the brokers that hold a replica.
+        isr: Ids of the replicas that are in sync.
         high_watermark: Offset of the last message that subscribers may see, -1 for none.
         newest_offset: Offset of the last message in the log, -1 for none.
-        paused: Whether it is paused. Servers up to 26.01 at least never clear it again.
-        readonly: Whether it takes no messages.
-        messages_received: When it got messages.
-        pause_times: When it was paused or woken.
-        readonly_times: When it was made read-only or writable.
+        paused: Whether the partition is paused. Servers up to 26.01 at least never clear this flag again.
+        readonly: Whether the partition refuses messages.
+        messages_received: Times at which the partition received messages.
+        pause_times: Times at which the partition was paused or woken.
+        readonly_times: Times at which the partition was made read-only or writable.
     """
 
     id: int
@@ -92,10 +92,10 @@ class StreamInfo:
     """A stream.
 
     Attributes:
-        name: Its name.
-        subject: The NATS subject that it records: partition i > 0 records ``subject.i``.
-        partitions: Its partitions by number, in order.
-        created_ns: When it was created, in ns since 1970.
+        name: Name of the stream.
+        subject: NATS subject that partition 0 records; partition i > 0 records ``subject.i``.
+        partitions: Partitions by number, in ascending order.
+        created_ns: Creation time in ns since 1970.
     """
 
     name: str
@@ -107,7 +107,7 @@ class StreamInfo:
         object.__setattr__(self, "partitions", MappingProxyType(dict(self.partitions)))
 
     def __reduce__(self) -> tuple[type[StreamInfo], tuple[object, ...]]:
-        # A mapping that does not change can't be pickled; one is made of a dict again.
+        # A mappingproxy can't be pickled; __post_init__ makes one of the dict again.
         return StreamInfo, (self.name, self.subject, dict(self.partitions), self.created_ns)
 
 
@@ -116,9 +116,9 @@ class GroupInfo:
     """A consumer group.
 
     Attributes:
-        id: Its name.
-        coordinator: Id of the broker that deals out its partitions.
-        epoch: Its generation.
+        id: Name of the group.
+        coordinator: Id of the broker that assigns partitions to the members.
+        epoch: Epoch of the group.
     """
 
     id: str
@@ -128,13 +128,13 @@ class GroupInfo:
 
 @dataclass(frozen=True, slots=True)
 class Metadata:
-    """What the cluster said when it was asked last.
+    """Metadata from the cluster's last answer.
 
     Attributes:
-        brokers: Its servers by id.
-        streams: The streams that were asked for and exist, by name.
-        groups: The groups that were asked for and exist, by name.
-        last_updated: When the answer came, by the clock of this machine.
+        brokers: Brokers by id.
+        streams: Requested streams that exist, by name.
+        groups: Requested groups that exist, by name.
+        last_updated: Time of the answer, by the clock of this machine.
     """
 
     brokers: Mapping[str, BrokerInfo]
@@ -155,14 +155,14 @@ class Metadata:
         return tuple(broker.address for broker in self.brokers.values())
 
     def get_stream(self, name: str) -> StreamInfo | None:
-        """The stream of that name, None where there is none or it was not asked for."""
+        """Return the stream with a name; None if it does not exist or was not requested."""
         return self.streams.get(name)
 
     def partition_count(self, name: str) -> int:
-        """How many partitions a stream has.
+        """Return the number of partitions of a stream.
 
         Raises:
-            NoSuchStreamError: There is none of that name here.
+            NoSuchStreamError: No stream has the name, or the stream was not requested.
         """
         stream = self.streams.get(name)
         if stream is None:
@@ -170,7 +170,7 @@ class Metadata:
         return len(stream.partitions)
 
     def missing_brokers(self) -> set[str]:
-        """Ids of leaders and coordinators whose address is not known."""
+        """Return the ids of leaders and coordinators whose address is not known."""
         leaders = {p.leader for stream in self.streams.values() for p in stream.partitions.values()}
         coordinators = {group.coordinator for group in self.groups.values()}
         return (leaders | coordinators) - self.brokers.keys() - {""}
@@ -181,7 +181,7 @@ def _times(times: api_pb2.PartitionEventTimestamps) -> EventTimes:
 
 
 def partition_info(found: api_pb2.PartitionMetadata) -> PartitionInfo:
-    """Return a partition as the API describes it."""
+    """Return the :class:`PartitionInfo` for a partition of the API."""
     return PartitionInfo(
         id=found.id,
         leader=found.leader,
@@ -215,7 +215,7 @@ def make_metadata(
 
 
 def read_metadata(answer: api_pb2.FetchMetadataResponse) -> Metadata:
-    """Return an answer of the API without what it says does not exist."""
+    """Return the metadata in an answer of the API, without streams and groups that do not exist."""
     return make_metadata(
         (BrokerInfo(b.id, b.host, b.port, b.partitionCount, b.leaderCount) for b in answer.brokers),
         (_stream(stream) for stream in answer.streamMetadata if not stream.error),
@@ -224,16 +224,16 @@ def read_metadata(answer: api_pb2.FetchMetadataResponse) -> Metadata:
 
 
 def decode_metadata(data: bytes, max_brokers: int, max_partitions: int) -> Metadata:
-    """Return what an answer of a server says, if it is not larger than the client's options allow.
+    """Decode a server's answer, within the limits of the client's options.
 
     Args:
-        data: The answer.
-        max_brokers: Brokers that it may name.
-        max_partitions: Partitions that it may describe, over all streams. Streams without partitions and
+        data: The encoded answer.
+        max_brokers: Maximum brokers in the answer.
+        max_partitions: Maximum partitions in the answer, over all streams. Streams without partitions and
             groups count as one each.
 
     Raises:
-        ServerProtocolError: It is no answer, or exceeds a limit.
+        ServerProtocolError: The data can't be decoded, or exceeds a limit.
     """
     answer = decode(api_pb2.FetchMetadataResponse, data, "metadata")
     partitions = sum(max(1, len(stream.partitions)) for stream in answer.streamMetadata)
@@ -250,7 +250,7 @@ def decode_metadata(data: bytes, max_brokers: int, max_partitions: int) -> Metad
 
 
 def merged(first: Metadata, second: Metadata) -> Metadata:
-    """Return what two brokers say together; of what both speak of, the second one's word."""
+    """Merge the metadata of two brokers; entries of the second one replace those of the first."""
     return make_metadata(
         {**first.brokers, **second.brokers}.values(),
         {**first.streams, **second.streams}.values(),

@@ -1,4 +1,4 @@
-"""How a client is set up. Checked when it is made, before any I/O."""
+"""Options of a client. They are checked when the client is made, before any I/O."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ __all__ = [
     "server_name_of",
 ]
 
-#: ``"random"``, ``"latency"``, ``"workload"``, or a function that picks one of the brokers.
+#: Broker selection: ``"random"``, ``"latency"``, ``"workload"``, or a function that picks one of the brokers.
 BrokerSelection: TypeAlias = str | Callable[[Sequence[BrokerInfo]], BrokerInfo]
 
-# No stored message takes less on the wire: gRPC's prefix, the timestamp, the names of stream and subject,
-# and the two headers that servers add.
+# Bytes of the smallest stored message on the wire: gRPC's prefix, the timestamp, the names of stream and
+# subject, and the two headers that servers add.
 _SMALLEST_MESSAGE = 40
 _SELECTIONS = ("random", "latency", "workload")
 _COUNTS = (
@@ -38,18 +38,23 @@ _COUNTS = (
     "max_brokers",
     "max_partitions",
 )
-#: Any float that is finite. A larger int is none.
+#: Largest number of seconds: the largest finite float. A larger int can't become a float.
 _MOST_SECONDS = sys.float_info.max
-#: Of HTTP/2's windows (RFC 9113, 6.9.1).
+#: Largest flow-control window of HTTP/2 in bytes (RFC 9113, 6.9.1).
 _LARGEST_WINDOW = 2**31 - 1
 
 
 def check_seconds(name: str, value: float, *, zero: bool = False) -> float:
-    """Return a number of seconds.
+    """Return a number of seconds as a float.
+
+    Args:
+        name: Name of the argument, for the text of errors.
+        value: The number of seconds.
+        zero: Whether 0 is allowed.
 
     Raises:
-        UsageError: It is not positive (or zero, where that is allowed), or not finite.
-        UsageTypeError: It is no number.
+        UsageError: The value is negative or not finite, or 0 where that is not allowed.
+        UsageTypeError: The value is not a number.
     """
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise UsageTypeError(f"{name} must be a number of seconds, not {value!r}")
@@ -59,11 +64,11 @@ def check_seconds(name: str, value: float, *, zero: bool = False) -> float:
 
 
 def check_count(name: str, value: int) -> int:
-    """Return a number of things.
+    """Return a count.
 
     Raises:
-        UsageError: It is less than 1.
-        UsageTypeError: It is not an int.
+        UsageError: The value is less than 1.
+        UsageTypeError: The value is not an int.
     """
     if isinstance(value, bool) or not isinstance(value, int):
         raise UsageTypeError(f"{name} must be an int, not {value!r}")
@@ -73,7 +78,12 @@ def check_count(name: str, value: int) -> int:
 
 
 def check_http2_sizes(options: _HttpSizes) -> None:
-    """Raise UsageError unless the sizes that HTTP/2 announces are counts that it can say."""
+    """Check the sizes that are announced over HTTP/2.
+
+    Raises:
+        UsageError: A size is less than 1 or larger than HTTP/2's largest window.
+        UsageTypeError: A size is not an int.
+    """
     for name in ("prefetch_bytes", "max_header_bytes"):
         value = check_count(name, getattr(options, name))
         if value > _LARGEST_WINDOW:
@@ -81,7 +91,7 @@ def check_http2_sizes(options: _HttpSizes) -> None:
 
 
 class _HttpSizes(Protocol):
-    """Options of a connection over HTTP/2."""
+    """Size options of a connection over HTTP/2."""
 
     @property
     def prefetch_bytes(self) -> int:
@@ -118,15 +128,15 @@ def _address_map(addresses: Mapping[str, str]) -> dict[str, str]:
 def check_server_names(
     names: str | Mapping[str, str] | None, *, is_secure: bool
 ) -> str | Mapping[str, str] | None:
-    """Return ``tls_server_name``, checked.
+    """Check ``tls_server_name`` and return it with normalized addresses.
 
     Args:
         names: One name for all brokers, or names by address.
         is_secure: Whether TLS is on.
 
     Raises:
-        UsageError: A name or an address makes no sense, or TLS is off.
-        UsageTypeError: It is neither a str nor a mapping.
+        UsageError: A name or an address is invalid, or TLS is off.
+        UsageTypeError: The value is neither a str nor a mapping.
     """
     if names is None:
         return None
@@ -138,7 +148,7 @@ def check_server_names(
 
 
 def server_name_of(names: str | Mapping[str, str] | None, address: str) -> str | None:
-    """Return the name that the certificate at an address must have; None for the host of the address."""
+    """Return the name that the certificate at an address must carry; None for the host of the address."""
     return names.get(address) if isinstance(names, Mapping) else names
 
 
@@ -204,26 +214,30 @@ class Options:
 
     @property
     def seeds(self) -> tuple[str, ...]:
-        """The addresses as they were given, checked, each once."""
+        """Addresses that the caller gave, checked, without duplicates."""
         return tuple(self.addresses)
 
     @property
     def context(self) -> ssl.SSLContext | None:
-        """How to speak TLS, None for plain TCP."""
+        """TLS context, None for plain TCP."""
         return self.tls if isinstance(self.tls, ssl.SSLContext) else None
 
     @property
     def window(self) -> int:
-        """What a server may send ahead on one call, in bytes: servers can't count messages."""
+        """Bytes that a server may send ahead on one call.
+
+        HTTP/2 limits bytes and not messages: each of ``prefetch_messages`` counts as 40 bytes, the smallest
+        message, up to ``prefetch_bytes``.
+        """
         if self.prefetch_messages is None:
             return self.prefetch_bytes
         return min(self.prefetch_bytes, self.prefetch_messages * _SMALLEST_MESSAGE)
 
     @property
     def notify(self) -> EventHandler:
-        """Where events go."""
+        """Handler of the client's events: ``on_event``, or else the one that warns."""
         return self.on_event or warn
 
     def reachable(self, address: str) -> str:
-        """Where to connect to for an address that a broker gave."""
+        """Return the address to connect to for an address that a broker advertised."""
         return self.address_map.get(address, address)

@@ -1,7 +1,11 @@
-"""One read of one partition: what to ask the server for, what to hand on, and when it is over.
+"""State of one read of one partition: builds requests, filters messages, detects the end.
 
-No I/O: :mod:`liftenvelope.client.subscription` makes the calls. What each end of a call means is in
-``ended``; servers tell several of them apart by their texts alone.
+Sans-io: :mod:`liftenvelope.client.subscription` makes the calls. ``ended`` classifies the end of each call.
+Several ends share a status code and differ only in the text of the status.
+
+A read spans several calls if calls are lost. The invariant is ``next_offset``: every message below it was
+handed on or is not wanted, and no message from there on was handed on. A new call starts there, so messages
+are neither lost nor repeated.
 """
 
 from __future__ import annotations
@@ -40,18 +44,18 @@ __all__ = [
 ]
 
 _STOPPED: Final = ("Stop offset reached", "Stream is empty", "Stop offset is before start offset")
-# Retention took away the segment that was being read (liftbridge commitlog/delete_cleaner.go). A pause closes
-# segments as well, but ends the call with another text.
+# Retention removed the segment that was being read (liftbridge commitlog/delete_cleaner.go). A pause closes
+# segments too, but ends the call with another text.
 _CLEANED: Final = "segment has been closed"
 
 
 @dataclass(frozen=True, slots=True)
 class GroupIdentity:
-    """For which member of which group a subscription is made.
+    """Consumer group and member that a subscription is made for.
 
     Attributes:
         group: Name of the group.
-        epoch: The generation that the member knows.
+        epoch: Group epoch that the member knows.
         consumer: Id of the member.
     """
 
@@ -61,23 +65,23 @@ class GroupIdentity:
 
 
 class Verdict(Enum):
-    """What the end of a call means for the read."""
+    """Consequence of the end of a call for the read."""
 
-    #: All that was asked for has come.
+    #: Every message up to the stop was received.
     FINISHED = auto()
     #: Make another call at once.
     GO_ON = auto()
-    #: The connection, the leader or the server is gone: make another call when that is possible again.
+    #: The connection, the leader or the server is gone: make another call as soon as a broker serves it.
     LOST = auto()
     #: The server closed the partition: it is paused, or the server is stopping.
     CLOSED = auto()
 
 
 def read_messages(payloads: list[bytes]) -> list[Message]:
-    """Return messages as servers send them, without the headers that only servers write.
+    """Decode messages that a server sent, without the headers that only servers write.
 
     Raises:
-        RpcError: One is no message.
+        RpcError: A payload is not a message.
     """
     try:
         return _native.env.read_messages(payloads)
@@ -86,20 +90,20 @@ def read_messages(payloads: list[bytes]) -> list[Message]:
 
 
 class PartitionRead:
-    """The state of a read from lower to higher offsets, over as many calls as it takes.
+    """State of a read from lower to higher offsets, over any number of calls.
 
     Args:
         stream: Name of the stream.
         partition: Number of the partition.
-        start: Where it begins.
-        stop: Where it ends, None for never.
-        read_isr_replica: Whether a replica that does not lead may serve it.
-        group: The member of a consumer group that it is for.
+        start: Start of the read.
+        stop: End of the read, None for no end.
+        read_isr_replica: Whether a replica other than the leader may serve the read.
+        group: Group member that the read is for, None for no group.
 
     Attributes:
-        next_offset: The offset that is wanted next; None where only the server knows where it begins.
-        reached: The highest offset that the partition is known to have had, None for none.
-        finished: Whether all that was asked for has come.
+        next_offset: Next offset to read; None while only the server knows the start.
+        reached: Highest offset that the partition is known to have had, None if unknown.
+        finished: Whether every message up to the stop was received.
     """
 
     reverse = False
@@ -122,42 +126,43 @@ class PartitionRead:
         self.group = group
         self.finished = False
         self._has_read = False
-        # The newest offset when it began.
+        # Newest offset of the partition when the read began.
         self._counted = -1
         self.reached: int | None = None
         self.next_offset: int | None = start.number if start.at is At.OFFSET else None
         self._stop_offset = stop.number if stop is not None and stop.at is At.OFFSET else None
         self._stop_ns = stop.number if stop is not None and stop.at is At.TIME else None
-        # What is older is not wanted, before the first message of a start by time.
+        # Start time in ns; older messages are dropped. None after the first message at or after that time.
         self._since_ns: int | None = None
 
     @property
     def name(self) -> str:
-        """What it reads, for the text of errors."""
+        """Stream and partition, as error texts name them."""
         return f"{self.stream}[{self.partition}]"
 
     @property
     def ends_at_newest(self) -> bool:
-        """Whether it goes no further than to what was the newest message when it began."""
+        """True if the read ends at the message that was the newest one when it began, or before."""
         return self.stop is not None and self.stop.at is not At.OFFSET
 
     @property
     def needs_info(self) -> bool:
-        """Whether :meth:`begin` must be told the state of the partition."""
+        """True if :meth:`begin` needs the state of the partition."""
         return self.ends_at_newest or self.start.at not in (At.EARLIEST, At.OFFSET)
 
     @property
     def stop_offset(self) -> int | None:
-        """The last offset that is wanted, None for no end."""
+        """Last offset to read, None for no end."""
         return self._stop_offset
 
     def begin(self, start: StartAt, info: PartitionInfo | None, first: int | None = None) -> None:
-        """Fix where it begins and ends, as far as that can be said now, so that a lost call loses nothing.
+        """Resolve start and stop to offsets, as far as they are known, so that a lost call loses nothing.
 
         Args:
-            start: Where it begins; a cursor has been looked up by now.
-            info: The state of the partition, where it is needed.
-            first: The offset of the first message that is not older than a start by time, if it was found.
+            start: Start of the read; a cursor must be resolved already.
+            info: State of the partition; required if :attr:`needs_info` is true.
+            first: For a start by time, the offset of the first message at or after that time, None if
+                unknown.
         """
         self.start = start
         if start.at is At.OFFSET:
@@ -166,25 +171,28 @@ class PartitionRead:
             self._since_ns, self.next_offset = start.number, first
         if info is None:
             return
-        # Not the newest offset: what is not committed yet can be gone when the leader changes.
+        # The high watermark, not the newest offset: a new leader may not have uncommitted messages.
         self.reached, self._counted = info.high_watermark, info.newest_offset
         if start.at is At.NEW:
             self.next_offset = info.newest_offset + 1
         elif start.at is At.LATEST:
             self.next_offset = max(info.newest_offset, 0)
         if self.ends_at_newest:
-            # What lies beyond the high watermark can't be seen, for as long as it lies there.
+            # Servers do not send messages beyond the high watermark.
             self._stop_offset = info.high_watermark
             self.finished = info.high_watermark < (self.next_offset or 0)
 
     def shortened(self, newest: int) -> bool:
-        """Go back in a partition that has become shorter, before anything was read; say whether it has.
+        """Move the start back if the partition has lost messages before anything was read.
 
-        A start at the end of a partition may have counted messages that were never committed. Those that came
-        after them have their offsets now, if their leader was lost.
+        A start at the end of a partition may have counted messages that were never committed. If their leader
+        was lost, later messages have taken their offsets.
 
         Args:
-            newest: The newest offset of the partition.
+            newest: Newest offset of the partition now.
+
+        Returns:
+            True if the start was moved.
         """
         if self._has_read or self.start.at not in (At.NEW, At.LATEST) or newest >= self._counted:
             return False
@@ -192,7 +200,7 @@ class PartitionRead:
         return True
 
     def request(self, *, resume: bool) -> api_pb2.SubscribeRequest:
-        """Return the request for a call that goes on where the read is."""
+        """Return the request for a call that continues the read."""
         request = self._request(resume=resume)
         if self.next_offset is not None:
             request.startPosition, request.startOffset = api_pb2.OFFSET, self.next_offset
@@ -215,13 +223,13 @@ class PartitionRead:
         return request
 
     def accept(self, payloads: list[bytes]) -> list[bytes]:
-        """Return those of the messages that came which are to be handed on, in order.
+        """Return the received messages that belong to the read, in order, and advance the read.
 
         Args:
-            payloads: At least one.
+            payloads: Encoded messages, at least one.
 
         Raises:
-            RpcError: What came is no message.
+            RpcError: A payload is not a message.
             ServerProtocolError: An offset is negative.
         """
         first, last = read_messages([payloads[0], payloads[-1]])
@@ -229,10 +237,10 @@ class PartitionRead:
             text = f"offsets must be 0 or more, got {first.offset} to {last.offset}"
             raise ServerProtocolError(f"{self.name}: {text}")
         if self.next_offset is not None and first.offset < self.next_offset:
-            # A start beyond the high watermark begins there all the same (liftbridge commitlog/reader.go).
+            # The server moves a start beyond the high watermark back to it (liftbridge commitlog/reader.go).
             payloads = self._from(payloads, self.next_offset)
         if self._since_ns is not None and payloads:
-            payloads = self._since(payloads, self._since_ns)  # likewise
+            payloads = self._since(payloads, self._since_ns)  # the server moves these starts back too
             self._since_ns = None if payloads else self._since_ns
         if self._is_beyond(last) or last.offset == self._stop_offset:
             payloads = self._cut(payloads)
@@ -255,7 +263,7 @@ class PartitionRead:
         return []
 
     def _is_beyond(self, message: Message) -> bool:
-        # A stop offset can be missing from a compacted log: so not only equal ones.
+        # Greater, not equal: a compacted log may have no message at the stop offset.
         return (self._stop_offset is not None and message.offset > self._stop_offset) or (
             self._stop_ns is not None and message.timestamp_ns > self._stop_ns
         )
@@ -267,13 +275,14 @@ class PartitionRead:
         return payloads
 
     def ended(self, error: RpcError | TransportError | None) -> Verdict | LiftEnvelopeError:
-        """Return what the end of a call means: what to do, or the error to raise.
+        """Classify the end of a call: return the verdict, or the error to raise.
 
         Args:
-            error: What the call ended with; None for status OK.
+            error: Error of the call; None for status OK.
         """
         if error is None:
-            # Nobody asked for this end. A member of a group was fenced; anyone else's server is stopping.
+            # The client did not ask for this end. For a group member, it means that the member was fenced.
+            # Without a group, the server is stopping.
             taken = f"{self.name}: another consumer has taken the partition over"
             return FencedError(taken) if self.group is not None else Verdict.LOST
         if isinstance(error, TransportError) or fate_of(error) is not Fate.REFUSED:
@@ -289,7 +298,7 @@ class PartitionRead:
             return Verdict.GO_ON
         found = call_error("Subscribe", error, self.name)
         if stopped:
-            # The server ends a read without an end at the newest message if the partition is read-only.
+            # At the newest message of a read-only partition, the server stops even a read without an end.
             found = ReadonlyPartitionError(error.code, f"{self.name}: end of readonly partition")
         if isinstance(found, ReadonlyPartitionError) and self.ends_at_newest:
             return Verdict.FINISHED
@@ -299,12 +308,15 @@ class PartitionRead:
 
 
 def was_stopped(error: RpcError | TransportError) -> bool:
-    """Whether a subscription with an end was ended because nothing is left up to there."""
+    """Return True if a subscription with a stop was ended because no message is left up to the stop."""
     return isinstance(error, RpcError) and any(text in error.description for text in _STOPPED)
 
 
 def is_worth_another_look(error: RpcError | TransportError) -> bool:
-    """Whether a subscription that failed may stand later: retention closes what it is about to remove."""
+    """Return True if a refused subscription may succeed later.
+
+    Retention closes segments before it removes them, and a subscription to a closed segment fails.
+    """
     if fate_of(error) is not Fate.REFUSED:
         return True
     assert isinstance(error, RpcError)

@@ -1,8 +1,10 @@
-"""A private event loop on a thread of its own, for callers that have none or must not use theirs.
+"""Private event loop on its own thread, for callers that have no loop or must not use theirs.
 
-The blocking client runs the async one here, so that heartbeats and keepalives go on while its caller works.
-The portal is what callers hold; the thread holds only the :class:`_Worker`. So a portal that was forgotten
-can be collected, and then ends its thread and says that it was forgotten.
+The blocking client runs the async client here, so heartbeats and keepalives continue while its caller works.
+
+Ownership: callers hold the :class:`Portal`, the thread holds only the :class:`_Worker`. The garbage collector
+can therefore collect a portal that was not closed. Its ``__del__`` ends the thread and emits a
+ResourceWarning.
 """
 
 from __future__ import annotations
@@ -27,12 +29,12 @@ _T = TypeVar("_T")
 _R = TypeVar("_R")
 _CLOSED: Final = "the client is closed: make a new one with connect_blocking()"
 _END: Final = object()
-# Seconds after which a waiting thread looks for signals at the latest.
+# Longest time in seconds that a waiting thread sleeps before it checks for signals.
 _LOOK_UP: Final = 0.5
 
 
 class _Call(Generic[_T]):
-    """One coroutine on its way through the portal. Its methods are called in the loop's thread."""
+    """One coroutine that runs in the portal's loop. ``start`` and ``cancel`` run in the loop's thread."""
 
     def __init__(self, coroutine: Coroutine[Any, Any, _T]) -> None:
         self._coroutine = coroutine
@@ -50,10 +52,10 @@ class _Call(Generic[_T]):
             self.drop()
 
     def wait(self) -> _T:
-        """Return what became of it: for the caller's thread.
+        """Return or raise the outcome of the coroutine. Called in the caller's thread.
 
-        It looks up now and then. A signal that comes between the interpreter's last look and the wait for a
-        lock does not end the wait (CPython handles signals between instructions), and would go unheard.
+        The wait is split into short ones because of signals. CPython runs signal handlers between
+        instructions: a signal that arrives just before the wait for a lock does not interrupt that wait.
         """
         while not self.outcome.done():
             with suppress(TimeoutError, concurrent.futures.CancelledError):
@@ -61,17 +63,17 @@ class _Call(Generic[_T]):
         return self.outcome.result()
 
     def drop(self) -> None:
-        """Give up a call that has not begun, without a warning that nobody awaited its coroutine."""
+        """Give up a call that has not begun, without a warning about a coroutine that was never awaited."""
         self._coroutine.close()
         self.outcome.cancel()
         self.outcome.set_running_or_notify_cancel()
 
 
 def _copy(outcome: concurrent.futures.Future[_T], future: asyncio.Future[_T]) -> None:
-    """Put what became of a future of the loop into one that other threads can wait for."""
+    """Copy the outcome of a future of the loop to one that other threads can wait for."""
     if not outcome.set_running_or_notify_cancel():
         if not future.cancelled():
-            future.exception()  # looked at, so that asyncio does not report it as never retrieved
+            future.exception()  # retrieved, so that asyncio does not report it as never retrieved
     elif future.cancelled():
         outcome.set_exception(TransportError("the client was closed while the call was under way"))
     elif (exc := future.exception()) is not None:
@@ -81,22 +83,22 @@ def _copy(outcome: concurrent.futures.Future[_T], future: asyncio.Future[_T]) ->
 
 
 class _Worker:
-    """The loop and its thread."""
+    """The event loop and its thread."""
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
-        # Reentrant: the collector may run a portal's __del__ while this very thread is inside post().
+        # Reentrant: the garbage collector may run a portal's __del__ in a thread that is inside post().
         self._lock = threading.RLock()
         self._is_open = True
         self.thread = threading.Thread(target=self._run, name="liftenvelope-client", daemon=True)
         try:
             self.thread.start()
-        except RuntimeError:  # no thread to be had
+        except RuntimeError:  # no thread could be started
             self.loop.close()
             raise
 
     def post(self, callback: Callable[[], object]) -> bool:
-        """Have a function called in the loop's thread; False if the loop has ended."""
+        """Schedule a function in the loop's thread; return False if the loop has ended."""
         with self._lock:
             if self._is_open:
                 self.loop.call_soon_threadsafe(callback)
@@ -125,7 +127,7 @@ async def _cancel_the_others() -> None:
 
 
 class Portal:
-    """Runs coroutines in the loop for callers in other threads. Any number of threads may call.
+    """Runs coroutines in a private loop for callers in other threads. Any number of threads may call.
 
     Example:
         >>> async def double(number):
@@ -144,23 +146,23 @@ class Portal:
         self._worker = _Worker()
 
     def before_end(self, finish: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Set what is run in the loop before it ends."""
+        """Set the coroutine function that runs in the loop before the loop ends."""
         self._finish = finish
 
     @property
     def is_closed(self) -> bool:
-        """Whether the end has begun."""
+        """True once the portal was closed, even if the thread has not ended yet."""
         return self._is_closed
 
     def call(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
-        """Run a coroutine in the loop; return what it returns.
+        """Run a coroutine in the loop and return its result.
 
-        An exception that comes to the waiting thread, such as KeyboardInterrupt, cancels the coroutine. It
-        is raised when the coroutine has ended.
+        An exception in the waiting thread, such as KeyboardInterrupt, cancels the coroutine. The exception is
+        raised when the coroutine has ended.
 
         Raises:
-            UsageError: The caller is the loop's own thread, or a process that was forked off.
-            TransportError: The portal is closed, or was while the coroutine ran.
+            UsageError: The caller is in the loop's own thread, or in a forked process.
+            TransportError: The portal is closed, or was closed while the coroutine ran.
         """
         call = _Call(coroutine)
         try:
@@ -171,23 +173,29 @@ class Portal:
             raise
 
     def run(self, function: Callable[[], _T]) -> _T:
-        """Call a function in the loop's thread; return what it returns. Raises as :meth:`call` does.
+        """Call a function in the loop's thread and return its result. Raises as :meth:`call` does.
 
-        It does not wait, so a callback that is in that thread may do it.
+        A callback in that thread may use this method too: the function is then called directly.
         """
         if threading.current_thread() is self._worker.thread and not self._is_closed:
             return function()
         return self.call(_call_it(function))
 
     def end(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        """As :meth:`call`, for what ends by itself with the client: nothing is done after that."""
+        """Run a coroutine that ends something, as :meth:`call` does; do nothing if the portal is closed.
+
+        Everything that a client has open ends with the client.
+        """
         if self._is_closed or os.getpid() != self._pid:
             coroutine.close()
         else:
             self.call(coroutine)
 
     def look(self, function: Callable[[], _T]) -> _T:
-        """As :meth:`run`, for what only reads: after the end, and in the loop's thread, at once."""
+        """Call a function that only reads, as :meth:`run` does.
+
+        After the end, in the loop's thread and in a forked process, the function is called directly.
+        """
         if self._is_closed or self._obstacle() is not None:
             return function()
         return self.run(function)
@@ -195,10 +203,13 @@ class Portal:
     def future(
         self, submit: Callable[[], asyncio.Future[_T] | Coroutine[Any, Any, asyncio.Future[_T]]]
     ) -> concurrent.futures.Future[_T]:
-        """Have a future made in the loop, at once or by a coroutine; return its twin for other threads.
+        """Make a future in the loop and return a copy of it for other threads.
 
-        The twin can be cancelled, which cancels the first one. Raises as :meth:`call` does, and what
-        ``submit`` raises.
+        Cancelling the copy cancels the future in the loop. Raises as :meth:`call` does, and any error of
+        ``submit``.
+
+        Args:
+            submit: Returns the future, or a coroutine that returns the future.
         """
         outcome: concurrent.futures.Future[_T] = concurrent.futures.Future()
         worker = self._worker
@@ -216,11 +227,11 @@ class Portal:
         return outcome
 
     def feed(self, items: Iterable[_T], make: Callable[[Any], Awaitable[_R]]) -> _R:
-        """Await what ``make`` makes of items in the loop, and take them from their iterable meanwhile.
+        """Await ``make(items)`` in the loop, while the caller's thread takes items from their iterable.
 
-        They are taken in the caller's thread; if the call fails before there are no more, that shows when
-        the iterable has given its next one. Raises as :meth:`call` does. An error of the iterable is raised
-        in the loop, where the items are used.
+        If the call fails before the iterable is exhausted, the error is raised after the iterable's next
+        item. Raises as :meth:`call` does. An error of the iterable is raised in the loop, where the items are
+        used.
         """
         source = self._source(items)
         call = _Call(_await(lambda: make(source)))
@@ -235,7 +246,7 @@ class Portal:
             raise
 
     def feed_and_iterate(self, items: Iterable[_T], make: Callable[[Any], AsyncIterator[_R]]) -> Iterator[_R]:
-        """As :meth:`feed`, for what is iterated over: items are taken whenever a result is waited for."""
+        """Iterate over ``make(items)`` as :meth:`feed` does; items are taken while a result is waited for."""
         source = self._source(items)
         return self._iterate_fed(source, self.run(lambda: make(source)))
 
@@ -256,7 +267,7 @@ class Portal:
             raise
 
     def _source(self, items: Iterable[_T]) -> Iterable[_T] | Feed[_T]:
-        """What to take items from in the loop: the collection itself, where that can't block."""
+        """Return the source of items for the loop: a collection itself, since it can't block, else a feed."""
         if isinstance(items, str | bytes | bytearray | Collection) or not isinstance(items, Iterable):
             return items
         return Feed(iter(items), self._worker.post)
@@ -265,7 +276,7 @@ class Portal:
         """Return the next item of an async iterator.
 
         Raises:
-            StopIteration: After the last one; after the end of the portal, which ends every iterator.
+            StopIteration: The iterator has ended, or the portal is closed.
         """
         item = _END if self._is_closed else self.call(_next(items))
         if item is _END:
@@ -273,7 +284,7 @@ class Portal:
         return item  # type: ignore[return-value]
 
     def iterate(self, items: AsyncIterator[_T]) -> Iterator[_T]:
-        """Hand out the items of an async iterator, with one visit to the loop for each."""
+        """Iterate over an async iterator, with one call into the loop per item."""
         with self._closed_at_the_end(items):
             while (item := self.call(_next(items))) is not _END:
                 yield item  # type: ignore[misc]
@@ -287,26 +298,26 @@ class Portal:
                 self.call(items.aclose())
 
     def close(self) -> None:
-        """Run what :meth:`before_end` set, end what still runs, the loop and the thread. Twice is fine.
+        """Run the function of :meth:`before_end`, cancel all tasks, end the loop and the thread.
 
-        In a forked process there is no thread to end, and nothing happens.
+        Closing twice is fine. In a forked process the method does nothing: the thread is not there.
 
         Raises:
-            UsageError: The caller is the loop's own thread.
-            Exception: What ``before_end``'s function raises; the thread has ended all the same.
+            UsageError: The caller is in the loop's own thread.
+            Exception: Any error of the function of ``before_end``. The thread has ended all the same.
         """
         if os.getpid() != self._pid:
             return
         if threading.current_thread() is self._worker.thread:
             raise UsageError("a callback of the client can't close it: it would wait for itself")
         last = self._end()
-        # Not by the thread alone: a second caller, too, returns only when all has ended.
+        # Joined by every caller: a second close() must not return before the thread has ended either.
         self._worker.thread.join()
         if last is not None:
             last.wait()
 
     def _end(self) -> _Call[None] | None:
-        """Begin the end; None if it has begun already, or the loop has ended by itself."""
+        """Start the shutdown; return None if it was started before, or the loop has ended by itself."""
         if self._is_closed:
             return None
         self._is_closed = True
@@ -324,7 +335,7 @@ class Portal:
         raise obstacle or TransportError(_CLOSED)
 
     def _give_up(self, call: _Call[Any]) -> None:
-        """Cancel a call that may be under way, and wait for its end."""
+        """Cancel a call that may be running, and wait for its end."""
         if not call.outcome.done() and self._worker.post(call.cancel):
             concurrent.futures.wait([call.outcome])
 

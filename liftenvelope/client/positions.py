@@ -1,4 +1,4 @@
-"""Where a read of a partition begins and ends, and how far it is. No I/O."""
+"""Start and stop positions of a read of a partition. No I/O."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _LARGEST = 2**63 - 1
 
 @dataclass(frozen=True, slots=True)
 class Timestamp:
-    """A moment in full precision, where a :class:`~datetime.datetime` has microseconds.
+    """A time in nanoseconds; a :class:`~datetime.datetime` has microseconds only.
 
     Attributes:
-        ns: Nanoseconds since 1970, UTC: what :attr:`Message.timestamp_ns` says.
+        ns: Nanoseconds since 1970, UTC, as in :attr:`Message.timestamp_ns`.
     """
 
     ns: int
@@ -33,11 +33,11 @@ class Timestamp:
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """Begin after the message that a cursor names as the last one processed.
+    """Start after the message that a cursor names as the last one processed.
 
     Attributes:
-        id: The cursor's id.
-        default: Where to begin if there is no such cursor: ``"earliest"``, ``"latest"`` or ``"new"``.
+        id: Id of the cursor.
+        default: Start if the cursor does not exist: ``"earliest"`` (the default), ``"latest"`` or ``"new"``.
     """
 
     id: str
@@ -48,14 +48,14 @@ class Cursor:
             raise UsageError(f"Cursor default {self.default!r}: expected 'earliest', 'latest' or 'new'")
 
 
-#: ``"new"``, ``"earliest"``, ``"latest"``, an offset, a moment, that long ago, or after a cursor.
+#: Start of a read: ``"new"``, ``"earliest"``, ``"latest"``, an offset, a time, an age, or a cursor.
 Start: TypeAlias = str | int | datetime | Timestamp | timedelta | Cursor
-#: ``"latest"``, an offset, or a moment: the last that is read. None for never.
+#: End of a read, inclusive: ``"latest"``, an offset, or a time. None for no end.
 Stop: TypeAlias = str | int | datetime | Timestamp | None
 
 
 class At(Enum):
-    """Kinds of places."""
+    """Kinds of positions."""
 
     NEW = "new"
     EARLIEST = "earliest"
@@ -67,12 +67,12 @@ class At(Enum):
 
 @dataclass(frozen=True, slots=True)
 class StartAt:
-    """Where a read begins, checked.
+    """Start of a read, checked.
 
     Attributes:
-        at: The kind of place.
-        number: The offset, or the time in ns since 1970.
-        cursor: The cursor.
+        at: Kind of the position.
+        number: Offset, or time in ns since 1970.
+        cursor: Cursor, for kind CURSOR.
     """
 
     at: At
@@ -82,11 +82,11 @@ class StartAt:
 
 @dataclass(frozen=True, slots=True)
 class StopAt:
-    """Where a read ends, checked; the message there is still read.
+    """End of a read, checked. The message at this position is still read.
 
     Attributes:
         at: LATEST, OFFSET or TIME.
-        number: The offset, or the time in ns since 1970.
+        number: Offset, or time in ns since 1970.
     """
 
     at: At
@@ -114,15 +114,15 @@ def _offset(name: str, offset: int) -> int:
 
 
 def parse_start(start: Start, now_ns: int) -> StartAt:
-    """Return where to begin.
+    """Return the start position for a ``start`` argument.
 
     Args:
-        start: As the caller said it.
-        now_ns: The time, which a timedelta counts back from.
+        start: The argument of the caller.
+        now_ns: Current time in ns since 1970, from which a timedelta counts back.
 
     Raises:
-        UsageError: It is out of range, or an unknown word.
-        UsageTypeError: It is of no type that says where to begin.
+        UsageError: ``start`` is out of range, or an unknown word.
+        UsageTypeError: ``start`` has a type that is not a position.
     """
     match start:
         case "new" | "earliest" | "latest":
@@ -147,15 +147,15 @@ def parse_start(start: Start, now_ns: int) -> StartAt:
 
 
 def parse_stop(stop: Stop, now_ns: int) -> StopAt | None:
-    """Return where to end, None for never.
+    """Return the end position for a ``stop`` argument, None for no end.
 
     Args:
-        stop: As the caller said it.
-        now_ns: The time, which a time to stop at must not be after.
+        stop: The argument of the caller.
+        now_ns: Current time in ns since 1970. A stop time must not be later.
 
     Raises:
-        UsageError: It is out of range, or an unknown word.
-        UsageTypeError: It is of no type that says where to end.
+        UsageError: ``stop`` is out of range, or an unknown word.
+        UsageTypeError: ``stop`` has a type that is not a position.
     """
     match stop:
         case None:

@@ -1,4 +1,4 @@
-"""What a publish must not be given, checked before anything is sent."""
+"""Checks of the arguments of publishes, made before anything is sent."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ __all__ = [
     "check_size",
 ]
 
-#: The most that a server takes in one gRPC message. A longer one would end all that is on its stream.
+#: Largest gRPC message in bytes that a server accepts. A larger one ends the whole publish stream.
 MAX_REQUEST: Final = 4 * 1024 * 1024
-#: The server puts its own in their place.
+#: Headers that the server overwrites with its own.
 _RESERVED_HEADERS: Final = ("subject", "reply")
 
 
@@ -30,10 +30,10 @@ def check_published_stream(stream: str) -> str:
     """Return the name of a stream to publish to.
 
     Raises:
-        UsageError: It is empty, or one of the server's own.
-        UsageTypeError: It is not a str.
+        UsageError: The name is empty, or that of a stream of the server itself.
+        UsageTypeError: The name is not a str.
     """
-    if check_stream(stream) in RESERVED:  # the server lets everybody write to them
+    if check_stream(stream) in RESERVED:  # the server does not protect these streams
         raise UsageError(f"stream {stream!r} is the server's own: what is published there breaks it")
     return stream
 
@@ -42,7 +42,7 @@ def check_headers(headers: Mapping[str, Any] | None) -> None:
     """Refuse headers that the server would overwrite.
 
     Raises:
-        UsageError: One of them is called ``subject`` or ``reply``.
+        UsageError: A header is named ``subject`` or ``reply``.
     """
     for name in _RESERVED_HEADERS:
         if headers and name in headers:
@@ -50,10 +50,10 @@ def check_headers(headers: Mapping[str, Any] | None) -> None:
 
 
 def check_size(request: bytes) -> bytes:
-    """Return a request that is short enough.
+    """Check the size of a request and return the request.
 
     Raises:
-        MessageTooLargeError: It is longer than what a server takes in.
+        MessageTooLargeError: The request is larger than a server accepts (4 MiB).
     """
     if len(request) > MAX_REQUEST:
         text = f"the request has {len(request)} bytes; a server takes at most {MAX_REQUEST}"
@@ -62,15 +62,15 @@ def check_size(request: bytes) -> bytes:
 
 
 def check_publish_subject(subject: str, name: str = "subject") -> str:
-    """Return a NATS subject to publish on.
+    """Check a NATS subject to publish on and return it.
 
     Args:
         subject: The subject.
-        name: What the caller calls it.
+        name: Name of the argument, for the text of errors.
 
     Raises:
-        UsageError: It is empty, malformed, too long for NATS, or has a wildcard.
-        UsageTypeError: It is not a str.
+        UsageError: The subject is empty, malformed, too long for NATS, or has a wildcard.
+        UsageTypeError: The subject is not a str.
     """
     if not {"*", ">"}.isdisjoint(check_subject(subject, name).split(".")):
         raise UsageError(f"{name} {subject!r} has a wildcard: a message is published on one subject")
@@ -78,11 +78,11 @@ def check_publish_subject(subject: str, name: str = "subject") -> str:
 
 
 def check_ack_inbox(ack_inbox: str | None) -> str:
-    """Return the subject that an ack is to be sent to as well, empty for none.
+    """Check the ``ack_inbox`` argument and return it, empty for none.
 
     Raises:
-        UsageError: It is no subject to publish on; a server may not survive it.
-        UsageTypeError: It is not a str.
+        UsageError: The value is not a subject to publish on; a server may crash on it.
+        UsageTypeError: The value is not a str.
     """
     return (
         check_publish_subject(ack_inbox, "ack_inbox")

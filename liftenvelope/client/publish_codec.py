@@ -1,4 +1,4 @@
-"""Publish requests as bytes, and the answers to them, by the codec."""
+"""Encoding of publish requests and decoding of their answers, by the native or the Python codec."""
 
 from __future__ import annotations
 
@@ -16,19 +16,20 @@ __all__ = ["Response", "ack_in", "policy_of", "publish_request", "read_publish_r
 publish_request = env.publish_request
 read_publish_responses = env.read_publish_responses
 
-#: A correlation id, the ack if there is one, the code of an error or -1, the error's text.
+#: Decoded answer: correlation id, ack or None, code of an error or -1, text of the error.
 Response: TypeAlias = tuple[str, Ack | None, int, str]
 
 
 def ack_in(answer: bytes) -> Ack | None:
-    """Return the ack in the answer to a unary publish, None if there is none.
+    """Return the ack in the answer to Publish or PublishToSubject, None if the answer has none.
 
-    That of PublishToSubject is read as well: it has the ack where PublishResponse has it, and nothing else.
+    One decoder reads both: PublishToSubjectResponse has the ack at the field number of PublishResponse, and
+    no other field.
     """
     [(_, ack, _, _)] = read_publish_responses([answer])
     return ack
 
 
 def policy_of(policy: AckPolicy | int) -> api_pb2.AckPolicy:
-    """Return an ack policy as the API has it."""
+    """Return an ack policy as the enum of the API."""
     return cast("api_pb2.AckPolicy", int(as_request_policy("ack_policy", policy)))

@@ -1,4 +1,10 @@
-"""Many messages at once: what is given, how it is sent, and what became of it."""
+"""Bulk publishing: takes messages from an iterable, sends them, and collects their acks.
+
+Two counters bound what is in flight. ``_taken`` counts messages taken from the iterable, ``_settled`` those
+with an outcome. ``_taken - _settled`` never exceeds ``max_in_flight``. In a loop over the acks ``_delivered``
+takes the place of ``_settled``, so a slow loop slows the sending. The publish is over when no more messages
+will be taken and ``_settled == _taken``.
+"""
 
 from __future__ import annotations
 
@@ -27,20 +33,20 @@ if TYPE_CHECKING:
 
 __all__ = ["Item", "Messages", "OutgoingMessage", "Plan", "PublishMany"]
 
-#: So many are made ready before the loop has its turn again.
+#: Messages prepared in one go before other tasks of the event loop run.
 _AT_ONCE: Final = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutgoingMessage:
-    """A message for ``publish_many`` with more than a key and a value.
+    """Message for ``publish_many`` with more than a key and a value.
 
     Attributes:
-        value: The payload, any bytes-like.
-        key: Its key, any bytes-like.
+        value: Payload, any bytes-like.
+        key: Key, any bytes-like.
         headers: Names to bytes-like values.
-        partition: Where it goes; None for what the call or its partitioner says.
-        expected_offset: The offset that it must get, on a stream with optimistic concurrency; -1 for any.
+        partition: Number of the partition; None for the partition of the call, or else of its partitioner.
+        expected_offset: Required offset, on a stream with optimistic concurrency; -1 for any.
     """
 
     value: Buffer
@@ -50,14 +56,14 @@ class OutgoingMessage:
     expected_offset: int = -1
 
 
-#: A value, a key and a value, or a message with all that belongs to it.
+#: Item of ``publish_many``: a value, a key and a value, or a message with headers and the rest.
 Item: TypeAlias = "Buffer | tuple[Buffer | None, Buffer] | OutgoingMessage | Message"
 Messages: TypeAlias = "Iterable[Item] | AsyncIterable[Item]"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """How messages are to be published."""
+    """Arguments of one ``publish_many``, checked."""
 
     stream: str
     partition: int | None
@@ -70,7 +76,7 @@ class Plan:
 
 
 def _parts(item: Any) -> tuple[bytes | None, bytes, Mapping[str, Buffer] | None, int | None, int]:
-    """Return a message's key, value, headers, partition if it names one, and expected offset."""
+    """Return key, value, headers, partition (None if not given) and expected offset of an item."""
     key, value, headers, partition, expected = None, item, None, None, -1
     if type(item) is tuple:
         if len(item) != 2:
@@ -92,15 +98,15 @@ def _parts(item: Any) -> tuple[bytes | None, bytes, Mapping[str, Buffer] | None,
 
 
 class PublishMany:
-    """Messages on their way: made by :meth:`Client.publish_many`, and to be awaited or iterated over.
+    """Bulk publish, made by :meth:`Client.publish_many`. Await it or iterate over it.
 
-    ``await`` sends all of them and gives the :class:`PublishSummary`. ``async for index, ack in ...`` gives
-    the acks in the order of the input as they come, and sends on meanwhile; a slow loop slows the sending.
-    Nothing is sent before one of the two has begun. Leaving the loop early leaves the rest unsent;
-    :meth:`aclose` then forgets what is in flight.
+    ``await`` sends all messages and returns the :class:`PublishSummary`. ``async for index, ack in ...``
+    yields the acks in the order of the input and continues to send meanwhile; a slow loop slows the sending.
+    Nothing is sent before ``await`` or ``async for`` begins. Leaving the loop early leaves the rest unsent;
+    :meth:`aclose` then gives up the messages in flight.
 
     Attributes:
-        stream: The stream that they are for.
+        stream: The stream that the messages are for.
         retry: Whether messages without an ack may be sent again.
     """
 
@@ -113,9 +119,9 @@ class PublishMany:
         self._next: Callable[[], Item] = self._open_source(messages)
         self._puller: asyncio.Task[None] | None = None
         self._buffer: deque[Item] = deque()
-        # Whether the puller waits for room.
+        # Set while the puller waits for room.
         self._is_held = False
-        # All that follows is counted in messages from the first; results are kept only for a loop.
+        # Counters of messages since the first one. Results are kept only for a loop over the acks.
         self._taken = self._settled = self._delivered = self._acked = 0
         self._results: dict[int, Outcome] | None = None
         self._failed: dict[int, LiftEnvelopeError] = {}
@@ -126,7 +132,7 @@ class PublishMany:
         self._error: Exception | None = None
 
     def _open_source(self, messages: Messages) -> Callable[[], Item]:
-        """Return what gives the next message, or raises StopIteration where there is none now."""
+        """Return a function that returns the next message, or raises StopIteration if none is there now."""
         if isinstance(messages, AsyncIterable):
             self._feed = aiter(messages)
             return self._pop
@@ -145,7 +151,7 @@ class PublishMany:
 
     @property
     def summary(self) -> PublishSummary:
-        """What became of the messages that have an outcome by now."""
+        """Summary of the messages that have an outcome by now."""
         offsets = {number: (first, last) for number, (first, last) in sorted(self._spans.items())}
         return PublishSummary(self._acked, dict(sorted(self._failed.items())), offsets)
 
@@ -172,7 +178,7 @@ class PublishMany:
             await self._work()
 
     async def aclose(self) -> None:
-        """Take no more messages, and forget what is in flight: it may be stored or not. Twice is fine."""
+        """Take no more messages and give up those in flight, which may be stored. Closing twice is fine."""
         self._take_no_more()
         self._streams.drop(self)
         self._settled = self._taken
@@ -203,24 +209,24 @@ class PublishMany:
 
     @property
     def _room(self) -> int:
-        """How many more messages may be in flight, those counted in that a loop has not fetched."""
+        """Number of messages that may still be taken. Acks that a loop has not fetched count as in flight."""
         done = self._settled if self._results is None else self._delivered
         return self._plan.max_in_flight - (self._taken - done)
 
     @property
     def _has_room(self) -> bool:
-        """Whether one more may be taken from an async iterator."""
+        """True if one more message may be taken from an async iterator."""
         return self._room > len(self._buffer)
 
     async def _work(self) -> None:
-        """Send what there is room for, then wait for what comes of it."""
+        """Send as many messages as there is room for, then wait for progress."""
         try:
             if not self._partitions:
                 await self._begin()
             if await self._send(min(self._room, _AT_ONCE)) == _AT_ONCE:
                 await asyncio.sleep(0)
             elif not self._is_over and not self._has_result:
-                if self._is_held and self._has_room:  # a loop has fetched something
+                if self._is_held and self._has_room:  # the loop over the acks has made room
                     self._is_held = False
                     self._streams.wake()
                 await self._streams.progress()
@@ -242,7 +248,10 @@ class PublishMany:
             self._streams.runs.add(self)
 
     async def _pull(self, feed: AsyncIterator[Item]) -> None:
-        """Take messages from an async iterator while there is room, so that it and the acks need not wait."""
+        """Take messages from an async iterator while there is room.
+
+        This is a task of its own, so that neither a slow iterator delays acks nor slow acks the iterator.
+        """
         while not self._no_more:
             if not self._has_room:
                 self._is_held = True
@@ -252,14 +261,14 @@ class PublishMany:
                 item = await anext(feed)
             except StopAsyncIteration:
                 self._no_more = True
-            except Exception as exc:  # noqa: BLE001 - the caller's own: raised once all in flight is settled
+            except Exception as exc:  # noqa: BLE001 - the caller's own: raised once all messages are settled
                 self._stop(exc)
             else:
                 self._buffer.append(item)
             self._streams.wake()
 
     async def _send(self, limit: int) -> int:
-        """Send up to so many messages; return how many were taken for that."""
+        """Send up to ``limit`` messages; return the number of messages taken from the iterable."""
         if self._streams.is_full:
             return 0
         first = self._taken
@@ -277,7 +286,7 @@ class PublishMany:
         return self._taken - first
 
     def _make_ready(self, limit: int) -> list[Entry]:
-        """Take up to so many messages, and return those of them that can be sent."""
+        """Take up to ``limit`` messages and return entries for those that can be sent."""
         entries: list[Entry] = []
         last, size = self._taken + limit, 0
         while self._taken < last and size < MAX_WAITING_BYTES:
@@ -287,14 +296,14 @@ class PublishMany:
                 if self._feed is None:
                     self._take_no_more()
                 break
-            except Exception as exc:  # noqa: BLE001 - the iterable's: raised once all in flight is settled
+            except Exception as exc:  # noqa: BLE001 - the iterable's: raised once all messages are settled
                 self._stop(exc)
                 break
             index = self._taken
             self._taken = index + 1
             try:
                 entry = self._entry(index, item)
-            except Exception as exc:  # noqa: BLE001 - ours, or the partitioner's: it is raised or collected
+            except Exception as exc:  # noqa: BLE001 - ours, or the partitioner's: raised or collected
                 exc.add_note(f"message {index} of publish_many")
                 self._keep(index, exc)
                 continue
@@ -303,7 +312,7 @@ class PublishMany:
         return entries
 
     def _entry(self, index: int, item: Item) -> Entry:
-        """Return a message as it will be sent."""
+        """Encode a message and return its entry."""
         plan, partition, value, expected = self._plan, self._plan.partition, item, -1
         key: bytes | None = None
         headers: Mapping[str, Buffer] | None = None
@@ -312,7 +321,7 @@ class PublishMany:
             if given is not None:
                 partition = self._existing(given)
         if partition is None and key is None and self._goes_by_key:
-            partition = 0  # as of an empty key
+            partition = 0  # the partition of an empty key
         elif partition is None:
             partition = plan.partitioner.partition(plan.stream, key, value, self._partitions)
         correlation_id = next(self._streams.ids)
@@ -344,7 +353,7 @@ class PublishMany:
         try:
             info = await self._streams.partition_info(self.stream, deadline, partition)
             return await self._streams.pin(info, partition, deadline)
-        except LiftEnvelopeError as exc:  # it would be the same for the next one
+        except LiftEnvelopeError as exc:  # the next message would fail in the same way
             self._stop(exc)
             raise
 
@@ -368,7 +377,7 @@ class PublishMany:
             self._results[entry.index] = outcome
 
     def _keep(self, index: int, error: Any) -> None:
-        """Take the failure of a message."""
+        """Record the failure of a message."""
         self._settled += 1
         if self._results is not None:
             self._results[index] = error
@@ -380,17 +389,17 @@ class PublishMany:
             self._take_no_more()
 
     def _stop(self, error: Exception) -> None:
-        """Take no more messages, because of an error that is to be raised in the end."""
+        """Take no more messages because of an error, which is raised when all messages are settled."""
         self._take_no_more()
         self._error = self._error or error
 
     def _take_no_more(self) -> None:
-        """Take no more from the iterable. What was taken is sent."""
+        """Take no more messages from the iterable. Messages taken already are sent."""
         self._no_more = True
         self._next = self._pop
 
     def _raise(self) -> None:
-        """Raise what is to be raised in the end, if anything is."""
+        """Raise the error that ends the publish, if there is one."""
         error = self._error
         if error is None and self._failed and self._plan.on_error == "raise":
             error = self._failed[min(self._failed)]
@@ -401,7 +410,7 @@ class PublishMany:
         raise error
 
     async def _end(self) -> None:
-        """Have no task left."""
+        """End the puller task."""
         puller, self._puller = self._puller, None
         self._streams.runs.discard(self)
         if puller is not None:

@@ -1,13 +1,13 @@
-"""Whether a client may publish to a stream, asked before the first PublishAsync request.
+"""Check of publish permissions, made before the first PublishAsync request to a stream.
 
 Liftbridge authorises clients by their certificate (``tls.client.authz``). Its PublishAsync publishes a
-message before it refuses it (server/api.go, ``publishLoop``, 1.9.0 and 26.01): a refused message is stored.
-Its unary Publish checks the permission first and the partition after that. A request for partition -1, which
-no stream has, therefore tells whether the client may publish, and never publishes anything.
+message before it refuses the message (server/api.go, ``publishLoop``, 1.9.0 and 26.01), so a refused message
+is stored. Its unary Publish checks the permission first and the partition after that. No stream has a
+partition -1: a Publish request for it shows whether the client may publish, and never publishes anything.
 
-The question costs one round trip for each broker and stream. It is asked on TLS connections only: without a
-certificate of the client, a server that authorises refuses every call. A stream that has refused a message is
-asked for on any connection.
+The check costs one round trip per broker and stream. It is made on TLS connections only: without a client
+certificate, a server that authorises refuses every call. After a stream has refused a message, the check is
+made on any connection.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ __all__ = ["PublishPermissions", "permission_request"]
 
 
 def permission_request(stream: str) -> bytes:
-    """Return the Publish request that is refused for want of permission, or else of the partition."""
+    """Return a Publish request that fails without permission with a denial, else with a missing partition."""
     return api_pb2.PublishRequest(stream=stream, partition=-1).SerializeToString()
 
 
 class PublishPermissions:
-    """Streams that a client may publish to, by broker: each broker has a policy of its own."""
+    """Streams that the client may publish to, by broker: each broker has its own policy."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
@@ -45,12 +45,12 @@ class PublishPermissions:
         self._asking: dict[tuple[str, str], asyncio.Task[None]] = {}
 
     async def check(self, address: str, stream: str, deadline: Deadline) -> None:
-        """Ask a broker whether this client may publish to a stream, unless that is known.
+        """Ask a broker whether this client may publish to a stream, unless the answer is known.
 
-        If the broker can't be reached, another one is asked. Concurrent callers share one answer.
+        If the broker can't be reached, another one is asked. Concurrent callers share one request.
 
         Raises:
-            PermissionDeniedError: It may not. Nothing was published.
+            PermissionDeniedError: The client may not publish. Nothing was published.
             TransportError, CallTimeoutError: No broker answered in time.
         """
         is_needed = self._cluster.options.context is not None or stream in self._has_refused
@@ -88,15 +88,15 @@ class PublishPermissions:
     def _asked(self, address: str, stream: str, task: asyncio.Task[None]) -> None:
         self._asking.pop((address, stream), None)
         if not task.cancelled():
-            task.exception()  # those who wait raise it; all of them may have gone
+            task.exception()  # retrieved, because all waiting callers may have been cancelled
 
     async def close(self) -> None:
-        """Stop asking."""
+        """Cancel running checks."""
         for task in self._asking.values():
             task.cancel()
         await asyncio.gather(*self._asking.values(), return_exceptions=True)
 
     def refused(self, stream: str) -> None:
-        """Note that a message for a stream was refused: ask again before the next one."""
+        """Record that a message for a stream was refused, so that the next message needs a new check."""
         self._has_refused.add(stream)
         self._granted = {pair for pair in self._granted if pair[1] != stream}

@@ -1,8 +1,8 @@
-"""Pipelined publishing: one PublishAsync stream for each broker that messages go through.
+"""Pipelined publishing: one PublishAsync stream per broker.
 
-:class:`PublishStreams` is what a client has of it: it finds the stream for a partition, gives out correlation
-ids, and watches the deadlines of all messages with one timer. A :class:`Lane` is one stream, made again when
-it is lost. What becomes of the messages on it :class:`~liftenvelope.client.in_flight.InFlight` decides.
+A client has one :class:`PublishStreams`. It finds the stream for a partition, makes correlation ids, and
+watches the deadlines of all messages with one timer. A :class:`Lane` is one stream, which is reopened when it
+is lost. :class:`~liftenvelope.client.in_flight.InFlight` decides the outcomes of the messages on it.
 """
 
 from __future__ import annotations
@@ -41,27 +41,31 @@ if TYPE_CHECKING:
 
 __all__ = ["MAX_WAITING_BYTES", "Lane", "PublishStreams"]
 
-#: Who can wait before giving more does so while more than this waits to be sent, on all streams together.
+#: Backpressure limit: producers that can wait do so while more bytes than this are unsent on all streams.
 MAX_WAITING_BYTES: Final = 1024 * 1024
-#: What is handed to the transport at once. What was handed over counts as sent.
+#: Bytes handed to the transport at once. Messages that were handed over count as sent.
 _CHUNK_BYTES: Final = 128 * 1024
-#: Seconds by which a deadline can be noticed late.
+#: Resolution of deadlines in seconds: a timeout can be noticed this late.
 _RESOLUTION: Final = 0.02
-#: Seconds after a loss in which leaders must be found. After that, what waits is sent all the same.
+#: Seconds to wait for leaders after a loss. Waiting messages are then sent without a confirmed leader.
 _PATIENCE: Final = 5.0
-#: Seconds after a loss in which new streams are begun as carefully.
+#: Seconds after a loss in which new streams wait for leaders too.
 _WARY: Final = 10.0
-#: Seconds in which a leader must be found; after that any broker will do.
+#: Seconds to look for a leader before any broker is used.
 _LOOK_UP: Final = 1.0
 _METHOD: Final = "/proto.API/PublishAsync"
 
 
 class Lane:
-    """A publish stream by way of one broker, and of another one when that is lost.
+    """Publish stream to one broker, reopened to another broker if the first one can't be reached.
 
-    It has a task from its first message until it has been idle for ``keep_alive_time``, or was lost with
-    nothing on it.
+    The task of a lane runs until the stream was idle for ``keep_alive_time``, or was lost with no message on
+    it.
     """
+
+    # _serve alternates between _connect and _converse. _converse has one writer task, which sends what waits,
+    # and receives answers in a callback. It ends with flight.ended(), which settles each message of the call
+    # or makes it wait for the next call.
 
     def __init__(self, streams: PublishStreams, address: str) -> None:
         self.flight = InFlight()
@@ -71,27 +75,27 @@ class Lane:
         self._call: Call | None = None
         self._garbled: RpcError | None = None
         self._wake: asyncio.Future[None] | None = None
-        # Whether anything came since the last look; whether we have closed our side.
+        # _used: an answer came since the last idle check. _closing: the client has half-closed the call.
         self._used = True
         self._closing = False
-        # How often in a row it was lost, or could not be made; one if another one was, not long ago.
+        # Losses and failed connects in a row. Starts at 1 if another lane was lost a short time ago.
         self._lost = int(asyncio.get_running_loop().time() < streams.wary_until)
         self._idle_timer: asyncio.TimerHandle | None = None
         self._task = asyncio.create_task(self._serve())
 
     def wake(self) -> None:
-        """Have what waits sent as soon as may be."""
+        """Send the waiting messages as soon as possible."""
         if self._wake is None or self._wake.done():
-            return  # the writer is at it
+            return  # the writer is running, or there is no call
         call = self._call
         if call is not None and call.is_idle and not self._closing:
-            # The first ones in a turn of the loop are spared the writer's.
+            # Saves the first messages the turn of the event loop that the writer needs to start.
             call.send_soon(self._take())
         if self.flight.has_waiting:
             self._wake.set_result(None)
 
     def _take(self) -> list[bytes]:
-        """Take what is to be sent next, and let those know who wait for room."""
+        """Take the requests to send next, and wake producers that wait for room."""
         was_full = self._streams.is_full
         requests = self.flight.take(_CHUNK_BYTES)
         if was_full:
@@ -99,7 +103,7 @@ class Lane:
         return requests
 
     async def close(self) -> None:
-        """End it. What has no outcome yet is settled as lost."""
+        """End the lane. Messages without an outcome are settled as lost."""
         if self._call is not None and not self._closing:
             self._call.half_close()
         self._task.cancel()
@@ -109,7 +113,7 @@ class Lane:
             self._streams.settle(self.flight.abandon("the client was closed"))
 
     async def _serve(self) -> None:
-        """Keep the stream up as long as there is something to do on it."""
+        """Keep the stream open until it is idle, or was lost with no message on it."""
         failed: list[str] = []
         self._look_later()
         try:
@@ -125,7 +129,10 @@ class Lane:
             self._streams.retire(self)
 
     async def _connect(self, failed: list[str]) -> Call | None:
-        """Begin the call: with the broker that it is for, else with any. None if that failed; then wait."""
+        """Open the call to the lane's broker, or to any other one if that failed; None if no call was opened.
+
+        After a loss, a pause and a wait for leaders come first.
+        """
         deadline = Deadline(self._cluster.options.connect_timeout)
         if self._lost:
             await deadline.pause(self._lost)
@@ -135,7 +142,7 @@ class Lane:
             channel = await self._cluster.connections.channel(address)
             call = channel.bidi(_METHOD)
         except (CallNotProcessedError, RpcError):
-            # Nothing was lost: what waits goes on waiting, until its deadline.
+            # Nothing was sent: messages keep waiting until their deadline.
             self._note_loss()
             failed.append(address)
             return None
@@ -143,10 +150,10 @@ class Lane:
         return call
 
     async def _until_served(self, deadline: Deadline) -> None:
-        """After a loss, wait until leaders take the messages that wait.
+        """Wait until every partition with pending messages has a leader.
 
-        A broker that has just come back knows none of its streams for a moment, and then takes messages for
-        partitions that it does not record yet: they would be lost, and nobody be told.
+        A broker that has just restarted does not know its streams for a moment. It accepts messages for
+        partitions that it does not record yet, and those messages would be lost without an error.
         """
         attempt = 0
         while not deadline.is_over and not await self._is_served():
@@ -166,7 +173,7 @@ class Lane:
         writer = asyncio.create_task(self._write(call))
         error: RpcError | TransportError | None = None
         try:
-            await call.receive()  # the end
+            await call.receive()  # answers go to the listener: this returns or raises at the end of the call
         except (RpcError, TransportError) as exc:
             error = self._cause(exc)
         finally:
@@ -178,11 +185,11 @@ class Lane:
         self._streams.settle(self.flight.ended(error))
 
     def _cause(self, error: RpcError | TransportError) -> RpcError | TransportError:
-        """What ended the stream: an error, or what the call was given up for."""
+        """Return the error that ended the stream: an unreadable answer if there was one, else the call's."""
         return self._garbled or error
 
     def _answered(self, payloads: list[bytes]) -> None:
-        """Take answers, as they come from the socket."""
+        """Process answers, called as they come from the socket."""
         if self._garbled is not None:
             return
         self._used, self._lost = True, 0
@@ -190,7 +197,7 @@ class Lane:
             responses = read_publish_responses(payloads)
         except EnvelopeError as exc:
             self._garbled = RpcError(StatusCode.INTERNAL, f"the server's answer can't be read: {exc}")
-            if self._call is not None:  # not at once: the connection is handing out what came
+            if self._call is not None:  # later, because the connection is delivering received data now
                 asyncio.get_running_loop().call_soon(self._call.cancel)
             return
         self._streams.settle(self.flight.feed(responses))
@@ -200,7 +207,7 @@ class Lane:
         self._streams.wary_until = asyncio.get_running_loop().time() + _WARY
 
     async def _write(self, call: Call) -> None:
-        """Send what waits, in large pieces, as fast as the transport takes it."""
+        """Send waiting messages in large chunks, as fast as the transport accepts them."""
         flight = self.flight
         try:
             while True:
@@ -209,7 +216,7 @@ class Lane:
                 self._wake = asyncio.get_running_loop().create_future()
                 await self._wake
         except (RpcError, TransportError):
-            return  # the reader learns the same, and settles what that means
+            return  # _converse gets the same error and settles the messages
         finally:
             self._wake = None
 
@@ -218,7 +225,7 @@ class Lane:
         self._idle_timer = asyncio.get_running_loop().call_later(seconds, self._close_idle)
 
     def _close_idle(self) -> None:
-        """Close our side if nothing came for a while and nothing is to come. The server then ends it."""
+        """Half-close the call if it was idle and no message is pending. The server then ends the call."""
         if self._call is not None and not self._used and not self.flight.pending and not self._closing:
             self._closing = True
             self._call.half_close()
@@ -227,16 +234,16 @@ class Lane:
 
 
 class PublishStreams:
-    """The publish streams of a client."""
+    """All publish streams of a client."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
         self.round_robin = RoundRobinPartitioner()
         self._permissions = PublishPermissions(cluster)
-        #: Until when, by the loop's clock, brokers may only just have come back.
+        #: Time of the loop's clock until which brokers may have restarted only a moment ago.
         self.wary_until = 0.0
         self._ids = IdSource()
-        #: New correlation ids, without end.
+        #: Endless iterator of new correlation ids.
         self.ids = self._ids.stream
         self._serials = count()
         self._deadlines = DeadlineBuckets(_RESOLUTION)
@@ -245,7 +252,7 @@ class PublishStreams:
         self._lanes: dict[str, Lane] = {}
         self._pins: dict[tuple[str, int], Lane] = {}
         self._progress: asyncio.Future[None] | None = None
-        #: Those that have a task to take messages from an async iterator.
+        #: Bulk publishes whose task takes messages from an async iterator.
         self.runs: set[PublishMany] = set()
         self._tasks: set[asyncio.Task[Ack | None]] = set()
         self._closed = False
@@ -253,11 +260,11 @@ class PublishStreams:
     # Finding the stream
 
     async def partition_info(self, stream: str, deadline: Deadline, partition: int | None) -> StreamInfo:
-        """Return a stream that has a partition, if one is given.
+        """Return the metadata of a stream, and check that it has a partition if one is given.
 
         Raises:
-            NoSuchStreamError: There is no such stream.
-            NoSuchPartitionError: It has no such partition, also after asking again.
+            NoSuchStreamError: The stream does not exist.
+            NoSuchPartitionError: The stream has no such partition, even in metadata fetched anew.
         """
         info = await self.cluster.stream(stream, deadline)
         if partition is not None and partition not in info.partitions:
@@ -269,7 +276,10 @@ class PublishStreams:
         return info
 
     async def is_served(self, stream: str, partition: int) -> bool:
-        """Ask whether a partition has a leader who says so himself. A paused one is woken by a message."""
+        """Return True if the leader of a partition confirms that it leads.
+
+        A paused partition, which has no leader, counts as served: a message wakes it.
+        """
         deadline = Deadline(_LOOK_UP)
         request = api_pb2.FetchPartitionMetadataRequest(stream=stream, partition=partition)
         route = self.cluster.leader_of(stream, partition)
@@ -280,17 +290,17 @@ class PublishStreams:
             data = request.SerializeToString()
             await self.cluster.call("FetchPartitionMetadata", data, route, deadline, f"{stream}[{partition}]")
         except PermissionDeniedError:
-            return True  # a client that may only publish can't find it out
+            return True  # a client with only the permission to publish can't find it out
         except LiftEnvelopeError:
-            return False  # asked again, or found out by publishing
+            return False  # the caller asks again, or publishing shows the error
         return True
 
     def pinned(self, stream: str, partition: int) -> Lane | None:
-        """Return the lane that messages of a partition go by, None if there is none yet."""
+        """Return the lane of a partition, None if it has none yet."""
         return self._pins.get((stream, partition))
 
     async def pin(self, info: StreamInfo, partition: int, deadline: Deadline) -> Lane:
-        """Return the lane that messages of a partition go by, by choice that of its leader.
+        """Return the lane of a partition, and open one if needed, preferably to the partition's leader.
 
         Raises:
             PermissionDeniedError: The server does not let this client publish to the stream.
@@ -298,7 +308,7 @@ class PublishStreams:
         """
         address = await self._address(info.partitions[partition].leader, deadline)
         await self._permissions.check(address, info.name, deadline)
-        lane = self._pins.get((info.name, partition))  # another one was quicker
+        lane = self._pins.get((info.name, partition))  # a concurrent call may have set it
         if lane is not None:
             return lane
         if self._closed:
@@ -314,21 +324,21 @@ class PublishStreams:
             try:
                 return await self.cluster.broker_address(leader, Deadline(min(deadline.left, _LOOK_UP)))
             except LiftEnvelopeError:
-                pass  # any broker hands messages on, and whether it can be reached is seen soon enough
+                pass  # any broker forwards messages, and an unreachable one is noticed soon
         return await self.cluster.any_broker((), deadline)
 
     def retire(self, lane: Lane) -> None:
-        """Forget a lane that has ended. Its partitions find another one when they need it."""
+        """Forget a lane that has ended. Its partitions get a new lane with their next message."""
         self._lanes = {address: one for address, one in self._lanes.items() if one is not lane}
         self._pins = {partition: one for partition, one in self._pins.items() if one is not lane}
 
     # Messages
 
     def new_id(self, given: str | None) -> str:
-        """Return the correlation id of a message: the given one, or one that is not in use.
+        """Return the correlation id of a message: the given one, or a new one.
 
         Raises:
-            UsageError: The given one is that of a message in flight.
+            UsageError: The given id is empty, or that of a message in flight.
         """
         if given is None:
             return next(self.ids)
@@ -339,7 +349,7 @@ class PublishStreams:
         return given
 
     def _bucket(self, deadline: float) -> dict[str, Entry]:
-        """Return where messages of a deadline stand until they have an outcome; to be filled at once."""
+        """Return the bucket for messages with a deadline. The caller must fill the bucket at once."""
         bucket = self._deadlines.bucket(deadline)
         if bucket is not self._last_bucket:
             self._last_bucket = bucket
@@ -348,13 +358,13 @@ class PublishStreams:
         return bucket
 
     def submit(self, lane: Lane, entries: Sequence[Entry], timeout: float) -> None:
-        """Give messages to a lane. Their sinks are told the outcomes, after ``timeout`` at the latest."""
+        """Give messages to a lane. Their sinks get the outcomes within ``timeout`` seconds."""
         bucket = self._bucket(asyncio.get_running_loop().time() + timeout)
         lane.flight.add(entries, bucket, next(self._serials))
         lane.wake()
 
     def track(self, task: asyncio.Task[Ack | None]) -> None:
-        """Look after a publish that goes by a call of its own."""
+        """Count a publish that is made by a unary call as in flight until its task ends."""
         self._tasks.add(task)
         task.add_done_callback(self._untrack)
 
@@ -363,7 +373,7 @@ class PublishStreams:
         self.wake()
 
     def settle(self, outcomes: Iterable[tuple[Entry, Outcome]]) -> None:
-        """Tell the sinks what became of messages."""
+        """Pass outcomes of messages to their sinks."""
         for entry, outcome in outcomes:
             if type(outcome) is not Ack:
                 self._learn(entry.sink.stream, outcome)
@@ -371,18 +381,18 @@ class PublishStreams:
         self.wake()
 
     def _learn(self, stream: str, outcome: Outcome) -> None:
-        """Draw the conclusions of a failure for the other messages of a stream."""
+        """Apply a failure to the other messages of the stream, if it concerns them."""
         if isinstance(outcome, NoSuchStreamError | NoSuchPartitionError):
             self.cluster.forget(stream)
         elif isinstance(outcome, PermissionDeniedError) and outcome.sent:
-            # The server would store what it refuses: send nothing more before it was asked.
+            # The server stores messages that it refuses: send nothing more before a permission check.
             self._permissions.refused(stream)
             self._pins = {key: lane for key, lane in self._pins.items() if key[0] != stream}
             for lane in self._lanes.values():
                 self.settle(lane.flight.deny(stream, outcome))
 
     def drop(self, sink: Sink) -> None:
-        """Give up every message of a sink. It is told of none of them."""
+        """Give up every message of a sink. The sink gets no outcome of them."""
         for lane in self._lanes.values():
             for entry in [entry for entry in lane.flight.pending.values() if entry.sink is sink]:
                 lane.flight.drop(entry)
@@ -390,31 +400,31 @@ class PublishStreams:
 
     @property
     def count(self) -> int:
-        """How many messages have no outcome."""
+        """Number of messages without an outcome."""
         return sum(len(lane.flight.pending) for lane in self._lanes.values()) + len(self._tasks)
 
     @property
     def is_full(self) -> bool:
-        """Whether so much waits to be sent that those who can should wait before giving more."""
+        """True if producers that can wait should do so: more than ``MAX_WAITING_BYTES`` are unsent."""
         return sum(lane.flight.waiting_bytes for lane in self._lanes.values()) > MAX_WAITING_BYTES
 
     # Waiting
 
     def wake(self) -> None:
-        """Have those who wait for progress look again."""
+        """Wake all callers of :meth:`progress`."""
         if self._progress is not None:
             self._progress.set_result(None)
             self._progress = None
 
     async def progress(self) -> None:
-        """Return when a message has got its outcome, or was sent. Every message has one in the end."""
+        """Wait until a message gets its outcome or is sent. Every message gets an outcome in the end."""
         if self._progress is None:
             self._progress = asyncio.get_running_loop().create_future()
-        # Several may wait; the cancellation of one must not reach the others.
+        # Several callers share the future: the cancellation of one must not reach the others.
         await asyncio.shield(self._progress)
 
     async def flush(self) -> None:
-        """Return when every message that was submitted until now has an outcome."""
+        """Wait until every message submitted before this call has an outcome."""
         serial, tasks = next(self._serials), set(self._tasks)
         while self._oldest() < serial or tasks & self._tasks:
             await self.progress()
@@ -431,7 +441,7 @@ class PublishStreams:
         self._timer = asyncio.get_running_loop().call_at(at, self._expire)
 
     def _expire(self) -> None:
-        """Settle what is over its time."""
+        """Settle messages whose deadline has passed."""
         self._timer = None
         self._last_bucket = None
         now = asyncio.get_running_loop().time()
@@ -449,7 +459,7 @@ class PublishStreams:
         self.wake()
 
     async def close(self) -> None:
-        """End every stream. What can be sent is sent first; what then has no outcome is settled as lost."""
+        """Send what can be sent, then end every stream. Messages without an outcome are settled as lost."""
         self._closed = True
         for run in tuple(self.runs):
             run.stop()

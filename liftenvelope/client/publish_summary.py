@@ -1,4 +1,4 @@
-"""Outcome of many published messages. In a module of its own, because errors carry it as well."""
+"""Outcome of many published messages. It has its own module because errors carry it too."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ class PublishSummary:
 
     @property
     def ok(self) -> bool:
-        """Whether every message is stored."""
+        """True if every message is stored."""
         return not self.failures
 
     def raise_for_failures(self) -> None:
-        """Raise what went wrong, if anything did.
+        """Raise the failures, if there are any.
 
         Raises:
-            ExceptionGroup: All failures, by index; a note on each names its index.
+            ExceptionGroup: All failures in ascending order of the index; a note on each names its index.
         """
         raise_failures(self.failures, self.acked + len(self.failures))
 

@@ -1,17 +1,17 @@
-"""Which calls are made again after which failures: the one table, and what reads it.
+"""Retry policy of unary calls: one table of failures, and the functions that apply it.
 
 ===============================  ==========================  ===============================================
-a call failed with               what that means             made again
+a call failed with               meaning                     retried
 ===============================  ==========================  ===============================================
 no connection, or refused unseen the server did nothing      always, with another broker where any will do
-not the leader, no leader yet    the server did nothing      always, after asking for metadata anew
-lost half-way, ``UNAVAILABLE``,  it may have been done       where doing it twice does no harm: see RETRIES
+not the leader, no leader yet    the server did nothing      always, after fetching metadata again
+lost half-way, ``UNAVAILABLE``,  it may have been done       if repeating does no harm: see RETRIES
 ``CANCELLED`` by the server
 no answer within the attempt     it may have been done       likewise
 anything else                    the server refused          never
 ===============================  ==========================  ===============================================
 
-Again means after a pause that grows from 50 ms to 1 s, with jitter, until the call's own time is up.
+A retry comes after a pause that grows from 50 ms to 1 s, with jitter, until the deadline of the call.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ __all__ = ["READ", "RETRIES", "Fate", "Retry", "fate_of", "pause_before"]
 
 
 class Fate(Enum):
-    """What is known of a call that failed."""
+    """Known effect of a call that failed."""
 
     NOT_SENT = auto()
     NOT_LEADER = auto()
@@ -43,18 +43,19 @@ class Fate(Enum):
 
     @property
     def is_uncertain(self) -> bool:
-        """Whether the server may have done what was asked."""
+        """True if the server may have carried out the request."""
         return self in (Fate.LOST, Fate.TIMED_OUT)
 
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """How a method is made again.
+    """Retry rule of a method.
 
     Attributes:
-        repeatable: Whether it may be, though the server may have done it already.
-        attempt_timeout: Seconds for one attempt, None for all the time there is.
-        done_already: Status that a second attempt ends with when the first one had done it.
+        repeatable: Whether the method may be repeated although the server may have carried it out already.
+        attempt_timeout: Seconds for one attempt, None for all the time of the call.
+        done_already: Status of a second attempt if the first one was carried out, None if there is no such
+            status.
     """
 
     repeatable: bool = False
@@ -62,8 +63,8 @@ class Retry:
     done_already: StatusCode | None = None
 
 
-# A broker that waits for the rest of a young cluster can sit on FetchMetadata until its deadline, and a
-# stalled one on anything; the next one may answer at once.
+# The attempt timeout leaves time for another broker. A broker that waits for the rest of a new cluster can
+# hold FetchMetadata until its deadline, and a stalled broker any call.
 READ: Final = Retry(repeatable=True, attempt_timeout=3.0)
 
 RETRIES: Final[Mapping[str, Retry]] = MappingProxyType(
@@ -72,18 +73,18 @@ RETRIES: Final[Mapping[str, Retry]] = MappingProxyType(
         "FetchPartitionMetadata": READ,
         "FetchCursor": READ,
         "FetchConsumerGroupAssignments": READ,
-        # The same offset twice is the same as once.
+        # Idempotent: the second call stores the same offset.
         "SetCursor": Retry(repeatable=True),
         "CreateStream": Retry(repeatable=True, done_already=StatusCode.ALREADY_EXISTS),
         "DeleteStream": Retry(repeatable=True, done_already=StatusCode.NOT_FOUND),
         "PauseStream": Retry(repeatable=True),
         "SetStreamReadonly": Retry(repeatable=True),
-        # A second join says only that the consumer is a member, and not in which epoch: the group's consumer
-        # leaves and joins anew.
+        # Not repeatable: a second join fails because the consumer is a member, and does not name the epoch.
+        # The group's consumer leaves and joins again instead.
         "JoinConsumerGroup": Retry(),
         "LeaveConsumerGroup": Retry(repeatable=True, done_already=StatusCode.FAILED_PRECONDITION),
         "ReportConsumerGroupCoordinator": Retry(repeatable=True),
-        # Twice is two messages.
+        # Not repeatable: a second publish may store a second message.
         "Publish": Retry(),
         "PublishToSubject": Retry(),
     }
@@ -96,7 +97,7 @@ _NOT_LEADER_TEXTS: Final = (
     "Server not cursor partition leader",
     "broker is not the consumer group coordinator",
 )
-# The second one: whom the request was handed on to is not there yet, in a cluster that has just formed.
+# Second text: in a cluster that has just formed, the broker that should handle the request is not there yet.
 _NO_LEADER_TEXTS: Final = ("no known metadata leader", "nats: no responders available for request")
 _FATES: Final[Mapping[int, Fate]] = MappingProxyType(
     {
@@ -110,7 +111,7 @@ _LONGEST_PAUSE: Final = 1.0
 
 
 def fate_of(error: RpcError | TransportError) -> Fate:
-    """Return what is known of a call that ended with an error."""
+    """Classify a call that ended with an error."""
     if isinstance(error, CallNotProcessedError):
         return Fate.NOT_SENT
     if isinstance(error, TransportError):
@@ -124,7 +125,7 @@ def fate_of(error: RpcError | TransportError) -> Fate:
 
 
 def pause_before(attempt: int) -> float:
-    """Return how long to wait before an attempt, in seconds. The first one is attempt 0, at once."""
+    """Return the seconds to wait before an attempt: 0 for the first one, attempt 0."""
     if attempt == 0:
         return 0.0
     longest = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** min(attempt - 1, 10))

@@ -1,9 +1,13 @@
-"""A read from higher to lower offsets (``SubscribeRequest.reverse``, servers from 2026 on).
+"""Reverse read, from higher to lower offsets (``SubscribeRequest.reverse``, servers from 2026 on).
 
-Servers before that ignore the field and read forwards without a word. So it is asked in a way that gives them
-away: the newest message is read on its own, forwards; then the ones before it are asked for with a stop one
-above the start. A server that can read backwards ignores such a stop; one that can't sends the message at the
-start, then the one at the stop, which had come already. Stops are watched here: servers have none.
+Older servers ignore the field and silently read forwards. The requests are built so that this shows:
+
+1. The first call reads the first message alone, forwards.
+2. The next call asks for the messages below it, with a stop offset one above the start offset. A server that
+   can read backwards ignores that stop. An older server sends the message at the start, then the one at the
+   stop, which the first call has returned already.
+
+Servers do not support a stop for reverse reads, so the stop is applied here.
 """
 
 from __future__ import annotations
@@ -28,10 +32,10 @@ _NOTHING = "segment not found"
 
 
 def check_reverse(start: StartAt, stop: StopAt | None) -> None:
-    """Make sure that a read can be done backwards.
+    """Check that start and stop suit a reverse read.
 
     Raises:
-        UsageError: It begins or ends where a read backwards can't.
+        UsageError: A reverse read can't begin at ``start``, or can't end at ``stop``.
     """
     if start.at not in (At.LATEST, At.OFFSET):
         raise UsageError("reverse: start must be 'latest' or an offset")
@@ -40,35 +44,35 @@ def check_reverse(start: StartAt, stop: StopAt | None) -> None:
 
 
 class ReverseRead(PartitionRead):
-    """The state of a read backwards. ``next_offset`` is the highest that is wanted still."""
+    """State of a reverse read. ``next_offset`` is the highest offset that is still to be read."""
 
     reverse = True
-    # Whether the first message has been dealt with, so that calls are backwards.
+    # False for the first call, which reads one message forwards; true for the calls after it.
     _backwards = False
-    # Of this call: where it was to start, the last offset that came, and whether that was one too many.
+    # Current call: requested start, last offset received, whether it overshot the requested start.
     _asked: int | None = None
     _last: int | None = None
     _came_forwards = False
 
     @property
     def ends_at_newest(self) -> bool:
-        """Never: it begins there."""
+        """False: a reverse read ends at a lower offset."""
         return False
 
     @property
     def needs_info(self) -> bool:
-        """Always: it begins at the high watermark at most."""
+        """True: a reverse read begins at the high watermark or below."""
         return True
 
     def begin(self, start: StartAt, info: PartitionInfo | None, first: int | None = None) -> None:  # noqa: ARG002
-        """Fix where it begins: at an offset, or at the high watermark if that is lower."""
+        """Resolve the start: the requested offset, or the high watermark if that is lower."""
         assert info is not None
         wanted = start.number if start.at is At.OFFSET else info.high_watermark
         self.next_offset = min(wanted, info.high_watermark)
         self._look_for_end()
 
     def request(self, *, resume: bool) -> api_pb2.SubscribeRequest:
-        """Return the request for a call that goes on where the read is."""
+        """Return the request for a call that continues the read."""
         assert self.next_offset is not None
         request = self._request(resume=resume)
         request.startPosition, request.startOffset = api_pb2.OFFSET, self.next_offset
@@ -78,11 +82,11 @@ class ReverseRead(PartitionRead):
         return request
 
     def accept(self, payloads: list[bytes]) -> list[bytes]:
-        """Return those of the messages that came which are to be handed on, in order.
+        """Return the received messages that belong to the read, in order, and advance the read.
 
         Raises:
-            RpcError: What came is no message.
-            UnsupportedByServerError: They came in the wrong order.
+            RpcError: A payload is not a message.
+            UnsupportedByServerError: The offsets ascend: the server can't read backwards.
         """
         messages = zip(payloads, read_messages(payloads), strict=True)
         return [payload for payload, message in messages if self._is_wanted(message)]
@@ -93,7 +97,7 @@ class ReverseRead(PartitionRead):
             raise self._unsupported()
         self._last = message.offset
         if message.offset > self.next_offset:
-            # Of a server that reads forwards; or all below it is gone, which the end will tell.
+            # Either the server reads forwards, or no message is left below. The end of the call tells which.
             self._came_forwards = self._backwards
             return False
         if self.finished or (self._stop_ns is not None and message.timestamp_ns < self._stop_ns):
@@ -127,7 +131,7 @@ class ReverseRead(PartitionRead):
         return self._stopped()
 
     def _stopped(self) -> Verdict | LiftEnvelopeError:
-        """A call reached its stop: the first one, of a single message; or one on a read-only partition."""
+        """Handle a call that reached its stop: the first call, or one on a read-only partition."""
         if not self._backwards:
             self._backwards = True
             self._skip_missing_start()
@@ -136,7 +140,7 @@ class ReverseRead(PartitionRead):
         return Verdict.FINISHED if self.finished else Verdict.GO_ON
 
     def _skip_missing_start(self) -> None:
-        """Go on below the start where no message had come: a compacted log may not have it."""
+        """Continue below the start if it had no message: a compacted log may have a gap there."""
         assert self.next_offset is not None
         if self.next_offset == self._asked:
             self.next_offset -= 1

@@ -1,4 +1,4 @@
-"""Which broker to ask where several can answer."""
+"""Broker selection for calls that several brokers can answer."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ __all__ = ["choose_broker"]
 def choose_broker(
     selection: BrokerSelection, brokers: Sequence[BrokerInfo], latency: Callable[[str], float | None]
 ) -> BrokerInfo:
-    """Return one of the brokers.
+    """Choose one of the brokers.
 
     Args:
-        selection: ``"random"``; ``"latency"``: the one that was connected to the quickest, those that were
-            never connected to first; ``"workload"``: the one with the fewest partitions; or a function.
-        brokers: At least one.
-        latency: Tells the seconds for an address, None where they are not known.
+        selection: ``"random"``; ``"latency"``, the broker with the fastest connect, brokers without one
+            first; ``"workload"``, the broker with the fewest partitions; or a function.
+        brokers: The brokers to choose from, at least one.
+        latency: Returns the connect time of an address in seconds, None if unknown.
 
     Raises:
-        UsageTypeError: The function returned something else than one of the brokers.
+        UsageTypeError: The function returned something other than one of the brokers.
     """
     if callable(selection):
         chosen = selection(tuple(brokers))

@@ -15,11 +15,11 @@ __all__ = ["BlockingMergedSubscription"]
 
 
 class BlockingMergedSubscription(BlockingMessageReader):
-    """The messages of every partition. Made by :meth:`BlockingClient.subscribe` with ``partition="all"``.
+    """Messages of several partitions. Made by :meth:`BlockingClient.subscribe` with ``partition="all"``.
 
-    As a :class:`BlockingSubscription`, but for the order: that of the offsets within a partition, any
-    between them. No partition holds the others up. It ends when all have ended; the first error of one ends
-    it.
+    Works as a :class:`BlockingSubscription`, except for the order: messages of one partition come in the
+    order of their offsets, those of different partitions in any order. A slow partition does not block the
+    others. Iteration ends when all partitions have ended; the first error of a partition ends it too.
     """
 
     _async: MergedSubscription
@@ -31,9 +31,9 @@ class BlockingMergedSubscription(BlockingMessageReader):
 
     @property
     def positions(self) -> dict[tuple[str, int], int | None]:
-        """By stream and partition, the offset that will be handed out next, or a later one.
+        """Offset of the next message, or a later one, by stream and partition; None while it is unknown.
 
-        None before that is known. A subscription that starts there goes on where this one is.
+        A subscription that starts at these offsets continues where this one is.
         """
         return self._portal.look(lambda: self._async.positions)
 
@@ -41,11 +41,11 @@ class BlockingMergedSubscription(BlockingMessageReader):
         """Subscribe to every partition; ``with`` does it.
 
         Raises:
-            LiftEnvelopeError: What :meth:`BlockingSubscription.open` raises.
+            LiftEnvelopeError: Any error of :meth:`BlockingSubscription.open`.
         """
         self._portal.call(self._async.open())
         return self
 
     def close(self) -> None:
-        """End the subscriptions. What was not handed out is dropped. Closing twice is fine."""
+        """End the subscriptions and drop messages that were not handed out. Closing twice is fine."""
         self._portal.end(self._async.close())

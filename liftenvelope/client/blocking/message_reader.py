@@ -26,29 +26,29 @@ class BlockingMessageReader(BlockingReader):
 
     @property
     def finished(self) -> bool:
-        """Whether everything was handed out, the read having come to its end or been closed."""
+        """True if the read has ended or was closed, and every message was handed out."""
         return self._async.finished
 
     def open(self) -> Self:
-        """Begin; ``with`` does it."""
+        """Open the reader; ``with`` does it."""
         self._portal.call(self._async.open())
         return self
 
     def close(self) -> None:
-        """End the read. What was not handed out is dropped. Closing twice is fine."""
+        """End the read and drop messages that were not handed out. Closing twice is fine."""
         self._portal.end(self._async.close())
 
     def next(self, timeout: float | None = None) -> Message | None:
         """Return the next message.
 
         Args:
-            timeout: Seconds to wait for it, None for as long as it takes.
+            timeout: Seconds to wait for the message; None, the default, for no limit.
 
         Returns:
-            The message. None if none came in time, or there will be no more: see :attr:`finished`.
+            The message. None if no message came in time, or the read has ended: see :attr:`finished`.
 
         Raises:
-            LiftEnvelopeError: What iterating would raise.
+            LiftEnvelopeError: Any error that iteration raises.
         """
         return self._portal.call(self._async.next(timeout))
 
@@ -56,15 +56,15 @@ class BlockingMessageReader(BlockingReader):
         """Iterate over lists of messages.
 
         Args:
-            max_messages: How many a list has at most.
-            max_wait: Seconds after the first message of a list that it waits for more.
+            max_messages: Maximum messages per list. Default 1,000.
+            max_wait: Seconds to wait for more messages after the first one of a list. Default 0.1.
 
         Yields:
-            Lists of at least one message. The last one may be shorter.
+            Lists of at least one message. The last list may be shorter.
 
         Raises:
-            UsageError: An argument makes no sense.
-            LiftEnvelopeError: What iterating would raise, after all messages that came before it.
+            UsageError: An argument is out of range.
+            LiftEnvelopeError: Any error that iteration raises, after all messages that came before the error.
         """
         return self._portal.iterate(self._async.batches(max_messages, max_wait))
 
@@ -72,16 +72,16 @@ class BlockingMessageReader(BlockingReader):
         """Iterate over Arrow record batches of messages. Needs the ``[arrow]`` extra.
 
         Args:
-            max_rows: How many rows a batch has at most.
-            max_wait: Seconds after the first message of a batch that it waits for more.
+            max_rows: Maximum rows per batch. Default 65,536.
+            max_wait: Seconds to wait for more messages after the first one of a batch. Default 1.
 
         Yields:
             Batches of at least one row, with the columns of :func:`liftenvelope.arrow.stored_batch`.
 
         Raises:
-            UsageError: An argument makes no sense.
+            UsageError: An argument is out of range.
             MissingExtraError: pyarrow is not installed.
-            LiftEnvelopeError: What iterating would raise, after all messages that came before it.
+            LiftEnvelopeError: Any error that iteration raises, after all messages that came before the error.
         """
         return self._portal.iterate(self._async.arrow_batches(max_rows, max_wait=max_wait))
 
