@@ -1,4 +1,4 @@
-"""Publish: one message and its ack, many in flight, whole iterables, and on NATS subjects."""
+"""Publishing: single messages, many in flight, whole iterables, and messages on NATS subjects."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _BY_KEY = KeyPartitioner()
 
 
 class _AckFuture(asyncio.Future[Any]):
-    """The ack of one message. Cancelling it gives the message up: it may be stored if it was sent."""
+    """Future of the ack of one message. Cancelling it gives the message up, which may be stored if sent."""
 
     def __init__(self, streams: PublishStreams, stream: str, retry: bool) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ class _AckFuture(asyncio.Future[Any]):
 
 @dataclass(slots=True)
 class _Outgoing:
-    """One message that is to be published, checked."""
+    """One message to publish, checked."""
 
     stream: str
     value: Any
@@ -101,11 +101,11 @@ class _Outgoing:
 
     @property
     def is_unary(self) -> bool:
-        """Whether PublishAsync can't do it: it confirms no NONE, and puts its own inbox in."""
+        """True if the message needs a unary call: PublishAsync never confirms NONE and sets its own inbox."""
         return self.ack_policy is AckPolicy.NONE or bool(self.ack_inbox)
 
     def request(self, partition: int, correlation_id: str | None) -> bytes:
-        """Return it as the API has it."""
+        """Return the encoded PublishRequest."""
         request = publish_request(
             self.stream,
             self.value,
@@ -121,7 +121,7 @@ class _Outgoing:
 
 
 class PublishMixin(ClientCore):
-    """The part of the client that publishes."""
+    """Publishing methods of the client."""
 
     def __init__(self, options: Options) -> None:
         super().__init__(options)
@@ -147,41 +147,42 @@ class PublishMixin(ClientCore):
         """Publish one message and wait for its ack.
 
         Args:
-            stream: Name of the stream. A paused one is woken.
-            value: The payload, any bytes-like.
-            key: Its key, any bytes-like.
-            headers: Names to bytes-like values. ``subject`` and ``reply`` are the server's.
-            partition: Number of the partition; it goes before ``partitioner``.
+            stream: Name of the stream. A paused partition is woken.
+            value: Payload, any bytes-like.
+            key: Key, any bytes-like.
+            headers: Names to bytes-like values. ``subject`` and ``reply`` are reserved for the server.
+            partition: Number of the partition; takes precedence over ``partitioner``.
             partitioner: ``"key"``, the default, for the CRC-32 (IEEE) of the key modulo the partitions;
                 ``"round_robin"`` for one partition after the other, counted by stream for this client; or a
                 function ``(key, value, partitions) -> partition``.
             ack_policy: When the server acks: LEADER (default), ALL, or NONE for never.
-            ack_inbox: A NATS subject of your own that gets the ack as well.
-            correlation_id: What the ack repeats. Default: a new one.
-            expected_offset: The offset that the message must get, on a stream with optimistic concurrency;
+            ack_inbox: A NATS subject of your own that gets the ack too.
+            correlation_id: Id that the ack repeats. Default: a new id.
+            expected_offset: Offset that the message must get, on a stream with optimistic concurrency;
                 -1, the default, for any.
             timeout: Seconds until the outcome must be known. Default: the client's ``ack_wait``.
-            retry_unacked: Whether to send it again when the broker was lost before the ack came: it may then
-                be stored twice. Default: not. With NONE or an ``ack_inbox`` it makes no difference.
+            retry_unacked: Whether to send the message again if the broker is lost before the ack came. The
+                message may then be stored twice. Default False. Has no effect with NONE or an ``ack_inbox``.
 
         Returns:
             The ack; None for the ack policy NONE.
 
         Raises:
-            NoSuchStreamError: There is no such stream.
-            NoSuchPartitionError: It has no such partition.
-            ReadonlyPartitionError: The partition takes no messages.
-            IncorrectOffsetError: The message would have got another offset than the expected one.
-            MessageTooLargeError: It is longer than the server replicates (1 MiB by default) or takes (4 MiB).
-            EnvelopeTooLargeError: A header name is longer than what the server survives.
-            PermissionDeniedError: The server does not let this client publish to the stream. If its ``sent``
-                is true the message may be stored.
-            PublishError: The server did not store it for another reason.
-            AckTimeoutError: No ack came in time. If its ``sent`` is true the message may be stored.
-            CallTimeoutError: No broker said in time which partitions the stream has. Nothing was sent.
-            TransportError: The broker was lost before the ack came. If its ``sent`` is true the message may
-                be stored.
-            UsageError: An argument makes no sense; nothing was sent.
+            NoSuchStreamError: The stream does not exist.
+            NoSuchPartitionError: The stream has no such partition.
+            ReadonlyPartitionError: The partition is read-only.
+            IncorrectOffsetError: The message would have got an offset other than the expected one.
+            MessageTooLargeError: The message is larger than the server replicates (1 MiB by default), or its
+                request is larger than the server accepts (4 MiB).
+            EnvelopeTooLargeError: A header name is so long that the server would crash on it.
+            PermissionDeniedError: The server does not let this client publish to the stream. If ``sent`` of
+                the error is true, the message may be stored.
+            PublishError: The server did not store the message for another reason.
+            AckTimeoutError: No ack came in time. If ``sent`` of the error is true, the message may be stored.
+            CallTimeoutError: No broker returned the partitions of the stream in time. Nothing was sent.
+            TransportError: The broker was lost before the ack came. If ``sent`` of the error is true, the
+                message may be stored.
+            UsageError: An argument is invalid. Nothing was sent.
 
         Example::
 
@@ -225,36 +226,36 @@ class PublishMixin(ClientCore):
     ) -> asyncio.Future[Ack | None]:
         """Publish one message without waiting for its ack.
 
-        It waits where too much is on its way: for a place among those without an ack, and for the transport.
-        Messages for one partition are stored in the order of the calls.
+        The call applies backpressure: it waits while ``max_outstanding`` messages have no outcome, or while
+        the transport is behind. Messages for one partition are stored in the order of the calls.
 
         Args:
-            stream: This and the others as in :meth:`publish`.
-            value: The payload, any bytes-like.
-            key: Its key.
+            stream: Name of the stream. All arguments but ``max_outstanding`` are as in :meth:`publish`.
+            value: Payload, any bytes-like.
+            key: Key, any bytes-like.
             headers: Names to bytes-like values.
             partition: Number of the partition.
-            partitioner: What chooses it.
+            partitioner: Choice of the partition.
             ack_policy: When the server acks.
-            ack_inbox: A NATS subject of your own that gets the ack as well.
-            correlation_id: What the ack repeats.
-            expected_offset: The offset that the message must get.
+            ack_inbox: A NATS subject of your own that gets the ack too.
+            correlation_id: Id that the ack repeats.
+            expected_offset: Offset that the message must get.
             timeout: Seconds until the outcome must be known, from this call on. Default: the client's
                 ``ack_wait``.
-            retry_unacked: Whether it may be sent again, and so perhaps stored twice.
-            max_outstanding: How many messages of this client may be without an outcome. Default 10,000.
+            retry_unacked: Whether the message may be sent again, and so perhaps stored twice.
+            max_outstanding: Maximum messages of this client without an outcome. Default 10,000.
 
         Returns:
-            A future of the ack, or of None for the ack policy NONE. It ends with the errors of
-            :meth:`publish`, at the timeout at the latest. Cancelling it gives the message up: if it was sent
-            it may be stored all the same.
+            A future of the ack, or of None for the ack policy NONE. The future raises the errors of
+            :meth:`publish`, at the timeout at the latest. Cancelling the future gives the message up; a
+            message that was sent may be stored all the same.
 
         Raises:
-            NoSuchStreamError: There is no such stream.
-            NoSuchPartitionError: It has no such partition.
+            NoSuchStreamError: The stream does not exist.
+            NoSuchPartitionError: The stream has no such partition.
             PermissionDeniedError: The server does not let this client publish to the stream.
-            AckTimeoutError: No place was free in time. Nothing was sent.
-            UsageError: An argument makes no sense; nothing was sent.
+            AckTimeoutError: The backpressure did not end in time. Nothing was sent.
+            UsageError: An argument is invalid. Nothing was sent.
 
         Example::
 
@@ -302,25 +303,26 @@ class PublishMixin(ClientCore):
             stream: Name of the stream.
             messages: An iterable or async iterable, which may be endless, of values, of ``(key, value)``, of
                 :class:`OutgoingMessage`, or of :class:`Message` (its value, key and headers).
-            max_in_flight: How many may be without an ack; in a loop over the acks, how many may be without
+            max_in_flight: Maximum messages without an ack; in a loop over the acks, how many may be without
                 one or not fetched. Default 1,000.
-            partition: Number of the partition, where a message names none.
-            partitioner: What chooses it otherwise, as in :meth:`publish`.
+            partition: Number of the partition for messages that name none.
+            partitioner: Choice of the partition for messages without one, as in :meth:`publish`.
             ack_policy: When the server acks: LEADER (default) or ALL. NONE has no acks to wait for.
             timeout: Seconds for each message, from when it is taken. Default: the client's ``ack_wait``.
-            retry_unacked: Whether to send again what had no ack when a broker was lost: it may then be stored
-                twice, and after later ones. Default: such a message fails, as its outcome is unknown.
-            on_error: ``"raise"``, the default: after a failure no more messages are taken, and when all that
-                was taken has an outcome, the error of the first failure is raised, with the ``summary`` in
-                it. ``"collect"``: go on, and have failures in the summary.
+            retry_unacked: Whether to send messages without an ack again if their broker is lost. They may
+                then be stored twice, and after later messages. Default False: such messages fail, because
+                their outcome is unknown.
+            on_error: ``"raise"``, the default: take no more messages after a failure. When every message
+                taken has an outcome, raise the error of the first failure, with the ``summary`` in it.
+                ``"collect"``: continue, and return the failures in the summary.
 
         Returns:
             What to await for the :class:`PublishSummary`, or to iterate over for ``(index, ack)`` in the
-            order of the input. An error of the iterable or the partitioner is raised when all that was taken
+            order of the input. An error of the iterable or the partitioner is raised when every message taken
             has an outcome.
 
         Raises:
-            UsageError: An argument makes no sense; it is named.
+            UsageError: An argument is invalid. The error names the argument.
 
         Example::
 
@@ -359,31 +361,31 @@ class PublishMixin(ClientCore):
         correlation_id: str | None = None,
         timeout: float | None = None,
     ) -> Ack | None:
-        """Publish on a NATS subject, for whichever streams record it, and wait for the first ack.
+        """Publish on a NATS subject, for all streams that record the subject, and wait for the first ack.
 
-        The server checks nothing: where no stream records the subject, or the partition is paused or
-        read-only, no ack comes. On a stream with optimistic concurrency it works for the first message only.
+        The server makes no checks: if no stream records the subject, or the partition is paused or read-only,
+        no ack comes. On a stream with optimistic concurrency only the first message is stored.
 
         Args:
             subject: The subject, without wildcards. Partition i > 0 of a stream records ``subject.i``.
-            value: The payload, any bytes-like.
-            key: Its key.
+            value: Payload, any bytes-like.
+            key: Key, any bytes-like.
             headers: Names to bytes-like values.
-            ack_policy: When the server acks.
-            ack_inbox: A NATS subject of your own that gets the ack as well.
-            correlation_id: What the ack repeats.
-            timeout: Seconds for the ack. Default: the client's ``ack_wait``.
+            ack_policy: When the server acks: LEADER (default), ALL, or NONE for never.
+            ack_inbox: A NATS subject of your own that gets the ack too.
+            correlation_id: Id that the ack repeats. Default: a new id.
+            timeout: Seconds to wait for the ack. Default: the client's ``ack_wait``.
 
         Returns:
             The ack; None for the ack policy NONE.
 
         Raises:
-            PublishError: Or its subclass: the ack says that the message was not stored.
-            MessageTooLargeError: It is longer than the server replicates or takes.
+            PublishError: The ack says that the message was not stored. Subclasses name the reason.
+            MessageTooLargeError: The message is larger than the server replicates or accepts.
             PermissionDeniedError: The server does not let this client publish on the subject.
-            AckTimeoutError: No ack came in time. If its ``sent`` is true the message may be stored.
-            TransportError: The broker was lost. If its ``sent`` is true the message may be stored.
-            UsageError: An argument makes no sense; nothing was sent.
+            AckTimeoutError: No ack came in time. If ``sent`` of the error is true, the message may be stored.
+            TransportError: The broker was lost. If ``sent`` of the error is true, the message may be stored.
+            UsageError: An argument is invalid. Nothing was sent.
         """
         check_publish_subject(subject)
         check_headers(headers)
@@ -408,9 +410,9 @@ class PublishMixin(ClientCore):
         return ack
 
     async def flush(self) -> None:
-        """Wait until every message that was published until now has an outcome: its ack, or an error.
+        """Wait until every message published before this call has an outcome: its ack, or an error.
 
-        That takes no longer than the timeout of the last one.
+        The wait takes no longer than the timeout of the last message.
         """
         self._check_loop()
         await self._publishing.flush()
@@ -433,7 +435,7 @@ class PublishMixin(ClientCore):
         return given if not callable(given) else CustomPartitioner(given)
 
     async def _choose(self, message: _Outgoing, deadline: Deadline) -> int:
-        """Return the partition of a message, which exists."""
+        """Choose the partition of a message. A partition given by the caller is checked to exist."""
         info = await self._publishing.partition_info(message.stream, deadline, message.partition)
         if message.partition is not None:
             return message.partition
@@ -452,14 +454,14 @@ class PublishMixin(ClientCore):
             raise AckTimeoutError(text, "", False) from exc
 
     async def _publish_piped(self, message: _Outgoing, deadline: Deadline) -> asyncio.Future[Any]:
-        """Send a message by the publish stream of its partition's leader."""
+        """Send a message on the publish stream of its partition's leader."""
         streams, stream = self._publishing, message.stream
         partition = await self._choose(message, deadline)
         lane = streams.pinned(stream, partition)
         if lane is None:
             info = await streams.partition_info(stream, deadline, partition)
             lane = await streams.pin(info, partition, deadline)
-        # Nothing is awaited from here on: the id is free until it is used, and calls keep their order.
+        # No await from here on: otherwise another call could take the id, or overtake this message.
         correlation_id = streams.new_id(message.correlation_id)
         request = message.request(partition, correlation_id)
         future = _AckFuture(streams, stream, message.retry)
@@ -485,7 +487,7 @@ class PublishMixin(ClientCore):
     async def _publish_call(
         self, method: str, data: bytes, deadline: Deadline, about: str, correlation_id: str
     ) -> bytes:
-        """Make a unary call that publishes: never again once it may have been done."""
+        """Make a unary publish call. It is never repeated once the server may have stored the message."""
         try:
             answer = await self._cluster.call(method, data, self._cluster.any_broker, deadline, about)
         except LiftEnvelopeError as exc:

@@ -1,13 +1,13 @@
-"""Where the places of a partition are, asked of its leader without reading what is there.
+"""Lookup of start offsets: asks a partition's leader without reading messages.
 
-A subscription whose stop lies before every start is refused, and the refusal names the offset that its start
-was resolved to. So a stop of -2 turns ``Subscribe`` into a question. It is needed where servers go wrong:
+The server refuses a subscription whose stop lies before its start, and the refusal names the offset that the
+start was resolved to. A subscription with the stop -2 is therefore a lookup. It works around two server bugs:
 
-- While the newest segment of a log is empty, because it was begun and nothing came since, every start by time
-  is resolved to the end of the log (the lookup's end of file comes out as "later than everything"), so that
-  messages that are there would be skipped without a word. Then the offset is searched for by reading.
-- A partition from which retention has removed everything has a newest offset and no message. A read up to
-  that offset would wait for the next message that is published.
+- If the newest segment of a log is new and still empty, the server resolves every start by time to the end of
+  the log (it takes the end of file in its lookup for "later than everything"). A read would silently skip
+  messages. In that case the offset is found by a binary search that reads single messages.
+- If retention has removed all messages of a partition, the partition has a newest offset and no message. A
+  read up to that offset would wait for the next message that is published.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ if TYPE_CHECKING:
 
 __all__ = ["StartLookup"]
 
-# Before every start, and not -1, which servers take for no stop at all.
+# Stop offset before every start. Not -1, which servers treat as no stop.
 _BEFORE_ALL: Final = -2
-# How long an answer may take to come.
+# Seconds to wait for the first answer to a subscription.
 _PEEK_TIMEOUT: Final = 2.0
-# How long nothing must come where no message is; twice, with an answer to another question between: a server
-# that stands still is silent as well.
+# Seconds of silence that show that there is no message. The lookup waits for two of them, with an answered
+# call after each, because a stalled server is silent too.
 _SILENCE: Final = 1.0
 
 
 class StartLookup:
-    """Questions to the leader of one partition. What can't be found out is None."""
+    """Offset lookups at the leader of one partition. A result is None if it can't be found out."""
 
     def __init__(self, cluster: Cluster, stream: str, partition: int, deadline: Deadline) -> None:
         self._cluster = cluster
@@ -50,11 +50,11 @@ class StartLookup:
         self._deadline = deadline
 
     async def at_time(self, time_ns: int, newest: int) -> int | None:
-        """Return where the first message is that is not older; the offset after the newest if there is none.
+        """Return the offset of the first message at or after a time; the newest offset + 1 if there is none.
 
         Args:
-            time_ns: The time, in ns since 1970.
-            newest: The newest offset of the partition.
+            time_ns: Time in ns since 1970.
+            newest: Newest offset of the partition.
         """
         found = await self._resolve(api_pb2.TIMESTAMP, time_ns)
         if found is None or found <= newest or newest < 0:
@@ -65,27 +65,27 @@ class StartLookup:
         return None if oldest is None else await self._search(time_ns, oldest, newest)
 
     async def is_empty(self, stop: int, newest: int) -> bool:
-        """Return whether no message is left up to an offset, of a partition that has none to send.
+        """Return True if no message is left up to an offset, in a partition that sends none.
 
         Args:
             stop: The offset.
-            newest: The newest offset of the partition, not lower.
+            newest: Newest offset of the partition, ``stop`` or higher.
         """
         oldest = await self._resolve(api_pb2.EARLIEST)
         if oldest is None or oldest > stop:
             return oldest is not None
-        # Of an empty log, servers say that it begins at 0, and know no times.
+        # For an empty log, servers name 0 as the oldest offset, and resolve no times.
         if oldest > 0 or await self._times_work(newest):
             return False
         return await self._peek(0, 0) is None
 
     async def _times_work(self, newest: int) -> bool:
-        """Whether a start by time can be trusted: the beginning of time must not be the end of the log."""
+        """Return True if starts by time are reliable: time 0 must not be resolved to the end of the log."""
         first = await self._resolve(api_pb2.TIMESTAMP, 0)
         return first is None or first <= newest
 
     async def _search(self, time_ns: int, low: int, newest: int) -> int:
-        """Search by halves for the first message that is not older."""
+        """Find the first message at or after a time by binary search."""
         high = newest + 1
         while low < high:
             middle = (low + high) // 2
@@ -110,10 +110,10 @@ class StartLookup:
         return None
 
     async def _peek(self, offset: int, stop: int) -> Message | None:
-        """Return the message at an offset, or the next one that there is up to another offset.
+        """Return the message at an offset, or else the next one up to ``stop``; None if there is none.
 
         Raises:
-            CallTimeoutError, TransportError: Whether there is one could not be found out in time.
+            CallTimeoutError, TransportError: The broker gave no clear answer in time.
         """
         request = self._request(stop)
         request.startPosition, request.startOffset = api_pb2.OFFSET, offset
@@ -140,11 +140,11 @@ class StartLookup:
         )
 
     async def _listen(self, request: api_pb2.SubscribeRequest) -> bytes | None:
-        """Return the first message of a subscription; None if nothing comes though the server answers."""
+        """Return the first message of a subscription; None if none comes while the server answers calls."""
         async with self._subscription(request) as call:
             try:
                 async with asyncio.timeout(min(_PEEK_TIMEOUT, self._deadline.left)):
-                    await anext(call, None)  # empty: the subscription stands
+                    await anext(call, None)  # empty first message: the subscription is established
             except TimeoutError:
                 text = f"the subscription did not stand within {_PEEK_TIMEOUT} s"
                 raise RpcError(StatusCode.DEADLINE_EXCEEDED, text) from None
@@ -156,7 +156,7 @@ class StartLookup:
             return None
 
     async def _ask(self) -> None:
-        """Have the server answer something."""
+        """Make a call to the leader, which raises if the server does not answer."""
         asked = api_pb2.FetchPartitionMetadataRequest(stream=self._stream, partition=self._partition)
         leader = self._cluster.leader_of(self._stream, self._partition)
         about = f"{self._stream}[{self._partition}]"
@@ -165,7 +165,7 @@ class StartLookup:
         )
 
     async def _first(self, request: api_pb2.SubscribeRequest) -> None:
-        """Take the first answer to a subscription. A refusal is raised; nothing is, if none comes in time."""
+        """Wait for the first answer to a subscription. Raises a refusal; returns if none comes in time."""
         async with self._subscription(request) as call:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(min(_PEEK_TIMEOUT, self._deadline.left)):

@@ -1,4 +1,4 @@
-"""Streams: create, delete, pause, make read-only; and what the cluster says of them."""
+"""Stream methods of the client: create, delete, pause, make read-only, fetch metadata."""
 
 from __future__ import annotations
 
@@ -17,18 +17,19 @@ from liftenvelope.rpc.status import StatusCode
 
 __all__ = ["MAX_REPLICATION", "StreamsMixin", "check_partitions", "check_subject"]
 
-#: As a stream's ``replication_factor``: every broker of the cluster holds each partition.
+#: ``replication_factor`` for a replica of each partition on every broker of the cluster.
 MAX_REPLICATION: Final = -1
-# Characters that NATS has no place for in a subject.
+# Characters that NATS does not allow in a subject.
 _BAD_IN_SUBJECT: Final = frozenset(" \t\r\n\f\0")
-# A NATS server cuts a connection off at a line of more than 4,096 bytes, and a Liftbridge server does not
-# connect again: it dies, or takes no message of anybody. Subject and queue group stand on one line.
+# Bytes of a subject or queue group; both stand on one line of the NATS protocol. A NATS server closes a
+# connection at a line of more than 4,096 bytes. A Liftbridge server then does not reconnect: it exits, or
+# accepts no messages any more.
 _LONGEST_SUBJECT: Final = 2000
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Settings:
-    """What may be left to the server, in the units of the caller. None: as the server is configured."""
+    """Optional settings of a new stream, in the units of the caller. None keeps the server's setting."""
 
     retention_max_bytes: int | None
     retention_max_messages: int | None
@@ -70,16 +71,17 @@ def _integer(name: str, value: object, bits: int) -> int:
 
 
 def _wire_value(name: str, value: object) -> int | bool:
-    """A setting in the units of the API: times in milliseconds, rounded up so that a short one is not 0."""
+    """Return a setting in the API's units: times in milliseconds, rounded up because 0 means no limit."""
     if name in _FLAGS:
         if not isinstance(value, bool):
             raise UsageTypeError(f"{name} must be True, False or None, not {value!r}")
         return value
     if name in _SECONDS:
-        # Too many are refused below.
+        # check_settings refuses values that are too large.
         milliseconds = min(check_seconds(name, value, zero=True) * 1000, 2.0**63)  # type: ignore[arg-type]
         nearest = round(milliseconds)
-        # 16.1 s are 16100.000000000002 ms in floats, and not 16101; 8464247.89 s are 8464247890.000001.
+        # Undo float errors before rounding up: 16.1 s are 16100.000000000002 ms as a float and must not
+        # become 16101 ms; 8464247.89 s are 8464247890.000001 ms.
         if nearest and math.isclose(milliseconds, nearest, rel_tol=5e-16, abs_tol=1e-6):
             return nearest
         return math.ceil(milliseconds)
@@ -95,21 +97,22 @@ def _put_settings(request: api_pb2.CreateStreamRequest, settings: _Settings) -> 
         if not isinstance(wire, bool):
             check_settings({_field_name(name): wire})
         getattr(request, _field_name(name)).value = wire
-        # A default value inside a message that is there says 0, not "as configured".
+        # Assigning 0, the default, does not mark the wrapper as present, and an absent wrapper stands for the
+        # server's configuration.
         getattr(request, _field_name(name)).SetInParent()
 
 
 def check_subject(subject: str, name: str = "subject") -> str:
-    """Return a NATS subject that a stream can record.
+    """Check a NATS subject that a stream can record and return it.
 
     Args:
         subject: The subject.
-        name: What the caller calls it.
+        name: Name of the argument, for the text of errors.
 
     Raises:
-        UsageError: It is empty, too long for NATS, or has an empty part or a character that NATS has no place
-            for.
-        UsageTypeError: It is not a str.
+        UsageError: The subject is empty, too long for NATS, or has an empty part or a character that NATS
+            does not allow.
+        UsageTypeError: The subject is not a str.
     """
     _check_length(check_text(name, subject), name)
     if not all(subject.split(".")) or not _BAD_IN_SUBJECT.isdisjoint(subject):
@@ -126,11 +129,11 @@ def _check_length(text: str, name: str) -> None:
 
 
 def _check_recorded(subject: str, partitions: int) -> str:
-    """Return a subject of which every partition's can be recorded.
+    """Check that every partition of a stream can record its own subject, and return the stream's subject.
 
     Raises:
-        UsageError: It is none; or partition 1 would record ``foo.>.1``, at which NATS cuts the server off,
-            and with it every stream that the server records.
+        UsageError: The subject is invalid. Or partition 1 would record a subject such as ``foo.>.1``: NATS
+            then closes the server's connection, and all streams of the server stop recording.
     """
     parts = check_subject(subject).split(".")
     if ">" in parts[:-1]:
@@ -156,18 +159,18 @@ def _names(name: str, values: Sequence[str]) -> list[str]:
 
 
 def check_partitions(partitions: Iterable[int] | None) -> list[int]:
-    """Return numbers of partitions, each once and in order; none for all of them.
+    """Return numbers of partitions, sorted and without duplicates; an empty list for None, which means all.
 
     Raises:
-        UsageError: There are none, or one can't be.
-        UsageTypeError: They are no ints.
+        UsageError: There is no number, or a number is invalid.
+        UsageTypeError: A number is not an int.
     """
     if partitions is None:
         return []
     if not isinstance(partitions, Iterable):
         raise UsageTypeError(f"partitions must be numbers of partitions, not {partitions!r}")
     numbers = sorted({check_partition(number) for number in partitions})
-    if not numbers:  # which would ask for all of them
+    if not numbers:  # the API treats an empty list as all partitions
         raise UsageError(f"partitions={partitions!r}: expected at least one, or None for all")
     return numbers
 
@@ -185,7 +188,7 @@ def _at_least_one(name: str, value: int) -> int:
 
 
 class StreamsMixin(ClientCore):
-    """The part of the client that has to do with streams as a whole."""
+    """Methods of the client for whole streams."""
 
     async def create_stream(
         self,
@@ -210,40 +213,42 @@ class StreamsMixin(ClientCore):
         encryption: bool | None = None,
         timeout: float | None = None,
     ) -> None:
-        """Create a stream: a durable log that records what is published on a NATS subject.
+        """Create a stream: a durable log that records the messages on a NATS subject.
 
-        Settings that are None are as the server is configured; 0 is no limit. Names and settings that would
-        kill a Liftbridge server, some of them for good, are refused here.
+        A setting of None keeps the server's configuration; 0 means no limit. Names and settings that would
+        crash a Liftbridge server, some of them permanently, are refused here.
 
         Args:
-            subject: What to record. Partition 0 records the subject itself, partition i > 0 ``subject.i``;
-                another stream whose subject covers those records the messages as well.
-            name: By which the stream is known.
-            group: NATS queue group that the partitions join: of several streams with the same subject and
-                group, one gets each message. Empty for none.
-            partitions: How many.
-            replication_factor: How many brokers hold each partition; ``MAX_REPLICATION`` for all.
-            retention_max_bytes: Bytes that a partition keeps, oldest segments go first.
+            subject: NATS subject to record. Partition 0 records the subject itself, partition i > 0
+                ``subject.i``. Other streams whose subjects cover these record the same messages.
+            name: Name of the stream.
+            group: NATS queue group of the partitions; empty, the default, for none. Each message goes to one
+                of the streams with the same subject and group.
+            partitions: Number of partitions. Default 1.
+            replication_factor: Number of brokers that hold each partition. Default 1; ``MAX_REPLICATION`` for
+                all.
+            retention_max_bytes: Bytes that a partition keeps. The oldest segments are removed first.
             retention_max_messages: Messages that a partition keeps.
             retention_max_age: Seconds that a message is kept.
-            cleaner_interval: Seconds between looks for what can go.
-            segment_max_bytes: Bytes after which a segment of the log is full; what can go, goes by segments.
+            cleaner_interval: Seconds between runs of the cleaner, which removes segments.
+            segment_max_bytes: Bytes after which a segment of the log is full. Retention removes whole
+                segments.
             segment_max_age: Seconds after which a segment is full.
-            compact_enabled: Keep only the last message of each key, of full segments.
-            compact_max_goroutines: How many workers that may take.
+            compact_enabled: Keep only the last message of each key, in full segments.
+            compact_max_goroutines: Maximum workers for compaction.
             auto_pause_time: Seconds without a message after which a partition is paused.
-            auto_pause_disable_if_subscribers: Not while somebody is subscribed.
-            min_isr: How many replicas must be in sync for a message with ``AckPolicy.ALL``.
-            optimistic_concurrency: Refuse messages whose expected offset is not the one that they would get.
-            encryption: Encrypt values on disk. The server needs its key.
-            timeout: Seconds for all of it; default: the client's.
+            auto_pause_disable_if_subscribers: Do not pause a partition that has subscribers.
+            min_isr: Number of replicas that must be in sync for a message with ``AckPolicy.ALL``.
+            optimistic_concurrency: Refuse a message if its expected offset is not the next offset.
+            encryption: Encrypt values on disk. The server must have a key.
+            timeout: Seconds for the whole call. Default: the client's ``timeout``.
 
         Raises:
-            StreamExistsError: There is a stream of that name already.
-            UsageError: An argument makes no sense, or would break the server; it is named.
-            ServerError: The server refused it, with code INVALID_ARGUMENT for a bad subject or replication
-                factor.
-            CallTimeoutError: No answer came: the stream may exist, now or soon.
+            StreamExistsError: A stream with this name exists already.
+            UsageError: An argument is invalid or would break the server. The error names the argument.
+            ServerError: The server refused the request, with code INVALID_ARGUMENT for a bad subject or
+                replication factor.
+            CallTimeoutError: No answer came in time. The stream may exist now or soon.
             TransportError: No broker could be reached.
 
         Example:
@@ -289,21 +294,22 @@ class StreamsMixin(ClientCore):
         self._cluster.forget(request.name)
         if answer is not None:
             return
-        # An attempt whose answer was lost came before. It was ours if what there is, is what we asked for.
+        # The stream exists, and the answer to an earlier attempt was lost. That attempt created the stream if
+        # subject and number of partitions are the requested ones.
         found = await self._cluster.stream(request.name, deadline, refresh=True)
         if found.subject != request.subject or len(found.partitions) != request.partitions:
             raise StreamExistsError(StatusCode.ALREADY_EXISTS, f"{about}: there is another one of that name")
 
     async def delete_stream(self, name: str, *, timeout: float | None = None) -> None:
-        """Delete a stream and all that it holds.
+        """Delete a stream and all its messages.
 
         Args:
-            name: Its name.
-            timeout: Seconds for all of it; default: the client's.
+            name: Name of the stream.
+            timeout: Seconds for the whole call. Default: the client's ``timeout``.
 
         Raises:
-            NoSuchStreamError: There is none.
-            CallTimeoutError: No answer came: it may be gone, now or soon.
+            NoSuchStreamError: The stream does not exist.
+            CallTimeoutError: No answer came in time. The stream may be deleted now or soon.
             TransportError: No broker could be reached.
         """
         request = api_pb2.DeleteStreamRequest(name=check_stream(name))
@@ -321,21 +327,21 @@ class StreamsMixin(ClientCore):
         resume_all: bool = False,
         timeout: float | None = None,
     ) -> None:
-        """Have partitions let go of their files and of their NATS subscription until they are needed again.
+        """Pause partitions: they close their files and their NATS subscriptions until they are woken.
 
-        A publish through this client wakes a partition, and so does a subscription with ``resume=True``. What
-        is published straight on NATS in the meantime is lost.
+        A publish through this client wakes a partition, and so does a subscription with ``resume=True``.
+        Messages that are published directly on NATS in the meantime are lost.
 
         Args:
             name: Name of the stream.
-            partitions: Numbers of its partitions, None for all.
-            resume_all: Whether a publish to one of them wakes them all.
-            timeout: Seconds for all of it; default: the client's.
+            partitions: Numbers of the partitions; None, the default, for all.
+            resume_all: Whether a publish to one of the partitions wakes all of them. Default False.
+            timeout: Seconds for the whole call. Default: the client's ``timeout``.
 
         Raises:
-            NoSuchStreamError: There is no such stream.
-            NoSuchPartitionError: It has no such partition.
-            CallTimeoutError: No answer came: they may be paused, now or soon.
+            NoSuchStreamError: The stream does not exist.
+            NoSuchPartitionError: The stream has no such partition.
+            CallTimeoutError: No answer came in time. The partitions may be paused now or soon.
             TransportError: No broker could be reached.
         """
         numbers = check_partitions(partitions)
@@ -353,20 +359,20 @@ class StreamsMixin(ClientCore):
         readonly: bool = True,
         timeout: float | None = None,
     ) -> None:
-        """Have partitions refuse messages, or take them again.
+        """Make partitions read-only, or writable again. A read-only partition refuses messages.
 
-        Subscriptions to a read-only partition end once they have read all of it.
+        Subscriptions to a read-only partition end at its last message.
 
         Args:
             name: Name of the stream.
-            partitions: Numbers of its partitions, None for all.
-            readonly: Whether to refuse.
-            timeout: Seconds for all of it; default: the client's.
+            partitions: Numbers of the partitions; None, the default, for all.
+            readonly: True, the default, for read-only; False for writable.
+            timeout: Seconds for the whole call. Default: the client's ``timeout``.
 
         Raises:
-            NoSuchStreamError: There is no such stream.
-            NoSuchPartitionError: It has no such partition.
-            CallTimeoutError: No answer came: it may be done, now or soon.
+            NoSuchStreamError: The stream does not exist.
+            NoSuchPartitionError: The stream has no such partition.
+            CallTimeoutError: No answer came in time. The change may take effect now or soon.
             TransportError: No broker could be reached.
         """
         numbers = check_partitions(partitions)
@@ -383,18 +389,18 @@ class StreamsMixin(ClientCore):
         groups: Sequence[str] = (),
         timeout: float | None = None,
     ) -> Metadata:
-        """Ask the cluster what it knows of brokers, streams and consumer groups.
+        """Fetch the metadata of brokers, streams and consumer groups from the cluster.
 
-        It always asks a server; where that does not know all of what is asked, as happens in a young cluster,
-        it asks others as well and puts together what they say.
+        The call never answers from a cache. If a broker does not know everything that is requested, as in a
+        new cluster, the call asks other brokers too and merges their answers.
 
         Args:
             streams: Names of streams; None, the default, for all.
-            groups: Names of consumer groups. Servers list none by themselves.
-            timeout: Seconds for all of it; default: the client's.
+            groups: Names of consumer groups. Servers list no groups that are not named.
+            timeout: Seconds for the whole call. Default: the client's ``timeout``.
 
         Returns:
-            What there is. A stream or group that does not exist is left out.
+            The metadata, without streams and groups that do not exist.
 
         Raises:
             CallTimeoutError: No broker answered in time.
@@ -412,15 +418,16 @@ class StreamsMixin(ClientCore):
         Args:
             stream: Name of the stream.
             partition: Number of the partition.
-            timeout: Seconds for all of it; default: the client's.
+            timeout: Seconds for the whole call. Default: the client's ``timeout``.
 
         Returns:
-            The partition, with its high watermark and newest offset as the leader sees them.
+            The state of the partition, with the leader's high watermark and newest offset.
 
         Raises:
-            NoSuchStreamError: There is no such stream.
-            NoSuchPartitionError: It has no such partition.
-            NotLeaderError: It had no leader in all that time: it is paused, or its brokers are down.
+            NoSuchStreamError: The stream does not exist.
+            NoSuchPartitionError: The stream has no such partition.
+            NotLeaderError: The partition had no leader in all that time: the partition is paused, or its
+                brokers are down.
             CallTimeoutError: The leader did not answer in time.
             TransportError: No broker could be reached.
         """

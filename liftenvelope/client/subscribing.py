@@ -1,4 +1,4 @@
-"""Reading: the part of the client that makes subscriptions."""
+"""Reading methods of the client: make subscriptions."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ __all__ = ["SubscribeMixin"]
 def _wanted(
     partition: int | Literal["all"], partitions: Literal["all"] | Iterable[int] | None
 ) -> int | list[int] | None:
-    """Return which partitions are to be read: one, several, or None for all.
+    """Return the partitions to read: one number, a list, or None for all.
 
     Raises:
-        UsageError: They can't be, or both were given.
-        UsageTypeError: One is not a number.
+        UsageError: A number is invalid, or both arguments were given.
+        UsageTypeError: A number is not an int.
     """
     if partitions is None:
         return None if partition == "all" else check_partition(partition)
@@ -44,7 +44,7 @@ def _wanted(
 
 
 class SubscribeMixin(CursorsMixin):
-    """The part of the client that reads."""
+    """Reading methods of the client."""
 
     @overload
     def subscribe(
@@ -97,31 +97,32 @@ class SubscribeMixin(CursorsMixin):
         resume: bool = False,
         reverse: bool = False,
     ) -> Subscription | MergedSubscription:
-        """Make a subscription: a read of one partition, of several, or of all. ``async with`` opens it.
+        """Make a subscription: a read of one, several or all partitions. ``async with`` opens it.
 
         Args:
             stream: Name of the stream.
-            partition: Number of the partition, or ``"all"``.
-            partitions: ``"all"``, or the numbers of several, to have their messages come in one; instead of
-                ``partition``.
-            start: Where to begin: ``"new"`` (the default) after the newest message, ``"earliest"``,
-                ``"latest"`` at the newest message; an offset, whose message need not be there yet; a
-                :class:`~datetime.datetime` or :class:`Timestamp`, at the first message not older; a
-                :class:`~datetime.timedelta`, that long ago; or a :class:`Cursor`, after its message. With
-                ``reverse``: ``"latest"`` (the default) or an offset.
-            stop: Where to end: None for never, ``"latest"`` after what is the newest message when it begins
-                (at once where there is none); an offset; or a time that has passed. The message there is
-                still read. With ``reverse``: the lowest offset, or the earliest time, that is read.
-            read_isr_replica: Whether any replica in sync may serve it, not the leader alone. It may lag.
-            resume: Whether to wake the partition if it is paused.
+            partition: Number of the partition, or ``"all"``. Default 0.
+            partitions: ``"all"``, or the numbers of several partitions to merge into one subscription;
+                instead of ``partition``.
+            start: Start of the read. ``"new"`` (the default): after the newest message. ``"earliest"``: at
+                the oldest message. ``"latest"``: at the newest message. An offset: at that message, which may
+                not exist yet. A :class:`~datetime.datetime` or :class:`Timestamp`: at the first message at or
+                after that time. A :class:`~datetime.timedelta`: that long ago. A :class:`Cursor`: after the
+                cursor's message. With ``reverse``: ``"latest"`` (the default) or an offset.
+            stop: End of the read, inclusive. None (the default): no end. ``"latest"``: at the message that is
+                the newest one when the read begins, or at once if there is none. An offset, or a time in the
+                past. With ``reverse``: the lowest offset, or the earliest time, to read.
+            read_isr_replica: Whether any in-sync replica may serve the read. Replicas may lag behind the
+                leader. Default False: the leader only.
+            resume: Whether to wake the partition if it is paused. Default False.
             reverse: Whether to read from newer to older messages. Needs a Liftbridge server from 2026 on.
 
         Returns:
-            The subscription, not open yet: a :class:`Subscription` of one partition by ``partition``, else a
+            The subscription, not open yet: a :class:`Subscription` for one ``partition``, else a
             :class:`MergedSubscription`.
 
         Raises:
-            UsageError: An argument makes no sense; it is named.
+            UsageError: An argument is invalid. The error names the argument.
 
         Example:
             >>> import asyncio, liftenvelope
@@ -166,7 +167,7 @@ class SubscribeMixin(CursorsMixin):
     def _subscribe_for_group(
         self, stream: str, partition: int, start: Start, group: GroupIdentity, *, resume: bool = False
     ) -> Subscription:
-        """Make the subscription of a consumer group's member, which another member's can end."""
+        """Make a subscription for a consumer group member. A subscription of another member can end it."""
         start_at = parse_start(start, time.time_ns())
         assert start_at.at is not At.CURSOR
         return Subscription(

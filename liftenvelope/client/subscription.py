@@ -1,4 +1,14 @@
-"""Subscriptions: messages of a stream's partitions, over as many connections as it takes."""
+"""Subscription: a read of one partition that survives lost connections.
+
+:class:`~liftenvelope.client.partition_read.PartitionRead` holds the state of the read; this module makes its
+calls. At most one call is open. When it ends, ``_recovery`` runs one task that makes the next call or fails:
+
+- ``FINISHED``: the read is over.
+- ``GO_ON``: make another call at once, but only once without a message in between; then as ``LOST``.
+- ``LOST``, ``CLOSED``: try again with growing pauses for ``resubscribe_wait`` seconds. Before messages are
+  handed on again, the partition is checked for lost messages.
+- an error: raise it.
+"""
 
 from __future__ import annotations
 
@@ -44,38 +54,40 @@ if TYPE_CHECKING:
 
 __all__ = ["Subscription"]
 
-#: Seconds that the server has for the message that says that a subscription stands.
+#: Seconds to wait for the empty message with which the server confirms a subscription.
 _HANDSHAKE_TIMEOUT: Final = 5.0
-# How many more answers a read that is to end at the newest message gives it to be committed, and the pause
-# before each. Not seconds: a server that stands still commits nothing, and answers nothing.
+# Polls to wait for the newest message to commit, and the seconds before each. Counted in answers, not in
+# seconds, because a stalled server neither commits nor answers.
 _COMMIT_ANSWERS: Final = 30
 _COMMIT_POLL: Final = 0.05
-# How long a subscription that stands again waits to hear that its partition is still whole.
+# Seconds to check the partition for lost messages after a resubscription; less if the partition was closed.
 _CHECK_TIMEOUT: Final = 3.0
 _CLOSED_CHECK_TIMEOUT: Final = 0.5
-# How long a read with an end waits for its first message before it asks whether there is any.
+# Seconds that a read with an end waits for its first message before it checks whether any is left.
 _SILENCE: Final = 0.5
-#: A subscription that stood for so many seconds counts as regained, also if no message came.
+#: Seconds after which a resubscription counts as a success even without a message.
 _STOOD: Final = 5.0
-# A leader that has only just become one may not know its partition yet: it is asked so often.
+# Attempts at a refusal that may pass: a new leader may not know its partition yet.
 _LATE_ATTEMPTS: Final = 10
 
 
 class Subscription(MessageReader):
-    """The messages of one partition. Made by :meth:`Client.subscribe`; open it with ``async with``.
+    """Messages of one partition. Made by :meth:`Client.subscribe`; open it with ``async with``.
 
-    Iterate over it, or take lists with :meth:`batches`, or Arrow with :meth:`arrow_batches`; all go on where
-    the others left off. Messages come in the order of their offsets, each once, also when the connection is
-    lost: it is made again for up to ``resubscribe_wait`` seconds. For one task at a time.
+    Iterate over single messages, or take lists with :meth:`batches`, or Arrow with :meth:`arrow_batches`.
+    Each continues where the others stopped. Messages come in the order of their offsets, each once. If the
+    connection is lost, the subscription tries to regain it for up to ``resubscribe_wait`` seconds. For one
+    task at a time.
 
-    Iteration ends when what was asked for has been read, or after :meth:`close`. It raises:
+    Iteration ends when the stop is reached, or after :meth:`close`. Iteration raises the errors below.
 
     Raises:
-        StreamDeletedError: The stream is gone.
+        StreamDeletedError: The stream was deleted.
         PartitionPausedError: The partition was paused.
-        ReadonlyPartitionError: The partition is read-only, all of it was read, and the stop was not reached.
-        SubscriptionLostError: The connection was lost and did not come back in time.
-        OffsetOutOfRangeError: The partition has lost messages that had been read already.
+        ReadonlyPartitionError: The partition is read-only, and all its messages were read before the stop was
+            reached.
+        SubscriptionLostError: The connection was lost and not regained in time.
+        OffsetOutOfRangeError: The partition has lost messages that were read already.
         UnsupportedByServerError: The server can't read backwards.
     """
 
@@ -97,13 +109,14 @@ class Subscription(MessageReader):
         self._call: Call | None = None
         self._came: list[bytes] = []
         self._lost: RpcError | TransportError = TransportError("the subscription has no call")
-        # Makes the next call after one has ended. A task of its own, since readers give up, and come back.
+        # Makes the next call after one has ended. A separate task, because a read that times out must not
+        # cancel the recovery, and the next read continues to wait for it.
         self._recovery: asyncio.Task[None] | None = None
-        # Of losses without a message between them: until when to try, attempts, and when it last stood again.
+        # Losses without a message in between: their common deadline, attempts, time of the last success.
         self._regaining: Deadline | None = None
         self._attempts = 0
         self._stands_since = 0.0
-        # Whether the server had it go on at once since the last message.
+        # Set if a GO_ON verdict came since the last message.
         self._went_on = False
         self._opened = False
         self._may_be_empty = False
@@ -120,9 +133,9 @@ class Subscription(MessageReader):
 
     @property
     def position(self) -> int | None:
-        """Offset of the message that will be handed out next, or a later one; None before that is known.
+        """Offset of the next message, or a later one; None while it is unknown.
 
-        A subscription that starts there goes on where this one is.
+        A subscription that starts at this offset continues where this one is.
         """
         if self._buffer:
             return self._buffer[-1].offset
@@ -137,10 +150,10 @@ class Subscription(MessageReader):
         """Subscribe; ``async with`` does it.
 
         Raises:
-            NoSuchStreamError: There is no such stream.
-            NoSuchPartitionError: It has no such partition.
-            PartitionPausedError: The partition is paused, and ``resume`` was not asked for.
-            ReadonlyPartitionError: The partition is read-only, and there is nothing left to be read.
+            NoSuchStreamError: The stream does not exist.
+            NoSuchPartitionError: The stream has no such partition.
+            PartitionPausedError: The partition is paused, and ``resume`` is false.
+            ReadonlyPartitionError: The partition is read-only, and no message is left to read.
             FencedError: Another member of the consumer group has the partition.
             NotLeaderError: The partition had no leader in all that time.
             CallTimeoutError: The server did not answer in time.
@@ -163,7 +176,7 @@ class Subscription(MessageReader):
         return self
 
     async def close(self) -> None:
-        """End the subscription. What was not handed out is dropped. Closing twice is fine."""
+        """End the subscription and drop messages that were not handed out. Closing twice is fine."""
         self._core._open.discard(self)
         self._drop_call()
         await super().close()
@@ -173,7 +186,7 @@ class Subscription(MessageReader):
             try:
                 await asyncio.wait([recovery])
                 if not recovery.cancelled():
-                    recovery.exception()  # there is nobody left to be told
+                    recovery.exception()  # retrieved, because no reader is left to raise it to
             finally:
                 self._drop_call()
 
@@ -203,7 +216,7 @@ class Subscription(MessageReader):
         if offset is None:
             return parse_start(cursor.default, 0)
         if offset > info.newest_offset:
-            # Cursors outlive streams: this one is of an earlier stream of that name.
+            # Cursors outlive streams: this cursor belongs to an earlier stream with the same name.
             event = CursorAheadOfStream(
                 self.stream, self.partition, cursor.id, offset, info.newest_offset, cursor.default
             )
@@ -215,14 +228,15 @@ class Subscription(MessageReader):
         stream = await self._cluster.stream(self.stream, deadline, refresh=True)
         known = stream.partitions.get(self.partition)
         if known is not None and known.paused:
-            # A paused partition has no leader to ask. Whether it still is paused, only a subscription tells.
+            # A paused partition has no leader to ask, and servers may never clear the flag. A subscription
+            # shows whether the partition still is paused.
             probe = PartitionRead(self.stream, self.partition, StartAt(At.NEW), None)
             await self._subscribe(deadline, probe)
             self._drop_call()
         return await self._core.fetch_partition_metadata(self.stream, self.partition, timeout=deadline.left)
 
     async def _committed(self, info: PartitionInfo, deadline: Deadline) -> PartitionInfo:
-        """Wait until what is the newest message now can be seen; say so if that does not happen."""
+        """Wait until the message that is the newest now is committed; emit an event if that fails."""
         newest = info.newest_offset
         for _ in range(_COMMIT_ANSWERS):
             if info.high_watermark >= newest or deadline.is_over:
@@ -240,7 +254,7 @@ class Subscription(MessageReader):
     # Calls
 
     async def _subscribe(self, deadline: Deadline, read: PartitionRead | None = None) -> None:
-        """Make a call that stands, with another broker or a little later where that may help."""
+        """Make a call and wait for its handshake; retry it where another broker or a pause may help."""
         attempt = 0
         while True:
             try:
@@ -262,9 +276,9 @@ class Subscription(MessageReader):
                 return
 
     async def _may_be_late(self, verdict: Verdict | LiftEnvelopeError, deadline: Deadline) -> bool:
-        """Whether a refusal may be over soon: the leader is new, or is just removing old messages."""
+        """Return True if a refusal may pass soon: the leader is new, or is removing old messages."""
         if isinstance(verdict, PartitionPausedError):
-            # Retention closes segments as well, some time before it takes them off the list of segments.
+            # Not only a pause closes segments: retention does, some time before it unlists them.
             stream = await self._cluster.stream(self.stream, deadline, refresh=True)
             known = stream.partitions.get(self.partition)
             return known is not None and not known.paused
@@ -280,7 +294,7 @@ class Subscription(MessageReader):
         find = self._cluster.replica_address if read.read_isr_replica else self._cluster.leader_address
         address = await find(self.stream, self.partition, deadline, refresh=refresh)
         channel = await self._cluster.connections.channel(address, deadline.left)
-        # No deadline: servers can end a call whose time is up with OK, as if it had been fenced.
+        # No deadline: servers can end a call at its deadline with OK, which means a fenced group member.
         request = read.request(resume=resume).SerializeToString()
         call = channel.server_stream("/proto.API/Subscribe", request)
         async with AsyncExitStack() as unless_it_stands:
@@ -311,13 +325,13 @@ class Subscription(MessageReader):
     # Messages
 
     async def _next_payloads(self) -> list[bytes] | None:
-        """Wait for messages; None when the read is over."""
+        """Wait for one or more messages and return them encoded; None when the read is over."""
         if not self._opened:
             raise UsageError(f"{self._read.name}: open the subscription first, in a 'with' block")
         while self._goes_on():
             came = await self._receive()
             if came and (wanted := self._read.accept(came)):
-                # Messages that are not wanted are no progress: a server may send the same ones for ever.
+                # Dropped messages are no progress: a server may send the same ones over and over.
                 self._regaining, self._went_on = None, False
                 if self._read.finished:
                     self._drop_call()
@@ -329,7 +343,7 @@ class Subscription(MessageReader):
         return not self._read.finished and not self.closed
 
     async def _receive(self) -> list[bytes]:
-        """Wait for what the server sends; empty where the call ended and the read goes on or is over."""
+        """Wait for received messages; an empty list if the call ended, or another one was made."""
         if self._recovery is not None:
             await self._recovered(self._recovery)
             return []
@@ -352,7 +366,7 @@ class Subscription(MessageReader):
         return []
 
     async def _first(self, call: Call) -> list[bytes]:
-        """Wait for the first messages of a read with an end. If none come, there may be none left."""
+        """Wait for the first messages of a read with an end. After a silence, check whether any are left."""
         try:
             async with asyncio.timeout(_SILENCE):
                 received = await call.receive()
@@ -367,13 +381,13 @@ class Subscription(MessageReader):
         deadline, stop = self._core._deadline(None), self._read.stop_offset
         info = await self._core.fetch_partition_metadata(self.stream, self.partition)
         if stop is None or info.newest_offset < stop:
-            return False  # what is waited for is yet to be published
+            return False  # the message at the stop is not published yet
         return await self._lookup(deadline).is_empty(stop, info.newest_offset)
 
     async def _recovered(self, recovery: asyncio.Task[None]) -> None:
-        """Wait until the read goes on, or raise why it does not."""
+        """Wait for the recovery, and raise its error if it has failed."""
         await asyncio.wait([recovery])
-        if self._recovery is recovery:  # and it was not closed
+        if self._recovery is recovery:  # false if the subscription was closed meanwhile
             self._recovery = None
             recovery.result()
 
@@ -392,15 +406,15 @@ class Subscription(MessageReader):
             await self._resubscribe(closed=verdict is Verdict.CLOSED)
 
     async def _resubscribe(self, *, closed: bool) -> None:
-        """Go on where the read is, as soon as there is a broker for it."""
+        """Continue the read as soon as a broker serves it, for up to ``resubscribe_wait`` seconds."""
         read, wait = self._read, self._options.resubscribe_wait
         error: LiftEnvelopeError = self._lost
         self._options.notify(SubscriptionLost(self.stream, self.partition, read.next_offset, error))
         deadline = self._regaining_until(wait)
-        # A partition that was closed is tried once in any case, without waking it, to find out why.
+        # A closed partition is tried at least once, without waking it, to find out why it was closed.
         while (closed and not self._attempts) or (wait and not deadline.is_over):
             self._attempts += 1
-            await deadline.pause(self._attempts)  # also at first: many may have lost the same broker
+            await deadline.pause(self._attempts)  # also the first time: many clients may lose one broker
             try:
                 await self._regain(deadline, closed=closed)
             except (TransportError, RpcError, CallTimeoutError, NotLeaderError) as exc:
@@ -415,10 +429,11 @@ class Subscription(MessageReader):
         raise SubscriptionLostError(text) from error
 
     def _regaining_until(self, wait: float) -> Deadline:
-        """Until when to try: that of the last loss, if neither a message nor some seconds were between them.
+        """Return the deadline for attempts to resubscribe.
 
-        So a server that accepts each subscription and ends it at once is asked ever more slowly, and for
-        ``resubscribe_wait`` seconds at most.
+        A loss shares the deadline of the loss before it, unless a message or ``_STOOD`` seconds of standing
+        came in between. A server that accepts each subscription and ends it at once is therefore asked more
+        and more slowly, and for ``resubscribe_wait`` seconds at most.
         """
         stood = asyncio.get_running_loop().time() - self._stands_since
         if self._regaining is None or stood >= _STOOD:
@@ -436,19 +451,19 @@ class Subscription(MessageReader):
         except NotLeaderError as exc:
             if not closed:
                 raise
-            # At the end of a paused partition a subscription stands, but nobody leads it.
+            # A server accepts a subscription at the end of a paused partition, which has no leader.
             raise PartitionPausedError(exc.code, f"{read.name}: the partition was paused") from exc
         except (NoSuchStreamError, NoSuchPartitionError) as exc:
             raise StreamDeletedError(exc.code, f"{read.name}: the stream is gone") from exc
         self._options.notify(SubscriptionResumed(self.stream, self.partition, read.next_offset, address))
 
     def _goes_on_after(self, error: LiftEnvelopeError) -> bool:
-        """Whether to try again after an attempt that failed; not where the read turns out to be over."""
+        """Return True to try again after a failed attempt, False if the read is over; raise a final error."""
         if not isinstance(error, RpcError):
             return True
         verdict = self._read.ended(error)
         if isinstance(verdict, NoSuchStreamError | NoSuchPartitionError):
-            return True  # the metadata of the next attempt knows better than a broker that is starting
+            return True  # a starting broker may not know its streams: the next attempt fetches metadata
         if isinstance(verdict, LiftEnvelopeError):
             raise verdict from error
         if verdict is Verdict.CLOSED:
@@ -457,10 +472,13 @@ class Subscription(MessageReader):
         return not self._read.finished
 
     async def _check_not_truncated(self, timeout: float) -> int | None:
-        """Make sure that the partition still has what was read, so that no offset is used a second time.
+        """Check that the partition still has the messages that were read: their offsets must not be reused.
 
         Returns:
-            Its newest offset; None where nothing is known that it should have.
+            Newest offset of the partition; None if no message is known that it must have.
+
+        Raises:
+            OffsetOutOfRangeError: The partition ends before the last known message.
         """
         read = self._read
         if read.reached is None:

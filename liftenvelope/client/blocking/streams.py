@@ -16,7 +16,7 @@ __all__ = ["BlockingStreams"]
 
 
 class BlockingStreams(BlockingCore):
-    """The part of the client that has to do with streams as a whole."""
+    """Methods of the client for whole streams."""
 
     _async: StreamsMixin
 
@@ -43,40 +43,42 @@ class BlockingStreams(BlockingCore):
         encryption: bool | None = None,
         timeout: float | None = None,
     ) -> None:
-        """Create a stream: a durable log that records what is published on a NATS subject.
+        """Create a stream: a durable log that records the messages on a NATS subject.
 
-        Settings that are None are as the server is configured; 0 is no limit. Names and settings that would
-        kill a Liftbridge server, some of them for good, are refused here.
+        A setting of None keeps the server's configuration; 0 means no limit. Names and settings that would
+        crash a Liftbridge server, some of them permanently, are refused here.
 
         Args:
-            subject: What to record. Partition 0 records the subject itself, partition i > 0 ``subject.i``;
-                another stream whose subject covers those records the messages as well.
-            name: By which the stream is known.
-            group: NATS queue group that the partitions join: of several streams with the same subject and
-                group, one gets each message. Empty for none.
-            partitions: How many.
-            replication_factor: How many brokers hold each partition; ``MAX_REPLICATION`` for all.
-            retention_max_bytes: Bytes that a partition keeps, oldest segments go first.
+            subject: NATS subject to record. Partition 0 records the subject itself, partition i > 0
+                ``subject.i``. Other streams whose subjects cover these record the same messages.
+            name: Name of the stream.
+            group: NATS queue group of the partitions; empty, the default, for none. Each message goes to one
+                of the streams with the same subject and group.
+            partitions: Number of partitions. Default 1.
+            replication_factor: Number of brokers that hold each partition. Default 1; ``MAX_REPLICATION`` for
+                all.
+            retention_max_bytes: Bytes that a partition keeps. The oldest segments are removed first.
             retention_max_messages: Messages that a partition keeps.
             retention_max_age: Seconds that a message is kept.
-            cleaner_interval: Seconds between looks for what can go.
-            segment_max_bytes: Bytes after which a segment of the log is full; what can go, goes by segments.
+            cleaner_interval: Seconds between runs of the cleaner, which removes segments.
+            segment_max_bytes: Bytes after which a segment of the log is full. Retention removes whole
+                segments.
             segment_max_age: Seconds after which a segment is full.
-            compact_enabled: Keep only the last message of each key, of full segments.
-            compact_max_goroutines: How many workers that may take.
+            compact_enabled: Keep only the last message of each key, in full segments.
+            compact_max_goroutines: Maximum workers for compaction.
             auto_pause_time: Seconds without a message after which a partition is paused.
-            auto_pause_disable_if_subscribers: Not while somebody is subscribed.
-            min_isr: How many replicas must be in sync for a message with ``AckPolicy.ALL``.
-            optimistic_concurrency: Refuse messages whose expected offset is not the one that they would get.
-            encryption: Encrypt values on disk. The server needs its key.
-            timeout: Seconds for all of it; default: the client's.
+            auto_pause_disable_if_subscribers: Do not pause a partition that has subscribers.
+            min_isr: Number of replicas that must be in sync for a message with ``AckPolicy.ALL``.
+            optimistic_concurrency: Refuse a message if its expected offset is not the next offset.
+            encryption: Encrypt values on disk. The server must have a key.
+            timeout: Seconds for the whole call. Default: the client's ``timeout``.
 
         Raises:
-            StreamExistsError: There is a stream of that name already.
-            UsageError: An argument makes no sense, or would break the server; it is named.
-            ServerError: The server refused it, with code INVALID_ARGUMENT for a bad subject or replication
-                factor.
-            CallTimeoutError: No answer came: the stream may exist, now or soon.
+            StreamExistsError: A stream with this name exists already.
+            UsageError: An argument is invalid or would break the server. The error names the argument.
+            ServerError: The server refused the request, with code INVALID_ARGUMENT for a bad subject or
+                replication factor.
+            CallTimeoutError: No answer came in time. The stream may exist now or soon.
             TransportError: No broker could be reached.
 
         Example:
@@ -115,15 +117,15 @@ class BlockingStreams(BlockingCore):
         )
 
     def delete_stream(self, name: str, *, timeout: float | None = None) -> None:
-        """Delete a stream and all that it holds.
+        """Delete a stream and all its messages.
 
         Args:
-            name: Its name.
-            timeout: Seconds for all of it; default: the client's.
+            name: Name of the stream.
+            timeout: Seconds for the whole call. Default: the client's ``timeout``.
 
         Raises:
-            NoSuchStreamError: There is none.
-            CallTimeoutError: No answer came: it may be gone, now or soon.
+            NoSuchStreamError: The stream does not exist.
+            CallTimeoutError: No answer came in time. The stream may be deleted now or soon.
             TransportError: No broker could be reached.
         """
         self._portal.call(self._async.delete_stream(name, timeout=timeout))
@@ -136,21 +138,21 @@ class BlockingStreams(BlockingCore):
         resume_all: bool = False,
         timeout: float | None = None,
     ) -> None:
-        """Have partitions let go of their files and of their NATS subscription until they are needed again.
+        """Pause partitions: they close their files and their NATS subscriptions until they are woken.
 
-        A publish through this client wakes a partition, and so does a subscription with ``resume=True``. What
-        is published straight on NATS in the meantime is lost.
+        A publish through this client wakes a partition, and so does a subscription with ``resume=True``.
+        Messages that are published directly on NATS in the meantime are lost.
 
         Args:
             name: Name of the stream.
-            partitions: Numbers of its partitions, None for all.
-            resume_all: Whether a publish to one of them wakes them all.
-            timeout: Seconds for all of it; default: the client's.
+            partitions: Numbers of the partitions; None, the default, for all.
+            resume_all: Whether a publish to one of the partitions wakes all of them. Default False.
+            timeout: Seconds for the whole call. Default: the client's ``timeout``.
 
         Raises:
-            NoSuchStreamError: There is no such stream.
-            NoSuchPartitionError: It has no such partition.
-            CallTimeoutError: No answer came: they may be paused, now or soon.
+            NoSuchStreamError: The stream does not exist.
+            NoSuchPartitionError: The stream has no such partition.
+            CallTimeoutError: No answer came in time. The partitions may be paused now or soon.
             TransportError: No broker could be reached.
         """
         self._portal.call(
@@ -165,20 +167,20 @@ class BlockingStreams(BlockingCore):
         readonly: bool = True,
         timeout: float | None = None,
     ) -> None:
-        """Have partitions refuse messages, or take them again.
+        """Make partitions read-only, or writable again. A read-only partition refuses messages.
 
-        Subscriptions to a read-only partition end once they have read all of it.
+        Subscriptions to a read-only partition end at its last message.
 
         Args:
             name: Name of the stream.
-            partitions: Numbers of its partitions, None for all.
-            readonly: Whether to refuse.
-            timeout: Seconds for all of it; default: the client's.
+            partitions: Numbers of the partitions; None, the default, for all.
+            readonly: True, the default, for read-only; False for writable.
+            timeout: Seconds for the whole call. Default: the client's ``timeout``.
 
         Raises:
-            NoSuchStreamError: There is no such stream.
-            NoSuchPartitionError: It has no such partition.
-            CallTimeoutError: No answer came: it may be done, now or soon.
+            NoSuchStreamError: The stream does not exist.
+            NoSuchPartitionError: The stream has no such partition.
+            CallTimeoutError: No answer came in time. The change may take effect now or soon.
             TransportError: No broker could be reached.
         """
         self._portal.call(
@@ -192,18 +194,18 @@ class BlockingStreams(BlockingCore):
         groups: Sequence[str] = (),
         timeout: float | None = None,
     ) -> Metadata:
-        """Ask the cluster what it knows of brokers, streams and consumer groups.
+        """Fetch the metadata of brokers, streams and consumer groups from the cluster.
 
-        It always asks a server; where that does not know all of what is asked, as happens in a young cluster,
-        it asks others as well and puts together what they say.
+        The call never answers from a cache. If a broker does not know everything that is requested, as in a
+        new cluster, the call asks other brokers too and merges their answers.
 
         Args:
             streams: Names of streams; None, the default, for all.
-            groups: Names of consumer groups. Servers list none by themselves.
-            timeout: Seconds for all of it; default: the client's.
+            groups: Names of consumer groups. Servers list no groups that are not named.
+            timeout: Seconds for the whole call. Default: the client's ``timeout``.
 
         Returns:
-            What there is. A stream or group that does not exist is left out.
+            The metadata, without streams and groups that do not exist.
 
         Raises:
             CallTimeoutError: No broker answered in time.
@@ -219,15 +221,16 @@ class BlockingStreams(BlockingCore):
         Args:
             stream: Name of the stream.
             partition: Number of the partition.
-            timeout: Seconds for all of it; default: the client's.
+            timeout: Seconds for the whole call. Default: the client's ``timeout``.
 
         Returns:
-            The partition, with its high watermark and newest offset as the leader sees them.
+            The state of the partition, with the leader's high watermark and newest offset.
 
         Raises:
-            NoSuchStreamError: There is no such stream.
-            NoSuchPartitionError: It has no such partition.
-            NotLeaderError: It had no leader in all that time: it is paused, or its brokers are down.
+            NoSuchStreamError: The stream does not exist.
+            NoSuchPartitionError: The stream has no such partition.
+            NotLeaderError: The partition had no leader in all that time: the partition is paused, or its
+                brokers are down.
             CallTimeoutError: The leader did not answer in time.
             TransportError: No broker could be reached.
         """

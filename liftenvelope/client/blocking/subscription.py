@@ -15,21 +15,22 @@ __all__ = ["BlockingSubscription"]
 
 
 class BlockingSubscription(BlockingMessageReader):
-    """The messages of one partition. Made by :meth:`BlockingClient.subscribe`; open it with ``with``.
+    """Messages of one partition. Made by :meth:`BlockingClient.subscribe`; open it with ``with``.
 
-    Iterate over it, or take lists with :meth:`batches`, or Arrow with :meth:`arrow_batches`; all go on where
-    the others left off. Messages come in the order of their offsets, each once, also when the connection is
-    lost: it is made again for up to ``resubscribe_wait`` seconds. Threads may share an iteration, and no
-    more.
+    Iterate over single messages, or take lists with :meth:`batches`, or Arrow with :meth:`arrow_batches`.
+    Each continues where the others stopped. Messages come in the order of their offsets, each once. If the
+    connection is lost, the subscription tries to regain it for up to ``resubscribe_wait`` seconds. Threads
+    may share an iteration, and no more.
 
-    Iteration ends when what was asked for has been read, or after :meth:`close`. It raises:
+    Iteration ends when the stop is reached, or after :meth:`close`. Iteration raises the errors below.
 
     Raises:
-        StreamDeletedError: The stream is gone.
+        StreamDeletedError: The stream was deleted.
         PartitionPausedError: The partition was paused.
-        ReadonlyPartitionError: The partition is read-only, all of it was read, and the stop was not reached.
-        SubscriptionLostError: The connection was lost and did not come back in time.
-        OffsetOutOfRangeError: The partition has lost messages that had been read already.
+        ReadonlyPartitionError: The partition is read-only, and all its messages were read before the stop was
+            reached.
+        SubscriptionLostError: The connection was lost and not regained in time.
+        OffsetOutOfRangeError: The partition has lost messages that were read already.
         UnsupportedByServerError: The server can't read backwards.
     """
 
@@ -47,9 +48,9 @@ class BlockingSubscription(BlockingMessageReader):
 
     @property
     def position(self) -> int | None:
-        """Offset of the message that will be handed out next, or a later one; None before that is known.
+        """Offset of the next message, or a later one; None while it is unknown.
 
-        A subscription that starts there goes on where this one is.
+        A subscription that starts at this offset continues where this one is.
         """
         return self._portal.look(lambda: self._async.position)
 
@@ -62,10 +63,10 @@ class BlockingSubscription(BlockingMessageReader):
         """Subscribe; ``with`` does it.
 
         Raises:
-            NoSuchStreamError: There is no such stream.
-            NoSuchPartitionError: It has no such partition.
-            PartitionPausedError: The partition is paused, and ``resume`` was not asked for.
-            ReadonlyPartitionError: The partition is read-only, and there is nothing left to be read.
+            NoSuchStreamError: The stream does not exist.
+            NoSuchPartitionError: The stream has no such partition.
+            PartitionPausedError: The partition is paused, and ``resume`` is false.
+            ReadonlyPartitionError: The partition is read-only, and no message is left to read.
             FencedError: Another member of the consumer group has the partition.
             NotLeaderError: The partition had no leader in all that time.
             CallTimeoutError: The server did not answer in time.
@@ -75,5 +76,5 @@ class BlockingSubscription(BlockingMessageReader):
         return self
 
     def close(self) -> None:
-        """End the subscription. What was not handed out is dropped. Closing twice is fine."""
+        """End the subscription and drop messages that were not handed out. Closing twice is fine."""
         self._portal.end(self._async.close())
