@@ -10,8 +10,8 @@ the coordinator answers          the member
 ===============================  ==========================================================================
 the member's partitions          asks again after 0.4 of the consumer timeout
 another epoch                    asks any server for epoch and coordinator, then the coordinator, at once
-not the coordinator              likewise
-no such member, no such group    has expired and joins anew; only asks again if it joined a moment ago
+not the coordinator              the same
+no such member, no such group    has expired and joins again; only asks again if it joined a moment ago
 nothing                          asks any server, then again; reports it after the coordinator timeout
 ===============================  ==========================================================================
 """

@@ -57,8 +57,8 @@ class EventTimes:
 class PartitionInfo:
     """A partition of a stream.
 
-    Offsets, flags and times are those of the broker that answered. They are reliable only from
-    :meth:`Client.fetch_partition_metadata`, which asks the leader.
+    Offsets, flags and times are those of the broker that answered. Only
+    :meth:`Client.fetch_partition_metadata` asks the leader, whose values are reliable.
 
     Attributes:
         id: Number of the partition, from 0.

@@ -1,4 +1,4 @@
-"""Options of a client. They are checked when the client is made, before any I/O."""
+"""Options of a client, checked when the client is made and before any I/O."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def server_name_of(names: str | Mapping[str, str] | None, address: str) -> str |
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """The options of :func:`liftenvelope.connect`, where they are described."""
+    """Options of a client. The docstring of :func:`liftenvelope.connect` describes each option."""
 
     addresses: str | Iterable[str]
     tls: ssl.SSLContext | bool | None = None

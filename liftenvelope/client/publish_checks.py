@@ -27,7 +27,7 @@ _RESERVED_HEADERS: Final = ("subject", "reply")
 
 
 def check_published_stream(stream: str) -> str:
-    """Return the name of a stream to publish to.
+    """Check the name of a stream to publish to and return it.
 
     Raises:
         UsageError: The name is empty, or that of a stream of the server itself.

@@ -147,7 +147,7 @@ class PublishMany:
             raise StopIteration
         return self._buffer.popleft()
 
-    # For the caller
+    # Public methods
 
     @property
     def summary(self) -> PublishSummary:
@@ -193,7 +193,7 @@ class PublishMany:
         if self._puller is not None:
             self._puller.cancel()
 
-    # Doing it
+    # Sending
 
     async def _finish(self) -> PublishSummary:
         self._results = None

@@ -5,9 +5,9 @@ message before it refuses the message (server/api.go, ``publishLoop``, 1.9.0 and
 is stored. Its unary Publish checks the permission first and the partition after that. No stream has a
 partition -1: a Publish request for it shows whether the client may publish, and never publishes anything.
 
-The check costs one round trip per broker and stream. It is made on TLS connections only: without a client
-certificate, a server that authorises refuses every call. After a stream has refused a message, the check is
-made on any connection.
+The check costs one round trip per broker and stream. Checks are made on TLS connections only: without a
+client certificate, a server that authorises refuses every call. After a stream has refused a message, the
+check is made on any connection.
 """
 
 from __future__ import annotations

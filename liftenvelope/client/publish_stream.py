@@ -1,8 +1,8 @@
 """Pipelined publishing: one PublishAsync stream per broker.
 
-A client has one :class:`PublishStreams`. It finds the stream for a partition, makes correlation ids, and
-watches the deadlines of all messages with one timer. A :class:`Lane` is one stream, which is reopened when it
-is lost. :class:`~liftenvelope.client.in_flight.InFlight` decides the outcomes of the messages on it.
+:class:`PublishStreams`, one per client, finds the stream for a partition, makes correlation ids, and watches
+the deadlines of all messages with one timer. A :class:`Lane` is one stream, which is reopened when it is
+lost. :class:`~liftenvelope.client.in_flight.InFlight` decides the outcomes of a stream's messages.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ class Lane:
     """
 
     # _serve alternates between _connect and _converse. _converse has one writer task, which sends what waits,
-    # and receives answers in a callback. It ends with flight.ended(), which settles each message of the call
-    # or makes it wait for the next call.
+    # and receives answers in a callback. At the end of the call, flight.ended() settles each message or makes
+    # the message wait for the next call.
 
     def __init__(self, streams: PublishStreams, address: str) -> None:
         self.flight = InFlight()
@@ -152,8 +152,8 @@ class Lane:
     async def _until_served(self, deadline: Deadline) -> None:
         """Wait until every partition with pending messages has a leader.
 
-        A broker that has just restarted does not know its streams for a moment. It accepts messages for
-        partitions that it does not record yet, and those messages would be lost without an error.
+        A broker that has just restarted does not know its streams for a moment. Such a broker accepts
+        messages for partitions that it does not record yet, and those messages are lost without an error.
         """
         attempt = 0
         while not deadline.is_over and not await self._is_served():
@@ -264,7 +264,7 @@ class PublishStreams:
 
         Raises:
             NoSuchStreamError: The stream does not exist.
-            NoSuchPartitionError: The stream has no such partition, even in metadata fetched anew.
+            NoSuchPartitionError: The stream has no such partition, even in newly fetched metadata.
         """
         info = await self.cluster.stream(stream, deadline)
         if partition is not None and partition not in info.partitions:
@@ -464,7 +464,7 @@ class PublishStreams:
         for run in tuple(self.runs):
             run.stop()
         await self._permissions.close()
-        for _ in range(3):  # the writers, the connections, and what those woke
+        for _ in range(3):  # one turn each for the writers, the connections, and the tasks that those wake
             await asyncio.sleep(0)
         await asyncio.gather(*(lane.close() for lane in list(self._lanes.values())))
         self._lanes, self._pins = {}, {}

@@ -1,4 +1,4 @@
-"""Outcome of many published messages. It has its own module because errors carry it too."""
+"""Outcome of many published messages, in its own module because errors carry summaries too."""
 
 from __future__ import annotations
 

@@ -309,8 +309,8 @@ class PublishMixin(ClientCore):
             partitioner: Choice of the partition for messages without one, as in :meth:`publish`.
             ack_policy: When the server acks: LEADER (default) or ALL. NONE has no acks to wait for.
             timeout: Seconds for each message, from when it is taken. Default: the client's ``ack_wait``.
-            retry_unacked: Whether to send messages without an ack again if their broker is lost. They may
-                then be stored twice, and after later messages. Default False: such messages fail, because
+            retry_unacked: Whether to send messages without an ack again if their broker is lost. Such
+                messages may be stored twice, and after later ones. Default False: such messages fail, because
                 their outcome is unknown.
             on_error: ``"raise"``, the default: take no more messages after a failure. When every message
                 taken has an outcome, raise the error of the first failure, with the ``summary`` in it.
@@ -487,7 +487,7 @@ class PublishMixin(ClientCore):
     async def _publish_call(
         self, method: str, data: bytes, deadline: Deadline, about: str, correlation_id: str
     ) -> bytes:
-        """Make a unary publish call. It is never repeated once the server may have stored the message."""
+        """Make a unary publish call, which is not repeated once the server may have stored the message."""
         try:
             answer = await self._cluster.call(method, data, self._cluster.any_broker, deadline, about)
         except LiftEnvelopeError as exc:

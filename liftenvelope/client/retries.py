@@ -7,7 +7,7 @@ no connection, or refused unseen the server did nothing      always, with anothe
 not the leader, no leader yet    the server did nothing      always, after fetching metadata again
 lost half-way, ``UNAVAILABLE``,  it may have been done       if repeating does no harm: see RETRIES
 ``CANCELLED`` by the server
-no answer within the attempt     it may have been done       likewise
+no answer within the attempt     it may have been done       the same
 anything else                    the server refused          never
 ===============================  ==========================  ===============================================
 

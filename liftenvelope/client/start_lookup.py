@@ -1,7 +1,8 @@
 """Lookup of start offsets: asks a partition's leader without reading messages.
 
 The server refuses a subscription whose stop lies before its start, and the refusal names the offset that the
-start was resolved to. A subscription with the stop -2 is therefore a lookup. It works around two server bugs:
+start was resolved to. A subscription with the stop -2 is therefore a lookup. Two server bugs make lookups
+necessary:
 
 - If the newest segment of a log is new and still empty, the server resolves every start by time to the end of
   the log (it takes the end of file in its lookup for "later than everything"). A read would silently skip

@@ -190,7 +190,7 @@ class Subscription(MessageReader):
             finally:
                 self._drop_call()
 
-    # Where it begins
+    # Start
 
     async def _begin(self, deadline: Deadline) -> None:
         read, start = self._read, self._read.start

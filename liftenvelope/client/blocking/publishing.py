@@ -202,8 +202,8 @@ class BlockingPublish(BlockingCore):
             partitioner: Choice of the partition for messages without one, as in :meth:`publish`.
             ack_policy: When the server acks: LEADER (default) or ALL. NONE has no acks to wait for.
             timeout: Seconds for each message, from when it is taken. Default: the client's ``ack_wait``.
-            retry_unacked: Whether to send messages without an ack again if their broker is lost. They may
-                then be stored twice, and after later messages. Default False: such messages fail, because
+            retry_unacked: Whether to send messages without an ack again if their broker is lost. Such
+                messages may be stored twice, and after later ones. Default False: such messages fail, because
                 their outcome is unknown.
             on_error: ``"raise"``, the default: take no more messages after a failure. When every message
                 taken has an outcome, raise the error of the first failure, with the ``summary`` in it.
