@@ -1,4 +1,4 @@
-"""Messages without an outcome on one PublishAsync stream: queued, sent, to be sent again, settled.
+"""State of the messages on one PublishAsync stream: waiting, sent, to be sent again, or done.
 
 Sans-io. The states of a message, and the events that change them::
 
