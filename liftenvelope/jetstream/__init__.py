@@ -1,7 +1,7 @@
 """JetStream streams and consumers on your own nats-py connection (ADR-37, ADR-42).
 
-:class:`JetStream` makes and finds streams and consumers, and publishes; :class:`Stream` is one stream;
-:class:`Consumer` reads. None of them closes the connection or takes its callbacks.
+:class:`JetStream` creates and looks up streams and consumers, and publishes messages. :class:`Stream` manages
+one stream. :class:`Consumer` reads messages. None of them closes the connection or replaces its callbacks.
 """
 
 from liftenvelope.jetstream._publish_frames import PubAck, PublishOptions

@@ -1,16 +1,17 @@
-"""Two last steps of a consumption: wait for the messages that were pulled, and give the pin back.
+"""Ends a consumption: waits for messages already pulled and releases the pin.
 
-A server (nats-server up to 2.15) can't be told to forget a pull. Its consumer picks a waiting pull for a
-message, counts the message as delivered, and leaves it to another goroutine to find the subscription. If the
-subscription has gone by then, the message is lost with the ack policy NONE; with the others it is delivered
-again at once or after ``ack_wait``. So a drain keeps its subscription until no pull can be picked any more:
+A server (nats-server up to 2.15) has no request to cancel a pull. Its consumer picks a waiting pull for a
+message, counts the message as delivered, and lets another goroutine find the subscription. If the
+subscription is gone by then, the message is lost under ack policy NONE. Under the other policies the server
+redelivers the message at once or after ``ack_wait``. A drain therefore keeps its subscription until one of
+these conditions holds:
 
-- Every pull has been filled or has expired. That is exact, and the rule while messages keep coming.
-- Or the consumer has nothing to deliver, and has sent nothing for :data:`QUIET` seconds. A message that is
-  published within some 50 microseconds of the unsubscription could still be lost. The longer nothing came,
-  the less likely it is.
-- Or nothing has come for :data:`STALLED` seconds though there is something to deliver: the consumer is
-  paused, waits for acks, or serves another reader.
+- Every pull has been filled or has expired. This condition is exact, and applies while messages keep coming.
+- The consumer has nothing to deliver and has sent nothing for :data:`QUIET` seconds. A message published
+  within about 50 microseconds of the unsubscription can still be lost. The longer the silence, the lower the
+  risk.
+- Nothing has arrived for :data:`STALLED` seconds although messages are pending: the consumer is paused, waits
+  for acks, or serves another reader.
 """
 
 from __future__ import annotations
@@ -31,43 +32,43 @@ if TYPE_CHECKING:
 
 __all__ = ["DRAIN", "Owed", "holds_pin", "until_nothing_is_owed"]
 
-#: Seconds that a drain waits at most unless it is told otherwise. Longer than a pull without acks waits.
+#: Default drain timeout in seconds. Longer than a pull waits without acks.
 DRAIN: Final = 5.0
 #: Seconds without a message after which an empty consumer counts as idle.
 QUIET: Final = 0.2
-#: Seconds without a message after which a consumer counts as stalled that has something to deliver.
+#: Seconds without a message after which a consumer with pending messages counts as stalled.
 STALLED: Final = 1.0
-#: Seconds between two looks.
+#: Seconds between two checks of the feed.
 _LOOK: Final = 0.005
-#: Seconds between two questions to the server.
+#: Seconds between two requests for the consumer's info.
 _ASK: Final = 0.1
 
 
 class Informed(Protocol):
-    """Consumer that can be asked about."""
+    """Consumer whose info can be requested."""
 
     async def info(self, *, timeout: float | None = None) -> ConsumerInfo:
-        """Ask the server for its state."""
+        """Request the consumer's info from the server."""
 
 
 class Owed(Protocol):
-    """Consumption that pulls nothing more."""
+    """Consumption that sends no more pulls."""
 
     @property
     def can_receive(self) -> bool:
-        """Whether a pull may still be served: the subscription and the connection are there."""
+        """Return true while the server can still answer a pull: subscription and connection are up."""
 
     @property
     def owed(self) -> int:
-        """Messages or bytes that the server may still send."""
+        """Messages or bytes the server may still send."""
 
     @property
     def last_activity(self) -> float:
-        """When a message came last, or the consumption began, on the event loop's clock."""
+        """Event loop time of the last message, or of the start if none has arrived."""
 
 
 async def until_nothing_is_owed(feed: Owed, source: Informed, deadline: float) -> None:
-    """Wait until no message can arrive any more, or until the deadline on the event loop's clock."""
+    """Wait until no more messages can arrive, or until the deadline in event loop time."""
     loop = asyncio.get_running_loop()
     ask_at = 0.0
     while feed.can_receive and feed.owed > 0 and (now := loop.time()) < deadline:
@@ -75,7 +76,7 @@ async def until_nothing_is_owed(feed: Owed, source: Informed, deadline: float) -
             before = feed.last_activity
             stalled = now - before >= STALLED
             pending = await _pending(source, deadline - now)
-            # Everything that was sent before the answer has been read before it.
+            # The connection is ordered: messages sent before this answer were read before the answer.
             if feed.last_activity == before and (pending == 0 or stalled):
                 return
             ask_at = loop.time() + _ASK
@@ -83,7 +84,7 @@ async def until_nothing_is_owed(feed: Owed, source: Informed, deadline: float) -
 
 
 async def _pending(source: Informed, timeout: float) -> int | None:
-    """Ask how many messages are yet to be delivered: 0 if the consumer is gone, None if nobody can tell."""
+    """Request the number of pending messages: 0 if the consumer is gone, None if the request fails."""
     try:
         return (await source.info(timeout=timeout)).num_pending
     except (ConsumerNotFoundError, StreamNotFoundError):
@@ -93,5 +94,5 @@ async def _pending(source: Informed, timeout: float) -> int | None:
 
 
 def holds_pin(info: ConsumerInfo, group: str, pin_id: str) -> bool:
-    """Return whether the pin of a group is the one of that id."""
+    """Return true if the group is pinned to the client with this pin id."""
     return any(state.group == group and state.pinned_client_id == pin_id for state in info.priority_groups)

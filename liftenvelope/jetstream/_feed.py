@@ -1,4 +1,4 @@
-"""Feed of ``messages`` and ``consume``: one subscription, pull after pull, and a buffer between."""
+"""Message feed of ``messages`` and ``consume``: one subscription, successive pulls and a buffer."""
 
 from __future__ import annotations
 
@@ -38,48 +38,55 @@ if TYPE_CHECKING:
 
 __all__ = ["Hooks", "PullFeed", "Source", "error_of"]
 
-#: How often a consumer is looked up before it is given the benefit of the doubt, and the pauses between.
+#: Failed lookups after which a consumer counts as present, and seconds between two lookups.
 _LOOK_UPS: Final = 5
 _LOOK_UP_PAUSE: Final = 0.25
-#: Seconds for the server to answer an unsubscription, at the least.
+#: Minimum seconds to wait for the server to confirm an unsubscription.
 _UNSUBSCRIBE: Final = 1.0
-#: Seconds for the server to take a pin back.
+#: Timeout in seconds of each request that releases a pin.
 _RELEASE: Final = 2.0
-#: How late the loop may be before it is taken for one that something has blocked, in seconds; and how many
-#: turns it is given then to read what has come meanwhile.
+#: Timer delay in seconds after which the event loop counts as blocked, and loop turns granted then to read
+#: data that arrived in the meantime.
 LATE: Final = 0.1
 TURNS: Final = 10
 
 
 class Source(Protocol):
-    """Where messages are pulled from."""
+    """Consumer that a feed pulls messages from."""
 
     @property
     def api(self) -> Api:
-        """The way to the server."""
+        """Client for API requests."""
 
     @property
     def pull_subject(self) -> str:
-        """The subject that pulls are published to."""
+        """Subject that pulls are published to."""
 
     @property
     def acks(self) -> Acks:
-        """What sends the acks."""
+        """Sender of the acks."""
 
     async def info(self, *, timeout: float | None = None) -> ConsumerInfo:
-        """Ask for the consumer; raises ConsumerNotFoundError or StreamNotFoundError if it is gone."""
+        """Request the consumer's info.
+
+        Raises:
+            ConsumerNotFoundError, StreamNotFoundError: The consumer or its stream no longer exists.
+        """
 
     async def unpin(self, group: str, *, timeout: float | None = None) -> None:
-        """Take the pin of a group from whoever holds it."""
+        """Remove the pin of a group, whichever client holds it."""
 
 
 class Hooks:
-    """Whom to tell what happens, each optional.
+    """Holds the user's callbacks; each one is optional.
 
     Args:
-        on_event: Told every event.
-        on_pinned: Told the id when this consumption is pinned.
-        on_unpinned: Told the id when it no longer is.
+        on_event: Called with every event.
+        on_pinned: Called with the pin id when this consumption is pinned.
+        on_unpinned: Called with the pin id when this consumption loses the pin.
+
+    Raises:
+        UsageError: A callback is not callable, or is a coroutine function.
     """
 
     def __init__(
@@ -94,7 +101,7 @@ class Hooks:
         self._on_event, self._on_pinned, self._on_unpinned = on_event, on_pinned, on_unpinned
 
     def tell(self, event: PullEvent) -> None:
-        """Call the hooks soon; what they raise goes to the event loop's exception handler."""
+        """Schedule the callbacks; their exceptions go to the event loop's exception handler."""
         loop = asyncio.get_running_loop()
         if self._on_event is not None:
             loop.call_soon(self._on_event, event)
@@ -105,7 +112,7 @@ class Hooks:
 
 
 def error_of(status: Status) -> JetStreamError:
-    """The error that a status is."""
+    """Return the exception for a status that ends the consumption."""
     kinds: dict[Kind, type[JetStreamError]] = {
         Kind.DELETED: ConsumerDeletedError,
         Kind.PUSH: PushConsumerError,
@@ -117,12 +124,15 @@ def error_of(status: Status) -> JetStreamError:
 
 
 class PullFeed:
-    """The messages of one consumption, in a buffer that is refilled. Used by what is public here.
+    """Message buffer of one consumption, refilled by pulls; used by ``Messages`` and ``Consumption``.
+
+    :class:`PullCore` decides when to pull. This class does the I/O: it passes messages, statuses, connection
+    changes and the time to the core, and then executes the core's actions.
 
     Args:
-        source: Where to pull from.
-        plan: How much, and how.
-        hooks: Whom to tell what happens.
+        source: Consumer to pull from.
+        plan: Limits and options of the pulls.
+        hooks: Callbacks for events.
     """
 
     def __init__(self, source: Source, plan: PullPlan, hooks: Hooks) -> None:
@@ -143,9 +153,9 @@ class PullFeed:
         self._timer: asyncio.TimerHandle | None = None
         self._checking: asyncio.Task[None] | None = None
         self._releasing: asyncio.Task[None] | None = None
-        #: Whether to give the pin back at the end.
+        #: True to release the pin at the end.
         self.unpin = True
-        #: When a message came last, or the consumption began.
+        #: Event loop time of the last message, or of the start if none has arrived.
         self.last_activity = 0.0
         self._ending = False
         self._error: LiftEnvelopeError | None = None
@@ -153,18 +163,18 @@ class PullFeed:
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def start(self) -> None:
-        """Subscribe and pull.
+        """Subscribe and send the first pull.
 
         Raises:
             TransportError: The connection is closed or draining.
-            UsageError: It was started before.
+            UsageError: The feed was started or stopped before.
         """
         if self._started or self._ending:
             raise UsageError("this was started, or stopped, before: make a new one")
         self._started = True
         self._loop = asyncio.get_running_loop()
         await self._inbox.open()
-        if self.is_ending:  # stopped meanwhile
+        if self.is_ending:  # stopped while the subscription was opened
             self._inbox.close()
             return
         self._watch.add(self)
@@ -175,16 +185,17 @@ class PullFeed:
 
     @property
     def is_ending(self) -> bool:
-        """Whether nothing is pulled any more."""
+        """Return true once the feed sends no more pulls."""
         return self._ending
 
     # -- messages in
 
     @property
     def _core(self) -> PullCore:
-        """The state machine, which has been told what came and was taken since it was looked at last.
+        """State machine, brought up to date with the messages that arrived and were taken.
 
-        The buffer keeps count of that, since it happens with every message; all else is for the machine.
+        The buffer keeps these counts, because they change with every message. This property transfers them
+        to the machine before any other use of it.
         """
         core, buffer = self._machine, self.buffer
         if core.asked != buffer.owed:
@@ -199,7 +210,7 @@ class PullFeed:
             self._wake()
 
     def _take_pinned(self, messages: list[Any]) -> None:
-        """The same where messages may tell of a pin."""
+        """Buffer messages whose headers may carry a pin id."""
         for message in messages:
             if (pin_id := message.headers.get(PIN_HEADER)) is not None:
                 message._size = counted_size(message)
@@ -210,7 +221,7 @@ class PullFeed:
     def _take_status(self, number: int, headers: Mapping[str, str]) -> None:
         self._core.status(number, Status.from_headers(headers), self._loop.time())
         self._act()
-        self._arm()  # for a pause after a refusal
+        self._arm()  # a refusal may have set a pause
 
     def _wake(self) -> None:
         waiter, self._waiter = self._waiter, None
@@ -220,18 +231,19 @@ class PullFeed:
     # -- messages out
 
     async def next(self) -> Message:
-        """The next message.
+        """Return the next message; wait if the buffer is empty.
 
         Raises:
-            StopAsyncIteration: It was stopped, or drained and nothing is left.
-            LiftEnvelopeError: It has ended by an error, and nothing is left.
+            StopAsyncIteration: The feed was stopped, or was drained and the buffer is empty.
+            LiftEnvelopeError: An error ended the feed and the buffer is empty.
+            UsageError: Another task already waits for the next message.
         """
         while not self.buffer:
             if self._ending:
                 self._finish()
                 if self._error is not None:
                     raise self._error
-                self.release()  # the caller is done with the last message
+                self.release()  # the caller has finished the last message
                 raise StopAsyncIteration
             if self._waiter is not None:
                 raise UsageError("another task waits for the next message: one may at a time")
@@ -244,19 +256,19 @@ class PullFeed:
         return self.pop()
 
     def pop(self) -> Message:
-        """Take the next message out of a buffer that has one."""
+        """Remove and return the next message; the buffer must not be empty."""
         return self.buffer.pop()
 
     def _refill(self) -> None:
-        """The buffer has fallen below its threshold."""
+        """Pull more messages; called when the buffer falls below its threshold."""
         if not self._ending:
             self._core.refill(self._loop.time())
             self._act()
 
-    # -- what the core wants
+    # -- actions of the core
 
     def _act(self) -> None:
-        """Do what the core wants, after everything that it was told."""
+        """Execute the pending actions of the core; called after each event passed to the core."""
         self.buffer.owed = self._machine.asked
         actions = self._machine.actions
         while actions:
@@ -274,7 +286,7 @@ class PullFeed:
 
     def _pull(self, pull: PullNow) -> None:
         if not self._nc.is_connected:
-            # nats-py would keep it and send it later, beside the one that is sent then.
+            # nats-py would queue this pull and send it after the reconnect, in addition to the new pull.
             self._core.disconnected()
             return
         try:
@@ -283,7 +295,11 @@ class PullFeed:
             self._end(ConnectionClosedError(str(exc)))
 
     def _tick(self, due: float = inf, turns: int = 0) -> None:
-        """Tell the core the time; when the loop was kept from reading until now, what has come first."""
+        """Pass the time to the core.
+
+        If the loop was blocked, first grant it up to :data:`TURNS` turns to read pending data. Otherwise
+        heartbeats that arrived during the block would count as missed.
+        """
         now = self._loop.time()
         if now - due > LATE and turns < TURNS:
             self._timer = self._loop.call_at(now, self._tick, due, turns + 1)
@@ -294,7 +310,7 @@ class PullFeed:
         self._arm()
 
     def _arm(self) -> None:
-        """Have the core told of the time when it next matters."""
+        """Set the timer for the core's next tick."""
         due = self._core.next_tick(self._loop.time())
         if self._ending or (self._timer is not None and self._timer.when() <= due):
             return
@@ -303,7 +319,11 @@ class PullFeed:
         self._timer = self._loop.call_at(due, self._tick, due)
 
     async def _check(self, number: int) -> None:
-        """Look the consumer up. Whoever can't be asked has not said that it is gone."""
+        """Look the consumer up and report the result to the core.
+
+        Only a definite "not found" answer counts as gone. A failed request is repeated. If all requests fail,
+        the consumer counts as present.
+        """
         found = True
         for _ in range(_LOOK_UPS):
             try:
@@ -321,23 +341,23 @@ class PullFeed:
     # -- the connection
 
     def lost(self) -> None:
-        """The connection is down."""
+        """Handle a lost connection."""
         self._core.disconnected()
         self._act()
 
     def restored(self) -> None:
-        """The connection is back, or another one is there already."""
+        """Handle a restored or replaced connection."""
         self._core.reconnected(self._loop.time())
         self._act()
 
     def gone(self, reason: str) -> None:
-        """The connection is closed or draining."""
+        """End the feed: the connection is closed or draining."""
         self._end(ConnectionClosedError(reason))
 
     # -- the end
 
     def _end(self, error: LiftEnvelopeError | None) -> None:
-        """Pull nothing more; what is buffered is still delivered, and then the error is raised."""
+        """Stop pulling; buffered messages are still delivered, and then the error is raised."""
         if self._ending:
             return
         self._ending, self._error = True, error
@@ -353,19 +373,19 @@ class PullFeed:
         self._wake()
 
     def _finish(self) -> None:
-        """Settle what :meth:`wait_ended` waits for."""
+        """Resolve the future that :meth:`wait_ended` waits for."""
         if not self.ended.done():
             self.ended.set_result(None)
 
     def stop(self) -> None:
-        """End now; what is buffered is dropped, and comes again after ``ack_wait``."""
+        """End now; buffered messages are dropped and redelivered after ``ack_wait``."""
         self.buffer.clear()
         self._end(None)
         self._finish()
         self._wake()
 
     async def drain(self, timeout: float = DRAIN) -> None:
-        """Pull nothing more, take what the server still sends, and end when it is delivered.
+        """Stop pulling, receive the messages still on their way, and end once they are delivered.
 
         Args:
             timeout: Seconds to wait for the server. Default 5.
@@ -376,21 +396,21 @@ class PullFeed:
                 deadline = self._loop.time() + timeout
                 await until_nothing_is_owed(self, self._source, deadline)
                 await self._inbox.drain(max(deadline - self._loop.time(), _UNSUBSCRIBE))
-        finally:  # also of a drain that is cancelled: nothing is pulled any more, so that nothing comes
+        finally:  # also after a cancelled drain: the core is stopped, so no more messages arrive
             self._end(None)
 
     @property
     def can_receive(self) -> bool:
-        """Whether a pull may still be served."""
+        """Return true while the server can still answer a pull."""
         return not self._ending and bool(self._nc.is_connected)
 
     @property
     def owed(self) -> int:
-        """Messages or bytes that the server may still send."""
+        """Messages or bytes the server may still send."""
         return self._core.asked
 
     def release(self) -> None:
-        """Give the pin back if this consumption holds it, so that a standby need not wait for a time-out."""
+        """Release the pin if this consumption holds it, so that a standby need not wait for the timeout."""
         pin_id = self._machine.pin_id
         if self.unpin and pin_id is not None and self._releasing is None and self._nc.is_connected:
             self._releasing = self._loop.create_task(self._release(self._plan.fields["group"], pin_id))
@@ -404,22 +424,22 @@ class PullFeed:
             self._hooks.tell(PinNotReleased(pin_id, exc))
 
     async def released(self) -> None:
-        """Wait until the pin is given back, if it is to be."""
+        """Wait until a release of the pin, if one is under way, has finished."""
         if self._releasing is not None:
             await asyncio.wait({self._releasing})
 
     async def wait_ended(self) -> None:
-        """Wait until it has ended and all is delivered.
+        """Wait until the feed has ended and all messages are delivered.
 
         Raises:
-            LiftEnvelopeError: What it was ended by.
+            LiftEnvelopeError: The error that ended the feed.
         """
-        # A future of one's own: whoever is cancelled here does not cancel it for others.
+        # Shielded: cancelling one waiter must not cancel the shared future for the others.
         await asyncio.shield(self.ended)
         if self._error is not None:
             raise self._error
 
     @property
     def buffered(self) -> int:
-        """How many messages wait to be taken."""
+        """Number of buffered messages."""
         return len(self.buffer)

@@ -1,4 +1,4 @@
-"""Which names and subjects JetStream takes, checked before anything is sent."""
+"""Checks of JetStream names and subjects, made before anything is sent."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ __all__ = [
     "check_stream_name",
 ]
 
-# White space and control characters would end the command that the subject stands in.
+# White space and control characters would break the protocol line that contains the subject.
 _ODD: Final = re.compile(r"[\s\x00-\x1f\x7f]")
-# What a file system or a subject has other uses for: names become folders and tokens.
+# Characters special to file systems or subjects: names become directories and subject tokens.
 _RESERVED: Final = re.compile(r"[.*>/\\]")
 _GROUP: Final = re.compile(r"[a-zA-Z0-9/_=-]{1,16}")
-#: The server's own limit, in bytes.
+#: Server limit in bytes.
 _LONGEST: Final = 255
 
 
@@ -49,37 +49,37 @@ def _check_name(what: str, value: object) -> str:
 
 
 def check_stream_name(name: str) -> str:
-    """The name, if a stream can have it.
+    """Return the name if it is a valid stream name.
 
     Raises:
-        UsageError: It is empty or longer than 255 bytes, or has a dot, a wildcard, a slash or white space.
+        UsageError: The name is empty, is longer than 255 bytes, or has a dot, wildcard, slash or white space.
     """
     return _check_name("stream name", name)
 
 
 def check_consumer_name(name: str) -> str:
-    """The name, if a consumer can have it.
+    """Return the name if it is a valid consumer name.
 
     Raises:
-        UsageError: It is empty or longer than 255 bytes, or has a dot, a wildcard, a slash or white space.
+        UsageError: The name is empty, is longer than 255 bytes, or has a dot, wildcard, slash or white space.
     """
     return _check_name("consumer name", name)
 
 
 def check_domain(domain: str) -> str:
-    """The name, if a JetStream domain can have it.
+    """Return the name if it is a valid JetStream domain.
 
     Raises:
-        UsageError: It is empty or longer than 255 bytes, or has a dot, a wildcard, a slash or white space.
+        UsageError: The name is empty, is longer than 255 bytes, or has a dot, wildcard, slash or white space.
     """
     return _check_name("domain", domain)
 
 
 def check_group(group: str) -> str:
-    """The name, if a priority group can have it: 1 to 16 of letters, digits, ``/``, ``_``, ``=``, ``-``.
+    """Return the name if it is a valid priority group: 1 to 16 letters, digits, ``/``, ``_``, ``=`` or ``-``.
 
     Raises:
-        UsageError: It is not one.
+        UsageError: The name is not valid.
     """
     if not _GROUP.fullmatch(_check_text("priority group", group)):
         raise UsageError(
@@ -89,10 +89,10 @@ def check_group(group: str) -> str:
 
 
 def check_filter(subject: str) -> str:
-    """The subject, if messages can be selected by it: wildcards are allowed.
+    """Return the subject if it is a valid filter; wildcards are allowed.
 
     Raises:
-        UsageError: It is empty, has an empty token or white space, or ``>`` elsewhere than at the end.
+        UsageError: The subject is empty, has an empty token or white space, or ``>`` before the last token.
     """
     tokens = _check_text("subject", subject).split(".")
     if "" in tokens:
@@ -103,10 +103,10 @@ def check_filter(subject: str) -> str:
 
 
 def check_prefix(prefix: str) -> str:
-    """The prefix of an API without its last dot, if requests can be sent there.
+    """Return an API prefix without its trailing dot, if requests can be sent there.
 
     Raises:
-        UsageError: It is empty, or has an empty token, a wildcard or white space.
+        UsageError: The prefix is empty, or has an empty token, a wildcard or white space.
     """
     bare = check_filter(_check_text("api_prefix", prefix).removesuffix("."))
     if "*" in bare.split(".") or ">" in bare.split("."):

@@ -1,4 +1,4 @@
-"""Fetches of an ordered consumer: each goes on where the last one ended, whatever is lost between."""
+"""Fetches of an ordered consumer: each one continues after the last message of the previous one."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 
 __all__ = ["Amount", "OrderedFetches"]
 
-#: How often a fetch looks whether its connection is still the same, in seconds.
+#: Seconds between two checks that the connection of a fetch is still the same.
 _LOOK: Final = 0.25
-#: The first and the longest pause before another consumer is made, in seconds.
+#: First and longest delay in seconds before another consumer is created.
 _FIRST_PAUSE: Final = 0.05
 _LONGEST_PAUSE: Final = 2.0
-#: What goes away with another consumer, or by itself.
+#: Transient errors: they pass by themselves or with another consumer.
 _PASSING: Final = (
     CallTimeoutError,
     ConsumerDeletedError,
@@ -47,13 +47,13 @@ _PASSING: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Amount:
-    """How much a fetch asks for.
+    """Limits of a fetch.
 
     Attributes:
-        messages: How many messages at most, None where bytes are given.
-        size: How many bytes at most.
-        expires: How long to wait, in seconds; None to take what is there.
-        idle_heartbeat: How often the server says that it waits, in seconds.
+        messages: Maximum number of messages, None if ``size`` is given.
+        size: Maximum number of bytes.
+        expires: Seconds to wait; None to take only messages available now.
+        idle_heartbeat: Seconds between heartbeats of the server.
     """
 
     messages: int | None = None
@@ -63,7 +63,7 @@ class Amount:
 
 
 class _Reader:
-    """A consumer at the server, and what it delivers next."""
+    """Server-side consumer and the next consumer sequence expected from it."""
 
     def __init__(self, consumer: Consumer, epoch: int) -> None:
         self.consumer = consumer
@@ -71,7 +71,7 @@ class _Reader:
         self.expected = 1
 
     def take(self, batch: Batch, into: Batch) -> bool:
-        """Take what is in order; returns whether everything was."""
+        """Append the messages up to the first gap; return true if the batch had no gap."""
         for message in batch:
             if message.metadata.consumer_sequence != self.expected:
                 return False
@@ -81,12 +81,16 @@ class _Reader:
 
 
 class OrderedFetches:
-    """The place in the stream that the fetches of one ordered consumer share.
+    """Runs the fetches of one ordered consumer and keeps their position in the stream.
+
+    Invariant: messages are returned in stream order without a gap. Each message of a server-side consumer
+    must carry the next consumer sequence. After a gap, an error or a reconnect, messages may be lost on their
+    way. The consumer is then abandoned, and the next one starts after the last message returned.
 
     Args:
-        api: The way to the server.
-        stream: The stream's name.
-        config: What its consumers are like, and where the first one begins.
+        api: Client for API requests.
+        stream: Name of the stream.
+        config: Configuration of every consumer, and start position of the first one.
     """
 
     def __init__(self, api: Api, stream: str, config: ConsumerConfig) -> None:
@@ -100,12 +104,12 @@ class OrderedFetches:
         self._busy = False
 
     async def fetch(self, amount: Amount) -> Batch:
-        """Get messages.
+        """Fetch a batch of messages.
 
         Raises:
-            UsageError: An option makes no sense, or another fetch is under way.
-            StreamNotFoundError: There is no such stream.
-            LiftEnvelopeError: As for a fetch of any consumer.
+            UsageError: An option is invalid, or another fetch is in progress.
+            StreamNotFoundError: The stream does not exist.
+            LiftEnvelopeError: As for :meth:`Consumer.fetch`.
         """
         fetch_plan(
             self._config,
@@ -123,7 +127,7 @@ class OrderedFetches:
             whole = batch.error is None
         finally:
             self._busy = False
-            if not whole:  # what was on its way is lost: begin after what was returned
+            if not whole:  # messages on their way are lost: restart after the last one returned
                 self._leave()
         if batch:
             self._sequence = batch[-1].metadata.stream_sequence
@@ -150,26 +154,26 @@ class OrderedFetches:
             left = deadline - loop.time()
             if left <= 0 or self._nc.is_closed or self._nc.is_draining:
                 return into
-            if into and amount.size is not None:  # how much was left is not known
+            if into and amount.size is not None:  # the bytes left are unknown
                 return into
             await asyncio.sleep(min(pause, left))
             pause = min(pause * 2, _LONGEST_PAUSE)
 
     async def _fill_on(self, amount: Amount, into: Batch, deadline: float) -> bool:
-        """Fetch from the present consumer, or a new one; returns whether that was all."""
+        """Fetch from the current or a new consumer; return true if the fetch is complete."""
         reader = await self._ready(into, deadline)
         batch = await self._unless_lost(_ask(reader.consumer, amount, len(into), deadline), reader.epoch)
         if batch is None or not reader.take(batch, into):
             self._leave()
-            return bool(into) and amount.size is not None  # how much was left is not known
+            return bool(into) and amount.size is not None  # the bytes left are unknown
         if batch.error is not None:
             raise batch.error
         return True
 
     async def _ready(self, into: Batch, deadline: float) -> _Reader:
-        """The consumer to fetch from."""
+        """Return the consumer to fetch from; create one if there is none or the connection is new."""
         if self._reader is not None and self._link.epoch > self._reader.epoch:
-            self._leave()  # what was on its way is lost, of which it knows nothing: it waits for no acks
+            self._leave()  # messages on their way are lost, and without acks the consumer cannot know
         if self._reader is None:
             self._link.check_open()
             if not self._nc.is_connected:
@@ -182,7 +186,7 @@ class OrderedFetches:
         return self._reader
 
     async def _unless_lost(self, work: Coroutine[Any, Any, Batch], epoch: int) -> Batch | None:
-        """What comes of a fetch, None if there is another connection before it has ended."""
+        """Await a fetch; return None if the connection is replaced before the fetch ends."""
         fetching = asyncio.ensure_future(work)
         try:
             while not fetching.done():
@@ -195,14 +199,14 @@ class OrderedFetches:
             await asyncio.wait({fetching})
 
     def _leave(self) -> None:
-        """Use another consumer from now on."""
+        """Abandon the current consumer; the next fetch creates another one."""
         reader, self._reader = self._reader, None
         if reader is not None:
             self._places.forget(reader.consumer)
 
 
 def _ask(consumer: Consumer, amount: Amount, have: int, deadline: float) -> Coroutine[Any, Any, Batch]:
-    """The fetch of what is missing."""
+    """Fetch the messages still missing."""
     messages = (amount.messages or 0) - have
     if amount.expires is None:
         return consumer.fetch_no_wait(messages)

@@ -1,4 +1,4 @@
-"""The consumers that an ordered reading uses up: made at a place in the stream, and removed after use."""
+"""Short-lived consumers of an ordered read: created at a stream position and deleted after use."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
 
 __all__ = ["Places"]
 
-#: Tasks that have consumers removed; the loop itself holds tasks only weakly.
+#: Tasks that delete consumers. The event loop holds only weak references to tasks.
 _removing: Final[set[asyncio.Task[None]]] = set()
 
 
 class Places:
-    """Makes consumers of a stream that begin where one left off.
+    """Creates consumers that start where the previous one stopped.
 
     Args:
-        api: The way to the server.
-        stream: The stream's name.
-        config: What they all are like, and where the first one begins.
+        api: Client for API requests.
+        stream: Name of the stream.
+        config: Configuration of every consumer, and start position of the first one.
     """
 
     def __init__(self, api: Api, stream: str, config: ConsumerConfig) -> None:
@@ -36,20 +36,21 @@ class Places:
         self._nc: Any = api.nc
         self._stream = stream
         self._config = config
-        #: With the policy NEW: what was the last message when the first consumer was made. The next consumer
-        #: begins there too, or it would skip what has come between both.
+        #: Policy NEW only: last stream sequence when the first consumer was created. Later consumers start
+        #: after that sequence too. Otherwise they would skip messages stored between the two creations.
         self._newest: int | None = None
 
     async def make(self, sequence: int, *, timeout: float | None = None) -> Consumer:
-        """Make a consumer.
+        """Create a consumer.
 
         Args:
-            sequence: After which sequence of the stream it begins; 0 for where the configuration says.
-            timeout: How long to wait for the answer, in seconds. Default: that of the API.
+            sequence: Stream sequence to start after; 0 to start where the configuration says.
+            timeout: Seconds to wait for the answer. Default: the timeout of the API.
 
         Raises:
-            StreamNotFoundError: There is no such stream.
-            JetStreamError, CallTimeoutError, TransportError: It could not be made, or nobody knows.
+            StreamNotFoundError: The stream does not exist.
+            JetStreamError, CallTimeoutError, TransportError: The consumer was not created, or the outcome is
+                unknown.
         """
         config = replace(self._config, name=secrets.token_hex(8))
         if sequence or self._newest is not None:
@@ -65,7 +66,7 @@ class Places:
         return Consumer(self._api, info)
 
     def forget(self, consumer: Consumer | None) -> None:
-        """Have the server remove a consumer before it would by itself; nobody waits for the answer."""
+        """Delete a consumer now, ahead of its inactivity threshold; do not wait for the answer."""
         if consumer is not None and self._nc.is_connected:
             task = asyncio.get_running_loop().create_task(self._remove(consumer.name))
             _removing.add(task)
@@ -76,4 +77,4 @@ class Places:
         try:
             await self._nc.publish(subject, b"", reply=self._nc.new_inbox())
         except nats.errors.Error:
-            return  # the connection goes, and the server removes the consumer after a while
+            return  # the connection is failing; the server deletes the consumer once it is inactive

@@ -1,4 +1,4 @@
-"""What a publish to JetStream is on the wire: its headers, and what the ack says."""
+"""Wire format of JetStream publishes: headers and acks."""
 
 from __future__ import annotations
 
@@ -28,24 +28,25 @@ __all__ = [
 
 _HEADER_NAME: Final = re.compile(r"[!-9;-~]+")
 _LINE_ENDS: Final = re.compile(r"[\r\n]")
-#: The shortest time to live that the server knows, in seconds.
+#: Minimum TTL of the server, in seconds.
 _SHORTEST_TTL: Final = 1
 _NEVER: Final = "never"
 
 
 class PublishOptions(TypedDict, total=False):
-    """What a publish may ask for.
+    """Options of a publish.
 
     Attributes:
-        message_id: The message is stored once, whatever the number of publishes with this id within the
-            stream's ``duplicate_window``.
-        expected_stream: The stream that must record it.
-        expected_last_sequence: The sequence that must be the stream's last; 0 for an empty stream.
-        expected_last_subject_sequence: The sequence that must be the last on the subject; 0 for none.
-        expected_last_subject_filter: The subject that the former looks at, with wildcards perhaps, instead
-            of the message's own.
-        expected_last_message_id: The message id that must be the stream's last.
-        ttl: After how many seconds the message goes (ADR-43), at least 1, or ``"never"``.
+        message_id: Id for deduplication. The server stores one message per id within the stream's
+            ``duplicate_window``.
+        expected_stream: Stream that must store the message.
+        expected_last_sequence: Required last sequence of the stream; 0 for an empty stream.
+        expected_last_subject_sequence: Required last sequence on the subject; 0 for a subject without
+            messages.
+        expected_last_subject_filter: Subject for ``expected_last_subject_sequence``, wildcards allowed.
+            Default: the subject of the message.
+        expected_last_message_id: Required message id of the stream's last message.
+        ttl: Seconds until the server deletes the message (ADR-43), at least 1, or ``"never"``.
     """
 
     message_id: str | None
@@ -58,16 +59,16 @@ class PublishOptions(TypedDict, total=False):
 
 
 class PubAck(NamedTuple):
-    """That a message is stored, and where.
+    """Acknowledgment of a stored message.
 
     Attributes:
-        stream: The stream that records the subject.
-        sequence: The message's sequence; of a duplicate that of the first.
-        domain: The JetStream domain of the stream.
-        duplicate: Whether a message of that id was stored before, so that this one was not.
-        value: Of a counter, its value now (ADR-49).
-        batch_id: The id of the batch that this ends (ADR-50).
-        batch_size: How many messages the batch has.
+        stream: Stream that stores the subject.
+        sequence: Stream sequence of the message; for a duplicate, the sequence of the original.
+        domain: JetStream domain of the stream.
+        duplicate: True if the stream already had a message with this id, so this one was not stored.
+        value: Current value of the counter, for counter subjects (ADR-49).
+        batch_id: Id of the batch that this message commits (ADR-50).
+        batch_size: Number of messages in the batch.
     """
 
     stream: str
@@ -80,11 +81,12 @@ class PubAck(NamedTuple):
 
 
 def read_ack(data: bytes, limit: int = 2**64) -> PubAck | JetStreamError:
-    """Return the ack in an answer, or the error that the answer reports.
+    """Parse the answer to a publish: return the ack, or the error that the answer reports.
 
     Args:
         data: Payload of the answer.
-        limit: An answer with a sequence of at least this is no ack. Default: those beyond 64 bits.
+        limit: Exclusive upper limit for the sequence; an answer with a greater one is an error. Default
+            ``2**64``.
 
     Example:
         >>> read_ack(b'{"stream":"ORDERS","seq":17}')  # doctest: +ELLIPSIS
@@ -118,11 +120,11 @@ def _ack_of(answer: Mapping[str, Any]) -> PubAck:
 
 
 def status_error(headers: Mapping[str, str] | bytes, subject: str) -> JetStreamError:
-    """The error that the headers of an answer report; acks have no headers.
+    """Return the error reported in the headers of an answer; acks have no headers.
 
     Args:
-        headers: Them, as nats-py gives them, or the block as it was sent.
-        subject: The subject that was published to.
+        headers: Headers parsed by nats-py, or the raw header block.
+        subject: Subject of the publish.
     """
     if isinstance(headers, bytes):
         words = headers.partition(b"\r\n")[0].decode("utf-8", "replace").split(" ", 2)
@@ -139,12 +141,12 @@ def status_error(headers: Mapping[str, str] | bytes, subject: str) -> JetStreamE
 # Headers
 
 
-#: What a publish takes for headers: of a name one value, or several.
+#: Headers of a publish: one value or several values per name.
 HeaderFields = Mapping[str, str | list[str] | tuple[str, ...]]
 
 
 def header_pairs(headers: HeaderFields, options: Mapping[str, str]) -> list[tuple[str, str]]:
-    """The headers of a message in their order; what an option asks for gives way to a header of that name."""
+    """Return the headers of a message in order; an explicit header overrides an option of the same name."""
     pairs = [(name, value) for name, value in options.items() if name not in headers]
     if isinstance(headers, Headers):
         return [*pairs, *headers.pairs]
@@ -154,10 +156,11 @@ def header_pairs(headers: HeaderFields, options: Mapping[str, str]) -> list[tupl
 
 
 def header_block(pairs: Iterable[tuple[str, str]]) -> bytes:
-    """Headers as NATS sends them, with the empty line at their end; empty if there are none.
+    """Encode headers as a NATS header block with its closing empty line; no headers give no bytes.
 
     Raises:
-        UsageError: A name is empty or has a colon, white space or other than ASCII; a value has a line end.
+        UsageError: A name is empty or has a colon, white space or non-ASCII characters, or a value has a line
+            break.
     """
     lines = ["NATS/1.0"]
     for name, value in pairs:
@@ -170,10 +173,10 @@ def header_block(pairs: Iterable[tuple[str, str]]) -> bytes:
 
 
 def option_headers(options: Mapping[str, Any]) -> dict[str, str]:
-    """The headers that ask for what the options say.
+    """Translate publish options to headers.
 
     Raises:
-        UsageError: There is no such option, or its value makes no sense.
+        UsageError: An option is unknown or its value is invalid.
     """
     headers: dict[str, str] = {}
     for name, value in options.items():

@@ -1,17 +1,21 @@
-"""When to pull how much: the state machine below ``messages`` and ``consume``. No I/O, no clock.
+"""State machine of ``messages`` and ``consume``: decides when to pull and how much. No I/O, no clock.
 
-One unit counts: messages, or bytes where ``max_bytes`` was given. ``asked`` is what the server still owes,
-``buffered`` what has come and was not taken; together they never pass the limit. When they fall below the
-threshold, what is missing is pulled. Each pull has a number that its statuses carry back, which is what keeps
-the count from drifting: servers end many pulls without saying what they had left, or without a word.
+All amounts are in one unit: messages, or bytes if ``max_bytes`` was given. ``asked`` is the amount that the
+server still owes. ``buffered`` is the amount that has arrived and was not taken.
 
-    message -> arrived      the server owes less, more is buffered
-    user    -> taken        less is buffered
+Invariant: ``asked + buffered`` never exceeds the limit. When the sum falls below the threshold, a pull
+requests the difference to the limit.
+
+Each pull has a number, and each status carries the number of its pull. Without the numbers the count would
+drift, because servers end many pulls without reporting the rest, or without any status.
+
+    message -> arrived      asked decreases, buffered increases
+    user    -> taken        buffered decreases
     status  -> status       one pull has ended, all have, or none (a heartbeat)
     time    -> tick         heartbeats missed, pulls overdue, a pause after a refusal is over
     reconnect/disconnect    the server has forgotten all pulls
 
-Whatever is to be done stands in ``actions``, in order. Rules: ADR-37 revision 3, ADR-42 revision 8.
+The caller executes ``actions`` in order. Rules: ADR-37 revision 3, ADR-42 revision 8.
 """
 
 from __future__ import annotations
@@ -37,30 +41,30 @@ from liftenvelope.jetstream.events import (
 
 __all__ = ["Action", "Check", "End", "PullCore", "PullLimits", "PullNow", "Tell"]
 
-#: How many messages a pull asks for that is limited by its bytes (ADR-37).
+#: Number of messages in a pull that is limited by bytes (ADR-37).
 BYTES_BATCH: Final = 1_000_000
-#: How long past its end a pull may still answer, in seconds.
+#: Seconds after its expiry during which a pull may still be answered.
 _GRACE: Final = 2.0
-#: The first and the longest pause after a refusal, in seconds; each is twice the one before.
+#: First and longest pause after a refusal, in seconds; each pause is twice the previous one.
 _FIRST_PAUSE: Final = 0.05
 _LONGEST_PAUSE: Final = 5.0
-#: Of how many pulls the numbers are remembered. More than may wait at a server by default.
+#: Maximum number of tracked pulls. Larger than the server's default limit of waiting pulls, 512.
 _REMEMBERED: Final = 1_024
 
 
 @dataclass(frozen=True, slots=True)
 class PullLimits:
-    """What a consumption may ask for.
+    """Limits of the pulls of a consumption.
 
     Attributes:
-        limit: The most that may be asked for and buffered, in messages or bytes.
-        threshold: Below what a refill is pulled, in the same unit.
-        in_bytes: Whether the unit is bytes.
-        expires: How long a pull waits at the server, in seconds.
-        idle_heartbeat: How often the server says that a pull waits, in seconds; 0 for never.
-        pinned: Whether the group's policy is a pinned client.
-        keep_pin: After how many seconds at the latest to pull again, so as to keep a pin; 0 for never.
-        check: Whether to have the consumer looked up after a reconnect.
+        limit: Maximum amount requested and buffered together, in messages or bytes.
+        threshold: Amount below which a refill is pulled, in the same unit.
+        in_bytes: True if the unit is bytes.
+        expires: Seconds that a pull waits at the server.
+        idle_heartbeat: Seconds between heartbeats of a waiting pull; 0 for none.
+        pinned: True if the group has the policy PINNED_CLIENT.
+        keep_pin: Maximum seconds between two pulls, to keep the pin; 0 for no such pulls.
+        check: True to look the consumer up after a reconnect before pulling again.
     """
 
     limit: int
@@ -74,7 +78,7 @@ class PullLimits:
 
 
 class PullNow(NamedTuple):
-    """Publish a pull."""
+    """Action: publish a pull."""
 
     number: int
     amount: int
@@ -82,19 +86,19 @@ class PullNow(NamedTuple):
 
 
 class Tell(NamedTuple):
-    """Tell the user."""
+    """Action: report an event to the user."""
 
     event: PullEvent
 
 
 class Check(NamedTuple):
-    """Ask the server whether the consumer is still there, and call ``checked`` with the number."""
+    """Action: look the consumer up at the server, and call ``checked`` with the number and the result."""
 
     number: int
 
 
 class End(NamedTuple):
-    """Nothing can be pulled any more."""
+    """Action: end the consumption, since no pull can succeed any more."""
 
     status: Status
 
@@ -104,7 +108,7 @@ Action: TypeAlias = PullNow | Tell | Check | End
 
 @dataclass(slots=True)
 class _Waiting:
-    """A pull that the server may still be serving."""
+    """Pull that may still be open at the server."""
 
     amount: int
     deadline: float
@@ -112,16 +116,16 @@ class _Waiting:
 
 
 class PullCore:
-    """The state machine. Call :meth:`start`, then hand everything that happens to it.
+    """State machine of the pulls. Call :meth:`start`, then pass every event to it.
 
     Args:
-        limits: What may be asked for.
+        limits: Limits of the pulls.
 
     Attributes:
-        asked: What the server owes.
-        buffered: What has come and was not taken.
-        actions: What is to be done, in order; whoever does it takes it out.
-        pin_id: The id of the pin that this consumption holds, None if it holds none.
+        asked: Amount the server still owes.
+        buffered: Amount that has arrived and was not taken.
+        actions: Actions to execute, in order; the caller removes each one.
+        pin_id: Id of the pin that this consumption holds, None if it holds none.
     """
 
     def __init__(self, limits: PullLimits) -> None:
@@ -135,58 +139,62 @@ class PullCore:
         self._online = True
         self._stopped = True
         self._check: int | None = None
+        #: True while pulls wait for the result of a lookup.
         self._held = False
-        #: Whether it is looked up when nobody answers. Not after a reconnect, until pulls are answered: the
-        #: server may be about to find it again. Whoever begins has heard of it before.
+        #: True if a 503 triggers a lookup of the consumer. False after a reconnect until a pull is answered,
+        #: because the server may still be recovering the consumer. True at the start, because the consumer
+        #: was looked up before.
         self._served = True
+        #: True if a message has arrived since the last tick or pull status.
         self._fresh = False
         self._heard = 0.0
         self._pulled = 0.0
         self._failures = 0
         self._paused_until = 0.0
+        #: True to pull only while nothing is buffered or owed: the next message needs the whole limit.
         self._whole = False
 
     def start(self, now: float, *, online: bool = True) -> None:
-        """Begin to pull."""
+        """Start pulling."""
         self._stopped, self._online, self._heard = False, online, now
         self._refill(now)
 
     def stop(self) -> None:
-        """Pull nothing any more."""
+        """Stop pulling."""
         self._stopped = True
 
     @property
     def waiting(self) -> int:
-        """How many pulls the server may still be serving."""
+        """Number of pulls that may still be open at the server."""
         return len(self._waiting)
 
-    # -- what happens all the time, and is kept cheap for that
+    # -- events per message, kept cheap
 
     def arrived(self, size: int = 1) -> None:
-        """A message has come; its size counts where bytes are counted, and is 1 elsewhere."""
+        """Record an arrived message; ``size`` is its size in bytes, or 1 if the unit is messages."""
         self.asked -= size
         self.buffered += size
         self._fresh = True
 
     def taken(self, size: int = 1) -> bool:
-        """The user has taken a message; returns whether :meth:`refill` has something to do."""
+        """Record that the user took a message; return true if :meth:`refill` should be called."""
         self.buffered -= size
         return self.asked + self.buffered < self.limits.threshold
 
     def refill(self, now: float) -> None:
-        """Pull what is missing, if it is time to."""
+        """Pull up to the limit if the amount is below the threshold."""
         self._refill(now)
 
-    # -- what happens now and then
+    # -- rarer events
 
     def pinned(self, pin_id: str) -> None:
-        """A message has come with the id of a pin."""
+        """Record the pin id of an arrived message."""
         if pin_id != self.pin_id:
             self.pin_id = pin_id
             self.actions.append(Tell(Pinned(pin_id)))
 
     def status(self, number: int, status: Status, now: float) -> None:
-        """The server said something to the pull of that number."""
+        """Process a status of the pull with this number."""
         self._heard = now
         if status.kind in FATAL:
             self._forget_pulls()
@@ -196,12 +204,12 @@ class PullCore:
             self._recovered()
         else:
             pull = self._waiting.pop(number, None)
-            if pull is not None:  # else it was given up before, and is accounted for
+            if pull is not None:  # None: the pull was given up and settled before
                 self._ended(number, pull, status, now)
         self._refill(now)
 
     def tick(self, now: float) -> None:
-        """Time has passed."""
+        """Process the passage of time: expired pulls, missed heartbeats and pauses."""
         if self._fresh:
             self._fresh, self._heard = False, now
             self._recovered()
@@ -214,7 +222,7 @@ class PullCore:
         self._refill(now)
 
     def next_tick(self, now: float) -> float:
-        """When to call :meth:`tick` next."""
+        """Return the time of the next call of :meth:`tick`."""
         limits = self.limits
         step = limits.idle_heartbeat / 2 or limits.expires / 2
         if limits.keep_pin:
@@ -223,18 +231,18 @@ class PullCore:
         return min(soonest, self._paused_until) if self._paused_until > now else soonest
 
     def disconnected(self) -> None:
-        """The connection is lost: nothing may be published until :meth:`reconnected`."""
+        """Process a lost connection: no pulls until :meth:`reconnected`."""
         if self._online:
             self._online = False
             self.actions.append(Tell(Disconnected()))
 
     def reconnected(self, now: float) -> None:
-        """There is a new connection, on which the server knows of no pull."""
+        """Process a new connection, on which the server has no pull."""
         self._online, self._heard = True, now
         self._forget_pulls()
         self._recovered()
         self._served = False
-        self._check = None  # whoever was asked on the old connection may never answer
+        self._check = None  # a lookup sent on the old connection may never be answered
         self.actions.append(Tell(Reconnected()))
         self._held = self.limits.check
         if self._held:
@@ -242,7 +250,7 @@ class PullCore:
         self._refill(now)
 
     def checked(self, number: int, found: bool, now: float) -> None:
-        """The answer to :class:`Check`: whether the consumer is there, or nobody could tell."""
+        """Process the result of :class:`Check`; ``found`` is false only if the consumer is gone for sure."""
         if number != self._check:
             return
         self._check, self._held = None, False
@@ -251,7 +259,7 @@ class PullCore:
         else:
             self._end(Status.of(409, "Consumer Deleted"))
 
-    # -- inside
+    # -- internals
 
     def _end(self, status: Status) -> None:
         if not self._stopped:
@@ -265,7 +273,7 @@ class PullCore:
             self.actions.append(Check(self._check))
 
     def _recovered(self) -> None:
-        """The server serves pulls: the next refusal is the first one again."""
+        """Reset the backoff: the server answers pulls again."""
         self._served = True
         self._failures, self._paused_until, self._whole = 0, 0.0, False
 
@@ -274,15 +282,19 @@ class PullCore:
         self.asked = 0
 
     def _settle(self, left: int) -> None:
-        """Take off what an ended pull had left; the rest is at most what the others were sent for."""
+        """Subtract the rest of an ended pull from ``asked``, and cap ``asked`` at the sum of the open pulls.
+
+        The cap corrects the count for pulls that ended without reporting their rest. The cap does not apply
+        to a full table, from which older open pulls may have been dropped.
+        """
         self.asked = max(self.asked - left, 0)
         if self.asked == 0:
-            self._waiting.clear()  # filled, every one, of which servers say nothing
+            self._waiting.clear()  # all pulls are filled; servers send no status for that
         elif len(self._waiting) < _REMEMBERED:
             self.asked = min(self.asked, sum(pull.amount for pull in self._waiting.values()))
 
     def _forget_until(self, number: int) -> None:
-        """Give up a pull and all older ones: later ones may have reached the consumer's new leader."""
+        """Give up a pull and all older ones; later ones may have reached the consumer's new leader."""
         for older in [each for each in self._waiting if each <= number]:
             del self._waiting[older]
         self._settle(0)
@@ -298,10 +310,10 @@ class PullCore:
             self._settle(min(left, pull.amount))
         elif kind is Kind.LEADERSHIP:
             self._forget_until(number)
-        else:  # turned away when it came, so that all of it is left
+        else:  # refused on arrival: the whole pull is left
             self._settle(pull.amount)
         if kind is Kind.ENDED and is_fruitless and now < pull.deadline - self.limits.expires / 2:
-            self._pause(now)  # else a server that ends every pull at once is pulled from without a pause
+            self._pause(now)  # avoids a busy loop with a server that ends every pull at once
         elif kind is Kind.ENDED:
             self._recovered()
         elif kind is Kind.TOO_LARGE:
@@ -309,9 +321,9 @@ class PullCore:
         elif kind is Kind.WRONG_PIN:
             self._wrong_pin(pull)
         elif kind is Kind.LEADERSHIP:
-            if not self._held:  # else it is the same change, told to another pull
+            if not self._held:  # if held, this is the same change reported to another pull
                 self.actions.append(Tell(LeadershipChanged()))
-            # Pulls that find no leader are lost without a word; whoever answers a look-up is the new one.
+            # Pulls without a leader are lost silently. An answer to a lookup proves there is a new leader.
             self._held = True
             self._look_up()
             self._pause(now)
@@ -326,7 +338,7 @@ class PullCore:
             event = ServerShutdown()
         elif status.kind is Kind.NO_RESPONDERS:
             event = NoResponders()
-            if self._served:  # on this very connection, so that it is not one that is only starting
+            if self._served:  # on this connection, so the server is not just starting up
                 self._look_up()
         else:
             event = UnknownStatus(status.code, status.description)
@@ -335,7 +347,7 @@ class PullCore:
 
     def _too_large(self, pull: _Waiting, left: int | None, now: float) -> None:
         if left is not None and left < pull.amount:
-            return  # it has delivered something, and a new one has more room
+            return  # this pull has delivered messages, so a new pull has more room
         if pull.amount < self.limits.limit:
             self._whole = True
             return
@@ -344,14 +356,14 @@ class PullCore:
         self._pause(now)
 
     def _wrong_pin(self, pull: _Waiting) -> None:
-        # Pulls of an older pin may be answered when there is a new one already, which is left alone.
+        # A pull with an older pin id may be answered after this client got a new pin, which stays valid.
         if pull.pin_id is not None and pull.pin_id == self.pin_id:
             self.actions.append(Tell(Unpinned(pull.pin_id)))
             self.pin_id = None
 
     def _pause(self, now: float) -> None:
         if self._paused_until > now:
-            return  # several pulls were refused for one reason
+            return  # several pulls were refused for the same reason
         self._paused_until = now + min(_FIRST_PAUSE * 2**self._failures, _LONGEST_PAUSE)
         self._failures = min(self._failures + 1, 16)
 
@@ -377,7 +389,10 @@ class PullCore:
         self._remember(missing, now)
 
     def _pin_is_due(self, now: float) -> bool:
-        """Whether to pull only to keep the pin: servers count pulls, not deliveries, as a sign of life."""
+        """Return true if a pull is needed to keep the pin.
+
+        Servers count pulls, not deliveries, as activity of a pinned client.
+        """
         keep = self.limits.keep_pin
         return bool(keep) and self.pin_id is not None and now - self._pulled >= keep
 

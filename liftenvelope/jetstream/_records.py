@@ -1,9 +1,11 @@
-"""JetStream's JSON as frozen dataclasses, and back.
+"""Converts JetStream's JSON to frozen dataclasses and back.
 
-What an attribute is on the wire follows from its annotation: a :data:`Seconds` is an integer of nanoseconds,
-a :data:`Moment` is text as in RFC 3339, an enumeration its value, a record an object. Names are those of the
-wire. Nothing that a server says is lost: fields that this version does not know are in ``extra``, and values
-finer than Python's types hold (nanoseconds) are kept beside them until the attribute is changed.
+The annotation of an attribute sets its wire format. A :data:`Seconds` is an integer of nanoseconds. A
+:data:`Moment` is RFC 3339 text. An enumeration is its value. A record is an object. Attributes have the same
+names as the wire fields.
+
+No server data is lost. ``extra`` holds the fields unknown to this version. ``exact`` holds the wire values
+that Python types cannot represent exactly (nanoseconds). An exact value is used until its attribute changes.
 """
 
 from __future__ import annotations
@@ -48,12 +50,12 @@ __all__ = [
 _NS: Final = 1_000_000_000
 _MAX_NS: Final = 2**63 - 1
 _LONGEST: Final = _MAX_NS / _NS
-#: What Go's servers say for "never": its zero time.
+#: Go's zero time, which servers send for "never".
 _ZERO_TIME: Final = "0001-01-01T00:00:00Z"
 
 
 class OpenEnum(StrEnum):
-    """An enumeration that newer servers may add to: an unknown value is kept as it is."""
+    """Enumeration that newer servers may extend: unknown values are kept unchanged."""
 
     @classmethod
     def _missing_(cls, value: object) -> Self | None:
@@ -66,7 +68,7 @@ class OpenEnum(StrEnum):
 
 
 class Codec(NamedTuple):
-    """How one kind of value is checked, written and read."""
+    """Functions that check, encode and decode one type of value."""
 
     check: Callable[[str, Any], Any]
     encode: Callable[[Any], Any]
@@ -74,7 +76,7 @@ class Codec(NamedTuple):
 
 
 def to_ns(seconds: float) -> int:
-    """Seconds as nanoseconds: of what a decimal number says, not of its nearest float.
+    """Convert seconds to nanoseconds, using the decimal form of the float instead of its binary value.
 
     Example:
         >>> to_ns(0.1), to_ns(31_536_000.000000001)
@@ -84,17 +86,21 @@ def to_ns(seconds: float) -> int:
 
 
 def from_ns(nanoseconds: int) -> float:
-    """Nanoseconds as seconds."""
+    """Convert nanoseconds to seconds."""
     return nanoseconds / _NS
 
 
 def moment_text(moment: datetime) -> str:
-    """A moment as in RFC 3339, in UTC."""
+    """Format a moment as RFC 3339 in UTC."""
     return moment.astimezone(UTC).isoformat().replace("+00:00", "Z")
 
 
 def read_moment(text: str) -> datetime | None:
-    """A moment of RFC 3339; digits after the microseconds are dropped, and "never" is None."""
+    """Parse RFC 3339; digits beyond microseconds are dropped, and Go's zero time gives None.
+
+    Raises:
+        ValueError: The text is not RFC 3339 or has no time zone.
+    """
     if text == _ZERO_TIME:
         return None
     head, dot, tail = text.partition(".")
@@ -112,7 +118,7 @@ def _check_seconds(name: str, value: Any) -> float:
         value = value.total_seconds()
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise UsageTypeError(f"{name} must be a number of seconds, not {type(value).__name__}")
-    # What is nearest to the limit as a float is taken for the limit.
+    # A float that rounds to the limit counts as the limit.
     if not -_LONGEST <= value <= _LONGEST:
         raise UsageError(
             f"{name} must be a number of seconds that 64 bits of nanoseconds hold, not {value!r}"
@@ -123,7 +129,11 @@ def _check_seconds(name: str, value: Any) -> float:
 
 
 def check_moment(name: str, value: Any) -> datetime:
-    """A datetime with a time zone, in UTC; anything else is a UsageError."""
+    """Convert a datetime to UTC.
+
+    Raises:
+        UsageError: The value is not a datetime, has no time zone, or is out of range in UTC.
+    """
     if not isinstance(value, datetime):
         raise UsageTypeError(f"{name} must be a datetime, not {type(value).__name__}")
     if value.tzinfo is None:
@@ -135,7 +145,11 @@ def check_moment(name: str, value: Any) -> datetime:
 
 
 def integer(name: str, value: Any) -> int:
-    """An integer of any size; anything else, a bool among it, is a UsageError."""
+    """Return the value as an integer of any size.
+
+    Raises:
+        UsageError: The value is a bool or not an integer.
+    """
     if isinstance(value, bool):
         raise UsageTypeError(f"{name} must be an integer, not bool")
     try:
@@ -165,9 +179,9 @@ def _same(value: Any) -> Any:
     return value
 
 
-#: A span of time: seconds here, nanoseconds on the wire.
+#: Duration: seconds in Python, nanoseconds on the wire.
 Seconds: TypeAlias = Annotated[float, Codec(_check_seconds, _encode_seconds, from_ns)]
-#: A point in time: a datetime with a time zone here, text as in RFC 3339 on the wire.
+#: Point in time: a datetime with a time zone in Python, RFC 3339 text on the wire.
 Moment: TypeAlias = Annotated[datetime, Codec(check_moment, moment_text, read_moment)]
 
 _PLAIN: Final[dict[Any, Codec]] = {
@@ -221,7 +235,7 @@ def _mapping_codec(item: Codec) -> Codec:
 
 
 def _codec_of(hint: Any) -> Codec:
-    """How values of an annotation are checked, written and read."""
+    """Return the codec for a type annotation."""
     origin, arguments = get_origin(hint), get_args(hint)
     if origin is Annotated:
         codec: Codec = arguments[1]
@@ -241,7 +255,7 @@ _DEFAULTS: Final[dict[type, dict[str, Any]]] = {}
 
 
 def _codecs(kind: type[Record]) -> dict[str, Codec]:
-    """The codec of each field. Found out at the first use: annotations may name classes that come later."""
+    """Return the codec of each field, resolved on first use: annotations may name classes defined later."""
     found = _CODECS.get(kind)
     if found is None:
         hints = get_type_hints(kind, include_extras=True)
@@ -262,16 +276,15 @@ def _defaults(kind: type[Record]) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """An object of JetStream's API. Take ``dataclasses.replace`` to change it.
+    """Object of the JetStream API. Use ``dataclasses.replace`` to change attributes.
 
     Attributes:
-        extra: What a server newer than this version has said beside, by its name on the wire. Sent back
-            unchanged.
-        exact: Values as they were on the wire, of attributes whose Python types hold less. Sent back unless
-            the attribute was changed.
+        extra: Fields unknown to this version, by wire name. They are sent back unchanged.
+        exact: Wire values that the Python types cannot represent exactly, by attribute. A wire value is sent
+            back unless the attribute was changed.
     """
 
-    #: What is written even if it is the default, because the server's own default is another.
+    #: Fields written even with their default values, because the server has other defaults.
     _always: ClassVar[frozenset[str]] = frozenset()
 
     extra: Mapping[str, Any] = field(default_factory=dict, repr=False)
@@ -282,7 +295,7 @@ class Record:
         self._check()
 
     def _check(self) -> None:
-        """Raise UsageError where a value makes no sense; not asked of what a server says."""
+        """Raise UsageError if a value is invalid; not called for data from a server."""
 
     def _check_types(self) -> None:
         default = _defaults(type(self))
@@ -293,10 +306,10 @@ class Record:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """Read it from what the server said. Names are not checked.
+        """Create a record from a server's JSON object. Names are not checked.
 
         Raises:
-            UsageError: A value is none that the field may have, or a field is missing that always is there.
+            UsageError: A value is invalid for its field, or a required field is missing.
         """
         if not isinstance(data, Mapping):
             raise UsageTypeError(f"{cls.__name__} is read from a mapping, not from {type(data).__name__}")
@@ -316,7 +329,7 @@ class Record:
         if missing:
             raise UsageError(f"{cls.__name__} without {missing[0]!r}: {dict(data)!r}")
         extra = {name: value for name, value in data.items() if name not in codecs}
-        # Not by the constructor: what a server has is read, also where it may not be made (any more).
+        # Bypasses the constructor and its checks: a server may hold objects that can no longer be created.
         record = cls.__new__(cls)
         for name, value in {**_defaults(cls), **known, "extra": extra, "exact": exact}.items():
             object.__setattr__(record, name, value)
@@ -324,7 +337,7 @@ class Record:
         return record
 
     def to_json(self) -> dict[str, Any]:
-        """Write it as the server reads it: without what is the default there."""
+        """Convert the record to the server's JSON object, without fields that have their default value."""
         written = dict(self.extra)
         for name, codec in _codecs(type(self)).items():
             value = getattr(self, name)

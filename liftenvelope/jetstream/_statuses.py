@@ -1,6 +1,7 @@
-"""What a server says to a pull beside messages: a number, a text, and sometimes what the pull had left.
+"""Statuses that a server sends to a pull: a code, a description and sometimes the rest of the pull.
 
-Servers give one number to things that differ, so the text has to tell them apart. That is done here alone.
+Servers use one code, 409, for several conditions, so the description must tell them apart. This module is the
+only place that parses descriptions.
 """
 
 from __future__ import annotations
@@ -12,36 +13,36 @@ from typing import Final, NamedTuple
 
 __all__ = ["Kind", "Status", "status_number"]
 
-#: No more digits than 64 bits hold: more take Python long, or are refused.
+#: At most 18 digits, which fit in 64 bits. Python parses longer numbers slowly or refuses them.
 _NUMBER: Final = re.compile(r"-?[0-9]{1,18}")
 
 
 class Kind(Enum):
-    """What a status means to the pull that it was sent to."""
+    """Meaning of a status for the pull it answers."""
 
-    #: 100: the pull waits.
+    #: 100: the pull is still waiting.
     HEARTBEAT = auto()
-    #: 404 and 408: it has ended, with nothing wrong.
+    #: 404, 408 and 409 Batch Completed: the pull has ended normally.
     ENDED = auto()
-    #: 409 Message Size Exceeds MaxBytes: the next message is larger than what the pull has left.
+    #: 409 Message Size Exceeds MaxBytes: the next message is larger than the rest of the pull.
     TOO_LARGE = auto()
-    #: 409 Exceeded ...: refused because of a limit in the consumer's configuration.
+    #: 409 Exceeded ...: the pull exceeds a limit of the consumer's configuration.
     REFUSED = auto()
     #: 409 Leadership Change: all pulls of the consumer have ended.
     LEADERSHIP = auto()
-    #: 409 Server Shutdown: the connection is about to go.
+    #: 409 Server Shutdown: the server is about to close the connection.
     SHUTDOWN = auto()
-    #: 423: the pull carries the id of a pin that is gone.
+    #: 423: the pull carries the id of a pin that is no longer valid.
     WRONG_PIN = auto()
-    #: 503: nobody listens: JetStream or the consumer is not there.
+    #: 503: no responders; JetStream or the consumer is not available.
     NO_RESPONDERS = auto()
     #: 409 Consumer Deleted.
     DELETED = auto()
     #: 409 Consumer is push based.
     PUSH = auto()
-    #: 400 and 412: it will never be accepted as it is.
+    #: 400 and 412: the pull is invalid and repeating it cannot succeed.
     BAD_REQUEST = auto()
-    #: What this version has no name for.
+    #: Any other status.
     UNKNOWN = auto()
 
 
@@ -57,7 +58,7 @@ _BY_CODE: Final = {
     423: Kind.WRONG_PIN,
     503: Kind.NO_RESPONDERS,
 }
-#: What the text of a 409 begins with, in lower case.
+#: Description prefixes of a 409, in lower case, and their meanings.
 _CONFLICTS: Final = (
     ("message size exceeds", Kind.TOO_LARGE),
     ("batch completed", Kind.ENDED),
@@ -70,14 +71,14 @@ _CONFLICTS: Final = (
 
 
 class Status(NamedTuple):
-    """A status as it came.
+    """Status of a pull.
 
     Attributes:
-        kind: What it means.
-        code: The server's number.
-        description: The server's text, empty for a 503.
-        messages: How many messages the pull had left, None if the server does not say.
-        bytes: How many bytes the pull had left, None if the server does not say.
+        kind: Meaning of the status.
+        code: Status code.
+        description: Description from the server, empty for a 503.
+        messages: Messages the pull had left, None if the server does not say.
+        bytes: Bytes the pull had left, None if the server does not say.
     """
 
     kind: Kind
@@ -90,14 +91,14 @@ class Status(NamedTuple):
     def of(
         cls, code: int, description: str = "", messages: int | None = None, size: int | None = None
     ) -> Status:
-        """A status of that number and text."""
+        """Create a status from its code and description; the kind follows from both."""
         return cls(_kind_of(code, description), code, description, messages, size)
 
     @classmethod
     def from_headers(cls, headers: Mapping[str, str] | None) -> Status:
-        """Read it from a message's headers, as nats-py gives them."""
+        """Read a status from message headers parsed by nats-py."""
         headers = headers or {}
-        # nats-py takes the first header line of a 503 for its text, line break and all (2.16).
+        # nats-py 2.16 returns the first header line of a 503 as its description, line break included.
         text = headers.get("Description", "").strip().split("\r\n")[0]
         code = status_number(headers.get("Status")) or 0
         return cls.of(
@@ -119,7 +120,10 @@ def _kind_of(code: int, description: str) -> Kind:
 
 
 def status_number(text: str | None) -> int | None:
-    """A number in a header of a status; None if there is none. Servers may say -1 for a pull that is done."""
+    """Parse a number from a status header; None if there is none.
+
+    Negative numbers become 0: servers may send -1 for a completed pull.
+    """
     if text is None or not _NUMBER.fullmatch(text.strip()):
         return None
     return max(int(text), 0)

@@ -1,4 +1,7 @@
-"""Notices when a connection of somebody else's is lost, restored or closed: nats-py tells its owner only."""
+"""Watches the user's connection for loss, restoration and closing.
+
+nats-py reports these only to the callbacks of the connection's owner, so this module polls the state.
+"""
 
 from __future__ import annotations
 
@@ -13,36 +16,36 @@ if TYPE_CHECKING:
 
 __all__ = ["ConnectionWatch", "Listener", "reason_of", "watch_of"]
 
-#: How often to look, in seconds.
+#: Polling interval in seconds.
 _LOOK: Final = 0.02
-#: How often, where the parser of an accelerated connection tells when that is lost, and for how many looks
-#: after such a word it is looked at as often as elsewhere: the connection is back before long.
+#: Polling interval in seconds for an accelerated connection, whose parser reports losses itself. After such a
+#: report the connection is polled this many times at the short interval, because it is soon restored.
 _SELDOM: Final = 0.25
 _EAGER_LOOKS: Final = 200
 
 
 class Listener(Protocol):
-    """What is told about a connection."""
+    """Receiver of connection events."""
 
     def lost(self) -> None:
-        """The connection is down; nats-py tries to restore it."""
+        """Handle a lost connection, which nats-py tries to restore."""
 
     def restored(self) -> None:
-        """There is a new connection, in which the subscriptions are there again."""
+        """Handle a new connection; nats-py has restored the subscriptions."""
 
     def gone(self, reason: str) -> None:
-        """The connection is closed, or is being drained: nothing comes any more."""
+        """Handle a closed or draining connection: no more data arrives."""
 
 
 def reason_of(nc: Any) -> str:
-    """Why nothing comes from a connection any more; empty if something may."""
+    """Return the reason why a connection delivers no more data; empty if the connection is usable."""
     if nc.is_closed:
         return "the NATS connection is closed"
     return "the NATS connection is being drained" if nc.is_draining or nc.is_draining_pubs else ""
 
 
 class ConnectionWatch:
-    """Looks at one connection, as long as somebody listens."""
+    """Polls one connection while at least one listener is registered."""
 
     def __init__(self, nc: Client) -> None:
         self._nc: Any = nc
@@ -52,7 +55,7 @@ class ConnectionWatch:
         self._seen = self._state()
 
     def add(self, listener: Listener) -> None:
-        """Tell somebody from now on."""
+        """Register a listener."""
         if not self._listeners:
             self._seen = self._state()
         self._listeners[id(listener)] = listener
@@ -60,14 +63,14 @@ class ConnectionWatch:
             self._timer = asyncio.get_running_loop().call_later(_LOOK, self._look)
 
     def nudge(self) -> None:
-        """Look now, and often for a while: the connection was lost, or is about to be restored."""
+        """Poll now, and at the short interval for a while: the connection was lost or is being restored."""
         self._eager = _EAGER_LOOKS
         if self._timer is not None:
             self._timer.cancel()
             self._timer = asyncio.get_running_loop().call_later(0, self._look)
 
     def _pause(self) -> float:
-        """How long to wait before the next look."""
+        """Return the seconds until the next poll."""
         parser = getattr(self._nc, "_ps", None)
         if not isinstance(parser, DirectParser):
             return _LOOK
@@ -81,7 +84,7 @@ class ConnectionWatch:
             parser.on_reset.pop(id(self), None)
 
     def remove(self, listener: Listener) -> None:
-        """Tell somebody nothing any more."""
+        """Unregister a listener."""
         self._listeners.pop(id(listener), None)
 
     def _state(self) -> tuple[int, bool, str]:
@@ -107,12 +110,12 @@ class ConnectionWatch:
                 listener.restored()
 
 
-# Weak on both sides: a watch holds its connection, and is held by those who listen.
+# Weak keys and values: a watch references its connection, and only listeners keep a watch alive.
 _watches: Final[WeakKeyDictionary[Any, ref[ConnectionWatch]]] = WeakKeyDictionary()
 
 
 def watch_of(nc: Client) -> ConnectionWatch:
-    """The one watch of a connection."""
+    """Return the watch of a connection; each connection has one."""
     known = _watches.get(nc)
     watch = None if known is None else known()
     if watch is None:

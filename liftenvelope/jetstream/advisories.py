@@ -1,7 +1,7 @@
-"""What JetStream tells the world about its consumers, as typed events.
+"""JetStream advisories about consumers, as typed events.
 
-Servers publish an advisory when a client is pinned or unpinned, a consumer is made, deleted or paused, and
-when a message is given up. Anyone with the right to subscribe to ``$JS.EVENT.ADVISORY`` can listen.
+Servers publish an advisory when a client is pinned or unpinned, when a consumer is created, deleted, paused
+or resumed, and when a message is given up. A reader needs permission to subscribe to ``$JS.EVENT.ADVISORY``.
 """
 
 from __future__ import annotations
@@ -40,23 +40,23 @@ __all__ = [
 ]
 
 _TYPE: Final = "io.nats.jetstream.advisory.v1."
-#: How long the server may take to note a subscription, in seconds.
+#: Timeout in seconds for the server to confirm a subscription.
 _BARRIER: Final = 5.0
-#: How many advisories wait for a reader at most, by default.
+#: Default maximum number of unread advisories.
 _MAX_WAITING: Final = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advisory:
-    """What a server told; of a kind that has no class of its own, if it is of this one.
+    """Advisory of a server. Base class, and the class of advisories without a class of their own.
 
     Attributes:
-        type: The kind in the server's words, such as ``consumer_group_pinned``.
-        id: The advisory's own id.
-        time: When it happened, in UTC.
-        stream: The stream, empty if it names none.
-        consumer: The consumer, empty if it names none.
-        data: Everything that the server told.
+        type: Type of the advisory without its common prefix, such as ``consumer_group_pinned``.
+        id: Id of the advisory.
+        time: Time of the event in UTC, None if the advisory has no valid time.
+        stream: Stream name, empty if the advisory has none.
+        consumer: Consumer name, empty if the advisory has none.
+        data: Complete JSON object of the advisory.
     """
 
     kinds: ClassVar[frozenset[str]] = frozenset()
@@ -70,7 +70,7 @@ class Advisory:
 
     @classmethod
     def own(cls, data: Mapping[str, Any]) -> dict[str, Any]:
-        """The values of a kind's own attributes."""
+        """Read the attributes specific to this class from the JSON object."""
         del data
         return {}
 
@@ -80,8 +80,8 @@ class PinnedAdvisory(Advisory):
     """A client of a priority group was pinned.
 
     Attributes:
-        group: The priority group.
-        pinned_id: The id of the pin.
+        group: Priority group.
+        pinned_id: Id of the pin.
     """
 
     kinds: ClassVar[frozenset[str]] = frozenset({"consumer_group_pinned"})
@@ -91,7 +91,7 @@ class PinnedAdvisory(Advisory):
 
     @classmethod
     def own(cls, data: Mapping[str, Any]) -> dict[str, Any]:
-        """The group and the id of the pin."""
+        """Read the group and the pin id."""
         return {"group": str(data.get("group", "")), "pinned_id": str(data.get("pinned_id", ""))}
 
 
@@ -100,8 +100,8 @@ class UnpinnedAdvisory(Advisory):
     """A client of a priority group is no longer pinned.
 
     Attributes:
-        group: The priority group.
-        reason: ``admin`` if somebody asked for it, ``timeout`` if the client fell silent.
+        group: Priority group.
+        reason: ``admin`` after an unpin request, ``timeout`` if the client was inactive.
     """
 
     kinds: ClassVar[frozenset[str]] = frozenset({"consumer_group_unpinned"})
@@ -111,26 +111,26 @@ class UnpinnedAdvisory(Advisory):
 
     @classmethod
     def own(cls, data: Mapping[str, Any]) -> dict[str, Any]:
-        """The group and the reason."""
+        """Read the group and the reason."""
         return {"group": str(data.get("group", "")), "reason": str(data.get("reason", ""))}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerCreatedAdvisory(Advisory):
-    """A consumer was made."""
+    """A consumer was created."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerDeletedAdvisory(Advisory):
-    """A consumer was deleted, or removed for nobody used it."""
+    """A consumer was deleted by request or because of inactivity."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerPausedAdvisory(Advisory):
-    """A consumer was paused, or goes on.
+    """A consumer was paused or resumed.
 
     Attributes:
-        paused: Which of both.
+        paused: True if the consumer is now paused, false if it was resumed.
     """
 
     kinds: ClassVar[frozenset[str]] = frozenset({"consumer_pause"})
@@ -139,17 +139,17 @@ class ConsumerPausedAdvisory(Advisory):
 
     @classmethod
     def own(cls, data: Mapping[str, Any]) -> dict[str, Any]:
-        """Whether it is paused."""
+        """Read the paused state."""
         return {"paused": bool(data.get("paused"))}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MaxDeliveriesAdvisory(Advisory):
-    """A message was delivered as often as ``max_deliver`` allows, and is given up.
+    """A message reached ``max_deliver`` deliveries without an ack and is given up.
 
     Attributes:
-        stream_sequence: The message's sequence in the stream.
-        deliveries: How often it was delivered.
+        stream_sequence: Stream sequence of the message.
+        deliveries: Number of deliveries.
     """
 
     kinds: ClassVar[frozenset[str]] = frozenset({"max_deliver"})
@@ -159,7 +159,7 @@ class MaxDeliveriesAdvisory(Advisory):
 
     @classmethod
     def own(cls, data: Mapping[str, Any]) -> dict[str, Any]:
-        """The sequence and the count."""
+        """Read the sequence and the number of deliveries."""
         return {
             "stream_sequence": int(data.get("stream_seq", 0)),
             "deliveries": int(data.get("deliveries", 0)),
@@ -168,12 +168,12 @@ class MaxDeliveriesAdvisory(Advisory):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageTerminatedAdvisory(Advisory):
-    """A reader has given a message up.
+    """A reader terminated a message, which is not redelivered.
 
     Attributes:
-        stream_sequence: The message's sequence in the stream.
-        deliveries: How often it was delivered.
-        reason: What the reader said, empty if nothing.
+        stream_sequence: Stream sequence of the message.
+        deliveries: Number of deliveries.
+        reason: Reason given by the reader, empty if none.
     """
 
     kinds: ClassVar[frozenset[str]] = frozenset({"terminated"})
@@ -184,7 +184,7 @@ class MessageTerminatedAdvisory(Advisory):
 
     @classmethod
     def own(cls, data: Mapping[str, Any]) -> dict[str, Any]:
-        """The sequence, the count and the reason."""
+        """Read the sequence, the number of deliveries and the reason."""
         return {
             "stream_sequence": int(data.get("stream_seq", 0)),
             "deliveries": int(data.get("deliveries", 0)),
@@ -194,11 +194,11 @@ class MessageTerminatedAdvisory(Advisory):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LostAdvisories(Advisory):
-    """No server tells this: some advisories did not get here, and would have come at this place.
+    """Marks a gap in the advisories. Created by the client, not by a server.
 
     Attributes:
-        count: How many were dropped, because nobody took them. None if nobody can tell, because the
-            connection was down.
+        count: Number of advisories dropped because the reader was too slow. None if the connection was down,
+            so that the number is unknown.
     """
 
     type: str = "lost"
@@ -216,7 +216,7 @@ _CLASSES: Final[dict[str, type[Advisory]]] = {
     )
     for kind in each.kinds
 }
-#: Two things are of one type, and told apart by their action.
+#: Creation and deletion share the type ``consumer_action`` and differ in the action.
 _ACTIONS: Final[dict[str, type[Advisory]]] = {
     "create": ConsumerCreatedAdvisory,
     "delete": ConsumerDeletedAdvisory,
@@ -224,10 +224,10 @@ _ACTIONS: Final[dict[str, type[Advisory]]] = {
 
 
 def read_advisory(payload: bytes) -> Advisory:
-    """An advisory from its JSON; of a kind that this version does not know, a plain :class:`Advisory`.
+    """Parse the JSON of an advisory; an unknown type gives a plain :class:`Advisory`.
 
     Raises:
-        UsageError: It is none.
+        UsageError: The payload is not an advisory.
 
     Example:
         >>> read_advisory(b'{"type":"io.nats.jetstream.advisory.v1.consumer_group_unpinned","stream":"S",'
@@ -247,7 +247,7 @@ group='jobs', reason='admin')
         chosen = _ACTIONS.get(str(data.get("action")), Advisory)
     try:
         own = chosen.own(data)
-    except (TypeError, ValueError):  # of a server that means something else by it
+    except (TypeError, ValueError):  # a field has another type than this version expects
         chosen, own = Advisory, {}
     return chosen(
         type=kind,
@@ -261,7 +261,7 @@ group='jobs', reason='admin')
 
 
 def _time_of(text: object) -> datetime | None:
-    """A moment of RFC 3339; digits after the microseconds are dropped."""
+    """Parse RFC 3339; digits beyond microseconds are dropped, and anything else gives None."""
     if not isinstance(text, str):
         return None
     head, dot, tail = text.partition(".")
@@ -273,26 +273,26 @@ def _time_of(text: object) -> datetime | None:
 
 
 class Advisories:
-    """The advisories about consumers, from when the ``async with`` is entered.
+    """Iterates over advisories about consumers, starting when the ``async with`` is entered.
 
-    Servers don't wait for readers. What nobody takes is kept up to ``max_waiting`` advisories; then the
-    oldest are dropped, and the next one that is read is a :class:`LostAdvisories` with their number. After a
-    lost connection one without a number comes.
+    Servers have no backpressure for advisories. Up to ``max_waiting`` unread advisories are buffered. Beyond
+    that the oldest ones are dropped, and the next one read is a :class:`LostAdvisories` with their number.
+    After a lost connection the iterator yields a :class:`LostAdvisories` without a number.
 
     Args:
-        nc: A connected nats-py client; it stays yours.
-        stream: Only about this stream. Default: all.
-        consumer: Only about this consumer of the stream. Default: all.
-        prefix: Where they are published. Default ``$JS.EVENT.ADVISORY``; another one where an account
-            imports them.
-        max_waiting: How many may wait to be read. Default 10,000.
+        nc: Connected nats-py client. The client is never closed here.
+        stream: Stream to report on. Default: all streams.
+        consumer: Consumer of the stream to report on. Default: all consumers.
+        prefix: Subject prefix of the advisories. Default ``$JS.EVENT.ADVISORY``; accounts that import
+            advisories may use another one.
+        max_waiting: Maximum number of unread advisories. Default 10,000.
 
     Attributes:
-        dropped: How many have been dropped so far.
+        dropped: Number of advisories dropped so far.
 
     Raises:
-        UsageError: A name can't be one, a consumer is given without its stream, or ``max_waiting`` is not
-            positive.
+        UsageError: A name is invalid, a consumer is given without its stream, or ``max_waiting`` is less
+            than 1.
 
     Example::
 
@@ -338,7 +338,7 @@ class Advisories:
         try:
             self._watch.add(self)
             if self._link.is_connected:
-                await self._link.barrier(_BARRIER)  # what happens from now on is told
+                await self._link.barrier(_BARRIER)  # events from now on are received
         except BaseException:
             await self.__aexit__()
             raise
@@ -366,14 +366,14 @@ class Advisories:
         self._arrived.set()
 
     def lost(self) -> None:
-        """The connection is down: what happens now is not told."""
+        """Handle a lost connection: nothing to do until the connection is back."""
 
     def restored(self) -> None:
-        """The connection is back, or another one is there already."""
+        """Handle a restored or replaced connection: report a gap."""
         self._add(LostAdvisories())
 
     def gone(self, reason: str) -> None:
-        """The connection is closed or draining."""
+        """End the iteration with an error: the connection is closed or draining."""
         self._end(ConnectionClosedError(reason))
 
     def _end(self, error: ConnectionClosedError | None) -> None:

@@ -1,4 +1,4 @@
-"""Requests to JetStream's API, and what comes back: JSON, or an error of its own class."""
+"""Requests to the JetStream API: sends them, parses the JSON answers and raises typed errors."""
 
 from __future__ import annotations
 
@@ -42,20 +42,20 @@ __all__ = [
 _T = TypeVar("_T")
 _From = TypeVar("_From")
 DEFAULT_PREFIX: Final = "$JS.API"
-#: How JetStream is enabled: for the texts of errors.
+#: Instructions to enable JetStream, for error messages.
 ENABLE_JETSTREAM: Final = (
     "start nats-server with -js, or put jetstream {} into its configuration; where accounts are configured, "
     "enable it in the account"
 )
-#: JetStream's numbers for "not enabled for this account" and "not enabled".
+#: JetStream error codes for "not enabled for this account" and "not enabled".
 _NOT_ENABLED: Final = (10039, 10076)
-#: Requests that nobody answers though JetStream is enabled: the consumer is gone, or allow_direct is off.
+#: Requests that may get no answer although JetStream is enabled: no such consumer, or allow_direct is off.
 _ANSWERED_ELSEWHERE: Final = ("CONSUMER.MSG.NEXT.", "DIRECT.GET.")
-#: How often a waiting request looks whether its connection is still there, in seconds: nats-py tells nobody.
+#: Seconds between checks of the connection during a request: nats-py does not report a loss to requests.
 _LOOK: Final = 0.25
-#: Seconds to wait for the answer whether JetStream is enabled.
+#: Maximum timeout in seconds of the request that tests if JetStream is enabled.
 _ENABLED: Final = 1.0
-#: What Python raises where an answer lacks a field, or has one of another type, size or depth.
+#: Exceptions raised by Python for an answer with a missing field or one of a wrong type, size or depth.
 _JUNK: Final = (
     ValueError,
     TypeError,
@@ -66,8 +66,8 @@ _JUNK: Final = (
     RecursionError,
 )
 _SHOWN: Final = 100
-#: Requests that only read, by what their subjects begin with after the prefix. When the connection is lost
-#: under one of them it is repeated; of all others the outcome is unknown then.
+#: Subjects of read-only requests, as prefixes after the API prefix. If the connection is lost during a
+#: read-only request, the request is repeated. The outcome of any other request is then unknown.
 _READS: Final = (
     "INFO",
     "STREAM.INFO.",
@@ -81,14 +81,14 @@ _READS: Final = (
 
 
 def api_prefix(domain: str | None, prefix: str | None) -> str:
-    """The prefix of an API, without a dot at its end.
+    """Return the API prefix of a domain, or check a given prefix; the result has no trailing dot.
 
     Args:
-        domain: The JetStream domain.
-        prefix: The prefix itself, with or without its last dot; not together with a domain.
+        domain: JetStream domain.
+        prefix: API prefix, with or without its trailing dot; excludes ``domain``.
 
     Raises:
-        UsageError: Both are given, or one is none.
+        UsageError: Both arguments are given, or one of them is invalid.
     """
     if domain is not None and prefix is not None:
         raise UsageError(f"domain {domain!r} and api_prefix {prefix!r} exclude each other")
@@ -99,20 +99,20 @@ def api_prefix(domain: str | None, prefix: str | None) -> str:
 
 
 class Api:
-    """Requests to JetStream on somebody else's connection.
+    """Sends JetStream API requests on the user's connection.
 
     Args:
-        nc: The connection. It is never closed, and its callbacks are not taken.
-        prefix: The prefix of the API. Default ``$JS.API``.
-        timeout: How long to wait for an answer unless a request says otherwise, in seconds. Default 5.
+        nc: User's connection, which is never closed here and keeps its callbacks.
+        prefix: API prefix. Default ``$JS.API``.
+        timeout: Default timeout of a request in seconds. Default 5.
 
     Attributes:
-        nc: The connection.
-        prefix: The prefix, without a dot at its end.
-        timeout: The default time-out in seconds.
+        nc: User's connection.
+        prefix: API prefix without its trailing dot.
+        timeout: Default timeout of a request in seconds.
 
     Raises:
-        UsageError: The prefix or the timeout makes no sense.
+        UsageError: The prefix or the timeout is invalid.
     """
 
     def __init__(self, nc: Client, *, prefix: str = DEFAULT_PREFIX, timeout: float = 5.0) -> None:
@@ -122,35 +122,34 @@ class Api:
         self.timeout = positive("timeout", timeout)
 
     def key_subject(self, subject: str) -> str:
-        """Where to publish for a bucket to store it under a subject that begins with ``$KV.``.
+        """Return the publish subject for a key-value subject, which begins with ``$KV.``.
 
-        Between JetStream domains no such subject passes. What is published behind the API's prefix does, and
-        the server takes the prefix away (ADR-8, ADR-19).
+        Subjects that begin with ``$KV.`` do not cross JetStream domains. Subjects with the API prefix do, and
+        the server removes the prefix (ADR-8, ADR-19).
         """
         return subject if self.prefix == DEFAULT_PREFIX else f"{self.prefix}.{subject}"
 
     async def request(
         self, subject: str, payload: Mapping[str, Any] | bytes | None = None, *, timeout: float | None = None
     ) -> dict[str, Any]:
-        """Ask, and return the answer.
+        """Send a request and return the JSON of the answer.
+
+        While the connection is down, the request waits and is sent on the next connection. If the connection
+        is lost during a read-only request, the request is repeated.
 
         Args:
-            subject: The subject after the prefix, such as ``CONSUMER.INFO.orders.worker``.
-            payload: What to send: a mapping, as JSON; bytes; or nothing.
-            timeout: How long to wait in seconds. Default: that of the API.
-
-        While the connection is down a request waits, and goes out with the next one. When the connection is
-        lost under a request, one that only reads is repeated.
+            subject: Subject after the prefix, such as ``CONSUMER.INFO.orders.worker``.
+            payload: Mapping to send as JSON, bytes, or None for an empty payload.
+            timeout: Seconds to wait for the answer. Default: the timeout of the API.
 
         Raises:
-            JetStreamError: The server refused; its class says why, as far as it has one.
-            NoJetStreamError: Nothing answers there.
-            CallTimeoutError: No answer came in time. Whether the server did what was asked is unknown.
-            TransportError: The connection is closed or draining, or was closed meanwhile. Or it was lost
-                before an answer came, of a request that does more than read: with ``sent`` true, whether the
-                server did what was asked is unknown.
-            ServerProtocolError: The answer is not one that JetStream gives.
-            UsageError: The request can't be written, or is larger than the server takes.
+            JetStreamError: The server refused the request. Known errors have their own subclasses.
+            NoJetStreamError: Nothing answers on the subject.
+            CallTimeoutError: No answer came in time. The outcome of the request is unknown.
+            TransportError: The connection is closed or draining, was closed during the request, or was lost
+                during a request that is not read-only. If ``sent`` is true, the outcome is unknown.
+            ServerProtocolError: The answer is not a valid JetStream answer.
+            UsageError: The request can't be encoded, or exceeds the server's maximum payload.
         """
         reads = subject.startswith(_READS)
         msg = await self.ask(f"{self.prefix}.{subject}", payload, timeout=timeout, repeat=reads)
@@ -164,10 +163,10 @@ class Api:
         *,
         timeout: float | None = None,
     ) -> _T:
-        """Ask, and return what ``read`` makes of the answer.
+        """Send a request and convert the answer with ``read``.
 
         Raises:
-            ServerProtocolError: The answer lacks a field, or has one of another type.
+            ServerProtocolError: The answer lacks a field, or a field has the wrong type.
             JetStreamError, CallTimeoutError, TransportError, UsageError: As for :meth:`request`.
         """
         return read_as(
@@ -183,17 +182,17 @@ class Api:
         timeout: float | None = None,
         repeat: bool = False,
     ) -> Msg:
-        """Ask on a whole subject, and return the answer as it came.
+        """Send a request on a complete subject and return the answer unparsed.
 
         Args:
-            subject: The subject.
+            subject: Complete subject, including the prefix.
             payload: As for :meth:`request`.
-            headers: The headers, none by default.
+            headers: Headers of the request. Default: none.
             timeout: As for :meth:`request`.
-            repeat: Whether to ask again when the connection was lost, since asking twice does no harm.
+            repeat: True to repeat the request if the connection is lost; only for idempotent requests.
 
         Raises:
-            NoJetStreamError: Nothing answers there.
+            NoJetStreamError: Nothing answers on the subject.
             CallTimeoutError, TransportError, UsageError: As for :meth:`request`.
         """
         seconds = self.timeout if timeout is None else positive("timeout", timeout)
@@ -229,7 +228,7 @@ class Api:
         return f"nothing answers on {subject!r}: JetStream is not enabled ({ENABLE_JETSTREAM}){doubt}"
 
     async def is_enabled(self) -> bool:
-        """Ask whether JetStream is enabled; true if nobody can tell."""
+        """Ask the server if JetStream is enabled; return true if the answer is unknown."""
         try:
             await self.request("INFO", timeout=min(self.timeout, _ENABLED))
         except NoJetStreamError:
@@ -241,7 +240,7 @@ class Api:
     async def _ask_once(
         self, subject: str, body: bytes, headers: dict[str, str] | None, deadline: float
     ) -> Msg | None:
-        """The answer, None if the connection that the question went out with was lost before it came."""
+        """Send a request once; return None if its connection was lost before an answer came."""
         epoch, looks = self._link.epoch, 0
         left = max(deadline - asyncio.get_running_loop().time(), 0.001)
         call = asyncio.ensure_future(self.nc.request(subject, body, timeout=left, headers=headers))
@@ -252,7 +251,7 @@ class Api:
                     break
                 if self.nc.is_closed:
                     raise TransportError("the NATS connection was closed before an answer came", sent=True)
-                # Twice in a row: nats-py counts a new connection a moment before it is there.
+                # Two checks in a row: nats-py counts a reconnect shortly before the connection is usable.
                 looks = looks + 1 if self._link.epoch > epoch else 0
                 if looks == 2:
                     return None
@@ -261,7 +260,7 @@ class Api:
             call.cancel()
 
     async def send(self, subject: str, payload: bytes, *, reply: str = "") -> None:
-        """Send on a whole subject, and wait for nothing.
+        """Publish on a complete subject without waiting for an answer.
 
         Raises:
             TransportError, UsageError: As for :meth:`request`.
@@ -277,7 +276,7 @@ class Api:
             raise TransportError(f"nats-py could not send the request: {exc}") from exc
 
     def check_size(self, size: int) -> None:
-        """Raise UsageError if the server takes no message of so many bytes."""
+        """Raise UsageError if a message of ``size`` bytes exceeds the server's maximum payload."""
         if size > (limit := self.nc.max_payload):
             raise UsageError(f"the message has {size} bytes; the server takes {limit}")
 
@@ -289,7 +288,7 @@ class Api:
 
 
 def encode_payload(payload: Mapping[str, Any] | bytes | None) -> bytes:
-    """A payload as bytes."""
+    """Encode a payload: a mapping as JSON, bytes unchanged, None as no bytes."""
     if payload is None:
         return b""
     if isinstance(payload, bytes):
@@ -298,15 +297,17 @@ def encode_payload(payload: Mapping[str, Any] | bytes | None) -> bytes:
 
 
 def read_as(read: Callable[[_From], _T], answer: _From, what: str) -> _T:
-    """Read what a server sent. This is the one place that maps what fails there to an error of this package.
+    """Convert server data with ``read``, and turn a failure into a ServerProtocolError.
+
+    Only this function maps Python's exceptions for malformed data to an error of this package.
 
     Args:
-        read: Returns the value; raises what Python raises where a field is missing or wrong.
-        answer: What the server sent.
-        what: What it is, such as ``the answer on '$JS.API.INFO'``; begins the error's text.
+        read: Returns the value, or raises a built-in exception if a field is missing or wrong.
+        answer: Data from the server.
+        what: Description of the data, such as ``the answer on '$JS.API.INFO'``; starts the error message.
 
     Raises:
-        ServerProtocolError: It can't be read.
+        ServerProtocolError: The data is malformed.
     """
     try:
         return read(answer)
@@ -316,10 +317,10 @@ def read_as(read: Callable[[_From], _T], answer: _From, what: str) -> _T:
 
 
 def read_json(data: bytes, what: str) -> dict[str, Any]:
-    """The JSON object in what a server sent.
+    """Parse server data as a JSON object.
 
     Raises:
-        ServerProtocolError: It has none.
+        ServerProtocolError: The data is not a JSON object.
     """
     return read_as(_object, data, what)
 
@@ -332,10 +333,10 @@ def _object(data: bytes) -> dict[str, Any]:
 
 
 def natural(value: object) -> int:
-    """A sequence or a count that a server sent: an integer from 0 to 2**63 - 1.
+    """Check a sequence or count from a server: an integer from 0 to 2**63 - 1.
 
     Raises:
-        ValueError: It is something else.
+        ValueError: The value is not such an integer.
     """
     if type(value) is not int or not 0 <= value < 2**63:
         raise ValueError(f"expected a number from 0 to 2**63 - 1, got {value!r:.40}")
@@ -343,11 +344,11 @@ def natural(value: object) -> int:
 
 
 def read_answer(data: bytes, subject: str) -> dict[str, Any]:
-    """The JSON of an answer, unless it is an error.
+    """Parse an answer and return its JSON object.
 
     Raises:
-        JetStreamError: It is one.
-        ServerProtocolError: It is no JSON object, or an error without its fields.
+        JetStreamError: The answer reports an error.
+        ServerProtocolError: The answer is not a JSON object, or its error is malformed.
     """
     answer = read_json(data, f"the answer on {subject!r}")
     if error := answer.get("error"):

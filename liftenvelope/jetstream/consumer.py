@@ -1,4 +1,4 @@
-"""A pull consumer: its state, and the ways to get its messages."""
+"""Pull consumer: management requests, single pulls and continuous pulls."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ if TYPE_CHECKING:
 
 __all__ = ["Consumer"]
 
-#: The server's own, where the configuration has none, in seconds.
+#: Server default of ``ack_wait`` in seconds.
 _ACK_WAIT: Final = 30.0
-#: How many sets of options of ``next`` are remembered.
+#: Maximum number of cached option sets of ``next``.
 _PLANS: Final = 64
 
 
 class Consumer:
-    """A consumer of a stream. Made by ``JetStream.consumer`` and its like.
+    """Consumer of a stream, created by ``JetStream.consumer`` and similar methods.
 
-    To take messages as they come, use :meth:`messages` or :meth:`consume`; for a batch now and then
-    :meth:`fetch`, for a single one :meth:`next`. It holds nothing that has to be closed.
+    Use :meth:`messages` or :meth:`consume` for a continuous flow of messages, :meth:`fetch` for an occasional
+    batch, and :meth:`next` for a single message. The object holds no resources that must be closed.
 
     Args:
-        api: The way to the server.
-        info: What the server has said about the consumer.
+        api: Client for API requests.
+        info: Info of the consumer from the server.
     """
 
     def __init__(self, api: Api, info: ConsumerInfo) -> None:
@@ -55,38 +55,38 @@ class Consumer:
         self._inboxes = FetchInboxes(self)
         self._plans: dict[str, tuple[ConsumerConfig, PullPlan]] = {}
 
-    # -- what the parts of this package need of it
+    # -- for other modules of this package
 
     @property
     def api(self) -> Api:
-        """The way to the server."""
+        """Client for API requests."""
         return self._api
 
     @property
     def acks(self) -> Acks:
-        """What sends the acks of its messages."""
+        """Sender of the acks of this consumer's messages."""
         return self._acks
 
     @property
     def pull_subject(self) -> str:
-        """The subject that its pulls are published to."""
+        """Subject that pulls are published to."""
         return f"{self._api.prefix}.CONSUMER.MSG.NEXT.{self._info.stream_name}.{self._info.name}"
 
-    # -- its state
+    # -- state and management
 
     @property
     def name(self) -> str:
-        """Its name."""
+        """Name of the consumer."""
         return self._info.name
 
     @property
     def stream_name(self) -> str:
-        """The name of its stream."""
+        """Name of the stream."""
         return self._info.stream_name
 
     @property
     def cached_info(self) -> ConsumerInfo:
-        """What the server said last about it; asks nothing."""
+        """Last info received from the server; sends no request."""
         return self._info
 
     @property
@@ -94,13 +94,13 @@ class Consumer:
         return f"{self._info.stream_name}.{self._info.name}"
 
     async def info(self, *, timeout: float | None = None) -> ConsumerInfo:
-        """Ask the server about it.
+        """Request the consumer's info from the server.
 
         Args:
-            timeout: How long to wait for the answer, in seconds. Default: that of the context.
+            timeout: Seconds to wait for the answer. Default: the timeout of the context.
 
         Raises:
-            ConsumerNotFoundError: It is gone.
+            ConsumerNotFoundError: The consumer no longer exists.
             JetStreamError, CallTimeoutError, TransportError: As for every request.
         """
         self._info = await self._api.request_as(
@@ -109,27 +109,27 @@ class Consumer:
         return self._info
 
     async def delete(self, *, timeout: float | None = None) -> None:
-        """Delete it. Whoever reads from it ends with a ConsumerDeletedError.
+        """Delete the consumer; its readers end with a ConsumerDeletedError.
 
         Args:
             timeout: As for :meth:`info`.
 
         Raises:
-            ConsumerNotFoundError: It is gone already.
+            ConsumerNotFoundError: The consumer no longer exists.
             JetStreamError, CallTimeoutError, TransportError: As for every request.
         """
         self._inboxes.close()
         await self._api.request(f"CONSUMER.DELETE.{self._path}", timeout=timeout)
 
     async def pause(self, until: datetime | float, *, timeout: float | None = None) -> PauseInfo:
-        """Have it deliver nothing for a while (server 2.11).
+        """Pause deliveries until a given time (server 2.11).
 
         Args:
-            until: The moment that it goes on at, with a time zone; or after how many seconds.
+            until: Time at which deliveries resume, with a time zone; or seconds from now.
             timeout: As for :meth:`info`.
 
         Raises:
-            UsageError: It is neither, or no positive number.
+            UsageError: ``until`` has no time zone, or is not a positive number.
             JetStreamError, CallTimeoutError, TransportError: As for every request.
         """
         if not isinstance(until, datetime):
@@ -140,7 +140,7 @@ class Consumer:
         return await self._put_pause(body, timeout)
 
     async def resume(self, *, timeout: float | None = None) -> PauseInfo:
-        """Have it deliver again.
+        """Resume deliveries of a paused consumer.
 
         Args:
             timeout: As for :meth:`info`.
@@ -156,17 +156,17 @@ class Consumer:
         )
 
     async def reset(self, sequence: int | None = None, *, timeout: float | None = None) -> ConsumerInfo:
-        """Have it begin anew (ADR-60, server 2.14).
+        """Reset the consumer's position in the stream (ADR-60, server 2.14).
 
         Args:
-            sequence: The stream sequence to begin at. Default: after the last one that was acknowledged.
+            sequence: Stream sequence to start at. Default: the one after the ack floor.
             timeout: As for :meth:`info`.
 
         Returns:
-            Its state; ``reset_seq`` is where it begins.
+            Info of the consumer; ``reset_seq`` is the new start sequence.
 
         Raises:
-            UsageError: The sequence is not positive.
+            UsageError: The sequence is less than 1.
             JetStreamError, CallTimeoutError, TransportError: As for every request.
         """
         body = None if sequence is None else {"seq": whole("sequence", sequence, 1)}
@@ -176,14 +176,14 @@ class Consumer:
         return self._info
 
     async def unpin(self, group: str, *, timeout: float | None = None) -> None:
-        """Take the pin from whichever client of a group holds it; the server chooses another (ADR-42).
+        """Unpin the pinned client of a group; the server then pins another client (ADR-42).
 
         Args:
-            group: The priority group.
+            group: Priority group.
             timeout: As for :meth:`info`.
 
         Raises:
-            UsageError: It can't be a group's name, or the consumer has none such or pins nobody.
+            UsageError: The group name is invalid or unknown, or the consumer's policy is not PINNED_CLIENT.
             JetStreamError, CallTimeoutError, TransportError: As for every request.
         """
         config = self._info.config
@@ -195,7 +195,7 @@ class Consumer:
             )
         await self._api.request(f"CONSUMER.UNPIN.{self._path}", {"group": group}, timeout=timeout)
 
-    # -- one pull
+    # -- single pulls
 
     async def fetch(
         self,
@@ -205,30 +205,31 @@ class Consumer:
         idle_heartbeat: float | None = None,
         **group: Unpack[GroupOptions],
     ) -> Batch:
-        """Get a batch of messages: all of them, or what has come when the time is up.
+        """Fetch a batch: ends with ``max_messages`` messages, or after ``expires`` seconds with fewer.
 
-        A lost connection is waited for, and the rest is pulled then; if it does not come back in time, that
-        is an error. When the call is cancelled, what had come is given back to be delivered again.
+        If the connection is lost, the call waits for the next connection and pulls the rest there. If the
+        call is cancelled, the messages received so far are returned to the server for redelivery.
 
         Args:
-            max_messages: How many at most.
-            expires: How long to wait for them, in seconds. Default 30.
-            idle_heartbeat: How often the server says that the pull waits, in seconds: 0.5 to 30, at most half
-                of ``expires``. Default: none up to an ``expires`` of 30, half of it beyond.
-            group: What the pull says of its priority group.
+            max_messages: Maximum number of messages.
+            expires: Seconds to wait for the messages. Default 30.
+            idle_heartbeat: Seconds between heartbeats of the server: 0.5 to 30, at most half of ``expires``.
+                Default: no heartbeats if ``expires`` is at most 30, otherwise half of ``expires``.
+            group: Options for the consumer's priority group.
 
         Returns:
-            The messages, perhaps none. Its ``error`` says what ended it early after some had come.
+            Batch of messages, which may be empty. Its ``error`` is set if an error ended the batch after the
+            first message.
 
         Raises:
-            UsageError: An option makes no sense, or the consumer does not take it.
-            PushConsumerError: The consumer can't be pulled from.
-            ConsumerDeletedError: The consumer was deleted meanwhile, before anything came.
-            NoJetStreamError: Nothing answers: JetStream is not up, or the consumer is gone.
+            UsageError: An option is invalid, or the consumer does not allow it.
+            PushConsumerError: The consumer is a push consumer.
+            ConsumerDeletedError: The consumer was deleted before the first message arrived.
+            NoJetStreamError: Nothing answers: JetStream is not running, or the consumer no longer exists.
             JetStreamError: The server refused the pull.
             ConnectionClosedError: The connection is closed or draining.
-            TransportError: The connection was down when the time was up.
-            CallTimeoutError: The server was silent for two heartbeats, or did not say that the time was up.
+            TransportError: The connection was still down after ``expires`` seconds.
+            CallTimeoutError: The server missed two heartbeats, or did not report the end of the pull.
         """
         whole("max_messages", max_messages, 1)
         plan = fetch_plan(
@@ -249,13 +250,13 @@ class Consumer:
         idle_heartbeat: float | None = None,
         **group: Unpack[GroupOptions],
     ) -> Batch:
-        """Get messages of so many bytes at most: until the next one would not fit, or the time is up.
+        """Fetch a batch limited by size: ends when the next message would not fit, or after ``expires``.
 
         Args:
-            max_bytes: How many, of subjects, replies, headers and payloads, as the server counts them.
+            max_bytes: Maximum size in bytes. Servers count subjects, reply subjects, headers and payloads.
             expires: As for :meth:`fetch`.
             idle_heartbeat: As for :meth:`fetch`.
-            group: What the pull says of its priority group.
+            group: Options for the consumer's priority group.
 
         Returns, Raises: As for :meth:`fetch`.
         """
@@ -271,11 +272,11 @@ class Consumer:
         return await self._inboxes.fetch(plan, expires)
 
     async def fetch_no_wait(self, max_messages: int, **group: Unpack[GroupOptions]) -> Batch:
-        """Get the messages that are there now.
+        """Fetch only the messages that are available now.
 
         Args:
-            max_messages: How many at most.
-            group: What the pull says of its priority group.
+            max_messages: Maximum number of messages.
+            group: Options for the consumer's priority group.
 
         Returns, Raises: As for :meth:`fetch`.
         """
@@ -291,17 +292,17 @@ class Consumer:
         return await self._inboxes.fetch(plan, self._api.timeout)
 
     async def next(self, timeout: float = 30.0, **group: Unpack[GroupOptions]) -> Message:
-        """Get the next message.
+        """Fetch the next message.
 
         Args:
-            timeout: How long to wait for it, in seconds. Default 30.
-            group: What the pull says of its priority group.
+            timeout: Seconds to wait for the message. Default 30.
+            group: Options for the consumer's priority group.
 
         Raises:
-            CallTimeoutError: None came in time. It is a :class:`TimeoutError`.
+            CallTimeoutError: No message came in time. CallTimeoutError is a :class:`TimeoutError`.
             LiftEnvelopeError: As for :meth:`fetch`.
         """
-        # Asked for again and again with the same options, which need to be looked at once.
+        # Loops call ``next`` with the same options each time; the cache avoids checking them again.
         key = f"{timeout!r} {group!r}"
         if (known := self._plans.get(key)) is None or known[0] is not self._info.config:
             positive("timeout", timeout)
@@ -318,7 +319,7 @@ class Consumer:
             known = self._plans[key] = (self._info.config, plan)
         return first_of(await self._inboxes.fetch(known[1], timeout), timeout)
 
-    # -- pulls without end
+    # -- continuous pulls
 
     def messages(
         self,
@@ -330,20 +331,20 @@ class Consumer:
         on_unpinned: Callable[[str], None] | None = None,
         **options: Unpack[ConsumeOptions],
     ) -> Messages:
-        """Iterate over the messages as they come.
+        """Iterate over the messages as they arrive.
 
         Args:
-            max_messages: How many may be asked for and buffered. Default 500.
-            max_bytes: How many bytes may be, instead.
-            on_event: Called with everything that happens and does not end it: see
+            max_messages: Maximum number of messages requested and buffered. Default 500.
+            max_bytes: Maximum number of bytes requested and buffered; excludes ``max_messages``.
+            on_event: Called with each event that does not end the iteration: see
                 :mod:`liftenvelope.jetstream.events`.
-            on_pinned: Called with the id when this iteration becomes the pinned one of its group.
-            on_unpinned: Called with the id when it no longer is.
+            on_pinned: Called with the pin id when this iteration is pinned.
+            on_unpinned: Called with the pin id when this iteration loses the pin.
             options: See :class:`~liftenvelope.jetstream.pull_options.ConsumeOptions`.
 
         Raises:
-            UsageError: An option makes no sense, or the consumer does not take it.
-            PushConsumerError: The consumer can't be pulled from.
+            UsageError: An option is invalid, or the consumer does not allow it.
+            PushConsumerError: The consumer is a push consumer.
 
         Example::
 
@@ -367,24 +368,24 @@ class Consumer:
         on_unpinned: Callable[[str], None] | None = None,
         **options: Unpack[ConsumeOptions],
     ) -> Consumption:
-        """Have a handler called with each message, one after the other.
+        """Call a handler with each message, one message at a time.
 
-        What the handler raises ends the consumption and comes out of its ``closed()``.
+        An exception of the handler ends the consumption, and ``closed()`` raises the exception.
 
         Args:
-            handler: A plain function, or a coroutine function, which is awaited.
-            max_messages: How many may be asked for and buffered. Default 500.
-            max_bytes: How many bytes may be, instead.
-            auto_ack_progress: Whether to tell the server that a message is still worked on, three times in
-                each ``ack_wait``, while a coroutine function runs. Default false.
-            on_event: Called with everything that happens and does not end it.
-            on_pinned: Called with the id when this consumption becomes the pinned one of its group.
-            on_unpinned: Called with the id when it no longer is.
+            handler: Plain function or coroutine function. A coroutine is awaited before the next message.
+            max_messages: Maximum number of messages requested and buffered. Default 500.
+            max_bytes: Maximum number of bytes requested and buffered; excludes ``max_messages``.
+            auto_ack_progress: True to send progress acks while a coroutine function runs, three per
+                ``ack_wait``, so that the message is not redelivered. Default false.
+            on_event: Called with each event that does not end the consumption.
+            on_pinned: Called with the pin id when this consumption is pinned.
+            on_unpinned: Called with the pin id when this consumption loses the pin.
             options: See :class:`~liftenvelope.jetstream.pull_options.ConsumeOptions`.
 
         Raises:
-            UsageError: An option makes no sense, or the consumer does not take it.
-            PushConsumerError: The consumer can't be pulled from.
+            UsageError: An option is invalid, or the consumer does not allow it.
+            PushConsumerError: The consumer is a push consumer.
             TransportError: The connection is closed or draining.
 
         Example::

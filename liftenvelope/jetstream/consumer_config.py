@@ -1,4 +1,4 @@
-"""How a consumer is set up."""
+"""Consumer configuration."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ __all__ = ["AckPolicy", "ConsumerConfig", "DeliverPolicy", "PriorityPolicy", "Re
 
 
 class AckPolicy(OpenEnum):
-    """Which messages are to be acknowledged."""
+    """Acknowledgment policy of a consumer."""
 
-    #: Every single one.
+    #: Each message needs its own ack.
     EXPLICIT = "explicit"
-    #: The last one, for all before it.
+    #: An ack covers the message and all before it.
     ALL = "all"
-    #: None: what was sent is done with.
+    #: No acks: a delivered message counts as done.
     NONE = "none"
-    #: As ALL, by answers to the flow control of a push consumer (server 2.14).
+    #: As ALL, but replies to the flow control messages of a push consumer are the acks (server 2.14).
     FLOW_CONTROL = "flow_control"
 
 
 class DeliverPolicy(OpenEnum):
-    """Where in the stream a consumer begins."""
+    """Start position of a consumer in the stream."""
 
     ALL = "all"
     LAST = "last"
@@ -38,74 +38,74 @@ class DeliverPolicy(OpenEnum):
 
 
 class ReplayPolicy(OpenEnum):
-    """How fast stored messages are delivered."""
+    """Delivery pace of stored messages."""
 
     INSTANT = "instant"
-    #: At the pace at which they came in.
+    #: At the pace at which the messages were stored.
     ORIGINAL = "original"
 
 
 class PriorityPolicy(OpenEnum):
-    """How the pulls of a priority group are chosen among (ADR-42)."""
+    """Selection among the pulls of a priority group (ADR-42)."""
 
     NONE = "none"
-    #: Only pulls whose thresholds are passed.
+    #: Serve only pulls whose thresholds are exceeded.
     OVERFLOW = "overflow"
-    #: One client alone, until it falls silent.
+    #: Serve one client only, until it becomes inactive.
     PINNED_CLIENT = "pinned_client"
-    #: The lowest ``priority`` first.
+    #: Serve the pull with the lowest ``priority`` first.
     PRIORITIZED = "prioritized"
 
 
 @dataclass(frozen=True, kw_only=True)
 class ConsumerConfig(Record):
-    """The configuration of a consumer, with every field of server 2.15.
+    """Configuration of a consumer, with every field of server 2.15.
 
-    All are optional. Spans of time are in seconds; None, 0 and empty mean that the server decides.
+    All fields are optional. Durations are in seconds. None, 0 and empty values select the server default.
 
     Attributes:
-        name: Its name. Default: one that the server makes up.
-        durable_name: The same name, for one that outlasts its inactivity. Default None: it is removed after
-            ``inactive_threshold``.
-        description: For humans; at most 4 KiB.
-        deliver_policy: Where it begins. Default ALL.
-        opt_start_seq: The sequence that BY_START_SEQUENCE begins at.
-        opt_start_time: The moment that BY_START_TIME begins at, with a time zone.
-        ack_policy: Which messages are to be acknowledged. Default EXPLICIT.
-        ack_wait: After how many seconds without an ack a message is sent again. The server's default: 30.
-        max_deliver: How often a message is sent at most. The server's default: -1, without end.
-        backoff: In place of ``ack_wait``: how long to wait after the first, second, ... delivery, in seconds.
-        filter_subject: Deliver only what matches; not together with ``filter_subjects``.
-        filter_subjects: Deliver only what matches one of them; they must not overlap.
-        replay_policy: How fast. Default INSTANT.
-        rate_limit_bps: The most bits per second; for push consumers.
-        sample_freq: How many acks in a hundred are reported, such as "30%".
-        max_waiting: How many pulls may wait. The server's default: 512.
-        max_ack_pending: How many messages may be without their ack. The server's default: 1,000.
-        flow_control: Whether a push consumer asks its reader to keep up.
-        headers_only: Whether to leave out the payloads.
-        max_batch: The most messages that one pull may ask for.
-        max_expires: The longest that one pull may wait, in seconds.
-        max_bytes: The most bytes that one pull may ask for.
-        deliver_subject: Where a push consumer sends to. None, the default, makes a pull consumer.
-        deliver_group: The queue group of a push consumer's readers.
-        idle_heartbeat: How often a push consumer says that it is alive, in seconds.
-        inactive_threshold: After how many seconds without a reader it is removed. The server's default: 5
-            for one that is not durable.
-        num_replicas: On how many servers its state is kept. Default 0: as many as the stream is.
-        mem_storage: Whether its state is kept in memory alone.
-        direct: Of servers' own consumers, for mirrors and sources.
-        sourcing: Of servers' own consumers, for mirrors and sources (server 2.14).
-        metadata: Whatever you like; names that begin with ``_nats`` are the server's.
-        pause_until: Until when nothing is delivered, with a time zone (server 2.11).
-        priority_groups: Names of its priority groups; servers use the first one (ADR-42).
-        priority_policy: How their pulls are chosen among. Default NONE.
-        priority_timeout: After how many seconds of silence a pinned client loses its pin. The server's
-            default: 120.
+        name: Name of the consumer. Default: generated by the server.
+        durable_name: Same as ``name``, for a consumer that survives inactivity. Default None: the consumer
+            is deleted after ``inactive_threshold``.
+        description: Description for humans, at most 4 KiB.
+        deliver_policy: Start position. Default ALL.
+        opt_start_seq: First stream sequence for BY_START_SEQUENCE.
+        opt_start_time: Start time for BY_START_TIME, with a time zone.
+        ack_policy: Acknowledgment policy. Default EXPLICIT.
+        ack_wait: Seconds without an ack after which a message is redelivered. Server default: 30.
+        max_deliver: Maximum number of deliveries of a message. Server default: -1, unlimited.
+        backoff: Seconds to wait for an ack after the first, second, ... delivery; replaces ``ack_wait``.
+        filter_subject: Filter for the subjects to deliver; excludes ``filter_subjects``.
+        filter_subjects: Filters for the subjects to deliver, without overlaps.
+        replay_policy: Delivery pace. Default INSTANT.
+        rate_limit_bps: Maximum bits per second; for push consumers.
+        sample_freq: Percentage of acks that are reported, such as "30%".
+        max_waiting: Maximum number of waiting pulls. Server default: 512.
+        max_ack_pending: Maximum number of delivered messages without an ack. Server default: 1,000.
+        flow_control: True if a push consumer sends flow control messages to its reader.
+        headers_only: True to deliver headers without payloads.
+        max_batch: Maximum number of messages per pull.
+        max_expires: Maximum seconds that a pull may wait.
+        max_bytes: Maximum number of bytes per pull.
+        deliver_subject: Delivery subject of a push consumer. Default None: a pull consumer.
+        deliver_group: Queue group of a push consumer's readers.
+        idle_heartbeat: Seconds between heartbeats of a push consumer.
+        inactive_threshold: Seconds without a reader after which the consumer is deleted. Server default: 5
+            if the consumer is not durable.
+        num_replicas: Number of servers that store the consumer's state. Default 0: same as the stream.
+        mem_storage: True to store the consumer's state in memory only.
+        direct: Set by servers on their own consumers for mirrors and sources.
+        sourcing: Set by servers on their own consumers for mirrors and sources (server 2.14).
+        metadata: User-defined values. Names that begin with ``_nats`` are reserved for the server.
+        pause_until: Time until which nothing is delivered, with a time zone (server 2.11).
+        priority_groups: Names of the priority groups; servers use only the first one (ADR-42).
+        priority_policy: Selection among the pulls of a priority group. Default NONE.
+        priority_timeout: Seconds of inactivity after which a pinned client loses its pin. Server default:
+            120.
 
     Raises:
-        UsageError: A name can't be a consumer's, a value has not the type of its field, or two values
-            exclude each other.
+        UsageError: A name is invalid, a value has the wrong type for its field, or two values exclude each
+            other.
 
     Example:
         >>> config = ConsumerConfig(durable_name="worker", ack_wait=10)
@@ -168,5 +168,5 @@ class ConsumerConfig(Record):
 
     @property
     def is_push(self) -> bool:
-        """Whether the consumer sends to a subject by itself, so that nothing can be pulled from it."""
+        """True for a push consumer, from which nothing can be pulled."""
         return bool(self.deliver_subject)
