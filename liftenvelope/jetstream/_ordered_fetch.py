@@ -136,6 +136,7 @@ class OrderedFetches:
         return batch
 
     async def _fill(self, amount: Amount) -> Batch:
+        """Fetch until the batch is complete or the time is up; retry transient errors with a backoff."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + (self._api.timeout if amount.expires is None else amount.expires)
         into, pause = Batch(), _FIRST_PAUSE

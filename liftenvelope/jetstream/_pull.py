@@ -300,6 +300,11 @@ class PullCore:
         self._settle(0)
 
     def _ended(self, number: int, pull: _Waiting, status: Status, now: float) -> None:
+        """Settle an ended pull, and react to the kind of its status.
+
+        If the status reports the rest of the pull, the rest is subtracted from ``asked``. A leadership change
+        ends this pull and all older ones. Any other status without a rest means that the whole pull is left.
+        """
         left = status.bytes if self.limits.in_bytes else status.messages
         is_fruitless = not self._fresh and (left is None or left >= pull.amount)
         if self._fresh:
@@ -346,6 +351,11 @@ class PullCore:
         self._pause(now)
 
     def _too_large(self, pull: _Waiting, left: int | None, now: float) -> None:
+        """React to a message larger than the rest of a pull.
+
+        A pull below the limit is followed by one for the whole limit. If even that pull is too small, the
+        message can never fit: the user is told once and pulling pauses.
+        """
         if left is not None and left < pull.amount:
             return  # this pull has delivered messages, so a new pull has more room
         if pull.amount < self.limits.limit:
@@ -362,6 +372,7 @@ class PullCore:
             self.pin_id = None
 
     def _pause(self, now: float) -> None:
+        """Start the next pause of the exponential backoff, unless a pause is under way."""
         if self._paused_until > now:
             return  # several pulls were refused for the same reason
         self._paused_until = now + min(_FIRST_PAUSE * 2**self._failures, _LONGEST_PAUSE)
@@ -372,6 +383,10 @@ class PullCore:
         return self._online and bool(beat) and bool(self._waiting) and now - self._heard >= 2 * beat
 
     def _refill(self, now: float) -> None:
+        """Pull up to the limit if the amount is below the threshold, or if the pin needs a pull.
+
+        Nothing is pulled after the stop, while offline, during a lookup or during a pause.
+        """
         if self._stopped or self._held or not self._online or now < self._paused_until:
             return
         if self.asked <= 0 and self._waiting:

@@ -40,7 +40,7 @@ class Kind(Enum):
     DELETED = auto()
     #: 409 Consumer is push based.
     PUSH = auto()
-    #: 400 and 412: the pull is invalid and repeating it cannot succeed.
+    #: 400 and 412: the pull is invalid, so a retry cannot succeed.
     BAD_REQUEST = auto()
     #: Any other status.
     UNKNOWN = auto()

@@ -18,8 +18,8 @@ __all__ = ["ConnectionWatch", "Listener", "reason_of", "watch_of"]
 
 #: Polling interval in seconds.
 _LOOK: Final = 0.02
-#: Polling interval in seconds for an accelerated connection, whose parser reports losses itself. After such a
-#: report the connection is polled this many times at the short interval, because it is soon restored.
+#: Polling interval in seconds for an accelerated connection, whose parser reports losses. After each report
+#: the connection is polled this many times at the short interval, because a reconnect usually follows soon.
 _SELDOM: Final = 0.25
 _EAGER_LOOKS: Final = 200
 
