@@ -1,4 +1,4 @@
-"""Making, changing, finding and deleting consumers, for the context and for streams alike."""
+"""Requests that create, update, look up and delete consumers; shared by ``JetStream`` and ``Stream``."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from liftenvelope.jetstream.infos import ConsumerInfo
 
 __all__ = ["ConsumerAction", "consumer_info", "delete_consumer", "put_consumer"]
 
-#: What may happen: it must be new, it must be there, or either. The server's words.
+#: Action of ``CONSUMER.CREATE``, in the server's words: the consumer must be new, must exist, or either.
 ConsumerAction = Literal["create", "update", ""]
 
 
 async def put_consumer(
     api: Api, stream: str, config: ConsumerConfig, action: ConsumerAction, *, timeout: float | None = None
 ) -> ConsumerInfo:
-    """Make a consumer, or change one.
+    """Create or update a consumer.
 
     Raises:
-        ConsumerExistsError: It is there, with another configuration, and was to be new.
-        ConsumerNotFoundError: It is not there, and was to be changed.
-        StreamNotFoundError: There is no such stream.
-        JetStreamError: The server takes no such configuration.
-        UsageError: A name makes no sense, or one to be changed has none.
+        ConsumerExistsError: ``action`` is ``"create"`` and the consumer exists with another configuration.
+        ConsumerNotFoundError: ``action`` is ``"update"`` and the consumer does not exist.
+        StreamNotFoundError: The stream does not exist.
+        JetStreamError: The server rejects the configuration.
+        UsageError: A name is invalid, or ``action`` is ``"update"`` and the configuration has no name.
     """
     check_stream_name(stream)
     if not isinstance(config, ConsumerConfig):
@@ -36,7 +36,7 @@ async def put_consumer(
     if name is None:
         if action == "update":
             raise UsageError(f"a consumer that is to be changed must be named: {config!r}")
-        name = secrets.token_hex(8)  # made here, so that asking twice by mistake does not make two
+        name = secrets.token_hex(8)  # chosen here: a repeated request must not create a second consumer
     subject = f"CONSUMER.CREATE.{stream}.{name}"
     if config.filter_subject:
         subject += f".{config.filter_subject}"
@@ -47,22 +47,22 @@ async def put_consumer(
 async def consumer_info(
     api: Api, stream: str, consumer: str, *, timeout: float | None = None
 ) -> ConsumerInfo:
-    """What the server says of a consumer.
+    """Request the configuration and state of a consumer.
 
     Raises:
-        ConsumerNotFoundError: There is no such consumer.
-        StreamNotFoundError: There is no such stream.
+        ConsumerNotFoundError: The consumer does not exist.
+        StreamNotFoundError: The stream does not exist.
     """
     subject = f"CONSUMER.INFO.{check_stream_name(stream)}.{check_consumer_name(consumer)}"
     return await api.request_as(ConsumerInfo.from_json, subject, timeout=timeout)
 
 
 async def delete_consumer(api: Api, stream: str, consumer: str, *, timeout: float | None = None) -> None:
-    """Delete a consumer; what it has of the stream's messages stays there.
+    """Delete a consumer. The messages of the stream stay.
 
     Raises:
-        ConsumerNotFoundError: There is no such consumer.
-        StreamNotFoundError: There is no such stream.
+        ConsumerNotFoundError: The consumer does not exist.
+        StreamNotFoundError: The stream does not exist.
     """
     subject = f"CONSUMER.DELETE.{check_stream_name(stream)}.{check_consumer_name(consumer)}"
     await api.request(subject, timeout=timeout)

@@ -1,4 +1,4 @@
-"""``messages`` and ``consume``: an iterator, and a loop that calls a handler."""
+"""``messages`` and ``consume``: an iterator over messages, and a loop that calls a handler."""
 
 from __future__ import annotations
 
@@ -14,55 +14,55 @@ from liftenvelope.nats._outcomes import positive
 
 __all__ = ["Consumption", "Feed", "Handler", "Messages"]
 
-#: What ``consume`` calls with each message: a plain function or a coroutine function.
+#: Handler that ``consume`` calls with each message: a plain function or a coroutine function.
 Handler = Callable[[Message], Awaitable[None] | None]
 
 
 class Feed(Protocol):
     """Source of :class:`Messages` and :class:`Consumption`."""
 
-    #: Whether to give the pin back at the end.
+    #: Release the pin at the end.
     unpin: bool
 
     @property
     def buffer(self) -> Any:
-        """What can be taken at once; if it is a ``MessageQueue``, by iterating over that as well."""
+        """Return the buffered messages. A ``MessageQueue`` can also be iterated over, and waits when empty."""
 
     async def start(self) -> None:
-        """Begin to pull."""
+        """Start pulling."""
 
     async def next(self) -> Message:
-        """The next message."""
+        """Wait for the next message and return it."""
 
     def pop(self) -> Message:
-        """The first message of a buffer that has one."""
+        """Remove and return the first buffered message. The buffer must not be empty."""
 
     def stop(self) -> None:
-        """End now."""
+        """Stop now."""
 
     async def drain(self, timeout: float) -> None:
-        """Pull nothing more."""
+        """Stop pulling, and wait for the pulls that are still at the server."""
 
     def release(self) -> None:
-        """Begin to give the pin back."""
+        """Start to release the pin."""
 
     async def released(self) -> None:
-        """Wait until the pin is given back."""
+        """Wait until the pin is released."""
 
     async def wait_ended(self) -> None:
-        """Wait for the end."""
+        """Wait until the feed has ended."""
 
     @property
     def buffered(self) -> int:
-        """How many messages wait to be taken."""
+        """Number of buffered messages."""
 
 
 class Messages:
-    """The messages of a consumer, one after the other. Made by ``Consumer.messages``.
+    """Asynchronous iterator over the messages of a consumer. Created by ``Consumer.messages``.
 
-    Leaving the ``async with`` stops it. The iteration ends after :meth:`stop` or :meth:`drain`, and raises
-    what ends it otherwise: :class:`~liftenvelope.errors.ConsumerDeletedError`, ``PushConsumerError``,
-    ``BadRequestError``, ``ConnectionClosedError``. What was buffered before comes first.
+    Leaving the ``async with`` stops the iteration. It ends after :meth:`stop` or :meth:`drain`. Any other end
+    raises an error: :class:`~liftenvelope.errors.ConsumerDeletedError`, ``PushConsumerError``,
+    ``BadRequestError`` or ``ConnectionClosedError``. Messages that were buffered before are delivered first.
     """
 
     def __init__(self, feed: Feed) -> None:
@@ -72,7 +72,7 @@ class Messages:
         try:
             await self._feed.start()
         except UsageError:
-            raise  # it was entered before, and goes on
+            raise  # entered twice: the first iteration goes on
         except BaseException:
             self._feed.stop()
             raise
@@ -84,7 +84,7 @@ class Messages:
         await self._feed.released()
 
     def __aiter__(self) -> AsyncIterator[Message]:
-        # The queue hands out what is there without a coroutine for each message, and else waits like next().
+        # MessageQueue yields buffered messages without a coroutine for each, and waits like next() when empty.
         buffer = self._feed.buffer
         return buffer if isinstance(buffer, frames.MessageQueue) else self
 
@@ -93,15 +93,15 @@ class Messages:
         return feed.pop() if feed.buffer else await feed.next()
 
     async def next(self, timeout: float | None = None) -> Message:
-        """The next message.
+        """Wait for the next message and return it.
 
         Args:
-            timeout: How long to wait for it, in seconds. Default: as long as it takes.
+            timeout: Seconds to wait for the message. Default: no limit.
 
         Raises:
-            TimeoutError: None came in time; the iteration goes on.
-            StopAsyncIteration: It was stopped or drained.
-            LiftEnvelopeError: It has ended by an error.
+            TimeoutError: No message arrived in time. The iteration goes on.
+            StopAsyncIteration: The iteration was stopped or drained.
+            LiftEnvelopeError: The iteration ended with an error.
         """
         if self._feed.buffer:
             return self._feed.pop()
@@ -109,31 +109,32 @@ class Messages:
             return await self._feed.next()
 
     def stop(self, *, nak: bool = False, unpin: bool = True) -> None:
-        """End now; what is buffered is dropped, and comes again after ``ack_wait``. May be called again.
+        """Stop now and drop the buffered messages, which are redelivered after ``ack_wait``. Idempotent.
 
         Args:
-            nak: Whether to give back what is buffered, so that the server delivers it again at once, to
-                whoever pulls. It counts as delivered, which matters where ``max_deliver`` is small. What is
-                still on its way comes after ``ack_wait`` in any case. Default false.
-            unpin: Whether to give the pin of a pinned group back, if this iteration holds it, so that a
-                standby takes over now and not after ``priority_timeout``. Default true.
+            nak: Nak the buffered messages, so that the server redelivers them at once to any pull of the
+                consumer. Each counts as a delivery, which matters if ``max_deliver`` is small. Messages
+                still in flight are redelivered after ``ack_wait`` in any case. Default false.
+            unpin: Release the pin of a pinned group, if this iteration holds it, so that a standby takes
+                over now instead of after ``priority_timeout``. Default true.
         """
         _stop(self._feed, nak, unpin)
         self._feed.release()
 
     async def drain(self, *, timeout: float = DRAIN, unpin: bool = True) -> None:
-        """Pull nothing more; the iteration delivers what the server has sent, and ends.
+        """Stop pulling; the iteration delivers the messages that the server has sent, and ends.
 
         Returns when no pull is left at the server: all are filled or have expired, or the consumer has
-        nothing to deliver. That takes milliseconds if nothing has come for a moment. While messages keep
-        coming it takes until the pulls are full.
+        nothing to deliver. This takes milliseconds if no message arrived recently. While messages keep
+        arriving, it lasts until the pulls are filled.
 
         Args:
-            timeout: Seconds to wait for the server. After them the pulls that are left are given up, and a
-                message that the server sends in that instant comes again after ``ack_wait``; with the ack
+            timeout: Seconds to wait for the server. After the timeout the remaining pulls are abandoned. A
+                message that the server sends at that moment is redelivered after ``ack_wait``; with the ack
                 policy NONE it is lost. Default 5.
-            unpin: Whether to give the pin of a pinned group back when the iteration has ended, if it holds
-                it, so that a standby takes over then and not after ``priority_timeout``. Default true.
+            unpin: Release the pin of a pinned group when the iteration has ended, if the iteration holds
+                the pin, so that a standby takes over then instead of after ``priority_timeout``. Default
+                true.
 
         Raises:
             UsageError: ``timeout`` is not positive.
@@ -143,23 +144,23 @@ class Messages:
         await self._feed.drain(timeout)
 
     async def closed(self) -> None:
-        """Wait until it has ended and everything was delivered.
+        """Wait until the iteration has ended and every message was delivered.
 
         Raises:
-            LiftEnvelopeError: What it was ended by.
+            LiftEnvelopeError: The error that ended the iteration.
         """
         await self._feed.wait_ended()
 
     @property
     def buffered(self) -> int:
-        """How many messages have come and wait to be taken."""
+        """Number of messages received and not yet taken by the iteration."""
         return self._feed.buffered
 
 
 class Consumption:
-    """A handler that is called with the messages of a consumer. Made by ``Consumer.consume``.
+    """Task that calls a handler with the messages of a consumer. Created by ``Consumer.consume``.
 
-    Leaving an ``async with`` stops it. Await :meth:`closed` to learn how it ended.
+    Leaving an ``async with`` stops the consumption. Await :meth:`closed` to learn how the consumption ended.
     """
 
     def __init__(self, feed: Feed, handler: Handler, progress: float | None) -> None:
@@ -187,7 +188,7 @@ class Consumption:
                         await work
 
     def _done(self, _: asyncio.Task[None]) -> None:
-        # What the task has raised and nobody asks for, asyncio reports to the event loop's exception handler.
+        # An exception that no caller retrieves is reported by asyncio to the loop's exception handler.
         self._feed.stop()
         self._feed.release()
 
@@ -198,20 +199,19 @@ class Consumption:
         await self.aclose()
 
     def stop(self, *, nak: bool = False, unpin: bool = True) -> None:
-        """End now: a handler that is running is left to finish, what is buffered is dropped.
+        """Stop now: let a running handler finish, and drop the buffered messages.
 
         Args:
-            nak: Whether to give back what is buffered: see :meth:`Messages.stop`. Default false.
-            unpin: Whether to give the pin back when the handler is done: see :meth:`Messages.stop`. Default
-                true.
+            nak: Nak the buffered messages: see :meth:`Messages.stop`. Default false.
+            unpin: Release the pin when the handler is done: see :meth:`Messages.stop`. Default true.
         """
         _stop(self._feed, nak, unpin)
 
     async def aclose(self) -> None:
-        """Stop, and wait for a handler that is running.
+        """Stop, and wait for a running handler.
 
         Raises:
-            UsageError: It was awaited in the handler, for which it would wait.
+            UsageError: The handler itself awaits this method, which would deadlock.
         """
         self._check_not_inside("aclose")
         self._feed.stop()
@@ -219,19 +219,18 @@ class Consumption:
         await self._feed.released()
 
     async def drain(self, *, timeout: float = DRAIN, unpin: bool = True) -> None:
-        """Pull nothing more, have the handler called with what the server has sent, and end.
+        """Stop pulling, call the handler with the messages that the server has sent, and end.
 
         Args:
-            timeout: Seconds to wait for the server: see :meth:`Messages.drain`. The handler may take as long
-                as it likes. Default 5.
-            unpin: Whether to give the pin back after the last message: see :meth:`Messages.drain`. Default
-                true.
+            timeout: Seconds to wait for the server: see :meth:`Messages.drain`. The handler has no time
+                limit. Default 5.
+            unpin: Release the pin after the last message: see :meth:`Messages.drain`. Default true.
 
         Raises:
-            UsageError: It was awaited in the handler, for which it would wait; or ``timeout`` is not
+            UsageError: The handler itself awaits this method, which would deadlock; or ``timeout`` is not
                 positive.
-            LiftEnvelopeError: What it was ended by meanwhile.
-            Exception: What the handler raised, which ends it too.
+            LiftEnvelopeError: The error that ended the consumption meanwhile.
+            Exception: The exception of the handler, which also ends the consumption.
         """
         self._check_not_inside("drain")
         positive("timeout", timeout)
@@ -243,12 +242,12 @@ class Consumption:
             await self._feed.released()
 
     async def closed(self) -> None:
-        """Wait until it has ended and the handler is done.
+        """Wait until the consumption has ended and the handler is done.
 
         Raises:
-            UsageError: It was awaited in the handler, for which it would wait.
-            LiftEnvelopeError: What it was ended by.
-            Exception: What the handler raised, which ends it too.
+            UsageError: The handler itself awaits this method, which would deadlock.
+            LiftEnvelopeError: The error that ended the consumption.
+            Exception: The exception of the handler, which also ends the consumption.
         """
         self._check_not_inside("closed")
         await asyncio.shield(self._task)
@@ -262,12 +261,12 @@ class Consumption:
 
 
 def _stop(feed: Feed, nak: bool, unpin: bool) -> None:
-    """Stop a feed, and perhaps give back what it holds."""
+    """Stop a feed, and nak its buffered messages if asked to."""
     feed.unpin = feed.unpin and unpin
     held = list(feed.buffer) if nak else []
-    feed.stop()  # first: the server would deliver them again to the pulls of this very feed
+    feed.stop()  # first: the server would redeliver the messages to this feed's own pulls
     for message in held:
         try:
             message.nak()
         except TransportError:
-            return  # the connection is gone, and they come again when they are due
+            return  # connection lost: the server redelivers after ack_wait

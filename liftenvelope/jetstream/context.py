@@ -1,4 +1,4 @@
-"""JetStream, as one connection sees it."""
+"""``JetStream``: streams, consumers and publishing on one NATS connection."""
 
 from __future__ import annotations
 
@@ -30,23 +30,23 @@ _STREAM_NOT_FOUND = 10059
 
 
 class JetStream(Publishing):
-    """Streams, consumers and publishing, on a NATS connection that you already have.
+    """Manages streams and consumers and publishes messages on an existing NATS connection.
 
-    The connection stays yours: it is never closed, and its callbacks are not touched. Until the first publish
-    there is nothing in the background; from then on there is one subscription for the acks, which
-    :meth:`close`, or the end of ``async with``, removes. Use it from the event loop's thread only.
+    The connection stays the caller's: it is never closed, and its callbacks are not touched. Nothing runs in
+    the background until the first publish, which creates one subscription for the acks. :meth:`close`, or
+    the end of ``async with``, removes the subscription. Use a context from the event loop's thread only.
 
     Args:
         nc: A connected nats-py client.
-        domain: The JetStream domain to work in. Default: the server's own.
-        api_prefix: The prefix of the API instead, such as ``$JS.hub.API`` or that of an import from another
-            account. Default ``$JS.API``.
-        timeout: How long to wait for an answer or an ack unless a call says otherwise, in seconds. Default 5.
-        max_outstanding: How many messages may be without their ack; :meth:`publish_async` waits beyond that.
-            Default 4,000.
+        domain: JetStream domain. Default: the server's own.
+        api_prefix: API prefix to use instead of a domain, such as ``$JS.hub.API`` or the prefix of an import
+            from another account. Default ``$JS.API``.
+        timeout: Default time to wait for a reply or an ack, in seconds; a call can override it. Default 5.
+        max_outstanding: Number of messages that may be in flight without an ack; :meth:`publish_async` waits
+            at the limit. Default 4,000.
 
     Raises:
-        UsageError: An argument makes no sense, or both a domain and a prefix are given.
+        UsageError: An argument is invalid, or both a domain and a prefix are given.
 
     Example::
 
@@ -69,9 +69,9 @@ class JetStream(Publishing):
         super().__init__(api, timeout=timeout, max_outstanding=max_outstanding)
 
     async def close(self) -> None:
-        """Unsubscribe from the acks; what is without its ack fails. The connection stays open.
+        """Remove the ack subscription and fail every publish that has no ack yet. The connection stays open.
 
-        Nothing can be published any more; everything else can be used on. May be called again.
+        Publishing is no longer possible; all other methods still work. Idempotent.
         """
         await self._close_publishing()
 
@@ -84,31 +84,31 @@ class JetStream(Publishing):
     # Streams
 
     async def create_stream(self, config: StreamConfig, *, timeout: float | None = None) -> Stream:
-        """Make a stream. One that is there with the same configuration is taken.
+        """Create a stream. If the stream exists with the same configuration, return it.
 
         Args:
-            config: Its configuration.
-            timeout: How long to wait in seconds. Default: that of the context.
+            config: Configuration of the stream.
+            timeout: Seconds to wait. Default: the timeout of the context.
 
         Raises:
-            StreamNameInUseError: There is one of that name with another configuration.
+            StreamNameInUseError: The stream exists with another configuration.
             SubjectsOverlapError: Another stream records one of the subjects.
-            InvalidConfigError: The server takes no such configuration.
-            ResourcesExceededError: There is no room for it.
+            InvalidConfigError: The server rejects the configuration.
+            ResourcesExceededError: The server or the account has no room for the stream.
         """
         return await self._put_stream("CREATE", config, timeout)
 
     async def update_stream(self, config: StreamConfig, *, timeout: float | None = None) -> Stream:
-        """Change a stream: begin with ``dataclasses.replace(stream.cached_info.config, ...)``.
+        """Update a stream. Start from ``dataclasses.replace(stream.cached_info.config, ...)``.
 
         Raises:
-            StreamNotFoundError: There is none of that name.
-            InvalidConfigError: The server makes no such change.
+            StreamNotFoundError: The stream does not exist.
+            InvalidConfigError: The server rejects the change.
         """
         return await self._put_stream("UPDATE", config, timeout)
 
     async def create_or_update_stream(self, config: StreamConfig, *, timeout: float | None = None) -> Stream:
-        """Change the stream of that name, or make it if there is none.
+        """Update a stream, or create it if it does not exist.
 
         Raises:
             JetStreamError: As for :meth:`create_stream` and :meth:`update_stream`.
@@ -127,10 +127,10 @@ class JetStream(Publishing):
         return Stream(self.api, found)
 
     async def stream(self, name: str, *, timeout: float | None = None) -> Stream:
-        """The stream of that name.
+        """Look up a stream by its name.
 
         Raises:
-            StreamNotFoundError: There is none.
+            StreamNotFoundError: The stream does not exist.
         """
         return await Stream.find(self.api, name, timeout=timeout)
 
@@ -138,18 +138,18 @@ class JetStream(Publishing):
         """Delete a stream with its messages and its consumers.
 
         Raises:
-            StreamNotFoundError: There is none of that name.
+            StreamNotFoundError: The stream does not exist.
         """
         await self.api.request(f"STREAM.DELETE.{check_stream_name(name)}", timeout=timeout)
 
     def streams(
         self, subject: str | None = None, *, timeout: float | None = None
     ) -> AsyncIterator[StreamInfo]:
-        """All streams, or those that record a subject, a page at a time.
+        """Iterate over all streams, or over those that record a subject, one page at a time.
 
         Args:
-            subject: The subject; wildcards are allowed. Default: all streams.
-            timeout: How long to wait for each page in seconds. Default: that of the context.
+            subject: Subject to filter by; wildcards are allowed. Default: all streams.
+            timeout: Seconds to wait for each page. Default: the timeout of the context.
 
         Example::
 
@@ -159,28 +159,28 @@ class JetStream(Publishing):
         return listing.stream_infos(self.api, subject, timeout)
 
     def stream_names(self, subject: str | None = None, *, timeout: float | None = None) -> AsyncIterator[str]:
-        """The names of all streams, or of those that record a subject, a page at a time: :meth:`streams`."""
+        """Iterate over the names of all streams, or of those that record a subject: see :meth:`streams`."""
         return listing.stream_names(self.api, subject, timeout)
 
     async def stream_name_by_subject(self, subject: str, *, timeout: float | None = None) -> str:
-        """The name of the stream that records a subject; wildcards are allowed.
+        """Return the name of the stream that records a subject.
 
         Args:
-            subject: The subject.
-            timeout: How long to wait in seconds. Default: that of the context.
+            subject: Subject to look up; wildcards are allowed.
+            timeout: Seconds to wait. Default: the timeout of the context.
 
         Raises:
-            StreamNotFoundError: None does.
+            StreamNotFoundError: No stream records the subject.
         """
         async for name in self.stream_names(subject, timeout=timeout):
             return name
         raise StreamNotFoundError(404, f"no stream records the subject {subject!r}", _STREAM_NOT_FOUND)
 
     async def account_info(self, *, timeout: float | None = None) -> AccountInfo:
-        """What the account uses, and may use.
+        """Request the usage and the limits of the account.
 
         Raises:
-            NoJetStreamError: JetStream is off, for the server or for the account.
+            NoJetStreamError: JetStream is disabled on the server or for the account.
         """
         return await self.api.request_as(AccountInfo.from_json, "INFO", timeout=timeout)
 
@@ -189,19 +189,19 @@ class JetStream(Publishing):
     async def create_consumer(
         self, stream: str, config: ConsumerConfig, *, timeout: float | None = None
     ) -> Consumer:
-        """Make a consumer of a stream: see :meth:`Stream.create_consumer`."""
+        """Create a consumer of a stream: see :meth:`Stream.create_consumer`."""
         return await self._put_consumer(stream, config, "create", timeout)
 
     async def update_consumer(
         self, stream: str, config: ConsumerConfig, *, timeout: float | None = None
     ) -> Consumer:
-        """Change a consumer of a stream: see :meth:`Stream.update_consumer`."""
+        """Update a consumer of a stream: see :meth:`Stream.update_consumer`."""
         return await self._put_consumer(stream, config, "update", timeout)
 
     async def create_or_update_consumer(
         self, stream: str, config: ConsumerConfig, *, timeout: float | None = None
     ) -> Consumer:
-        """Make a consumer of a stream or change it: see :meth:`Stream.create_or_update_consumer`."""
+        """Create or update a consumer of a stream: see :meth:`Stream.create_or_update_consumer`."""
         return await self._put_consumer(stream, config, "", timeout)
 
     async def _put_consumer(
@@ -211,11 +211,11 @@ class JetStream(Publishing):
         return Consumer(self.api, info)
 
     async def consumer(self, stream: str, name: str, *, timeout: float | None = None) -> Consumer:
-        """The consumer of that name.
+        """Look up a consumer by its name.
 
         Raises:
-            ConsumerNotFoundError: There is none.
-            StreamNotFoundError: There is no such stream.
+            ConsumerNotFoundError: The consumer does not exist.
+            StreamNotFoundError: The stream does not exist.
         """
         info = await requests.consumer_info(self.api, stream, name, timeout=timeout)
         return Consumer(self.api, info)
@@ -227,16 +227,16 @@ class JetStream(Publishing):
     def advisories(
         self, stream: str | None = None, consumer: str | None = None, *, max_waiting: int = 10_000
     ) -> Advisories:
-        """What the server tells of consumers, as typed events, from when the ``async with`` is entered.
+        """Receive the server's advisories about consumers as typed events, once ``async with`` is entered.
 
         Args:
-            stream: Only about this stream. Default: all.
-            consumer: Only about this consumer of the stream. Default: all.
-            max_waiting: How many may wait to be read; then the oldest are dropped, and a
-                :class:`~liftenvelope.jetstream.LostAdvisories` says how many. Default 10,000.
+            stream: Only advisories about this stream. Default: all.
+            consumer: Only advisories about this consumer of the stream. Default: all.
+            max_waiting: Number of unread advisories to buffer. Beyond it the oldest are dropped, and a
+                :class:`~liftenvelope.jetstream.LostAdvisories` carries their number. Default 10,000.
 
         Raises:
-            UsageError: A name can't be one, a consumer is given without its stream, or ``max_waiting`` is not
+            UsageError: A name is invalid, a consumer is given without its stream, or ``max_waiting`` is not
                 positive.
 
         Example::

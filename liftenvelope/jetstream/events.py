@@ -1,6 +1,7 @@
-"""What happens to a consumption that is worth knowing and does not end it.
+"""Events of a consumption that do not end it.
 
-``messages`` and ``consume`` hand these to their ``on_event``. None needs an answer: the consumption goes on.
+``messages`` and ``consume`` pass these events to ``on_event``. No event needs a reaction: the consumption
+goes on.
 """
 
 from __future__ import annotations
@@ -34,10 +35,10 @@ class PullEvent:
 
 @dataclass(frozen=True, slots=True)
 class MissedHeartbeats(PullEvent):
-    """The server has been silent for more than two heartbeats; what was pulled is pulled anew.
+    """The server has been silent for more than two heartbeats; the open pulls are sent again.
 
     Attributes:
-        silent_for: For how many seconds.
+        silent_for: Seconds without a message or heartbeat.
     """
 
     silent_for: float
@@ -45,7 +46,7 @@ class MissedHeartbeats(PullEvent):
 
 @dataclass(frozen=True, slots=True)
 class LimitExceeded(PullEvent):
-    """The server refused a pull because of a limit of the consumer; the next one waits a while.
+    """The server refused a pull because of a limit of the consumer; the next pull is delayed.
 
     Attributes:
         description: The server's text, such as ``Exceeded MaxWaiting``.
@@ -56,10 +57,10 @@ class LimitExceeded(PullEvent):
 
 @dataclass(frozen=True, slots=True)
 class MessageTooLarge(PullEvent):
-    """The next message alone is larger than ``max_bytes``: nothing comes until it is gone.
+    """The next message is larger than ``max_bytes``; nothing is delivered until that message is gone.
 
     Attributes:
-        max_bytes: What was allowed.
+        max_bytes: Limit of the pull, in bytes.
     """
 
     max_bytes: int
@@ -67,22 +68,22 @@ class MessageTooLarge(PullEvent):
 
 @dataclass(frozen=True, slots=True)
 class LeadershipChanged(PullEvent):
-    """Another server leads the consumer now; what was pulled is pulled anew."""
+    """Another server leads the consumer now; the open pulls are sent again."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerShutdown(PullEvent):
-    """The server is about to stop."""
+    """The server is shutting down."""
 
 
 @dataclass(frozen=True, slots=True)
 class NoResponders(PullEvent):
-    """Nobody answers pulls: JetStream is not up, or the consumer is gone; the next pull waits a while."""
+    """No responders for a pull: JetStream is down or the consumer is gone; the next pull is delayed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Disconnected(PullEvent):
-    """The connection was lost; nothing is pulled until it is back."""
+    """The connection was lost; pulling resumes after the reconnect."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,10 +93,10 @@ class Reconnected(PullEvent):
 
 @dataclass(frozen=True, slots=True)
 class Pinned(PullEvent):
-    """This consumption is the one of its group that gets the messages now.
+    """This consumption is now pinned: it alone receives the messages of its group.
 
     Attributes:
-        pin_id: The id that the server gave it.
+        pin_id: Id of the pin, assigned by the server.
     """
 
     pin_id: str
@@ -103,10 +104,10 @@ class Pinned(PullEvent):
 
 @dataclass(frozen=True, slots=True)
 class Unpinned(PullEvent):
-    """This consumption no longer gets the messages of its group. It goes on as a standby, or has ended.
+    """This consumption lost the pin. It goes on as a standby, or has ended.
 
     Attributes:
-        pin_id: The id that it had.
+        pin_id: Id of the lost pin.
     """
 
     pin_id: str
@@ -114,10 +115,10 @@ class Unpinned(PullEvent):
 
 @dataclass(frozen=True, slots=True)
 class PinNotReleased(PullEvent):
-    """The pin could not be given back at the end: the server takes it after ``priority_timeout``.
+    """The pin could not be released at the end; the server revokes it after ``priority_timeout``.
 
     Attributes:
-        pin_id: The id of the pin.
+        pin_id: Id of the pin.
         error: Error of the request.
     """
 
@@ -127,11 +128,11 @@ class PinNotReleased(PullEvent):
 
 @dataclass(frozen=True, slots=True)
 class UnknownStatus(PullEvent):
-    """The server said something that this version has no name for; the next pull waits a while.
+    """The server sent a status that this version does not know; the next pull is delayed.
 
     Attributes:
-        code: Its number.
-        description: Its text.
+        code: Status code.
+        description: Text of the status.
     """
 
     code: int
@@ -140,11 +141,11 @@ class UnknownStatus(PullEvent):
 
 @dataclass(frozen=True, slots=True)
 class OrderedReset(PullEvent):
-    """An ordered consumer was made anew, and goes on where it was.
+    """An ordered consumer was recreated, and continues after the last delivered message.
 
     Attributes:
-        sequence: The sequence in the stream that comes next at the earliest.
-        reason: Why.
+        sequence: Lowest stream sequence that can be delivered next.
+        reason: Reason for the reset.
     """
 
     sequence: int

@@ -1,4 +1,4 @@
-"""``fetch`` and ``next``: one pull, answered by what there is."""
+"""``fetch`` and ``next``: a single pull and its batch of messages."""
 
 from __future__ import annotations
 
@@ -22,32 +22,34 @@ from liftenvelope.nats._pull_inbox import PullInbox
 
 __all__ = ["Batch", "FetchInboxes"]
 
-#: How much longer than the server a fetch waits, in seconds.
+#: Seconds that a fetch waits, after its deadline, for the server to report the end of the pull.
 _GRACE: Final = 5.0
-#: With less time left than this no other pull is sent, in seconds.
+#: Minimum time left to send another pull, in seconds.
 _LEAST: Final = 0.005
-#: After how many seconds an inbox that no fetch uses is unsubscribed.
+#: Seconds after which an unused inbox is unsubscribed.
 _IDLE: Final = 1.0
-#: How long to wait before a pull is sent again that nobody took after a reconnect, in seconds.
+#: Seconds to wait before a pull is sent again: after a leader change or a shutdown, or if no server took it
+#: after a reconnect.
 _PAUSE: Final = 0.1
-#: What a server says to a pull whose time is up.
+#: Status code of an expired pull.
 _TIMEOUT: Final = 408
-#: Ends of a pull that are no errors.
+#: Statuses that end a pull without an error.
 _QUIET: Final = frozenset({Kind.ENDED, Kind.TOO_LARGE})
 
 
 class Batch(list[Message]):
-    """The messages of one fetch.
+    """List of the messages of one fetch.
 
     Attributes:
-        error: What ended it early, None if nothing did. A fetch that has got nothing raises it instead.
+        error: Error that ended the fetch early, otherwise None. A fetch without messages raises the error
+            instead.
     """
 
     error: LiftEnvelopeError | None = None
 
 
 class _FetchInbox:
-    """A subscription that one fetch at a time uses."""
+    """Subscription that serves one fetch at a time."""
 
     def __init__(self, source: Source) -> None:
         self.inbox = PullInbox(source.api.nc, Message, source.acks, self._take, self._take_status)
@@ -66,20 +68,20 @@ class _FetchInbox:
             self.current.take_status(number, headers)
 
     def send(self, subject: str, payload: bytes) -> int:
-        """Publish a pull; returns its number."""
+        """Publish a pull and return its number."""
         self._number += 1
         self.inbox.send(subject, self._number, payload)
         return self._number
 
 
 class FetchInboxes:
-    """The inboxes of a consumer's fetches, kept for a moment so that the next one finds its own ready.
+    """Pool of the fetch inboxes of a consumer: an idle inbox is kept for a second, so the next fetch reuses it.
 
     Args:
-        source: Where to pull from.
+        source: Consumer to pull from.
 
     Attributes:
-        pins: The ids of the pins that fetches hold, by group.
+        pins: Ids of the pins that fetches hold, by group.
     """
 
     def __init__(self, source: Source) -> None:
@@ -90,11 +92,11 @@ class FetchInboxes:
         self.pins: dict[str, str] = {}
 
     async def fetch(self, plan: PullPlan, wait: float) -> Batch:
-        """Pull once.
+        """Run one fetch.
 
         Args:
-            plan: What to ask for.
-            wait: How long the server may take, in seconds.
+            plan: Checked options of the pull.
+            wait: Seconds that the server may take.
 
         Raises:
             ConnectionClosedError: The connection is closed or draining.
@@ -114,7 +116,7 @@ class FetchInboxes:
             if done:
                 self._keep(inbox)
             else:
-                inbox.inbox.close()  # which has the server forget a pull that still waits
+                inbox.inbox.close()  # unsubscribing cancels a pull that is still open at the server
         return batch
 
     def _keep(self, inbox: _FetchInbox) -> None:
@@ -133,15 +135,20 @@ class FetchInboxes:
         self.close()
 
     def close(self) -> None:
-        """Unsubscribe the inboxes that no fetch uses."""
+        """Unsubscribe the idle inboxes."""
         while self._idle:
             self._idle.pop().inbox.close()
 
 
 class _Fetch:
-    """One fetch under way."""
+    """State of one running fetch.
 
-    # What most fetches leave as it is stands here, and not in each: a fetch of one message is short.
+    A pull is answered by messages and ended by a status, or by its last message. Only statuses whose number is
+    that of the newest pull count: earlier pulls were replaced. ``is_clean`` is set once the server has ended
+    the pull; only then can another fetch reuse the inbox without receiving this fetch's messages.
+    """
+
+    # Defaults are class attributes: most fetches never change them, and a fetch of one message must be cheap.
     _timer: asyncio.TimerHandle
     _number = 0
     _heard = 0.0
@@ -150,7 +157,7 @@ class _Fetch:
     _again = False
     _retry: asyncio.TimerHandle | None = None
     _pin_id: str | None = None
-    #: Whether the server has ended the pull, so that nothing comes to the inbox any more.
+    #: True once the server has ended the pull: nothing more arrives at the inbox.
     is_clean = False
 
     def __init__(self, source: Source, plan: PullPlan, inbox: _FetchInbox, pins: dict[str, str]) -> None:
@@ -166,7 +173,7 @@ class _Fetch:
         self.batch = Batch()
 
     async def run(self, wait: float) -> Batch:
-        """Pull, and wait for the end."""
+        """Send the pull and wait until the fetch ends."""
         self._heard = self._loop.time()
         self._deadline = self._heard + wait
         self._again = 0 < self._plan.limits.expires < wait
@@ -175,10 +182,10 @@ class _Fetch:
         watch = self._inbox.watch
         try:
             self._send()
-            watch.add(self)  # and all else that can be done while the server is at work
+            watch.add(self)  # after sending: overlaps with the server's work
             await self._wait()
         except BaseException:
-            self._inbox.inbox.close()  # first: they would be delivered again to this very pull
+            self._inbox.inbox.close()  # first: the server would redeliver the messages to this pull
             _give_back(self.batch)
             raise
         finally:
@@ -202,7 +209,7 @@ class _Fetch:
                 beats.cancel()
 
     def _time_is_up(self) -> None:
-        """Leave the server a moment to say that it has ended the pull; without a connection it can't."""
+        """Give the server a grace period to report the end of the pull; fail now if there is no connection."""
         if self._nc.is_connected:
             self._timer = self._loop.call_later(_GRACE, self._give_up, self._loop.time() + _GRACE)
         else:
@@ -211,7 +218,7 @@ class _Fetch:
             )
 
     def _give_up(self, due: float) -> None:
-        if self._loop.time() - due > LATE:  # what has come meanwhile is not read yet
+        if self._loop.time() - due > LATE:  # the loop was blocked: received data is not read yet
             self._timer = self._loop.call_later(LATE, self._give_up, self._loop.time() + LATE)
         elif self._nc.is_connected:
             text = "the server has not answered the pull, or not to its end"
@@ -225,19 +232,19 @@ class _Fetch:
             due = self._loop.time() + beat / 2
             await asyncio.sleep(beat / 2)
             for _ in range(TURNS if self._loop.time() - due > LATE else 0):
-                await asyncio.sleep(0)  # what has come while the loop was blocked is not read yet
+                await asyncio.sleep(0)  # data received while the loop was blocked is not read yet
             silent = self._loop.time() - self._heard
             if self._nc.is_connected and silent >= 2 * beat:
                 self._finish(CallTimeoutError(f"the server has been silent for {silent:.1f} s"))
                 return
 
     def _send(self) -> None:
-        """Publish the pull, or what is left of it."""
+        """Publish the pull, or a pull for the remaining messages and time."""
         self._retry = None
         if self._done.done() or not self._nc.is_connected:
-            return  # sent when the connection is back: nats-py would send it then, too, beside the new one
+            return  # restored() sends the pull; nats-py would buffer this one and send it as well
         left = None
-        if self._number or self._restored:  # else it is the first one, with all the time that there is
+        if self._number or self._restored:  # the first pull has the whole time
             left = max(self._deadline - self._loop.time(), _LEAST)
         self._pin_id = self._pins.get(self._group) if self._plan.limits.pinned else None
         payload = self._plan.payload(self._left, self._pin_id, left)
@@ -247,7 +254,7 @@ class _Fetch:
             self._finish(ConnectionClosedError(str(exc)))
 
     def take(self, messages: list[Message]) -> None:
-        """Messages have come to the inbox."""
+        """Handle messages that arrived at the inbox."""
         self._heard = self._loop.time()
         limits = self._plan.limits
         for message in messages:
@@ -260,11 +267,11 @@ class _Fetch:
             self.batch.append(message)
             self._left -= message._size if limits.in_bytes else 1
             if self._left <= 0:
-                self.is_clean = True  # of a pull that is filled the server says nothing
+                self.is_clean = True  # the server sends no status for a filled pull
                 self._finish(None)
 
     def take_status(self, number: int, headers: Mapping[str, str]) -> None:
-        """A status has come to the inbox, to the pull of that number."""
+        """Handle a status that arrived for the pull with this number; ignore one of an earlier pull."""
         self._heard = self._loop.time()
         if number == self._number:
             self._take_status(Status.from_headers(headers))
@@ -284,7 +291,7 @@ class _Fetch:
                 self._retry = self._loop.call_later(_PAUSE, self._send)
             return
         if self._again and status.code == _TIMEOUT and self._deadline - self._loop.time() > _LEAST:
-            self._send()  # it had to end sooner than the fetch
+            self._send()  # a pull may expire before the fetch does: max_expires, or the time that keeps a pin
             return
         self.is_clean = True
         self._finish(None if kind in _QUIET else error_of(status))
@@ -297,33 +304,33 @@ class _Fetch:
     # -- the connection
 
     def lost(self) -> None:
-        """The connection is down: the pull is gone."""
+        """Handle a lost connection: the pull is lost with it, and ``restored`` sends another."""
 
     def restored(self) -> None:
-        """The connection is back: pull what is left."""
+        """Handle a restored connection: pull the remaining messages."""
         self._restored = True
         self._heard = self._loop.time()
         self._send()
 
     def gone(self, reason: str) -> None:
-        """The connection is closed or draining."""
+        """Handle a connection that was closed or is draining: end the fetch with an error."""
         self._finish(ConnectionClosedError(reason))
 
 
 def _give_back(messages: list[Message]) -> None:
-    """Have messages that nobody gets any more delivered again at once, not after ``ack_wait``."""
+    """Nak undelivered messages so they are redelivered now instead of after ``ack_wait``."""
     for message in messages:
         try:
             message.nak()
         except TransportError:
-            return  # the connection is gone, and they come again when they are due
+            return  # connection lost: the server redelivers after ack_wait
 
 
 def first_of(batch: Batch, wait: float) -> Message:
-    """The message of a fetch of one.
+    """Return the message of a fetch that asked for one.
 
     Raises:
-        CallTimeoutError: There is none.
+        CallTimeoutError: The batch is empty.
     """
     if batch:
         return batch[0]

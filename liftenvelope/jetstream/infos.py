@@ -1,4 +1,7 @@
-"""What the server says of consumers, streams and the account. All times are in UTC; spans are in seconds."""
+"""Records of the server's info replies: consumers, streams and the account.
+
+All times are in UTC; durations are in seconds.
+"""
 
 from __future__ import annotations
 
@@ -31,12 +34,12 @@ __all__ = [
 
 @dataclass(frozen=True, kw_only=True)
 class ApiErrorInfo(Record):
-    """An error that is part of an answer.
+    """Error inside a reply.
 
     Attributes:
-        code: Its kind, in the manner of HTTP.
-        err_code: JetStream's own number.
-        description: The server's text.
+        code: Status code, as in HTTP.
+        err_code: JetStream error code.
+        description: Text of the error.
     """
 
     code: int = 0
@@ -46,16 +49,16 @@ class ApiErrorInfo(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class PeerInfo(Record):
-    """One of the servers that a stream or a consumer is kept on.
+    """Server that holds a replica of a stream or a consumer.
 
     Attributes:
-        name: The server's name.
-        current: Whether it is up to date.
-        observer: Whether it only looks on.
-        offline: Whether it is thought to be down.
-        active: How many seconds ago it was heard of.
-        lag: How many operations it is behind.
-        peer: Its id in the group.
+        name: Name of the server.
+        current: True if the replica is up to date.
+        observer: True if the server is an observer, which does not vote.
+        offline: True if the server is considered down.
+        active: Seconds since the last contact.
+        lag: Number of operations that the replica is behind.
+        peer: Id of the server in the Raft group.
     """
 
     name: str = ""
@@ -69,15 +72,15 @@ class PeerInfo(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterInfo(Record):
-    """Where a stream or a consumer is kept.
+    """Location of a stream or a consumer in a cluster.
 
     Attributes:
-        name: The cluster's name.
-        raft_group: The name of its Raft group.
-        leader: The name of the server that leads it; empty while there is none.
-        leader_since: Since when.
-        system_account: Whether its traffic runs in the system account.
-        traffic_account: The account that its traffic runs in.
+        name: Name of the cluster.
+        raft_group: Name of the Raft group.
+        leader: Name of the leader; empty while there is none.
+        leader_since: Start of the leadership.
+        system_account: True if the Raft traffic runs in the system account.
+        traffic_account: Account that carries the Raft traffic.
         replicas: The other servers.
     """
 
@@ -92,12 +95,12 @@ class ClusterInfo(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class SequenceInfo(Record):
-    """A position of a consumer.
+    """Position of a consumer.
 
     Attributes:
-        consumer_seq: Counted in deliveries.
-        stream_seq: The sequence in the stream.
-        last_active: When it last moved.
+        consumer_seq: Sequence of the delivery.
+        stream_seq: Sequence of the message in the stream.
+        last_active: Time of the last change.
     """
 
     consumer_seq: int = 0
@@ -107,12 +110,12 @@ class SequenceInfo(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class PriorityGroupState(Record):
-    """Who is served in a priority group (ADR-42).
+    """State of a priority group (ADR-42).
 
     Attributes:
-        group: Its name.
-        pinned_client_id: The id of the pinned client; None if nobody is pinned.
-        pinned_ts: Since when it is pinned.
+        group: Name of the group.
+        pinned_client_id: Id of the pinned client; None if no client is pinned.
+        pinned_ts: Time when the client was pinned.
     """
 
     group: str = ""
@@ -122,26 +125,27 @@ class PriorityGroupState(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class ConsumerInfo(Record):
-    """A consumer, as the server sees it.
+    """Configuration and state of a consumer.
 
     Attributes:
-        stream_name: The stream that it reads.
-        name: Its name.
-        created: When it was made.
-        config: Its configuration, with what the server has filled in.
-        delivered: The last message that was sent.
-        ack_floor: The last one before which all are acknowledged.
-        num_ack_pending: How many were sent and not yet acknowledged.
-        num_redelivered: How many of these were sent more than once.
-        num_waiting: How many pulls wait.
-        num_pending: How many messages are yet to be sent.
-        cluster: Where it is kept; None where there is no cluster.
-        push_bound: Whether somebody listens to a push consumer.
-        paused: Whether it is paused.
-        pause_remaining: For how many seconds yet.
-        ts: When this was said.
-        priority_groups: The state of its priority groups.
-        reset_seq: Of the answer to a reset: where it begins now (ADR-60).
+        stream_name: Stream that the consumer reads.
+        name: Name of the consumer.
+        created: Time of creation.
+        config: Configuration, with the server's defaults filled in.
+        delivered: Position of the last delivered message.
+        ack_floor: Last position up to which every message is acknowledged.
+        num_ack_pending: Number of messages delivered and not yet acknowledged.
+        num_redelivered: Number of those that were delivered more than once.
+        num_waiting: Number of waiting pulls.
+        num_pending: Number of messages not yet delivered.
+        cluster: Location in the cluster; None without a cluster.
+        push_bound: True if a push consumer has a subscriber.
+        paused: True if the consumer is paused.
+        pause_remaining: Seconds until the pause ends.
+        ts: Time of this report.
+        priority_groups: State of the priority groups.
+        reset_seq: Stream sequence at which the consumer starts after a reset; only in the reply to a reset
+            (ADR-60).
     """
 
     stream_name: str
@@ -165,12 +169,12 @@ class ConsumerInfo(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class PauseInfo(Record):
-    """What became of a pause, or of its end.
+    """Result of pausing or resuming a consumer.
 
     Attributes:
-        paused: Whether the consumer is paused.
-        pause_until: Until when.
-        pause_remaining: For how many seconds yet.
+        paused: True if the consumer is paused.
+        pause_until: End of the pause.
+        pause_remaining: Seconds until the pause ends.
     """
 
     paused: bool = False
@@ -180,11 +184,11 @@ class PauseInfo(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class LostData(Record):
-    """What a stream's store has lost.
+    """Data that the store of a stream has lost.
 
     Attributes:
-        msgs: The sequences of the messages.
-        bytes: How many bytes.
+        msgs: Sequences of the lost messages.
+        bytes: Number of lost bytes.
     """
 
     msgs: tuple[int, ...] = ()
@@ -193,21 +197,21 @@ class LostData(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class StreamState(Record):
-    """What is in a stream.
+    """Content of a stream.
 
     Attributes:
-        messages: How many messages.
-        bytes: How many bytes, with what the store adds.
-        first_seq: The sequence of the oldest message; 0 for none ever.
-        first_ts: When that came; None for none.
-        last_seq: The sequence of the newest message; it stays when messages are removed.
-        last_ts: When that came; None for none.
-        num_subjects: How many different subjects.
-        subjects: How many messages on each, if asked for.
-        num_deleted: How many between the first and the last are gone.
-        deleted: Their sequences, if asked for.
-        lost: What the store has lost.
-        consumer_count: How many consumers.
+        messages: Number of messages.
+        bytes: Number of bytes, including the overhead of the store.
+        first_seq: Sequence of the oldest message; 0 if the stream never had one.
+        first_ts: Time of the oldest message; None if there is none.
+        last_seq: Sequence of the newest message; unchanged when messages are removed.
+        last_ts: Time of the newest message; None if there is none.
+        num_subjects: Number of different subjects.
+        subjects: Number of messages by subject, if requested.
+        num_deleted: Number of deleted messages between the first and the last.
+        deleted: Sequences of the deleted messages, if requested.
+        lost: Data that the store has lost.
+        consumer_count: Number of consumers.
     """
 
     messages: int = 0
@@ -226,16 +230,16 @@ class StreamState(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class SourceInfo(Record):
-    """How far a mirror or a source has come.
+    """Replication state of a mirror or a source.
 
     Attributes:
-        name: The stream that is copied.
-        external: Where that is, if elsewhere.
-        lag: How many messages it is ahead.
-        active: How many seconds ago something came; negative for never.
-        error: What is wrong.
-        filter_subject: What is copied of it.
-        subject_transforms: What is copied of it, and under which subjects.
+        name: Name of the copied stream.
+        external: Account or domain of the copied stream, if it is another.
+        lag: Number of messages still to be copied.
+        active: Seconds since the last message; negative if there was none.
+        error: Error of the replication.
+        filter_subject: Filter for the copied messages.
+        subject_transforms: Filters for the copied messages, and their new subjects.
     """
 
     name: str
@@ -249,12 +253,12 @@ class SourceInfo(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class StreamAlternate(Record):
-    """A mirror that may be read instead, the nearest first.
+    """Mirror that can be read instead of the stream; mirrors are listed nearest first.
 
     Attributes:
-        name: Its name.
-        domain: Its JetStream domain.
-        cluster: Its cluster.
+        name: Name of the mirror.
+        domain: JetStream domain of the mirror.
+        cluster: Cluster of the mirror.
     """
 
     name: str
@@ -264,19 +268,19 @@ class StreamAlternate(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class StreamInfo(Record):
-    """A stream, as the server sees it.
+    """Configuration and state of a stream.
 
     Attributes:
-        config: Its configuration, with what the server has filled in.
-        created: When it was made.
-        state: What is in it.
-        domain: Its JetStream domain.
-        cluster: Where it is kept; None where there is no cluster.
-        mirror: How far it has come, if it is a mirror.
-        sources: How far its sources have come.
-        alternates: Mirrors of it.
-        ts: When this was said.
-        did_create: Of the answer to a creation: true, also where the same stream was there before.
+        config: Configuration, with the server's defaults filled in.
+        created: Time of creation.
+        state: Content of the stream.
+        domain: JetStream domain.
+        cluster: Location in the cluster; None without a cluster.
+        mirror: Replication state, if the stream is a mirror.
+        sources: Replication state of the sources.
+        alternates: Mirrors of the stream.
+        ts: Time of this report.
+        did_create: True in the reply to a creation, even if the same stream existed before.
     """
 
     config: StreamConfig
@@ -293,17 +297,17 @@ class StreamInfo(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class AccountLimits(Record):
-    """What an account may use at most; -1 is without limit.
+    """Limits of an account; -1 is unlimited.
 
     Attributes:
         max_memory: Bytes of memory.
         max_storage: Bytes on disk.
-        max_streams: Streams.
-        max_consumers: Consumers.
-        max_ack_pending: Messages without their ack, for each consumer.
+        max_streams: Number of streams.
+        max_consumers: Number of consumers.
+        max_ack_pending: Unacknowledged messages per consumer.
         memory_max_stream_bytes: Bytes of one stream in memory.
         storage_max_stream_bytes: Bytes of one stream on disk.
-        max_bytes_required: Whether every stream must name its ``max_bytes``.
+        max_bytes_required: True if every stream must set ``max_bytes``.
     """
 
     max_memory: int = 0
@@ -318,16 +322,16 @@ class AccountLimits(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class AccountTier(Record):
-    """What is used, and may be used at most, in one tier.
+    """Usage and limits of an account in one tier.
 
     Attributes:
         memory: Bytes of memory in use.
         storage: Bytes on disk in use.
         reserved_memory: Bytes of memory that streams have reserved.
         reserved_storage: Bytes on disk that streams have reserved.
-        streams: How many streams there are.
-        consumers: How many consumers there are.
-        limits: What may be used at most.
+        streams: Number of streams.
+        consumers: Number of consumers.
+        limits: Limits of the tier.
     """
 
     memory: int = 0
@@ -341,13 +345,13 @@ class AccountTier(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class ApiStats(Record):
-    """How much the API was used.
+    """Usage of the JetStream API.
 
     Attributes:
-        level: The level of the API that the server speaks.
-        total: How many requests.
-        errors: How many of them failed.
-        inflight: How many are under way.
+        level: API level of the server.
+        total: Number of requests.
+        errors: Number of failed requests.
+        inflight: Number of requests in flight.
     """
 
     level: int = 0
@@ -358,12 +362,12 @@ class ApiStats(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class AccountInfo(AccountTier):
-    """What an account uses of JetStream, and may use.
+    """JetStream usage and limits of an account.
 
     Attributes:
-        domain: The JetStream domain.
-        api: How much the API was used.
-        tiers: The same for each tier, where the account has tiers.
+        domain: JetStream domain.
+        api: Usage of the JetStream API.
+        tiers: Usage and limits by tier, if the account has tiers.
     """
 
     domain: str | None = None

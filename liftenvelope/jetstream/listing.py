@@ -1,4 +1,4 @@
-"""Listings that come in pages, as asynchronous iterators."""
+"""Paged listings of streams and consumers, as asynchronous iterators."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ async def _pages(
     request: Mapping[str, Any],
     timeout: float | None,
 ) -> AsyncIterator[_Item]:
-    """Everything that is listed, a page at a time: the next is asked for when the last is used up."""
+    """Iterate over all items of a listing. The next page is requested when the last one is used up."""
 
     def page(answer: dict[str, Any]) -> tuple[list[_Item], int]:
         return [read(item) for item in answer.get(key) or []], natural(answer.get("total", 0))
@@ -34,7 +34,7 @@ async def _pages(
         for item in items:
             yield item
         offset += len(items)
-        # A page without items ends it too: what was listed may be deleted while it is.
+        # An empty page ends the listing too: items may be deleted between two pages.
         if not items or offset >= total:
             return
 
@@ -46,21 +46,21 @@ def _selection(subject: str | None) -> Mapping[str, Any]:
 def stream_infos(
     api: Api, subject: str | None = None, timeout: float | None = None
 ) -> AsyncIterator[StreamInfo]:
-    """The streams, or those that record a subject."""
+    """Iterate over all streams, or over those that record a subject."""
     return _pages(api, "STREAM.LIST", "streams", StreamInfo.from_json, _selection(subject), timeout)
 
 
 def stream_names(api: Api, subject: str | None = None, timeout: float | None = None) -> AsyncIterator[str]:
-    """Their names."""
+    """Iterate over the names of all streams, or of those that record a subject."""
     return _pages(api, "STREAM.NAMES", "streams", str, _selection(subject), timeout)
 
 
 def consumer_infos(api: Api, stream: str, timeout: float | None = None) -> AsyncIterator[ConsumerInfo]:
-    """The consumers of a stream."""
+    """Iterate over the consumers of a stream."""
     subject = f"CONSUMER.LIST.{check_stream_name(stream)}"
     return _pages(api, subject, "consumers", ConsumerInfo.from_json, _NO_SUBJECT, timeout)
 
 
 def consumer_names(api: Api, stream: str, timeout: float | None = None) -> AsyncIterator[str]:
-    """Their names."""
+    """Iterate over the names of the consumers of a stream."""
     return _pages(api, f"CONSUMER.NAMES.{check_stream_name(stream)}", "consumers", str, _NO_SUBJECT, timeout)

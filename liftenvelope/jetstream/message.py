@@ -1,4 +1,4 @@
-"""A message of a consumer, and its acknowledgement."""
+"""Messages delivered by a consumer, and their acknowledgement."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ ACK: Final = b"+ACK"
 NAK: Final = b"-NAK"
 IN_PROGRESS: Final = b"+WPI"
 TERM: Final = b"+TERM"
-#: ``$JS.ACK.<stream>.<consumer>.<delivered>.<sseq>.<cseq>.<ns>.<pending>``.
+#: Tokens of ``$JS.ACK.<stream>.<consumer>.<delivered>.<sseq>.<cseq>.<ns>.<pending>``.
 _V1_TOKENS: Final = 9
-#: ``$JS.ACK.<domain>.<account>.`` and the same, and perhaps a random token.
+#: Minimum tokens of the newer form: ``$JS.ACK.<domain>.<account>.``, the same fields, an optional random token.
 _V2_TOKENS: Final = 11
-#: The header with the id of a pin.
+#: Header that carries the pin id.
 PIN_HEADER: Final = "Nats-Pin-Id"
-#: The size of a block of headers without any.
+#: Bytes of an empty header block.
 _EMPTY_BLOCK: Final = 12
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -65,12 +65,12 @@ class Acks:
         task.add_done_callback(self._sending.discard)
 
     async def send_and_wait(self, reply: str, payload: bytes, timeout: float | None) -> None:
-        """Publish an ack and wait until the server has taken it."""
+        """Publish an ack and wait until the server confirms it."""
         await self._api.ask(reply, payload, timeout=timeout)
 
 
 class Recorder(Acks):
-    """Keeps acks in a list instead of sending them: to test handlers without a server.
+    """Records acks in a list instead of sending them, to test handlers without a server.
 
     Example:
         >>> acks = Recorder()
@@ -83,28 +83,28 @@ class Recorder(Acks):
         self.sent: list[tuple[str, bytes]] = []
 
     def send(self, message: frames.Delivered, payload: bytes) -> None:
-        """Keep an ack."""
+        """Record an ack."""
         self.sent.append((message.reply, payload))
 
     async def send_and_wait(self, reply: str, payload: bytes, timeout: float | None) -> None:
-        """Keep an ack; the server that there is not takes it at once."""
+        """Record an ack and return at once."""
         del timeout
         self.sent.append((reply, payload))
 
 
 @dataclass(frozen=True, slots=True)
 class MessageMetadata:
-    """Where a message comes from, as its reply subject says.
+    """Origin of a delivered message, read from its reply subject.
 
     Attributes:
-        stream: The stream's name.
-        consumer: The consumer's name.
-        stream_sequence: The message's number in the stream.
-        consumer_sequence: The number of this delivery at the consumer.
-        num_delivered: How often the message has been delivered, this time included.
-        num_pending: How many messages the consumer had yet to deliver after this one.
-        timestamp_ns: When the message was stored, in nanoseconds since 1970.
-        domain: The JetStream domain, empty if there is none.
+        stream: Name of the stream.
+        consumer: Name of the consumer.
+        stream_sequence: Sequence of the message in the stream.
+        consumer_sequence: Sequence of this delivery at the consumer.
+        num_delivered: Number of deliveries of the message, including this one.
+        num_pending: Number of messages left to deliver after this one.
+        timestamp_ns: Time when the message was stored, in nanoseconds since 1970.
+        domain: JetStream domain; empty if there is none.
     """
 
     stream: str
@@ -118,15 +118,15 @@ class MessageMetadata:
 
     @property
     def timestamp(self) -> datetime:
-        """When the message was stored, in UTC, to the microsecond."""
+        """Time when the message was stored, in UTC, to the microsecond."""
         return _EPOCH + timedelta(microseconds=self.timestamp_ns // 1000)
 
     @classmethod
     def from_reply(cls, reply: str) -> MessageMetadata:
-        """Read it from a reply subject of either form.
+        """Parse a reply subject of either form.
 
         Raises:
-            UsageError: It is none: the message does not come from a consumer.
+            UsageError: The reply subject is not a consumer's: the message does not come from a consumer.
 
         Example:
             >>> MessageMetadata.from_reply("$JS.ACK.S.C.1.7.3.0.2").stream_sequence
@@ -149,16 +149,17 @@ class MessageMetadata:
 class Message(frames.Delivered):
     """A message that a consumer delivered.
 
-    Acknowledging is one of :meth:`ack`, :meth:`ack_sync`, :meth:`nak` and :meth:`term`, once; doing it twice
-    is an error. All but ``ack_sync`` are plain calls: the ack is with the connection when they return.
+    Acknowledge a message once, by :meth:`ack`, :meth:`ack_sync`, :meth:`nak` or :meth:`term`; a second
+    acknowledgement raises an error. All but ``ack_sync`` are plain calls: when they return, the ack has been
+    handed to the connection.
 
     Attributes:
-        subject: The subject that it was published to.
-        reply: The subject that its ack goes to.
-        data: The payload.
+        subject: Subject that the message was published to.
+        reply: Subject that the ack is sent to.
+        data: Payload.
     """
 
-    # Fields and all that is done with every message stand in the base, which is compiled.
+    # The fields and the per-message work are in the compiled base class.
     __slots__ = ()
 
     if TYPE_CHECKING:
@@ -169,10 +170,10 @@ class Message(frames.Delivered):
 
     @property
     def headers(self) -> Headers:
-        """The headers, empty if there are none.
+        """Headers of the message; empty if there are none.
 
-        Of a name that occurs twice nats-py keeps the last value only; on an accelerated connection all of
-        them are here.
+        nats-py keeps only the last value of a name that occurs twice. An accelerated connection keeps all
+        values.
         """
         headers = self._headers
         if type(headers) is not Headers:
@@ -182,15 +183,15 @@ class Message(frames.Delivered):
 
     @property
     def is_acked(self) -> bool:
-        """Whether it has been acknowledged, in whichever way."""
+        """True if the message was acknowledged by any of the four methods."""
         return self._acked
 
     @property
     def metadata(self) -> MessageMetadata:
-        """Where it comes from; read when it is first asked for.
+        """Origin of the message; parsed on first access.
 
         Raises:
-            UsageError: It does not come from a consumer.
+            UsageError: The message does not come from a consumer.
         """
         if self._metadata is None:
             self._metadata = MessageMetadata.from_reply(self.reply)
@@ -198,18 +199,18 @@ class Message(frames.Delivered):
         return metadata
 
     def envelope(self) -> codec.Message | None:
-        """The Liftbridge envelope that the payload is, None if it is none.
+        """Decode the payload as a Liftbridge envelope; return None if the payload is not an envelope.
 
         Raises:
-            EnvelopeError: It begins as an envelope and is not a sound one, or one of another type.
+            EnvelopeError: The payload starts like an envelope but is malformed, or has another message type.
         """
         return codec.unmarshal_message(self.data) if codec.is_envelope(self.data) else None
 
     def ack(self) -> None:
-        """Say that the message is done with.
+        """Acknowledge the message.
 
         Raises:
-            UsageError: It was acknowledged before, or can't be.
+            UsageError: The message was acknowledged before, or has no reply subject.
             TransportError: The connection is closed or draining, or is down and its buffer is full.
         """
         if not self._is_open:
@@ -218,16 +219,16 @@ class Message(frames.Delivered):
         self._acked = True
 
     async def ack_sync(self, timeout: float | None = None) -> None:
-        """Say that the message is done with, and wait until the server has noted it down.
+        """Acknowledge the message and wait until the server has recorded the ack.
 
         Args:
-            timeout: How long to wait, in seconds. Default: that of the API.
+            timeout: Seconds to wait. Default: the timeout of the API.
 
         Raises:
-            CallTimeoutError: No answer came. The server may have noted it; it may be tried again.
-            NoJetStreamError: Nobody takes the ack: the consumer is gone.
-            UsageError, TransportError: As for :meth:`ack`. The latter also when the connection was lost
-                before the answer came, with ``sent``: it may be tried again.
+            CallTimeoutError: No reply arrived. The server may have recorded the ack; calling again is safe.
+            NoJetStreamError: No responders for the ack: the consumer is gone.
+            UsageError, TransportError: As for :meth:`ack`. Also ``TransportError`` with ``sent`` if the
+                connection was lost before the reply; calling again is safe.
         """
         if not self._is_open:
             self._refuse()
@@ -240,13 +241,13 @@ class Message(frames.Delivered):
             self._acked = answered
 
     def nak(self, delay: float | None = None) -> None:
-        """Have the message delivered again.
+        """Reject the message, so that the server redelivers it.
 
         Args:
-            delay: After how many seconds at the earliest. Default: at once.
+            delay: Minimum seconds before the redelivery. Default: redeliver at once.
 
         Raises:
-            UsageError, TransportError: As for :meth:`ack`; or the delay is no positive number.
+            UsageError, TransportError: As for :meth:`ack`. Also ``UsageError`` if ``delay`` is not positive.
         """
         payload = NAK
         if delay is not None:
@@ -254,10 +255,10 @@ class Message(frames.Delivered):
         self._finish(payload)
 
     def term(self, reason: str | None = None) -> None:
-        """Have the message never delivered again, although it was not done with.
+        """Terminate the message: the server never redelivers it, although it was not processed.
 
         Args:
-            reason: Why, for the advisory that the server publishes. Default: no reason.
+            reason: Reason for the advisory that the server publishes. Default: no reason.
 
         Raises:
             UsageError, TransportError: As for :meth:`ack`.
@@ -266,7 +267,7 @@ class Message(frames.Delivered):
         self._finish(TERM + b" " + text.encode() if text else TERM)
 
     def in_progress(self) -> None:
-        """Say that it takes longer: the server waits for ``ack_wait`` again. May be said any number of times.
+        """Report that the work goes on, which restarts ``ack_wait`` at the server. Can be repeated.
 
         Raises:
             UsageError, TransportError: As for :meth:`ack`.
@@ -277,10 +278,10 @@ class Message(frames.Delivered):
 
     @asynccontextmanager
     async def auto_ack_progress(self, every: float = 10.0) -> AsyncIterator[None]:
-        """Say :meth:`in_progress` again and again while the body of an ``async with`` runs.
+        """Call :meth:`in_progress` periodically while the body of an ``async with`` runs.
 
         Args:
-            every: After how many seconds each; less than the consumer's ``ack_wait``. Default 10.
+            every: Seconds between two calls; less than the consumer's ``ack_wait``. Default 10.
 
         Example::
 
@@ -289,7 +290,7 @@ class Message(frames.Delivered):
             message.ack()
 
         Raises:
-            UsageError: ``every`` is no positive number, or the message was acknowledged before.
+            UsageError: ``every`` is not positive, or the message was acknowledged before.
             TransportError: The connection was closed meanwhile.
         """
         positive("every", every)
@@ -326,9 +327,9 @@ class Message(frames.Delivered):
 
 
 def counted_size(message: Message) -> int:
-    """The size of a message as the server counts it against ``max_bytes``.
+    """Return the size of a message as the server counts it against ``max_bytes``, in bytes.
 
-    That is all of it but the id of a pin, which is added after the server has counted.
+    The pin id header does not count: the server adds it after counting.
     """
     pin_id = message.headers.get(PIN_HEADER)
     if pin_id is None:

@@ -1,4 +1,4 @@
-"""How a stream is set up."""
+"""Stream configuration."""
 
 from __future__ import annotations
 
@@ -27,55 +27,56 @@ __all__ = [
 
 
 class RetentionPolicy(OpenEnum):
-    """What a stream keeps."""
+    """Policy for the messages that a stream keeps."""
 
-    #: All messages, until a limit is reached.
+    #: Keep all messages until a limit is reached.
     LIMITS = "limits"
-    #: Messages that a consumer has yet to acknowledge.
+    #: Keep messages that some consumer has not acknowledged yet.
     INTEREST = "interest"
-    #: Messages until they are acknowledged, each by one consumer.
+    #: Keep each message until its one consumer acknowledges it.
     WORK_QUEUE = "workqueue"
 
 
 class DiscardPolicy(OpenEnum):
-    """What goes when a limit is reached."""
+    """Policy for a stream that has reached a limit."""
 
+    #: Remove the oldest messages.
     OLD = "old"
-    #: The new message: publishing it fails.
+    #: Reject the new message: publishing it fails.
     NEW = "new"
 
 
 class StorageType(OpenEnum):
-    """Where a stream is kept."""
+    """Storage of a stream."""
 
     FILE = "file"
     MEMORY = "memory"
 
 
 class Compression(OpenEnum):
-    """How a stream's files are compressed."""
+    """Compression of a stream's files."""
 
     NONE = "none"
     S2 = "s2"
 
 
 class PersistMode(OpenEnum):
-    """When a message is acknowledged (server 2.12)."""
+    """Time of the publish ack (server 2.12)."""
 
-    #: Once it is written.
+    #: Ack after the message is written.
     DEFAULT = "default"
-    #: Before: faster, and lost with the server.
+    #: Ack before the message is written: faster, but the message is lost if the server fails.
     ASYNC = "async"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Placement(Record):
-    """Where a stream is to be kept.
+    """Placement of a stream in a cluster.
 
     Attributes:
-        cluster: The name of the cluster.
+        cluster: Name of the cluster.
         tags: Tags that the servers must have.
-        preferred: The server that is to lead it.
+        preferred: Preferred leader.
     """
 
     cluster: str | None = None
@@ -85,11 +86,11 @@ class Placement(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class SubjectTransform(Record):
-    """A subject for another.
+    """Mapping from one subject to another.
 
     Attributes:
-        src: Which subjects; wildcards are allowed.
-        dest: What becomes of them, such as ``orders.{{wildcard(1)}}``.
+        src: Subjects to map; wildcards are allowed.
+        dest: New subject, such as ``orders.{{wildcard(1)}}``.
     """
 
     src: str = ""
@@ -98,11 +99,11 @@ class SubjectTransform(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class ExternalStream(Record):
-    """A stream in another account or domain.
+    """Stream in another account or domain.
 
     Attributes:
-        api: The prefix of its API, such as ``$JS.hub.API``.
-        deliver: The prefix that messages are sent under.
+        api: API prefix of that account or domain, such as ``$JS.hub.API``.
+        deliver: Prefix of the subjects that messages are delivered to.
     """
 
     api: str
@@ -111,11 +112,11 @@ class ExternalStream(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class SourceConsumer(Record):
-    """The consumer that a stream is copied through (ADR-60, server 2.14).
+    """Consumer that a stream is copied through (ADR-60, server 2.14).
 
     Attributes:
-        name: Its name.
-        deliver_subject: Where it sends to.
+        name: Name of the consumer.
+        deliver_subject: Subject that the consumer delivers to.
     """
 
     name: str | None = None
@@ -124,16 +125,17 @@ class SourceConsumer(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class StreamSource(Record):
-    """A stream to copy from.
+    """Stream to copy messages from.
 
     Attributes:
-        name: Its name.
-        opt_start_seq: The sequence to begin at.
-        opt_start_time: The moment to begin at, with a time zone.
-        filter_subject: What to copy. Default: all.
-        subject_transforms: What to copy, and under which subjects; not together with ``filter_subject``.
-        external: Where it is, if elsewhere.
-        consumer: The consumer to copy through, if not one that the server makes itself.
+        name: Name of the stream.
+        opt_start_seq: First sequence to copy.
+        opt_start_time: Time to start at, with a time zone.
+        filter_subject: Filter for the messages to copy. Default: all.
+        subject_transforms: Filters for the messages to copy, and their new subjects; excludes
+            ``filter_subject``.
+        external: Account or domain of the stream, if it is another.
+        consumer: Consumer to copy through. Default: the server creates one.
     """
 
     name: str
@@ -150,12 +152,12 @@ class StreamSource(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Republish(Record):
-    """Sending messages on once they are stored.
+    """Republishing of messages after they are stored.
 
     Attributes:
-        src: Which subjects. Default: all.
-        dest: The subject to send to.
-        headers_only: Whether to leave out the payloads.
+        src: Subjects to republish. Default: all.
+        dest: Subject to republish to.
+        headers_only: Omit the payloads.
     """
 
     src: str | None = None
@@ -165,11 +167,11 @@ class Republish(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class ConsumerLimits(Record):
-    """Defaults, and limits, for the consumers of a stream.
+    """Defaults and limits for the consumers of a stream.
 
     Attributes:
-        inactive_threshold: After how many seconds without a reader they are removed. Default 0: none.
-        max_ack_pending: How many messages may be without their ack. Default 0: none.
+        inactive_threshold: Seconds without a reader after which a consumer is removed. Default 0: no limit.
+        max_ack_pending: Limit of unacknowledged messages. Default 0: no limit.
     """
 
     inactive_threshold: Seconds = 0.0
@@ -178,55 +180,55 @@ class ConsumerLimits(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class StreamConfig(Record):
-    """The configuration of a stream, with every field of server 2.15.
+    """Configuration of a stream, with every field of server 2.15.
 
-    Only the name must be given. Spans of time are in seconds; -1 is without limit.
+    Only the name is required. Durations are in seconds; -1 is unlimited.
 
     Attributes:
-        name: Its name: no dots, wildcards, slashes or white space.
-        description: For humans; at most 4 KiB.
-        subjects: The subjects that it records; wildcards are allowed. The server's default: its name.
-        retention: What it keeps. Default LIMITS.
-        max_consumers: How many consumers it may have. Default -1.
-        max_msgs: How many messages it keeps at most. Default -1.
-        max_bytes: How many bytes it keeps at most. Default -1.
-        max_age: For how many seconds it keeps a message. Default 0: without end. At least 0.1.
-        max_msgs_per_subject: How many messages it keeps on each subject. Default -1.
-        max_msg_size: The largest message in bytes. Default -1: as large as the server takes.
-        discard: What goes when a limit is reached. Default OLD.
-        storage: Where it is kept. Default FILE.
-        num_replicas: On how many servers it is kept, 1 to 5. Default 1.
-        no_ack: Whether publishing is not acknowledged. Default false.
-        duplicate_window: For how many seconds message ids are remembered. The server's default: 120, or
-            ``max_age`` if that is less.
-        placement: Where it is to be kept.
-        mirror: The stream that it is a copy of; it records nothing else then.
-        sources: Streams that it copies messages from.
-        compression: How its files are compressed. Default NONE.
-        first_seq: The sequence of its first message. Default 0: 1.
-        subject_transform: What becomes of the subjects of messages before they are stored.
-        republish: Where messages are sent on to.
-        allow_direct: Whether any server that keeps it may answer for single messages. Default false.
-        mirror_direct: Whether mirrors may as well. Default false.
-        discard_new_per_subject: Whether ``discard`` NEW also holds for each subject. Default false.
-        sealed: Whether nothing in it may change any more. It can't be unsealed. Default false.
-        deny_delete: Whether messages can't be deleted. Default false.
-        deny_purge: Whether it can't be purged. Default false.
-        allow_rollup_hdrs: Whether a message may replace all before it. Default false.
-        consumer_limits: Defaults and limits for its consumers.
-        allow_msg_ttl: Whether messages may have times to live of their own (ADR-43). Default false.
-        subject_delete_marker_ttl: For how many seconds a marker stays where a subject's last message went.
-            Default 0: no markers.
-        allow_msg_counter: Whether it keeps counters (ADR-49). Default false.
-        allow_atomic: Whether batches can be published as one (ADR-50). Default false.
-        allow_msg_schedules: Whether messages can be scheduled (ADR-51). Default false.
-        persist_mode: When messages are acknowledged. Default DEFAULT.
-        allow_batched: Whether batches can be published fast (ADR-50, server 2.14). Default false.
-        metadata: Whatever you like; names that begin with ``_nats`` are the server's.
-        template_owner: Of streams that older servers made from templates.
+        name: Name of the stream, without dots, wildcards, slashes or white space.
+        description: Free text, at most 4 KiB.
+        subjects: Subjects that the stream records; wildcards are allowed. The server's default: the name.
+        retention: Policy for the messages that the stream keeps. Default LIMITS.
+        max_consumers: Maximum number of consumers. Default -1.
+        max_msgs: Maximum number of messages. Default -1.
+        max_bytes: Maximum number of bytes. Default -1.
+        max_age: Maximum age of a message in seconds, at least 0.1. Default 0: unlimited.
+        max_msgs_per_subject: Maximum number of messages per subject. Default -1.
+        max_msg_size: Maximum size of a message in bytes. Default -1: the server's own limit.
+        discard: Policy when a limit is reached. Default OLD.
+        storage: Storage type. Default FILE.
+        num_replicas: Number of servers that hold the stream, 1 to 5. Default 1.
+        no_ack: Disable publish acks. Default false.
+        duplicate_window: Seconds that message ids are remembered. The server's default: 120, or ``max_age``
+            if that is less.
+        placement: Placement in a cluster.
+        mirror: Stream to mirror; a mirror records no subjects.
+        sources: Streams to copy messages from.
+        compression: Compression of the files. Default NONE.
+        first_seq: Sequence of the first message. Default 0, which means 1.
+        subject_transform: Mapping applied to subjects before messages are stored.
+        republish: Destination for republished messages.
+        allow_direct: Allow every replica to serve direct reads. Default false.
+        mirror_direct: Allow mirrors to serve direct reads as well. Default false.
+        discard_new_per_subject: Apply ``discard`` NEW per subject as well. Default false.
+        sealed: Forbid all changes to the content. A stream cannot be unsealed. Default false.
+        deny_delete: Forbid deleting messages. Default false.
+        deny_purge: Forbid purging. Default false.
+        allow_rollup_hdrs: Allow a message to replace all earlier ones. Default false.
+        consumer_limits: Defaults and limits for the consumers.
+        allow_msg_ttl: Allow a TTL per message (ADR-43). Default false.
+        subject_delete_marker_ttl: Seconds that a delete marker stays after the last message of a subject was
+            removed. Default 0: no markers.
+        allow_msg_counter: Keep counters (ADR-49). Default false.
+        allow_atomic: Allow atomic batches (ADR-50). Default false.
+        allow_msg_schedules: Allow scheduled messages (ADR-51). Default false.
+        persist_mode: Time of the publish ack. Default DEFAULT.
+        allow_batched: Allow fast batches (ADR-50, server 2.14). Default false.
+        metadata: Free key-value pairs; names that begin with ``_nats`` belong to the server.
+        template_owner: Template name, for streams that older servers created from a template.
 
     Raises:
-        UsageError: A name can't be a stream's, or a value has not the type of its field.
+        UsageError: A name or subject is invalid, or a value does not have the type of its field.
 
     Example:
         >>> config = StreamConfig(name="ORDERS", subjects=("orders.>",), max_age=3600)
