@@ -26,7 +26,7 @@ class Feed(Protocol):
 
     @property
     def buffer(self) -> Any:
-        """Return the buffered messages. A ``MessageQueue`` can also be iterated over, and waits when empty."""
+        """Return the buffered messages. If this is a ``MessageQueue``, iterating over it waits for more."""
 
     async def start(self) -> None:
         """Start pulling."""
@@ -84,7 +84,7 @@ class Messages:
         await self._feed.released()
 
     def __aiter__(self) -> AsyncIterator[Message]:
-        # MessageQueue yields buffered messages without a coroutine for each, and waits like next() when empty.
+        # MessageQueue yields buffered messages without a coroutine each, and waits like next() when empty.
         buffer = self._feed.buffer
         return buffer if isinstance(buffer, frames.MessageQueue) else self
 

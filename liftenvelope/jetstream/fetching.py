@@ -75,7 +75,9 @@ class _FetchInbox:
 
 
 class FetchInboxes:
-    """Pool of the fetch inboxes of a consumer: an idle inbox is kept for a second, so the next fetch reuses it.
+    """Pool of a consumer's fetch inboxes.
+
+    An idle inbox is kept for a second, so that the next fetch finds a subscription ready.
 
     Args:
         source: Consumer to pull from.
@@ -143,9 +145,9 @@ class FetchInboxes:
 class _Fetch:
     """State of one running fetch.
 
-    A pull is answered by messages and ended by a status, or by its last message. Only statuses whose number is
-    that of the newest pull count: earlier pulls were replaced. ``is_clean`` is set once the server has ended
-    the pull; only then can another fetch reuse the inbox without receiving this fetch's messages.
+    A pull ends with a status or with its last message. Only statuses of the newest pull count, because it
+    replaces the earlier ones. ``is_clean`` is set once the server has ended the pull. Only then may another
+    fetch reuse the inbox: it cannot receive messages of this one.
     """
 
     # Defaults are class attributes: most fetches never change them, and a fetch of one message must be cheap.
@@ -209,7 +211,7 @@ class _Fetch:
                 beats.cancel()
 
     def _time_is_up(self) -> None:
-        """Give the server a grace period to report the end of the pull; fail now if there is no connection."""
+        """Give the server a grace period to report the end of the pull; without a connection, fail now."""
         if self._nc.is_connected:
             self._timer = self._loop.call_later(_GRACE, self._give_up, self._loop.time() + _GRACE)
         else:

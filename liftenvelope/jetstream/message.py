@@ -30,7 +30,8 @@ IN_PROGRESS: Final = b"+WPI"
 TERM: Final = b"+TERM"
 #: Tokens of ``$JS.ACK.<stream>.<consumer>.<delivered>.<sseq>.<cseq>.<ns>.<pending>``.
 _V1_TOKENS: Final = 9
-#: Minimum tokens of the newer form: ``$JS.ACK.<domain>.<account>.``, the same fields, an optional random token.
+#: Minimum tokens of the newer form: ``$JS.ACK.<domain>.<account>.``, the same fields, and perhaps a random
+#: token.
 _V2_TOKENS: Final = 11
 #: Header that carries the pin id.
 PIN_HEADER: Final = "Nats-Pin-Id"

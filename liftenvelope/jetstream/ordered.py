@@ -1,4 +1,9 @@
-"""A reader of a stream that misses nothing and gets nothing twice, without acks or state at the server."""
+"""Ordered consumer: reads a stream in order, each message exactly once, without acks.
+
+Invariant: ``OrderedFeed._sequence`` is the stream sequence of the last message handed to the caller. The
+consumer at the server is disposable. A gap in its deliveries, a reconnect, missed heartbeats or a lost
+consumer end it, and the next one starts at ``_sequence + 1``. Messages buffered by the old one are dropped.
+"""
 
 from __future__ import annotations
 
@@ -39,39 +44,38 @@ if TYPE_CHECKING:
 
 __all__ = ["OrderedConsumer"]
 
-#: After how many seconds the server removes a consumer that nobody reads from.
+#: Seconds after which the server removes an unused consumer.
 _INACTIVE: Final = 300.0
-#: Seconds that a pull waits at the server. A drain can lose nothing: the next reading begins where it ended.
+#: Seconds that a pull waits at the server. A drain loses nothing: the next reading begins where it ended.
 _EXPIRES: Final = 30.0
-#: The first and the longest pause between tries to make a consumer anew, in seconds.
+#: Shortest and longest pause between attempts to recreate a consumer, in seconds.
 _FIRST_PAUSE: Final = 0.1
 _LONGEST_PAUSE: Final = 5.0
-#: What goes away by itself while a server or JetStream comes back.
+#: Transient errors, expected while a server or JetStream comes back.
 _PASSING: Final = (CallTimeoutError, NoJetStreamError, ConsumerExistsError, TransportError)
-#: What a lost consumer ends its pulls by.
+#: Errors that end the pulls of a lost consumer.
 _LOST: Final = (ConsumerDeletedError, ConsumerNotFoundError, NoJetStreamError)
 
 
 class OrderedConsumer:
-    """Reads a stream in order, each message once. Made by ``Stream.ordered_consumer``.
+    """Reads a stream in order, each message once. Created by ``Stream.ordered_consumer``.
 
-    Every reading has a consumer of its own at the server, in memory, without acks. When it is lost, or has
-    lost a message, another is made that begins after the last message that was delivered here. Each
-    :meth:`messages` and :meth:`consume` is a reading; :meth:`fetch`, :meth:`next` and their like are one
-    together.
+    Every reading has its own consumer at the server, in memory and without acks. If the consumer or one of
+    its messages is lost, another consumer is created, which starts after the last message delivered here.
+    Each :meth:`messages` and :meth:`consume` is a reading; all fetch methods and :meth:`next` share one.
 
     Args:
-        api: The way to the server.
-        stream: The stream's name.
-        filter_subjects: Deliver only what matches one of them. Default: everything.
-        deliver_policy: Where to begin. Default: at the first message.
-        opt_start_seq: The sequence that BY_START_SEQUENCE begins at.
-        opt_start_time: The moment that BY_START_TIME begins at, with a time zone.
-        headers_only: Whether to leave out the payloads. Default false.
-        replay_policy: How fast. Default INSTANT.
+        api: JetStream API.
+        stream: Name of the stream.
+        filter_subjects: Deliver only messages that match one of these subjects. Default: all messages.
+        deliver_policy: Start position. Default: the first message.
+        opt_start_seq: First sequence, for BY_START_SEQUENCE.
+        opt_start_time: Start time, for BY_START_TIME, with a time zone.
+        headers_only: Omit the payloads. Default false.
+        replay_policy: Delivery rate. Default INSTANT.
 
     Raises:
-        UsageError: An option makes no sense.
+        UsageError: An option is invalid.
 
     Example::
 
@@ -128,18 +132,18 @@ class OrderedConsumer:
         idle_heartbeat: float | None = None,
         on_event: Callable[[PullEvent], None] | None = None,
     ) -> Messages:
-        """Iterate over the messages as they come.
+        """Iterate over the messages as they arrive.
 
         Args:
-            max_messages: How many may be asked for and buffered. Default 500.
-            max_bytes: How many bytes may be, instead.
-            expires: How long one pull waits at the server, in seconds. Default 30.
-            idle_heartbeat: How often the server says so, in seconds. Default: half of ``expires``.
-            on_event: Called with everything that happens and does not end it;
-                :class:`~liftenvelope.jetstream.events.OrderedReset` whenever the consumer was made anew.
+            max_messages: Maximum number of messages requested and buffered. Default 500.
+            max_bytes: Maximum number of bytes requested and buffered, instead of ``max_messages``.
+            expires: Seconds that one pull waits at the server. Default 30.
+            idle_heartbeat: Seconds between heartbeats of a waiting pull. Default: half of ``expires``.
+            on_event: Called with each event that does not end the iteration, among them
+                :class:`~liftenvelope.jetstream.events.OrderedReset` whenever the consumer was recreated.
 
         Raises:
-            UsageError: An option makes no sense.
+            UsageError: An option is invalid.
         """
         plan = self._plan(max_messages, max_bytes, expires, idle_heartbeat)
         return Messages(OrderedFeed(self._api, self.stream_name, self._config, plan, on_event))
@@ -154,10 +158,10 @@ class OrderedConsumer:
         idle_heartbeat: float | None = None,
         on_event: Callable[[PullEvent], None] | None = None,
     ) -> Consumption:
-        """Have a handler called with each message, one after the other.
+        """Call a handler with each message, one at a time.
 
         Args:
-            handler: A plain function, or a coroutine function, which is awaited.
+            handler: Plain function, or coroutine function, which is awaited.
             max_messages: As for :meth:`messages`.
             max_bytes: As for :meth:`messages`.
             expires: As for :meth:`messages`.
@@ -165,9 +169,9 @@ class OrderedConsumer:
             on_event: As for :meth:`messages`.
 
         Raises:
-            UsageError: An option makes no sense.
-            StreamNotFoundError: There is no such stream.
-            JetStreamError, CallTimeoutError, TransportError: The consumer could not be made.
+            UsageError: An option is invalid.
+            StreamNotFoundError: The stream does not exist.
+            JetStreamError, CallTimeoutError, TransportError: The consumer could not be created.
         """
         if not callable(handler):
             raise UsageTypeError(f"handler must be a function, not {type(handler).__name__}")
@@ -183,21 +187,20 @@ class OrderedConsumer:
     async def fetch(
         self, max_messages: int, *, expires: float = 30.0, idle_heartbeat: float | None = None
     ) -> Batch:
-        """Get the next messages: all of them, or what has come when the time is up.
+        """Fetch the next messages; return fewer if the time is up.
 
-        Each call goes on where the last one ended, and uses the same consumer at the server while that is
-        of use. One may be under way at a time. When it is cancelled, the next one begins at the same place.
+        Each call continues after the last one, and reuses the consumer at the server while it is usable.
+        Only one fetch may run at a time. After a cancelled fetch, the next one starts at the same position.
 
         Args:
-            max_messages: How many at most.
-            expires: How long to wait for them, in seconds. Default 30.
-            idle_heartbeat: How often the server says that it waits, in seconds: as for
-                :meth:`Consumer.fetch`.
+            max_messages: Maximum number of messages.
+            expires: Seconds to wait for the messages. Default 30.
+            idle_heartbeat: Seconds between heartbeats of the waiting pull: as for :meth:`Consumer.fetch`.
 
         Raises:
-            UsageError: An option makes no sense, or another fetch is under way.
-            StreamNotFoundError: There is no such stream.
-            LiftEnvelopeError: As for :meth:`Consumer.fetch`, when what it says was so until the time was up.
+            UsageError: An option is invalid, or another fetch is running.
+            StreamNotFoundError: The stream does not exist.
+            LiftEnvelopeError: As for :meth:`Consumer.fetch`, if the error lasted until the time was up.
 
         Example::
 
@@ -211,10 +214,10 @@ class OrderedConsumer:
     async def fetch_bytes(
         self, max_bytes: int, *, expires: float = 30.0, idle_heartbeat: float | None = None
     ) -> Batch:
-        """Get the next messages, of so many bytes at most; fewer come when the consumer had to be made anew.
+        """Fetch the next messages up to a size in bytes; a recreated consumer may yield fewer.
 
         Args:
-            max_bytes: How many: as for :meth:`Consumer.fetch_bytes`.
+            max_bytes: Maximum number of bytes: as for :meth:`Consumer.fetch_bytes`.
             expires: As for :meth:`fetch`.
             idle_heartbeat: As for :meth:`fetch`.
 
@@ -224,10 +227,10 @@ class OrderedConsumer:
         return await self._fetches.fetch(Amount(None, max_bytes, expires, idle_heartbeat))
 
     async def fetch_no_wait(self, max_messages: int) -> Batch:
-        """Get the next messages that are there now.
+        """Fetch the messages that are available now.
 
         Args:
-            max_messages: How many at most.
+            max_messages: Maximum number of messages.
 
         Raises: As for :meth:`fetch`.
         """
@@ -235,13 +238,13 @@ class OrderedConsumer:
         return await self._fetches.fetch(Amount(max_messages))
 
     async def next(self, timeout: float = 30.0) -> Message:
-        """Get the next message.
+        """Wait for the next message and return it.
 
         Args:
-            timeout: How long to wait for it, in seconds. Default 30.
+            timeout: Seconds to wait for the message. Default 30.
 
         Raises:
-            CallTimeoutError: None came in time. It is a :class:`TimeoutError`.
+            CallTimeoutError: No message arrived in time. The error is a :class:`TimeoutError`.
             LiftEnvelopeError: As for :meth:`fetch`.
         """
         return first_of(await self._fetches.fetch(Amount(1, None, positive("timeout", timeout))), timeout)
@@ -263,7 +266,7 @@ class OrderedConsumer:
 
 
 class OrderedFeed:
-    """The feed of an ordered consumer: feeds of ordinary ones, one after the other."""
+    """Feed of an ordered consumer: a chain of pull feeds, one for each consumer at the server."""
 
     def __init__(
         self,
@@ -278,14 +281,14 @@ class OrderedFeed:
         self._plan = plan
         self._user_hooks = Hooks(on_event)
         self.unpin = True
-        #: Always empty: whoever reads has to come through :meth:`next`, which looks at the order.
+        #: Always empty: readers must go through :meth:`next`, which checks the order.
         self.buffer: deque[Message] = deque()
         self._feed: PullFeed | None = None
         self._consumer: Consumer | None = None
         self._expected = 1
         self._sequence = 0
         self._generation = 0
-        #: How many consumers in a row have delivered nothing.
+        #: Number of consecutive consumers that delivered nothing.
         self._fruitless = 0
         self._reason = ""
         self._stopped = False
@@ -295,30 +298,30 @@ class OrderedFeed:
 
     @property
     def buffered(self) -> int:
-        """How many messages wait to be taken."""
+        """Number of buffered messages."""
         return 0 if self._feed is None else self._feed.buffered
 
     async def start(self) -> None:
-        """Make the first consumer and pull.
+        """Create the first consumer and start pulling.
 
         Raises:
-            UsageError: It was started before.
+            UsageError: The feed was started or stopped before.
         """
         if self._generation or self._stopped:
             raise UsageError("this was started, or stopped, before: make a new one")
         await self._begin()
 
     def pop(self) -> Message:
-        """Nothing can be taken without :meth:`next`."""
+        """Raise IndexError: the buffer is always empty."""
         return self.buffer.popleft()
 
     async def next(self) -> Message:
-        """The next message in order.
+        """Wait for the next message in order and return it.
 
         Raises:
-            StopAsyncIteration: It was stopped or drained.
-            LiftEnvelopeError: It has ended by an error.
-            UsageError: Another task is waiting for it.
+            StopAsyncIteration: The feed was stopped or drained.
+            LiftEnvelopeError: The feed ended with an error.
+            UsageError: Another task is waiting for the next message.
         """
         if self._reading:
             raise UsageError("another task waits for the next message: one may at a time")
@@ -345,7 +348,7 @@ class OrderedFeed:
             await self._make_anew(reason)
 
     async def _try_next(self) -> tuple[Message | None, str]:
-        """The next message, or why the consumer is of no use any more."""
+        """Return the next message, or None and the reason why the consumer must be recreated."""
         feed = self._feed
         if feed is None:
             if self._stopped:
@@ -361,7 +364,7 @@ class OrderedFeed:
             return None, str(exc)
         metadata = message.metadata
         if metadata.consumer_sequence != self._expected:
-            if self._stopped:  # drained: what comes after a gap is not in order
+            if self._stopped:  # drained: messages after a gap are out of order
                 raise StopAsyncIteration
             return None, f"delivery {self._expected} was lost: {metadata.consumer_sequence} came"
         self._expected += 1
@@ -372,7 +375,7 @@ class OrderedFeed:
     async def _make_anew(self, reason: str) -> None:
         self._forget()
         try:
-            if self._fruitless:  # the last one was of no use either
+            if self._fruitless:  # the previous consumer delivered nothing
                 await self._pause(min(_FIRST_PAUSE * 2 ** min(self._fruitless, 10), _LONGEST_PAUSE))
             self._fruitless += 1
             await self._begin_patiently()
@@ -398,11 +401,11 @@ class OrderedFeed:
             pause = min(pause * 2, _LONGEST_PAUSE) if self._nc.is_connected else _FIRST_PAUSE
 
     async def _pause(self, seconds: float) -> None:
-        """Wait, unless it is stopped meanwhile."""
+        """Sleep until the time is over or the feed has ended."""
         await asyncio.wait({self._ended}, timeout=seconds)
 
     async def _begin(self) -> None:
-        """Make a consumer that begins where the last one was left, and pull from it."""
+        """Create a consumer that starts after the last delivered message, and pull from it."""
         self._close_feed()
         self._expected, self._reason = 1, ""
         consumer = self._consumer = await self._places.make(self._sequence)
@@ -412,7 +415,7 @@ class OrderedFeed:
         self._feed = feed
         try:
             await feed.start()
-        except BaseException:  # cancelled, for one: this feed would never deliver anything
+        except BaseException:  # such as a cancellation: this feed would never deliver anything
             self._close_feed()
             raise
         if self._stopped:
@@ -421,13 +424,13 @@ class OrderedFeed:
     def _on_event(self, generation: int, event: PullEvent) -> None:
         self._user_hooks.tell(event)
         if self._stopped or generation != self._generation:
-            return  # it tells of a consumer that was given up before
+            return  # the event is of an abandoned consumer
         if isinstance(event, Reconnected):
-            # What was on its way is lost, of which the consumer knows nothing: it does not wait for acks.
+            # Messages in flight are lost, and without acks the consumer does not redeliver them.
             self._reason = "the connection was lost"
             self._close_feed()
         elif isinstance(event, MissedHeartbeats):
-            # It lives on one server. When that is gone, pulls are not even refused.
+            # The consumer lives on one server. If that server is gone, pulls are not even refused.
             self._reason = f"its server was silent for {event.silent_for:.1f} s"
             self._close_feed()
         elif isinstance(event, NoResponders):
@@ -435,7 +438,7 @@ class OrderedFeed:
             self._close_feed()
 
     def _close_feed(self) -> None:
-        """Stop the present feed; whoever waits for its next message finds out."""
+        """Stop the current feed, which wakes a task waiting for its next message."""
         feed, self._feed = self._feed, None
         if feed is not None:
             feed.stop()
@@ -453,11 +456,11 @@ class OrderedFeed:
         self._ended.set_result(None)
 
     def stop(self) -> None:
-        """End now; what is buffered is dropped."""
+        """Stop now and drop the buffered messages."""
         self._end(None)
 
     async def drain(self, timeout: float) -> None:
-        """Pull nothing more; what the server has sent is still delivered.
+        """Stop pulling; messages that the server has sent are still delivered.
 
         Args:
             timeout: Seconds to wait for the server.
@@ -466,21 +469,21 @@ class OrderedFeed:
         try:
             if self._feed is not None:
                 await self._feed.drain(timeout)
-        finally:  # also of a drain that is cancelled
-            if not self.buffered:  # else whoever takes the last one ends it
+        finally:  # also after a cancelled drain
+            if not self.buffered:  # otherwise next() ends the feed after the last message
                 self._end(None)
 
     def release(self) -> None:
-        """Do nothing: the consumer is this reading's own, and has no groups."""
+        """Do nothing: an ordered consumer has no priority groups."""
 
     async def released(self) -> None:
         """Return at once."""
 
     async def wait_ended(self) -> None:
-        """Wait until it has ended.
+        """Wait until the feed has ended.
 
         Raises:
-            LiftEnvelopeError: What it was ended by.
+            LiftEnvelopeError: The error that ended the feed.
         """
         await asyncio.shield(self._ended)
         if self._error is not None:

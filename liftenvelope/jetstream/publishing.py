@@ -1,4 +1,4 @@
-"""Publishing to JetStream: every ack is awaited, one at a time or thousands at once, on a single inbox."""
+"""Publish to JetStream. One inbox receives the acks of all messages in flight."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ if TYPE_CHECKING:
 __all__ = ["PublishFuture", "Publishing"]
 
 _UNKNOWN: Final = f"{MAY_BE_STORED} unless it has a message_id"
-#: Why JetStream sends no ack. A subject without a stream is not among them: the server reports that at once.
+#: Possible causes of a missing ack. A subject without a stream is not one: the server reports that at once.
 _CAUSES: Final = (
     "the stream has no leader or its leader is slow or unreachable; "
     "the stream has no_ack=True; a subscriber, but no stream, takes the subject"
 )
-#: How many subjects are remembered as checked.
+#: Maximum number of cached, validated subjects.
 _SUBJECTS: Final = 1_024
 
 
 class _Again(NamedTuple):
-    """What it takes to publish a message again that no server took."""
+    """State for republishing a message that no server took (status 503)."""
 
     deadline: float
     head: bytes
@@ -57,10 +57,10 @@ class _Again(NamedTuple):
 
 
 class PublishFuture(asyncio.Future[PubAck]):
-    """The ack that a message waits for.
+    """Future of the ack of one message.
 
     Attributes:
-        subject: The message's subject.
+        subject: Subject of the message.
     """
 
     __slots__ = ("_again", "subject")
@@ -70,23 +70,27 @@ class PublishFuture(asyncio.Future[PubAck]):
 
 
 class _Lines:
-    """Headers for nats-py, which asks for nothing but their items: a name may be among them several times."""
+    """Headers in the form that nats-py reads: only ``items()``, in which a name may occur several times."""
 
     def __init__(self, block: bytes) -> None:
         self._lines = block.decode().split("\r\n")[1:-2]
 
     def items(self) -> list[list[str]]:
-        """Names and values."""
+        """Return pairs of name and value."""
         return [line.split(": ", 1) for line in self._lines]
 
 
 class Publishing:
-    """The publishing half of :class:`~liftenvelope.jetstream.JetStream`.
+    """Publishing half of :class:`~liftenvelope.jetstream.JetStream`.
+
+    Every message has a token, and its reply subject is ``<inbox>.<token>``. ``_table`` holds the future of
+    each message in flight by token, until an ack, the deadline or the end of the subscription settles it.
+    ``_retries`` holds the messages that wait for a retry. Both count against ``max_outstanding``.
 
     Args:
-        api: JetStream's API on the user's connection.
-        timeout: How long to wait for an ack unless a call says otherwise, in seconds.
-        max_outstanding: How many messages may be without their ack.
+        api: JetStream API on the user's connection.
+        timeout: Default time to wait for an ack, in seconds.
+        max_outstanding: Maximum number of messages without an ack.
     """
 
     def __init__(self, api: Api, *, timeout: float, max_outstanding: int) -> None:
@@ -97,7 +101,7 @@ class Publishing:
         self._link = Link(api.nc)
         self._ack_timeout = positive("timeout", timeout)
         self.max_outstanding = max_outstanding
-        # What stands before the token in the command for a subject: its verb, itself, and the inbox.
+        # Start of the PUB command by subject, up to the token: verb, subject and inbox.
         self._heads: dict[str, bytes] = {}
         self._inbox = self._link.new_inbox() + "."
         self._table = jet.PublishTable(self._inbox, jet.AckReader(PubAck, read_ack), self._refused)
@@ -107,7 +111,7 @@ class Publishing:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = math.inf
         self._waiting = False
-        #: Messages that nobody took and that are about to be published again, by the tasks that do it.
+        #: Futures of the messages that wait for a retry, by the task that retries.
         self._retries: dict[asyncio.Task[None], PublishFuture] = {}
         self._freed = asyncio.Event()
         self._ended: str | None = None
@@ -126,26 +130,27 @@ class Publishing:
         """Publish a message and wait until it is stored.
 
         Args:
-            subject: The subject, one that a stream records.
-            payload: Any bytes-like. Default: empty.
-            headers: Names to values; to a list of values for a name that is to be there several times.
-            timeout: How long to wait for the ack in seconds, retries included. Default: that of the context.
-            retry_attempts: How often to publish again if no server takes the message (status 503), as while
-                the stream elects a leader. Nothing was stored then. A message without its ack is never
-                published again. Default 2; 0 for never.
+            subject: Subject that a stream records.
+            payload: Any bytes-like object. Default: empty.
+            headers: Mapping from each name to a value, or to a list of values for a repeated name.
+            timeout: Seconds to wait for the ack, including retries. Default: the timeout of the context.
+            retry_attempts: Number of retries if no server takes the message (status 503), for example during
+                a leader election. In that case nothing was stored. A message whose ack is missing is never
+                published again. Default 2; 0 disables retries.
             retry_wait: Seconds before each retry. Default 0.25.
             options: ``message_id``, ``expected_stream``, ``expected_last_sequence``,
                 ``expected_last_subject_sequence``, ``expected_last_subject_filter``,
                 ``expected_last_message_id``, ``ttl``: see :class:`PublishOptions`.
 
         Raises:
-            WrongLastSequenceError, WrongLastMessageIdError, WrongStreamError: Not what was expected; nothing
+            WrongLastSequenceError, WrongLastMessageIdError, WrongStreamError: An expectation failed; nothing
                 was stored.
             JetStreamError: The server refused for another reason; nothing was stored.
             NoJetStreamError: No stream records the subject, or JetStream is not enabled; nothing was stored.
-            AckTimeoutError: No ack came. Unless its ``sent`` is false, the message may be stored.
-            TransportError: The connection is closed, or was closed before the ack came (then ``sent``).
-            UsageError: An argument is wrong; nothing was sent.
+            AckTimeoutError: No ack arrived. Unless ``sent`` is false, the message may be stored.
+            TransportError: The connection is closed, or was closed before the ack arrived; ``sent`` is true
+                in the latter case.
+            UsageError: An argument is invalid; nothing was sent.
 
         Example::
 
@@ -182,14 +187,14 @@ class Publishing:
         retry_wait: float = 0.25,
         **options: Unpack[PublishOptions],
     ) -> PublishFuture:
-        """Publish a message without waiting for its ack: the future is the ack.
+        """Publish a message without waiting for the ack, and return the future of the ack.
 
-        It waits only while ``max_outstanding`` messages are without their ack, or the connection's buffer is
-        full. Messages are sent in the order of the calls; one that is published again comes after those that
-        were sent meanwhile, so set ``retry_attempts=0`` where the order matters. A future that nobody awaits,
-        and that fails, is reported by the event loop. Cancelling a future does not take its message back.
+        The call waits only while ``max_outstanding`` messages are without an ack, or while the connection's
+        buffer is full. Messages are sent in the order of the calls. A retried message follows the messages
+        that were sent meanwhile, so set ``retry_attempts=0`` if the order matters. The event loop reports a
+        failed future that no task awaits. Cancelling a future does not recall its message.
 
-        Args, errors: As for :meth:`publish`; those that come after the message was sent come from the future.
+        Args, errors: As for :meth:`publish`. The future raises the errors that occur after sending.
 
         Example::
 
@@ -213,14 +218,14 @@ class Publishing:
             await self._room(size, seconds)
         future = PublishFuture(loop=self._loop)
         future.subject = subject
-        # As _enter() does, without the call: this is the hot path.
+        # Inlined _enter(): this is the hot path.
         deadline = self._loop.time() + seconds
         future._again = _Again(deadline, head, block, body, retry_attempts, retry_wait)
         frame = self._table.enter(future, deadline, head, block, body)
         if deadline < self._timer_at:
             self._rearm()
         if not self._link.offer(frame, size):
-            # Once more, and slowly: the time that it takes must not count towards that of the ack.
+            # Slow path: enter again after the wait for room, which must not count towards the ack timeout.
             self._withdraw(self._table.token)
             await self._room(size, seconds)
             deadline = self._loop.time() + seconds
@@ -229,14 +234,14 @@ class Publishing:
         return future
 
     def _enter(self, future: PublishFuture, deadline: float, head: bytes, block: bytes, body: bytes) -> bytes:
-        """Wait for the ack of a message from now on. Returns the command that sends it."""
+        """Register a message in the table of pending acks, and return the command that sends it."""
         frame: bytes = self._table.enter(future, deadline, head, block, body)
         if deadline < self._timer_at:
             self._rearm()
         return frame
 
     def _withdraw(self, token: str) -> None:
-        """Forget a message that was not sent."""
+        """Remove a message that was not sent."""
         if self._table.withdraw(token) and self._waiting:
             self._wake()
 
@@ -255,11 +260,13 @@ class Publishing:
             raise
 
     async def publish_async_complete(self, timeout: float | None = None) -> None:
-        """Wait until every message has its ack, its error or its time-out.
+        """Wait until every message has an ack, an error or a timeout.
+
+        Args:
+            timeout: Seconds to wait. None, the default, waits until the messages' own timeouts.
 
         Raises:
-            TimeoutError: Some have not after ``timeout`` seconds; None, the default, waits as long as the
-                messages' own time-outs do.
+            TimeoutError: Messages are still pending after ``timeout`` seconds.
         """
         async with asyncio.timeout(timeout):
             while self._table or self._retries:
@@ -267,20 +274,20 @@ class Publishing:
 
     @property
     def publish_async_pending(self) -> int:
-        """How many messages are without their ack."""
+        """Number of messages without an ack."""
         return len(self._table) + len(self._retries)
 
     # Sending
 
     async def _start(self) -> None:
-        """Subscribe to the acks, at the first publish."""
+        """Subscribe to the acks. Called by the first publish."""
         async with self._starting:
             self._check_open()
             if self._subscription is not None:
                 return
             self._link.check_open()
             self._loop = asyncio.get_running_loop()
-            # No barrier: the server reads the subscription before the messages, which come after it.
+            # No barrier needed: the server reads the subscription before the messages that follow it.
             subscription = await self._link.subscribe(self._inbox + "*", self._on_message)
             try:
                 self._check_open()
@@ -303,11 +310,11 @@ class Publishing:
         return head
 
     async def _room(self, size: int, seconds: float) -> None:
-        """Wait until a message of that size may be sent."""
+        """Wait until a message of ``size`` bytes may be sent."""
         deadline = self._loop.time() + seconds
         while True:
             while len(self._table) + len(self._retries) >= self.max_outstanding:
-                # No longer than the time-outs of those that are out.
+                # Bounded by the timeouts of the messages in flight.
                 await self._until_freed()
             self._check_open()
             if self._link.fits(size):
@@ -315,7 +322,7 @@ class Publishing:
             await self._link.room(size, deadline)
 
     async def _publish_slowly(self, subject: str, token: str, body: bytes, block: bytes) -> None:
-        """By nats-py's public method, where its inside is not as we know it."""
+        """Publish by nats-py's public method, for versions whose private names are unknown."""
         headers: Any = _Lines(block) if block else None
         try:
             await self._nc.publish(subject, body, reply=self._inbox + token, headers=headers)
@@ -348,7 +355,7 @@ class Publishing:
     # Retries
 
     def _refused(self, future: PublishFuture, headers: Mapping[str, str] | bytes) -> JetStreamError | None:
-        """Return the error of a message that was refused, or None if it is published again."""
+        """Return the error of a refused message, or None if a retry was scheduled."""
         error = status_error(headers, future.subject)
         again = future._again
         if not isinstance(error, NoJetStreamError) or again is None or again.attempts < 1:
@@ -362,7 +369,7 @@ class Publishing:
 
     async def _retry(self, future: PublishFuture, again: _Again) -> None:
         await asyncio.sleep(again.wait)
-        if future.done():  # given up meanwhile
+        if future.done():  # cancelled meanwhile
             return
         future._again = again._replace(attempts=again.attempts - 1)
         try:
@@ -400,7 +407,7 @@ class Publishing:
             future.set_exception(error)
 
     def _on_ended(self) -> None:
-        """The subscription delivers nothing more, and it was not we who ended it."""
+        """Handle a subscription that the connection has ended."""
         if self._ended is None:
             self._end("the NATS connection was closed or drained")
 
@@ -418,7 +425,7 @@ class Publishing:
         self._wake()
 
     async def _close_publishing(self) -> None:
-        """Unsubscribe; what is without its ack fails."""
+        """Unsubscribe and fail every message without an ack."""
         subscription, ended = self._subscription, self._ended
         self._end(ended or "the JetStream context was closed")
         if self._watcher is not None:

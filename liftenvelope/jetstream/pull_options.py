@@ -1,4 +1,4 @@
-"""The options of pulls, checked against each other and the consumer's configuration before any is sent."""
+"""Pull options: checks them against each other and against the consumer's configuration before sending."""
 
 from __future__ import annotations
 
@@ -15,32 +15,33 @@ from liftenvelope.nats._outcomes import positive
 
 __all__ = ["ConsumeOptions", "GroupOptions", "OnReconnect", "PullPlan"]
 
-#: What ``on_reconnect`` may be.
+#: Values of ``on_reconnect``.
 OnReconnect = Literal["pull", "check"]
 
 _DEFAULT_MESSAGES: Final = 500
-#: How many different pulls of one plan are remembered.
+#: Maximum number of cached pull payloads per plan.
 _MADE: Final = 64
 _SHORTEST_EXPIRES: Final = 1.0
 _EXPIRES: Final = 30.0
-#: Without acks a message that a drain misses is lost, so pulls end before a drain stops waiting for them.
+#: Without acks a message that a drain misses is lost, so pulls must expire before a drain stops waiting.
 _EXPIRES_WITHOUT_ACKS: Final = 4.0
 _SHORTEST_BEAT: Final = 0.5
 _LONGEST_BEAT: Final = 30.0
-#: The server's own, where the consumer's configuration has none, in seconds.
+#: The server's default priority timeout, in seconds, for configurations without one.
 _PRIORITY_TIMEOUT: Final = 120.0
 
 
 class GroupOptions(TypedDict, total=False):
-    """What a pull says of its priority group (ADR-42).
+    """Priority group options of a pull (ADR-42).
 
     Attributes:
-        group: The group's name, one of the consumer's ``priority_groups``. Required if the consumer has a
+        group: Name of the group, one of the consumer's ``priority_groups``. Required if the consumer has a
             priority policy.
-        min_pending: With the policy OVERFLOW: get messages only while the consumer has at least so many yet
-            to deliver.
-        min_ack_pending: With the policy OVERFLOW: or while at least so many are delivered and not acked.
-        priority: With the policy PRIORITIZED: 0 to 9, lower ones first. The server's default: 0.
+        min_pending: With the policy OVERFLOW: receive messages only while the consumer has at least this many
+            messages left to deliver.
+        min_ack_pending: With the policy OVERFLOW: receive messages also while at least this many messages
+            are delivered and not acked.
+        priority: With the policy PRIORITIZED: 0 to 9, lower values first. The server's default: 0.
     """
 
     group: str | None
@@ -50,18 +51,18 @@ class GroupOptions(TypedDict, total=False):
 
 
 class ConsumeOptions(GroupOptions, total=False):
-    """What ``messages`` and ``consume`` may be told beside their limits.
+    """Options of ``messages`` and ``consume`` besides their limits.
 
     Attributes:
-        expires: How long one pull waits at the server in seconds, at least 1. Default 30; 4 with the ack
-            policy NONE; less where that would lose a pin or pass the consumer's ``max_expires``.
-        idle_heartbeat: How often the server says that a pull waits, in seconds: 0.5 to 30, at most half of
-            ``expires``. Default: half of ``expires``.
-        threshold_messages: Pull when fewer messages are asked for and buffered. Default: half of
-            ``max_messages``.
-        threshold_bytes: The same for ``max_bytes``.
-        on_reconnect: ``"pull"``, the default, goes on as the newest revision of ADR-37 says; ``"check"``
-            looks the consumer up, and ends if it is gone, as its first revision said.
+        expires: Seconds that one pull waits at the server, at least 1. Default 30; 4 with the ack policy
+            NONE; less if the default would lose a pin or exceed the consumer's ``max_expires``.
+        idle_heartbeat: Seconds between heartbeats of a waiting pull: 0.5 to 30, at most half of ``expires``.
+            Default: half of ``expires``.
+        threshold_messages: Pull when the messages requested and buffered are fewer than this. Default: half
+            of ``max_messages``.
+        threshold_bytes: Threshold in bytes, for ``max_bytes``. Default: half of ``max_bytes``.
+        on_reconnect: ``"pull"``, the default, pulls again, as the newest revision of ADR-37 requires.
+            ``"check"`` looks up the consumer and ends if the consumer is gone, as the first revision did.
     """
 
     expires: float | None
@@ -72,7 +73,7 @@ class ConsumeOptions(GroupOptions, total=False):
 
 
 def whole(name: str, value: Any, least: int, most: int | None = None) -> int:
-    """An integer within bounds."""
+    """Return ``value`` if it is an integer from ``least`` to ``most``; raise UsageError otherwise."""
     number = integer(name, value)
     if number < least or (most is not None and number > most):
         raise UsageError(
@@ -85,27 +86,27 @@ def whole(name: str, value: Any, least: int, most: int | None = None) -> int:
 
 @dataclass(frozen=True, slots=True)
 class PullPlan:
-    """Checked options, and the pulls that they make.
+    """Checked options, and the pull payloads built from them.
 
     Attributes:
-        limits: What the state machine goes by.
-        batch: How many messages a pull asks for that counts bytes.
-        fields: What every pull says beside its size.
+        limits: Limits for the pull state machine.
+        batch: Number of messages that a pull limited by bytes requests.
+        fields: Fields of every pull, without its size.
     """
 
     limits: PullLimits
     batch: int
     fields: dict[str, Any]
-    #: Pulls that were made before: most ask for the same again and again.
+    #: Cached payloads by amount and pin id: most pulls repeat an earlier one.
     _made: dict[tuple[int, str | None], bytes] = field(default_factory=dict, repr=False, compare=False)
 
     def payload(self, amount: int, pin_id: str | None, seconds: float | None = None) -> bytes:
-        """The JSON of a pull.
+        """Return the JSON payload of a pull.
 
         Args:
-            amount: How many messages or bytes it asks for.
-            pin_id: The id of the pin that it is sent with.
-            seconds: How long it waits at the server at most, where less is left than the plan says.
+            amount: Number of messages or bytes to request.
+            pin_id: Pin id to send; None for none.
+            seconds: Maximum seconds at the server, if less than the plan's ``expires`` is left.
         """
         key = amount, pin_id
         if seconds is None and (made := self._made.get(key)) is not None:
@@ -121,7 +122,7 @@ class PullPlan:
         body = dict(self.fields)
         if seconds is not None and seconds < self.limits.expires:
             body["expires"] = to_ns(seconds)
-            if 2 * body.get("idle_heartbeat", 0) > body["expires"]:  # which the server would refuse
+            if 2 * body.get("idle_heartbeat", 0) > body["expires"]:  # the server refuses such a pull
                 del body["idle_heartbeat"]
         if self.limits.in_bytes:
             body["batch"], body["max_bytes"] = self.batch, amount
@@ -147,11 +148,11 @@ def consume_plan(
     min_ack_pending: int | None = None,
     priority: int | None = None,
 ) -> PullPlan:
-    """The plan of ``messages`` and ``consume``.
+    """Build the plan of ``messages`` and ``consume``.
 
     Raises:
-        UsageError: An option makes no sense, alone, with another, or for this consumer.
-        PushConsumerError: The consumer can't be pulled from.
+        UsageError: An option is invalid, by itself, with another option, or for this consumer.
+        PushConsumerError: The consumer is a push consumer.
     """
     fields = group_fields(config, group, min_pending, min_ack_pending, priority)
     if on_reconnect not in ("pull", "check"):
@@ -187,14 +188,14 @@ def fetch_plan(
     min_ack_pending: int | None = None,
     priority: int | None = None,
 ) -> PullPlan:
-    """The plan of one fetch; ``expires`` None asks for what is there at once.
+    """Build the plan of one fetch. If ``expires`` is None, the pull does not wait (``no_wait``).
 
-    A pull waits for no longer than keeps a pin and than the consumer's ``max_expires``. A fetch may: it pulls
-    again with what is left.
+    A pull expires early enough to keep a pin, and within the consumer's ``max_expires``. A fetch may last
+    longer: it pulls again for the remaining messages.
 
     Raises:
-        UsageError: An option makes no sense, alone, with another, or for this consumer.
-        PushConsumerError: The consumer can't be pulled from.
+        UsageError: An option is invalid, by itself, with another option, or for this consumer.
+        PushConsumerError: The consumer is a push consumer.
     """
     fields = group_fields(config, group, min_pending, min_ack_pending, priority)
     limit, in_bytes = _limit_of(config, max_messages, max_bytes)
@@ -221,7 +222,7 @@ def group_fields(
     min_ack_pending: int | None,
     priority: int | None,
 ) -> dict[str, Any]:
-    """What a pull says of its group, if the consumer's policy takes it."""
+    """Return the group fields of a pull, checked against the consumer's priority policy."""
     if config.is_push:
         raise PushConsumerError(409, f"the consumer pushes to {config.deliver_subject!r}")
     policy = config.priority_policy
@@ -284,7 +285,10 @@ def _keep_pin(config: ConsumerConfig) -> float:
 
 
 def _times(expires: float, beat: float) -> dict[str, int]:
-    """Both in nanoseconds: a heartbeat of more than half of the time, by a rounded one, is refused."""
+    """Return both times in nanoseconds. The server refuses heartbeats above half of ``expires``.
+
+    Rounding alone could exceed that limit by one nanosecond, hence the ``min``.
+    """
     waits = to_ns(expires)
     return {"expires": waits, "idle_heartbeat": min(to_ns(beat), waits // 2)} if beat else {"expires": waits}
 
@@ -299,7 +303,7 @@ def _expires_of(config: ConsumerConfig, expires: float | None, keep_pin: float) 
             )
     default = _EXPIRES_WITHOUT_ACKS if config.ack_policy is AckPolicy.NONE else _EXPIRES
     seconds = min(expires or default, config.max_expires or math.inf)
-    # A server takes pulls for the signs of life of whoever is pinned, and nothing else.
+    # The server counts only pulls as signs of life of a pinned client.
     return min(seconds, keep_pin) if keep_pin else seconds
 
 

@@ -1,4 +1,4 @@
-"""Messages read from a stream by number or subject, without a consumer (ADR-8, ADR-31)."""
+"""Read messages of a stream by sequence or subject, without a consumer (ADR-8, ADR-31)."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ if TYPE_CHECKING:
 
 __all__ = ["StoredMessage", "direct_message", "direct_messages", "stored_message"]
 
-#: What came to a direct request: headers and payload.
+#: Reply to a direct request: headers and payload.
 _Answer = tuple[Headers, bytes]
 _NOT_FOUND: Final = 10037
-#: How often a waiting request looks whether its connection is still there, in seconds, and how many looks in
-#: a row must find it gone.
+#: Seconds between connection checks of a waiting request, and the consecutive checks that must find the
+#: connection lost.
 _LOOK: Final = 0.25
 _LOOKS: Final = 2
-#: What the server adds to the headers of a message that it sends directly.
+#: Headers that the server adds to a message sent directly.
 _STREAM: Final = "Nats-Stream"
 _SUBJECT: Final = "Nats-Subject"
 _SEQUENCE: Final = "Nats-Sequence"
@@ -50,17 +50,17 @@ _ADDED: Final = frozenset((_STREAM, _SUBJECT, _SEQUENCE, _TIME, _PENDING, "Nats-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredMessage:
-    """A message as it lies in a stream.
+    """Message stored in a stream.
 
     Attributes:
-        stream: The stream; of one that a mirror answered for, the mirror.
-        subject: Its subject.
-        sequence: Its sequence.
-        data: Its payload.
-        headers: Its headers. Of a name that is there twice, nats-py keeps the last value only of what is
-            read directly; all of them are here if the connection is accelerated, or if it was not directly.
-        time: When it was stored, in UTC, to the microsecond.
-        pending: In a batch: how many more match, in this batch or after it. None otherwise.
+        stream: Name of the stream, or of the mirror that answered.
+        subject: Subject.
+        sequence: Sequence in the stream.
+        data: Payload.
+        headers: Headers. If a name is repeated, a direct read through nats-py keeps only its last value. An
+            accelerated connection, or a read that is not direct, keeps all values.
+        time: Time when the message was stored, in UTC, to the microsecond.
+        pending: In a batch: number of further matches, in this batch or after it. None otherwise.
     """
 
     stream: str
@@ -73,7 +73,7 @@ class StoredMessage:
 
 
 def stored_message(stream: str, message: Mapping[str, Any]) -> StoredMessage:
-    """The message in the answer to a request for one."""
+    """Parse the reply to a request for one message."""
     return StoredMessage(
         stream=stream,
         subject=as_text("subject", message["subject"]),
@@ -94,21 +94,21 @@ def _time(text: str) -> datetime:
 async def direct_messages(
     api: Api, stream: str, request: Mapping[str, Any], *, batch: bool, timeout: float, subject: str = ""
 ) -> AsyncGenerator[StoredMessage, None]:
-    """What the server sends for a direct request: one message, or a batch of them until it says EOB.
+    """Send a direct request and iterate over the replies: one message, or a batch up to the status EOB.
 
     Args:
-        api: The API.
-        stream: The stream.
-        request: What is asked for.
-        batch: Whether it is a batch.
-        timeout: How long to wait for each message, in seconds.
-        subject: What stands after the stream in the subject of the request.
+        api: JetStream API.
+        stream: Name of the stream.
+        request: Body of the request.
+        batch: True if the request is for a batch.
+        timeout: Seconds to wait for each message.
+        subject: Suffix of the request subject after the stream name.
     """
     epoch = Link(api.nc).epoch
     async with _answers(api, f"{api.prefix}.DIRECT.GET.{stream}{subject}", request) as answers:
         while True:
             headers, data = await _next(api, answers, stream, timeout, epoch)
-            # Only the server adds this, last: a message whose own headers look like a status has it as well.
+            # The server adds Nats-Sequence to every message, also to one whose headers look like a status.
             if _SEQUENCE not in headers:
                 if headers.get("Status") == "204":
                     return
@@ -124,8 +124,8 @@ async def direct_messages(
 async def _answers(
     api: Api, subject: str, request: Mapping[str, Any]
 ) -> AsyncIterator[asyncio.Queue[_Answer]]:
-    """Send a request to which any number of answers may come."""
-    # Not by nats-py's request(): it takes a stored message with a header "Status: 503" for no answer.
+    """Send a request and collect its replies, of which there may be any number, in a queue."""
+    # Not nats-py's request(): it treats a stored message with a header "Status: 503" as no responders.
     link = Link(api.nc)
     link.check_open()
     queue: asyncio.Queue[_Answer] = asyncio.Queue()
@@ -149,13 +149,13 @@ async def _answers(
 async def direct_message(
     api: Api, stream: str, request: Mapping[str, Any], *, timeout: float
 ) -> StoredMessage:
-    """The one message that a direct request is for; it is repeated when the connection was lost under it.
+    """Read one message by a direct request; repeat the request if the connection was lost.
 
     Args:
-        api: The API.
-        stream: The stream.
-        request: What is asked for.
-        timeout: How long to wait in all, in seconds.
+        api: JetStream API.
+        stream: Name of the stream.
+        request: Body of the request.
+        timeout: Seconds to wait in total.
     """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout
@@ -171,7 +171,7 @@ async def direct_message(
 
 
 class _LostError(TransportError):
-    """The connection was lost under a request, and what remained of its answers with it."""
+    """The connection was lost during a request, so its remaining replies are lost too."""
 
 
 async def _next(
@@ -183,7 +183,7 @@ async def _next(
     while answers.empty():
         if api.nc.is_closed:
             raise TransportError("the NATS connection was closed before all had come", sent=True)
-        # Twice in a row: nats-py counts a new connection a moment before it is there.
+        # Require several checks in a row: nats-py counts a reconnect a moment before it is established.
         looks = looks + 1 if link.epoch > epoch else 0
         if looks == _LOOKS:
             raise _LostError("the NATS connection was lost before all had come: ask for the rest", sent=True)
@@ -192,7 +192,7 @@ async def _next(
                 f"nothing more came from stream {stream!r} within {timeout:.3g} s{link.refusal}"
             )
         try:
-            # Not wait_for(): it swallows a cancellation that comes together with an answer (Python 3.11).
+            # Not wait_for(): it swallows a cancellation that arrives together with a reply (Python 3.11).
             async with asyncio.timeout(min(left, _LOOK)):
                 return await answers.get()
         except TimeoutError:

@@ -1,4 +1,4 @@
-"""One stream."""
+"""``Stream``: reads, purges and deletes messages of one stream, and manages its consumers."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ __all__ = ["Stream"]
 
 
 class Stream:
-    """A stream that is there, from :meth:`JetStream.stream` or :meth:`JetStream.create_stream`.
+    """Handle of an existing stream, from :meth:`JetStream.stream` or :meth:`JetStream.create_stream`.
 
-    It holds nothing but what the server said of it last: nothing needs to be closed.
+    A handle holds only the last info reply of the server and needs no closing.
 
     Args:
-        api: The API that knows it.
-        info: What the server said of it.
+        api: JetStream API.
+        info: Info reply of the server.
 
     Attributes:
-        name: Its name.
+        name: Name of the stream.
     """
 
     def __init__(self, api: Api, info: StreamInfo) -> None:
@@ -42,17 +42,17 @@ class Stream:
 
     @classmethod
     async def find(cls, api: Api, name: str, *, timeout: float | None = None) -> Self:
-        """The stream of that name.
+        """Look up a stream by its name.
 
         Raises:
-            StreamNotFoundError: There is none.
+            StreamNotFoundError: The stream does not exist.
         """
         subject = f"STREAM.INFO.{check_stream_name(name)}"
         return cls(api, await api.request_as(StreamInfo.from_json, subject, timeout=timeout))
 
     @property
     def cached_info(self) -> StreamInfo:
-        """What the server said last; no request is made."""
+        """Last info reply of the server; sends no request."""
         return self._info
 
     async def info(
@@ -62,15 +62,15 @@ class Stream:
         deleted_details: bool = False,
         timeout: float | None = None,
     ) -> StreamInfo:
-        """Ask the server how the stream is.
+        """Request the configuration and state of the stream.
 
         Args:
-            subjects_filter: Also count the messages on each subject that matches, in ``state.subjects``.
-            deleted_details: Also list the sequences that are gone, in ``state.deleted``.
-            timeout: How long to wait for each answer in seconds. Default: that of the context.
+            subjects_filter: Also count the messages on each matching subject, in ``state.subjects``.
+            deleted_details: Also list the deleted sequences, in ``state.deleted``.
+            timeout: Seconds to wait for each reply. Default: the timeout of the context.
 
         Raises:
-            StreamNotFoundError: It was deleted.
+            StreamNotFoundError: The stream was deleted.
         """
         request: dict[str, Any] = {"deleted_details": True} if deleted_details else {}
         if subjects_filter is not None:
@@ -79,7 +79,7 @@ class Stream:
         while subjects_filter is not None and len(subjects) < total:
             _, page, _ = await self._info_page({**request, "offset": len(subjects)}, timeout)
             if page.keys() <= subjects.keys():
-                break  # some have gone meanwhile
+                break  # subjects were removed meanwhile: the total will not be reached
             subjects |= page
         if subjects:
             answer["state"]["subjects"] = subjects
@@ -89,7 +89,7 @@ class Stream:
     async def _info_page(
         self, request: dict[str, Any], timeout: float | None
     ) -> tuple[dict[str, Any], dict[str, int], int]:
-        """An answer, the subjects that it lists, and how many there are in all."""
+        """Request one page and return the reply, its subjects, and the total number of subjects."""
 
         def read(answer: dict[str, Any]) -> tuple[dict[str, Any], dict[str, int], int]:
             return answer, dict(answer["state"].get("subjects") or {}), natural(answer.get("total", 0))
@@ -104,21 +104,21 @@ class Stream:
         subject: str | None = None,
         timeout: float | None = None,
     ) -> int:
-        """Delete messages: all of them, unless something is said.
+        """Delete messages. Without arguments, delete all of them.
 
         Args:
-            keep: Keep so many of the newest; not together with ``sequence``.
-            sequence: Delete only what comes before this sequence.
-            subject: Delete only what matches; wildcards are allowed.
-            timeout: How long to wait in seconds. Default: that of the context.
+            keep: Number of newest messages to keep; excludes ``sequence``.
+            sequence: Delete only messages before this sequence.
+            subject: Delete only messages on matching subjects; wildcards are allowed.
+            timeout: Seconds to wait. Default: the timeout of the context.
 
         Returns:
-            How many messages were deleted.
+            Number of deleted messages.
 
         Raises:
             StreamNotFoundError: The stream was deleted.
-            JetStreamError: It may not be purged.
-            UsageError: An argument makes no sense; nothing was sent.
+            JetStreamError: The stream forbids purging.
+            UsageError: An argument is invalid; nothing was sent.
         """
         if keep is not None and sequence is not None:
             raise UsageError(f"keep={keep!r} and sequence={sequence!r} exclude each other")
@@ -149,17 +149,18 @@ class Stream:
         """Read one message.
 
         Args:
-            sequence: The message of this sequence; with ``next_by_subject`` the first one from there on.
-            last_by_subject: The last message on a subject; wildcards are allowed.
-            next_by_subject: The first message on a subject; wildcards are allowed.
-            direct: Whether any server that keeps the stream may answer (ADR-31): faster, and perhaps not
-                yet the newest. Default: if the stream's ``allow_direct`` says so.
-            timeout: How long to wait in seconds. Default: that of the context.
+            sequence: Read the message with this sequence; with ``next_by_subject``, the first match from this
+                sequence on.
+            last_by_subject: Read the last message on a subject; wildcards are allowed.
+            next_by_subject: Read the first message on a subject; wildcards are allowed.
+            direct: Let any replica answer (ADR-31): faster, but the newest message may be missing. Default:
+                the stream's ``allow_direct``.
+            timeout: Seconds to wait. Default: the timeout of the context.
 
         Raises:
-            MessageNotFoundError: There is no such message.
-            NoJetStreamError: ``direct``, but nobody answers directly.
-            UsageError: Not one of the three is given, or one makes no sense; nothing was sent.
+            MessageNotFoundError: No such message.
+            NoJetStreamError: ``direct`` is set, but no server answers direct requests.
+            UsageError: None of the first three is given, or an argument is invalid; nothing was sent.
 
         Example::
 
@@ -187,23 +188,23 @@ class Stream:
         max_bytes: int | None = None,
         timeout: float | None = None,
     ) -> AsyncIterator[StoredMessage]:
-        """Read messages in a row, directly (ADR-31; server 2.11, ``allow_direct``).
+        """Read consecutive messages by one direct request (ADR-31; server 2.11, ``allow_direct``).
 
         Args:
-            batch: How many at most.
-            sequence: Where to begin. Default: at the first.
-            start_time: The moment to begin at instead, with a time zone.
-            subject: Only what matches; wildcards are allowed.
-            max_bytes: How many bytes at most; one message comes in any case.
-            timeout: How long to wait for each message, in seconds. Default: that of the context.
+            batch: Maximum number of messages.
+            sequence: First sequence. Default: the first message.
+            start_time: Start time instead of a sequence, with a time zone.
+            subject: Read only messages on matching subjects; wildcards are allowed.
+            max_bytes: Maximum number of bytes; at least one message is returned in any case.
+            timeout: Seconds to wait for each message. Default: the timeout of the context.
 
         Raises:
-            MessageNotFoundError: There is no such message at all.
-            NoJetStreamError: Nobody answers directly.
-            CallTimeoutError: The next message did not come in time.
-            TransportError: The connection was closed, or lost before all had come: ask for the rest.
+            MessageNotFoundError: No message matches.
+            NoJetStreamError: No server answers direct requests.
+            CallTimeoutError: The next message did not arrive in time.
+            TransportError: The connection was closed, or lost before the last message: request the rest.
             UnsupportedByServerError: The server is older than 2.11.
-            UsageError: An argument makes no sense; nothing was sent.
+            UsageError: An argument is invalid; nothing was sent.
 
         Example::
 
@@ -232,18 +233,18 @@ class Stream:
         up_to_time: datetime | None = None,
         timeout: float | None = None,
     ) -> AsyncIterator[StoredMessage]:
-        """Read the last message of each of many subjects, directly, as of one moment (ADR-31; server 2.11).
+        """Read the last message of many subjects, from one snapshot (ADR-31; server 2.11, ``allow_direct``).
 
         Args:
-            subjects: Which; wildcards are allowed. The server answers for 1,024 subjects at most.
-            batch: How many messages at most.
-            up_to_sequence: As the stream was at this sequence. Default: as it is.
-            up_to_time: As it was at this moment instead, with a time zone.
-            timeout: How long to wait for each message, in seconds. Default: that of the context.
+            subjects: Subjects to read; wildcards are allowed. The server allows at most 1,024 subjects.
+            batch: Maximum number of messages.
+            up_to_sequence: Ignore messages after this sequence. Default: the current state.
+            up_to_time: Ignore messages after this time instead, with a time zone.
+            timeout: Seconds to wait for each message. Default: the timeout of the context.
 
         Raises:
-            MessageNotFoundError: There is none at all.
-            JetStreamError: There are too many (code 413).
+            MessageNotFoundError: No message matches.
+            JetStreamError: Too many subjects match (code 413).
             NoJetStreamError, CallTimeoutError, UnsupportedByServerError, UsageError: As for
                 :meth:`get_messages`.
         """
@@ -272,12 +273,12 @@ class Stream:
         """Delete one message.
 
         Args:
-            sequence: Its sequence.
-            secure: Whether to overwrite it with random data as well, which takes longer. Default false.
-            timeout: How long to wait in seconds. Default: that of the context.
+            sequence: Sequence of the message.
+            secure: Also overwrite the message with random data, which takes longer. Default false.
+            timeout: Seconds to wait. Default: the timeout of the context.
 
         Raises:
-            JetStreamError: There is no such message (error 10057 or 10043), or nothing may be deleted.
+            JetStreamError: No such message (error 10057 or 10043), or the stream forbids deleting.
         """
         request: dict[str, Any] = {"seq": _count("sequence", sequence, least=1)}
         if not secure:
@@ -287,21 +288,21 @@ class Stream:
     # Consumers
 
     async def create_consumer(self, config: ConsumerConfig, *, timeout: float | None = None) -> Consumer:
-        """Make a consumer. One that is there with the same configuration is taken.
+        """Create a consumer. If the consumer exists with the same configuration, return it.
 
         Raises:
-            ConsumerExistsError: There is one of that name with another configuration.
-            JetStreamError: The server takes no such configuration.
+            ConsumerExistsError: The consumer exists with another configuration.
+            JetStreamError: The server rejects the configuration.
         """
         info = await requests.put_consumer(self._api, self.name, config, "create", timeout=timeout)
         return Consumer(self._api, info)
 
     async def update_consumer(self, config: ConsumerConfig, *, timeout: float | None = None) -> Consumer:
-        """Change a consumer that is there.
+        """Update an existing consumer.
 
         Raises:
-            ConsumerNotFoundError: There is none of that name.
-            JetStreamError: The server makes no such change.
+            ConsumerNotFoundError: The consumer does not exist.
+            JetStreamError: The server rejects the change.
         """
         info = await requests.put_consumer(self._api, self.name, config, "update", timeout=timeout)
         return Consumer(self._api, info)
@@ -309,19 +310,19 @@ class Stream:
     async def create_or_update_consumer(
         self, config: ConsumerConfig, *, timeout: float | None = None
     ) -> Consumer:
-        """Make a consumer, or change the one that is there.
+        """Create a consumer, or update an existing one.
 
         Raises:
-            JetStreamError: The server takes no such configuration, or makes no such change.
+            JetStreamError: The server rejects the configuration or the change.
         """
         info = await requests.put_consumer(self._api, self.name, config, "", timeout=timeout)
         return Consumer(self._api, info)
 
     async def consumer(self, name: str, *, timeout: float | None = None) -> Consumer:
-        """The consumer of that name.
+        """Look up a consumer by its name.
 
         Raises:
-            ConsumerNotFoundError: There is none.
+            ConsumerNotFoundError: The consumer does not exist.
         """
         info = await requests.consumer_info(self._api, self.name, name, timeout=timeout)
         return Consumer(self._api, info)
@@ -330,16 +331,20 @@ class Stream:
         """Delete a consumer.
 
         Raises:
-            ConsumerNotFoundError: There is none of that name.
+            ConsumerNotFoundError: The consumer does not exist.
         """
         await requests.delete_consumer(self._api, self.name, name, timeout=timeout)
 
     def consumers(self, *, timeout: float | None = None) -> AsyncIterator[ConsumerInfo]:
-        """All its consumers, a page at a time; ``timeout`` is for each page, by default the context's."""
+        """Iterate over all consumers, one page at a time.
+
+        Args:
+            timeout: Seconds to wait for each page. Default: the timeout of the context.
+        """
         return listing.consumer_infos(self._api, self.name, timeout)
 
     def consumer_names(self, *, timeout: float | None = None) -> AsyncIterator[str]:
-        """The names of all its consumers, a page at a time: see :meth:`consumers`."""
+        """Iterate over the names of all consumers, one page at a time: see :meth:`consumers`."""
         return listing.consumer_names(self._api, self.name, timeout)
 
     def ordered_consumer(
@@ -352,18 +357,18 @@ class Stream:
         headers_only: bool = False,
         replay_policy: ReplayPolicy = ReplayPolicy.INSTANT,
     ) -> OrderedConsumer:
-        """A consumer that reads in order and acknowledges nothing; it is made anew when it is lost.
+        """Return a consumer that reads in order, without acks, and is recreated when it is lost.
 
         Args:
-            filter_subjects: Deliver only what matches one of them. Default: everything.
-            deliver_policy: Where to begin. Default: at the first message.
-            opt_start_seq: The sequence that BY_START_SEQUENCE begins at.
-            opt_start_time: The moment that BY_START_TIME begins at, with a time zone.
-            headers_only: Whether to leave out the payloads. Default false.
-            replay_policy: How fast. Default INSTANT.
+            filter_subjects: Deliver only messages that match one of these subjects. Default: all messages.
+            deliver_policy: Start position. Default: the first message.
+            opt_start_seq: First sequence, for BY_START_SEQUENCE.
+            opt_start_time: Start time, for BY_START_TIME, with a time zone.
+            headers_only: Omit the payloads. Default false.
+            replay_policy: Delivery rate. Default INSTANT.
 
         Raises:
-            UsageError: An option makes no sense.
+            UsageError: An option is invalid.
         """
         return OrderedConsumer(
             self._api,

@@ -1,8 +1,8 @@
-"""Envelopes and their acks on your own nats-py connection.
+"""Publish envelopes and receive their acks on an existing nats-py connection.
 
-:class:`AckInbox` publishes one message at a time and awaits its ack; :class:`EnvelopePublisher` is the hot
-path for many, with partitions and whole batches. Neither closes the connection nor takes its callbacks.
-:func:`accelerate` has acks read several times as fast.
+:class:`AckInbox` publishes single messages and awaits their acks. :class:`EnvelopePublisher` is the fast path
+for many messages, with partitions and whole batches. Neither closes the connection or takes its callbacks.
+:func:`accelerate` makes receiving acks several times faster.
 """
 
 from liftenvelope.nats.acceleration import Acceleration, accelerate

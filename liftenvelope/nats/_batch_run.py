@@ -1,4 +1,4 @@
-"""One batch on its way: checked whole, then handed to the connection piece by piece."""
+"""Publish one batch: checks the whole batch, then hands it to the connection piece by piece."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from liftenvelope.nats.ack_inbox import AckInbox
 from liftenvelope.nats.batch_acks import BatchAcks
 from liftenvelope.types import AckPolicy
 
-# Bytes that are handed to the connection in one go: enough to make what each piece costs small, few enough
-# that acks are read in between.
+# Bytes handed to the connection at once: enough to amortize the cost per piece, few enough to read acks in
+# between.
 _PIECE: Final = 128 * 1024
-# Rows whose acks are registered in one go.
+# Rows whose acks are registered at once.
 _ROWS: Final = 2_048
-# Stands in for a generated id when sizes are checked; no generated id is longer.
+# Placeholder for a generated id in size checks; no generated id is longer.
 _LONGEST_ID: Final = "0" * 12
 
 
 class BatchRun:
-    """The state of a batch that is being published.
+    """State of a batch that is being published.
 
     Attributes:
-        sent: How many rows have been handed to the connection.
-        epoch: The connection's epoch when the first was, None before.
-        acks: Who is told the outcomes; None without an inbox.
+        sent: Number of rows handed to the connection.
+        epoch: Epoch of the connection when the first row was handed over; None before.
+        acks: Receiver of the outcomes; None without an inbox.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class BatchRun:
         self.acks = None if inbox is None else BatchAcks(len(rows), subjects, which)
 
     def _checked(self) -> Any:
-        """The whole batch, measured: what is wrong with any row is found before one is sent."""
+        """Build and check the envelopes of the whole batch, so that an invalid row is found before sending."""
         rows = self._rows
         self._link.check_open()
         if (ids := rows.ids(0, len(rows))) is not None and len(set(ids)) < len(ids):
@@ -74,13 +74,13 @@ class BatchRun:
         return envelopes
 
     async def run(self) -> None:
-        """Hand over all rows.
+        """Hand all rows to the connection.
 
-        With an inbox, what goes wrong after the first row is the outcome of the rows that could not be sent:
-        an error here would take from the caller the acks of those that were.
+        With an inbox, an error after the first row becomes the outcome of the unsent rows. If it were raised,
+        the caller would lose the acks of the rows that were sent.
 
         Raises:
-            TransportError: Nothing could be sent, or, without an inbox, not everything.
+            TransportError: No row could be sent; or, without an inbox, not all rows could be sent.
         """
         try:
             while self.sent < len(self._rows):
@@ -88,7 +88,7 @@ class BatchRun:
                     await self._write_piece(self._whole, 0)
                 else:
                     await self._send_with_acks(self._inbox)
-                await asyncio.sleep(0)  # acks are read, and other tasks run
+                await asyncio.sleep(0)  # let acks be read and other tasks run
         except (TransportError, UsageError) as error:
             if self.acks is None or not self.sent:
                 raise
@@ -96,9 +96,9 @@ class BatchRun:
                 self.acks.settle(row, TransportError(f"row {row} was never sent, and can be again: {error}"))
 
     async def _send_with_acks(self, inbox: AckInbox) -> None:
-        """Register and hand over as many rows as there are places for."""
+        """Register and hand over as many rows as the inbox has capacity for."""
         start, stop = self.sent, min(self.sent + _ROWS, len(self._rows))
-        # Wait for a good part of the window, not for one place: small pieces cost more than they bring.
+        # Wait for a quarter of the window, not for one place: small pieces have a high cost per row.
         wanted = max(1, min(stop - start, inbox.max_outstanding // 4))
         stop = min(stop, start + await inbox.capacity(wanted))
         await self._room(0)
@@ -114,10 +114,10 @@ class BatchRun:
             inbox.withdraw_batch(ids[self.sent - start :])
 
     async def _write_piece(self, envelopes: Any, base: int, stop: int | None = None) -> None:
-        """Hand over the next piece of the envelopes, whose first is row base of the batch."""
+        """Hand over the next piece. The first of ``envelopes`` is row ``base`` of the batch."""
         at = self.sent - base
         end, size = envelopes.reach(at, _PIECE)
-        if end == at:  # one row that is larger than a piece
+        if end == at:  # a single row larger than a piece
             end, size = at + 1, envelopes.reach(at, self._link.max_payload)[1]
         if stop is not None:
             end = min(end, stop - base)
@@ -133,7 +133,7 @@ class BatchRun:
             await self._publish_singly(frames)
 
     async def _publish_singly(self, frames: bytes) -> None:
-        """The way of a connection whose buffer is out of reach: take the frames apart again."""
+        """Split the frames again and publish one by one, for connections without direct buffer access."""
         at = 0
         while at < len(frames):
             head, _, _ = frames[at : at + 4096].partition(b"\r\n")

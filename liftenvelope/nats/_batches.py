@@ -1,4 +1,4 @@
-"""The columns of a batch that is to be published: Python sequences, Arrow arrays, or a mixture."""
+"""Columns of a batch to publish: Python sequences, Arrow arrays, or a mixture."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from liftenvelope._checks import as_bytes, as_int64, as_optional_bytes
 from liftenvelope._native import batch
 from liftenvelope.errors import UsageError, UsageTypeError
 
-#: No offset is expected.
+#: Value of ``expected_offset`` that accepts any offset.
 ANY_OFFSET = -1
 _COLUMNS = ("value", "key", "headers", "partition", "expected_offset", "correlation_id")
 
@@ -20,7 +20,7 @@ def _is_arrow(column: Any) -> bool:
 
 
 def _sliceable(column: Any, name: str) -> Any:
-    """A column that can be read more than once and cut: generators are read out."""
+    """Return a column that can be sliced and read more than once: other iterables become lists."""
     if column is None or _is_arrow(column) or isinstance(column, list | tuple):
         return column
     if isinstance(column, str | bytes | bytearray | memoryview | dict) or not isinstance(column, Iterable):
@@ -35,12 +35,12 @@ def _python(column: Any) -> Sequence[Any]:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """A batch, cut by rows as it is sent.
+    """Rows of a batch, sliced as the batch is sent.
 
     Attributes:
         values, keys, headers, correlation_ids: Sequences or Arrow arrays.
-        partitions: The partition of each row, None where it is yet to be chosen.
-        expected_offsets: One integer for all, or a column.
+        partitions: Partition of each row; None if the partitioner chooses.
+        expected_offsets: One integer for all rows, or a column.
     """
 
     values: Any
@@ -60,7 +60,7 @@ class Rows:
         expected_offsets: Any,
         correlation_ids: Any,
     ) -> Self:
-        """Take a batch in any of its forms.
+        """Build the rows from any of the accepted forms of a batch.
 
         Raises:
             UsageError: Columns differ in length, are given twice, or have unknown names.
@@ -110,7 +110,7 @@ class Rows:
         return len(self.values)
 
     def pairs(self) -> Iterator[tuple[bytes, bytes]]:
-        """Key and value of each row, for choosing its partition."""
+        """Iterate over key and value of each row, to choose its partition."""
         keys = [None] * len(self) if self.keys is None else _python(self.keys)
         for index, (key, value) in enumerate(zip(keys, _python(self.values), strict=True)):
             if value is None:
@@ -120,13 +120,13 @@ class Rows:
             yield as_optional_bytes(f"keys[{index}]", key), _plain(f"values[{index}]", value)
 
     def ids(self, start: int, stop: int) -> list[str] | None:
-        """The caller's correlation ids of some rows; None where there are none."""
+        """Return the caller's correlation ids of a range of rows; None if the caller gave none."""
         return None if self.correlation_ids is None else list(_python(self.correlation_ids[start:stop]))
 
     def envelopes(
         self, start: int, stop: int, ids: list[str] | None, inbox: str | None, policy: int, crc: bool
     ) -> batch.Envelopes:
-        """Some rows as a batch that can be framed, checked and measured."""
+        """Return a range of rows as envelopes that can be framed, checked and measured."""
         whole = start == 0 and stop == len(self)
 
         def cut(column: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The acks that an iteration over an inbox has yet to see."""
+"""Queue of acks for an iteration over an inbox."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from liftenvelope.errors import TransportError
 
 
 class AckFeed:
-    """An asynchronous iterator of acks, without a bound: nothing is dropped for a slow reader."""
+    """Asynchronous iterator of acks. The queue is unbounded: a slow reader loses no ack."""
 
     def __init__(self, ended: str | None) -> None:
         self._acks: asyncio.Queue[Ack | TransportError | None] = asyncio.Queue()
@@ -22,7 +22,7 @@ class AckFeed:
         self._acks.put_nowait(ack)
 
     def end(self, error: TransportError | None) -> None:
-        """End the iteration after what is in it, by an error if there is one."""
+        """End the iteration after the queued acks, with ``error`` if it is not None."""
         self._acks.put_nowait(error)
 
     def __aiter__(self) -> Self:
@@ -32,7 +32,7 @@ class AckFeed:
         ack = await self._acks.get()
         if isinstance(ack, Ack):
             return ack
-        self._acks.put_nowait(ack)  # for whoever asks again
+        self._acks.put_nowait(ack)  # so that the next call ends in the same way
         if ack is None:
             raise StopAsyncIteration
         raise ack

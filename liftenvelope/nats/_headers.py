@@ -1,4 +1,4 @@
-"""Header blocks and what nats-py makes of them."""
+"""Convert between NATS header blocks and the mappings that nats-py makes of them."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ _VERSION: Final = b"NATS/1.0"
 
 
 class Headers(Mapping[str, str]):
-    """The headers of a message: a mapping from each name to its last value, and all values beside.
+    """Mapping from each header name to its last value; ``get_all`` returns all values of a name.
 
-    Names count as they are written, upper and lower case.
+    Names are case-sensitive.
 
     Args:
-        pairs: Names and values, in their order. A name may be there several times.
+        pairs: Names and values in order. A name may occur several times.
 
     Attributes:
-        pairs: The same.
+        pairs: Names and values in order, as a tuple.
 
     Example:
         >>> headers = Headers([("Via", "a"), ("Tag", "x"), ("Via", "b")])
@@ -38,7 +38,7 @@ class Headers(Mapping[str, str]):
         self._last = dict(self.pairs)
 
     def get_all(self, name: str) -> tuple[str, ...]:
-        """All values of a name in their order; none if it is not there."""
+        """Return all values of a name in order; an empty tuple if the name is missing."""
         return tuple(value for each, value in self.pairs if each == name)
 
     def __getitem__(self, name: str) -> str:
@@ -55,9 +55,9 @@ class Headers(Mapping[str, str]):
 
 
 def header_block(headers: Mapping[str, str] | None) -> bytes | None:
-    r"""Return the headers as bytes again, as far as nats-py has kept what was in them.
+    r"""Rebuild the header block from nats-py's mapping, as far as the mapping keeps its content.
 
-    It does not keep repeated names, nor what tells a header ``Status`` from a status of the server.
+    nats-py drops repeated names, and does not distinguish a header ``Status`` from a status of the server.
 
     >>> header_block({"Status": "408", "Description": "Request Timeout", "A": "b"})
     b'NATS/1.0 408 Request Timeout\r\nA: b\r\n\r\n'
@@ -66,7 +66,7 @@ def header_block(headers: Mapping[str, str] | None) -> bytes | None:
         return None
     left = dict(headers)
     words = ["NATS/1.0", left.pop("Status", ""), left.pop("Description", "")]
-    if "\n" in words[2]:  # nats-py takes the next line for the text of a status that has none
+    if "\n" in words[2]:  # nats-py reads the next line as the text of a status without text
         name, _, value = words[2].strip().partition(": ")
         words[2] = ""
         left.setdefault(name, value)
@@ -75,7 +75,7 @@ def header_block(headers: Mapping[str, str] | None) -> bytes | None:
 
 
 def headers_of(block: bytes) -> Headers:
-    r"""Read a block as nats-py does, but keep all values of a name; bytes that are no UTF-8 are replaced.
+    r"""Parse a block as nats-py does, but keep all values of a name; invalid UTF-8 is replaced.
 
     >>> headers_of(b"NATS/1.0\r\nA: b\r\nA:c\r\nno name\r\n\r\n")
     Headers([('A', 'b'), ('A', 'c')])
@@ -93,7 +93,7 @@ def headers_of(block: bytes) -> Headers:
 
 
 def _status_of(rest: bytes) -> list[tuple[str, str]]:
-    """What stands behind the version: usually nothing."""
+    """Parse the rest of the version line into status code and description; it is usually empty."""
     if not rest.startswith(b" "):
         return []
     code, text = rest[1:4].strip(), rest[5:]

@@ -1,4 +1,4 @@
-"""How a publish ends, and what its caller is told."""
+"""Outcomes of a publish: the results and errors that its caller receives."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from liftenvelope.errors import (
 )
 from liftenvelope.types import AckError
 
-#: Why only some of the acks come that a publish expects.
+#: Possible causes of fewer acks than a publish expects.
 _TOO_FEW_CAUSES: Final = (
     "fewer streams record the subject than acks are expected; one of the streams is paused or read-only; "
     "the server is slow or unreachable"
@@ -25,7 +25,7 @@ _TOO_FEW_CAUSES: Final = (
 
 
 def positive(name: str, seconds: float) -> float:
-    """A number of seconds that can be waited for."""
+    """Return ``seconds`` if it is a positive, finite number; raise UsageError otherwise."""
     if isinstance(seconds, bool) or not isinstance(seconds, int | float):
         raise UsageTypeError(f"{name} must be a number of seconds, not {type(seconds).__name__}")
     if not 0 < seconds < float("inf"):
@@ -34,7 +34,7 @@ def positive(name: str, seconds: float) -> float:
 
 
 def outcome_of(result: Ack | tuple[Ack, ...]) -> Ack | tuple[Ack, ...] | PublishError:
-    """What a publish is told of the acks that it waited for: of a single one also its error."""
+    """Return the outcome of a publish: its ack or acks, or the error that a single ack carries."""
     if type(result) is Ack and result.error is not AckError.OK:
         return publish_error(result)
     return result
@@ -46,11 +46,11 @@ def failure_of(
     """Return the error for a publish without its acks.
 
     Args:
-        entry: The publish, as it left the table of pending acks.
+        entry: Entry removed from the table of pending acks.
         subject: Subject of the message; None if the user published it.
-        sent: Whether the message was handed to the connection.
-        reason: Why the wait ended early. None at the deadline.
-        refusal: What the server has refused the connection, as :attr:`Link.refusal` says it.
+        sent: True if the message was handed to the connection.
+        reason: Reason for the early end of the wait. None at the deadline.
+        refusal: Permission that the server refused, as text of :attr:`Link.refusal`.
     """
     correlation_id = entry.correlation_id
     where = "" if subject is None else f" on {subject!r}"

@@ -1,7 +1,7 @@
-"""Checks of subjects: a bad one would end the connection, or smuggle commands onto it.
+"""Checks of subjects: an invalid subject could end the connection or inject commands.
 
-nats-py before 2.16 sends a line end in a subject as it is, so that what follows it is a command of its own.
-:func:`wire_subject` stands before every call of nats-py that takes a subject.
+nats-py before 2.16 sends a line end in a subject unchanged, so the text after it becomes a protocol command.
+:func:`wire_subject` therefore runs before every call of nats-py that takes a subject.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from typing import Final
 
 from liftenvelope.errors import UsageError, UsageTypeError
 
-# The server reads a command's first line up to 4,096 bytes; room for the verb, a size and a reply is kept.
+# The server limits the first line of a command to 4,096 bytes; this leaves room for verb, size and reply.
 _LONGEST: Final = 3_500
 _INVALID: Final = re.compile(r"[\s\x00-\x1f\x7f]")
 
 
 def publish_subject(subject: str) -> str:
-    """A subject that a message may be published on.
+    """Return a subject if messages can be published on it.
 
     Raises:
-        UsageError: It is empty, too long, has white space or control characters, an empty token, or a
-            wildcard as a token.
+        UsageError: The subject is empty or too long, or has white space, a control character, an empty token
+            or a wildcard token.
     """
     if not isinstance(subject, str):
         raise UsageTypeError(f"subject must be str, not {type(subject).__name__}")
@@ -46,10 +46,10 @@ def _check_size(name: str, subject: str) -> None:
 
 
 def check_inbox_prefix(prefix: str) -> str:
-    """Return the prefix, if inboxes can begin with it.
+    """Return an inbox prefix if it is valid.
 
     Raises:
-        UsageError: It is no subject, or has wildcards.
+        UsageError: The prefix is not a valid subject, or has wildcards.
     """
     try:
         return publish_subject(prefix)
@@ -58,14 +58,15 @@ def check_inbox_prefix(prefix: str) -> str:
 
 
 def wire_subject(name: str, subject: str) -> str:
-    """Return a subject, with wildcards perhaps, that stays within its line of the protocol.
+    """Return a subject if it fits on one protocol line; wildcards are allowed.
 
     Args:
-        name: What the error calls it.
-        subject: The subject.
+        name: Name of the argument, for the error.
+        subject: Subject to check.
 
     Raises:
-        UsageError: It is empty or too long, or has white space, a control character or a lone surrogate.
+        UsageError: The subject is empty or too long, or has white space, a control character or a lone
+            surrogate.
     """
     if not subject or _INVALID.search(subject):
         raise UsageError(f"{name} must have no white space and no control character, got {subject!r}")

@@ -1,4 +1,4 @@
-"""Fast receiving on a connection that you already have."""
+"""Fast receiving on an existing connection."""
 
 from __future__ import annotations
 
@@ -14,25 +14,28 @@ if TYPE_CHECKING:
 
 __all__ = ["Acceleration", "accelerate"]
 
-#: Default of the longest message in bytes to accept.
+#: Default of the maximum message size, in bytes.
 MAX_MESSAGE_BYTES: Final = 128 * 1024 * 1024
 
 
 class Acceleration:
-    """The acceleration of one connection, made by :func:`accelerate`. A context manager, too."""
+    """Handle of an accelerated connection, returned by :func:`accelerate`. Also a context manager."""
 
     def __init__(self, parser: DirectParser | None) -> None:
         self._parser = parser
 
     @property
     def active(self) -> bool:
-        """Whether it is in effect: False when this nats-py is not known, and after :meth:`restore`."""
+        """True while this handle keeps the connection accelerated.
+
+        False if this version of nats-py is unknown, and after :meth:`restore`.
+        """
         return self._parser is not None
 
     def restore(self) -> None:
-        """Give the connection its own parser back, at any moment and without losing a message.
+        """Restore the connection's own parser. This is possible at any time and loses no message.
 
-        If the connection was accelerated several times, the last call does. May be called again.
+        If the connection was accelerated several times, the last ``restore`` takes effect. Idempotent.
         """
         parser, self._parser = self._parser, None
         if parser is not None:
@@ -48,26 +51,27 @@ class Acceleration:
 
 
 def accelerate(nc: Client, *, max_message_bytes: int = MAX_MESSAGE_BYTES) -> Acceleration:
-    """Have what liftenvelope subscribes to on this connection read without nats-py's parser and queues.
+    """Read the messages of liftenvelope's own subscriptions without nats-py's parser and queues.
 
-    That is several times as fast. Only messages of liftenvelope's own subscriptions are read in this way,
-    those of an :class:`AckInbox` and of JetStream consumers, whether they were made before or after the call.
-    All else goes to nats-py byte for byte as before, and behaves as before: your subscriptions with their
-    limits and callbacks, requests, statistics, pings, errors, reconnecting and draining.
+    Receiving is several times faster. Only messages of liftenvelope's own subscriptions are read this way:
+    those of an :class:`AckInbox` and of JetStream consumers, created before or after the call. Everything
+    else reaches nats-py byte for byte and behaves as before: the user's subscriptions with their limits and
+    callbacks, requests, statistics, pings, errors, reconnecting and draining.
 
     Args:
         nc: A nats-py client, connected or not.
-        max_message_bytes: Longest message in bytes to accept from the server, headers included. Default
-            128 MiB: twice what NATS carries, for what servers add. A longer one, or a line of more than
-            64 KiB, ends the connection with nats-py's ProtocolError, and nats-py makes another. nats-py alone
-            has no such limit. If the connection is accelerated already, the limit of the first call stays.
+        max_message_bytes: Maximum size in bytes of a message from the server, headers included. Default
+            128 MiB: twice the maximum of NATS, to allow for additions by servers. A larger message, or a line
+            of more than 64 KiB, ends the connection with nats-py's ProtocolError, and nats-py reconnects.
+            nats-py alone has no such limit. On a connection that is already accelerated, the limit of the
+            first call stays.
 
     Returns:
-        The handle that takes it back. It may be dropped: the connection then stays accelerated.
+        Handle to undo the acceleration. If the handle is dropped, the connection stays accelerated.
 
     Warns:
-        RuntimeWarning: This version of nats-py has another inside than those that are known. The connection
-            works as before, and is not accelerated.
+        RuntimeWarning: The internals of this nats-py version are unknown. The connection works as before and
+            is not accelerated.
 
     Raises:
         UsageError: ``max_message_bytes`` is not a positive int.

@@ -1,4 +1,4 @@
-"""What a publish is given, and what it gives back."""
+"""Options and result types of a publish."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["AckFuture", "PublishOptions", "Settled"]
 
 
 class PublishOptions(TypedDict, total=False):
-    """The options of one message: see :func:`liftenvelope.envelope.new_message`."""
+    """Options of one message: see :func:`liftenvelope.envelope.new_message`."""
 
     key: Buffer | None
     headers: Mapping[str, Buffer] | None
@@ -35,18 +35,18 @@ class Settled(Protocol):
         ...
 
     def settle(self, index: int, outcome: Ack | Exception) -> None:
-        """Take the ack, which may carry an error, or the error that came instead of one."""
+        """Record the ack of a message, which may carry an error, or the error that replaces the ack."""
         ...
 
 
 class AckFuture(asyncio.Future[Any]):
-    """The ack that a publish waits for; cancelling it gives the publish up.
+    """Future of the ack of a publish; cancelling the future abandons the publish.
 
-    Await it for the :class:`Ack`, or for a tuple of acks where other than one was expected.
+    The result is the :class:`Ack`, or a tuple of acks if ``expected`` is not 1.
 
     Attributes:
-        correlation_id: The id that the ack will carry.
-        sent: Whether the message has been handed to the connection.
+        correlation_id: Correlation id of the ack.
+        sent: True if the message has been handed to the connection.
         subject: Subject of the message. None for an envelope that the user publishes.
     """
 
@@ -57,9 +57,9 @@ class AckFuture(asyncio.Future[Any]):
     _counted: bool
 
     def cancel(self, msg: Any | None = None) -> bool:
-        """Give the publish up. If it was sent it may be stored all the same; its ack is then a late one."""
+        """Abandon the publish. If the message was sent, it may still be stored, and its ack is a late one."""
         if self.done():
             return False
-        # Before the future is done: whoever is woken by it finds its place free.
+        # Before the future is done, so that a task woken by the future finds the place free.
         self._inbox._give_up(self)
         return super().cancel(msg)

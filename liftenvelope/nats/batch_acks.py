@@ -1,4 +1,4 @@
-"""The acks of a batch, as columns: no future and no object per message."""
+"""Acks of a batch as columns, without a future or an object per message."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _OK: Final = AckError.OK
 
 
 class BatchSummary:
-    """What became of the messages of a batch, by their index.
+    """Outcomes of the messages of a batch, by index.
 
     Attributes:
-        offsets: The offset of each stored message, -1 for one that failed (``array('q')``).
-        latencies: Seconds from the hand-over to the connection to the ack, -1.0 for one that has no ack
+        offsets: Offset of each stored message, -1 for a failed one (``array('q')``).
+        latencies: Seconds from handing the message to the connection until its ack, -1.0 without an ack
             (``array('d')``).
-        failures: Index to error, of those that were not stored or whose outcome is unknown: a PublishError,
-            AckTimeoutError or TransportError.
+        failures: Error by index, for messages that were not stored or whose outcome is unknown: a
+            PublishError, AckTimeoutError or TransportError.
     """
 
     def __init__(self, size: int) -> None:
@@ -44,14 +44,14 @@ class BatchSummary:
 
     @property
     def ok(self) -> bool:
-        """Whether every message is stored."""
+        """True if every message is stored."""
         return not self.failures
 
     def raise_for_failures(self) -> None:
-        """Raise what went wrong, if anything did.
+        """Raise all failures as one group, if there are any.
 
         Raises:
-            ExceptionGroup: Of all failures; a note on each tells its index.
+            ExceptionGroup: All failures; a note on each contains its index.
         """
         raise_failures(self.failures, len(self))
 
@@ -60,15 +60,15 @@ class BatchSummary:
 
 
 class BatchAcks:
-    """The summary of a batch's acks, when it is complete: await it, once or several times.
+    """Awaitable of the summary of a batch's acks. Can be awaited several times.
 
-    Every message ends at its deadline at the latest, so the wait is never longer than the timeout of the last
-    message. Failures are in the summary; awaiting raises none of them.
+    Every message ends at its deadline at the latest, so the wait never exceeds the timeout of the last
+    message. The summary contains the failures; awaiting raises none of them.
 
     Args:
-        size: How many messages the batch has.
+        size: Number of messages in the batch.
         subjects: Subjects that the messages are published on.
-        which: Index into ``subjects`` of each message. None if there is one subject for all.
+        which: Index into ``subjects`` for each message. None if all messages have one subject.
     """
 
     def __init__(self, size: int, subjects: Sequence[bytes], which: Sequence[int] | None) -> None:
@@ -83,19 +83,19 @@ class BatchAcks:
 
     @property
     def left(self) -> int:
-        """How many messages have no outcome yet."""
+        """Number of messages without an outcome."""
         return self._left
 
     def done(self) -> bool:
-        """Whether every message has its outcome."""
+        """Return True if every message has an outcome."""
         return self._done.done()
 
     def __await__(self) -> Generator[Any, None, BatchSummary]:
-        # Shielded: who gives up waiting does not take the summary from the others.
+        # Shielded: a cancelled waiter must not cancel the summary for the others.
         return asyncio.shield(self._done).__await__()
 
     def sent(self, start: int, stop: int) -> None:
-        """Note that messages are being handed over now."""
+        """Record the time at which a range of messages is handed to the connection."""
         self._sent_at[start:stop] = array("d", [monotonic()]) * (stop - start)
 
     def subject(self, index: int) -> str:
@@ -103,8 +103,8 @@ class BatchAcks:
         return self._subjects[0 if self._which is None else self._which[index]].decode()
 
     def settle(self, index: int, outcome: Ack | Exception) -> None:
-        """Take the outcome of one message."""
-        # The hot path of acked publishing: nothing is looked up twice.
+        """Record the outcome of one message."""
+        # Hot path of acked publishing: no attribute is looked up twice.
         if isinstance(outcome, Exception):
             self._summary.failures[index] = outcome
         else:
