@@ -56,7 +56,7 @@ class BatchRun:
         self.acks = None if inbox is None else BatchAcks(len(rows), subjects, which)
 
     def _checked(self) -> Any:
-        """Build and check the envelopes of the whole batch, so that an invalid row is found before sending."""
+        """Build and check the envelopes of the whole batch, so an invalid row is found before sending."""
         rows = self._rows
         self._link.check_open()
         if (ids := rows.ids(0, len(rows))) is not None and len(set(ids)) < len(ids):

@@ -1,15 +1,16 @@
-"""The user's nats-py connection, as the rest of this package sees it.
+"""Adapter for the user's nats-py connection, used by the rest of this package.
 
-All that is known of nats-py's inside stands here and, what has to do with reading, in ``_receiving``. Frames
-go straight into the connection's buffer of commands, which is what ``nc.publish`` does with each message, but
-for a whole batch at once and without an ``await``. The private names that this takes are looked for once;
-where they have changed, everything goes through public methods, more slowly, and
-``tests/integration/test_link.py`` fails to tell us.
+All knowledge of nats-py's internals is here and, for reading, in ``_receiving``. Frames are appended to the
+connection's command buffer, as ``nc.publish`` does for each message, but a whole batch at once and without an
+``await``. The private names that this needs are checked once per link. If they have changed, everything goes
+through public methods, which are slower, and ``tests/integration/test_link.py`` fails to alert us.
 
-Four habits of nats-py (2.16) that are worked around: ``flush()`` sends its PING ahead of what is buffered,
-so that it is no barrier; it returns at once, without an error, while the connection is being restored; after
-one that is cancelled, or whose time is up, the connection reads nothing any more; and its inner flush
-swallows a cancellation.
+Workarounds for nats-py (2.16):
+
+- ``flush()`` sends its PING ahead of buffered commands, so it is not a barrier.
+- ``flush()`` returns at once, without an error, while the connection is being restored.
+- After a ``flush()`` that was cancelled or timed out, the connection stops reading.
+- The flush inside ``subscribe()`` swallows a cancellation.
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ if TYPE_CHECKING:
     from nats.aio.msg import Msg
     from nats.aio.subscription import Subscription
 
-#: Bytes that are written between two looks at that buffer: each look costs a microsecond and more.
+#: Bytes written between two checks of asyncio's write buffer: each check costs more than a microsecond.
 _LOOK_AFTER: Final = 64 * 1024
-#: How often what nats-py gives no event for is looked at, in seconds.
+#: Poll interval for state that nats-py has no event for, in seconds.
 _POLL: Final = 0.02
-#: nats-py's own limit on what is buffered, for connections whose limit can't be seen.
+#: nats-py's default limit of buffered bytes, for connections whose own limit is not readable.
 _PENDING_SIZE: Final = 2 * 1024 * 1024
 _PRIVATE: Final = (
     "_pending",
@@ -49,9 +50,9 @@ _PRIVATE: Final = (
 
 
 def _forgets_backpressure() -> bool:
-    """Return whether asyncio's ``writelines()`` does not say when its buffer is full (Python 3.12.1, 3.13.0).
+    """Return True if asyncio's ``writelines()`` ignores backpressure (Python 3.12.1, 3.13.0).
 
-    nats-py's flusher never waits then, so that the buffer of a stalled connection grows without a limit.
+    In that case nats-py's flusher never waits, and the buffer of a stalled connection grows without limit.
     """
     transport = getattr(asyncio.selector_events, "_SelectorSocketTransport", object)
     own = vars(transport).get("writelines")
@@ -62,26 +63,26 @@ _WRITELINES_IS_UNBOUNDED: Final = _forgets_backpressure()
 
 
 class _Pong(asyncio.Future[bool]):
-    """What nats-py sets when a PONG comes, whatever has become of whoever waited for it.
+    """Future that nats-py completes when a PONG arrives; completing it after a cancellation is harmless.
 
-    Its own ``flush()`` leaves a cancelled future behind when it is cancelled or its time is up. The PONG that
-    comes later ends nats-py's reader then: the connection looks open, and delivers nothing any more (2.16).
+    nats-py's own ``flush()`` leaves a cancelled future behind if it is cancelled or times out. The later PONG
+    then kills nats-py's reader: the connection looks open but delivers nothing any more (2.16).
     """
 
     def set_result(self, result: bool) -> None:
-        """Set it, unless nobody waits."""
+        """Set the result, unless the future is already done."""
         if not self.done():
             super().set_result(result)
 
 
 class Link:
-    """A connection that belongs to somebody else: never closed, its callbacks never taken.
+    """Access to a connection owned by the user: never closes it, never takes its callbacks.
 
     Args:
-        nc: The connection.
+        nc: The user's connection.
 
     Attributes:
-        direct: Whether frames can be put into the buffer without going through ``nc.publish``.
+        direct: True if frames can be appended to the buffer directly, without ``nc.publish``.
     """
 
     def __init__(self, nc: Client) -> None:
@@ -92,45 +93,45 @@ class Link:
 
     @property
     def max_payload(self) -> int:
-        """The largest message in bytes that the server takes."""
+        """Maximum size of a message that the server accepts, in bytes."""
         return int(self._nc.max_payload)
 
     @property
     def is_connected(self) -> bool:
-        """Whether what is written now goes out now."""
+        """True if the connection is up, so that written data is sent now."""
         return bool(self._nc.is_connected)
 
     @property
     def epoch(self) -> int:
-        """A number that grows with every reconnection; what is written now goes out in this one."""
-        # What is buffered while the connection is down survives, and goes out in the next one.
+        """Number of the connection that sends data written now; it grows with every reconnect."""
+        # Data buffered while the connection is down survives, and is sent by the next connection.
         return int(self._nc.stats["reconnects"]) + (not self._nc.is_connected)
 
     @property
     def refusal(self) -> str:
-        """End of an error's text: the last permission that the server refused, or nothing.
+        """Suffix for an error text: the last permission that the server refused, or an empty string.
 
-        The server does not answer what it refuses: it reports a violation to the connection, which nats-py
-        hands to the user's ``error_cb`` and keeps as the last error.
+        The server does not reply to a refused request. It reports a violation to the connection, which
+        nats-py passes to the user's ``error_cb`` and keeps as the last error.
         """
         said = str(self._nc.last_error)
         return f"; the server said: {said}" if PERMISSIONS_ERR in said else ""
 
     def new_inbox(self) -> str:
-        """A subject that nobody else uses, with the user's own inbox prefix."""
+        """Return a unique inbox subject with the user's inbox prefix."""
         return str(self._nc.new_inbox())
 
     def check_open(self, published: int = 0) -> None:
-        """Raise TransportError if nothing can be published any more."""
+        """Raise TransportError if publishing is no longer possible."""
         if self._nc.is_closed:
             raise TransportError("the NATS connection is closed", published)
         if self._nc.is_draining_pubs:
             raise TransportError("the NATS connection is being drained", published)
 
     def fits(self, size: int) -> bool:
-        """Whether size bytes may be buffered now, by the connection's own limit.
+        """Return True if ``size`` bytes may be buffered now, by the connection's own limit.
 
-        A connected one takes anything while it is below its limit, so that no message is too large for it.
+        A connection that is up accepts any size while it is below the limit, so no message is too large.
         """
         limit, pending = self._limit(), self._nc.pending_data_size
         if not self._nc.is_connected:
@@ -138,11 +139,11 @@ class Link:
         return bool(pending < limit) and not (_WRITELINES_IS_UNBOUNDED and self._backs_up(limit))
 
     def _backs_up(self, limit: int) -> bool:
-        """Return whether asyncio holds as many bytes for the socket as the connection may buffer."""
+        """Return True if asyncio's write buffer holds as many bytes as the connection may buffer."""
         written = self._nc.stats["out_bytes"]
         if self._is_backed_up or written - self._looked_at >= _LOOK_AFTER:
             self._looked_at = written
-            # Of TCP and TLS connections; a WebSocket's frames are awaited one by one.
+            # Only TCP and TLS connections have it; a WebSocket's frames are awaited one by one.
             writer = getattr(self._nc._transport, "_io_writer", None)
             self._is_backed_up = writer is not None and writer.transport.get_write_buffer_size() >= limit
         return self._is_backed_up
@@ -151,12 +152,12 @@ class Link:
         return int(self._nc._max_pending_size) if self.direct else _PENDING_SIZE
 
     def write(self, frames: bytes, messages: int, payload: int) -> None:
-        """Buffer PUB commands and see that they are sent. Only for a direct link.
+        """Buffer PUB commands and wake nats-py's flusher. Only for a direct link.
 
         Args:
-            frames: The commands, whole ones.
-            messages: How many they are.
-            payload: The bytes of their payloads, for the connection's statistics.
+            frames: Complete commands.
+            messages: Number of commands.
+            payload: Bytes of the payloads, for the connection's statistics.
 
         Raises:
             TransportError: The connection is closed or draining, or it is down and its buffer is full.
@@ -179,15 +180,15 @@ class Link:
             queue.put_nowait(asyncio.get_running_loop().create_future())
 
     def write_now(self, frames: bytes, messages: int, payload: int) -> None:
-        """Hand PUB commands, and what is buffered before them, to the socket without waiting for anybody.
+        """Write PUB commands to the socket at once, after the commands that are buffered.
 
-        That is sooner than nats-py's flusher has its turn, and saves it one. For what is small and rare:
-        nothing holds it back when the server is slow to read. Only for a direct link.
+        This saves a wakeup of nats-py's flusher. Use it for small, rare commands only: there is no
+        backpressure if the server reads slowly. Only for a direct link.
 
         Args, raises: As for :meth:`write`.
         """
         nc = self._nc
-        # Other transports, such as that of a WebSocket, send only what is awaited.
+        # Other transports, such as a WebSocket's, send only when awaited.
         is_tcp = type(nc._transport) is TcpTransport
         if not is_tcp or nc._status != nc.CONNECTED:
             self.write(frames, messages, payload)
@@ -203,15 +204,15 @@ class Link:
         nc._transport.writelines(buffered)
 
     def offer(self, frame: bytes, size: int) -> bool:
-        """Buffer one PUB command and see that it is sent, if the connection is up and has room.
+        """Buffer one PUB command and wake nats-py's flusher, if the connection is up and has room.
 
         Args:
-            frame: The command, a whole one.
-            size: The bytes of its payload and headers, for the connection's statistics.
+            frame: Complete command.
+            size: Bytes of payload and headers, for the connection's statistics.
 
         Returns:
-            Whether it was taken. If not, :meth:`room` and :meth:`write` are for it; always so where the link
-            is not direct.
+            True if the command was buffered. If not, use :meth:`room` and :meth:`write`. Always False if the
+            link is not direct.
         """
         nc = self._nc
         if not self.direct or nc._status != nc.CONNECTED or nc._pending_data_size >= nc._max_pending_size:
@@ -229,19 +230,19 @@ class Link:
         return True
 
     def send_now(self) -> None:
-        """Hand what is buffered to the socket, without waiting for nats-py's flusher to have its turn.
+        """Write the buffered commands to the socket now, without waiting for nats-py's flusher.
 
-        Does nothing where that can't be done; the flusher will.
+        If that is not possible, this does nothing, and the flusher sends the commands later.
         """
         nc = self._nc
-        # Other transports, such as that of a WebSocket, send only what is awaited.
+        # Other transports, such as a WebSocket's, send only when awaited.
         is_tcp = self.direct and type(nc._transport) is TcpTransport
         if is_tcp and nc.is_connected and nc._pending:
             frames, nc._pending, nc._pending_data_size = nc._pending, [], 0
             nc._transport.writelines(frames)
 
     async def publish(self, subject: str, payload: bytes) -> None:
-        """Publish one message by nats-py's public method: the way of a link that is not direct.
+        """Publish one message by nats-py's public method, for links that are not direct.
 
         Raises:
             TransportError: nats-py refuses: the connection is closed or draining.
@@ -254,11 +255,10 @@ class Link:
             raise TransportError(f"nats-py could not publish: {exc}") from exc
 
     async def room(self, size: int, deadline: float, published: int = 0) -> None:
-        """Wait until size bytes may be buffered.
+        """Wait until ``size`` bytes may be buffered. ``deadline`` is on the event loop's clock.
 
         Raises:
-            TransportError: The connection is closed, or there is no room at the deadline, which is on the
-                event loop's clock.
+            TransportError: The connection is closed, or there is no room at the deadline.
         """
         loop = asyncio.get_running_loop()
         while True:
@@ -271,18 +271,18 @@ class Link:
             await self._flushed(min(left, _POLL))
 
     async def _flushed(self, timeout: float) -> None:
-        """Wait until what is buffered has gone to the socket, or for the timeout."""
+        """Wait until the buffered commands are written to the socket, or until the timeout."""
         nc = self._nc
         if not self.direct or not nc.is_connected or nc._flush_queue.full() or self._is_backed_up:
             await asyncio.sleep(timeout)
             return
-        # A future of our own in the flusher's queue, not its _flush_pending(): that swallows cancellation.
+        # Queue our own future for the flusher: nats-py's _flush_pending() swallows a cancellation.
         done = asyncio.get_running_loop().create_future()
         nc._flush_queue.put_nowait(done)
         await asyncio.wait({done}, timeout=timeout)
 
     async def barrier(self, timeout: float) -> None:
-        """Return when the server has handled everything that was written before.
+        """Wait until the server has processed everything that was written before.
 
         Raises:
             TransportError: The connection is closed, was lost meanwhile, or is not back within the timeout.
@@ -296,7 +296,7 @@ class Link:
             await asyncio.sleep(_POLL)
         epoch = self.epoch
         await self._sent(deadline)
-        # Twice, since the first PING may overtake what was buffered when nothing of it can be seen.
+        # Two round trips if the buffer is not readable: the first PING may overtake buffered commands.
         for _ in range(1 if self.direct else 2):
             await self._round_trip(deadline, timeout)
         if not self._nc.is_connected or self.epoch != epoch:
@@ -329,12 +329,12 @@ class Link:
     async def subscribe(
         self, subject: str, on_message: Callable[[Msg], Awaitable[None]] | None, *, queue: str = ""
     ) -> Subscription:
-        """Subscribe without a limit on what may queue up: a limit of nats-py drops messages.
+        """Subscribe without a limit on pending messages: nats-py drops messages beyond its limits.
 
         Args:
-            subject: The subject.
-            on_message: Called with each message; None to wait for them with ``next_msg``.
-            queue: The queue group. Default: none.
+            subject: Subject; wildcards are allowed.
+            on_message: Called with each message; None to receive messages by ``next_msg``.
+            queue: Queue group. Default: none.
 
         Raises:
             TransportError: nats-py refuses: the connection is closed or draining.
@@ -351,30 +351,32 @@ class Link:
             )
         except nats.errors.Error as exc:
             raise TransportError(f"nats-py could not subscribe to {subject!r}: {exc}") from exc
-        if task is not None and task.cancelling() > before:  # its inner flush has swallowed it
+        if (
+            task is not None and task.cancelling() > before
+        ):  # the flush inside subscribe() swallowed the cancellation
             await self.unsubscribe(sub)
             raise asyncio.CancelledError
         return sub
 
     async def unsubscribe(self, sub: Subscription) -> None:
-        """End a subscription, if the connection has not ended it already."""
+        """End a subscription, unless the connection has already ended it."""
         try:
             await sub.unsubscribe()
         except (nats.errors.ConnectionClosedError, nats.errors.ConnectionDrainingError):
-            return  # the connection has ended it, or is about to
+            return  # the connection has ended the subscription, or is about to
         except nats.errors.BadSubscriptionError:
-            return  # somebody else has
+            return  # already unsubscribed
 
     def when_ended(self, sub: Subscription, callback: Callable[[], None]) -> asyncio.Task[None]:
-        """Have callback called as soon as the subscription delivers nothing more, for whatever reason.
+        """Call ``callback`` as soon as the subscription has ended, for any reason.
 
         Returns:
-            The task to cancel when nobody is interested any more.
+            Watching task; cancel the task to stop watching.
         """
         return asyncio.get_running_loop().create_task(self._watch(sub, callback))
 
     async def _watch(self, sub: Subscription, callback: Callable[[], None]) -> None:
-        # nats-py tells nobody that a subscription has ended, but the task that calls our callback ends then.
+        # nats-py has no event for the end of a subscription, but the task that calls our callback ends too.
         delivering = getattr(sub, "_wait_for_msgs_task", None)
         if delivering is not None:
             await asyncio.wait({delivering})

@@ -1,9 +1,8 @@
-"""A subscription for the answers to pulls, whose messages go straight to a function.
+"""Subscription for the replies to pulls, which passes messages directly to a function.
 
-On an accelerated connection the messages of a read come all at once, from where they are parsed. Elsewhere
-nats-py parses them, and they are handed over one by one from where it puts them. The subscription can be
-ended at once, without an ``await``. Where nats-py's private names have changed, everything goes through
-public methods.
+On an accelerated connection all messages of one read arrive together, straight from the parser. On other
+connections nats-py parses the messages, and they arrive one by one. The subscription can be ended at once,
+without an ``await``. If nats-py's private names have changed, everything goes through public methods.
 """
 
 from __future__ import annotations
@@ -33,23 +32,27 @@ if TYPE_CHECKING:
 
 __all__ = ["PullInbox"]
 
-#: Tasks that end a subscription by public methods; the loop itself holds tasks only weakly.
+#: Tasks that use public methods to publish or unsubscribe; the event loop holds tasks only weakly.
 _ending: Final[set[asyncio.Task[None]]] = set()
 
 
 class PullInbox:
-    """An inbox of its own, with a subject for each pull: ``<inbox>.<number>``.
+    """Inbox for pulls, with a subject for each pull: ``<inbox>.<number>``.
+
+    Messages keep the subject of their stream, so a reply to ``<inbox>.<number>`` without a reply subject is
+    always a status of the server, for the pull with that number.
 
     Args:
         nc: The user's connection.
-        message_class: What messages are made of.
-        acks: What sends their acks.
-        on_messages: Called with lists of messages, which are given away. It must not raise: it runs in
-            nats-py's reader.
-        on_status: Called with the number of a pull, 0 for none, and the headers of a status. The same holds.
+        message_class: Class of the messages.
+        acks: Sender of their acks.
+        on_messages: Called with lists of messages, which the function may keep. The function must not raise:
+            it runs in nats-py's reader.
+        on_status: Called with the number of a pull, 0 for none, and the headers of a status. The function
+            must not raise either.
 
     Attributes:
-        sized: Whether the sizes of messages are wanted. Where nats-py reads them, that takes time.
+        sized: Set the size of each message. This costs time when nats-py parses the messages.
     """
 
     def __init__(
@@ -73,7 +76,7 @@ class PullInbox:
         self._straight = False
 
     async def open(self) -> None:
-        """Subscribe.
+        """Subscribe to the inbox.
 
         Raises:
             TransportError: The connection is closed or draining.
@@ -83,7 +86,7 @@ class PullInbox:
         sub: Subscription | None = None
         if self._link.direct:
             sub = await self._link.subscribe(subject, None)
-            # Nothing has come yet: nothing was pulled.
+            # Safe to switch the handler: no pull was sent, so no message has arrived.
             self._straight = can_end_at_once(self._nc, sub) and deliver_directly(sub, self._take)
             if not self._straight:
                 await self._link.unsubscribe(sub)
@@ -96,10 +99,10 @@ class PullInbox:
         self._take(msg)
 
     def _take(self, msg: Msg) -> None:
-        """Take a message or a status that nats-py has read."""
+        """Handle a message or a status that nats-py has parsed."""
         subject, reply, data, headers = msg.subject, msg.reply, msg.data, msg.headers
         if not reply and subject.startswith(self._prefix):
-            # A user's message can't get here, whatever its headers say: it comes with its stream's subject.
+            # Never a stored message, whatever its headers: those arrive with their stream's subject.
             number = subject[len(self._prefix) :]
             self._on_status(int(number) if number.isdecimal() else 0, headers or {})
             return
@@ -110,24 +113,24 @@ class PullInbox:
 
     @property
     def is_open(self) -> bool:
-        """Whether there is a subscription."""
+        """True while the inbox is subscribed."""
         return self._subscription is not None
 
     def send(self, subject: str, number: int, payload: bytes) -> None:
-        """Publish a pull whose statuses come back with its number.
+        """Publish a pull; its statuses carry ``number``.
 
         Raises:
             TransportError: The connection is closed or draining.
         """
         if self._link.direct:
             words = subject.encode(), self._prefix.encode(), number, len(payload), payload
-            # A reader that is busy with what is buffered gives nats-py's flusher no turn.
+            # Write now: a reader that is busy with buffered messages never yields to nats-py's flusher.
             self._link.write_now(b"PUB %b %b%d %d\r\n%b\r\n" % words, 1, len(payload))
         else:
             _later(self._nc.publish(subject, payload, reply=f"{self._prefix}{number}"))
 
     def close(self) -> None:
-        """Unsubscribe now: the server forgets the pulls that wait, and what is on its way is dropped."""
+        """Unsubscribe now: the server drops the waiting pulls, and messages in flight are discarded."""
         sub, self._subscription = self._subscription, None
         if self._read is not None:
             self._read.dismiss()
@@ -140,13 +143,13 @@ class PullInbox:
         try:
             unsub(self._link, sub)
         except TransportError:
-            return  # draining: the server is about to forget the whole connection
+            return  # draining: the server is about to drop all subscriptions of the connection
 
     async def drain(self, timeout: float) -> None:
-        """Unsubscribe, but take what is on its way.
+        """Unsubscribe, but still receive the messages in flight.
 
         Args:
-            timeout: How long to wait for it, in seconds.
+            timeout: Seconds to wait for them.
         """
         if self._subscription is None:
             return
@@ -155,7 +158,7 @@ class PullInbox:
                 unsub(self._link, self._subscription)
                 await self._link.barrier(timeout)
         except TransportError:
-            return  # nothing is on its way any more
+            return  # connection lost or closed: nothing is in flight any more
         finally:
             self.close()
 
@@ -167,9 +170,9 @@ def _later(work: Any) -> None:
 
 
 def size_of(msg: Msg) -> int:
-    """The size of a message: subject, reply, headers and payload, from what nats-py keeps of it.
+    """Return the size of a message in bytes: subject, reply, headers and payload.
 
-    Of headers with one name nats-py keeps one, so that such messages count for too little.
+    nats-py keeps only one header of each name, so the size of a message with repeated names is too small.
     """
     size = len(msg.subject.encode()) + len(msg.reply.encode()) + len(msg.data)
     if msg.headers:

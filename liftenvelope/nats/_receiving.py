@@ -1,14 +1,14 @@
-"""Messages straight to their handler, past nats-py's queues: from its parser, or from the socket itself.
+"""Deliver messages to handlers directly, bypassing nats-py's queues and, if accelerated, its parser.
 
-Like ``_link``, this knows nats-py's inside, here the reading side of it: its parser (``nc._ps``), its table
-of subscriptions, their queues and counters. Two short cuts are taken, each only where that inside is as it
-was found to be:
+Like ``_link``, this module knows nats-py's internals, here for reading: the parser (``nc._ps``), the table of
+subscriptions, their queues and counters. There are two shortcuts. Each is used only if the internals are as
+expected:
 
-- :func:`deliver_directly`, on any connection: the place of a subscription's queue is taken by its handler,
-  which saves the queue and a task, a third of what a message costs.
-- ``accelerate``: the place of the connection's parser is taken by :class:`DirectParser`, which takes out of
-  what is read the messages of every :class:`DirectSubscription`. That is an ordinary nats-py subscription,
-  and works as one; while the connection is accelerated, its messages take a shorter way to the same handler.
+- :func:`deliver_directly`, on any connection: replaces a subscription's queue by its handler. This saves the
+  queue and a task, a third of the cost of a message.
+- ``accelerate``: replaces the connection's parser by :class:`DirectParser`, which extracts the messages of
+  every :class:`DirectSubscription` from the received data. A direct subscription is an ordinary nats-py
+  subscription and works as one. Acceleration only shortens the path to the same handler.
 """
 
 from __future__ import annotations
@@ -31,26 +31,26 @@ if TYPE_CHECKING:
     from nats.aio.client import Client
     from nats.aio.msg import Msg
 
-#: Longest line to accept. nats-py has no limit, and searches all that it holds for each piece that comes.
+#: Maximum line length in bytes. nats-py has no limit, and rescans its whole buffer for each received piece.
 _LONGEST_LINE: Final = 65_536
 _CRLF: Final = 2
 _PRIVATE: Final = ("_ps", "_subs", "_error_cb", "stats")
 _PARSER_PRIVATE: Final = ("buf", "state", "needed", "reset", "parse")
 _SUBSCRIPTION_PRIVATE: Final = ("_id", "_received", "_pending_queue")
-#: What it takes to end a subscription without an await.
+#: Private names needed to end a subscription without an await.
 _ENDING_PRIVATE: Final = ("_id", "_closed", "_stop_processing")
-#: The attribute of nats-py's subscription that says who reads it directly.
+#: Attribute of nats-py's subscription that refers to its DirectSubscription.
 _MARK: Final = "_liftenvelope_direct"
 _STATES: Final = ("AWAITING_CONTROL_LINE", "AWAITING_MSG_PAYLOAD")
 
 
 class Delivery(NamedTuple):
-    """That messages of a consumer are wanted as objects, and nats-py is to see the statuses between them.
+    """Deliver a consumer's messages as objects; leave status messages to nats-py.
 
     Attributes:
-        message_class: Their class, a subclass of ``Delivered``.
-        acks: What sends their acks.
-        statuses: What the subjects of statuses begin with.
+        message_class: Class of the messages, a subclass of ``Delivered``.
+        acks: Sender of their acks.
+        statuses: Prefix of the subjects of statuses.
     """
 
     message_class: type
@@ -59,13 +59,13 @@ class Delivery(NamedTuple):
 
 
 class DirectSubscription:
-    """A subscription with a plain function for a handler. Made by :func:`subscribe_direct`.
+    """Subscription with a plain function as its handler. Created by :func:`subscribe_direct`.
 
     Attributes:
-        subscription: nats-py's own.
-        handler: Who gets the messages.
-        payloads: Whether the handler wants their payloads alone.
-        delivery: Of what objects it wants them to be made, None for tuples.
+        subscription: nats-py's subscription.
+        handler: Function that receives lists of messages.
+        payloads: Pass only the payloads to the handler.
+        delivery: Class and acks of the messages to create; None for tuples.
     """
 
     subscription: Subscription
@@ -83,47 +83,47 @@ class DirectSubscription:
         self.delivery = delivery
 
     async def unsubscribe(self) -> None:
-        """End it, if the connection has not ended it already. No message is handled after the call."""
+        """End the subscription, unless it has already ended. No message is handled after the call."""
         self.dismiss()
         await Link(self._nc).unsubscribe(self.subscription)
 
     def dismiss(self) -> None:
-        """Have no message handled any more; the subscription goes on."""
-        self.handler = _nobody  # a connection that drains goes on to deliver
+        """Stop handling messages; the subscription itself goes on."""
+        self.handler = _nobody  # a draining connection still delivers
         if (parser := parser_of(self._nc)) is not None:
             parser.dismiss(self)
 
     async def on_message(self, msg: Msg) -> None:
-        """Take a message from nats-py. It never waits: its queue is empty as soon as this has begun."""
+        """Handle a message from nats-py. Never awaits, so nats-py's queue is empty when this starts."""
         self.handler([(msg.subject, msg.reply.encode(), header_block(msg.headers), msg.data)])
 
     async def on_payload(self, msg: Msg) -> None:
-        """Take the payload of a message from nats-py, in the same way."""
+        """Handle the payload of a message from nats-py. Never awaits, like ``on_message``."""
         self.handler([msg.data])
 
 
 def _nobody(messages: list[Any]) -> None:
-    """Stands where a handler was."""
+    """Ignore messages: the handler of a dismissed subscription."""
 
 
 async def subscribe_direct(
     nc: Client, subject: str, handler: Callable[[list[Any]], None], *, payloads: bool = False
 ) -> DirectSubscription:
-    """Subscribe with a plain function, which gets messages as soon as they are read.
+    """Subscribe with a plain function, which is called with messages as soon as they are read.
 
-    Works on any connection. On an accelerated one the handler gets all messages of a read at once; elsewhere
-    they come through nats-py, one by one. Nothing is ever dropped for being slow: the handler is to return
-    soon, and to bound what it keeps.
+    This works on any connection. On an accelerated connection the handler receives all messages of a read at
+    once; otherwise they arrive through nats-py, one by one. No message is dropped if the handler is slow, so
+    the handler must return quickly and bound its own buffers.
 
     Args:
         nc: A connected nats-py client.
-        subject: The subject, which may have wildcards.
-        handler: Called with lists of messages, never empty, in their order. What it raises goes to the
-            connection's ``error_cb``, and the rest of that list is lost.
-        payloads: Whether the messages are payloads (``bytes``) alone. By default they are tuples: subject
-            (``str``), reply (``bytes``, empty if there is none), headers (``bytes``, the block as it was
-            sent, None if there is none) and payload. nats-py reads headers into a dict, from which the block
-            is made again where the connection is not accelerated: see :func:`header_block`.
+        subject: Subject; wildcards are allowed.
+        handler: Called with non-empty lists of messages in order. Its exceptions go to the connection's
+            ``error_cb``, and the rest of that list is lost.
+        payloads: Pass payloads (``bytes``) only. By default messages are tuples: subject (``str``), reply
+            (``bytes``, empty if there is none), headers (``bytes``, the block as sent, None if there is none)
+            and payload. nats-py parses headers into a dict. If the connection is not accelerated, the block
+            is rebuilt from that dict: see :func:`header_block`.
 
     Raises:
         TransportError: The connection is closed or draining.
@@ -142,17 +142,17 @@ def read_directly(
     payloads: bool = False,
     delivery: Delivery | None = None,
 ) -> DirectSubscription:
-    """Have a subscription of our own read directly while the connection is accelerated, and only then.
+    """Read an existing subscription directly while the connection is accelerated.
 
-    For those that have their own way otherwise: there, nats-py goes on to deliver as the subscription says.
+    Without acceleration nats-py delivers the messages to the subscription's own callback, as before.
 
     Args:
-        nc: Its connection.
-        subscription: One without limits on what is pending or on how many messages it gets.
+        nc: Connection of the subscription.
+        subscription: Subscription without limits on pending messages or on the number of messages.
         handler: As for :func:`subscribe_direct`.
         payloads: As for :func:`subscribe_direct`.
-        delivery: Of what objects the messages are to be made, instead of tuples. Statuses then come as
-            nats-py delivers them, in their place between the messages.
+        delivery: Class and acks of the messages to create instead of tuples. nats-py then delivers the
+            statuses, in order between the messages.
     """
     direct = DirectSubscription(nc, handler, payloads, delivery)
     direct.subscription = subscription
@@ -160,20 +160,20 @@ def read_directly(
 
 
 def _read_directly(nc: Client, direct: DirectSubscription) -> DirectSubscription:
-    setattr(direct.subscription, _MARK, direct)  # where accelerate() finds it
+    setattr(direct.subscription, _MARK, direct)  # lets a later accelerate() find the subscription
     if (parser := parser_of(nc)) is not None:
         parser.adopt(direct)
     return direct
 
 
 def parser_of(nc: Client) -> DirectParser | None:
-    """The parser of ours that a connection has, if it is accelerated."""
+    """Return the DirectParser of an accelerated connection; None for other connections."""
     parser = getattr(nc, "_ps", None)
     return parser if isinstance(parser, DirectParser) else None
 
 
 class _Handover(asyncio.Queue[Any]):
-    """A queue in which nothing is ever waiting: what is put in goes to the handler at once."""
+    """Queue that is always empty: ``put_nowait`` passes each item to the handler at once."""
 
     def __init__(self, subscription: Any, handler: Callable[[Msg], None]) -> None:
         super().__init__()
@@ -181,7 +181,7 @@ class _Handover(asyncio.Queue[Any]):
         self._handler = handler
 
     def put_nowait(self, item: Any) -> None:
-        # nats-py has counted the message as pending, and would count it off again in its task.
+        # nats-py has counted the message as pending; its own task would subtract the size again.
         self._subscription._pending_size -= len(item.data)
         try:
             self._handler(item)
@@ -192,18 +192,18 @@ class _Handover(asyncio.Queue[Any]):
 
 
 def deliver_directly(subscription: Subscription, handler: Callable[[Msg], None]) -> bool:
-    """Have messages given to the handler from where they are parsed, from now on.
+    """Pass the messages of a subscription to a handler straight from nats-py's parser, from now on.
 
-    What has arrived before still goes to the subscription's callback. The task that calls that goes on
-    waiting, and ends with the subscription.
+    Messages that arrived before still go to the subscription's callback. The task that calls the callback
+    keeps waiting, and ends with the subscription.
 
     Args:
-        subscription: One without limits on what is pending, made with a callback or without messages yet.
-        handler: What is called with each message. It must be quick: nothing else of the connection is read
-            meanwhile.
+        subscription: Subscription without limits on pending messages, which has a callback or has not
+            received messages yet.
+        handler: Called with each message. The handler must be fast: it blocks reading from the connection.
 
     Returns:
-        Whether it is done; not where nats-py's inside is another.
+        True if done; False if nats-py's internals are not as expected.
     """
     inside: Any = subscription
     if type(getattr(inside, "_pending_queue", None)) is not asyncio.Queue:
@@ -215,14 +215,14 @@ def deliver_directly(subscription: Subscription, handler: Callable[[Msg], None])
 
 
 def can_end_at_once(nc: Client, subscription: Subscription) -> bool:
-    """Whether :func:`end_at_once` works here."""
+    """Return True if nats-py has the private names that :func:`end_at_once` needs."""
     return hasattr(nc, "_remove_sub") and all(hasattr(subscription, name) for name in _ENDING_PRIVATE)
 
 
 def end_at_once(nc: Client, subscription: Subscription) -> None:
-    """Have nothing more delivered, as ``subscription.unsubscribe()`` does, but without an await.
+    """Stop the delivery like ``subscription.unsubscribe()``, but without an await.
 
-    The server is told by :func:`unsub`.
+    This does not notify the server: :func:`unsub` does.
     """
     inside: Any = subscription
     inside._closed = True
@@ -232,27 +232,31 @@ def end_at_once(nc: Client, subscription: Subscription) -> None:
 
 
 def unsub(link: Link, subscription: Subscription) -> None:
-    """Tell the server, if it is there, that a subscription has ended.
+    """Send UNSUB for a subscription that has ended, if the connection is up.
 
     Raises:
-        TransportError: The connection is draining: the server is about to forget all of it.
+        TransportError: The connection is draining: the server is about to drop all its subscriptions.
     """
     inside: Any = subscription
-    if link.is_connected:  # else subscriptions are made anew with the next connection, and this one is not
+    if link.is_connected:  # otherwise the reconnect subscribes again, without this subscription
         link.write(b"UNSUB %d\r\n" % inside._id, 0, 0)
 
 
 class DirectParser:
-    """Stands in the place of a connection's parser, which still sees all but what goes to handlers directly.
+    """Replaces a connection's parser: extracts direct messages, and passes all other bytes to nats-py's.
+
+    Order must hold within each subscription. A direct subscription is therefore taken over only between two
+    protocol messages of nats-py's parser, and only when its nats-py queue is empty. Until then it is in
+    ``_waiting`` and nats-py delivers its messages. A reset puts every direct subscription back there.
 
     Args:
         nc: The connection.
-        max_message: Longest message in bytes to accept.
+        max_message: Maximum size of a message, in bytes.
 
     Attributes:
-        users: How many have asked for it and not given it back.
-        on_reset: By whoever they belong to, what is called when the connection is lost, and again before the
-            first byte of the next.
+        users: Number of acceleration handles that were not restored.
+        on_reset: Callbacks by owner, run on disconnect and again before the first byte of the next
+            connection.
     """
 
     def __init__(self, nc: Client, max_message: int) -> None:
@@ -263,7 +267,7 @@ class DirectParser:
         self._parser: Any = self.nc._ps
         self._walker = frames.NatsWalker(max_message)
         self._direct: dict[int, DirectSubscription] = {}
-        # Subscriptions that are yet to be taken over, and whether nats-py's parser is.
+        # Subscriptions to be taken over, and True once the state of nats-py's parser was taken over.
         self._waiting: list[DirectSubscription] = []
         self._aligned = False
         self._parsing = 0
@@ -273,27 +277,27 @@ class DirectParser:
         return f"<liftenvelope's parser before {self._parser!r}>"
 
     def install(self) -> None:
-        """Take the place, and the subscriptions that are there already."""
+        """Replace nats-py's parser, and adopt the existing direct subscriptions."""
         for sub in self.nc._subs.values():
             if (direct := getattr(sub, _MARK, None)) is not None:
                 self.adopt(direct)
         self.nc._ps = self
 
     def leave(self) -> None:
-        """Give the place back. What has come in part goes to nats-py's parser."""
+        """Restore nats-py's parser, which receives the bytes of an incomplete message."""
         if self.nc._ps is self:
             self.nc._ps = self._parser
         self._left = True
         self._walker.pass_all()
-        if not self._parsing:  # else parse() hands over the rest itself
+        if not self._parsing:  # otherwise parse() passes on the rest itself
             self._parser.buf.extend(self._walker.walk()[1])
 
     def adopt(self, direct: DirectSubscription) -> None:
-        """Take a subscription's messages as soon as nats-py has handled those that it has in its queue."""
+        """Extract a subscription's messages as soon as nats-py has delivered those in its queue."""
         self._waiting.append(direct)
 
     def dismiss(self, direct: DirectSubscription) -> None:
-        """Leave a subscription's messages to nats-py."""
+        """Return a subscription's messages to nats-py."""
         sid = direct.subscription._id
         if direct in self._waiting:
             self._waiting.remove(direct)
@@ -301,24 +305,24 @@ class DirectParser:
             self._walker.close(sid)
 
     def reset(self) -> None:
-        """Begin anew: nats-py calls this when a connection is lost, and before the first byte of the next."""
+        """Reset: nats-py calls this when a connection is lost, and before the first byte of the next."""
         self._walker.reset()
         self._parser.reset()
-        if self._left:  # and somebody else has taken the place before it left
+        if self._left:  # another parser wraps this one, which must pass all bytes through
             self._walker.pass_all()
-        for direct in list(self._direct.values()):  # nats-py may still have messages of theirs in its queues
+        for direct in list(self._direct.values()):  # nats-py may still have their messages queued
             self.dismiss(direct)
             self.adopt(direct)
         for call in list(self.on_reset.values()):
             call()
 
     async def parse(self, data: bytes = b"") -> None:
-        """Take in what was read. Raises whatever nats-py's parser raises."""
+        """Parse received data. Raises the errors of nats-py's parser."""
         self._parsing += 1
         try:
             if not self._aligned:
                 self._align()
-            # Not while nats-py has half a message: it may be one of those, and must not be overtaken.
+            # Not while nats-py holds half a message: it may be of a waiting one, and must not be overtaken.
             if self._waiting and self._parser.state == nats_parser.AWAITING_CONTROL_LINE:
                 self._take_over()
             self._walker.feed(data)
@@ -330,16 +334,16 @@ class DirectParser:
                 if left:
                     await self._parser.parse(left)
                     self._check_held()
-            if self._left:  # a handler has had it leave: a message may have come in part
+            if self._left:  # a handler called leave(): pass on the bytes of an incomplete message
                 await self._parser.parse(self._walker.walk()[1])
         finally:
             self._parsing -= 1
 
     def _check_held(self) -> None:
-        """Refuse what nats-py's parser would hold without end: it is lost with the connection.
+        """Refuse a line or message that nats-py's parser would buffer without limit.
 
         Raises:
-            ProtocolError: nats-py's. Its read loop ends the connection for it, and makes another.
+            ProtocolError: nats-py's own error, on which its read loop drops the connection and reconnects.
         """
         parser = self._parser
         if parser.state == nats_parser.AWAITING_CONTROL_LINE:
@@ -350,14 +354,14 @@ class DirectParser:
             raise nats.errors.ProtocolError(text)
 
     def _align(self) -> None:
-        """Begin where nats-py's parser has stopped, which may be anywhere."""
+        """Start at the point where nats-py's parser has stopped, possibly in the middle of a message."""
         parser = self._parser
         if parser.state == nats_parser.AWAITING_CONTROL_LINE:
             self._walker.feed(bytes(parser.buf))
             parser.buf.clear()
         elif (left := parser.needed + _CRLF - len(parser.buf)) > 0:
             self._walker.skip(left)
-        else:  # it has given up in the middle of a message
+        else:  # nats-py's parser has stopped in the middle of a message
             self._walker.pass_all()
         self._aligned = True
 
@@ -366,7 +370,7 @@ class DirectParser:
         for direct in waiting:
             sub: Any = direct.subscription
             if self.nc._subs.get(sub._id) is not sub:
-                continue  # ended by its connection
+                continue  # ended by the connection
             if sub._pending_queue.empty():
                 self._direct[sub._id] = direct
                 self._open(sub._id, direct)
@@ -385,10 +389,10 @@ class DirectParser:
         nc.stats["in_bytes"] += size
         direct = self._direct.get(sid)
         if direct is None:
-            return  # ended meanwhile: nats-py counts such messages too, and drops them
+            return  # ended meanwhile: nats-py also counts and drops such messages
         sub: Any = direct.subscription
         if nc._subs.get(sid) is not sub:
-            self.dismiss(direct)  # ended by its connection
+            self.dismiss(direct)  # ended by the connection
             return
         sub._received += len(messages)
         try:
@@ -398,7 +402,7 @@ class DirectParser:
 
 
 def what_is_unknown(nc: Client) -> str | None:
-    """Say why this connection's parser can't be replaced; None if it can."""
+    """Return the reason why this connection's parser cannot be replaced; None if it can."""
     missing = [name for name in _PRIVATE if not hasattr(nc, name)]
     missing += [name for name in _STATES if not hasattr(nats_parser, name)]
     if missing:
@@ -419,5 +423,5 @@ def what_is_unknown(nc: Client) -> str | None:
 
 
 def nats_py_version() -> str:
-    """The version of nats-py."""
+    """Return the version of nats-py."""
     return str(getattr(nats.aio.client, "__version__", "of unknown version"))

@@ -1,4 +1,4 @@
-"""One subject for all acks: any number of publishes in flight, each answered by its own ack."""
+"""Ack inbox: one subscription for the acks of any number of publishes in flight."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ __all__ = ["AckInbox"]
 
 
 class AckInbox:
-    """Publishes envelopes and correlates their acks, on a NATS connection that you already have.
+    """Publishes envelopes and correlates their acks, on an existing NATS connection.
 
-    The connection stays yours: it is never closed, and its callbacks are not touched. There is one
-    subscription, from :meth:`start` to :meth:`close`, which ``async with`` calls for you. A reconnect keeps
-    what is pending until its deadline; when the connection is closed or drained, all that is pending fails at
-    once. Use it from the event loop's thread only.
+    The connection stays the caller's: it is never closed, and its callbacks are not touched. One subscription
+    exists from :meth:`start` to :meth:`close`; ``async with`` calls both. Pending publishes survive a
+    reconnect until their deadlines. When the connection is closed or drained, all pending publishes fail at
+    once. Use an inbox from the event loop's thread only.
 
     Args:
         nc: A connected nats-py client.
-        subject: The subject that acks are sent to. Default: one that nobody else uses.
-        timeout: How long a publish waits for its ack unless it says otherwise, in seconds. Default 5.
-        max_outstanding: How many publishes may be waiting for their acks; more wait until they are sent.
+        subject: Subject that acks are sent to. Default: a unique inbox.
+        timeout: Default time to wait for an ack, in seconds. Default 5.
+        max_outstanding: Number of publishes that may be in flight without an ack; further ones are queued.
             Default 65,536.
-        on_stray: Called with each ack that nobody waits for and the reason: late, duplicate or unknown. An
-            exception from it goes to the event loop's exception handler.
+        on_stray: Called with each ack that no publish waits for, and the reason: late, duplicate or unknown.
+            An exception from ``on_stray`` goes to the event loop's exception handler.
 
     Raises:
         UsageError: ``max_outstanding`` or ``timeout`` is not positive, or ``subject`` is not a subject.
@@ -68,7 +68,7 @@ class AckInbox:
         self.subject = self._link.new_inbox() if subject is None else publish_subject(subject)
         self.timeout = positive("timeout", timeout)
         self.max_outstanding = max_outstanding
-        #: How many messages came that are no acks.
+        #: Number of received messages that are not valid acks.
         self.malformed = 0
         self._on_stray = on_stray
         self._pending = PendingAcks(
@@ -90,7 +90,7 @@ class AckInbox:
 
         Raises:
             TransportError: The connection is closed or draining.
-            UsageError: It was started before.
+            UsageError: The inbox was started before.
         """
         if self._subscription is not None:
             raise UsageError("the ack inbox was started before: make a new one")
@@ -99,12 +99,12 @@ class AckInbox:
         self._subscription = await subscribe_direct(self._nc, self.subject, self._on_acks, payloads=True)
         self._watcher = self._link.when_ended(self._subscription.subscription, self._on_ended)
         self._ended = None
-        if self._link.is_connected:  # else the subscription is made with the next connection
-            await self._link.barrier(self.timeout)  # acks may be asked for by other connections from now on
+        if self._link.is_connected:  # otherwise the reconnect makes the subscription
+            await self._link.barrier(self.timeout)  # from now on, acks of other connections' publishes arrive
         return self
 
     async def close(self) -> None:
-        """Unsubscribe; whatever is still pending fails with a TransportError. May be called again."""
+        """Unsubscribe and fail all pending publishes with a TransportError. Idempotent."""
         if self._subscription is None or self._ended is not None:
             self._stop_tasks()
             return
@@ -112,11 +112,11 @@ class AckInbox:
         await self._subscription.unsubscribe()
 
     async def drain(self, timeout: float | None = None) -> None:
-        """Wait until nothing is pending any more: every publish has its ack, its error or its time-out.
+        """Wait until every publish has an ack, an error or a timeout.
 
         Raises:
-            TimeoutError: Something is still pending after ``timeout`` seconds; None, the default, waits as
-                long as the publishes themselves do.
+            TimeoutError: Publishes are still pending after ``timeout`` seconds. None, the default, waits
+                until the publishes' own timeouts.
         """
         async with asyncio.timeout(timeout):
             while len(self._pending):
@@ -160,24 +160,24 @@ class AckInbox:
         """Publish an envelope and wait for its ack.
 
         Args:
-            subject: The NATS subject, one that a stream records.
-            value: The payload, any bytes-like.
-            expected: How many acks to wait for: as many as there are streams that record the subject. None
-                collects until the timeout. Default 1.
-            timeout: How long to wait in seconds. Default: the inbox's.
+            subject: NATS subject that a stream records.
+            value: Payload, any bytes-like object.
+            expected: Number of acks to wait for: the number of streams that record the subject. None
+                collects acks until the timeout. Default 1.
+            timeout: Seconds to wait. Default: the timeout of the inbox.
             options: ``key``, ``headers``, ``correlation_id``, ``ack_policy``, ``expected_offset``, ``crc``:
                 see :func:`liftenvelope.envelope.new_message`. The ack policy NONE is refused.
 
         Returns:
-            The ack; with any other ``expected`` than 1 a tuple of acks in the order of their arrival, whose
-            errors are for the caller to look at.
+            The ack. If ``expected`` is not 1, a tuple of acks in order of arrival; the caller must check
+            their errors.
 
         Raises:
-            PublishError: The ack says that the message was not stored.
-            AckTimeoutError: No ack came. Unless its ``sent`` is false, the outcome is unknown.
+            PublishError: The ack reports that the message was not stored.
+            AckTimeoutError: No ack arrived. Unless ``sent`` is false, the outcome is unknown.
             TransportError: The connection is closed or draining, or ended while the ack was awaited.
-            UsageError: An option is wrong; nothing was sent.
-            EnvelopeTooLargeError: The server takes no message of that size; nothing was sent.
+            UsageError: An option is invalid; nothing was sent.
+            EnvelopeTooLargeError: The message is larger than the server accepts; nothing was sent.
         """
         future = self.publish_nowait(subject, value, expected=expected, timeout=timeout, **options)
         result: Ack | tuple[Ack, ...] = await future
@@ -197,13 +197,13 @@ class AckInbox:
         expected: int | None = 1,
         timeout: float | None = None,
     ) -> AckFuture:
-        """Publish an envelope without waiting; the future is its ack.
+        """Publish an envelope without waiting, and return the future of its ack.
 
-        What can't be sent yet, because ``max_outstanding`` publishes are waiting or the connection's buffer
-        is full, is sent in its turn: nothing is dropped. Await :meth:`capacity` in a loop that publishes
-        much, or what waits will fill the memory.
+        If ``max_outstanding`` publishes are in flight or the connection's buffer is full, the envelope is
+        queued and sent in order; nothing is dropped. Await :meth:`capacity` in a loop that publishes many
+        messages, because the queue is unbounded.
 
-        Args, errors: As for :meth:`publish`; errors of the outcome come from the future.
+        Args, errors: As for :meth:`publish`. The future raises the errors of the outcome.
         """
         publish_subject(subject)
         if ack_policy == AckPolicy.NONE:
@@ -236,18 +236,18 @@ class AckInbox:
     def expect(
         self, correlation_id: str | None = None, *, expected: int | None = 1, timeout: float | None = None
     ) -> AckFuture:
-        """Wait for the ack of an envelope that you build and publish yourself.
+        """Return the future of the ack of an envelope that the caller builds and publishes.
 
-        Give the envelope :attr:`subject` as ``ack_inbox`` and the future's ``correlation_id``, and call this
-        before you publish it. Such publishes do not count towards ``max_outstanding``.
+        Call this before publishing the envelope, and give the envelope :attr:`subject` as ``ack_inbox`` and
+        the future's ``correlation_id``. Such publishes do not count towards ``max_outstanding``.
 
         Args:
-            correlation_id: The id that the ack will carry. Default: a new one.
+            correlation_id: Correlation id of the ack. Default: a new one.
             expected: As for :meth:`publish`.
-            timeout: How long to wait in seconds. Default: the inbox's.
+            timeout: Seconds to wait. Default: the timeout of the inbox.
 
         Raises:
-            UsageError: The id is outstanding already, or an option is wrong.
+            UsageError: The id is already in flight, or an option is invalid.
             TransportError: The inbox or its connection has ended.
         """
         self._check_started()
@@ -262,10 +262,10 @@ class AckInbox:
         return future
 
     async def capacity(self, wanted: int = 1) -> int:
-        """Wait until so many more publishes may be sent at once.
+        """Wait until ``wanted`` more publishes can be sent without queueing.
 
         Returns:
-            How many may be, at least ``wanted``.
+            Number of publishes that can be sent now, at least ``wanted``.
 
         Raises:
             UsageError: ``wanted`` is more than ``max_outstanding``.
@@ -283,16 +283,16 @@ class AckInbox:
 
     @property
     def outstanding(self) -> int:
-        """How many publishes have been sent and wait for their acks."""
+        """Number of publishes sent and waiting for their acks."""
         return self._outstanding
 
     @property
     def stats(self) -> PendingStats:
-        """Counts of what was registered, completed, expired, and of late, duplicate and unknown acks."""
+        """Counts of registered, completed and expired publishes, and of late, duplicate and unknown acks."""
         return self._pending.stats
 
     def __aiter__(self) -> AckFeed:
-        """All acks from now on, claimed or not: for those who correlate by themselves.
+        """Iterate over all acks from now on, matched or not, for callers that correlate acks themselves.
 
         The iteration ends when the inbox is closed, and raises TransportError when its connection ends.
         """
@@ -305,8 +305,8 @@ class AckInbox:
     ) -> list[str]:
         """Expect one ack for each of ``count`` messages of a batch, and return their correlation ids.
 
-        For :class:`EnvelopePublisher`, which sends them next. Their indexes count from ``first``. They count
-        as outstanding until ``batch.settle(index, ack or error)`` was called for each.
+        :class:`EnvelopePublisher` sends the messages next. Their indexes start at ``first``. Each message is
+        outstanding until ``batch.settle(index, ack or error)`` was called for it.
         """
         self._check_started()
         deadline = self._loop.time() + timeout
@@ -320,7 +320,7 @@ class AckInbox:
         return ids
 
     def withdraw_batch(self, ids: list[str]) -> None:
-        """Forget messages of :meth:`register_batch` that were never sent."""
+        """Remove messages of :meth:`register_batch` that were never sent."""
         self._outstanding -= sum(map(self._pending.cancel, ids))
 
     # Sending
@@ -348,7 +348,7 @@ class AckInbox:
             self._sender = self._loop.create_task(self._send_queued())
 
     async def _send_queued(self) -> None:
-        """Send what had to wait, in order, as places become free."""
+        """Send the queued envelopes in order, as places become free."""
         while self._outbox:
             future, subject, payload = self._outbox[0]
             if future.done():
@@ -406,7 +406,7 @@ class AckInbox:
                 feed.put(ack)
 
     def _settle(self, future: AckFuture, outcome: Any) -> None:
-        """Give a future its end. It has just left the table, so it can't have been cancelled."""
+        """Complete a future whose entry just left the table: the future can't have been cancelled."""
         self._release(future._counted)
         if isinstance(outcome, BaseException):
             future.set_exception(outcome)
@@ -423,7 +423,7 @@ class AckInbox:
             self._release(future._counted)
 
     async def _until_freed(self, outstanding: int) -> None:
-        """Wait until a publish ends and leaves no more than so many outstanding, or the inbox ends."""
+        """Wait until a publish ends and at most ``outstanding`` remain, or the inbox ends."""
         self._wake_at = max(self._wake_at, outstanding)
         self._freed.clear()
         await self._freed.wait()
@@ -436,7 +436,7 @@ class AckInbox:
         assert self._on_stray is not None
         try:
             self._on_stray(ack, kind)
-        except Exception as exc:  # noqa: BLE001 - the user's callback: its fault must not cost the acks that follow
+        except Exception as exc:  # noqa: BLE001 - an error in the user's callback must not lose later acks
             self._loop.call_exception_handler({"message": "on_stray of an AckInbox failed", "exception": exc})
 
     # Time-outs and ends
@@ -459,7 +459,7 @@ class AckInbox:
         self._rearm()
 
     def _finish(self, entry: Ended, reason: str | None) -> None:
-        """End an entry that has left the table: by its deadline, or for the reason given."""
+        """Complete an entry that has left the table: at its deadline (``reason`` None) or early."""
         context = entry.context
         if type(context) is tuple:
             batch, index = context
@@ -473,7 +473,7 @@ class AckInbox:
             )
 
     def _on_ended(self) -> None:
-        """The subscription delivers nothing more, and it was not we who ended it."""
+        """Handle a subscription that the connection has ended."""
         if self._ended is None:
             self._end("the NATS connection was closed or drained", failed=True)
 

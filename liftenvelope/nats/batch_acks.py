@@ -104,7 +104,7 @@ class BatchAcks:
 
     def settle(self, index: int, outcome: Ack | Exception) -> None:
         """Record the outcome of one message."""
-        # Hot path of acked publishing: no attribute is looked up twice.
+        # Hot path of acked publishing: keep attribute lookups few.
         if isinstance(outcome, Exception):
             self._summary.failures[index] = outcome
         else:

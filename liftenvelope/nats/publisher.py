@@ -1,4 +1,4 @@
-"""Envelopes straight onto NATS, one at a time or a whole batch in one go."""
+"""Publish envelopes over NATS, one at a time or in whole batches."""
 
 from __future__ import annotations
 
@@ -33,26 +33,26 @@ _Answers = TypeVar("_Answers")
 
 
 class EnvelopePublisher(Generic[_Answer, _Answers]):
-    """Publishes envelopes on the subject of a stream, over a NATS connection that you already have.
+    """Publishes envelopes on the subject of a stream, over an existing NATS connection.
 
-    The connection stays yours: it is never closed, and its callbacks are not touched. Use it from the event
-    loop's thread only; several tasks may publish at once.
+    The connection stays the caller's: it is never closed, and its callbacks are not touched. Use a publisher
+    from the event loop's thread only; several tasks may publish at once.
 
     Args:
         nc: A connected nats-py client.
-        subject: The subject that the stream records.
-        inbox: Where acks are awaited; None, the default, publishes without acks.
-        ack_policy: When the server acks. Default LEADER; without an inbox there are no acks at all.
-        partitions: How many partitions the stream has. Partition 0 is ``subject``, partition ``i`` is
+        subject: Subject that the stream records.
+        inbox: Inbox that receives the acks; None, the default, publishes without acks.
+        ack_policy: Time of the server's ack. Default LEADER; without an inbox there are no acks.
+        partitions: Number of partitions of the stream. Partition 0 is ``subject``, partition ``i`` is
             ``subject.i``, as in the server. Default 1.
-        partition_by: How the partition of a message is chosen: ``"key"``, the default, by CRC-32 (IEEE) of
-            the key, unsigned, modulo ``partitions``, as Liftbridge's clients do it; ``"round_robin"``; or a
-            function of key, value and number of partitions.
-        crc: Whether to protect the payloads by a CRC-32C. Default false.
-        timeout: How long to wait for an ack, or for room in the connection's buffer, in seconds. Default 5.
+        partition_by: Choice of the partition: ``"key"``, the default, by CRC-32 (IEEE) of the key, unsigned,
+            modulo ``partitions``, as in Liftbridge's clients; ``"round_robin"``; or a function of key, value
+            and number of partitions.
+        crc: Protect the payloads by a CRC-32C. Default false.
+        timeout: Seconds to wait for an ack, or for room in the connection's buffer. Default 5.
 
     Raises:
-        UsageError: The subject can't be published on, or another argument is wrong.
+        UsageError: The subject cannot be published on, or another argument is invalid.
 
     Example::
 
@@ -62,7 +62,7 @@ class EnvelopePublisher(Generic[_Answer, _Answers]):
             print((await acks).offsets)
     """
 
-    # With an inbox there are acks, without one there is None: the type checker knows which.
+    # Overloads for the type checker: acks with an inbox, None without.
     @overload
     def __init__(
         self: EnvelopePublisher[Ack, BatchAcks],
@@ -114,7 +114,7 @@ class EnvelopePublisher(Generic[_Answer, _Answers]):
             raise UsageError("ack_policy NONE with an inbox: no ack would ever come; leave the inbox out")
         self._crc = crc
         self._timeout = positive("timeout", timeout)
-        # The connection's epoch when the first message since the last flush was published.
+        # Epoch of the connection when the first message since the last flush was published.
         self._unflushed: int | None = None
 
     async def publish(
@@ -131,24 +131,25 @@ class EnvelopePublisher(Generic[_Answer, _Answers]):
         """Publish one message; with an inbox, wait for its ack.
 
         Args:
-            value: The payload, any bytes-like.
-            key: Its key, any bytes-like.
-            headers: Names to bytes-like values.
-            partition: Where it goes. Default: as ``partition_by`` says.
-            expected_offset: The offset that it must get (optimistic concurrency); -1, the default, for any.
-            correlation_id: What the ack repeats. Default: with an inbox a new one, else none.
-            timeout: How long to wait in seconds. Default: the publisher's.
+            value: Payload, any bytes-like object.
+            key: Key, any bytes-like object.
+            headers: Mapping from names to bytes-like values.
+            partition: Partition of the message. Default: chosen by ``partition_by``.
+            expected_offset: Required offset of the message (optimistic concurrency); -1, the default, accepts
+                any.
+            correlation_id: Id that the ack repeats. Default: a new one with an inbox, none without.
+            timeout: Seconds to wait. Default: the timeout of the publisher.
 
         Returns:
-            The ack; None without an inbox: the message is then in the connection's buffer, and :meth:`flush`
-            tells when the server has it.
+            The ack, or None without an inbox. In the latter case the message is in the connection's buffer;
+            await :meth:`flush` to know that the server has received it.
 
         Raises:
-            PublishError: The ack says that the message was not stored.
-            AckTimeoutError: No ack came. Unless its ``sent`` is false, the outcome is unknown.
+            PublishError: The ack reports that the message was not stored.
+            AckTimeoutError: No ack arrived. Unless ``sent`` is false, the outcome is unknown.
             TransportError: The connection is closed or draining, or down with its buffer full.
-            UsageError: An argument is wrong; nothing was sent.
-            EnvelopeTooLargeError: The server takes no message of that size; nothing was sent.
+            UsageError: An argument is invalid; nothing was sent.
+            EnvelopeTooLargeError: The message is larger than the server accepts; nothing was sent.
         """
         chosen = 0 if len(self._heads) == 1 and partition is None else self._choose(key, value, partition)
         if self._inbox is not None:
@@ -204,31 +205,33 @@ class EnvelopePublisher(Generic[_Answer, _Answers]):
     ) -> _Answers:
         """Publish many messages, built and framed in Cython.
 
-        The whole batch is checked before anything of it is sent. With an inbox no more than its
-        ``max_outstanding`` are in flight at a time, and this returns when the last has been handed over.
+        The whole batch is checked before any message is sent. With an inbox at most its ``max_outstanding``
+        messages are in flight at a time. The call returns when the last message has been handed to the
+        connection.
 
         Args:
-            values: The payloads: an Arrow array, or any iterable of bytes-like objects. Or all columns at
-                once: an Arrow record batch or table with a column ``value`` and perhaps ``key``,
-                ``headers``, ``partition``, ``expected_offset`` and ``correlation_id``.
-            keys: A key for each message, in the same forms; null or None is none.
-            headers: Headers for each: mappings, or an Arrow map array; null or None is none.
-            partitions: The partition of each message. Default: as ``partition_by`` says.
-            expected_offsets: The offset that each must get, or one for all; -1, the default, for any.
-            correlation_ids: What the acks repeat. Default: with an inbox new ones, else none.
-            timeout: How long to wait for each ack, and for room in the connection's buffer, in seconds.
-                Default: the publisher's.
+            values: Payloads: an Arrow array, or any iterable of bytes-like objects. Or all columns at once:
+                an Arrow record batch or table with a column ``value`` and optionally ``key``, ``headers``,
+                ``partition``, ``expected_offset`` and ``correlation_id``.
+            keys: Key of each message, in the same forms; null or None for no key.
+            headers: Headers of each message: mappings, or an Arrow map array; null or None for no headers.
+            partitions: Partition of each message. Default: chosen by ``partition_by``.
+            expected_offsets: Required offset of each message, or one for all; -1, the default, accepts any.
+            correlation_ids: Ids that the acks repeat. Default: new ones with an inbox, none without.
+            timeout: Seconds to wait for each ack, and for room in the connection's buffer. Default: the
+                timeout of the publisher.
 
         Returns:
-            With an inbox an awaitable of the acks' summary, which may be awaited later or not at all; None
-            without.
+            With an inbox, an awaitable of the summary of the acks, which need not be awaited. None without
+            an inbox.
 
         Raises:
             TransportError: The connection is closed, or down for longer than the timeout with its buffer
-                full. Without an inbox, ``published`` says how many messages had been handed over, which may
-                have arrived; with one, this comes only if none had been, and else is the outcome of the rest.
-            UsageError: A row is wrong; it is named, and nothing was sent.
-            EnvelopeTooLargeError: A row is too large; it is named, and nothing was sent.
+                full. Without an inbox, ``published`` is the number of messages handed to the connection,
+                which may have arrived. With an inbox, the error is raised only if no message was handed over;
+                otherwise it becomes the outcome of the remaining messages.
+            UsageError: A row is invalid; the error names the row, and nothing was sent.
+            EnvelopeTooLargeError: A row is too large; the error names the row, and nothing was sent.
         """
         rows = Rows.of(values, keys, headers, partitions, expected_offsets, correlation_ids)
         run = BatchRun(
@@ -249,16 +252,17 @@ class EnvelopePublisher(Generic[_Answer, _Answers]):
         return cast(_Answers, run.acks)
 
     async def flush(self, timeout: float = 10.0) -> None:
-        """Return when the server has handled everything that was published before.
+        """Wait until the server has processed everything that was published before.
 
-        A true barrier, unlike nats-py's own. Acks are another matter: this says nothing about a stream.
+        Unlike nats-py's ``flush()``, this is a true barrier. It does not imply that a stream has stored the
+        messages; only acks do.
 
         Args:
-            timeout: How long to wait in seconds. Default 10.
+            timeout: Seconds to wait. Default 10.
 
         Raises:
-            TransportError: The connection is closed; was lost since, so that what had been written may be
-                lost with it; or does not answer within the timeout.
+            TransportError: The connection is closed, or does not answer within the timeout; or the connection
+                was lost since the last flush, so messages written before may be lost.
         """
         began, self._unflushed = self._unflushed, None
         await self._link.barrier(positive("timeout", timeout))
@@ -284,7 +288,7 @@ class EnvelopePublisher(Generic[_Answer, _Answers]):
         return partition
 
     def _choose_all(self, rows: Rows) -> array[int] | None:
-        """The partition of each row; None where there is but one."""
+        """Return the partition of each row; None if the stream has one partition."""
         if rows.partitions is not None:
             return array(
                 "i", [self._checked(p, f"row {i}: partition") for i, p in enumerate(rows.partitions)]
