@@ -303,7 +303,7 @@ class _Fetch:
             self.batch.error = error
             self._done.set_result(None)
 
-    # -- the connection
+    # Connection events
 
     def lost(self) -> None:
         """Handle a lost connection: the pull is lost with it, and ``restored`` sends another."""

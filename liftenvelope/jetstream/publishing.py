@@ -369,7 +369,7 @@ class Publishing:
 
     async def _retry(self, future: PublishFuture, again: _Again) -> None:
         await asyncio.sleep(again.wait)
-        if future.done():  # cancelled meanwhile
+        if future.done():  # cancelled by the caller meanwhile
             return
         future._again = again._replace(attempts=again.attempts - 1)
         try:
@@ -383,7 +383,7 @@ class Publishing:
         if self._waiting:
             self._wake()
 
-    # Time-outs and ends
+    # Timeouts and ends
 
     def _rearm(self) -> None:
         if self._timer is not None:

@@ -93,7 +93,7 @@ def headers_of(block: bytes) -> Headers:
 
 
 def _status_of(rest: bytes) -> list[tuple[str, str]]:
-    """Parse the rest of the version line into status code and description; it is usually empty."""
+    """Parse the text after the version into status code and description; usually there is none."""
     if not rest.startswith(b" "):
         return []
     code, text = rest[1:4].strip(), rest[5:]

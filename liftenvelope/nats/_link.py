@@ -143,7 +143,7 @@ class Link:
         written = self._nc.stats["out_bytes"]
         if self._is_backed_up or written - self._looked_at >= _LOOK_AFTER:
             self._looked_at = written
-            # Only TCP and TLS connections have it; a WebSocket's frames are awaited one by one.
+            # Only TCP and TLS connections have a writer; a WebSocket's frames are awaited one by one.
             writer = getattr(self._nc._transport, "_io_writer", None)
             self._is_backed_up = writer is not None and writer.transport.get_write_buffer_size() >= limit
         return self._is_backed_up
@@ -351,9 +351,7 @@ class Link:
             )
         except nats.errors.Error as exc:
             raise TransportError(f"nats-py could not subscribe to {subject!r}: {exc}") from exc
-        if (
-            task is not None and task.cancelling() > before
-        ):  # the flush inside subscribe() swallowed the cancellation
+        if task is not None and task.cancelling() > before:  # swallowed by the flush in subscribe()
             await self.unsubscribe(sub)
             raise asyncio.CancelledError
         return sub

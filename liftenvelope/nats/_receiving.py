@@ -185,7 +185,7 @@ class _Handover(asyncio.Queue[Any]):
         self._subscription._pending_size -= len(item.data)
         try:
             self._handler(item)
-        except Exception as exc:  # noqa: BLE001 - in nats-py's read loop it would cost the connection
+        except Exception as exc:  # noqa: BLE001 - it would end nats-py's read loop
             asyncio.get_running_loop().call_exception_handler(
                 {"message": "a handler of NATS messages failed", "exception": exc}
             )
@@ -397,7 +397,7 @@ class DirectParser:
         sub._received += len(messages)
         try:
             direct.handler(messages)
-        except Exception as exc:  # noqa: BLE001 - a handler's fault goes where nats-py takes those of callbacks
+        except Exception as exc:  # noqa: BLE001 - to error_cb, as for nats-py's callbacks
             await nc._error_cb(exc)
 
 

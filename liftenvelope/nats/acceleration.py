@@ -53,10 +53,10 @@ class Acceleration:
 def accelerate(nc: Client, *, max_message_bytes: int = MAX_MESSAGE_BYTES) -> Acceleration:
     """Read the messages of liftenvelope's own subscriptions without nats-py's parser and queues.
 
-    Receiving is several times faster. Only messages of liftenvelope's own subscriptions are read this way:
-    those of an :class:`AckInbox` and of JetStream consumers, created before or after the call. Everything
-    else reaches nats-py byte for byte and behaves as before: the user's subscriptions with their limits and
-    callbacks, requests, statistics, pings, errors, reconnecting and draining.
+    Receiving becomes several times faster. The call affects only the subscriptions of an :class:`AckInbox`
+    and of JetStream consumers, created before or after the call. Everything else reaches nats-py byte for
+    byte and behaves as before: the user's subscriptions with their limits and callbacks, requests,
+    statistics, pings, errors, reconnecting and draining.
 
     Args:
         nc: A nats-py client, connected or not.

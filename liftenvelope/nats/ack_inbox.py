@@ -129,7 +129,7 @@ class AckInbox:
         await self.close()
 
     @overload
-    async def publish(  # type: ignore[overload-overlap]  # 1 is the only int with an answer of its own
+    async def publish(  # type: ignore[overload-overlap]  # only expected=1 returns a single Ack
         self,
         subject: str,
         value: Buffer,
@@ -439,7 +439,7 @@ class AckInbox:
         except Exception as exc:  # noqa: BLE001 - an error in the user's callback must not lose later acks
             self._loop.call_exception_handler({"message": "on_stray of an AckInbox failed", "exception": exc})
 
-    # Time-outs and ends
+    # Timeouts and ends
 
     def _arm(self, deadline: float) -> None:
         if self._timer is not None and self._timer.when() <= deadline:
