@@ -145,9 +145,9 @@ class FetchInboxes:
 class _Fetch:
     """State of one running fetch.
 
-    A pull ends with a status or with its last message. Only statuses of the newest pull count, because it
-    replaces the earlier ones. ``is_clean`` is set once the server has ended the pull. Only then may another
-    fetch reuse the inbox: it cannot receive messages of this one.
+    A pull ends with a status or with its last message. Statuses of earlier pulls are ignored, because the
+    newest pull replaces them. ``is_clean`` is set once the server has ended the pull. Only then may another
+    fetch reuse the inbox, because no message of this fetch can arrive any more.
     """
 
     # Defaults are class attributes: most fetches never change them, and a fetch of one message must be cheap.

@@ -78,6 +78,7 @@ class AckInbox:
         self._outbox: deque[tuple[AckFuture, str, bytes]] = deque()
         self._feeds: list[weakref.ref[AckFeed]] = []
         self._freed = asyncio.Event()
+        # Waiters wake when _outstanding <= _wake_at, the largest bound any of them needs; -1: no waiters.
         self._wake_at = -1
         self._timer: asyncio.TimerHandle | None = None
         self._sender: asyncio.Task[None] | None = None

@@ -288,7 +288,7 @@ class EnvelopePublisher(Generic[_Answer, _Answers]):
         return partition
 
     def _choose_all(self, rows: Rows) -> array[int] | None:
-        """Return the partition of each row; None if the stream has one partition."""
+        """Return the partition of each row; None if no choice is needed: one partition, and none given."""
         if rows.partitions is not None:
             return array(
                 "i", [self._checked(p, f"row {i}: partition") for i, p in enumerate(rows.partitions)]
