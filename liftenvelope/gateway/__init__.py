@@ -1,4 +1,4 @@
-"""The Liftbridge API on JetStream: a server for Liftbridge's clients that needs nothing but NATS."""
+"""Serves the Liftbridge API on JetStream, so that Liftbridge clients need only a NATS server."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""``python -m liftenvelope.gateway FILE``: serves as a JSON file of :class:`Serving`'s arguments says.
+"""``python -m liftenvelope.gateway FILE``: serves a gateway configured by a JSON file.
 
-That is how :func:`liftenvelope.testing.run_gateway` runs it. People use ``liftenvelope serve``.
+The file holds the arguments of :class:`Serving`. :func:`liftenvelope.testing.run_gateway` starts gateways
+this way. On the command line, use ``liftenvelope serve``.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from liftenvelope.gateway.serving import Serving, serve
 
 
 def main() -> int:
-    """Serve; return the exit status."""
+    """Serve until stopped; return the exit status."""
     config = json.loads(Path(sys.argv[1]).read_text("utf-8"))
     if (limits := config["gateway"].get("limits")) is not None:
         config["gateway"]["limits"] = Limits(**limits)

@@ -1,12 +1,16 @@
-"""What a reader of stored messages does with what JetStream sends it, without doing it.
+"""Protocol of an ack reader, without I/O: turns deliveries of JetStream into commands to write.
 
-A push consumer with heartbeats and flow control sends, beside messages, two kinds of status (ADR-15): a
-heartbeat when there is nothing else, which tells the number of the last delivery, and a request of flow
-control, which must be answered before more comes.
+A push consumer with heartbeats and flow control sends messages and two kinds of status (ADR-15). A heartbeat
+comes when there is nothing else to deliver, and carries the number of the last delivery. A flow control
+request must be answered before more messages come.
 
-An acknowledgement to JetStream holds for all messages before it, and costs the server a turn of its own. So
-under load one is written now and then, not with each piece that is read: what has its ack but is not yet
-acknowledged is delivered and acked once more if the reader dies.
+"Ack" here means the ack for a publisher. "Acknowledgement" means the one for JetStream. An acknowledgement is
+cumulative and costs the server a step of its own, so under load it is sent at intervals and not with each
+batch. The invariant: a message is acknowledged only after its publisher's ack is written. If the reader dies
+in between, the message is delivered and acked again, so acks are sent at least once.
+
+The state is broken when a delivery is missing, the consumer is gone, or written commands may be lost. A
+broken flow takes nothing until :meth:`AckFlow.begin` starts a reading with a new consumer.
 """
 
 from __future__ import annotations
@@ -20,22 +24,22 @@ __all__ = ["AckFlow", "Written"]
 _CONTROL: Final = b"NATS/1.0 100"
 _LAST_DELIVERY: Final = b"nats-last-consumer"
 _STALLED: Final = b"nats-consumer-stalled"
-#: After how many intervals without a word of the consumer it is taken to be gone.
+#: Heartbeat intervals of silence after which the consumer counts as gone.
 _MISSED: Final = 2.5
-#: The most messages that are acknowledged at once. JetStream delivers no more than 65,536 beyond them.
+#: Messages after which an acknowledgement is due at once. JetStream delivers at most 65,536 beyond the last.
 _MOST_OWED: Final = 4_096
-#: The least time between two acknowledgements to JetStream, in seconds, unless many messages wait.
+#: Minimum seconds between two acknowledgements to JetStream, unless ``_MOST_OWED`` messages wait.
 ACKNOWLEDGE_EVERY: Final = 0.02
 
 
 class Written(NamedTuple):
-    """Commands for the connection: the acks first, then the acknowledgement to JetStream.
+    """Commands to write to the connection: first the acks, then the acknowledgement to JetStream.
 
     Attributes:
-        frames: The commands.
-        messages: How many they are.
-        payload: The bytes of their payloads.
-        acks: How many of them are acks of publishers.
+        frames: The commands, encoded.
+        messages: Number of commands.
+        payload: Total size of their payloads in bytes.
+        acks: Number of commands that are acks for publishers.
     """
 
     frames: bytes
@@ -45,14 +49,14 @@ class Written(NamedTuple):
 
 
 class AckFlow:
-    """The state of a reader: of what it reads by one consumer, and then by the next.
+    """State of an ack reader over successive consumers.
 
     Args:
-        stream: The Liftbridge stream's name, for the acks.
-        partition_subject: The partition's subject, for the acks.
-        max_ack: The largest message that the server takes, in bytes.
-        heartbeat: How often the consumer says that it is there, in seconds.
-        inboxes: What an ack inbox must begin with. Default: anything.
+        stream: Name of the Liftbridge stream, for the acks.
+        partition_subject: Subject of the partition, for the acks.
+        max_ack: Largest message that the server accepts, in bytes.
+        heartbeat: Heartbeat interval of the consumer, in seconds.
+        inboxes: Allowed prefixes of ack inboxes. Default: any inbox is allowed.
     """
 
     def __init__(
@@ -73,50 +77,50 @@ class AckFlow:
 
     @property
     def position(self) -> int:
-        """Number in the stream of the last message whose ack was written, 0 for none of this reading."""
+        """Stream sequence of the last message whose ack was written in this reading, 0 for none."""
         return self._acks.stream_sequence
 
     @property
     def delivery(self) -> int:
-        """Number of the consumer's last delivery that came in this reading, 0 for none."""
+        """Consumer sequence of the last delivery received in this reading, 0 for none."""
         return self._acks.delivery
 
     @property
     def refused(self) -> bytes:
-        """Beginning of an ack inbox that is not allowed, among the last messages taken; empty for none."""
+        """Beginning of a disallowed ack inbox among the last messages taken; empty for none."""
         return self._acks.refused
 
     @property
     def broken(self) -> bool:
-        """Whether something was lost, so that the consumer must be made to deliver again."""
+        """True if something was lost and a new consumer must deliver it again."""
         return self._broken or self._acks.gap
 
     def begin(self, now: float) -> None:
-        """Begin a reading: what comes from now on is of a consumer that has delivered nothing yet."""
+        """Begin a reading with a new consumer, which has delivered nothing yet."""
         self._acks.begin()
         self._broken = False
         self._heard = self._next = now
         self._owed = 0
 
     def give_up(self) -> None:
-        """Take nothing more until the next reading: what was written has not gone out."""
+        """Take nothing until the next reading, because written commands may be lost."""
         self._broken = True
 
     def patience(self, now: float) -> float:
-        """For how many more seconds the consumer may be silent; 0 or less if it is taken to be gone."""
+        """Return the seconds of silence left before the consumer counts as gone; 0 or less if it does."""
         return self._heard + self._patience - now
 
     def feed(self, messages: list[Any], now: float, now_ns: int) -> Written:
-        """Take what has come, as :func:`subscribe_direct` hands it over.
+        """Process a batch of deliveries, as :func:`subscribe_direct` passes it on.
 
         Args:
             messages: Tuples of subject, reply, headers and payload.
-            now: The time on the clock of :meth:`begin`.
-            now_ns: The time in nanoseconds since 1970, for the acks.
+            now: Time on the clock of :meth:`begin`, in seconds.
+            now_ns: Time in nanoseconds since 1970, for the acks.
 
         Returns:
-            What to write to the connection, in one piece: JetStream must not hear that a message is done
-            before its ack is on its way. After some of it :meth:`settle` is to follow: see :attr:`owes`.
+            Commands to write in one piece, because the acks must precede the acknowledgement to JetStream. If
+            :attr:`owes` is true afterwards, the caller must call :meth:`settle` later.
         """
         if self.broken:
             return Written(b"", 0, 0, 0)
@@ -125,7 +129,7 @@ class AckFlow:
         frames, count, size, others = self._acks.take(messages, now_ns)
         written = count
         self._owed += self._acks.stream_sequence - before
-        # What comes again was acknowledged, and that got lost.
+        # A repeated delivery means that JetStream did not get an earlier acknowledgement.
         if self._acks.repeated or (self._owed and (now >= self._next or self._owed >= _MOST_OWED)):
             frames += self._acknowledgement(now)
             written, size = written + 1, size + 4
@@ -137,11 +141,11 @@ class AckFlow:
 
     @property
     def owes(self) -> bool:
-        """Whether messages have their acks, and JetStream does not know."""
+        """True if acked messages are not yet acknowledged to JetStream."""
         return self._owed > 0 and not self.broken
 
     def settle(self, now: float) -> Written:
-        """Return what tells JetStream of all messages that have their acks."""
+        """Return the acknowledgement to JetStream for all acked messages; empty if none is owed."""
         if not self.owes:
             return Written(b"", 0, 0, 0)
         return Written(self._acknowledgement(now), 1, 4, 0)
@@ -151,9 +155,9 @@ class AckFlow:
         return b"PUB %b 4\r\n+ACK\r\n" % self._acks.reply
 
     def _answers(self, reply: bytes, headers: bytes) -> list[bytes]:
-        """Subjects to publish to, so that the consumer goes on."""
+        """Return the subjects that answer a status; note if the status means that the consumer is broken."""
         if not headers.startswith(_CONTROL):
-            # The consumer was deleted, or its server stops.
+            # The consumer was deleted, or its server is stopping.
             self._broken = self._broken or headers.startswith(b"NATS/1.0 ")
             return []
         if reply:
@@ -167,6 +171,6 @@ class AckFlow:
 
 
 def _fields(headers: bytes) -> dict[bytes, bytes]:
-    """The lines of a header block, names in lower case."""
+    """Parse the lines of a header block, with names in lower case."""
     lines = (line.partition(b":") for line in headers.split(b"\r\n")[1:])
     return {name.strip().lower(): value.strip() for name, _, value in lines if name}

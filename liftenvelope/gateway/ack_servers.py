@@ -1,9 +1,9 @@
-"""Notices that a NATS server is gone that holds ack consumers.
+"""Detects the loss of a NATS server that holds ack consumers.
 
-An ack consumer has one replica, on one of the servers that keep the partition. When that server is lost,
-nothing tells its reader: the consumer is silent, like one that has nothing to deliver, and heartbeats are
-rare. Therefore the information about one consumer of each server is asked for every few seconds. If no answer
-comes, all readers whose consumers are on that server go on with others.
+An ack consumer has one replica, on one of the servers that store the partition. If that server is lost, no
+message tells the reader so: the consumer is as silent as an idle one, and heartbeats are rare. Therefore
+CONSUMER.INFO is requested every 5 seconds for one consumer on each server. If two requests in a row get no
+answer, all readers with a consumer on that server create new consumers elsewhere.
 """
 
 from __future__ import annotations
@@ -17,34 +17,34 @@ if TYPE_CHECKING:
 
 __all__ = ["AckServers", "ack_servers_of"]
 
-#: Seconds between two questions to a server, and questions without an answer after which it counts as lost.
+#: Seconds between two checks of a server, and unanswered requests per check after which the server is lost.
 _INTERVAL: Final = 5.0
 _QUESTIONS: Final = 2
 
 
 class _Reader(Protocol):
     async def is_reachable(self) -> bool:
-        """Whether the server that holds the consumer answers."""
+        """Return True if the server that holds the consumer answers."""
 
     def server_lost(self) -> None:
-        """Go on with another consumer."""
+        """Replace the consumer, because its server is lost."""
 
 
 class AckServers:
-    """Asks the servers that hold the ack consumers of one connection."""
+    """Checks the servers that hold the ack consumers of one connection."""
 
     def __init__(self) -> None:
         self._readers: dict[str, dict[_Reader, None]] = {}
         self._task: asyncio.Task[None] | None = None
 
     def add(self, server: str, reader: _Reader) -> None:
-        """Watch the server that holds a reader's consumer."""
+        """Check the server that holds a reader's consumer from now on."""
         self._readers.setdefault(server, {})[reader] = None
         if self._task is None:
             self._task = asyncio.create_task(self._run(), name="servers of ack consumers")
 
     def remove(self, reader: _Reader) -> None:
-        """Watch nothing more for a reader."""
+        """Stop checking servers for a reader."""
         for server in [server for server, readers in self._readers.items() if reader in readers]:
             del self._readers[server][reader]
             if not self._readers[server]:
@@ -71,5 +71,5 @@ _servers: WeakKeyDictionary[Client, AckServers] = WeakKeyDictionary()
 
 
 def ack_servers_of(nc: Client) -> AckServers:
-    """The one watch of a connection."""
+    """Return the shared :class:`AckServers` of a connection."""
     return _servers.setdefault(nc, AckServers())

@@ -1,27 +1,25 @@
-"""Acks of what raw NATS publishers have put into a partition, sent once JetStream has stored it.
+"""Acks messages of raw NATS publishers once JetStream has stored them.
 
 The gateway is not in the path of such messages: JetStream records the subject. A durable consumer of the
-partition delivers every stored message; the ack goes to the inbox that its envelope names, and only then is
-the message acknowledged to JetStream, on the same connection. So whatever happens in between, an ack is sent
-at least once.
+partition delivers every stored message. The reader publishes the ack to the inbox in the envelope, and only
+then acknowledges the message to JetStream, on the same connection. So every ack is sent at least once.
 
-What was delivered may be lost on its way: when a reader dies, when its connection does, when a delivery is
-missing, when the consumer is silent. JetStream would deliver it again after half a minute. So a reader that
-begins, or begins anew, makes a consumer of its own, which goes on where the last one was acknowledged, and
-deletes the others. No two readers share a consumer: by an acknowledgement of the one, which holds for all
-messages before, what only the other one has got would never have its ack. A reader that was taken over gets
-nothing more, and is told: one that had hung, and leads again when it wakes, begins anew. As long as two
-believe that the partition is theirs they take it from each other, and no ack is missing.
+A delivery can be lost when a reader dies, its connection drops or the consumer falls silent. JetStream would
+redeliver only after 30 seconds. So a reader that starts or restarts creates its own consumer, which begins
+after the last ack floor, and deletes all others. Two readers must never share a consumer: an acknowledgement
+is cumulative, so one reader would acknowledge messages that only the other received, and their acks would
+never be sent. A reader whose consumer is taken over receives nothing more, and is notified. A reader that
+hung and leads again when it resumes creates a new consumer. While two gateways both believe that they lead
+the partition, they take it over from each other, and no ack is missed.
 
-The consumer has one replica, whatever the partition has: each replicated consumer would be a Raft group of
-its own in every server. When the server that holds it is lost, the reader is told by
-:mod:`liftenvelope.gateway.ack_servers` and goes on with another consumer where it was. If it does not know
-where that was, because the leader or its connection was lost as well, the messages of the last minute are
-acked again.
+The consumer always has one replica, because each replicated consumer would be another Raft group. When the
+server that holds the consumer is lost, :mod:`liftenvelope.gateway.ack_servers` notifies the reader, which
+creates another consumer at its own position. If that position is unknown, because the leader or its
+connection was lost as well, the messages of the last 60 seconds are acked again.
 
-There may be thousands of readers that have nothing to read, so heartbeats of their consumers are rare. What
-they would tell comes in other ways: JetStream publishes that a consumer was deleted, and a reader to which
-nothing comes any more, after something did, asks once whether that was all.
+Thousands of readers may be idle, so their consumers send heartbeats rarely. Two other signals replace them:
+JetStream publishes an advisory when a consumer is deleted, and a reader whose deliveries stop asks once
+whether it has received all of them.
 """
 
 from __future__ import annotations
@@ -55,39 +53,40 @@ if TYPE_CHECKING:
 
 __all__ = ["ACK_CONSUMER", "AckReader"]
 
-#: What the names of the consumers begin with.
+#: Prefix of consumer names.
 ACK_CONSUMER: Final = "lift-acks-"
 _NS: Final = 1_000_000_000
-#: How long JetStream waits before it sends a message again, in seconds. Nobody waits for that: see above.
+#: Seconds before JetStream redelivers a message. Readers recover sooner: see the module's docstring.
 _ACK_WAIT: Final = 30
-#: How many messages may be on their way. Flow control bounds their bytes.
+#: Maximum number of unacknowledged messages. Flow control bounds their bytes.
 _MAX_PENDING: Final = 65_536
 _BARRIER: Final = 5.0
-#: For how long nothing may have come before a reader asks whether that was all, in seconds.
+#: Seconds without a delivery after which a reader asks whether it has received all.
 _QUIET: Final = 10.0
-#: Where JetStream publishes that a consumer was deleted (ADR-1): the names of stream and consumer follow.
+#: Prefix of the advisory for a deleted consumer (ADR-1). The names of the stream and the consumer follow.
 _DELETED: Final = "$JS.EVENT.ADVISORY.CONSUMER.DELETED"
-#: How long JetStream has for an answer, in seconds. Short: who leads may change, and it is asked again.
+#: Timeout of a request to JetStream, in seconds. Short, because leaders may change and requests are retried.
 _ONE_REQUEST: Final = 2.0
-#: Questions for a consumer without an answer after which its server counts as lost.
+#: Unanswered requests about a consumer after which its server counts as lost.
 _QUESTIONS: Final = 2
-#: Seconds of messages that are acked again where nobody knows which have their acks.
+#: Seconds of messages to ack again if no ack floor is known.
 _ACK_AGAIN: Final = 60
-#: What a reader is told that has lost its consumer: a status, such as JetStream itself sends.
+#: Notice to a reader whose consumer was taken over: a status such as JetStream itself sends.
 _TAKEN_OVER: Final = b"NATS/1.0 409 Taken Over\r\n\r\n"
-#: How often to look whether all messages have their acks, in seconds.
+#: Seconds between two checks whether all messages are acked.
 _LOOK: Final = 0.01
-#: For how long nothing more comes where JetStream's queue is empty, and for how long it is waited for.
+#: Seconds without a delivery after which JetStream's queue counts as empty, and the limit of that wait.
 _NO_MORE: Final = 0.1
 _LONGEST_QUEUE: Final = 2.0
-#: The pauses between attempts, in seconds.
+#: Shortest and longest pause between two attempts, in seconds.
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 2.0
 
 
 class _Other(NamedTuple):
-    """Another consumer: up to where what it has delivered is done, and where it delivers to.
+    """Another reader's consumer: its ack floor and delivery subject.
 
-    Both are None if the server that holds it is lost; the floor may be known all the same.
+    If the server that holds the consumer is lost, ``inbox`` is None. ``floor`` is then None as well, unless
+    the consumer was this reader's own and its position is certain.
     """
 
     name: str
@@ -96,29 +95,29 @@ class _Other(NamedTuple):
 
 
 class AckReader:
-    """Sends the acks of one partition, as long as it is open. One gateway at a time: its leader.
+    """Sends the acks of one partition while open. Only the gateway that leads the partition runs one.
 
     Args:
-        nc: The connection, by preference an accelerated one (:func:`liftenvelope.nats.accelerate`). It
-            must not be shared with subscribers that are slow.
+        nc: The connection, preferably an accelerated one (:func:`liftenvelope.nats.accelerate`). It
+            must not be shared with slow subscribers.
         jetstream_stream: The JetStream stream that holds the partition.
-        stream: The Liftbridge stream's name.
-        partition_subject: The partition's subject.
-        api_prefix: That of JetStream's API.
-        heartbeat: How often the consumer says that it is there, in seconds. Default 30.
-        start_sequence: Number in the JetStream stream of the first message that is to be acked, for when the
-            consumer is made. Default 1: all.
-        on_error: Told what keeps the reader from reading. It goes on trying until it is closed.
-        may_ack: Returns whether this gateway leads the partition now. Asked before each write of acks, and
-            before the reader takes over from another one. Default: always.
-        inboxes: What an ack inbox must begin with. Default: anything.
-        on_refused: Told the beginning of an ack inbox that got no ack because it is not allowed.
+        stream: Name of the Liftbridge stream.
+        partition_subject: Subject of the partition.
+        api_prefix: Prefix of JetStream's API.
+        heartbeat: Heartbeat interval of the consumer, in seconds. Default 30.
+        start_sequence: Stream sequence of the first message to ack if no other reader's consumer exists.
+            Default 1: all messages.
+        on_error: Called with each error that keeps the reader from reading. The reader retries until closed.
+        may_ack: Returns whether this gateway leads the partition now. Called before each write of acks, and
+            before the reader takes over from another one. Default: always true.
+        inboxes: Allowed prefixes of ack inboxes. Default: any inbox is allowed.
+        on_refused: Called with the beginning of an ack inbox that got no ack because it is not allowed.
 
     Attributes:
-        acks_sent: How many acks have been written to the connection.
+        acks_sent: Number of acks written to the connection.
 
     Raises:
-        UsageError: The heartbeat is none, or this nats-py has another inside than those that are known.
+        UsageError: The heartbeat is not positive, or the internals of this nats-py version are unknown.
     """
 
     def __init__(
@@ -156,18 +155,18 @@ class AckReader:
         )
         self._subscriptions: list[DirectSubscription] = []
         self._consumer = ""
-        # The last consumer that was bound, and whether all that was written for it has reached the server.
+        # The last bound consumer, and whether everything written for it is sure to have reached the server.
         self._bound, self._is_certain = "", False
-        # Questions for consumers that had no answer, by the name of the consumer.
+        # Number of unanswered requests, by consumer name.
         self._unanswered: dict[str, int] = {}
         self._servers = ack_servers_of(nc)
         self._wanted = asyncio.Event()
         self._epoch = 0
-        # After some messages: the timer that ends when nothing more has come for a while.
+        # Runs after a delivery; fires when no more deliveries come for ``_QUIET`` seconds.
         self._quiet: asyncio.TimerHandle | None = None
         self._asked_for = False
         self._due = 0
-        # After some acks: the timer that ends when JetStream is to be told of them.
+        # Runs after an ack; fires when the acknowledgement to JetStream is due.
         self._settling: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
         self._watch = watch_of(nc)
@@ -175,15 +174,17 @@ class AckReader:
 
     @property
     def position(self) -> int:
-        """Number in the JetStream stream of the last message that was dealt with, 0 for none so far."""
+        """Stream sequence of the last message whose ack was written by the current consumer, 0 for none."""
         return self._flow.position
 
     async def start(self) -> None:
-        """Go on where the last reader was, and in the background.
+        """Start to ack in the background, from the position of the last reader.
 
         Raises:
-            StreamNotFoundError: There is no such JetStream stream.
-            JetStreamError, CallTimeoutError, TransportError: No consumer can be made now. Nothing goes on.
+            UsageError: The reader was started already.
+            StreamNotFoundError: The JetStream stream does not exist.
+            JetStreamError, CallTimeoutError, TransportError: The consumer can't be created now. The reader is
+                not started.
         """
         if self._task is not None:
             raise UsageError("this reader was started already")
@@ -196,7 +197,7 @@ class AckReader:
         self._task = asyncio.create_task(self._run(), name=f"acks of {self._jetstream_stream}")
 
     async def close(self) -> None:
-        """Send no more acks. What is stored from now on is acked by the next reader. May be called again."""
+        """Stop sending acks. The next reader acks the messages after that. Closing twice is fine."""
         self._watch.remove(self)
         task, self._task = self._task, None
         if task is not None:
@@ -213,36 +214,36 @@ class AckReader:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    # What the watch of the connection tells
+    # Callbacks of the connection's watch
 
     def lost(self) -> None:
-        """The connection is down: what is on its way now never comes."""
+        """Do nothing when the connection drops: :meth:`restored` replaces the consumer."""
 
     def restored(self) -> None:
-        """The connection is back."""
+        """Replace the consumer when the connection is back, because deliveries in flight are lost."""
         self._flow.give_up()
         self._wanted.set()
 
     def gone(self, reason: str) -> None:
-        """The connection is closed, or is being drained."""
+        """Stop reading when the connection is closed or draining, and report the reason."""
         self._flow.give_up()
         self._tell(TransportError(reason))
 
-    # What the watch of the servers tells
+    # Callbacks of the servers' watch
 
     async def is_reachable(self) -> bool:
-        """Whether the server that holds the consumer answers."""
+        """Return False if the server that holds the consumer does not answer."""
         try:
             await self._api.request(f"CONSUMER.INFO.{self._jetstream_stream}.{self._consumer}")
         except (CallTimeoutError, NoJetStreamError):
-            # Where the connection is the cause, others see to it.
+            # If the connection is the cause, its own watch handles that.
             return not self._link.is_connected or self._link.epoch != self._epoch
         except (JetStreamError, TransportError):
-            return True  # others tell of that
+            return True  # handled by the reader's own checks
         return True
 
     def server_lost(self) -> None:
-        """Go on with another consumer: the server that holds this one does not answer."""
+        """Replace the consumer, because the server that holds it does not answer."""
         self._flow.give_up()
         self._wanted.set()
 
@@ -250,10 +251,10 @@ class AckReader:
 
     def _take(self, messages: list[Any]) -> None:
         if self._link.epoch != self._epoch:
-            # Acks written to the last connection may be lost, and an acknowledgement holds for them, too.
+            # Acks on the last connection may be lost, and a cumulative acknowledgement would cover them.
             self._flow.give_up()
         if not self._may_ack():
-            # Another gateway may have acked these. The next leader begins after the last acknowledgement.
+            # Another gateway may have acked these. The next leader begins after the ack floor.
             self._flow.give_up()
             self._wanted.set()
         self._write(self._flow.feed(messages, time.monotonic(), time.time_ns()))
@@ -279,7 +280,7 @@ class AckReader:
             self.acks_sent += written.acks
 
     def _settle(self) -> None:
-        """Tell JetStream what has its acks, unless those may be lost."""
+        """Acknowledge acked messages to JetStream, unless their acks may be lost with the last connection."""
         if self._settling is not None:
             self._settling.cancel()
             self._settling = None
@@ -313,7 +314,7 @@ class AckReader:
             try:
                 await self._bind()
                 pause = _FIRST_PAUSE
-                await asyncio.sleep(pause)  # two readers that each take over from the other do it slowly
+                await asyncio.sleep(pause)  # slows down two readers that take over from each other
             except (JetStreamError, CallTimeoutError, TransportError) as error:
                 self._flow.give_up()
                 self._tell(error)
@@ -321,7 +322,7 @@ class AckReader:
                 pause = min(2 * pause, _LONGEST_PAUSE)
 
     async def _until_wanted(self) -> None:
-        """Return when the consumer must be bound anew."""
+        """Wait until the consumer must be replaced."""
         while not self._flow.broken and (left := self._flow.patience(time.monotonic())) > 0:
             try:
                 async with asyncio.timeout(left):
@@ -333,13 +334,13 @@ class AckReader:
                 await self._ask()
 
     async def catch_up(self) -> None:
-        """Wait until every message that JetStream has when this is called has its ack.
+        """Wait until every message that JetStream has stored when this is called is acked.
 
-        JetStream takes messages without a reply subject into a queue, and tells nobody how long that is. So
-        this waits on while more come, but for two seconds at most: publishers may never pause.
+        JetStream queues messages without a reply subject and does not report the length of that queue. So
+        this also waits while more messages come, for at most 2 seconds because publishers may never pause.
 
         Raises:
-            JetStreamError, CallTimeoutError, TransportError: JetStream does not say how many those are.
+            JetStreamError, CallTimeoutError, TransportError: JetStream does not report their number.
         """
         consumer, due = "", 0
         while True:
@@ -348,7 +349,7 @@ class AckReader:
                 try:
                     info = await self._api.request(f"CONSUMER.INFO.{self._jetstream_stream}.{consumer}")
                 except ConsumerNotFoundError:
-                    consumer = ""  # the reader is about to make another one
+                    consumer = ""  # the reader is about to create another one
                 else:
                     due = int(info["delivered"]["consumer_seq"]) + int(info["num_pending"])
             if consumer and self._flow.delivery >= due and not self._flow.broken:
@@ -364,10 +365,10 @@ class AckReader:
             await asyncio.sleep(_NO_MORE)
 
     async def _ask(self) -> None:
-        """See whether all that the consumer was to deliver has come."""
+        """Check whether everything that the consumer has delivered was received."""
         self._asked_for = False
         if self._flow.delivery < self._due:
-            self._flow.give_up()  # it has had the same time once more
+            self._flow.give_up()  # still missing after a second quiet period
             return
         try:
             info = await self._api.request(f"CONSUMER.INFO.{self._jetstream_stream}.{self._consumer}")
@@ -389,7 +390,7 @@ class AckReader:
     # Binding
 
     async def _bind(self) -> None:
-        """Have all that is not done delivered, to a new subscription by a new consumer."""
+        """Create a consumer and subscription for all messages after the ack floor; delete the others."""
         self._is_certain = self._is_certain and self._link.epoch == self._epoch
         await self._unsubscribe()
         self._wanted.clear()
@@ -399,7 +400,7 @@ class AckReader:
         self._epoch = self._link.epoch
         for subject, handler in ((inbox, self._take), (deleted, self._on_deleted)):
             self._subscriptions.append(await subscribe_direct(self._nc, subject, handler))
-        # What is delivered before the server knows of the subscription is lost.
+        # Deliveries before the server has processed the subscription would be lost.
         await self._link.barrier(_BARRIER)
         self._flow.begin(time.monotonic())
         others = await self._consumers()
@@ -412,9 +413,9 @@ class AckReader:
             self._servers.add(server, self)
 
     async def _start(self, others: list[_Other]) -> int:
-        """The sequence to begin at."""
+        """Return the stream sequence to begin at."""
         if not others:
-            return 1 + self._done  # somebody has deleted the last consumer
+            return 1 + self._done  # no consumer yet, or the last one was deleted
         floors = [other.floor for other in others if other.floor is not None]
         if floors:
             return 1 + max(floors)
@@ -422,7 +423,7 @@ class AckReader:
         return await ask_start(self._api, self._jetstream_stream, begin)
 
     async def _consumers(self) -> list[_Other]:
-        """The consumers of readers that there are."""
+        """Return the existing consumers of this and other readers."""
         names = consumer_names(self._api, self._jetstream_stream)
         found = [await self._other(name) async for name in names if name.startswith(ACK_CONSUMER)]
         return [other for other in found if other is not None]
@@ -431,27 +432,27 @@ class AckReader:
         try:
             info = await self._api.request(f"CONSUMER.INFO.{self._jetstream_stream}.{name}")
         except ConsumerNotFoundError:
-            return None  # another reader was quicker
+            return None  # another reader deleted it first
         except CallTimeoutError:
             self._unanswered[name] = self._unanswered.get(name, 0) + 1
             if self._unanswered[name] < _QUESTIONS:
                 raise
             mine = name == self._bound and self._is_certain
             return _Other(name, self._done if mine else None, None)
-        # A consumer that has had no acknowledgement yet knows of none before it, either.
+        # A new consumer reports an ack floor of 0. Messages before its start were done when it was created.
         floor = max(info["ack_floor"]["stream_seq"], info["config"]["opt_start_seq"] - 1)
         return _Other(name, floor, info["config"]["deliver_subject"])
 
     async def _create(self, name: str, inbox: str, start: int) -> str:
-        """Make the consumer; return the name of the server that holds it, empty if there is only one."""
+        """Create the consumer; return the name of the server that holds it, empty without a cluster."""
         request = {"stream_name": self._jetstream_stream, "config": self._config(name, inbox, start)}
         info = await self._api.request(f"CONSUMER.CREATE.{self._jetstream_stream}.{name}", request)
         return str(info.get("cluster", {}).get("leader", ""))
 
     async def _take_over(self, other: _Other) -> None:
-        """Delete a consumer, and let its reader know, which may have hung until now, or hang."""
+        """Delete a consumer and notify its reader, which may be hung."""
         if other.inbox is None:
-            # The server that would answer is lost. The others take the deletion, and it learns of it.
+            # The server that would answer is lost. The others record the deletion, which it learns of later.
             subject = f"{self._api.prefix}.CONSUMER.DELETE.{self._jetstream_stream}.{other.name}"
             await self._api.send(subject, b"", reply=self._nc.new_inbox())
             return

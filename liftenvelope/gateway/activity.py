@@ -1,13 +1,14 @@
-"""The activity stream: an event for each change of a stream or a consumer group, in their order.
+"""The activity stream: one event for each change of a stream or a consumer group, in order.
 
-An event is published in the background, so that no call waits for it, and again until it is stored. Its id,
-which in Liftbridge is the number of the operation in the Raft log, is that of the event in the stream:
-JetStream is told which one it expects, so two gateways that publish at once don't get the same.
+Events are published in the background, so no call waits for them. Publishing is retried until the event is
+stored. The event id is the sequence of the event in the activity stream. In Liftbridge the id is the index of
+the operation in the Raft log. Each publish carries the expected last sequence, so two gateways that publish
+at the same time never use the same id.
 
-What is done to a stream stands in the stream's record, by the same compare-and-set that does it, until the
-event is stored: when the gateway dies before that, another one publishes it. It comes at least once; twice if
-that takes longer than JetStream's window for duplicates, two minutes. Of groups, what is not published when a
-gateway dies is lost.
+The compare-and-set that changes a stream also writes the event to the stream's record. The event stays there
+until it is stored. If the gateway dies first, another gateway publishes the event. So events of streams are
+delivered at least once. A duplicate appears only if the retry comes after JetStream's duplicate window of two
+minutes. Events of groups are not recorded: unpublished ones are lost when the gateway dies.
 """
 
 from __future__ import annotations
@@ -33,34 +34,34 @@ __all__ = ["ActivityLog", "created", "deleted", "paused", "readonly_set", "resum
 
 _log: Final = logging.getLogger("liftenvelope.gateway")
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
-#: How many events may wait while JetStream stores none. The oldest go first.
+#: Maximum number of events that wait while JetStream stores none. The oldest are dropped first.
 _MOST_WAITING: Final = 10_000
 
 
 def created(record: StreamRecord) -> api_pb2.ActivityStreamEvent:
-    """A stream was made."""
+    """Return the event for a created stream."""
     numbers = range(len(record.partitions))
     return _event("CREATE_STREAM", createStreamOp={"stream": record.name, "partitions": numbers})
 
 
 def deleted(name: str) -> api_pb2.ActivityStreamEvent:
-    """A stream was removed."""
+    """Return the event for a deleted stream."""
     return _event("DELETE_STREAM", deleteStreamOp={"stream": name})
 
 
 def paused(name: str, partitions: list[int], resume_all: bool) -> api_pb2.ActivityStreamEvent:
-    """Partitions were paused."""
+    """Return the event for paused partitions."""
     op = {"stream": name, "partitions": partitions, "resumeAll": resume_all}
     return _event("PAUSE_STREAM", pauseStreamOp=op)
 
 
 def resumed(name: str, partitions: list[int]) -> api_pb2.ActivityStreamEvent:
-    """Partitions were woken."""
+    """Return the event for resumed partitions."""
     return _event("RESUME_STREAM", resumeStreamOp={"stream": name, "partitions": partitions})
 
 
 def readonly_set(name: str, partitions: list[int], readonly: bool) -> api_pb2.ActivityStreamEvent:
-    """Partitions were made readonly, or writable."""
+    """Return the event for partitions that were made readonly or writable."""
     op = {"stream": name, "partitions": partitions, "readonly": readonly}
     return _event("SET_STREAM_READONLY", setStreamReadonlyOp=op)
 
@@ -71,28 +72,28 @@ def _event(op: str, **details: Any) -> api_pb2.ActivityStreamEvent:
 
 @dataclass(slots=True)
 class _Waiting:
-    """An event that is yet to be stored."""
+    """An event that is not stored yet, or still in a stream's record."""
 
     event: api_pb2.ActivityStreamEvent
     token: str
-    #: In whose record it stands; empty for none's.
+    #: Name of the stream whose record holds the event; empty for none.
     stream: str = ""
     stored: bool = False
     done: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class ActivityLog:
-    """Publishes events.
+    """Publishes events to the activity stream.
 
     Args:
         js: JetStream.
-        record: The activity stream.
+        record: Record of the activity stream.
         gateway: Id of this gateway.
-        clear: Takes an event that is stored out of the record of a stream, by the stream's name and the
-            event's token. Default: nothing is done.
+        clear: Removes a stored event from a stream's record. Called with the stream's name and the event's
+            token. Default: records are left as they are.
 
     Attributes:
-        dropped: How many events were given up because too many waited.
+        dropped: Number of events dropped because too many waited.
     """
 
     def __init__(
@@ -109,7 +110,7 @@ class ActivityLog:
         self._gateway = gateway
         self._run_id = secrets.token_hex(4)
         self._clear = clear
-        # By their tokens, in order.
+        # Events by token, in the order of publishing.
         self._waiting: dict[str, _Waiting] = {}
         self._some = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -117,14 +118,14 @@ class ActivityLog:
         self.dropped = 0
 
     async def start(self) -> None:
-        """Publish from now on what happens."""
+        """Start to publish events in the background."""
         self._task = asyncio.create_task(self._run(), name="activity stream")
 
     async def close(self, *, timeout: float = 2.0) -> None:
-        """Publish what waits, if that is soon, and no more.
+        """Stop publishing, after a limited time to publish the waiting events.
 
         Args:
-            timeout: How long that may take, in seconds.
+            timeout: Seconds to wait for the waiting events.
         """
         task, self._task = self._task, None
         if task is None:
@@ -135,10 +136,10 @@ class ActivityLog:
         task.cancel()
         await asyncio.wait([task])
 
-    # What happens to streams
+    # Events of streams
 
     def recorded(self, event: api_pb2.ActivityStreamEvent) -> RecordedEvent:
-        """Return an event as it is to stand in the stream's record until it is stored."""
+        """Return an event in the form that the stream's record holds until the event is stored."""
         return RecordedEvent(
             token=secrets.token_hex(12),
             gateway=self._gateway,
@@ -147,24 +148,24 @@ class ActivityLog:
         )
 
     def tell(self, stream: str, events: Iterable[RecordedEvent]) -> None:
-        """Publish events that stand in the record of a stream; those that wait already wait on."""
+        """Queue the events in a stream's record for publishing, except those that wait already."""
         for event in events:
             if event.token in self._waiting:
                 continue
             try:
                 message = api_pb2.ActivityStreamEvent.FromString(bytes.fromhex(event.data))
             except (ValueError, DecodeError) as exc:
-                # Of somebody else who writes there.
+                # Not written by a gateway.
                 _log.warning("in the record of %s is an event that can't be read: %s", stream, exc)
             else:
                 self._add(_Waiting(message, event.token, stream))
 
     async def told(self, events: Iterable[RecordedEvent], *, timeout: float = 2.0) -> None:
-        """Wait until events are stored, if that is soon.
+        """Wait until events are stored; log a warning and return after the timeout.
 
         Args:
-            events: Events that were given to :meth:`tell`.
-            timeout: How long that may take, in seconds.
+            events: Events that were passed to :meth:`tell`.
+            timeout: Seconds to wait.
         """
         waiting = [self._waiting[event.token] for event in events if event.token in self._waiting]
         try:
@@ -177,26 +178,26 @@ class ActivityLog:
             )
 
     def is_left_over(self, event: RecordedEvent, alive: Iterable[str], *, of_the_dead: bool) -> bool:
-        """Whether an event in a record is this gateway's to publish, though not of its doing.
+        """Return True if this gateway must publish an event of its own earlier run or of a dead gateway.
 
         Args:
-            event: The event.
-            alive: The gateways that live.
-            of_the_dead: Whether those of the dead are this one's.
+            event: The event, from a stream's record.
+            alive: Ids of the live gateways.
+            of_the_dead: True if this gateway publishes the events of dead gateways.
         """
         if event.gateway == self._gateway:
             return event.run != self._run_id
         return of_the_dead and event.gateway not in alive
 
-    # What happens to groups
+    # Events of groups
 
     def group_joined(self, group: str, consumer: str, streams: Iterable[str]) -> None:
-        """A consumer joined a group."""
+        """Queue the event for a consumer that joined a group."""
         op = {"groupId": group, "consumerId": consumer, "streams": streams}
         self._add(_Waiting(_event("JOIN_CONSUMER_GROUP", joinConsumerGroupOp=op), secrets.token_hex(12)))
 
     def group_left(self, group: str, consumer: str, *, expired: bool) -> None:
-        """A consumer left a group, or was dropped from it."""
+        """Queue the event for a consumer that left a group or, if ``expired``, was removed from it."""
         op = {"groupId": group, "consumerId": consumer, "expired": expired}
         self._add(_Waiting(_event("LEAVE_CONSUMER_GROUP", leaveConsumerGroupOp=op), secrets.token_hex(12)))
 
@@ -229,7 +230,7 @@ class ActivityLog:
                 self._waiting.pop(one.token, None)
 
     async def _settle(self, one: _Waiting) -> None:
-        """Publish one, and take it out of the record that it stands in."""
+        """Publish an event, then remove it from the stream's record."""
         if not one.stored:
             await self._publish(one.event, one.token)
             one.stored = True
@@ -238,7 +239,7 @@ class ActivityLog:
             await self._clear(one.stream, one.token)
 
     async def _publish(self, event: api_pb2.ActivityStreamEvent, token: str) -> None:
-        """Publish one as the next of the stream, whichever that is."""
+        """Publish an event with the next sequence of the activity stream as its id."""
         while True:
             if self._last < 0:
                 info = await self._js.api.request(f"STREAM.INFO.{self._stream}")
@@ -253,6 +254,6 @@ class ActivityLog:
                     message_id=token,
                 )
             except WrongLastSequenceError:
-                continue  # another gateway was quicker
+                continue  # another gateway took this sequence
             self._last = ack.sequence
             return

@@ -1,9 +1,9 @@
-"""What one gateway has changed of a stream, the others know when the call that changed it returns.
+"""Read-your-writes across gateways: a call that changes a stream returns when all gateways know the change.
 
-Every gateway follows the records in their bucket, each at its own pace. So the one that changes a record asks
-the others whether they have seen that revision, and they answer as soon as they have: a client that pauses a
-stream by one gateway and then publishes by another one finds it paused. Who does not answer in time is dead,
-or will see it later.
+Every gateway follows the bucket of records at its own pace. The gateway that changes a record asks the others
+to confirm that revision, and each of them answers as soon as it has seen the revision. So a client that
+pauses a stream through one gateway and then publishes through another finds the stream paused. A gateway that
+does not answer in time is dead, or will see the change later.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ if TYPE_CHECKING:
 
 __all__ = ["Agreement"]
 
-#: How long a gateway is waited for that hangs, in seconds. One that was killed is not waited for.
+#: Seconds to wait for a gateway that hangs. Asking a killed gateway fails at once: it has no subscription.
 _PATIENCE: Final = 5.0
 
 
 class Agreement:
-    """Asks the other gateways what they have seen, and answers them.
+    """Asks the other gateways to confirm revisions, and answers their requests.
 
     Args:
         js: JetStream, for its connection.
-        registry: What this gateway has seen.
-        brokers: The gateways.
+        registry: Streams that this gateway has seen.
+        brokers: The live gateways.
     """
 
     def __init__(self, js: JetStream, registry: StreamRegistry, brokers: Brokers) -> None:
@@ -48,7 +48,7 @@ class Agreement:
         self._answering: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
-        """Answer from now on.
+        """Start to answer the other gateways.
 
         Raises:
             TransportError: The connection is closed or draining.
@@ -56,7 +56,7 @@ class Agreement:
         self._subscription = await self._link.subscribe(_subject(self._brokers.me), self._asked)
 
     async def close(self) -> None:
-        """Answer no more."""
+        """Stop answering."""
         subscription, self._subscription = self._subscription, None
         if subscription is not None:
             await self._link.unsubscribe(subscription)
@@ -66,10 +66,10 @@ class Agreement:
             await asyncio.wait(self._answering)
 
     async def reach(self, name: str) -> None:
-        """Wait until the others know what this gateway knows of a stream, if that is soon.
+        """Wait until the other gateways have seen this gateway's revision of a stream, for at most 5 seconds.
 
         Args:
-            name: The stream, which may be gone.
+            name: Name of the stream, which may have been deleted.
         """
         others = [id_ for id_ in self._brokers.alive if id_ != self._brokers.me]
         question = json.dumps({"name": name, "revision": self._registry.revision(name)}).encode()
@@ -79,10 +79,10 @@ class Agreement:
         try:
             await self._api.ask(_subject(id_), question, timeout=_PATIENCE)
         except LiftEnvelopeError:
-            return  # it is dead, or the connection is lost: it learns of it when it is back
+            return  # the gateway is dead or cut off: it reads the records when it is back
 
     async def _asked(self, msg: Msg) -> None:
-        # In a task: nats-py calls with the next one when this one is done.
+        # In a task, because nats-py passes on the next message only after this callback returns.
         task = asyncio.get_running_loop().create_task(self._answer(msg))
         self._answering.add(task)
         task.add_done_callback(self._answering.discard)
@@ -92,13 +92,13 @@ class Agreement:
             question = json.loads(msg.data)
             name, revision = str(question["name"]), int(question["revision"])
         except (ValueError, TypeError, KeyError):
-            return  # no gateway asks like that
+            return  # not from a gateway
         try:
             async with asyncio.timeout(_PATIENCE):
                 await self._registry.seen(name, revision)
             await self._api.send(msg.reply, b"")
         except (TimeoutError, LiftEnvelopeError):
-            return  # whoever asks waits no longer, or can't be told
+            return  # the asking gateway has stopped waiting, or is unreachable
 
 
 def _subject(id_: str) -> str:

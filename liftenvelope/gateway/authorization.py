@@ -1,25 +1,26 @@
-"""Authorization: a policy file says what each client may do. Clients are named by their certificates.
+"""Authorization: a policy file lists each client's permissions. Clients are named by their certificates.
 
-The file is that of Liftbridge's default model (casbin's CSV). Each line allows one client one method on one
-stream. All three are compared letter by letter; ``*`` is the resource of FetchMetadata and nothing else. ::
+The file has the format of Liftbridge's default model (casbin's CSV). Each line allows one client to call one
+method on one stream. All three are compared literally. ``*`` is the resource of FetchMetadata, not a
+wildcard. ::
 
     p, client1, *, FetchMetadata
     p, client1, orders, Subscribe
     p, client1, orders-eu, CreateStream
     p, client1, orders.*.eu, RecordSubject
 
-CreateStream takes two permissions, because a stream shows its readers all that is published on its subject:
-``CreateStream`` on the name, and ``RecordSubject`` on the NATS subject. RecordSubject is the one method whose
-resource may have wildcards. It allows every subject that the resource covers, and the subjects of the
-stream's partitions (``orders.1`` with ``orders``). A stream whose subject is its name needs no RecordSubject.
-Liftbridge takes no notice of such lines.
+CreateStream needs two permissions: ``CreateStream`` on the name and ``RecordSubject`` on the NATS subject.
+The second one exists because readers of a stream see everything published on its subject. RecordSubject is
+the only method whose resource may have wildcards. It allows every subject that the resource covers, and the
+subjects of the stream's partitions (``orders.1`` with ``orders``). A stream whose subject equals its name
+needs no RecordSubject. Liftbridge ignores such lines.
 
-When the file changes, reads that it no longer allows end with PERMISSION_DENIED, and so do PublishAsync calls
-of clients that may publish to no stream any more.
+When the file changes, subscriptions that are no longer allowed end with PERMISSION_DENIED. So do PublishAsync
+calls of clients that may no longer publish to any stream.
 
-Different from Liftbridge: a denial is PERMISSION_DENIED, nothing is done before it, a message that is denied
-on PublishAsync is not published, and SetCursor needs no permission to publish to ``__cursors``. Joining a
-consumer group takes the permission to subscribe to each of its streams.
+Differences from Liftbridge: A denial has the status PERMISSION_DENIED. A denied call has no effect. A message
+that is denied on PublishAsync is not published. SetCursor needs no permission to publish to ``__cursors``.
+Joining a consumer group needs the Subscribe permission on each of its streams.
 """
 
 from __future__ import annotations
@@ -51,14 +52,15 @@ __all__ = ["Authorization", "Policy", "client_name"]
 _log: Final = logging.getLogger("liftenvelope.gateway")
 _API: Final = "/proto.API/"
 _FIELDS: Final = 4
-#: Method of the lines that name subjects.
+#: Method name in the lines whose resource is a NATS subject.
 _RECORD: Final = "RecordSubject"
-#: Methods whose calls a new policy may end. The others end by themselves.
+#: Methods whose open calls a new policy may end. Calls of the others are short.
 _LASTING: Final = ("PublishAsync", "Subscribe")
-#: Seconds between two looks at the file.
+#: Seconds between two checks of the file.
 _LOOK: Final = 1.0
 
-#: Of each method with one request: what it is about, and what must be allowed, if not the method itself.
+#: Unary and Subscribe methods: request type, its resources, and the method that must be allowed; empty for
+#: the method itself.
 _ABOUT: Final[Mapping[str, tuple[Any, Callable[[Any], Iterable[str]], str]]] = {
     "CreateStream": (api_pb2.CreateStreamRequest, lambda r: [r.name], ""),
     "DeleteStream": (api_pb2.DeleteStreamRequest, lambda r: [r.name], ""),
@@ -76,13 +78,13 @@ _ABOUT: Final[Mapping[str, tuple[Any, Callable[[Any], Iterable[str]], str]]] = {
 
 
 class Policy:
-    """What is allowed.
+    """Permissions of clients, parsed from a policy file.
 
     Args:
-        text: The file.
+        text: Content of the file. Default: empty, nothing is allowed.
 
     Raises:
-        UsageError: A line can't be understood; the message has its number.
+        UsageError: A line can't be parsed. The message contains its number.
 
     Example:
         >>> policy = Policy("p, client1, orders, Subscribe")
@@ -108,15 +110,15 @@ class Policy:
                 self._subjects.setdefault(client, []).append(_subject(number, resource))
 
     def allows(self, client: str, resource: str, method: str) -> bool:
-        """Whether a client may do something to a stream."""
+        """Return True if a client may call a method on a resource."""
         return (client, resource, method) in self._allowed
 
     def allows_any(self, client: str, method: str) -> bool:
-        """Whether a client may do something to at least one stream."""
+        """Return True if a client may call a method on at least one resource."""
         return any((name, what) == (client, method) for name, _, what in self._allowed)
 
     def may_record(self, client: str, subject: str) -> bool:
-        """Whether a client may create streams on a subject, which may have wildcards."""
+        """Return True if a client may create streams on a subject, which may have wildcards."""
         return any(covers(granted, subject) for granted in self._subjects.get(client, ()))
 
     def __len__(self) -> int:
@@ -132,7 +134,7 @@ def _subject(number: int, subject: str) -> str:
 
 
 class _OpenCall:
-    """A call that ends when the policy no longer allows it.
+    """An open call, to be ended when the policy no longer allows it.
 
     Args:
         check: Raises RpcError if the policy does not allow the call.
@@ -142,7 +144,7 @@ class _OpenCall:
     def __init__(self, check: Callable[[], None], scope: asyncio.Timeout) -> None:
         self._check = check
         self._scope = scope
-        #: Status of the call once it was ended.
+        #: Status of the call after the policy ended it; None before.
         self.denial: RpcError | None = None
 
     def end_if_denied(self) -> None:
@@ -156,13 +158,13 @@ class _OpenCall:
 
 
 class Authorization:
-    """Enforces a policy file, which is read again whenever it has changed.
+    """Enforces a policy file, and reloads the file when it changes.
 
     Args:
-        path: The file.
+        path: Path of the file.
 
     Raises:
-        UsageError: It can't be read, or understood.
+        UsageError: The file can't be read or parsed.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -174,21 +176,21 @@ class Authorization:
         self._open: set[_OpenCall] = set()
 
     async def start(self) -> None:
-        """Follow the file."""
+        """Start to watch the file for changes."""
         self._task = asyncio.create_task(self._follow(), name="policy file")
 
     async def close(self) -> None:
-        """Follow it no more."""
+        """Stop watching the file."""
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
             await asyncio.wait([task])
 
     def check(self, client: str, resource: str, method: str) -> None:
-        """Make sure that a client may do something to a stream.
+        """Check that a client may call a method on a resource.
 
         Raises:
-            RpcError: PERMISSION_DENIED: it may not, or has no name.
+            RpcError: PERMISSION_DENIED: the client may not, or its certificate has no name.
         """
         if not client:
             text = f"the client has shown no certificate with a name, so it may not call {method}"
@@ -198,10 +200,10 @@ class Authorization:
             raise RpcError(StatusCode.PERMISSION_DENIED, text)
 
     def check_subject(self, client: str, name: str, subject: str) -> None:
-        """Make sure that a client may create a stream on a subject.
+        """Check that a client may create a stream on a subject.
 
         Raises:
-            RpcError: PERMISSION_DENIED: it may not.
+            RpcError: PERMISSION_DENIED: the client may not.
         """
         if subject != name and not self._policy.may_record(client, subject):
             text = f"The client is not authorized to create streams on subject {subject}"
@@ -209,17 +211,22 @@ class Authorization:
             raise RpcError(StatusCode.PERMISSION_DENIED, f"{text}: add '{needed}' to the policy")
 
     def check_any(self, client: str, method: str) -> None:
-        """Make sure that a client may do something to at least one stream.
+        """Check that a client may call a method on at least one resource.
 
         Raises:
-            RpcError: PERMISSION_DENIED: it may not.
+            RpcError: PERMISSION_DENIED: the client may not.
         """
         if not self._policy.allows_any(client, method):
             text = f"The client is not authorized to call {method} on any resource"
             raise RpcError(StatusCode.PERMISSION_DENIED, text)
 
     def protect(self, handlers: Mapping[str, Handler], limits: Limits) -> dict[str, Handler]:
-        """Return handlers that serve only what is allowed. What is not of the API is for everybody."""
+        """Wrap handlers so that they serve only allowed calls. Methods outside the API stay open to all.
+
+        Args:
+            handlers: Handlers by path.
+            limits: Bounds of the names in requests.
+        """
         self._limits = limits
         return {path: self._protected(path, handler) for path, handler in handlers.items()}
 
@@ -248,7 +255,7 @@ class Authorization:
         return serve
 
     async def _request_check(self, call: ServerCall, client: str, method: str) -> Callable[[], None]:
-        """Return a function that raises RpcError if the policy does not allow the call's request."""
+        """Read the request; return a function that raises RpcError if the policy does not allow it."""
         kind, resources, needed = _ABOUT[method]
         if (received := await call.receive()) is None:
             return lambda: None  # the method itself refuses a call without a request
@@ -266,7 +273,7 @@ class Authorization:
 
     @asynccontextmanager
     async def _while_allowed(self, check: Callable[[], None]) -> AsyncIterator[None]:
-        """Cancel the block, and raise what ``check`` raises, when a new policy does not allow it."""
+        """Cancel the block and raise the error of ``check`` when a new policy makes ``check`` fail."""
         opened = None
         try:
             async with asyncio.timeout(None) as scope:
@@ -282,7 +289,7 @@ class Authorization:
                 self._open.discard(opened)
 
     def _admits(self, call: ServerCall, client: str, raw: bytes) -> bool:
-        """Say whether a message of PublishAsync may be published; the client is told if not."""
+        """Return True if a message of PublishAsync may be published; else answer the client with an error."""
         request = read_request(api_pb2.PublishRequest, raw, self._limits)
         try:
             self.check(client, request.stream, "Publish")
@@ -330,7 +337,7 @@ class Authorization:
 
 
 def client_name(certificate: Mapping[str, Any] | None) -> str:
-    """Return the common name of a certificate as ``ssl`` gives it, empty if there is none.
+    """Return the common name in a certificate from ``ssl``; empty for no certificate or no name.
 
     Example:
         >>> client_name({"subject": ((("countryName", "CH"),), (("commonName", "client1"),))})
@@ -340,5 +347,5 @@ def client_name(certificate: Mapping[str, Any] | None) -> str:
     for part in (certificate or {}).get("subject", ()):
         for key, value in part:
             if key == "commonName":
-                name = value  # the last one, as Go has it
+                name = value  # the last one counts, as in Go
     return name

@@ -1,11 +1,11 @@
-"""Which gateways there are, and which of them leads a partition.
+"""Membership of gateways, and leader election for partitions.
 
-Every gateway writes itself into a bucket again and again. Who was not heard of for a while is taken for dead.
-The leader of a partition is the one of the living that a hash of both puts highest (rendezvous hashing): all
-gateways that see the same ones alive agree without asking, and the death of one moves its partitions alone.
+Every gateway writes its own entry to a bucket at intervals (a beat). A gateway without a new beat for the TTL
+counts as dead. Leaders are elected by rendezvous hashing over the live gateways. Gateways that see the
+same members alive agree on leaders without communication, and the death of one moves only its partitions.
 
-A gateway that the others may take for dead must not lead: :class:`~liftenvelope.gateway.lease.Lease`
-tells it so without asking anybody.
+A gateway that the others may consider dead must not lead. :class:`~liftenvelope.gateway.lease.Lease` decides
+that locally, from the gateway's own beats.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ if TYPE_CHECKING:
 __all__ = ["Broker", "Brokers", "leader_of"]
 
 BUCKET: Final = "lift_brokers"
-#: How many times a gateway is written while it counts as living.
+#: Number of beats per TTL.
 _BEATS: Final = 3
-#: How long to try to let the others know that a gateway goes, in seconds.
+#: Seconds to spend on announcing to the others that this gateway leaves.
 _FAREWELL: Final = 1.0
-#: Bounds of the heartbeat of the bucket's consumer, in seconds. A lost one must be noticed within the TTL.
+#: Bounds of the bucket consumer's heartbeat, in seconds. Its loss must be noticed within the TTL.
 _SHORTEST_HEARTBEAT, _LONGEST_HEARTBEAT = 0.5, 2.0
 #: Pause after a beat that failed, in seconds.
 _RETRY: Final = 0.1
@@ -51,12 +51,12 @@ _RETRY: Final = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Broker:
-    """A gateway.
+    """A gateway in its role as a broker of the Liftbridge cluster.
 
     Attributes:
-        id: Its id.
-        host: Where clients reach it.
-        port: Likewise.
+        id: Broker id.
+        host: Host that clients connect to.
+        port: Port that clients connect to.
     """
 
     id: str
@@ -65,7 +65,12 @@ class Broker:
 
 
 def leader_of(stream: str, partition: int, brokers: Iterable[str]) -> str:
-    """Return the id of the broker that leads a partition, of those that live; empty if there is none.
+    """Return the id of the broker that leads a partition; empty if ``brokers`` is empty.
+
+    Args:
+        stream: Name of the stream.
+        partition: Number of the partition.
+        brokers: Ids of the live brokers.
 
     Example:
         >>> leader_of("orders", 0, ["a", "b", "c"]) in ("a", "b", "c")
@@ -76,16 +81,16 @@ def leader_of(stream: str, partition: int, brokers: Iterable[str]) -> str:
 
 
 class Brokers:
-    """The gateways that live.
+    """The live gateways, and this gateway's lease to lead partitions.
 
     Args:
         js: JetStream.
         me: Id of this gateway.
-        ttl: After how many seconds of silence a gateway is taken for dead.
-        on_change: Called when one came or went.
-        on_interrupted: Called when another gateway may have led what is this one's to lead: everything done
-            as a leader must end before this returns.
-        replicas: How many servers keep the bucket.
+        ttl: Seconds of silence after which a gateway counts as dead.
+        on_change: Called when a gateway has come or gone.
+        on_interrupted: Called when another gateway may have led this gateway's partitions in between. All
+            work as a leader must end before this callback returns.
+        replicas: Number of replicas of the bucket. Default 1.
     """
 
     def __init__(
@@ -112,40 +117,40 @@ class Brokers:
         self._leaders: dict[tuple[str, int], str] = {}
         self._lease = Lease(ttl)
         self._left = False
-        # Set when a lease is extended, and when there will be none any more.
+        # Set when the lease is extended, and when this gateway leaves.
         self._regained = asyncio.Event()
-        # Since when all own beats were stored, by the lease's clock.
+        # Time since which all own beats were stored, by the lease's clock; infinite after a failed beat.
         self._heard_since = -math.inf
 
     @property
     def alive(self) -> dict[str, Broker]:
-        """The gateways that live, by id; from :meth:`join` on this one is among them."""
+        """Live gateways by id, including this one after :meth:`join`."""
         return self._alive
 
     @property
     def has_lease(self) -> bool:
-        """Whether this gateway may lead at all now."""
+        """True while this gateway's lease is valid, so that it may lead."""
         return self._lease.is_valid
 
     def leader(self, stream: str, partition: int) -> str:
-        """Id of the gateway that leads a partition, as far as this one knows."""
+        """Return the id of the gateway that leads a partition, as far as this gateway knows."""
         found = self._leaders.get((stream, partition))
         if found is None:
             found = self._leaders[stream, partition] = leader_of(stream, partition, self._alive)
         return found
 
     def is_leader(self, stream: str, partition: int) -> bool:
-        """Whether a partition is this gateway's to lead, while it has a lease."""
+        """Return True if this gateway is the elected leader of a partition, with or without a valid lease."""
         return self.leader(stream, partition) == self.me
 
     def leads(self, stream: str, partition: int) -> bool:
-        """Whether this gateway leads a partition now, by a lease that is valid."""
+        """Return True if this gateway leads a partition now: it is elected and its lease is valid."""
         return self._lease.is_valid and self.is_leader(stream, partition)
 
     async def lease(self) -> bool:
         """Wait until this gateway may lead; return False if it has left.
 
-        A lease that is valid returns at once, without another task having its turn.
+        If the lease is valid, this returns at once, without a switch to another task.
         """
         while not (self._left or self._lease.is_valid):
             self._regained.clear()
@@ -153,16 +158,16 @@ class Brokers:
         return not self._left
 
     async def start(self) -> None:
-        """Learn of the others, and go on to."""
+        """Create the bucket if needed, read the other gateways, and follow their changes."""
         await self._bucket.create(replicas=self._replicas, ttl=self._ttl)
         await self._mirror.start()
 
     async def join(self, broker: Broker) -> None:
-        """Count this gateway among the living, let the others know of it, and get the lease.
+        """Add this gateway to the live ones, announce it to the others, and wait for the lease.
 
         Raises:
-            CallTimeoutError: What was written did not come back within the TTL.
-            LiftEnvelopeError: JetStream did not store it.
+            CallTimeoutError: The first beat was not read back within the TTL.
+            LiftEnvelopeError: JetStream did not store the beat.
         """
         self._alive[self.me] = broker
         self._changed()
@@ -177,7 +182,7 @@ class Brokers:
             ) from exc
 
     async def leave(self) -> None:
-        """Lead nothing any more, and let the others know if NATS answers. Leaving twice is fine."""
+        """Give up the lease, and announce that to the others if NATS answers. Leaving twice is fine."""
         self._left = True
         self._regained.set()
         self._lease.end()
@@ -186,13 +191,13 @@ class Brokers:
             return
         task.cancel()
         await asyncio.wait([task])
-        # Else they notice soon.
+        # If this fails, the others notice after the TTL.
         with contextlib.suppress(LiftEnvelopeError, TimeoutError):
             async with asyncio.timeout(_FAREWELL):
                 await self._bucket.delete(encode_name(self.me))
 
     async def close(self) -> None:
-        """Leave, and learn nothing more of the others."""
+        """Leave, and stop following the other gateways."""
         await self.leave()
         await self._mirror.close()
         for timer in self._timers.values():
@@ -206,7 +211,7 @@ class Brokers:
             try:
                 await self._beat()
             except LiftEnvelopeError as exc:
-                # The lease runs out if that lasts. The others take this gateway for dead then.
+                # If this lasts, the lease expires and the others consider this gateway dead.
                 self._heard_since = math.inf
                 if not has_no_room(exc):
                     pause = min(pause, _RETRY)
@@ -215,7 +220,7 @@ class Brokers:
 
     async def _beat(self) -> None:
         if not self._bucket.js.api.nc.is_connected:
-            # nats-py would keep it and send it later: a sign of life from the past.
+            # nats-py would buffer the beat and send it after reconnecting, when it proves nothing.
             raise TransportError("the connection to NATS is lost")
         value = json.dumps(asdict(self._alive[self.me])).encode()
         began = time_since_boot()
@@ -231,13 +236,17 @@ class Brokers:
         self._note(self._lease.stored(revision, began=began, continuous=continuous))
 
     async def _write(self, value: bytes) -> tuple[int, bool]:
-        """Write a beat; return its revision, and whether it directly follows the last one."""
+        """Write a beat; return its revision and whether it directly follows this gateway's last beat.
+
+        The compare-and-set on the bucket's last revision proves that no other gateway wrote in between. It is
+        used only while this gateway is the only live one, because others write to the bucket all the time.
+        """
         key = encode_name(self.me)
         if self._lease.revision and len(self._alive) == 1:
             try:
                 return await self._bucket.put(key, value, after=self._lease.revision), True
             except WrongLastSequenceError:
-                pass  # another gateway has come, or one of our own beats was stored without an answer
+                pass  # another gateway has joined, or an own beat was stored but its answer lost
         return await self._bucket.put(key, value), False
 
     def _note(self, interrupted: bool) -> None:
@@ -271,8 +280,8 @@ class Brokers:
         if self._lease.is_fresh and time_since_boot() - self._heard_since >= self._ttl:
             self._forget(key)
         else:
-            # This gateway itself hears nothing, or hears it late, or nobody could write a beat until now:
-            # the silence proves nothing yet.
+            # Silence proves that the other gateway is dead only if this one has stored and read back its own
+            # beats for a whole TTL. Otherwise entries may be late, or no gateway could write.
             self._expire_later(key, self._ttl / (2 * _BEATS))
 
     def _forget(self, key: str) -> None:

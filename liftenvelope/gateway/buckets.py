@@ -1,8 +1,8 @@
-"""Key-value buckets of JetStream (ADR-8), as far as the gateway needs them: compare-and-set, and a mirror.
+"""Key-value buckets of JetStream (ADR-8), reduced to what the gateway needs: compare-and-set, and a mirror.
 
 A bucket is a stream that keeps the last message of each subject ``$KV.<bucket>.<key>``. The sequence of that
-message is the revision of the key. A change that names the revision it is based on is made only if that is
-still the last one.
+message is the revision of the key. A change that names an expected revision is stored only if that revision
+is still the last one.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ __all__ = ["Bucket", "Entry", "Mirror"]
 _log: Final = logging.getLogger("liftenvelope.gateway")
 _OPERATION: Final = "KV-Operation"
 _GONE: Final = ("DEL", "PURGE")
-#: How long the first of the values that a bucket holds may take to come, in seconds.
+#: Seconds to wait for each of the values that a bucket holds at the start.
 _LATEST: Final = 2.0
-#: How long to wait before a bucket is read anew, in seconds.
+#: Seconds to wait before a bucket is read again from the beginning.
 _PAUSE: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A key's value.
+    """A key with its value at one revision.
 
     Attributes:
         key: The key.
-        value: The value; None when it was deleted.
-        revision: The revision that this is.
+        value: The value; None if it was deleted.
+        revision: Revision of the key.
     """
 
     key: str
@@ -54,11 +54,11 @@ class Entry:
 
 
 class Bucket:
-    """A bucket.
+    """A key-value bucket.
 
     Args:
         js: JetStream.
-        name: Its name.
+        name: Name of the bucket.
     """
 
     def __init__(self, js: JetStream, name: str) -> None:
@@ -67,11 +67,11 @@ class Bucket:
         self.stream = f"KV_{name}"
 
     async def create(self, *, replicas: int = 1, ttl: float = 0.0) -> None:
-        """Make it, unless it is there; then it stays as it is.
+        """Create the bucket if it does not exist. An existing bucket keeps its settings.
 
         Args:
-            replicas: How many servers keep it.
-            ttl: After how many seconds a value goes; 0 for never.
+            replicas: Number of replicas. Default 1.
+            ttl: Seconds after which a value expires. Default 0: never.
         """
         config = StreamConfig(
             name=self.stream,
@@ -90,10 +90,10 @@ class Bucket:
             try:
                 await self.js.create_stream(config)
             except StreamNameInUseError:
-                return  # another gateway was quicker, with other settings
+                return  # another gateway created it first, with other settings
 
     async def get(self, key: str) -> Entry | None:
-        """Return what a key has, None if there is nothing."""
+        """Return the last entry of a key, also if it is a deletion; None if there is no entry."""
         stream = await self.js.stream(self.stream)
         try:
             stored = await stream.get_message(last_by_subject=f"$KV.{self.name}.{key}")
@@ -110,12 +110,11 @@ class Bucket:
         Args:
             key: The key.
             value: The value.
-            revision: The revision that must be the last of the key: 0 for a key that never was. None, the
-                default, for any.
-            after: The revision that must be the last of the whole bucket. None, the default, for any.
+            revision: Expected last revision of the key; 0 for a key that was never set. Default: any.
+            after: Expected last revision of the whole bucket. Default: any.
 
         Raises:
-            WrongLastSequenceError: It is another one.
+            WrongLastSequenceError: The last revision is another one.
         """
         subject = self.js.api.key_subject(f"$KV.{self.name}.{key}")
         ack = await self.js.publish(
@@ -124,7 +123,11 @@ class Bucket:
         return ack.sequence
 
     async def delete(self, key: str, *, revision: int | None = None) -> int:
-        """Delete a value; return the revision of that.
+        """Delete a value; return the revision of the deletion.
+
+        Args:
+            key: The key.
+            revision: Expected last revision of the key. Default: any.
 
         Raises:
             WrongLastSequenceError: The last revision is another one.
@@ -138,12 +141,12 @@ class Bucket:
 
 
 class Mirror:
-    """Follows a bucket, from what it holds on.
+    """Reads all entries of a bucket and follows its changes.
 
     Args:
         bucket: The bucket.
-        on_entry: Called with each entry, in the order of revisions; also with those that this process wrote.
-        heartbeat: How often the server says that it is there, in seconds. Default 2.
+        on_entry: Called with each entry in the order of revisions, including entries that this process wrote.
+        heartbeat: Heartbeat interval of the consumer, in seconds. Default 2.
     """
 
     def __init__(self, bucket: Bucket, on_entry: Callable[[Entry], None], *, heartbeat: float = 2.0) -> None:
@@ -155,12 +158,12 @@ class Mirror:
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Read all that the bucket holds; what changes from then on comes in the background."""
+        """Read all entries of the bucket, then follow its changes in the background."""
         await self._open()
         self._task = asyncio.create_task(self._follow(), name=f"follow {self._bucket.name}")
 
     async def close(self) -> None:
-        """Stop."""
+        """Stop following the bucket."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
@@ -170,14 +173,14 @@ class Mirror:
     async def _open(self) -> None:
         stream = await self._bucket.js.stream(self._bucket.stream)
         waiting = (await stream.info()).state.messages
-        # Of each key there is the last value only.
+        # The stream keeps only the last value of each key.
         self._messages = stream.ordered_consumer().messages(expires=10.0, idle_heartbeat=self._heartbeat)
         await self._messages.__aenter__()
         while waiting:
             try:
                 message = await self._messages.next(timeout=_LATEST)
             except TimeoutError:
-                break  # what there was has expired in the meantime
+                break  # the remaining values have expired in the meantime
             self._take(message)
             waiting = message.metadata.num_pending
 
@@ -202,5 +205,5 @@ class Mirror:
         try:
             self._on_entry(Entry(message.subject[self._prefix :], value, revision))
         except InternalError as exc:
-            # Of somebody else who writes there. The rest is sound.
+            # Not written by a gateway. The other entries are sound.
             _log.warning("in the bucket %s: %s", self._bucket.name, exc)

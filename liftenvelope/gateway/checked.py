@@ -1,12 +1,12 @@
 """Raw NATS messages for streams that check offsets.
 
-JetStream checks the offset that a message is to get only where the publisher says so in a header, and those
-who publish envelopes say so in the envelope. So of these streams, and of no others, a gateway is in the path
-of what comes by raw NATS: the partition's leader takes it from the subject and publishes it to JetStream with
-what it expects. As with Liftbridge, what comes while nobody leads the partition is not stored, nor acked.
+JetStream checks the expected offset of a message only if the publisher sets a header. Raw publishers name the
+expected offset in the envelope instead. So for these streams, and no others, a gateway is in the path of raw
+NATS messages: the partition's leader receives them from the subject and publishes them to JetStream with the
+header. As in Liftbridge, messages that arrive while the partition has no leader are neither stored nor acked.
 
-Acks of what is stored come from the :class:`~liftenvelope.gateway.acks.AckReader`, as for all streams; the
-refusals come from here.
+The :class:`~liftenvelope.gateway.acks.AckReader` acks stored messages, as for all streams. This module sends
+the refusals.
 """
 
 from __future__ import annotations
@@ -41,21 +41,21 @@ if TYPE_CHECKING:
 
 __all__ = ["CheckedIntake", "wait_for_intakes"]
 
-#: The offset of an envelope that expects none.
+#: Offset in an envelope that expects no particular offset.
 _ANY_OFFSET: Final = -1
-#: How long one question may take, and the pause between two, in seconds.
+#: Timeout of one request and pause between two, in seconds.
 _ONE_TRY, _PAUSE = 1.0, 0.01
 
 
 class CheckedIntake:
-    """Takes the messages of one partition from its subject to JetStream.
+    """Forwards raw messages of one partition from its subject to JetStream, with the expected offset.
 
     Args:
-        js: JetStream, and with it the connection.
-        record: The stream.
-        partition: The partition.
-        inboxes: Where acks may go.
-        on_error: Told what could not be stored, for reasons other than its offset.
+        js: JetStream, for its API and connection.
+        record: Record of the stream.
+        partition: Number of the partition.
+        inboxes: Allowed ack inboxes.
+        on_error: Called with the error if a message is not stored for a reason other than its offset.
     """
 
     def __init__(
@@ -78,19 +78,19 @@ class CheckedIntake:
         self._sending: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
-        """Begin to take messages.
+        """Start to forward messages.
 
         Raises:
             TransportError: The connection is closed or draining.
         """
         subject = self._record.subject_of(self._partition)
-        # A queue: as long as two gateways believe to lead, each message is stored once all the same.
+        # A queue group, so that each message is stored once even while two gateways believe that they lead.
         for queued, handler in ((subject, self._take), (_probe(self._record, self._partition), _answer)):
             subscription = await self._link.subscribe(queued, handler, queue=self._intake[:-1])
             self._subscriptions.append(subscription)
 
     async def close(self) -> None:
-        """Take no more."""
+        """Stop forwarding messages."""
         subscriptions, self._subscriptions = self._subscriptions, []
         for subscription in subscriptions:
             await self._link.unsubscribe(subscription)
@@ -100,7 +100,7 @@ class CheckedIntake:
             await asyncio.wait(self._sending)
 
     async def _take(self, msg: Msg) -> None:
-        """Publish a message; the next one is taken when this one is on its way, so that order is kept."""
+        """Publish a message. nats-py passes on the next one after this one is sent, which keeps the order."""
         try:
             message = unmarshal_message(msg.data)
         except EnvelopeError:
@@ -126,12 +126,12 @@ class CheckedIntake:
         if isinstance(error, WrongLastSequenceError) and message is not None:
             self._refuse(msg, message)
         elif isinstance(error, LiftEnvelopeError) and not isinstance(error, NoJetStreamError):
-            self._on_error(error)  # else the partition is paused or readonly: not stored, and no ack
+            self._on_error(error)  # else the partition is paused or readonly: no ack
         if msg.reply:
             self._send(msg.reply, _pub_ack(stored, error))
 
     def _refuse(self, msg: Msg, message: Message) -> None:
-        """Tell that the offset is another one, whatever the ack policy is, as Liftbridge does."""
+        """Send INCORRECT_OFFSET to the ack inbox, for every ack policy, as Liftbridge does."""
         if not self._inboxes.allows_on_nats(message.ack_inbox):
             now = asyncio.get_running_loop().time()
             if message.ack_inbox:
@@ -161,7 +161,7 @@ class CheckedIntake:
 
 
 def _pub_ack(stored: asyncio.Future[PubAck], error: BaseException | None) -> bytes:
-    """What JetStream answers to a publisher that asked for it."""
+    """Build the answer that JetStream would send to the reply subject of a publish."""
     if error is None:
         ack = stored.result()
         answer: dict[str, Any] = {"stream": ack.stream, "seq": ack.sequence}
@@ -180,12 +180,12 @@ async def _answer(msg: Msg) -> None:
 
 
 async def wait_for_intakes(js: JetStream, record: StreamRecord, *, timeout: float) -> None:
-    """Wait until the messages of every partition are taken, if that is within the time.
+    """Wait until the leaders of all partitions forward messages, or until the timeout.
 
     Args:
-        js: JetStream, and with it the connection.
-        record: A stream that checks offsets.
-        timeout: How long to wait, in seconds.
+        js: JetStream, for its API and connection.
+        record: Record of a stream that checks offsets.
+        timeout: Seconds to wait for all partitions together.
     """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout
@@ -195,4 +195,4 @@ async def wait_for_intakes(js: JetStream, record: StreamRecord, *, timeout: floa
                 await js.api.ask(_probe(record, partition), timeout=_ONE_TRY)
                 break
             except LiftEnvelopeError:
-                await asyncio.sleep(_PAUSE)  # nobody takes them yet, or NATS is away
+                await asyncio.sleep(_PAUSE)  # no leader forwards them yet, or NATS does not answer

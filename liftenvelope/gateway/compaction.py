@@ -1,15 +1,15 @@
-"""Compaction by key: deletes messages that a newer one with the same key replaces, and keeps those without.
+"""Compaction by key: deletes messages that a newer one with the same key replaces, keeps those without a key.
 
-A message is deleted only after a newer one with its key was read, so the newest of a key survives whatever
-happens in between: a restart, a lost connection, another gateway that compacts the same partition.
+A message is deleted only after a newer one with its key was read. So the newest message of a key survives a
+restart, a lost connection, and another gateway that compacts the same partition.
 
 The first compaction reads the partition from its beginning. The newest sequence of each key stays in memory,
-and the compactions that follow read only what is new. Two limits bound that memory: one for a partition and
-one for all partitions of a gateway. A partition whose keys do not fit is read from the beginning every time,
-once for each share of the keys that fits. So it is compacted only after half as many messages have come as
-it holds, like Kafka's ``min.cleanable.dirty.ratio``.
+and later compactions read only new messages. Two limits bound that memory: one for a partition and one for
+all partitions of a gateway. A partition whose keys do not fit is read from the beginning every time, once for
+each share of the keys that fits. So such a partition is compacted only after the new messages reach half the
+number of messages in the partition, like Kafka's ``min.cleanable.dirty.ratio``.
 
-All of it runs in the gateway's event loop, next to the acks of other streams. Therefore one partition is
+Compaction runs in the gateway's event loop, next to the acks of other streams. Therefore one partition is
 compacted at a time, in slices of about half a millisecond with pauses of twice that.
 """
 
@@ -49,24 +49,24 @@ _NO_STREAM: Final = 10059
 #: Messages between two pauses, and the length of a pause relative to the work before it.
 _SLICE: Final = 128
 _PAUSE: Final = 2.0
-#: Messages to delete that are collected before any is deleted, and how many deletions run at a time.
+#: Number of messages to delete that are collected before any is deleted, and of concurrent deletions.
 _COLLECTED: Final = 128
 _DELETIONS_AT_ONCE: Final = 8
-#: New messages that a partition without an index needs, relative to what it holds, to be compacted again.
+#: Ratio of new to stored messages at which a partition without an index is compacted again.
 _DIRTY_RATIO: Final = 0.5
-#: Seconds without a delivery after which the feed begins anew: what was left may have been purged.
+#: Waits of the feed without a delivery, about one second each, after which reading fails.
 _QUIET: Final = 5
 
 
 class CompactionBudget:
-    """What the compactors of a gateway share: one compaction at a time, and memory for their indexes.
+    """Limits shared by the compactors of a gateway: one compaction at a time, and memory for their indexes.
 
     Args:
-        max_memory: Bytes that all kept indexes together may take. Default: 64 MiB, enough for 2.4 million
-            keys. The compaction that runs may take another 16 MiB.
+        max_memory: Maximum bytes of all kept indexes together. Default: 64 MiB, enough for 2.4 million keys.
+            The running compaction may take another 16 MiB.
 
     Attributes:
-        turn: Held by the compaction that runs.
+        turn: Lock held by the running compaction.
     """
 
     def __init__(self, max_memory: int = 64 << 20) -> None:
@@ -75,7 +75,12 @@ class CompactionBudget:
         self.turn = asyncio.Lock()
 
     def keep(self, owner: object, size: int) -> bool:
-        """Reserve memory for an index, in place of what its owner had; return whether there is room."""
+        """Reserve memory for an index and release its owner's last reservation; return False if it is full.
+
+        Args:
+            owner: The compactor.
+            size: Size of the index in bytes.
+        """
         self.release(owner)
         if size + sum(self._kept.values()) > self._max_memory:
             return False
@@ -83,16 +88,16 @@ class CompactionBudget:
         return True
 
     def release(self, owner: object) -> None:
-        """Free what an owner has reserved."""
+        """Release an owner's reservation."""
         self._kept.pop(owner, None)
 
 
 @dataclass(frozen=True, slots=True)
 class Compaction:
-    """Result of a compaction.
+    """Statistics of one compaction.
 
     Attributes:
-        readings: Times that the partition, or its new messages, were read.
+        readings: Number of times that the partition, or its new messages, were read.
         read: Messages read, over all readings.
         deleted: Messages deleted.
     """
@@ -109,11 +114,11 @@ class Compactor:
         js: JetStream.
         stream: The JetStream stream that holds the partition.
         interval: Seconds between two compactions. Default: 300, as in Liftbridge.
-        max_memory: Bytes that the index of the partition's keys may take. Default: 16 MiB, enough for
-            600,000 keys. Beyond that the partition is read several times, and less often: see above.
-        budget: Shared with the gateway's other compactors. Default: one of its own.
-        is_wanted: Called before messages are deleted. It must say no once the stream may be deleted, since
-            the sequences are those of other messages in a stream that is made anew. Default: always yes.
+        max_memory: Maximum bytes of the index of the partition's keys. Default: 16 MiB, enough for 600,000
+            keys. Beyond that the partition is read several times and less often: see the module's docstring.
+        budget: Budget shared with the gateway's other compactors. Default: a separate one.
+        is_wanted: Called before messages are deleted. Must return False once the stream may be deleted,
+            because a new stream of the same name has other messages at these sequences. Default: always True.
 
     Raises:
         UsageError: ``interval`` is not positive.
@@ -136,20 +141,20 @@ class Compactor:
         self._budget = budget or CompactionBudget()
         self._is_wanted = is_wanted
         self._task: asyncio.Task[None] | None = None
-        # The keys of all messages up to a position, and the messages that are yet to be deleted.
+        # Keys of all messages up to the position, and sequences of the messages to delete.
         self._plan = CompactionPlan(max_memory)
         self._position = 0
         self._obsolete: list[int] = []
-        # Last sequence of the newest complete compaction, and the creation time of the stream it was done on.
+        # Last sequence of the newest complete compaction, and creation time of the stream at that time.
         self._compacted = 0
         self._created: object = None
 
     async def start(self) -> None:
-        """Begin to wait for the first compaction."""
+        """Start the background task, which first compacts after one interval."""
         self._task = asyncio.create_task(self._run(), name=f"compact {self._stream}")
 
     async def close(self) -> None:
-        """Stop and forget the index. A compaction that runs is cancelled, which loses nothing."""
+        """Stop and drop the index. A running compaction is cancelled, which loses nothing."""
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
@@ -165,14 +170,15 @@ class Compactor:
                 _log.warning("%s is not compacted, until the next time: %s", self._stream, exc)
 
     async def compact(self) -> Compaction:
-        """Compact what is there now, unless nothing came since the last time, or too little to read it all.
+        """Compact the messages stored now.
 
-        Waits until no other compactor with the same budget works.
+        Nothing is read if no messages came since the last time. The same holds if the partition must be read
+        from its beginning and too few messages came. Only one compactor of a budget works at a time.
 
         Raises:
             StreamNotFoundError: The partition is gone.
-            JetStreamError, CallTimeoutError, TransportError: It can't be read or changed now. What was
-                deleted was obsolete, and the rest is done the next time.
+            JetStreamError, CallTimeoutError, TransportError: The partition can't be read or changed now. All
+                deleted messages were obsolete. The next compaction deletes the rest.
         """
         async with self._budget.turn:
             try:
@@ -210,7 +216,7 @@ class Compactor:
         self._budget.release(self)
 
     async def _same_stream(self) -> StreamInfo:
-        """Ask for the stream; forget the index if another stream of the same name has taken its place."""
+        """Request the stream's state; drop the index if another stream of the same name has replaced it."""
         info = (await self._js.stream(self._stream)).cached_info
         if info.created != self._created or info.state.last_seq < max(self._position, self._compacted):
             self._forget()
@@ -218,7 +224,7 @@ class Compactor:
         return info
 
     async def _read(self, last: int, so_far: Compaction) -> Compaction:
-        """Read from the position to a sequence and delete what is obsolete."""
+        """Read from the position up to sequence ``last`` and delete obsolete messages."""
         loop, read, deleted = asyncio.get_running_loop(), 0, 0
         feed = PartitionFeed(self._js, self._stream, self._position + 1)
         try:
@@ -240,7 +246,7 @@ class Compactor:
         return replace(so_far, read=so_far.read + read, deleted=so_far.deleted + deleted)
 
     def _see(self, deliveries: list[Delivery], last: int) -> int:
-        """Add deliveries to the plan; return how many of them are not beyond the last one."""
+        """Add deliveries up to sequence ``last`` to the plan; return their number."""
         count = 0
         for sequence, delivery in zip(sequences_of(deliveries), deliveries, strict=True):
             if sequence > last:
@@ -253,7 +259,7 @@ class Compactor:
         return count
 
     async def _delete(self) -> int:
-        """Delete what is obsolete. What can't be deleted now is tried again by the next compaction."""
+        """Delete obsolete messages. The next compaction retries those that can't be deleted now."""
         loop, created, deleted = asyncio.get_running_loop(), self._created, 0
         if self._obsolete and (await self._same_stream()).created != created:
             raise self._is_gone()
@@ -277,12 +283,12 @@ class Compactor:
         except JetStreamError as exc:
             if exc.err_code not in _NOT_THERE:
                 raise
-            return False  # retention, or another gateway, was quicker
+            return False  # retention or another gateway deleted it first
         return True
 
 
 async def _take(feed: PartitionFeed) -> list[Delivery]:
-    """Wait for deliveries. Returns none if all messages that were left have been purged."""
+    """Wait for deliveries; return an empty list if all remaining messages were purged."""
     for _ in range(_QUIET):
         deliveries = await feed.take()
         if deliveries or not feed.pending:

@@ -1,11 +1,11 @@
-"""Decides which messages a compaction deletes, and remembers the newest message of each key.
+"""Plan of a compaction: remembers the newest message of each key and names the messages to delete.
 
 A key is remembered as a 128-bit hash with a secret salt, as Kafka's log cleaner does with MD5. Among a
-million keys, two with the same hash have a probability of 2**-89, and nobody who lacks the salt can choose
-such keys.
+million keys, the probability that two have the same hash is 2**-89, and such keys can't be chosen without the
+salt.
 
 Hashes and sequences are kept in sorted arrays of 64-bit numbers, split by the hash into 512 tables so that an
-insert moves a few kilobytes at most. That takes 27 bytes for a key. A dict takes about 200.
+insert moves a few kilobytes at most. Each key takes 27 bytes. A dict takes about 200.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ __all__ = ["CompactionPlan"]
 _TABLES: Final = 512
 #: The number of a table is the top bits of the first 64 bits of the hash.
 _TABLE_SHIFT: Final = 64 - 9
-#: Three numbers of eight bytes, and an eighth more because arrays allocate ahead.
+#: Bytes per key: three numbers of eight bytes, and an eighth more because arrays allocate ahead.
 _PER_KEY: Final = 27
-#: What three arrays take when they are empty.
+#: Bytes of three empty arrays.
 _PER_TABLE: Final = 400
 
 
 class _Table:
-    """Newest sequences by hash, for the hashes that begin with the same bits."""
+    """Newest sequence by hash, for hashes that begin with the same bits."""
 
     __slots__ = ("firsts", "seconds", "sequences")
 
@@ -38,7 +38,7 @@ class _Table:
         self.sequences = array("Q")
 
     def find(self, first: int, second: int) -> tuple[int, bool]:
-        """Return where a hash is, or where it is to be inserted, and whether it is there."""
+        """Return the index of a hash and True, or the index to insert it at and False."""
         firsts = self.firsts
         at = bisect_left(firsts, first)
         while at < len(firsts) and firsts[at] == first:
@@ -54,14 +54,14 @@ class _Table:
 
 
 class CompactionPlan:
-    """Names the messages to delete, given the messages of a partition in their order.
+    """Names the messages to delete, given the messages of a partition in order.
 
     While all keys fit into ``max_memory``, the plan knows the newest message of each key, and later messages
-    can be added to it: :attr:`is_whole`. Beyond that, only a share of the keys is remembered, chosen by their
-    hash. The other shares need readings of their own: :meth:`next_reading`.
+    can be added (:attr:`is_whole`). Beyond that, the plan remembers only one share of the keys, chosen by
+    hash. Each of the other shares needs another reading of the partition (:meth:`next_reading`).
 
     Args:
-        max_memory: Bytes to remember at most. Default: 16 MiB, enough for 600,000 keys.
+        max_memory: Maximum bytes of the remembered keys. Default: 16 MiB, enough for 600,000 keys.
         salt: Key of the hash, up to 64 bytes. Default: random.
 
     Example:
@@ -77,7 +77,7 @@ class CompactionPlan:
     def __init__(self, max_memory: int = 16 << 20, *, salt: bytes | None = None) -> None:
         self._max_memory = max_memory
         self._salt = secrets.token_bytes(16) if salt is None else salt
-        # The tables of this reading, and the ranges of tables that are left to other readings.
+        # Range of tables of this reading, and the ranges left to other readings.
         self._share = (0, _TABLES)
         self._left: list[tuple[int, int]] = []
         self._tables: dict[int, _Table] = {}
@@ -86,12 +86,12 @@ class CompactionPlan:
 
     @property
     def memory(self) -> int:
-        """Bytes that the remembered keys take."""
+        """Size of the remembered keys in bytes."""
         return self._keys * _PER_KEY + len(self._tables) * _PER_TABLE
 
     @property
     def is_whole(self) -> bool:
-        """Whether the newest message of every key that was seen is remembered."""
+        """True if the plan remembers the newest message of every key seen."""
         return not self._was_split
 
     def see(self, sequence: int, key: bytes) -> int | None:
@@ -100,8 +100,8 @@ class CompactionPlan:
         A message may be added again, for example after a reading was interrupted.
 
         Args:
-            sequence: Its sequence.
-            key: Its key; empty for none.
+            sequence: Sequence of the message.
+            key: Key of the message; empty for none.
         """
         if not key:
             return None
@@ -125,9 +125,9 @@ class CompactionPlan:
         return None
 
     def next_reading(self) -> bool:
-        """Go on with the next share; return whether the messages must be added again from the first on.
+        """Switch to the next share of keys; return True if all messages must be added again.
 
-        When no share is left, a plan that was split forgets everything. A whole one keeps what it knows.
+        If no share is left, a plan that was split drops all its keys. A whole plan keeps them.
         """
         if self.is_whole:
             return False
@@ -148,7 +148,7 @@ class CompactionPlan:
         return high - low > 1
 
     def _split(self) -> None:
-        """Leave the upper half of the share to another reading."""
+        """Drop the upper half of the share and leave it to another reading."""
         low, high = self._share
         middle = (low + high) // 2
         self._share, self._was_split = (low, middle), True

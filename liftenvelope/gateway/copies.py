@@ -1,8 +1,8 @@
-"""Acks of what is published for a partition that copies from another stream.
+"""Acks of messages published for a partition that copies from another stream.
 
-JetStream answers such a publish for the stream that records the subject. Which offset the message gets in the
-copy, nobody knows before it is there. So it names an ack inbox of the gateway's, as one that comes by NATS
-would name its publisher's, and the partition's leader acks it.
+JetStream answers such a publish for the stream that records the subject, so the answer does not contain the
+offset in the copy. Therefore the gateway's envelope names an ack inbox of the gateway itself, as raw NATS
+publishers name theirs. The partition's leader acks the message there once it is in the copy.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["CopyAcks"]
 
 
 class CopyAcks:
-    """One ack inbox for all of these messages.
+    """Publishes messages for copying partitions and receives all their acks on one inbox.
 
     Args:
         nc: The connection.
@@ -34,13 +34,13 @@ class CopyAcks:
         self._nc = nc
         self._inbox = nc.new_inbox()
         self._subscription: DirectSubscription | None = None
-        # By correlation id: the stream whose ack counts, and who waits for it.
+        # By correlation id: the stream whose ack counts, and the future of that ack.
         self._pending: dict[str, tuple[str, asyncio.Future[PubAck]]] = {}
         self._number = 0
         self._starting = asyncio.Lock()
 
     async def close(self) -> None:
-        """Wait for nothing any more."""
+        """Stop receiving acks."""
         if self._subscription is not None:
             await self._subscription.unsubscribe()
             self._subscription = None
@@ -55,15 +55,15 @@ class CopyAcks:
         headers: Mapping[str, bytes],
         timeout: float,
     ) -> asyncio.Future[PubAck]:
-        """Publish a message; return the future of its ack by this stream.
+        """Publish a message; return the future of the stream's ack.
 
         Args:
-            stream: The Liftbridge stream.
-            subject: The subject.
+            stream: Name of the Liftbridge stream whose ack counts.
+            subject: NATS subject to publish to.
             value: The value.
             key: The key.
             headers: The headers.
-            timeout: After how many seconds the future fails with AckTimeoutError.
+            timeout: Seconds after which the future fails with AckTimeoutError.
         """
         async with self._starting:
             if self._subscription is None:
@@ -87,9 +87,9 @@ class CopyAcks:
             try:
                 ack = unmarshal_ack(payload)
             except EnvelopeError:
-                continue  # the inbox is a subject: anybody may publish there
+                continue  # not from a gateway: any client can publish to the inbox
             stream, future = self._pending.get(ack.correlation_id, ("", None))
-            # The others that record the subject ack it as well.
+            # Other streams that record the subject also ack the message.
             if future is not None and ack.stream == stream and not future.done():
                 future.set_result(PubAck(stream, ack.offset + 1))
 

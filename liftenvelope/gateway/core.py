@@ -1,4 +1,4 @@
-"""What the services of a gateway share: the connection, the records, and how the gateway is set up."""
+"""Shared parts of a gateway's services: connection, stream records, brokers, storage and options."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ __all__ = ["Core", "Options"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """How a gateway is set up. See :class:`~liftenvelope.gateway.Gateway`."""
+    """Options of a gateway. See :class:`~liftenvelope.gateway.Gateway` for their meaning."""
 
     id: str
     limits: Limits = field(default_factory=Limits)
@@ -45,23 +45,23 @@ class Options:
 
 @dataclass(slots=True)
 class Core:
-    """The parts of a gateway.
+    """Parts that a gateway's services share.
 
     Attributes:
-        nc: The connection to NATS.
-        js: JetStream on it.
-        options: How the gateway is set up.
-        registry: Which streams there are.
-        brokers: Which gateways there are.
-        agreement: What those know of the streams.
-        storage: The partitions.
+        nc: Connection to NATS.
+        js: JetStream on that connection.
+        options: Options of the gateway.
+        registry: Records of all streams.
+        brokers: Live gateways and leaders of partitions.
+        agreement: Confirms with the other gateways that they have seen a change.
+        storage: JetStream streams of the partitions.
         copies: Publishes for partitions that copy from another stream.
-        ack_inboxes: Where acks may go on behalf of clients.
-        quotas: How much each client has.
-        activity: Who is told of what is done; None for nobody.
-        changing: Held while a stream is made, changed or removed here.
-        faults: Why JetStream stores nothing.
-        draining: Set when the gateway takes no more calls and finishes those that it has.
+        ack_inboxes: Allowed ack inboxes of clients.
+        quotas: Usage per client.
+        activity: The activity stream; None if events are not published.
+        changing: Lock held while this gateway creates, changes or deletes a stream.
+        faults: Reasons why JetStream stores nothing, by partition.
+        draining: Set when the gateway refuses new calls and finishes the open ones.
     """
 
     nc: Client
@@ -80,10 +80,10 @@ class Core:
     draining: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def partition(self, name: str, partition: int) -> StreamRecord:
-        """The stream of that name, once it is sure that it has that partition.
+        """Return the record of a stream after checking that the partition exists.
 
         Raises:
-            RpcError: NOT_FOUND: there is no such stream or partition.
+            RpcError: NOT_FOUND: the stream or the partition does not exist.
         """
         record = await self.registry.find(name)
         if not record.has_partition(partition):
@@ -91,16 +91,16 @@ class Core:
         return record
 
     def check_leader(self, name: str, partition: int) -> None:
-        """Make sure that this gateway leads a partition.
+        """Check that this gateway leads a partition.
 
         Raises:
-            RpcError: FAILED_PRECONDITION: another one does.
+            RpcError: FAILED_PRECONDITION: this gateway does not lead it, or has no valid lease.
         """
         if not self.brokers.leads(name, partition):
             raise RpcError(StatusCode.FAILED_PRECONDITION, "Server not partition leader")
 
     def partition_of(self, jetstream_stream: str) -> tuple[StreamRecord, int] | None:
-        """The partition that a JetStream stream holds, None if it holds none."""
+        """Return the record and number of the partition in a JetStream stream; None if it holds none."""
         head, _, digits = jetstream_stream.rpartition("_")
         if not (digits.isascii() and digits.isdigit()):
             return None

@@ -1,8 +1,9 @@
-"""SetCursor and FetchCursor: offsets of readers, kept in a bucket.
+"""SetCursor and FetchCursor: stores the offsets of readers in a bucket.
 
-Liftbridge keeps cursors in a stream of its own and serves each by the leader of a partition of that stream. A
-bucket needs no leader: every gateway serves every cursor. As with Liftbridge, any offset is kept, -1 looks
-like none, the stream need not exist, and a cursor outlives it. Unlike there, cursors do not expire.
+Liftbridge stores cursors in an internal stream, and the leader of one of its partitions serves each cursor. A
+bucket needs no leader: every gateway serves every cursor. As in Liftbridge, any offset is accepted, -1 reads
+like a missing cursor, the stream need not exist, and a cursor outlives its stream. Unlike in Liftbridge,
+cursors do not expire.
 """
 
 from __future__ import annotations
@@ -24,16 +25,16 @@ if TYPE_CHECKING:
 __all__ = ["CursorService", "cursor_key"]
 
 BUCKET: Final = "lift_cursors"
-#: What stands for no cursor.
+#: Offset that means "no cursor".
 _MISSING: Final = -1
 
 
 def cursor_key(cursor_id: str, stream: str, partition: int) -> str:
-    """Return the key of a cursor.
+    """Return the bucket key of a cursor.
 
     Raises:
-        RpcError: INVALID_ARGUMENT: a name is missing, or has a comma: Liftbridge joins the three by commas
-            without quoting any, so that two cursors would be one.
+        RpcError: INVALID_ARGUMENT: a name is missing or contains a comma, or the partition is negative.
+            Liftbridge joins the three by commas without quoting, so two cursors could collide.
 
     Example:
         >>> cursor_key("my reader", "a.b", 3)
@@ -50,12 +51,12 @@ def cursor_key(cursor_id: str, stream: str, partition: int) -> str:
 
 
 class CursorService:
-    """Serves cursors.
+    """Serves the cursor methods of the API.
 
     Args:
         js: JetStream.
         limits: Bounds of the names in requests.
-        replicas: How many servers keep the bucket.
+        replicas: Number of replicas of the bucket. Default 1.
     """
 
     def __init__(self, js: JetStream, limits: Limits, *, replicas: int = 1) -> None:
@@ -65,7 +66,7 @@ class CursorService:
         self._stream: Stream | None = None
 
     async def start(self) -> None:
-        """Make the bucket, if it is not there."""
+        """Create the bucket if it does not exist."""
         await self._bucket.create(replicas=self._replicas)
         self._stream = await self._bucket.js.stream(self._bucket.stream)
 
@@ -86,7 +87,7 @@ class CursorService:
         if self._stream is None:
             raise RpcError(StatusCode.INTERNAL, "Cursors stream does not exist")
         try:
-            # Not directly: a server that is behind may answer such a request, and a cursor would go back.
+            # Without direct get: a replica that lags could answer it, and the cursor would go back.
             found = await self._stream.get_message(last_by_subject=f"$KV.{BUCKET}.{key}", direct=False)
         except MessageNotFoundError:
             return _MISSING

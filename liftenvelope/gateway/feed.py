@@ -1,9 +1,12 @@
-"""Reads a partition from a sequence on, as JetStream delivers it: raw, in order, without a gap.
+"""Reads a partition from a sequence on and yields JetStream's deliveries: raw, in order, without gaps.
 
-A consumer without acks, in the server's memory, is pulled from. A window bounds what is asked for and held,
-and a budget bounds what all readers of the connection ask for (:mod:`liftenvelope.gateway.pull_window`). When
-deliveries are missing, the consumer is gone or its server is silent, the consumer is deleted and another one
-goes on where it was.
+The feed pulls from a memory-backed consumer without acks. A window bounds the bytes requested and held by one
+reader, and a budget bounds the bytes requested by all readers of the connection
+(:mod:`liftenvelope.gateway.pull_window`).
+
+The invariant: deliveries are passed on only if their consumer sequences directly follow the last ones. If one
+is missing, the consumer is gone or its server is silent, the feed counts as lost. It then deletes the
+consumer and creates another one, which starts after the last message passed on.
 """
 
 from __future__ import annotations
@@ -38,30 +41,31 @@ if TYPE_CHECKING:
 
 __all__ = ["Delivery", "PartitionFeed", "ask_start", "budget_of", "sequences_of"]
 
-#: What comes from a consumer: subject, reply, headers, payload.
+#: A message from a consumer: subject, reply, headers, payload.
 Delivery: TypeAlias = tuple[str, bytes, bytes | None, bytes]
 
-#: Messages that one pull asks for at most.
+#: Maximum number of messages per pull.
 _BATCH: Final = 4_096
 _EXPIRES: Final = 30.0
 _HEARTBEAT: Final = 5.0
-#: After how much silence the consumer is taken for lost.
+#: Seconds of silence after which the consumer counts as lost.
 _SILENCE: Final = 2.5 * _HEARTBEAT
 _NS: Final = 1_000_000_000
 _PAUSE: Final = 0.25
-#: Of the year 9999.
+#: Last second of the year 9999, in seconds since 1970.
 _LAST_SECOND: Final = 253_402_300_799
-#: How often to look whether the consumer still lives, in seconds.
+#: Seconds between two checks whether the consumer is alive.
 _LOOK: Final = 1.0
 _REPLY_OF: Final = itemgetter(1)
-#: What ends a pull that was served, and the header that says how many bytes it has left.
+#: Status texts that end a served pull, and the header with the number of its unused bytes.
 _ENDS: Final = (b"Batch Completed", b"MaxBytes")
 _BYTES_LEFT: Final = re.compile(rb"nats-pending-bytes: *(\d+)", re.IGNORECASE)
-#: $JS.ACK.<stream>.<consumer>.<delivered>.<sseq>.<cseq>.<ns>.<pending>; with a domain there are two more.
+#: Number of tokens in $JS.ACK.<stream>.<consumer>.<delivered>.<sseq>.<cseq>.<ns>.<pending>, and the index of
+#: <sseq>. With a domain, two more tokens come before <stream>.
 _TOKENS: Final = 9
 _SEQUENCE_AT: Final = 5
 
-#: The body of a pull, without its bytes.
+#: Body of a pull request, with a placeholder for its bytes.
 _PULL: Final = b'{"batch":%d,"expires":%d,"idle_heartbeat":%d,"max_bytes":%%d}' % (
     _BATCH,
     _EXPIRES * _NS,
@@ -72,21 +76,21 @@ _budgets: WeakKeyDictionary[Client, PullBudget] = WeakKeyDictionary()
 
 
 class _Received(NamedTuple):
-    """Deliveries that were not taken yet, and the bytes that the server counts for them."""
+    """Deliveries that were not taken yet, and their size in bytes as the server counts it."""
 
     deliveries: list[Delivery]
     size: int
 
 
 class _Pull(NamedTuple):
-    """An open pull: the bytes that it asks for, and those of them that are from the shared amount."""
+    """An open pull: bytes requested, and the part of them that comes from the shared budget."""
 
     amount: int
     shared: int
 
 
 def sequences_of(deliveries: list[Delivery]) -> list[int]:
-    """Return the sequences of deliveries in the stream."""
+    """Return the stream sequences of deliveries."""
     if not deliveries:
         return []
     tokens = deliveries[0][1].count(b".") + 1
@@ -95,24 +99,29 @@ def sequences_of(deliveries: list[Delivery]) -> list[int]:
 
 
 def budget_of(nc: Client) -> PullBudget:
-    """Return what the readers of a connection share."""
+    """Return the budget that all readers of a connection share."""
     return _budgets.setdefault(nc, PullBudget())
 
 
 async def ask_start(api: Api, stream: str, timestamp_ns: int) -> int:
-    """Return the sequence of the first message that was stored at a time or later.
+    """Return the sequence of the first message stored at a time or later.
 
-    That of the next message if all are older.
+    If all messages are older, this is the sequence of the next message.
+
+    Args:
+        api: JetStream's API.
+        stream: Name of the JetStream stream.
+        timestamp_ns: Time in nanoseconds since 1970.
 
     Raises:
-        StreamNotFoundError: There is no such stream.
+        StreamNotFoundError: The stream does not exist.
     """
     seconds, rest = divmod(max(timestamp_ns, 0), _NS)
     moment = f"{_utc(seconds)}.{rest:09d}Z"
     name = secrets.token_hex(8)
     config = _config(name, budget_of(api.nc).inactivity)
     config |= {"deliver_policy": "by_start_time", "opt_start_time": moment}
-    # What it would deliver first tells: it is never pulled from.
+    # The consumer's start position is the answer. It is deleted without a pull.
     info = await _make(api, stream, name, config)
     await api.send(f"{api.prefix}.CONSUMER.DELETE.{stream}.{name}", b"", reply=api.nc.new_inbox())
     return int(info["delivered"]["stream_seq"]) + 1
@@ -139,16 +148,16 @@ async def _make(api: Api, stream: str, name: str, config: dict[str, Any]) -> dic
 
 
 class PartitionFeed:
-    """Deliveries of one partition.
+    """Reads the deliveries of one partition.
 
     Args:
-        js: JetStream, on the connection to receive by.
-        stream: The JetStream stream.
-        sequence: Where to begin.
+        js: JetStream, on the connection to receive messages on.
+        stream: Name of the JetStream stream.
+        sequence: Stream sequence to begin at.
 
     Attributes:
-        pending: Number of messages left to deliver after those that were taken. Messages that are purged
-            meanwhile count until :meth:`take` has waited for them in vain.
+        pending: Number of messages left to deliver after those taken. Messages purged in the meantime count
+            until :meth:`take` has waited for them in vain.
     """
 
     def __init__(self, js: JetStream, stream: str, sequence: int) -> None:
@@ -167,7 +176,7 @@ class PartitionFeed:
         self._window = PullWindow(asyncio.get_running_loop().time())
         self._pulls: dict[bytes, _Pull] = {}
         self._pull_number = 0
-        # Whether the budget is to give an amount for the next pull.
+        # True while the feed waits in the budget's queue for its next pull.
         self._is_waiting = False
         self._heard = 0.0
         self._lost = False
@@ -175,10 +184,10 @@ class PartitionFeed:
         self._reconnects = 0
 
     async def open(self) -> None:
-        """Make the consumer, and pull.
+        """Create the consumer and start to pull.
 
         Raises:
-            StreamNotFoundError: There is no such stream.
+            StreamNotFoundError: The stream does not exist.
             LiftEnvelopeError: JetStream does not answer, or refuses.
         """
         self._subscription = await subscribe_direct(self._nc, f"{self._inbox}.*", self._on_messages)
@@ -186,7 +195,7 @@ class PartitionFeed:
         await self._begin()
 
     async def close(self) -> None:
-        """Stop, and have the server forget the consumer."""
+        """Stop reading and delete the consumer. Closing twice is fine."""
         subscription, self._subscription = self._subscription, None
         if subscription is None:
             return
@@ -199,7 +208,10 @@ class PartitionFeed:
             return  # the connection is gone, and the server drops the consumer by itself
 
     async def take(self) -> list[Delivery]:
-        """Wait for the next deliveries; return them. It may be none: after :meth:`wake`, and now and then.
+        """Wait for the next deliveries and return them.
+
+        The list is empty after :meth:`wake`, after one second without a delivery, and when the consumer is
+        lost.
 
         Raises:
             StreamNotFoundError: The stream is gone.
@@ -223,7 +235,7 @@ class PartitionFeed:
         return messages
 
     async def _wait(self) -> bool:
-        """Wait for deliveries, for as long as ``_LOOK`` at most. Returns whether it was woken."""
+        """Wait for deliveries or :meth:`wake`, for at most ``_LOOK`` seconds; return False on timeout."""
         self._wakeup = asyncio.get_running_loop().create_future()
         try:
             done, _ = await asyncio.wait([self._wakeup], timeout=_LOOK)
@@ -232,9 +244,9 @@ class PartitionFeed:
         return bool(done)
 
     async def _recount(self) -> None:
-        """Ask the server how many messages are left: those that were purged are never delivered.
+        """Ask the server how many messages are left, because purged messages are never delivered.
 
-        Messages that the server has delivered and that did not arrive are lost: a new consumer delivers them.
+        Messages that the server has delivered but that did not arrive are lost. A new consumer delivers them.
         """
         try:
             info = await self._js.api.request(f"CONSUMER.INFO.{self._stream}.{self._consumer}", {})
@@ -249,7 +261,7 @@ class PartitionFeed:
             self._lose()
 
     def _note(self, messages: list[Delivery]) -> bool:
-        """Note how far the deliveries go. Returns whether they are the ones that were due."""
+        """Record the last sequences of the deliveries; return False if they do not follow the last ones."""
         first, last = messages[0][1].split(b"."), messages[-1][1].split(b".")
         at = _SEQUENCE_AT if len(first) == _TOKENS else _SEQUENCE_AT + 2
         begins, ends = int(first[at + 1]), int(last[at + 1])
@@ -260,13 +272,13 @@ class PartitionFeed:
         return True
 
     def wake(self) -> None:
-        """Have :meth:`take` return, with or without deliveries."""
+        """Make a waiting :meth:`take` return, with or without deliveries."""
         if self._wakeup is not None and not self._wakeup.done():
             self._wakeup.set_result(None)
 
     def _on_messages(self, raws: list[Delivery]) -> None:
         self._heard = asyncio.get_running_loop().time()
-        # Statuses alone have no reply subject, and most of what is read has none of them.
+        # Only statuses have no reply subject. Most batches contain no status, so this check is fast.
         messages = raws if all(map(_REPLY_OF, raws)) else [raw for raw in raws if raw[1]]
         if messages:
             self._arrived(messages)
@@ -296,24 +308,24 @@ class PartitionFeed:
             return
         expired = status == b"408"
         if not (expired or (status == b"409" and any(end in text for end in _ENDS))):
-            # The consumer is deleted, its server goes down or leads it no more, or nobody answers.
+            # The consumer is deleted, its server stops or no longer leads it, or there are no responders.
             self._lose()
             return
         pull = self._pulls.pop(raw[0].rpartition(".")[2].encode(), None)
         if pull is None:
-            return  # of a consumer before, or it was known to be over
+            return  # a pull from an earlier consumer, or one that has ended already
         found = _BYTES_LEFT.search(text)
         left = int(found[1]) if found else 0
         self._window.ended(pull.amount, left, expired=expired)
         if not expired and left == pull.amount:
-            self.pending = max(self.pending, 1)  # a message that did not fit
+            self.pending = max(self.pending, 1)  # the next message did not fit into the pull
         self._budget.release(pull.shared)
         if not self._pulls or self._window.asked <= 0:
             self._end_pulls()
         self._pull_if_room()
 
     def _end_pulls(self) -> None:
-        """All pulls are over."""
+        """Count all pulls as ended, and return their bytes to the budget."""
         pulls, self._pulls = self._pulls, {}
         self._window.asked = 0
         self._budget.release(sum(pull.shared for pull in pulls.values()))
@@ -323,10 +335,10 @@ class PartitionFeed:
         return self._subscription is not None and not self._lost and bool(self._nc.is_connected)
 
     def _pull_if_room(self) -> None:
-        """Ask for more if the window is half empty, as far as the budget goes.
+        """Pull more if the window is at least half empty, as far as the budget allows.
 
-        A reader that has read everything asks for a small amount alone: it may wait for a long time, and must
-        not keep the shared amount from others meanwhile.
+        A reader without pending messages pulls only a small amount outside of the shared budget. Such a pull
+        may stay open for a long time, and must not take bytes of the budget from other readers.
         """
         window, budget = self._window, self._budget
         if self._is_waiting or not self._can_pull:
@@ -342,7 +354,7 @@ class PartitionFeed:
                 budget.wait(least, self._on_given)
 
     def _on_given(self, amount: int) -> None:
-        """Ask for an amount that the budget had no room for before."""
+        """Pull an amount that the budget has granted after a wait."""
         self._is_waiting = False
         if self._can_pull:
             self._pull(amount, amount)
@@ -364,7 +376,7 @@ class PartitionFeed:
             self._lose()
 
     def _look(self) -> None:
-        """See whether the consumer still lives."""
+        """Count the consumer as lost after a reconnect, or if it has been silent for too long."""
         now = asyncio.get_running_loop().time()
         if self._nc.stats["reconnects"] != self._reconnects or now - self._heard > _SILENCE:
             self._lose()
@@ -380,7 +392,7 @@ class PartitionFeed:
         config |= {"deliver_policy": "by_start_sequence", "opt_start_seq": max(self._next, 1)}
         info = await _make(self._js.api, self._stream, name, config)
         self.pending = int(info["num_pending"])
-        # What came up to now is of the consumer before.
+        # Messages received so far are from the last consumer.
         self._received.clear()
         self._window.forget()
         self._delivered, self._lost = 0, False

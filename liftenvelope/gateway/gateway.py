@@ -1,4 +1,4 @@
-"""The gateway: a server of the Liftbridge API that keeps every stream in JetStream."""
+"""The gateway: a server of the Liftbridge API that stores every stream in JetStream."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ if TYPE_CHECKING:
 
 __all__ = ["Gateway"]
 
-#: How long a gateway tries to start where JetStream is not ready for it, and between two tries, in seconds.
+#: Seconds to retry the start while JetStream is not ready, and pause between two attempts.
 _PATIENCE = 30.0
 _PAUSE = 0.25
-#: JetStream's code and number for "not now".
+#: JetStream's code and error code for "temporarily unavailable".
 _UNAVAILABLE = 503
 _NOT_NOW = 10008
 
@@ -42,40 +42,38 @@ _NOT_NOW = 10008
 class Gateway:
     """Serves the Liftbridge API on a connection to a NATS server with JetStream.
 
-    Several gateways on one NATS server, or cluster, are the brokers of one Liftbridge cluster: each serves
-    all streams, and each leads some of the partitions. All that they know is in JetStream.
+    Several gateways on one NATS server or cluster are the brokers of one Liftbridge cluster. Each gateway
+    serves all streams and leads some of the partitions. All their state is in JetStream.
 
     Args:
-        nc: A connected nats-py client. It stays yours: it is never closed. While the gateway runs it is
+        nc: A connected nats-py client. The gateway never closes it. While the gateway runs, the client is
             accelerated (:func:`liftenvelope.nats.accelerate`).
-        host: Where to listen. Default: loopback only.
-        port: Likewise; 0, the default, for any that is free.
-        advertise: ``host:port`` that clients are told to connect to. Default: where it listens.
-        id: Its id among the brokers. Default: a new one.
-        tls: How to speak TLS with clients; None, the default, for plain TCP. A context that asks clients for
-            certificates makes it mutual.
-        broker_ttl: After how many seconds of silence the others take a gateway for dead. Default 3.
-        ack_timeout: How many seconds JetStream is given for an ack where the client sets no deadline.
-            Default 5.
-        replicas: How many NATS servers keep the gateways' own records. Default 1.
-        domain: The JetStream domain that keeps the streams, such as that of the hub where ``nc`` is connected
-            to a leaf node. Default: the one of the server that ``nc`` is connected to.
-        encrypted: Whether the NATS server encrypts what it stores. If not, the default, streams with
+        host: Address to listen on. Default: loopback only.
+        port: Port to listen on. Default 0: any free port.
+        advertise: ``host:port`` that clients are told to connect to. Default: the listening address.
+        id: Broker id. Default: a new random id.
+        tls: TLS context for connections of clients. Default: plain TCP. If the context requires client
+            certificates, TLS is mutual.
+        broker_ttl: Seconds of silence after which the other gateways consider this one dead. Default 3.
+        ack_timeout: Seconds to wait for an ack of JetStream if the client sets no deadline. Default 5.
+        replicas: Number of replicas of the gateways' own records, 1 to 5. Default 1.
+        domain: JetStream domain of the streams, for example the hub's domain if ``nc`` is connected to a leaf
+            node. Default: the domain of the server that ``nc`` is connected to.
+        encrypted: True if the NATS server encrypts its storage. If False, the default, streams with
             ``encryption`` are refused.
         limits: Limits on clients: connections, memory, names, quotas, ack inboxes. Default: those of
             :class:`~liftenvelope.gateway.Limits`.
-        max_message_bytes: The limit of the same name, in the place of the one in ``limits``.
-        nats_log: The log file of the NATS server, to be followed: the gateway warns of messages that
+        max_message_bytes: Overrides the limit of the same name in ``limits``.
+        nats_log: Path of the NATS server's log file. The gateway follows the file and warns of messages that
             JetStream has dropped (:mod:`liftenvelope.gateway.drops`). Default: none.
-        policy_file: Which clients, by the names in their certificates, may do what: see
-            :mod:`liftenvelope.gateway.authorization`. Needs ``tls`` that requires certificates. Default:
-            everybody may do everything.
-        consumer_timeout: After how many seconds of silence a member of a consumer group is dead. Default 15.
-        coordinator_timeout: After how many seconds of a group coordinator's silence clients are to report it.
-            Default 15.
+        policy_file: Path of a file with the permissions of clients, by the names in their certificates (see
+            :mod:`liftenvelope.gateway.authorization`). Needs ``tls`` that requires certificates. Default: all
+            clients may do everything.
+        consumer_timeout: Seconds of silence after which a member of a consumer group is dead. Default 15.
+        coordinator_timeout: Seconds of silence after which clients report a group coordinator. Default 15.
 
     Raises:
-        UsageError: An argument makes no sense.
+        UsageError: An argument is invalid, or a file can't be read.
 
     Example::
 
@@ -91,7 +89,7 @@ class Gateway:
         host: str = "127.0.0.1",
         port: int = 0,
         advertise: str | None = None,
-        id: str | None = None,  # noqa: A002 - the API's own word
+        id: str | None = None,  # noqa: A002 - Liftbridge's own name for it
         tls: ssl.SSLContext | None = None,
         broker_ttl: float = 3.0,
         ack_timeout: float = 5.0,
@@ -156,31 +154,35 @@ class Gateway:
 
     @property
     def id(self) -> str:
-        """Its id among the brokers."""
+        """Broker id of this gateway."""
         return self._setup.options.id
 
     @property
     def limits(self) -> Limits:
-        """Its limits on clients."""
+        """Limits on clients."""
         return self._setup.options.limits
 
     @property
     def address(self) -> str:
-        """Where it listens, as ``host:port``."""
+        """Listening address, as ``host:port``.
+
+        Raises:
+            UsageError: The gateway is not started.
+        """
         if self._running is None or not self._running.address:
             raise UsageError("the gateway is not started")
         return self._running.address
 
     async def start(self) -> Self:
-        """Begin to serve; return when clients can be served.
+        """Start the gateway; return when it serves clients.
 
-        Where JetStream answers and is not ready yet, as in a cluster that has just formed, it is tried again
+        If JetStream answers but is not ready yet, as in a cluster that has just formed, the start is retried
         for up to 30 seconds.
 
         Raises:
             NoJetStreamError: The NATS server has no JetStream.
-            TransportError: It can't listen there, or the connection is closed.
-            UsageError: It is started already.
+            TransportError: The gateway can't listen on the address, or the connection is closed.
+            UsageError: The gateway is started already.
         """
         if self._running is not None:
             raise UsageError("the gateway is started already")
@@ -199,23 +201,24 @@ class Gateway:
                 return self
 
     def read_server_log(self, line: str) -> None:
-        """Take a line of the NATS server's log, for those who have it otherwise than as a file.
+        """Process a line of the NATS server's log, for servers whose log is not a file.
 
         Args:
-            line: The line. Where it says that JetStream has dropped messages of a stream, there is a warning.
+            line: The line. If it reports that JetStream has dropped messages of a stream, the gateway logs a
+                warning.
         """
         if self._running is not None:
             self._running.read_server_log(line)
 
     async def close(self, *, grace: float = 0.0) -> None:
-        """Stop serving. What is stored stays, and the connection to NATS stays open. Closing twice is fine.
+        """Stop serving. Stored data and the connection to NATS stay. Closing twice is fine.
 
-        With a ``grace`` the gateway drains first: it refuses new calls, answers every publish that it has
-        taken, sends the acks of all messages that are stored, lets the other gateways take over, and ends
-        subscriptions with UNAVAILABLE, which clients take as a reason to go on elsewhere.
+        With a ``grace`` the gateway drains first. It refuses new calls, answers every publish that it has
+        accepted, sends the acks of all stored messages and lets the other gateways take over. It ends
+        subscriptions with UNAVAILABLE, so clients continue on another gateway.
 
         Args:
-            grace: Seconds for that. What is not done then is cancelled. Default: nothing is waited for.
+            grace: Seconds to drain. Whatever is unfinished then is cancelled. Default 0: no draining.
         """
         running, self._running = self._running, None
         if running is None:
@@ -234,15 +237,17 @@ class Gateway:
 
 
 def _passes(error: BaseException, *, is_answered: bool) -> bool:
-    """Whether an error goes away by itself: a JetStream cluster elects the leaders of what is new.
+    """Return True if an error is temporary: a JetStream cluster may still be electing leaders.
 
     Args:
         error: The error.
-        is_answered: Whether JetStream has answered before. Then nobody answers for what has no leader yet.
+        is_answered: True if JetStream has answered before. A missing answer then means that a stream or
+            consumer has no leader yet.
     """
     if isinstance(error, NoJetStreamError):
         return is_answered or error.err_code == _NOT_NOW
     if isinstance(error, JetStreamError):
-        # What a gateway needs it makes; but a new leader may not know yet of what was made a moment ago.
+        # The gateway creates the streams that it needs, but a new leader may not know a stream created just
+        # now.
         return error.code == _UNAVAILABLE or isinstance(error, StreamNotFoundError)
     return isinstance(error, CallTimeoutError | GroupUnavailableError)

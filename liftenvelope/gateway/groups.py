@@ -1,18 +1,18 @@
-"""Liftbridge's consumer groups: a second face of the coordinators of :mod:`liftenvelope.group`.
+"""Liftbridge's consumer groups, served by the coordinators of :mod:`liftenvelope.group`.
 
-Every gateway runs a coordinator, under its own id, so that clients find a group's coordinator among the
-brokers; consumers of :mod:`liftenvelope.group` itself can use it as well. A group is made by the first
-consumer that joins, is ephemeral, and moves partitions at once, with a new epoch: see the table in
-:mod:`liftenvelope.group.membership`. Joining and leaving may be asked of any gateway, which asks the
-coordinator; heartbeats go to the coordinator itself.
+Every gateway runs a coordinator under its own id, so that clients find a group's coordinator among the
+brokers. Consumers of :mod:`liftenvelope.group` can use the same coordinator. The first consumer that joins
+creates the group. A group is ephemeral, and reassigns partitions at once with a new epoch: see the table in
+:mod:`liftenvelope.group.membership`. Clients may join and leave through any gateway, which forwards the call
+to the coordinator. Heartbeats go to the coordinator itself.
 
-Other than in Liftbridge, epochs never begin anew, so that no reader of a group of before fences those of the
-present one out; and who coordinates a group is decided by leases, not by what members report.
+Differences from Liftbridge: Epochs never restart, so readers of a deleted group can't fence out members of a
+new group with the same name. Leases decide which gateway coordinates a group, not the reports of members.
 
 **Members belong to certificates.** A member is bound to the common name of the certificate that joined it. A
-client without a certificate has the empty name. Calls in the name of a member that another name has joined
-are PERMISSION_DENIED: heartbeats, leaving, reports and Subscribe. The name is part of the member's client id,
-as a hash, so it is stored with the group and any gateway checks it, also after a failover.
+client without a certificate has the empty name. Calls for a member that another name has joined end with
+PERMISSION_DENIED: heartbeats, leaving, reports and Subscribe. The member's client id contains a hash of the
+name. So the name is stored with the group, and any gateway can check it, also after a failover.
 """
 
 from __future__ import annotations
@@ -62,12 +62,13 @@ __all__ = ["GroupFace", "coordinator_id"]
 
 _NS: Final = 1_000_000_000
 _TOKEN: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
-#: Client id of a member that joined with a certificate: who it is, and the hash of the certificate's name.
+#: Client id of a member that joined with a certificate: a random token and the hash of the certificate's
+#: name.
 _OWNED: Final = re.compile(r"[0-9a-f]{32}@([0-9a-f]{32})")
-#: How often joining is tried again where the group goes, or changes hands, at that moment.
+#: Attempts to join a group that is deleted, or changes its coordinator, at that moment.
 _TRIES: Final = 5
 
-#: What each refusal is in Liftbridge: status and text, which clients go by.
+#: Liftbridge's status and text for each refusal. Clients match on both.
 _STATUSES: Final = {
     UnknownGroupError: (StatusCode.NOT_FOUND, "consumer group does not exist"),
     ConsumerIdInUseError: (
@@ -84,7 +85,7 @@ _STATUSES: Final = {
 
 
 def coordinator_id(broker: str) -> str:
-    """Return the id of a gateway as that of its coordinator, which is a token of a subject.
+    """Return the coordinator id of a gateway, which must be a valid token of a NATS subject.
 
     Example:
         >>> coordinator_id("gateway-1"), coordinator_id("a.b")
@@ -96,7 +97,7 @@ def coordinator_id(broker: str) -> str:
 
 
 def group_status(error: GroupError) -> RpcError:
-    """Return the status for what a coordinator refuses."""
+    """Return the gRPC status for an error of a coordinator."""
     for kind, (code, text) in _STATUSES.items():
         if isinstance(error, kind):
             return RpcError(code, text)
@@ -108,16 +109,16 @@ def group_status(error: GroupError) -> RpcError:
 
 
 class GroupFace:
-    """Serves the group methods of the API.
+    """Serves the consumer group methods of the API.
 
     Args:
-        core: The gateway's parts.
-        activity: Who is told who joins and leaves; None for nobody.
-        consumer_timeout: After how many seconds of silence a member is dead. Default 15.
-        coordinator_timeout: After how many seconds of a coordinator's silence members report it. Default 15.
-        check: Called with a client's name, a stream and the method ``Subscribe`` for each heartbeat; raises
-            RpcError if the client may not read the stream any more, so that it drops out of the group.
-            Default: every client may.
+        core: Parts of the gateway.
+        activity: Activity stream for joins and leaves. Default: None, no events.
+        consumer_timeout: Seconds of silence after which a member is dead. Default 15.
+        coordinator_timeout: Seconds of silence after which members report a coordinator. Default 15.
+        check: Called on each heartbeat with the client's name, a stream and the method ``Subscribe``. Raises
+            RpcError if the client may no longer read the stream, so that its member expires from the group.
+            Default: all clients may.
     """
 
     def __init__(
@@ -149,15 +150,15 @@ class GroupFace:
         self._telling: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
-        """Begin to coordinate.
+        """Start the coordinator.
 
         Raises:
-            GroupError: JetStream did not answer in time, or another gateway has this one's id.
+            GroupError: JetStream did not answer in time, or another gateway uses the same id.
         """
         await self._coordinator.start()
 
     async def close(self) -> None:
-        """Give the groups up, so that other gateways take them at once."""
+        """Release the groups, so that other gateways take them over at once."""
         for task in self._telling:
             task.cancel()
         if self._telling:
@@ -169,17 +170,19 @@ class GroupFace:
             self._activity.group_left(event.group, event.consumer_id, expired=True)
 
     async def _bounds(self, spec: TopicSpec, partition: int) -> tuple[int, int]:
-        """Where a partition of a topic begins and ends; without places, of the stream of that name."""
+        """Return a partition's oldest and next offset. A topic without places is the stream of that name."""
         if spec.places:
             return await self._jetstream_bounds(spec, partition)
         try:
             record = await self._core.partition(spec.name, partition)
         except RpcError:
-            return await self._jetstream_bounds(spec, partition)  # no stream's: any offset will do
+            return await self._jetstream_bounds(
+                spec, partition
+            )  # not a stream of the gateway: any offset is accepted
         place = Place(record.stream_of(partition))
         return await self._jetstream_bounds(replace(spec, places=(place,)), 0)
 
-    # The calls
+    # Calls
 
     async def join(self, call: ServerCall, raw: bytes) -> bytes:
         """Serve JoinConsumerGroup."""
@@ -218,7 +221,7 @@ class GroupFace:
         return api_pb2.LeaveConsumerGroupResponse().SerializeToString()
 
     async def assignments(self, call: ServerCall, raw: bytes) -> bytes:
-        """Serve FetchConsumerGroupAssignments, which is also the sign of life of a member."""
+        """Serve FetchConsumerGroupAssignments, which is also the heartbeat of a member."""
         request = read_request(api_pb2.FetchConsumerGroupAssignmentsRequest, raw, self._core.options.limits)
         _check(groupId=request.groupId, consumerId=request.consumerId)
         try:
@@ -239,7 +242,7 @@ class GroupFace:
         return response.SerializeToString()
 
     def _check_streams(self, state: GroupState, consumer: str, name: str) -> None:
-        """Make sure that a client may still read what its member reads."""
+        """Check that a client may still read the streams of its member."""
         member = state.members.get(consumer)
         if self._check is None or member is None:
             return
@@ -247,7 +250,7 @@ class GroupFace:
             self._check(name, stream, "Subscribe")
 
     async def report(self, call: ServerCall, raw: bytes) -> bytes:
-        """Serve ReportConsumerGroupCoordinator: see to it that the group has a coordinator that lives."""
+        """Serve ReportConsumerGroupCoordinator: looking up the group gives it a live coordinator."""
         request = read_request(api_pb2.ReportConsumerGroupCoordinatorRequest, raw, self._core.options.limits)
         _check(groupId=request.groupId, consumerId=request.consumerId, coordinator=request.coordinator)
         state = await self.find(request.groupId)
@@ -257,20 +260,20 @@ class GroupFace:
         return api_pb2.ReportConsumerGroupCoordinatorResponse().SerializeToString()
 
     async def check_member(self, read: Read, name: str) -> None:
-        """Make sure that a read belongs to the member that it names, as the group's record has it.
+        """Check a read against the group's record: its member, its epoch and its partition.
 
-        Sets ``read.confirmed``. So an old member is fenced by a newer epoch even where another gateway serves
-        the newer member, and nobody else can fence members out by an epoch that the group never had. Clients
-        without a certificate may read for a group without a record, as in Liftbridge.
+        Sets ``read.confirmed``. Because of this check, a newer epoch fences an old member even if another
+        gateway serves the newer member, and no client can fence members out with an epoch that the group
+        never had. Clients without a certificate may read for a group without a record, as in Liftbridge.
 
         Args:
-            read: The read, which names a member.
+            read: The read. It must name a member.
             name: Name in the client's certificate, empty for none.
 
         Raises:
-            RpcError: FAILED_PRECONDITION: the group has no such epoch yet, or the partition is not the
-                member's. PERMISSION_DENIED: another certificate has joined the member. UNAVAILABLE: that
-                could not be found out.
+            RpcError: FAILED_PRECONDITION: the group has not reached that epoch, or the partition is not
+                assigned to the member. PERMISSION_DENIED: another certificate has joined the member.
+                UNAVAILABLE: the group's record can't be read.
         """
         assert read.member is not None
         group, epoch, consumer = read.member
@@ -289,7 +292,7 @@ class GroupFace:
     # Metadata
 
     async def describe(self, response: api_pb2.FetchMetadataResponse, groups: Iterable[str]) -> None:
-        """Add groups to the answer of FetchMetadata."""
+        """Add the coordinators and epochs of groups to a FetchMetadata response."""
         for name in dict.fromkeys(groups):
             state = await self.find(name)
             if state is None:
@@ -299,10 +302,10 @@ class GroupFace:
                 response.groupMetadata.add(groupId=name, coordinator=broker, epoch=state.generation)
 
     async def find(self, name: str) -> GroupState | None:
-        """A group, with a coordinator that lives; None if there is none of that name.
+        """Return a group's state, with a live coordinator; None if the group does not exist.
 
         Raises:
-            RpcError: UNAVAILABLE: that could not be found out.
+            RpcError: UNAVAILABLE: the group's record can't be read.
         """
         try:
             found = (await self._coordinator.directory.list([name]))[name]
@@ -311,7 +314,7 @@ class GroupFace:
         return found if isinstance(found, GroupState) else None
 
     def _broker(self, controller: str) -> str:
-        """The id of the gateway whose coordinator that is; its own where no gateway is known by it."""
+        """Return the id of the gateway that runs a coordinator; the coordinator's own id if none is known."""
         for broker in self._core.brokers.alive:
             if coordinator_id(broker) == controller:
                 return broker
@@ -320,9 +323,9 @@ class GroupFace:
     # Streams
 
     def stream_changed(self, before: StreamRecord | None, after: StreamRecord | None) -> None:
-        """Deal the partitions of a stream out anew where it has come to have others, or was deleted."""
+        """Reassign a stream's partitions in the background after they changed or the stream was deleted."""
         if before is None:
-            return  # a new one, which nobody reads yet
+            return  # a new stream has no readers yet
         spec = None if after is None else TopicSpec(before.name, len(after.partitions))
         task = asyncio.create_task(self._set_topic(before.name, spec), name=f"tell groups of {before.name}")
         self._telling.add(task)
@@ -332,7 +335,7 @@ class GroupFace:
         try:
             await self._coordinator.set_topic(name, spec)
         except GroupError:
-            return  # the group has changed hands, or JetStream fails; its members find out by reading
+            return  # coordinator changed or JetStream failed: members find out by reading
 
     async def _topics(self, streams: Iterable[str]) -> tuple[TopicSpec, ...]:
         topics = []
@@ -344,12 +347,12 @@ class GroupFace:
             topics.append(TopicSpec(name, len(record.partitions)))
         return tuple(topics)
 
-    # What is asked of whoever coordinates
+    # Requests to the group's coordinator
 
     async def _join(
         self, group: str, consumer: str, client: str, topics: tuple[TopicSpec, ...]
     ) -> tuple[str, int]:
-        """Make the group if need be, and join it; return its controller and its epoch."""
+        """Create the group if needed and join it; return the id of its controller and its epoch."""
         definition = Definition(name=group, session_timeout=self._timeouts[0], ephemeral=True, immediate=True)
         for attempt in range(_TRIES):
             await self._create(definition)
@@ -366,12 +369,12 @@ class GroupFace:
         except GroupExistsError:
             state = await self.find(definition.name)
             if state is not None and not state.immediate:
-                raise  # one of another kind, which consumers of this API would take part in wrongly
+                raise  # not an immediate group: consumers of this API can't follow its protocol
 
     async def _register(
         self, group: str, consumer: str, client: str, topics: tuple[TopicSpec, ...]
     ) -> tuple[str, int]:
-        """Register a consumer, at this gateway or at the one that coordinates the group."""
+        """Register a consumer with this gateway or with the one that coordinates the group."""
         registration = Registration(consumer_id=consumer, client_id=client, topics=topics)
         try:
             host = await self._coordinator.directory.host(group)
@@ -405,7 +408,7 @@ def _check(**given: str) -> None:
 
 
 def _new_client_id(name: str) -> str:
-    """Return a client id that nobody has had: whoever joins a second time is another client.
+    """Return a new, unique client id, so that a second join counts as another client.
 
     Args:
         name: Name in the client's certificate, empty for none.
@@ -420,12 +423,12 @@ def _owner(name: str) -> str:
 
 
 def _checked_client_id(state: GroupState | None, consumer: str, name: str) -> str:
-    """Return the client id of a member that a certificate has joined; empty if there is no such member.
+    """Return a member's client id after checking its owner; empty if the member does not exist.
 
     Args:
-        state: The group; None if there is none.
-        consumer: The member.
-        name: Name in the certificate of the client that calls, empty for none.
+        state: State of the group; None if the group does not exist.
+        consumer: Consumer id of the member.
+        name: Name in the caller's certificate, empty for none.
 
     Raises:
         RpcError: PERMISSION_DENIED: a client with another name has joined the member.
