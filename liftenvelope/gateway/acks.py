@@ -452,7 +452,7 @@ class AckReader:
     async def _take_over(self, other: _Other) -> None:
         """Delete a consumer and notify its reader, which may be hung."""
         if other.inbox is None:
-            # The server that would answer is lost. The others record the deletion, which it learns of later.
+            # The server that would answer is lost. The others record the deletion; the lost one learns later.
             subject = f"{self._api.prefix}.CONSUMER.DELETE.{self._jetstream_stream}.{other.name}"
             await self._api.send(subject, b"", reply=self._nc.new_inbox())
             return

@@ -1,8 +1,9 @@
 """Membership of gateways, and leader election for partitions.
 
 Every gateway writes its own entry to a bucket at intervals (a beat). A gateway without a new beat for the TTL
-counts as dead. Leaders are elected by rendezvous hashing over the live gateways. Gateways that see the
-same members alive agree on leaders without communication, and the death of one moves only its partitions.
+counts as dead. The leader of a partition is the live gateway with the highest hash of gateway and partition
+(rendezvous hashing). Gateways that see the same members alive agree on leaders without communication, and the
+death of one gateway moves only its own partitions.
 
 A gateway that the others may consider dead must not lead. :class:`~liftenvelope.gateway.lease.Lease` decides
 that locally, from the gateway's own beats.

@@ -26,8 +26,8 @@ BUFFERED: Final = {"max_buffered_msgs": 10_000_000, "max_buffered_size": 1 << 30
 _VARIABLE: Final = "LIFTENVELOPE_NATS_SERVER"
 #: Log warning about the random passwords that the gateway itself sets, in a file of mode 0600. Not passed on.
 _OWN_PASSWORDS: Final = "Plaintext passwords detected, use nkeys or bcrypt"
-#: Part of log lines about permission violations, and seconds between two of them that are passed on. Limited,
-#: because any client can cause such lines.
+#: Part of log lines about permission violations, and seconds between two of them that are passed on. Any
+#: client can cause such lines, so they are rate-limited.
 _VIOLATION: Final = " Violation - Subject "
 _VIOLATION_PAUSE: Final = 60.0
 #: Maximum number of log lines held back until the server has started.
@@ -154,7 +154,7 @@ class EmbeddedNats:
         return self
 
     def _reason(self) -> str:
-        """Log the lines held back, except the worst ones, which are returned as the reason of the failure."""
+        """Log the lines held back; return the most severe ones as the reason of the failure instead."""
         said = [(read_level(line)[0], line) for line in self._lines]
         worst = max((level for level, _ in said), default=logging.NOTSET)
         if worst < logging.ERROR:

@@ -210,8 +210,7 @@ class PartitionFeed:
     async def take(self) -> list[Delivery]:
         """Wait for the next deliveries and return them.
 
-        The list is empty after :meth:`wake`, after one second without a delivery, and when the consumer is
-        lost.
+        The list is empty after :meth:`wake`, after a second without a delivery, and if the consumer is lost.
 
         Raises:
             StreamNotFoundError: The stream is gone.

@@ -62,8 +62,7 @@ __all__ = ["GroupFace", "coordinator_id"]
 
 _NS: Final = 1_000_000_000
 _TOKEN: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
-#: Client id of a member that joined with a certificate: a random token and the hash of the certificate's
-#: name.
+#: Client id of a member that joined with a certificate: a random token and the hash of the name in it.
 _OWNED: Final = re.compile(r"[0-9a-f]{32}@([0-9a-f]{32})")
 #: Attempts to join a group that is deleted, or changes its coordinator, at that moment.
 _TRIES: Final = 5
@@ -176,9 +175,7 @@ class GroupFace:
         try:
             record = await self._core.partition(spec.name, partition)
         except RpcError:
-            return await self._jetstream_bounds(
-                spec, partition
-            )  # not a stream of the gateway: any offset is accepted
+            return await self._jetstream_bounds(spec, partition)  # no stream: any offset is accepted
         place = Place(record.stream_of(partition))
         return await self._jetstream_bounds(replace(spec, places=(place,)), 0)
 
