@@ -17,21 +17,21 @@ if TYPE_CHECKING:
 
 __all__ = ["HealthService"]
 
-#: HealthCheckResponse; SERVICE_UNKNOWN answers a Watch of a service that does not exist.
+#: Serialized HealthCheckResponse messages. SERVICE_UNKNOWN answers a Watch for an unknown service.
 _SERVING: Final = b"\x08\x01"
 _NOT_SERVING: Final = b"\x08\x02"
 _UNKNOWN: Final = b"\x08\x03"
 _SERVICES: Final = ("", "proto.API")
-#: How often a Watch looks for a change, in seconds.
+#: Interval at which a Watch polls the status, in seconds.
 _LOOK: Final = 0.1
 
 
 class HealthService:
-    """Says whether the gateway serves.
+    """Serves the gRPC health checks of the gateway.
 
     Args:
-        is_serving: Returns whether it does now.
-        draining: Set when the gateway stops. Then it does not serve, and every Watch ends.
+        is_serving: Returns True while the gateway serves requests.
+        draining: Set when the gateway stops. The status is then NOT_SERVING, and every Watch ends.
     """
 
     def __init__(self, is_serving: Callable[[], bool], draining: asyncio.Event) -> None:
@@ -47,10 +47,11 @@ class HealthService:
         return self._status()
 
     async def watch(self, call: ServerCall) -> None:
-        """Serve Watch: send the status, and each change of it.
+        """Serve Watch: send the current status, then every change.
 
         Raises:
-            RpcError: INTERNAL: no request came, or more than one. UNAVAILABLE: the gateway stops.
+            RpcError: INTERNAL: the client sent no request or more than one. UNAVAILABLE: the gateway is
+                stopping.
         """
         if _service(await call.one_request()) not in _SERVICES:
             await call.send([_UNKNOWN])
@@ -74,13 +75,13 @@ class HealthService:
             elif self._draining.is_set():
                 raise _stopping()
             else:
-                # One task looks for all calls: a client may open thousands, and leave them open.
+                # One polling task serves all calls: a client may open thousands and leave them open.
                 if self._looking is None or self._looking.done():
                     self._looking = asyncio.create_task(self._look(status), name="watch health")
                 await asyncio.shield(self._looking)
 
     async def _look(self, status: bytes) -> None:
-        """Wait until the status is another one, or the gateway stops."""
+        """Wait until the status differs from ``status`` or the gateway stops."""
         while self._status() == status and not self._draining.is_set():
             with suppress(TimeoutError):
                 async with asyncio.timeout(_LOOK):

@@ -1,4 +1,9 @@
-"""What a gateway does for the partitions that it leads: acks, compaction, pausing those that are idle."""
+"""Leader work for partitions: sends acks, compacts, and pauses idle partitions.
+
+One background task reconciles the partitions led here with those that this gateway should lead. Each change
+of a stream or of the gateways wakes the task, which waits for a valid lease before it acts. A full pass every
+30 s catches failures that no change announced.
+"""
 
 from __future__ import annotations
 
@@ -25,29 +30,30 @@ if TYPE_CHECKING:
 __all__ = ["Leading"]
 
 _log: Final = logging.getLogger("liftenvelope.gateway")
-#: How many partitions are begun to be led at once.
+#: Partitions whose leader work starts concurrently.
 _AT_ONCE: Final = 16
-#: After how many seconds what failed is tried again.
+#: Delay before a retry after a failure, in seconds.
 _RETRY: Final = 1.0
-#: How often to look where nothing seems to have changed, in seconds.
+#: Interval of full passes when no change was reported, in seconds.
 _SELDOM: Final = 30.0
-#: How often the idle time of a partition is looked at: this many times while it passes.
+#: Idle checks of a partition within its ``autoPauseTime``.
 _LOOKS: Final = 4
+#: Least delay between two idle checks, in seconds.
 _SHORTEST_LOOK: Final = 0.05
-#: How often a stream is compacted where it does not say, in seconds, as in Liftbridge.
+#: Default compaction interval of a stream, in seconds, as in Liftbridge.
 _CLEANER_INTERVAL: Final = 300.0
-#: How often the reader of a partition is told that it is still there, in seconds: seldom, for there may be
-#: thousands that have nothing to read. A lost connection, or consumer, is noticed without.
+#: Heartbeat interval of an ack reader's consumer, in seconds. Long, because thousands of partitions may be
+#: idle. A lost connection or consumer is noticed without heartbeats.
 _HEARTBEAT: Final = 300.0
 
 
 class Leading:
-    """Keeps up what a leader does, as streams and gateways come and go.
+    """Starts and stops leader work as streams and gateways come and go.
 
     Args:
         core: The gateway's parts.
-        streams: Pauses partitions, and finishes what dead gateways have begun.
-        reads: The subscriptions that are open here.
+        streams: Pauses partitions and cleans up the unfinished work of dead gateways.
+        reads: Subscriptions open at this gateway.
     """
 
     def __init__(self, core: Core, streams: StreamService, reads: OpenReads) -> None:
@@ -55,25 +61,25 @@ class Leading:
         self._streams = streams
         self._reads = reads
         self._compaction = CompactionBudget()
-        # By stream, then by partition.
+        # Partitions led here, by stream, then by partition.
         self._led: dict[str, dict[int, _Led]] = {}
         self._wanted = asyncio.Event()
-        # The streams to look at; None for all.
+        # Names of the streams to reconcile; None for all.
         self._changed: set[str] | None = None
-        # Whether to see that JetStream records what it should.
+        # Set if the next full pass must compare JetStream's subjects with the stream records.
         self._check = True
         self._failed = False
         self._task: asyncio.Task[None] | None = None
-        #: Whether all partitions that this gateway is to lead have had their acks since the start.
+        #: True once a full pass has started the acks of every partition that this gateway should lead.
         self.settled = False
 
     async def start(self) -> None:
-        """Lead what this gateway is to lead, and follow the changes, in the background."""
+        """Start the background task that reconciles the partitions led here."""
         self._wanted.set()
         self._task = asyncio.create_task(self._run(), name="lead partitions")
 
     async def close(self) -> None:
-        """Lead nothing any more."""
+        """Stop leading all partitions."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
@@ -81,10 +87,10 @@ class Leading:
         await asyncio.gather(*(one.close() for parts in led.values() for one in parts.values()))
 
     async def catch_up(self) -> None:
-        """Wait until every message that is stored in the partitions led here now has its ack.
+        """Wait until every message now stored in the partitions led here has its ack.
 
         Raises:
-            LiftEnvelopeError: JetStream does not say how many those are.
+            LiftEnvelopeError: JetStream does not report how many messages are stored.
         """
         limit = asyncio.Semaphore(_AT_ONCE)
 
@@ -95,13 +101,19 @@ class Leading:
         await asyncio.gather(*(one(led) for parts in self._led.values() for led in parts.values()))
 
     def stream_changed(self, before: StreamRecord | None, after: StreamRecord | None) -> None:
-        """Look at a stream that has changed."""
+        """Reconcile a stream whose record changed."""
         known = before if after is None else after
         if known is not None:
             self.look(known.name)
 
     def look(self, stream: str | None = None, *, gateways: bool = False) -> None:
-        """A stream has changed, or ``gateways`` have, or all that there is may have."""
+        """Request a reconciliation in the background.
+
+        Args:
+            stream: Name of the stream to reconcile; None for all streams.
+            gateways: Whether the set of gateways changed. A gateway that is gone may have died in the middle
+                of a change, so the subjects in JetStream are checked as well.
+        """
         self._check = self._check or gateways
         if stream is None:
             self._changed = None
@@ -115,9 +127,9 @@ class Leading:
                 async with asyncio.timeout(_SELDOM):
                     await self._wanted.wait()
             except TimeoutError:
-                self._changed = None  # something may have failed, and nobody told of it
+                self._changed = None  # something may have failed without a notification
             self._wanted.clear()
-            # What others do is known again when there is a lease again.
+            # A valid lease implies that this gateway has read the beats of all other gateways.
             if not await self._core.brokers.lease():
                 return
             names, self._changed = self._changed, set()
@@ -131,7 +143,7 @@ class Leading:
         asyncio.get_running_loop().call_later(_RETRY, self.look)
 
     async def _settle(self, names: set[str] | None) -> None:
-        """Lead what is to be led of some streams, or of all, and no more of them."""
+        """Start and stop leader work so that it matches the records of ``names``, or of all streams."""
         registry = self._core.registry
         self._failed = False
         known = registry if names is None else [registry.known(name) for name in names]
@@ -159,7 +171,7 @@ class Leading:
         }
 
     async def _end(self, name: str, wanted: dict[tuple[str, int], str]) -> None:
-        """Lead no more of a stream than is wanted."""
+        """Stop leader work for the partitions of a stream that are not in ``wanted``."""
         led = self._led[name]
         old = [number for number, one in led.items() if wanted.get((name, number)) != one.record_id]
         closing = [led.pop(number) for number in old]
@@ -176,7 +188,7 @@ class Leading:
             try:
                 await led.start()
             except StreamNotFoundError:
-                return  # deleted: the registry is about to tell
+                return  # deleted: the registry is about to report that
             except LiftEnvelopeError as exc:
                 _log.warning("%s, partition %d: no acks yet: %s", *key, exc)
                 self._failed = True
@@ -185,7 +197,10 @@ class Leading:
         self._led.setdefault(key[0], {})[key[1]] = led
 
     async def _finish_work(self) -> None:
-        """Clean up what was left half done; behind the dead one gateway does, so that not all do at once."""
+        """Clean up unfinished creations and deletions, and publish the events left over.
+
+        Only one living gateway does this for dead gateways, so that not all do it at once.
+        """
         alive = self._core.brokers.alive
         of_the_dead = leader_of("", 0, alive) == self._core.options.id
         try:
@@ -196,7 +211,7 @@ class Leading:
             self._look_again()
 
     async def _check_subjects(self, names: Iterable[str]) -> None:
-        """A gateway that is gone may have died while it changed what a stream records."""
+        """Repair the subjects of streams: a gateway may have died between two steps of a change."""
         for name in names:
             try:
                 await self._streams.repair(name)
@@ -209,7 +224,7 @@ class Leading:
 
 
 class _Led:
-    """One partition."""
+    """Leader work for one partition: acks, checked offsets, idle pausing and compaction."""
 
     def __init__(
         self,
@@ -233,7 +248,7 @@ class _Led:
             core.nc,
             jetstream_stream=self._stream,
             stream=record.name,
-            # Liftbridge calls the stream's subject that of the partition.
+            # Liftbridge reports the stream's subject as the subject of every partition.
             partition_subject=record.subject,
             api_prefix=core.js.api.prefix,
             heartbeat=_HEARTBEAT,
@@ -256,7 +271,7 @@ class _Led:
             )
 
     async def start(self) -> None:
-        """Begin all of it, or nothing."""
+        """Start all parts. If one fails, stop those already started."""
         try:
             await self._start()
         except BaseException:
@@ -286,7 +301,7 @@ class _Led:
         await self._acks.close()
 
     def _is_there(self) -> bool:
-        """Whether the stream was not deleted, as far as this gateway knows."""
+        """Return False once this gateway knows that the stream was deleted or made anew."""
         record = self._core.registry.known(self._name)
         return record is not None and record.id == self.record_id
 

@@ -1,15 +1,17 @@
-"""The lease by which a gateway leads partitions. Sans-io.
+"""The lease that allows a gateway to lead partitions. Sans-io.
 
-A gateway is alive for the others until ``ttl`` seconds after they have read its last beat. So it may lead
-until ``ttl`` seconds after it *began* to write that beat, by its own clock, and no longer: who takes over
-starts later than that. The clock is looked at each time the right to lead is used, because a process that was
-stopped (SIGSTOP, a suspended machine) runs on exactly where it was, before any timer.
+The other gateways count a gateway as alive until ``ttl`` seconds after they read its last heartbeat ("beat").
+So a gateway may lead until ``ttl`` seconds after it *began* to write that beat, by its own clock. A gateway
+that takes over starts later than that, so two gateways never lead at once. Every use of the right to lead
+checks the clock: a stopped process (SIGSTOP, a suspended machine) resumes exactly where it was, before any
+timer fires.
 
 A beat extends the lease once it was stored **and** read back from the bucket. Entries are read in the order
-of their revisions, so the gateway then knows of every other gateway that wrote before.
+of their revisions, so the gateway then knows every other gateway that wrote earlier.
 
-When a lease has run out, another gateway may have led in the meantime. Only one thing rules that out: the
-next beat directly follows the last one in the bucket. Nobody else has written then, so nobody else lived.
+After a lease has expired, another gateway may have led in the meantime. Only one observation rules that out:
+the next beat directly follows the last one in the bucket. In that case no other gateway has written, so none
+was alive.
 """
 
 from __future__ import annotations
@@ -24,21 +26,23 @@ __all__ = ["Lease"]
 
 
 class _Beat(NamedTuple):
+    """A beat that is stored but not yet read back; the fields are the arguments of :meth:`Lease.stored`."""
+
     revision: int
     began: float
     continuous: bool
 
 
 class Lease:
-    """Says whether a gateway may lead.
+    """Decides whether a gateway may lead, from its beats and the clock.
 
     Args:
-        ttl: Seconds that one beat is good for.
-        clock: Returns the present time in seconds. Default:
-            :func:`~liftenvelope.group.clock.time_since_boot`.
+        ttl: Seconds that one beat extends the lease.
+        clock: Returns the current time in seconds. Default:
+            :func:`~liftenvelope.group.clock.time_since_boot`, which counts suspended time as well.
 
     Attributes:
-        revision: Revision of the last beat that was stored; 0 for none.
+        revision: Revision of the last beat stored; 0 for none.
 
     Example:
         >>> now = 100.0
@@ -65,45 +69,48 @@ class Lease:
 
     @property
     def is_valid(self) -> bool:
-        """Whether the gateway may lead now. Ask right before each use, with no ``await`` in between."""
+        """True while the gateway may lead. Check right before each use, with no ``await`` in between."""
         return self._clock() < self._valid_until
 
     @property
     def is_fresh(self) -> bool:
-        """Whether the last beat that was read back is younger than half the TTL."""
+        """True while the last beat read back is younger than half the TTL."""
         return self._clock() < self._valid_until - self._ttl / 2
 
     def stored(self, revision: int, *, began: float, continuous: bool = False) -> bool:
-        """Note that a beat is stored.
+        """Record that a beat is stored.
 
         Args:
-            revision: Its revision.
-            began: When the write began, by the lease's clock.
-            continuous: Whether it directly follows the last beat that was stored.
+            revision: Revision of the beat.
+            began: Time when the write began, by the lease's clock.
+            continuous: Whether the beat directly follows the last stored beat in the bucket. Default False.
 
         Returns:
-            Whether another gateway may have led since the lease was last valid. The caller must end what
-            it did as a leader before it does anything else.
+            True if another gateway may have led since the lease was last valid. The caller must then end
+            everything it did as a leader before it does anything else.
         """
         self.revision = revision
         self._unread.append(_Beat(revision, began, continuous))
         return self._extend()
 
     def read_back(self, revision: int) -> bool:
-        """Note that an own beat was read from the bucket. Returns the same as :meth:`stored`."""
+        """Record that an own beat was read from the bucket. Returns the same as :meth:`stored`."""
         self._read = max(self._read, revision)
         return self._extend()
 
     def refused(self, *, began: float) -> None:
-        """Note that the bucket takes no beats, of anybody: its server has no room to store them.
+        """Record that the bucket accepts no beats from any gateway because its server has no room.
 
-        So no other gateway can get a lease now, and this one keeps its own. One that has run out stays so.
+        No other gateway can get a lease now, so a valid lease is extended. An expired lease stays expired.
+
+        Args:
+            began: Time when the refused write began, by the lease's clock.
         """
         if self.is_valid:
             self._valid_until = max(self._valid_until, began + self._ttl)
 
     def end(self) -> None:
-        """Lead nothing any more."""
+        """End the lease and discard the beats that are not read back yet."""
         self._valid_until = float("-inf")
         self._unread.clear()
 

@@ -1,4 +1,4 @@
-"""Limits of a gateway: how much its clients may make it hold, store and do."""
+"""Limits of a gateway on the memory, storage and work that its clients may cause."""
 
 from __future__ import annotations
 
@@ -10,52 +10,54 @@ from liftenvelope.rpc.limits import ServerLimits, bounded
 
 __all__ = ["ANY_SUBJECT", "Limits"]
 
-#: Stands in ``allowed_ack_inboxes`` for every subject that is not internal.
+#: Entry of ``allowed_ack_inboxes`` that allows every subject that is not internal.
 ANY_SUBJECT: Final = ">"
-#: NATS takes no longer line than 4,096 bytes from the gateway, and cuts its connection for one.
+#: Highest ``max_name_chars``. nats-server closes the gateway's connection on a line over 4,096 bytes.
 _LONGEST_NAME: Final = 3_500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits(ServerLimits):
-    """Limits of a gateway on its clients, those of its gRPC server included.
+    """Limits of a gateway on its clients, including those of its gRPC server.
 
-    A client is known by the common name of its certificate. All clients without a certificate count as one.
+    A client is identified by the common name of its certificate. All clients without a certificate count as
+    one.
 
     Attributes:
         max_message_bytes: Size of the largest envelope (value, key and headers) that a client may publish by
-            gRPC, in bytes. The NATS server's ``max_payload`` is a limit as well. ``max_request_bytes`` is
-            raised to 1 MiB more than this if it is less. Default 1 MiB, as in Liftbridge.
+            gRPC, in bytes. The NATS server's ``max_payload`` applies as well. ``max_request_bytes`` is
+            raised to 1 MiB above this limit if it is smaller. Default 1 MiB, as in Liftbridge.
         max_name_chars: Characters of a name, subject, id or ack inbox in a request. A longer one is refused
-            with INVALID_ARGUMENT. Default 3,500, which is also the most.
-        max_list_length: Names in one list of a request. A longer one is refused with INVALID_ARGUMENT.
+            with INVALID_ARGUMENT. Default 3,500, which is also the maximum.
+        max_list_length: Names in one list of a request. A longer list is refused with INVALID_ARGUMENT.
             Default 10,000.
-        max_partitions_per_stream: Partitions of a new stream. More are refused with INVALID_ARGUMENT. Default
-            10,000, which is also the most.
-        max_pending_publishes: Messages of one PublishAsync call without JetStream's ack. With more the
-            gateway reads no further requests of the call. Default 50,000.
-        max_pending_publishes_in_all: The same for the messages of all clients that the gateway publishes one
-            by one, of Publish, PublishToSubject and of streams that check offsets, and for its own records.
-            Default 100,000.
-        max_pull_bytes: Bytes that all subscriptions together ask JetStream for. nats-server cuts off a client
-            for which it holds 64 MiB. A message larger than this is asked for alone. Default 28 MiB.
+        max_partitions_per_stream: Partitions of a new stream. A larger number is refused with
+            INVALID_ARGUMENT. Default 10,000, which is also the maximum.
+        max_pending_publishes: Messages of one PublishAsync call that wait for JetStream's ack. Above this
+            limit the gateway stops reading requests of the call. Default 50,000.
+        max_pending_publishes_in_all: Messages of all clients that the gateway publishes one by one and that
+            wait for JetStream's ack: those of Publish, of PublishToSubject and of streams that check offsets,
+            and the gateway's own records. Default 100,000.
+        max_pull_bytes: Bytes that all subscriptions together request from JetStream. nats-server disconnects
+            a client for which it buffers 64 MiB. A message larger than this limit is pulled alone. Default
+            28 MiB.
         consumer_inactivity: Seconds after which JetStream removes the consumer of a subscription that was
             lost with its gateway or connection. Default 60.
-        allowed_ack_inboxes: What ack inboxes named by clients must begin with. ``">"`` allows every subject
-            that is not internal (``$...``, ``_lift...``); nothing at all allows none. A publish by gRPC with
-            another inbox is refused with INVALID_ARGUMENT, an envelope by NATS is stored and gets no ack.
-            Default ``("_INBOX.",)``, which NATS clients use unless told otherwise.
-        max_streams_per_client: Streams that a client may have created. More are refused with
+        allowed_ack_inboxes: Prefixes of the ack inboxes that clients may name. ``">"`` allows every subject
+            that is not internal (``$...``, ``_lift...``). An empty tuple allows none. A publish by gRPC with
+            another inbox is refused with INVALID_ARGUMENT. An envelope published by NATS with another inbox
+            is stored and gets no ack. Default ``("_INBOX.",)``, the default prefix of NATS clients.
+        max_streams_per_client: Streams that a client may own. Further ones are refused with
             RESOURCE_EXHAUSTED. Default 5,000.
-        max_partitions_per_client: Partitions of the streams that a client has created, together. More are
+        max_partitions_per_client: Total partitions of the streams that a client owns. Further ones are
             refused with RESOURCE_EXHAUSTED. Default 50,000.
-        max_subscriptions_per_client: Subscriptions of a client open at once at this gateway. More are refused
+        max_subscriptions_per_client: Open subscriptions of a client at this gateway. Further ones are refused
             with RESOURCE_EXHAUSTED. Default 10,000.
 
-    The other attributes are those of :class:`~liftenvelope.rpc.limits.ServerLimits`.
+    The other attributes are inherited from :class:`~liftenvelope.rpc.limits.ServerLimits`.
 
     Raises:
-        UsageError: A limit is out of its bounds.
+        UsageError: A limit is out of range.
         UsageTypeError: A limit has the wrong type.
 
     Example:
@@ -77,7 +79,7 @@ class Limits(ServerLimits):
     max_subscriptions_per_client: int = bounded(10_000)
 
     def __post_init__(self) -> None:
-        # Not super(): a dataclass with slots is another class than the one that this method is compiled in.
+        # No super(): slots=True creates a new class, and super() in this method still refers to the old one.
         ServerLimits.__post_init__(self)
         inboxes: Any = self.allowed_ack_inboxes
         if isinstance(inboxes, str) or not all(isinstance(prefix, str) for prefix in inboxes):

@@ -1,4 +1,4 @@
-"""FetchMetadata and FetchPartitionMetadata."""
+"""Serves FetchMetadata and FetchPartitionMetadata."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ __all__ = ["MetadataService"]
 
 
 class MetadataService:
-    """Says what there is.
+    """Describes streams, partitions, brokers and consumer groups to clients.
 
     Args:
         core: The gateway's parts.
-        groups: The consumer groups.
+        groups: Describes the consumer groups.
     """
 
     def __init__(self, core: Core, groups: GroupFace) -> None:
@@ -33,7 +33,7 @@ class MetadataService:
         self._groups = groups
 
     async def fetch(self, raw: bytes) -> bytes:
-        """Serve FetchMetadata."""
+        """Serve FetchMetadata: the requested streams, or all if none is named; all brokers; the groups."""
         request = read_request(api_pb2.FetchMetadataRequest, raw, self._core.options.limits)
         response = api_pb2.FetchMetadataResponse()
         records = await self._records(response, list(dict.fromkeys(request.streams)))
@@ -45,7 +45,12 @@ class MetadataService:
         return response.SerializeToString()
 
     async def fetch_partition(self, raw: bytes) -> bytes:
-        """Serve FetchPartitionMetadata."""
+        """Serve FetchPartitionMetadata.
+
+        Raises:
+            RpcError: FAILED_PRECONDITION: another gateway leads the partition. NOT_FOUND: the stream or the
+                partition does not exist. INVALID_ARGUMENT: the request exceeds a limit.
+        """
         request = read_request(api_pb2.FetchPartitionMetadataRequest, raw, self._core.options.limits)
         record = await self._core.partition(request.stream, request.partition)
         self._core.check_leader(record.name, request.partition)
@@ -95,7 +100,8 @@ class MetadataService:
         part, brokers = record.partitions[number], self._core.brokers
         out.id = number
         out.leader = brokers.leader(record.name, number)
-        # JetStream replicates. Any gateway reaches all of it, and serves it to who asks for a replica.
+        # JetStream replicates, and every gateway can read all of it. So any gateway can serve a client that
+        # asks for a replica.
         out.replicas.extend(brokers.alive)
         out.isr.extend(brokers.alive)
         out.paused, out.readonly = part.paused, part.readonly

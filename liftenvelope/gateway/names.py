@@ -1,8 +1,9 @@
-"""What a Liftbridge stream and its partitions are called in JetStream.
+"""JetStream names of Liftbridge streams and their partitions.
 
-Names of Liftbridge streams hold what JetStream's names and the keys of its buckets can't: dots, slashes,
-letters beyond ASCII, up to 240 bytes. So each byte that is no letter, digit, ``-`` or ``_`` is written as
-``=`` and two hexadecimal digits, and the middle of what gets too long gives way to a hash.
+Liftbridge stream names may contain characters that JetStream stream names and bucket keys can't: dots,
+slashes and non-ASCII letters, up to 240 bytes. Each byte other than an ASCII letter, a digit, ``-`` or ``_``
+is therefore written as ``=`` and two hexadecimal digits. A result that is too long is cut, and a hash of the
+name is appended.
 """
 
 from __future__ import annotations
@@ -14,16 +15,16 @@ from liftenvelope.group.names import token_of
 
 __all__ = ["PARTITION_PREFIX", "encode_name", "partition_stream", "partition_subject"]
 
-#: What the names of the JetStream streams that hold partitions begin with.
+#: Prefix of the names of the JetStream streams that hold partitions.
 PARTITION_PREFIX: Final = "lift_"
-#: JetStream takes 255 bytes, of which a prefix and the number of the partition need some.
+#: Longest encoded name, in bytes. JetStream allows 255 bytes, including the prefix and the partition number.
 _LONGEST: Final = 200
 _KEPT: Final = 140
 _HASH_DIGITS: Final = 32
 
 
 def encode_name(name: str) -> str:
-    """Return a name as a key of a bucket, or a part of a JetStream stream's name. No two give the same.
+    """Encode a stream name as a bucket key or as part of a JetStream stream name; the result is unique.
 
     Example:
         >>> encode_name("orders"), encode_name("a.b"), encode_name("ü")
@@ -32,7 +33,7 @@ def encode_name(name: str) -> str:
     text = token_of(name)
     if len(text) <= _LONGEST:
         return text
-    # "==" stands nowhere else: "=" is always before two digits.
+    # "==" occurs in no other encoded name, because "=" always precedes two digits.
     return f"{text[:_KEPT]}=={hashlib.sha256(name.encode()).hexdigest()[:_HASH_DIGITS]}"
 
 
@@ -47,7 +48,7 @@ def partition_stream(name: str, partition: int) -> str:
 
 
 def partition_subject(subject: str, partition: int) -> str:
-    """Return the subject that a partition records: that of the stream, with its number unless it is 0.
+    """Return the subject that a partition records: ``subject`` for partition 0, else ``subject.<number>``.
 
     Example:
         >>> partition_subject("orders", 0), partition_subject("orders", 3)

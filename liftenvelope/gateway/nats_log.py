@@ -1,4 +1,4 @@
-"""Passes the log of a nats-server on to the log of the program."""
+"""Forwards the log of a nats-server to Python's logging."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from liftenvelope._secrets import without_secrets
 __all__ = ["NATS_LOG", "log_line", "read_level"]
 
 NATS_LOG: Final = logging.getLogger("liftenvelope.gateway.nats")
-#: ``[pid] date time [INF] text``.
+#: A log line of nats-server: ``[pid] date time [INF] text``.
 _LINE: Final = re.compile(r"\[\d+\] \S+ \S+ \[([A-Z]{3})\] ?(.*)")
 _LEVELS: Final = {
     "TRC": logging.DEBUG,
@@ -24,7 +24,7 @@ _LEVELS: Final = {
 
 
 def read_level(line: str) -> tuple[int, str]:
-    """Return the level and the text of a line. One without a level is an error that ended the server.
+    """Return the level and the text of a log line. A line without a level is an error that ended the server.
 
     Example:
         >>> read_level("[7] 2026/01/02 03:04:05.678901 [WRN] Slow")
@@ -37,6 +37,9 @@ def read_level(line: str) -> tuple[int, str]:
 
 
 def log_line(line: str) -> None:
-    """Write a line of a nats-server to the logger ``liftenvelope.gateway.nats``, at its own level."""
+    """Log a line of nats-server to the logger ``liftenvelope.gateway.nats`` at its own level.
+
+    Secrets in the line are removed.
+    """
     level, text = read_level(line)
     NATS_LOG.log(level, "%s", without_secrets(text))

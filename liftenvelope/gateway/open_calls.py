@@ -1,4 +1,4 @@
-"""Calls that a gateway finishes before it stops."""
+"""Counts the open calls that a gateway finishes before it stops."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["OpenCalls"]
 
 
 class OpenCalls:
-    """Counts the calls of some methods that are open."""
+    """Counts the open calls of the methods wrapped with :meth:`counting`."""
 
     def __init__(self) -> None:
         self._open = 0
@@ -20,7 +20,7 @@ class OpenCalls:
         self._none.set()
 
     def counting(self, handler: Handler) -> Handler:
-        """Return a handler whose calls count."""
+        """Return a handler that counts its open calls."""
 
         async def serve(call: ServerCall) -> None:
             self._open += 1
@@ -35,5 +35,5 @@ class OpenCalls:
         return serve
 
     async def finished(self) -> None:
-        """Wait until none is open."""
+        """Wait until no counted call is open."""
         await self._none.wait()

@@ -1,4 +1,4 @@
-"""Where a subscription begins and ends: the rules, without I/O."""
+"""Resolves the start and stop of a subscription to offsets. Sans-io."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 __all__ = ["END_OF_READONLY", "STOP_REACHED", "Bounds", "bounds"]
 
-#: Texts of Liftbridge, by which clients tell what has happened.
+#: Status texts of Liftbridge. Clients recognize the reason by them.
 STOP_REACHED = "Stop offset reached"
 END_OF_READONLY = "End of readonly partition"
 STREAM_IS_EMPTY = "Stream is empty"
@@ -21,13 +21,14 @@ STREAM_IS_EMPTY = "Stream is empty"
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What to read.
+    """Offsets that a subscription reads.
 
     Attributes:
-        start: Offset to begin at.
-        stop: Offset of the last message; None to go on for ever.
-        ends: Whether all up to the stop was there already, so that what is missing will not come.
-        text: What to say at the end.
+        start: First offset to read.
+        stop: Offset of the last message; None to read without end.
+        ends: Whether all messages up to ``stop`` existed when the subscription began. Offsets that are
+            missing then were removed and will not come. Default False.
+        text: Status text at the end. Default :data:`STOP_REACHED`.
     """
 
     start: int
@@ -37,7 +38,7 @@ class Bounds:
 
     @property
     def is_over(self) -> bool:
-        """Whether there is nothing to read."""
+        """True if the range is empty: the stop is before the start."""
         return self.stop is not None and self.stop < self.start
 
 
@@ -49,17 +50,18 @@ def bounds(
     start_at: int | None = None,
     stop_before: int | None = None,
 ) -> Bounds:
-    """Return what a subscription reads.
+    """Return the offsets that a subscription reads.
 
     Args:
-        request: The request.
-        state: What is in the partition.
-        readonly: Whether it takes no messages.
-        start_at: For a start by time: offset of the first message that is new enough.
-        stop_before: For a stop by time: offset of the first message that is too new.
+        request: The request of the client.
+        state: Current state of the partition.
+        readonly: Whether the partition is readonly, so that no messages are added.
+        start_at: For a start by time: offset of the first message at or after that time. Default None.
+        stop_before: For a stop by time: offset of the first message after that time. Default None.
 
     Raises:
-        RpcError: RESOURCE_EXHAUSTED: there is nothing to read. INVALID_ARGUMENT: the end is before the start.
+        RpcError: RESOURCE_EXHAUSTED: there is nothing to read. INVALID_ARGUMENT: the stop is before the
+            start, or the start or stop position is unknown.
     """
     start = _start(request, state, start_at)
     found = Bounds(start, *_stop(request, state, readonly, stop_before))
@@ -86,8 +88,8 @@ def _start(request: api_pb2.SubscribeRequest, state: PartitionState, start_at: i
             wanted = start_at
         case unknown:
             raise RpcError(StatusCode.INVALID_ARGUMENT, f"Unknown StartPosition {unknown}")
-    # What is gone begins with the oldest that is left. Liftbridge begins with the next message where none is
-    # that far, and readers count on it: their cursor may be that of an earlier stream of the same name.
+    # A start before the oldest message becomes the oldest. A start past the end becomes the next message, as
+    # in Liftbridge. Readers rely on that: their cursor may be from an earlier stream of the same name.
     return min(max(wanted, state.oldest, 0), state.newest + 1)
 
 

@@ -1,8 +1,17 @@
-"""PublishAsync: a stream of requests into JetStream, and its acks back.
+"""Serves a PublishAsync call: writes a stream of requests to JetStream and sends the acks back.
 
-Plain messages go through :class:`~liftenvelope._native.gate.PublishPipe`: commands for a whole batch in
-one write, and the responses to a whole batch of acks in another. What is not plain, or is for a partition
-that this call has not published to yet, goes the way of a single publish, which also says what is wrong.
+A message takes one of two paths:
+
+- Fast path, :class:`~liftenvelope._native.gate.PublishPipe`: one write holds the PUB commands of a whole
+  batch, and one write holds the responses to a whole batch of acks. It takes plain messages for partitions
+  that have a route.
+- Slow path, the same as a single Publish: all other messages, and the first message for each partition. Only
+  this path resumes partitions and explains errors.
+
+Acks of one partition are sent in order. A partition therefore gets its route only after the ack of its first
+message, for which the call waits at most 1 s. All routes are dropped if a stream's record changes, if too few
+replicas are in sync, or if no stream records a subject. The next message of each partition then takes the
+slow path again.
 """
 
 from __future__ import annotations
@@ -42,13 +51,13 @@ __all__ = ["PublishSession"]
 
 _NONE: Final = api_pb2.NONE
 _POLICIES: Final = (api_pb2.LEADER, api_pb2.ALL, api_pb2.NONE)
-#: How long a call waits for acks once the client has sent all, in seconds, as in Liftbridge.
+#: Seconds to wait for acks after the client's last request, as in Liftbridge.
 _LAST_ACKS: Final = 5.0
-#: How long the ack of the first message for a partition may hold up those that follow, in seconds.
+#: Seconds that the ack of a partition's first message may delay the following messages.
 _FIRST_ACK: Final = 1.0
-#: How often to look for acks that are late and for a lost connection, in seconds.
+#: Interval of the checks for late acks and for a lost connection, in seconds.
 _LOOK: Final = 0.5
-#: What our client knows a message by whose outcome is unknown: no code says so.
+#: Texts by which our client recognizes an unknown outcome: Liftbridge has no code for that.
 _MAY_BE_STORED: Final = "the gateway is stopping: {} messages without an ack may be stored"
 _UNKNOWN_OUTCOME: Final = "no ack came from JetStream in time; the message may be stored"
 _E: Final = api_pb2.PublishAsyncError
@@ -62,12 +71,12 @@ _ASYNC_CODES: Final = {
 
 
 class PublishSession:
-    """One PublishAsync call.
+    """Serves one PublishAsync call.
 
     Args:
-        service: Stores single messages, and knows where they go.
+        service: Stores messages of the slow path and looks up their targets.
         core: The gateway's parts.
-        call: The call.
+        call: The call to serve.
     """
 
     def __init__(self, service: PublishService, core: Core, call: ServerCall) -> None:
@@ -81,19 +90,19 @@ class PublishSession:
         self._subscription: DirectSubscription | None = None
         self._routes: dict[tuple[str, int], Target] = {}
         self._read_ack = _native.jet.AckReader(PubAck, read_ack)
-        # Messages of the slow way without their ack.
+        # Messages of the slow path that have no answer yet.
         self._slow = 0
         self._answers: list[bytes] = []
         self._changed = asyncio.Event()
         self._explaining: set[asyncio.Task[None]] = set()
-        # When a number was the next one: what is older then is late when its time is up.
+        # (deadline, number) pairs: at the deadline, messages with lower numbers and without an ack are late.
         self._numbers: deque[tuple[float, int]] = deque()
 
     async def run(self) -> None:
-        """Store what comes, and answer, until the client has sent all and has all answers.
+        """Store messages and send answers until the client has sent all and has all answers.
 
         Raises:
-            RpcError: UNAVAILABLE: the connection to NATS was lost, or the gateway drains.
+            RpcError: UNAVAILABLE: the connection to NATS was lost, or the gateway is draining.
         """
         tasks: list[asyncio.Task[None]] = []
         draining = asyncio.create_task(self._drain(), name="drain publishes")
@@ -115,7 +124,7 @@ class PublishSession:
     async def _serve(self) -> None:
         while (requests := await self._call.receive()) is not None:
             await self._publish(requests)
-            # Waits while the client takes no answers.
+            # Backpressure: waits while the client reads no answers.
             await self._call.send(self._taken())
             if self._core.draining.is_set():
                 break
@@ -126,7 +135,7 @@ class PublishSession:
             raise RpcError(StatusCode.UNAVAILABLE, text)
 
     async def _drain(self) -> None:
-        """Take no more requests once the gateway drains."""
+        """Stop reading requests once the gateway drains."""
         await self._core.draining.wait()
         self._call.flow.exhaust()
 
@@ -137,7 +146,7 @@ class PublishSession:
                     self._changed.clear()
                     await self._changed.wait()
         except TimeoutError:
-            pass  # what is without its ack stays so: its outcome is unknown
+            pass  # messages without an ack get no answer: their outcome is unknown
         await self._call.send(self._taken())
 
     @property
@@ -176,7 +185,7 @@ class PublishSession:
                 return
 
     async def _publish_one(self, raw: bytes) -> None:
-        """Publish a message by the way of single ones, and the next for its partition by the quick way."""
+        """Publish a message on the slow path, then open the fast path for its partition if possible."""
         request = read_request(api_pb2.PublishRequest, raw, self._core.options.limits)
         try:
             target = await self._service.target(request)
@@ -187,7 +196,7 @@ class PublishSession:
         self._slow += 1
         future.add_done_callback(partial(self._stored, target, request))
         if self._needs_route(target):
-            # Acks of the quick way would overtake this one, and those of a partition come in order.
+            # Acks of the fast path could overtake this one, and acks of a partition must stay in order.
             await asyncio.wait({future}, timeout=_FIRST_ACK)
             self._add_route(target)
 
@@ -197,7 +206,7 @@ class PublishSession:
         return is_plain and (record.name, target.partition) not in self._routes
 
     def _are_replicas_enough(self, target: Target) -> bool:
-        """Whether messages with ``ALL`` may have their acks the quick way."""
+        """Return whether messages with ``ALL`` may be acked on the fast path."""
         return self._core.storage.replicas.are_enough(target.record, target.partition)
 
     def _add_route(self, target: Target) -> None:
@@ -217,13 +226,13 @@ class PublishSession:
         self._changed.set()
 
     def _on_other(self, message: Any, key: tuple[str, int], policy: int, correlation_id: str) -> None:
-        """Of what is no plain ack: an error, or the ack of another stream than was to store it."""
+        """Handle a reply that is no plain ack: an error, or the ack of an unexpected stream."""
         _, _, headers, payload = message
         request = api_pb2.PublishRequest(stream=key[0], partition=key[1], correlationId=correlation_id)
         request.ackPolicy = _POLICIES[policy]
         target = self._routes.get(key)
         if headers is not None:
-            # Nobody records the subject: the partition was paused, made readonly or deleted just now.
+            # No stream records the subject: the partition was just paused, made readonly or deleted.
             self._routes.clear()
             self._pipe.close_routes()
             self._refuse_later(NoJetStreamError(503, "no stream records the subject"), request)
@@ -233,7 +242,8 @@ class PublishSession:
             self._refuse_later(answer, request)
         elif target is not None and answer.stream == target.stream:
             self._accept(target, request, answer.sequence)
-        # Else another stream has it, from which this one may copy it, or not: the outcome is unknown.
+        # Otherwise another stream stored the message. The target may copy from that stream or not, so the
+        # outcome is unknown.
 
     def _stored(
         self, target: Target, request: api_pb2.PublishRequest, future: asyncio.Future[PubAck]
@@ -300,7 +310,7 @@ class PublishSession:
         return answers
 
     async def _watch(self) -> None:
-        """Give up acks that are late, and end the call where they are lost with the connection."""
+        """Give up late acks, and end the call when a lost connection may have lost its acks."""
         loop, epoch = asyncio.get_running_loop(), self._link.epoch
         while True:
             self._numbers.append((loop.time() + self._core.options.ack_timeout, self._pipe.next_number))
@@ -315,7 +325,7 @@ class PublishSession:
                 raise RpcError(StatusCode.UNAVAILABLE, text)
 
     def _give_up(self, policy: int, correlation_id: str) -> None:
-        """Say that the outcome of a message is unknown: that it is not stored might be a lie."""
+        """Answer that the outcome of a message is unknown: the message may be stored."""
         if policy != _NONE:
             error = api_pb2.PublishAsyncError(code=_E.UNKNOWN, message=_UNKNOWN_OUTCOME + self._fault())
             response = api_pb2.PublishResponse(correlationId=correlation_id, asyncError=error)
@@ -323,7 +333,7 @@ class PublishSession:
             self._answer(response.SerializeToString())
 
     def _fault(self) -> str:
-        """Why JetStream stores nothing of a stream that this call publishes to, if that is known."""
+        """Return the known cause why JetStream stores no messages of a stream of this call, or ``""``."""
         for stream, partition in self._routes:
             if cause := self._core.faults.cause(stream, partition):
                 return f" (stream {stream!r}, partition {partition}: {cause})"
@@ -333,7 +343,7 @@ class PublishSession:
 def _refusal(status: RpcError, correlation_id: str) -> bytes:
     code = _ASYNC_CODES.get(StatusCode(status.code), _E.INTERNAL)
     response = api_pb2.PublishResponse(correlationId=correlation_id)
-    # Liftbridge sends an empty ack beside the error.
+    # Liftbridge sends an empty ack along with the error.
     response.ack.SetInParent()
     response.asyncError.code, response.asyncError.message = code, status.description
     return response.SerializeToString()

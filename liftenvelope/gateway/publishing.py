@@ -1,8 +1,9 @@
-"""Publish, PublishAsync and PublishToSubject: requests become envelopes in JetStream.
+"""Serves Publish, PublishAsync and PublishToSubject: stores requests as envelopes in JetStream.
 
-What is stored is an envelope with the value, the key and the headers, so that it reads the same whichever way
-it came. The ack is what JetStream says once it has the message. Only an ack inbox of the client's own goes
-into the envelope: it is served like that of an envelope that came by NATS.
+Each message is stored as an envelope with the value, the key and the headers. It therefore reads the same
+whether it came by gRPC or by NATS. The client's ack is made from JetStream's ack. The envelope holds an ack
+inbox only if the client named one: that inbox gets its ack in the same way as that of an envelope published
+on NATS.
 """
 
 from __future__ import annotations
@@ -36,18 +37,18 @@ __all__ = ["PublishService"]
 
 _NONE: Final = api_pb2.NONE
 _ANY_OFFSET: Final = -1
-#: What a publish ends with that JetStream has no room for, or does not answer for want of it.
+#: Statuses of a publish that JetStream has no room for, or leaves unanswered for lack of room.
 _STORAGE_CODES: Final = (StatusCode.INTERNAL, StatusCode.DEADLINE_EXCEEDED, StatusCode.UNAVAILABLE)
-#: Of an envelope that holds an ack.
+#: Header of an envelope that holds an ack.
 _ACK_HEADER: Final = b"\xb9\x0e\x43\xb4\0\x08\0\x01"
 
 
 class PublishService:
-    """Stores messages.
+    """Serves the publish methods.
 
     Args:
         core: The gateway's parts.
-        streams: Wakes partitions.
+        streams: Resumes paused partitions.
     """
 
     def __init__(self, core: Core, streams: StreamService) -> None:
@@ -59,7 +60,16 @@ class PublishService:
     # One message
 
     async def publish(self, call: ServerCall, raw: bytes) -> bytes:
-        """Serve Publish. Other than Liftbridge it waits for the ack also where the client set no deadline."""
+        """Serve Publish. Unlike Liftbridge, wait for the ack even if the client set no deadline.
+
+        Args:
+            call: The call; its timeout limits the wait for JetStream's ack.
+            raw: The serialized request.
+
+        Raises:
+            RpcError: The message was refused or not acked; see :meth:`target`, :meth:`store` and
+                :meth:`check_replicas`.
+        """
         request = read_request(api_pb2.PublishRequest, raw, self._core.options.limits)
         self._core.ack_inboxes.check(request.ackInbox)
         response = api_pb2.PublishResponse()
@@ -77,7 +87,13 @@ class PublishService:
         return response.SerializeToString()
 
     async def target(self, request: api_pb2.PublishRequest) -> Target:
-        """Where a message goes, once it is sure that it may, and that the partition is awake."""
+        """Return the target of a message, after checking the message and resuming a paused partition.
+
+        Raises:
+            RpcError: INVALID_ARGUMENT: no stream is named, the stream is reserved, or it checks offsets and
+                the ack policy is NONE. NOT_FOUND: the stream or partition does not exist.
+                FAILED_PRECONDITION: the partition is readonly.
+        """
         name, partition = request.stream, request.partition
         target = self._targets.get((name, partition))
         record = self._core.registry.known(name)
@@ -103,7 +119,7 @@ class PublishService:
         return target
 
     async def check_replicas(self, target: Target, request: api_pb2.PublishRequest) -> None:
-        """Make sure that a message that is stored may be acked.
+        """Check that a stored message may be acked.
 
         Raises:
             RpcError: DEADLINE_EXCEEDED: too few replicas are in sync for ``ALL``.
@@ -114,7 +130,19 @@ class PublishService:
     async def store(
         self, target: Target, request: api_pb2.PublishRequest, *, own_inbox: bool, timeout: float | None
     ) -> asyncio.Future[PubAck]:
-        """Send a message to JetStream, not retried for the order's sake; return the future of its ack."""
+        """Send a message to JetStream and return the future of its ack.
+
+        The publish is not retried, because a retry could change the order of messages.
+
+        Args:
+            target: Target of the message.
+            request: The request of the client.
+            own_inbox: Whether the client's ack inbox gets an ack as well.
+            timeout: Seconds to wait for JetStream's ack; None or 0 for the gateway's ``ack_timeout``.
+
+        Raises:
+            RpcError: INVALID_ARGUMENT: the envelope is too large, or ``expectedOffset`` is below -1.
+        """
         options: dict[str, Any] = {}
         if own_inbox and request.ackInbox:
             options = {
@@ -129,7 +157,7 @@ class PublishService:
             return await self._store_in_copy(target, request, own_inbox=own_inbox, timeout=seconds)
         expected = None
         if target.record.checks_offsets and request.expectedOffset != _ANY_OFFSET:
-            # An offset is a sequence less one: so this is the sequence before.
+            # An offset is its sequence minus 1, so the expected offset equals the sequence before it.
             expected = request.expectedOffset
         if expected is None:
             return await self._core.js.publish_async(
@@ -159,7 +187,7 @@ class PublishService:
     def _pass_on(
         self, target: Target, request: api_pb2.PublishRequest, future: asyncio.Future[PubAck]
     ) -> None:
-        """Send an ack to the client's inbox as well: the envelope names ours."""
+        """Send the ack to the client's inbox as well: the envelope names the gateway's own inbox."""
         if future.cancelled() or future.exception() is not None:
             return
         ack = _ACK_HEADER + ack_of(target, request, future.result().sequence).SerializeToString()
@@ -170,7 +198,7 @@ class PublishService:
 
     @property
     def max_message(self) -> int:
-        """The largest envelope, in bytes."""
+        """Size of the largest envelope, in bytes."""
         return min(self._core.options.limits.max_message_bytes, self._core.nc.max_payload)
 
     def _check_size(self, envelope: bytes) -> None:
@@ -178,7 +206,11 @@ class PublishService:
             raise RpcError(StatusCode.INVALID_ARGUMENT, TOO_LARGE)
 
     async def explained(self, error: LiftEnvelopeError, name: str, partition: int) -> RpcError:
-        """Return the status for what went wrong. Nobody recording the subject means that things changed."""
+        """Return the status for a failed publish, with the storage fault of the partition if one is known.
+
+        If no stream records the subject, the partition has changed. In that case the target is looked up
+        again, and the error of that lookup is returned if it fails.
+        """
         if isinstance(error, NoJetStreamError):
             self._targets.pop((name, partition), None)
             try:
@@ -196,13 +228,20 @@ class PublishService:
     # Many
 
     async def publish_async(self, call: ServerCall) -> None:
-        """Serve PublishAsync."""
+        """Serve PublishAsync; see :class:`~liftenvelope.gateway.publish_session.PublishSession`."""
         await PublishSession(self, self._core, call).run()
 
     # On a subject
 
     async def publish_to_subject(self, call: ServerCall, raw: bytes) -> bytes:
-        """Serve PublishToSubject: whatever stream records the subject."""
+        """Serve PublishToSubject: publish on a subject that any stream may record.
+
+        A message that is too large is answered with the ack error ``TOO_LARGE``.
+
+        Raises:
+            RpcError: UNKNOWN: no subject is named. INVALID_ARGUMENT: the subject or the ack inbox is not
+                allowed. DEADLINE_EXCEEDED: no stream records the subject, or too few replicas are in sync.
+        """
         request = read_request(api_pb2.PublishToSubjectRequest, raw, self._core.options.limits)
         if not request.subject:
             raise RpcError(StatusCode.UNKNOWN, "nats: invalid subject")
@@ -239,7 +278,7 @@ class PublishService:
         try:
             stored = await sent
         except NoJetStreamError:
-            # As in Liftbridge: nobody answers, now or in time.
+            # Liftbridge lets the call time out when no stream records the subject.
             await asyncio.sleep(self._core.options.ack_timeout)
             text = f"no stream records {request.subject!r}"
             raise RpcError(StatusCode.DEADLINE_EXCEEDED, text) from None
@@ -256,6 +295,6 @@ class PublishService:
 
 
 def _forget(future: asyncio.Future[PubAck]) -> None:
-    """Of a message that nobody wants an ack of: nobody is told either that it failed."""
+    """Retrieve the error of a publish without an ack, so that asyncio does not log it as never retrieved."""
     if not future.cancelled():
         future.exception()

@@ -1,12 +1,12 @@
-"""Bytes that readers ask JetStream for: a window for each reader, a budget for all of a connection.
+"""Flow control of pulls: a byte window for each reader and a byte budget for each connection. Sans-io.
 
-A window bounds what a reader is owed by JetStream plus what it holds and has not taken. It begins small, so
-that a reader that takes nothing costs little, grows while the reader is quick, and is small again when
-nothing comes.
+The window of a reader bounds two amounts together: the bytes in flight (requested from JetStream and not yet
+received) and the bytes received but not yet taken. A window starts small, so that a reader that takes nothing
+costs little. It grows while the reader is fast and shrinks again when a pull expires.
 
-The budget bounds what all readers are owed together: nats-server cuts off a connection for which it has
-64 MiB in its buffers. A reader that is owed nothing may always ask for a small amount. Whatever goes beyond
-that comes out of a shared amount, in the order of asking. All of it is without I/O.
+The budget bounds the bytes in flight of all readers of a connection, because nats-server disconnects a client
+for which it buffers 64 MiB. A reader with nothing in flight may always request a small amount, so no reader
+starves. Larger requests take credit from a shared amount, in the order of the requests.
 """
 
 from __future__ import annotations
@@ -20,32 +20,33 @@ from liftenvelope.gateway.limits import Limits
 __all__ = ["PullBudget", "PullWindow"]
 
 _DEFAULTS: Final = Limits()
-#: Share of the total that the small amounts should not exceed. The rest is the shared amount.
+#: Share of the budget reserved for the small amounts. The rest is the shared amount.
 _SMALL_SHARE: Final = 3 / 7
 #: Bounds of one small amount, in bytes.
 _LEAST_SMALL: Final = 4 << 10
 _MOST_SMALL: Final = 64 << 10
-#: Bounds of a window, and the least that is worth a pull of its own.
+#: Bounds of a window, and the smallest useful pull, in bytes.
 _LEAST: Final = 128 << 10
 _MOST: Final = 2 << 20
 _LEAST_PULL: Final = 16 << 10
-#: Bytes that a reader takes before the next size is chosen, and the seconds that make it quick or slow. A
-#: client's gRPC library was seen to take 6 MB for a reader that takes nothing, which must not look quick.
+#: Bytes that a reader takes between two choices of the window size. A gRPC library was observed to buffer
+#: 6 MB for a client that reads nothing, so a shorter period would make such a client look fast.
 _PERIOD: Final = 8 << 20
+#: Seconds for one period: below the first the window grows, above the second it shrinks.
 _QUICK, _SLOW = 4.0, 60.0
-#: Factor between two sizes. Pulls cost: with 64 KiB each the gateway needs twice the processor time.
+#: Factor between two window sizes. Small pulls are expensive: 64 KiB pulls double the gateway's CPU time.
 _STEP: Final = 4
-#: Factor by which the largest message is taken to be larger than a pull in which it did not fit.
+#: If no message fits into a pull, the largest message is assumed to be this many times the pull's size.
 _LARGER: Final = 4
 _LARGEST: Final = 64 << 20
 
 
 class PullBudget:
-    """What the readers of a connection may ask for together.
+    """Budget for the pulls of all readers of a connection.
 
     Args:
-        total: Bytes that the readers may ask for together.
-        inactivity: Seconds after which JetStream removes the consumer of a reader that is gone.
+        total: Bytes that all readers together may have in flight. Default 28 MiB.
+        inactivity: Seconds after which JetStream removes the consumer of a lost reader. Default 60.
 
     Attributes:
         total: See above.
@@ -61,23 +62,34 @@ class PullBudget:
         self.inactivity = inactivity
         self.readers = 0
         self.used = 0
-        # Amount needed, and whom to give it to.
+        # Waiting readers in FIFO order: the bytes needed, and the callback that receives them.
         self._waiting: deque[tuple[int, Callable[[int], None]]] = deque()
         self._is_giving = False
 
     @property
     def small(self) -> int:
-        """Bytes that a reader that is owed nothing may ask for: 64 KiB, less where there are many readers."""
+        """Bytes that a reader with nothing in flight may request: 64 KiB, down to 4 KiB with many readers."""
         total = int(self.total * _SMALL_SHARE)
         return min(max(total // max(self.readers, 1), _LEAST_SMALL), _MOST_SMALL)
 
     @property
     def _large(self) -> int:
-        """Bytes of the shared amount."""
+        """Size of the shared amount, in bytes."""
         return self.total - int(self.total * _SMALL_SHARE)
 
     def take(self, least: int, most: int) -> int:
-        """Take bytes out of the shared amount; return how many, 0 if there are too few or others wait."""
+        """Take bytes out of the shared amount without waiting.
+
+        If the shared amount is unused, ``least`` is granted even if it exceeds that amount: a message larger
+        than the budget would otherwise never be delivered.
+
+        Args:
+            least: Smallest useful number of bytes.
+            most: Largest number of bytes to take.
+
+        Returns:
+            Bytes taken; 0 if fewer than ``least`` are left or other readers are waiting.
+        """
         left = self._large - self.used
         if self._waiting or (left < least and self.used):
             return 0
@@ -86,15 +98,15 @@ class PullBudget:
         return taken
 
     def wait(self, amount: int, give: Callable[[int], None]) -> None:
-        """Give an amount to a reader as soon as it can be taken out of the shared amount."""
+        """Call ``give`` with ``amount`` as soon as the shared amount can supply it, in FIFO order."""
         self._waiting.append((amount, give))
         self.release(0)
 
     def release(self, amount: int) -> None:
-        """Put bytes back."""
+        """Return bytes to the shared amount and serve the readers that wait."""
         self.used -= amount
         if self._is_giving:
-            return  # somebody who was given something puts it back: the loop below goes on
+            return  # a give() callback returned bytes: the loop below continues with them
         self._is_giving = True
         while self._waiting and (not self.used or self.used + self._waiting[0][0] <= self._large):
             needed, give = self._waiting.popleft()
@@ -104,18 +116,18 @@ class PullBudget:
 
 
 class PullWindow:
-    """What one reader is owed and holds.
+    """Byte window of one reader.
 
-    Sizes are those that the server counts: subject, reply subject, headers and payload.
+    Sizes are counted as by the server: subject, reply subject, headers and payload.
 
     Args:
-        now: The time, in seconds of any clock.
+        now: Current time in seconds, of any clock.
 
     Attributes:
-        asked: Bytes that the server may still send. It is 0 when all pulls are over, also those that ended
-            without a status because their last byte was used.
-        held: Bytes that came and were not taken.
-        largest: Size of the largest message that is to be expected.
+        asked: Bytes in flight: those that the server may still send. It is 0 when all pulls have ended,
+            including pulls that ended without a status because their last byte was used.
+        held: Bytes received and not yet taken.
+        largest: Expected size of the largest message, in bytes.
     """
 
     def __init__(self, now: float) -> None:
@@ -129,37 +141,47 @@ class PullWindow:
 
     @property
     def size(self) -> int:
-        """Bytes that the reader may be owed and hold: at least two messages."""
+        """Size of the window, in bytes: at least two messages of the largest size."""
         return max(self._size, 2 * self.largest)
 
     @property
     def wanted(self) -> int:
-        """Bytes to ask for now, 0 for none: the window is half empty before it is filled again."""
+        """Bytes to request now; 0 until at least half of the window is free."""
         used = self.asked + self.held
         return self.size - used if used <= self.size // 2 else 0
 
     @property
     def least(self) -> int:
-        """Bytes that a pull must ask for to be of use."""
+        """Smallest useful pull, in bytes."""
         return max(self.largest, _LEAST_PULL)
 
     def forget(self) -> None:
-        """Start again with a new consumer: nothing is owed or held."""
+        """Reset for a new consumer: no bytes are in flight or held."""
         self.asked = self.held = 0
 
     def pulled(self, amount: int) -> None:
-        """A pull was sent."""
+        """Record that a pull for ``amount`` bytes was sent."""
         self.asked += amount
 
     def arrived(self, size: int, largest: int) -> None:
-        """Messages came: their size together, and that of the largest."""
+        """Record received messages.
+
+        Args:
+            size: Total bytes of the messages.
+            largest: Bytes of the largest of the messages.
+        """
         self.asked -= size
         self.held += size
         self.largest = max(self.largest, largest)
         self._largest_seen = max(self._largest_seen, largest)
 
     def taken(self, size: int, now: float) -> None:
-        """The reader took messages."""
+        """Record that the reader took messages, and adapt the window after each period.
+
+        Args:
+            size: Total bytes of the messages.
+            now: Current time in seconds, of the same clock as at the start.
+        """
         self.held -= size
         self._taken += size
         if self._taken >= _PERIOD:
@@ -172,15 +194,15 @@ class PullWindow:
             self._taken, self._began = 0, now
 
     def ended(self, amount: int, left: int, *, expired: bool) -> None:
-        """A pull ended.
+        """Record that a pull ended.
 
         Args:
-            amount: Bytes that it had asked for.
-            left: Bytes that it did not use.
-            expired: Whether its time was over, not its bytes.
+            amount: Bytes that the pull requested.
+            left: Bytes of the pull that were not sent.
+            expired: Whether the pull ended because its time ran out.
         """
         self.asked -= left
         if expired:
             self._size = _LEAST
-        elif left == amount:  # not one message fitted
+        elif left == amount:  # the next message did not fit
             self.largest = max(self.largest, min(_LARGER * amount, _LARGEST))

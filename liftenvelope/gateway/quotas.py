@@ -1,8 +1,8 @@
-"""Quotas: how many streams, partitions and subscriptions a client may have.
+"""Quotas on the streams, partitions and subscriptions of a client.
 
-A client is known by the common name of its certificate. All clients without one count as one client, since
-nothing tells them apart. A stream's record keeps who created it, so every gateway counts streams alike, also
-after a restart. Each gateway counts its own subscriptions.
+A client is identified by the common name of its certificate. All clients without a certificate count as one
+client, because nothing distinguishes them. A stream's record names its creator, so every gateway counts the
+same streams, even after a restart. Subscriptions are counted per gateway.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ __all__ = ["Quotas"]
 
 
 class Quotas:
-    """Counts what clients have.
+    """Counts the streams, partitions and subscriptions of clients and enforces the limits.
 
     Args:
-        limits: How much a client may have.
+        limits: Limits of each client.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -35,17 +35,18 @@ class Quotas:
         self._subscriptions: Counter[str] = Counter()
 
     def check_stream(self, registry: StreamRegistry, record: StreamRecord) -> None:
-        """Check that the client that wants to create a stream may have one more.
+        """Check that the owner of a new stream stays within its quota.
 
-        Gateways that create streams of a client at the same moment do not know of each other's, so a client
-        of several gateways may have one more for each of them.
+        The check is not atomic across gateways. If a client creates streams at several gateways at the same
+        moment, it may exceed the quota by one stream per gateway.
 
         Args:
-            registry: The streams that there are.
-            record: The new stream.
+            registry: The existing streams.
+            record: Record of the new stream.
 
         Raises:
-            RpcError: RESOURCE_EXHAUSTED: the client has as many streams or partitions as allowed.
+            RpcError: RESOURCE_EXHAUSTED: the new stream would exceed the client's quota of streams or
+                partitions.
         """
         own = [
             other
@@ -60,7 +61,10 @@ class Quotas:
             raise _exhausted(record.owner, text, "max_partitions_per_client", most)
 
     def limited(self, subscribe: Handler) -> Handler:
-        """Return a handler of Subscribe that refuses a client that has as many subscriptions as allowed."""
+        """Wrap the handler of Subscribe so that it refuses clients that have reached their quota.
+
+        The returned handler raises RpcError with RESOURCE_EXHAUSTED.
+        """
 
         async def serve(call: ServerCall) -> None:
             client = client_name(call.peer_certificate)

@@ -1,4 +1,4 @@
-"""The subscriptions that a gateway serves, and what ends them from outside."""
+"""Tracks the subscriptions that a gateway serves and ends them when streams, leaders or groups change."""
 
 from __future__ import annotations
 
@@ -14,28 +14,32 @@ if TYPE_CHECKING:
 
 __all__ = ["FENCED", "OpenReads", "Read", "may_send"]
 
-#: Liftbridge's text, by which clients tell what has happened.
+#: Liftbridge's status text for a fenced consumer. Clients recognize the reason by it.
 FENCED: Final = "Consumer is not currently assigned this partition"
 
 
 class _Feed(Protocol):
     def wake(self) -> None:
-        """Have whoever waits look again."""
+        """Wake the task that waits for messages, so that it checks the read's state."""
 
 
 class Read:
     """One subscription.
 
+    Args:
+        record: Record of the stream.
+        request: The request of the client.
+
     Attributes:
-        record: The stream, as it was when it began.
-        partition: The partition.
-        any_replica: Whether any gateway may serve it, not the leader alone.
-        member: Of a consumer group's member: the group, its epoch, the member. None otherwise.
-        confirmed: Whether the group's record has that member and knows that epoch.
-        error: What it was ended by; None for a clean end.
-        ended: Whether it was ended.
-        became_readonly: Whether it is to end at the newest message.
-        feed: What is woken when any of that changes.
+        record: Record of the stream when the subscription began.
+        partition: Number of the partition.
+        any_replica: Whether any gateway may serve the subscription; False if only the leader may.
+        member: Group id, group epoch and consumer id if a consumer group's member reads; None otherwise.
+        confirmed: Whether the group's record has that member and that epoch.
+        error: Error that ended the subscription; None for a clean end.
+        ended: Whether the subscription was ended.
+        became_readonly: Whether the partition became readonly, so that the read ends at the newest message.
+        feed: Feed that is woken when one of these attributes changes.
     """
 
     def __init__(self, record: StreamRecord, request: api_pb2.SubscribeRequest) -> None:
@@ -53,13 +57,13 @@ class Read:
         self.feed: _Feed | None = None
 
     def end(self, error: RpcError | None) -> None:
-        """End it, with a status other than OK unless there is no error."""
+        """End the subscription: with the status of ``error``, or with OK if ``error`` is None."""
         if not self.ended:
             self.ended, self.error = True, error
             self.wake()
 
     def wake(self) -> None:
-        """Have it look at what has changed."""
+        """Wake the feed so that the subscription checks its state."""
         if self.feed is not None:
             self.feed.wake()
 
@@ -67,7 +71,8 @@ class Read:
 async def may_send(core: Core, read: Read) -> bool:
     """Return whether messages may be sent to a subscriber now; wait while the gateway has no lease.
 
-    Send with no ``await`` in between: the gateway may be stopped for longer than its lease at any time.
+    Send right after this, with no ``await`` in between: the process may be stopped for longer than its lease
+    at any time. A read that any replica may serve needs no lease.
     """
     if not read.any_replica:
         await core.brokers.lease()
@@ -75,18 +80,19 @@ async def may_send(core: Core, read: Read) -> bool:
 
 
 class OpenReads:
-    """All subscriptions."""
+    """All subscriptions open at this gateway, by stream and partition."""
 
     def __init__(self) -> None:
         self._reads: dict[tuple[str, int], set[Read]] = {}
 
     def add(self, read: Read) -> None:
-        """Take one in. A read for a consumer group ends those of older or equal epochs.
+        """Add a subscription. A read for a consumer group fences out the group's other reads.
 
-        An epoch that is not confirmed counts for less than any that is.
+        Reads of the same group and partition with an older or equal epoch are ended. A confirmed epoch ranks
+        above every unconfirmed one.
 
         Raises:
-            RpcError: FAILED_PRECONDITION: a member of a newer epoch reads the partition.
+            RpcError: FAILED_PRECONDITION: a member with a newer epoch reads the partition.
         """
         reads = self._reads.setdefault((read.record.name, read.partition), set())
         if read.member is not None:
@@ -100,7 +106,7 @@ class OpenReads:
         reads.add(read)
 
     def remove(self, read: Read) -> None:
-        """It is over."""
+        """Remove a subscription that is over."""
         key = (read.record.name, read.partition)
         reads = self._reads.get(key, set())
         reads.discard(read)
@@ -108,11 +114,11 @@ class OpenReads:
             self._reads.pop(key, None)
 
     def has(self, stream: str, partition: int) -> bool:
-        """Whether somebody reads a partition."""
+        """Return whether a partition has open subscriptions."""
         return (stream, partition) in self._reads
 
     def stream_changed(self, before: StreamRecord | None, after: StreamRecord | None) -> None:
-        """End what can't go on with a stream as it is now."""
+        """End the reads of partitions that were deleted or paused; wake those of readonly ones."""
         if before is None:
             return
         for partition, part in enumerate(before.partitions):
@@ -126,11 +132,11 @@ class OpenReads:
                     read.wake()
 
     def end_led(self, error: RpcError) -> None:
-        """End every read that only the partition's leader may serve."""
+        """End every subscription that only the partition's leader may serve."""
         self._end(error, lambda read: not read.any_replica)
 
     def end_all(self, error: RpcError) -> None:
-        """End every read."""
+        """End every subscription."""
         self._end(error, lambda _: True)
 
     def _end(self, error: RpcError, which: Callable[[Read], bool]) -> None:
@@ -139,7 +145,11 @@ class OpenReads:
                 read.end(error)
 
     def leaders_changed(self, leads: Callable[[str, int], bool]) -> None:
-        """End what another gateway is to serve now."""
+        """End the subscriptions that another gateway must serve now.
+
+        Args:
+            leads: Returns whether this gateway leads a partition, given its stream and number.
+        """
         for (stream, partition), reads in self._reads.items():
             if not leads(stream, partition):
                 for read in [read for read in reads if not read.any_replica]:
@@ -147,5 +157,5 @@ class OpenReads:
 
 
 def _rank(read: Read) -> tuple[bool, int]:
-    """Return the order in which reads of one group fence each other out."""
+    """Return the sort key by which reads of one group fence each other: confirmed reads, then epochs."""
     return (read.confirmed, -1 if read.member is None else read.member[1])

@@ -1,4 +1,4 @@
-"""What the gateways know of a stream: a record in a bucket, written as JSON."""
+"""Stream records: the state of a stream that the gateways share, stored as JSON in a bucket."""
 
 from __future__ import annotations
 
@@ -14,26 +14,28 @@ __all__ = ["PartitionRecord", "RecordedEvent", "StreamRecord", "StreamState"]
 
 
 class StreamState(StrEnum):
-    """Where a stream is in its life."""
+    """Life cycle state of a stream."""
 
-    #: Its partitions are being made; nobody else sees it yet.
+    #: The partitions are being created; clients and other gateways do not see the stream yet.
     CREATING = "creating"
     READY = "ready"
-    #: Its partitions are being removed; nobody else sees it any more.
+    #: The partitions are being removed; clients and other gateways do not see the stream any more.
     DELETING = "deleting"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionRecord:
-    """The state of a partition.
+    """State of a partition.
+
+    Times are in nanoseconds since 1970; 0 stands for never.
 
     Attributes:
-        paused: Whether it records nothing until it is woken.
-        readonly: Whether it takes no messages.
-        source: The JetStream stream that it copies from, because that one records its subject. None for a
-            partition that records its subject itself.
-        paused_ns, first_paused_ns: When it was paused or woken last, and first.
-        readonly_ns, first_readonly_ns: When it was made readonly or writable last, and first.
+        paused: Whether the partition records nothing until it is resumed. Default False.
+        readonly: Whether the partition accepts no messages. Default False.
+        source: Name of the JetStream stream that records the subject and from which the partition copies.
+            None (the default) if the partition records its subject itself.
+        paused_ns, first_paused_ns: Times of the last and of the first pause or resumption.
+        readonly_ns, first_readonly_ns: Times of the last and of the first change to readonly or writable.
     """
 
     paused: bool = False
@@ -46,17 +48,17 @@ class PartitionRecord:
 
     @property
     def records(self) -> bool:
-        """Whether what is published on its subject is stored."""
+        """True if messages published on the partition's subject are stored."""
         return not (self.paused or self.readonly)
 
     def with_paused(self, paused: bool, now_ns: int) -> Self:
-        """Return it paused, or woken."""
+        """Return a copy of the record that is paused or resumed at ``now_ns``."""
         if paused == self.paused:
             return self
         return replace(self, paused=paused, paused_ns=now_ns, first_paused_ns=self.first_paused_ns or now_ns)
 
     def with_readonly(self, readonly: bool, now_ns: int) -> Self:
-        """Return it readonly, or writable."""
+        """Return a copy of the record that is made readonly or writable at ``now_ns``."""
         if readonly == self.readonly:
             return self
         first = self.first_readonly_ns or now_ns
@@ -65,13 +67,15 @@ class PartitionRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedEvent:
-    """What was done to a stream, for the activity stream: it stays in the record until that has it.
+    """Change of a stream that the activity stream does not have yet.
+
+    The event stays in the stream's record until it is published, so that no event is lost if a gateway dies.
 
     Attributes:
-        token: By what JetStream knows it again when it is published twice.
-        gateway: Id of the gateway that did it, and is to publish it.
-        run: Of that run of the gateway alone: it may come back with the same id.
-        data: The event as protobuf, in hexadecimal digits; its id is not set yet.
+        token: Message id by which JetStream drops duplicates if the event is published twice.
+        gateway: Id of the gateway that made the change and has to publish the event.
+        run: Id of that gateway's run: a restarted gateway may have the same gateway id.
+        data: The event as protobuf in hexadecimal digits, without its id.
     """
 
     token: str
@@ -82,23 +86,25 @@ class RecordedEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamRecord:
-    """A stream.
+    """State of a stream.
 
     Attributes:
-        name: Its name.
-        subject: What it records; its partition i > 0 records ``subject.i``.
-        id: Of this stream alone: another of the same name, later, has another one.
-        maker: Id of the gateway that is making or removing it.
-        owner: Common name of the certificate of the client that created it; empty for none.
-        state: Where it is in its life.
-        created_ns: When it was made.
-        group: Its NATS queue group; empty for none.
-        replicas: How many NATS servers keep each partition.
-        resume_all: Whether a message for one paused partition wakes them all.
-        settings: Of the request, the settings that were given, by their names in the API.
-        jetstream: The JetStream stream that holds it, where that is another than of most streams.
-        partitions: The partitions, in order.
-        events: What the activity stream is yet to be told, in order.
+        name: Name of the stream.
+        subject: Subject that partition 0 records; partition i > 0 records ``subject.i``.
+        id: Unique id: a later stream of the same name has another one.
+        maker: Id of the gateway that creates or removes the stream. Default empty.
+        owner: Common name of the certificate of the client that created the stream; empty (the default) for
+            none.
+        state: Life cycle state. Default ``READY``.
+        created_ns: Creation time, in nanoseconds since 1970.
+        group: NATS queue group; empty (the default) for none.
+        replicas: Number of NATS servers that store each partition. Default 1.
+        resume_all: Whether a message for one paused partition resumes all of them. Default False.
+        settings: Settings given in the request, by their names in the API.
+        jetstream: Name of the JetStream stream that holds the partition, if it is not the usual one; empty
+            (the default) for the usual name.
+        partitions: Partition records, in order. Default one partition.
+        events: Events not yet published to the activity stream, in order.
     """
 
     name: str
@@ -117,9 +123,9 @@ class StreamRecord:
     events: tuple[RecordedEvent, ...] = ()
 
     def to_json(self) -> bytes:
-        """Return it as it is kept.
+        """Serialize the record as JSON for the bucket.
 
-        Fields with their defaults are left out, so that 10,000 partitions fit into the 1 MiB of a message.
+        Fields with default values are left out, so that 10,000 partitions fit into a message of 1 MiB.
         """
         record = _without_defaults(self)
         record["state"] = self.state
@@ -130,10 +136,10 @@ class StreamRecord:
 
     @classmethod
     def from_json(cls, data: bytes) -> Self:
-        """Read one, also one in which all fields are written out.
+        """Parse a record from JSON. Fields with default values may be present or left out.
 
         Raises:
-            InternalError: It is none: something else writes into the bucket.
+            InternalError: The data is no record, so another program writes into the bucket.
         """
         try:
             found: dict[str, Any] = json.loads(data)
@@ -145,50 +151,50 @@ class StreamRecord:
             raise InternalError(f"a stream's record can't be read: {exc}: {data[:80]!r}") from exc
 
     def setting(self, name: str) -> int:
-        """Return a setting of the request, 0 if it was not given."""
+        """Return a setting of the request; 0 if the request did not give it."""
         return self.settings.get(name, 0)
 
     @property
     def checks_offsets(self) -> bool:
-        """Whether a message may say which offset it must get."""
+        """True if messages may carry an expected offset (optimistic concurrency control)."""
         return bool(self.setting("optimisticConcurrencyControl"))
 
     def has_partition(self, number: int) -> bool:
-        """Whether there is a partition of that number."""
+        """Return whether the stream has a partition of that number."""
         return 0 <= number < len(self.partitions)
 
     def subject_of(self, partition: int) -> str:
-        """The subject that a partition records."""
+        """Return the subject that a partition records."""
         return partition_subject(self.subject, partition)
 
     def intake_of(self, partition: int) -> str:
-        """What a subject is published under for JetStream to store it; empty if it is stored as it is.
+        """Return the prefix of the subject under which the gateway publishes; empty if there is none.
 
-        What raw NATS publishers send to a stream that checks offsets has to go through a gateway, since
-        JetStream does not look into envelopes.
+        If a stream checks offsets, messages of raw NATS publishers must go through a gateway, because
+        JetStream does not read envelopes. JetStream then records only subjects with this prefix.
         """
         return f"_lift.checked.{self.id}.{partition}." if self.checks_offsets else ""
 
     def stream_of(self, partition: int) -> str:
-        """The JetStream stream that holds a partition."""
+        """Return the name of the JetStream stream that holds a partition."""
         return self.jetstream or partition_stream(self.name, partition)
 
     def with_partitions(self, changed: dict[int, PartitionRecord]) -> Self:
-        """Return it with some partitions changed."""
+        """Return a copy of the record with some partitions replaced, by number."""
         partitions = (changed.get(number, part) for number, part in enumerate(self.partitions))
         return replace(self, partitions=tuple(partitions))
 
     def with_events(self, events: tuple[RecordedEvent, ...]) -> Self:
-        """Return it with more to tell."""
+        """Return a copy of the record with events appended."""
         return replace(self, events=self.events + events)
 
     def without_event(self, token: str) -> Self:
-        """Return it with an event told."""
+        """Return a copy of the record without the event that has this token."""
         return replace(self, events=tuple(event for event in self.events if event.token != token))
 
 
 def _without_defaults(record: PartitionRecord | StreamRecord) -> dict[str, Any]:
-    """Return the fields of a record that do not have their defaults."""
+    """Return the fields of a record whose values differ from their defaults."""
     found = {}
     for one in fields(record):
         value = getattr(record, one.name)

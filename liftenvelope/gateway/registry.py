@@ -1,4 +1,8 @@
-"""Which streams there are: records in a bucket, mirrored by every gateway, changed by compare-and-set."""
+"""Registry of the streams: records in a bucket, mirrored by every gateway, changed by compare-and-set.
+
+Each entry has a revision, and an entry older than the known revision is ignored. An own write is applied at
+once, so the mirrored entry that follows changes nothing.
+"""
 
 from __future__ import annotations
 
@@ -20,20 +24,20 @@ if TYPE_CHECKING:
 __all__ = ["StreamRegistry"]
 
 BUCKET: Final = "lift_streams"
-#: How often a change is made anew because another gateway changed the same record.
+#: Attempts of a change that loses the compare-and-set race to other gateways.
 _TRIES: Final = 20
 
-#: Called with a record as it was and as it is; None stands for no stream.
+#: Called with the record before and after a change; None stands for no stream.
 Listener = Callable[[StreamRecord | None, StreamRecord | None], None]
 
 
 class StreamRegistry:
-    """The streams.
+    """The records of all streams, kept up to date. Iterating yields the streams that are ready.
 
     Args:
         js: JetStream.
-        on_change: Called when a stream that others see was made, changed or removed, by any gateway.
-        replicas: How many servers keep the bucket.
+        on_change: Called when any gateway created, changed or removed a ready stream.
+        replicas: Number of servers that store the bucket. Default 1.
     """
 
     def __init__(self, js: JetStream, on_change: Listener, *, replicas: int = 1) -> None:
@@ -41,53 +45,53 @@ class StreamRegistry:
         self._replicas = replicas
         self._mirror = Mirror(self._bucket, self._on_entry)
         self._on_change = on_change
-        # By key: the record, None where it was deleted, and the revision.
+        # By key: the record (None if deleted) and its revision.
         self._records: dict[str, tuple[StreamRecord | None, int]] = {}
-        # Set by the next entry.
+        # Completed by the next entry.
         self._waiting: list[asyncio.Future[None]] = []
 
     async def start(self) -> None:
-        """Read what there is, and follow it."""
+        """Create the bucket if it is missing, read all records and follow their changes."""
         await self._bucket.create(replicas=self._replicas)
         await self._mirror.start()
 
     async def close(self) -> None:
-        """Follow no more."""
+        """Stop following changes."""
         await self._mirror.close()
 
     def __iter__(self) -> Iterator[StreamRecord]:
         return iter([r for r, _ in self._records.values() if r is not None and r.state is StreamState.READY])
 
     def unfinished(self) -> list[StreamRecord]:
-        """Streams that somebody began to make or to remove."""
+        """Return the records of streams that are being created or removed."""
         found = [record for record, _ in self._records.values()]
         return [record for record in found if record is not None and record.state is not StreamState.READY]
 
     def known(self, name: str) -> StreamRecord | None:
-        """The stream of that name, as far as this gateway has heard."""
+        """Return the ready stream of that name from the local mirror; None if the mirror has none."""
         return self.keyed(encode_name(name))
 
     def keyed(self, key: str) -> StreamRecord | None:
-        """The stream that has that key in the bucket: its name, encoded."""
+        """Return the ready stream with that bucket key (its encoded name) from the local mirror, or None."""
         record, _ = self._records.get(key, (None, 0))
         return record if record is not None and record.state is StreamState.READY else None
 
     def revision(self, name: str) -> int:
-        """Of a stream's record, the revision that this gateway knows; 0 for none."""
+        """Return the revision of a stream's record that this gateway knows; 0 for none."""
         return self._records.get(encode_name(name), (None, 0))[1]
 
     async def seen(self, name: str, revision: int) -> None:
-        """Wait until this gateway knows a revision of a stream's record, or a later one."""
+        """Wait until this gateway knows at least this revision of a stream's record."""
         while self.revision(name) < revision:
             entry = asyncio.get_running_loop().create_future()
             self._waiting.append(entry)
             await entry
 
     async def find(self, name: str) -> StreamRecord:
-        """The stream of that name; where none is known here, the bucket is asked.
+        """Return the stream of that name. If the mirror does not have it, read the bucket.
 
         Raises:
-            RpcError: NOT_FOUND: there is none.
+            RpcError: NOT_FOUND: the stream does not exist or is not ready.
         """
         record = self.known(name)
         if record is None:
@@ -97,16 +101,17 @@ class StreamRegistry:
         return record
 
     async def create(self, record: StreamRecord) -> None:
-        """Put a new stream's record.
+        """Store the record of a new stream.
 
         Raises:
-            RpcError: ALREADY_EXISTS: there is one of that name. ABORTED: others change it all the time.
+            RpcError: ALREADY_EXISTS: a stream of that name exists. ABORTED: other gateways changed the record
+                during all 20 attempts.
         """
         key = encode_name(record.name)
         for _ in range(_TRIES):
             there, revision = self._records.get(key, (None, 0))
             if there is not None:
-                # It may have been removed just now.
+                # The stream may just have been removed.
                 there = await self._refresh(record.name)
                 revision = self._records[key][1]
             if there is not None:
@@ -120,14 +125,18 @@ class StreamRegistry:
         raise RpcError(StatusCode.ABORTED, "the stream is being changed by others all the time: try again")
 
     async def change(self, name: str, change: Callable[[StreamRecord], StreamRecord]) -> StreamRecord:
-        """Change a stream's record, whatever other gateways do to it at the same time.
+        """Change a stream's record atomically, with retries if other gateways change it at the same time.
 
         Args:
-            name: The stream.
-            change: Makes the new record of the present one. It may be called several times.
+            name: Name of the stream.
+            change: Returns the new record for the current one. It may be called several times.
+
+        Returns:
+            The record that is stored now.
 
         Raises:
-            RpcError: NOT_FOUND: there is none, or no more. ABORTED: others change it all the time.
+            RpcError: NOT_FOUND: the stream does not exist. ABORTED: other gateways changed the record during
+                all 20 attempts.
         """
         key = encode_name(name)
         for _ in range(_TRIES):
@@ -149,7 +158,7 @@ class StreamRegistry:
         raise RpcError(StatusCode.ABORTED, "the stream is being changed by others all the time: try again")
 
     async def clear_event(self, name: str, token: str) -> None:
-        """Take an event that is told out of a stream's record. A stream that is gone is fine."""
+        """Remove a published event from a stream's record, if the stream still exists."""
         try:
             await self.change(name, lambda record: record.without_event(token))
         except RpcError as exc:
@@ -177,7 +186,7 @@ class StreamRegistry:
     def _on_entry(self, entry: Entry) -> None:
         before, revision = self._records.get(entry.key, (None, 0))
         if entry.revision <= revision:
-            return  # written here, and heard of again
+            return  # already known, such as an own write that the mirror reports
         record = None if entry.value is None else StreamRecord.from_json(entry.value)
         self._records[entry.key] = (record, entry.revision)
         waiting, self._waiting = self._waiting, []

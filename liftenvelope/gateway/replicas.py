@@ -1,4 +1,4 @@
-"""Number of NATS servers that have all messages of a partition, for streams with ``minIsr``."""
+"""Counts the in-sync replicas of partitions, for streams with ``minIsr``."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ if TYPE_CHECKING:
 
 __all__ = ["Replicas", "least_in_sync"]
 
-#: Seconds for which a number is used again.
+#: Seconds for which a count is cached.
 _AGE: Final = 1.0
-#: Numbers that are kept, of deleted streams as well.
+#: Counts in the cache, including those of deleted streams.
 _MOST_KNOWN: Final = 20_000
 #: Value of ``AckPolicy.ALL``.
 _ALL: Final = 1
 
 
 def least_in_sync(record: StreamRecord) -> int:
-    """Servers that must be in sync for a message with ``ALL`` to be acked; 0 for no such condition."""
+    """Return the in-sync replicas that a message with ``ALL`` needs for its ack; 0 for no requirement."""
     least = record.setting("minIsr")
     return least if least > 1 else 0
 
 
 class Replicas:
-    """Asks JetStream which replicas are in sync, at most once a second for a partition.
+    """Counts the in-sync replicas of partitions. JetStream is asked at most once a second per partition.
 
     Args:
         js: JetStream.
@@ -38,12 +38,12 @@ class Replicas:
 
     def __init__(self, js: JetStream) -> None:
         self._js = js
-        # By JetStream stream: the number, and when it was asked for.
+        # By JetStream stream: the count and the time when it was received.
         self._known: dict[str, tuple[int, float]] = {}
         self._asking: dict[str, asyncio.Task[int]] = {}
 
     async def check(self, record: StreamRecord, partition: int, policy: api_pb2.AckPolicy) -> None:
-        """Make sure that a message that is stored may be acked.
+        """Check that a stored message may be acked.
 
         Raises:
             RpcError: DEADLINE_EXCEEDED: ``policy`` is ALL and too few replicas are in sync.
@@ -54,7 +54,10 @@ class Replicas:
             raise RpcError(StatusCode.DEADLINE_EXCEEDED, text)
 
     def are_enough(self, record: StreamRecord, partition: int) -> bool:
-        """Whether enough replicas are known to be in sync. What is old is asked for in the background."""
+        """Return whether enough replicas were in sync at the last count.
+
+        A count older than a second is refreshed in the background. Without a count the result is False.
+        """
         least, stream = least_in_sync(record), record.stream_of(partition)
         if not least:
             return True
@@ -64,7 +67,7 @@ class Replicas:
         return count >= least
 
     async def count(self, stream: str) -> int:
-        """Number of servers in sync, 0 if JetStream does not say."""
+        """Return the number of servers in sync, at most a second old; 0 if JetStream does not report it."""
         count, asked_at = self._known.get(stream, (0, 0.0))
         if asyncio.get_running_loop().time() - asked_at < _AGE:
             return count
@@ -82,7 +85,7 @@ class Replicas:
         try:
             cluster = (await self._js.api.request(f"STREAM.INFO.{stream}")).get("cluster") or {}
         except LiftEnvelopeError:
-            cluster = {}  # deleted, or nobody leads it: nothing of it is known to be in sync
+            cluster = {}  # deleted or without a leader: no replica is known to be in sync
         if cluster.get("leader"):
             others = cluster.get("replicas") or []
             count = 1 + sum(1 for one in others if one.get("current") and not one.get("offline"))

@@ -1,4 +1,4 @@
-"""Reads the requests of clients: protobuf messages whose names are bounded before anything looks at them."""
+"""Parses the requests of clients and bounds their names and lists before any other code sees them."""
 
 from __future__ import annotations
 
@@ -22,16 +22,19 @@ _M = TypeVar("_M", bound=Message)
 
 
 def read_request(kind: type[_M], raw: bytes, limits: Limits) -> _M:
-    """Return the request that ``raw`` holds.
+    """Parse a request and check the lengths of its names and lists.
 
     Args:
         kind: Protobuf class of the request.
-        raw: The message as it came.
-        limits: Bounds of its names and lists.
+        raw: The serialized request.
+        limits: Limits on names and lists.
+
+    Returns:
+        The request.
 
     Raises:
-        RpcError: INTERNAL: it is malformed. INVALID_ARGUMENT: a name has more than ``max_name_chars``
-            characters, or a list more than ``max_list_length`` names.
+        RpcError: INTERNAL: the request is malformed. INVALID_ARGUMENT: a name has more than
+            ``max_name_chars`` characters, or a list has more than ``max_list_length`` names.
     """
     try:
         request = kind.FromString(raw)
@@ -51,7 +54,7 @@ def read_request(kind: type[_M], raw: bytes, limits: Limits) -> _M:
 
 @cache
 def _text_fields(kind: Descriptor) -> tuple[str, ...]:
-    """Return the names of the text fields of a message: single values and lists."""
+    """Return the names of the string fields of a message, both single and repeated."""
     return tuple(field.name for field in kind.fields if field.type == field.TYPE_STRING)
 
 

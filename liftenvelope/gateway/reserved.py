@@ -1,7 +1,8 @@
-"""The streams that a Liftbridge cluster has of its own: ``__cursors`` and ``__activity``.
+"""Creates the reserved streams of a Liftbridge cluster: ``__cursors`` and ``__activity``.
 
-Both are ordinary streams here, so that metadata, subscriptions and all else know them. Cursors are kept in a
-bucket: their stream is there because clients look in its metadata for whom to ask, and stays empty.
+Both are ordinary streams here, so that metadata and subscriptions work for them as well. Cursors are stored
+in a bucket. The stream ``__cursors`` stays empty and exists only because clients look up the leader for
+cursors in its metadata.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ __all__ = ["ACTIVITY", "CURSORS", "ensure_stream"]
 
 CURSORS: Final = "__cursors"
 ACTIVITY: Final = "__activity"
-#: What they record. Nobody is to publish there.
+#: Subjects of the reserved streams. Clients must not publish there.
 _SUBJECTS: Final = {CURSORS: "_lift.cursors", ACTIVITY: "_lift.activity"}
-#: As long as Liftbridge keeps messages where nothing else is said, in milliseconds: a week.
+#: Retention of the reserved streams, in milliseconds: a week, the default of Liftbridge.
 _MAX_AGE_MS: Final = 7 * 24 * 3600 * 1000
-#: How often another gateway's work is looked at, in seconds.
+#: Interval of polls while another gateway creates the stream, in seconds.
 _LOOK: Final = 0.05
 
 
@@ -39,18 +40,18 @@ async def ensure_stream(
     replicas: int = 1,
     timeout: float = 10.0,
 ) -> StreamRecord:
-    """Return a reserved stream, making it if no gateway has yet.
+    """Return a reserved stream; create it if no gateway has done so.
 
     Args:
         name: ``__cursors`` or ``__activity``.
-        registry: The streams that there are.
-        make: Makes a stream of a record.
+        registry: The existing streams.
+        make: Creates a stream from a record.
         maker: Id of this gateway.
-        replicas: How many servers keep it.
-        timeout: How long another gateway may take to make it, in seconds.
+        replicas: Number of servers that store the stream. Default 1.
+        timeout: Seconds to wait for another gateway that is creating the stream. Default 10.
 
     Raises:
-        RpcError: It can't be made, or another gateway began to, and does not come to an end.
+        RpcError: The stream can't be created, or another gateway does not finish creating it in time.
     """
     deadline = asyncio.get_running_loop().time() + timeout
     while True:

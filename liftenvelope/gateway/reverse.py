@@ -1,4 +1,8 @@
-"""Subscribe with ``reverse``: from a message back to the oldest."""
+"""Serves Subscribe with ``reverse``: sends messages from a start offset back to the oldest.
+
+JetStream delivers forwards only. So the partition is read in chunks from the end, and each chunk is sent in
+reverse order.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["read_backwards"]
 
-#: How many bytes are read forwards at a time, to be sent backwards, and how many messages at most.
+#: Size of a chunk that is read forwards and sent backwards, in bytes, and its most messages.
 _CHUNK_BYTES: Final = 1 << 20
 _CHUNK: Final = 1_000
 
@@ -32,12 +36,20 @@ async def read_backwards(
     record: StreamRecord,
     read: Read,
 ) -> None:
-    """Send messages from the start of a request down to its stop, or the oldest.
+    """Send messages from the start of a request down to its stop, or to the oldest message.
 
-    It ends with the status by which Liftbridge ends such reads: UNKNOWN, "EOF".
+    The call always ends with an error. After the last message it is UNKNOWN, "EOF", as in Liftbridge.
+
+    Args:
+        core: The gateway's parts.
+        call: The call to answer.
+        request: The request of the client.
+        record: Record of the stream.
+        read: The subscription; the read stops when it is ended.
 
     Raises:
-        RpcError: How it ended.
+        RpcError: UNKNOWN, "EOF": all messages were sent. INTERNAL: the partition is empty. INVALID_ARGUMENT:
+            the start position is a time. Other statuses: the subscription was ended with them.
     """
     stream = record.stream_of(request.partition)
     state = await core.storage.state(stream)
@@ -73,15 +85,15 @@ def _start(request: api_pb2.SubscribeRequest, state: PartitionState) -> int:
 
 
 def _stop(request: api_pb2.SubscribeRequest, state: PartitionState) -> int:
-    # Liftbridge takes no notice of a stop above the start, by which clients find out whether a server can
-    # read backwards; one that is below it refuses. Here that is the lowest offset that is sent.
+    # Liftbridge ignores a stop above the start. Clients use such a stop to find out whether a server can read
+    # backwards. Liftbridge refuses a stop below the start; here it is the lowest offset that is sent.
     if request.stopPosition == api_pb2.STOP_OFFSET and request.stopOffset <= _start(request, state):
         return max(request.stopOffset, state.oldest)
     return state.oldest
 
 
 async def _range(core: Core, stream: str, low: int, high: int, read: Read) -> list[Delivery]:
-    """The messages from one offset to another, as far as they are still there."""
+    """Return the messages from offset ``low`` to ``high`` that still exist, in ascending order."""
     feed = PartitionFeed(core.js, stream, low + 1)
     read.feed = feed
     found: list[Delivery] = []
