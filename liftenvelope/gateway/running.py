@@ -1,4 +1,4 @@
-"""One life of a gateway: its parts, from start to close."""
+"""Runs a gateway once: starts its parts, drains them and closes them."""
 
 from __future__ import annotations
 
@@ -50,15 +50,15 @@ if TYPE_CHECKING:
 __all__ = ["Running", "Setup"]
 
 _log: Final = logging.getLogger("liftenvelope.gateway")
-#: Bytes of a request beside the message in it.
+#: Bytes of a request in addition to its message.
 _REQUEST_ROOM: Final = 1 << 20
-#: Seconds for calls that were told to end to do so.
+#: Seconds that calls have to end after they were told to.
 _ENDING: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """What a gateway was given: see :class:`~liftenvelope.gateway.Gateway`."""
+    """Arguments of a gateway; see :class:`~liftenvelope.gateway.Gateway`."""
 
     nc: Client
     options: Options
@@ -73,7 +73,7 @@ class Setup:
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """What is drained."""
+    """Parts that :meth:`Running.drain` needs."""
 
     core: Core
     leading: Leading
@@ -81,14 +81,17 @@ class _Parts:
 
 
 class Running:
-    """A gateway that runs.
+    """One run of a gateway.
+
+    Parts are closed in the reverse order of their start. Changes of streams and gateways go to the listeners
+    registered so far, because the registry and the brokers start before the parts that listen to them.
 
     Args:
-        setup: What it was given.
+        setup: Arguments of the gateway.
 
     Attributes:
-        address: Where it listens, as ``host:port``; empty before that.
-        is_answered: Whether JetStream has answered: NATS is there, and has it.
+        address: Address on which the gateway listens, as ``host:port``; empty before it listens.
+        is_answered: Whether JetStream has answered, so NATS is reachable and has JetStream.
     """
 
     def __init__(self, setup: Setup) -> None:
@@ -96,7 +99,7 @@ class Running:
         self._stack = AsyncExitStack()
         self._reads = OpenReads()
         self._calls = OpenCalls()
-        # Called with each change, once there is something to be told of it.
+        # Called with each change; parts add their listeners when they start.
         self._stream_listeners: list[Listener] = [self._reads.stream_changed]
         self._broker_listeners: list[Callable[[], None]] = []
         self._drops: DropWatch | None = None
@@ -105,7 +108,7 @@ class Running:
         self.is_answered = False
 
     async def start(self) -> None:
-        """Start all parts. If that fails, :meth:`close` stops those that were started."""
+        """Start all parts. If a part fails, :meth:`close` stops those already started."""
         setup, stack = self._setup, self._stack
         stack.callback(accelerate(setup.nc).restore)
         core = await self._start_core()
@@ -137,7 +140,7 @@ class Running:
             timeout=options.ack_timeout,
             max_outstanding=limits.max_pending_publishes_in_all,
         )
-        # Shared by all readers of the connection.
+        # All readers of the connection share this budget.
         budget_of(nc).total, budget_of(nc).inactivity = limits.max_pull_bytes, limits.consumer_inactivity
         stack.push_async_callback(js.close)
         await js.account_info()
@@ -168,7 +171,7 @@ class Running:
             agreement=agreement,
             storage=Storage(js),
             copies=copies,
-            # Acks of copying streams go to inboxes of the gateways.
+            # Acks of copying partitions go to inboxes of the gateways.
             ack_inboxes=AckInboxes(limits.allowed_ack_inboxes, own=_inbox_prefix(nc)),
             quotas=Quotas(limits),
         )
@@ -176,7 +179,7 @@ class Running:
     async def _start_own_streams(
         self, core: Core, streams: StreamService, cursors: CursorService
     ) -> ActivityLog | None:
-        """Make the streams that clients expect of a cluster, and what is kept in them."""
+        """Create the reserved streams; start the cursor service and the activity log that use them."""
         options = core.options
         about: Any = {"maker": options.id, "replicas": options.replicas}
         if options.cursors:
@@ -230,15 +233,15 @@ class Running:
         self._stack.push_async_callback(_stop, following)
 
     def read_server_log(self, line: str) -> None:
-        """Take a line of the NATS server's log."""
+        """Process a log line of the NATS server; lines before the start are ignored."""
         if self._drops is not None:
             self._drops.feed(line)
 
     async def drain(self, seconds: float) -> None:
-        """Finish what is under way, and hand over to other gateways.
+        """Finish the open calls, send the acks they are waiting for, and hand over to other gateways.
 
         Args:
-            seconds: How long that may take.
+            seconds: Time limit for the open calls and their acks.
         """
         if self._parts is None:
             return
@@ -250,7 +253,7 @@ class Running:
                 await self._calls.finished()
                 if core.nc.is_connected:
                     await leading.catch_up()
-                    # The acks must have left before a nats-server of our own stops.
+                    # The acks must be sent before an embedded nats-server stops.
                     await Link(core.nc).barrier(seconds)
         except TimeoutError:
             _log.warning("not all publishes had their acks within %s s of draining", seconds)
@@ -261,10 +264,10 @@ class Running:
         await server.close(grace=_ENDING)
 
     async def close(self) -> None:
-        """Stop all parts that were started, the last one first."""
+        """Stop all started parts in reverse order."""
         await self._stack.aclose()
 
-    # What the parts tell
+    # Callbacks of the parts
 
     def _on_stream(self, before: StreamRecord | None, after: StreamRecord | None) -> None:
         for listener in self._stream_listeners:
@@ -280,7 +283,7 @@ class Running:
 
 
 def _inbox_prefix(nc: Client) -> str:
-    """Return what the inboxes of a connection begin with."""
+    """Return the prefix of a connection's inboxes, including the last dot."""
     return nc.new_inbox().rpartition(".")[0] + "."
 
 

@@ -1,4 +1,4 @@
-"""The table of methods: ``proto.API`` and the health service."""
+"""Maps the gRPC methods of ``proto.API`` and the health service to their handlers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ __all__ = ["handlers"]
 
 _API: Final = "/proto.API/"
 _HEALTH: Final = "/grpc.health.v1.Health/"
-#: Methods whose calls last for as long as the client wants.
+#: Methods whose calls end only when the client ends them. Draining does not wait for these calls.
 _ENDLESS: Final = (_API + "Subscribe", _HEALTH + "Watch")
 
 
@@ -43,16 +43,16 @@ def handlers(
     health: HealthService,
     calls: OpenCalls,
 ) -> dict[str, Handler]:
-    """Return what serves each method, by its path. What is not here is UNIMPLEMENTED.
+    """Return the handler of each method, by path. The server answers other paths with UNIMPLEMENTED.
 
     Args:
         core: The gateway's parts.
         streams: Serves the methods that change streams.
-        reads: The subscriptions that are open.
-        cursors: Serves the methods about cursors.
-        groups: Serves the methods about consumer groups.
+        reads: The open subscriptions.
+        cursors: Serves the cursor methods.
+        groups: Serves the consumer group methods.
         health: Serves the health service.
-        calls: Counts the calls that end by themselves.
+        calls: Counts the open calls of all methods except Subscribe and the health service's Watch.
     """
     publishing, metadata = PublishService(core, streams), MetadataService(core, groups)
     subscribing = SubscribeService(core, streams, reads, groups)
@@ -80,7 +80,7 @@ def handlers(
 
 
 def with_call(answer: Callable[[ServerCall, bytes], Awaitable[bytes]]) -> Handler:
-    """Return the handler of a method with one request and one answer that wants to know of the call."""
+    """Return the handler of a unary method whose implementation needs the call as well as the request."""
 
     async def serve(call: ServerCall) -> None:
         await call.send([await answer(call, await call.one_request())])
@@ -89,7 +89,7 @@ def with_call(answer: Callable[[ServerCall, bytes], Awaitable[bytes]]) -> Handle
 
 
 def guarded(handler: Handler) -> Handler:
-    """Return a handler whose errors are statuses: of NATS, of JetStream, of requests that can't be read."""
+    """Return a handler that turns errors of NATS, of JetStream and of malformed requests into statuses."""
 
     async def serve(call: ServerCall) -> None:
         try:

@@ -1,4 +1,4 @@
-"""A gateway as a program of its own, with its connection to NATS, or with a nats-server of its own."""
+"""Runs a gateway as a standalone program, with a connection to NATS or with an embedded nats-server."""
 
 from __future__ import annotations
 
@@ -29,12 +29,16 @@ __all__ = ["Serving", "data_folder", "running_gateway", "serve"]
 _log: Final = logging.getLogger("liftenvelope.gateway")
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 _RECONNECT_PAUSE: Final = 0.2
-#: How long NATS may take to be there at the start, in seconds.
+#: Time limit for the first connection to NATS, in seconds.
 _PATIENCE: Final = 10.0
 
 
 def data_folder() -> Path:
-    """Where programs keep data for their user on this system, with our own folder in it."""
+    """Return the default data folder: ``liftenvelope`` in the system's folder for the user's data.
+
+    That folder is ``~/Library/Application Support`` on macOS, ``%LOCALAPPDATA%`` on Windows and
+    ``$XDG_DATA_HOME`` or ``~/.local/share`` elsewhere.
+    """
     home = Path.home()
     if sys.platform == "darwin":
         return home / "Library" / "Application Support" / "liftenvelope"
@@ -45,27 +49,30 @@ def data_folder() -> Path:
 
 @dataclass(frozen=True, kw_only=True)
 class Serving:
-    """What to serve, and on what.
+    """Settings of a standalone gateway, checked when they are created.
 
     Attributes:
-        nats_url: A running NATS server with JetStream, or several of a cluster with commas between; None for
-            one of our own.
-        data_dir: Where that one keeps its streams; needed if there is no ``nats_url``.
-        nats_host, nats_port: Where that one listens; port -1 for any that is free.
-        nats_login: Whether clients of that one must log in. Default: only with a policy, which raw messages
-            would get around.
-        nats_debug: Whether that one logs for debugging, too.
-        connect: More arguments of ``nats.connect``, such as ``user_credentials`` and ``inbox_prefix``.
-        tls_cert, tls_key: PEM files of the certificate and key to serve TLS with.
-        tls_client_ca: PEM file of the authority whose certificates clients must show.
-        gateway: The arguments of :class:`Gateway`.
-        drain: Seconds to finish what is under way when the gateway stops. Default 10.
+        nats_url: URL of a running NATS server with JetStream, or URLs of a cluster's servers separated by
+            commas. None (the default) starts an embedded nats-server.
+        data_dir: Folder in which the embedded server stores its streams. Required without ``nats_url``, not
+            allowed with it.
+        nats_host, nats_port: Host and port on which the embedded server listens. Default 127.0.0.1 and -1,
+            which picks a free port.
+        nats_login: Whether clients of the embedded server must log in. Default False. A policy file requires
+            logins as well, because raw NATS messages would bypass the policy.
+        nats_debug: Whether the embedded server writes debug messages to its log. Default False.
+        connect: Further arguments of ``nats.connect``, such as ``user_credentials`` and ``inbox_prefix``.
+        tls_cert, tls_key: PEM files of the server certificate and its key. Default None: no TLS.
+        tls_client_ca: PEM file of the authority that signs client certificates. If given, clients must
+            present a certificate. Default None.
+        gateway: Arguments of :class:`Gateway`.
+        drain: Seconds to finish the open calls when the gateway stops. Default 10.
 
     Raises:
-        UsageError: Something of this makes no sense, or a file can't be read.
+        UsageError: The settings contradict each other, a value is invalid, or a file can't be read.
     """
 
-    # Not shown: there may be a password in it.
+    # Hidden in repr: it may contain a password.
     nats_url: str | None = field(default=None, repr=False)
     data_dir: str | None = None
     nats_host: str = "127.0.0.1"
@@ -94,19 +101,22 @@ class Serving:
             check_inbox_prefix(prefix)
         for name in ("tls_cert", "tls_key", "tls_client_ca"):
             _check_readable(name, getattr(self, name))
-        # Checks what concerns it, before anything is started or connected to.
+        # Lets the gateway check its arguments before anything is started or connected.
         self.new_gateway(Client())
 
     def new_gateway(self, nc: Client) -> Gateway:
-        """Return the gateway, not yet started, on a connection that may yet have to be made.
+        """Return a gateway that is not started yet.
+
+        Args:
+            nc: Connection to NATS; it may be connected later.
 
         Raises:
-            UsageError: Something of this makes no sense, or a file can't be read.
+            UsageError: A setting of the gateway is invalid, or a file can't be read.
         """
         return Gateway(nc, tls=self.tls(), **self.gateway)
 
     def tls(self) -> ssl.SSLContext | None:
-        """How to speak TLS, None for plain TCP.
+        """Return the TLS context of the server; None for plain TCP.
 
         Raises:
             UsageError: A file can't be read.
@@ -129,24 +139,34 @@ class Serving:
 
 
 def _check_readable(name: str, path: object) -> None:
-    """Check that a file can be read. nats-py reads credentials only for a server that asks for them."""
+    """Check that a file can be read now. nats-py reads credentials only when a server asks for them.
+
+    Raises:
+        UsageError: The file can't be read.
+    """
     if not isinstance(path, str | os.PathLike):
         return
     try:
         Path(path).read_bytes()
     except OSError as exc:
         text = f"{name} must be a file that can be read, got {os.fspath(path)!r}: {exc.strerror}"
-        # A seed may have been given in place of its file, and the error of the system has the path as well.
+        # The path may be a seed given instead of a file. The OSError contains it too, so it is not chained.
         raise UsageError(without_secrets(text)) from None
 
 
 @asynccontextmanager
 async def running_gateway(serving: Serving) -> AsyncIterator[tuple[Gateway, EmbeddedNats | None]]:
-    """Run a gateway, and its nats-server, as long as the block lasts.
+    """Run a gateway, and an embedded nats-server if configured, while the block runs.
+
+    Args:
+        serving: Settings of the gateway.
+
+    Yields:
+        The gateway, and the embedded nats-server or None.
 
     Raises:
         TransportError: NATS can't be reached or started, or the gateway can't listen.
-        UsageError: Something of this makes no sense.
+        UsageError: A setting is invalid.
     """
     own = None
     if serving.data_dir is not None:
@@ -172,8 +192,8 @@ async def running_gateway(serving: Serving) -> AsyncIterator[tuple[Gateway, Embe
                 yield gateway, own
                 await gateway.close(grace=serving.drain)
         finally:
-            # nats-py sends what is left, also on a connection that is lost. On a closed transport, asyncio
-            # raises TypeError in releases from Python 3.12 on (python/cpython issue 136234).
+            # nats-py flushes pending data even on a lost connection. Since Python 3.12, asyncio raises
+            # TypeError when data is written to a closed transport (python/cpython issue 136234).
             with suppress(OSError, TypeError):
                 await nc.close()
     finally:
@@ -186,7 +206,7 @@ async def _connect(url: str | None, options: dict[str, Any]) -> Client:
     nc, last, shown = Client(), "", without_secrets(url)
 
     async def note(exc: Exception) -> None:
-        """What goes wrong later shows in the calls that it goes wrong for."""
+        """Remember the last error for the log. After the start, errors surface in the calls they affect."""
         nonlocal last
         last = f": {without_secrets(str(exc))}"
 
@@ -197,7 +217,7 @@ async def _connect(url: str | None, options: dict[str, Any]) -> Client:
     async def back() -> None:
         _log.warning("the connection to NATS is back")
 
-    # For ever: a gateway outlives its NATS server's restarts.
+    # Reconnect without limit: a gateway outlives restarts of its NATS server.
     options = {
         "max_reconnect_attempts": -1,
         "reconnect_time_wait": _RECONNECT_PAUSE,
@@ -218,16 +238,17 @@ async def _connect(url: str | None, options: dict[str, Any]) -> Client:
 
 
 async def serve(serving: Serving, on_ready: Callable[[Gateway, str], None]) -> None:
-    """Serve until SIGINT or SIGTERM, then drain. A second signal ends the program as it would any other.
+    """Serve until SIGINT or SIGTERM, then drain. A second signal has its default effect on the program.
 
     Args:
-        serving: What, and on what.
-        on_ready: Called when clients can be served, with the gateway and the URL of its NATS server, without
+        serving: Settings of the gateway.
+        on_ready: Called when clients can be served, with the gateway and the URL of its NATS server without
             user and password.
 
     Raises:
-        TransportError: NATS can't be reached or started or has ended, or the gateway can't listen.
-        UsageError: Something of this makes no sense.
+        TransportError: NATS can't be reached or started, the embedded nats-server has ended, or the gateway
+            can't listen.
+        UsageError: A setting is invalid.
     """
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -250,10 +271,10 @@ async def serve(serving: Serving, on_ready: Callable[[Gateway, str], None]) -> N
 
 
 def _is_worth_a_line(record: logging.LogRecord) -> bool:
-    """Whether to log a record of asyncio's.
+    """Return False for asyncio's log record about writes to a closed TLS connection.
 
-    TLS hides the end of a client from us while we read no more from it, and logs each write until then. A
-    client that asks much and leaves would fill the log.
+    While the gateway does not read from a TLS connection, it can't see that the client has left, and asyncio
+    logs every write. A client that requests a lot and leaves would fill the log.
     """
     return record.msg != "SSL connection is closed"
 

@@ -1,9 +1,9 @@
-"""Partitions as JetStream streams: made, fed from their subject or from another stream, looked at, removed.
+"""Stores partitions as JetStream streams: creates, feeds, inspects and removes them.
 
-JetStream records a subject in one stream only, Liftbridge in any number. So the first stream on a subject
-records it, and those that come later copy from that one (JetStream calls it sourcing), from the message on
-that is next when they are made. When the first one stops recording, because it is paused, made readonly or
-deleted, one of the copies takes the subject over.
+JetStream records a subject in one stream only. Liftbridge records a subject in any number of streams. So the
+first stream on a subject records it, and later streams copy from that stream (JetStream calls this sourcing),
+beginning with the next message after their creation. When the first stream stops recording because it is
+paused, made readonly or deleted, one of the copies takes over the subject.
 """
 
 from __future__ import annotations
@@ -35,20 +35,22 @@ __all__ = ["PartitionState", "Storage", "parse_ns"]
 
 _log: Final = logging.getLogger("liftenvelope.gateway")
 
-#: What a partition records that records nothing: JetStream would take its name for a subject otherwise.
+#: Prefix of the placeholder subject of a partition that records nothing. A JetStream stream without subjects
+#: would record its own name as a subject.
 _NOTHING: Final = "_lift.nothing."
-#: The shortest that JetStream keeps a message, in seconds.
+#: Shortest message retention that JetStream accepts, in seconds.
 _SHORTEST_AGE: Final = 0.1
 _MOST_REPLICAS: Final = 5
-#: How long a copy may take to have all of what it copies from, in seconds, and how often to look.
+#: Time limit for a copy to catch up with its source, and the interval of the checks, in seconds.
 _CATCH_UP: Final = 5.0
 _LOOK: Final = 0.01
-#: How long a copy that was made just now may take to begin, in seconds.
+#: Time limit for a new copy to receive from its source for the first time, in seconds.
 _BEGINNING: Final = 0.5
 _STREAM_SETTING: Final = "liftenvelope"
-#: Partitions that are asked for one by one. More are read from the list of all streams, 256 in a request.
+#: Most partitions whose states are requested one by one. For more, the list of all streams is read, with 256
+#: streams per request.
 _ONE_BY_ONE: Final = 64
-#: Seconds for which that list is used again, and seconds for a page of it.
+#: Seconds for which that list is cached, and the timeout of one page in seconds.
 _LIST_AGE: Final = 1.0
 _PAGE_TIMEOUT: Final = 2.0
 _PAGES_AT_ONCE: Final = 4
@@ -56,15 +58,17 @@ _PAGES_AT_ONCE: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class PartitionState:
-    """What is in a partition.
+    """Offsets, size and times of a partition's messages.
+
+    Times are in nanoseconds since 1970.
 
     Attributes:
-        oldest: Offset of the oldest message; of an empty partition the one that the next gets.
-        newest: Offset of the newest message that there ever was, -1 for none.
-        messages: How many there are.
-        bytes: How large they are.
-        first_ns: When the oldest came, 0 for none.
-        latest_ns: When the newest came, 0 for none.
+        oldest: Offset of the oldest message; in an empty partition the offset of the next message.
+        newest: Offset of the newest message ever stored, even if it was removed; -1 for none.
+        messages: Number of messages.
+        bytes: Total size of the messages in bytes.
+        first_ns: Time of the oldest message; 0 for an empty partition.
+        latest_ns: Time of the newest message ever stored; 0 for none.
     """
 
     oldest: int
@@ -76,7 +80,7 @@ class PartitionState:
 
     @classmethod
     def from_json(cls, state: dict[str, Any]) -> PartitionState:
-        """Read JetStream's description of a stream's state."""
+        """Parse the ``state`` object of a JetStream stream info."""
         last, messages = int(state["last_seq"]), int(state["messages"])
         first = int(state["first_seq"]) if messages else last + 1
         first_ns = parse_ns(state["first_ts"]) if messages else 0
@@ -85,12 +89,12 @@ class PartitionState:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is no message."""
+        """True if the partition has no messages."""
         return not self.messages
 
 
 def parse_ns(text: str) -> int:
-    """Return the nanoseconds since 1970 of a time as JetStream writes it, 0 for its zero time.
+    """Parse a JetStream timestamp (RFC 3339) to nanoseconds since 1970; 0 for the zero time (year 1).
 
     Example:
         >>> parse_ns("2026-01-02T03:04:05.123456789Z")
@@ -107,37 +111,37 @@ def parse_ns(text: str) -> int:
 
 
 class Storage:
-    """Keeps partitions in JetStream.
+    """Creates, feeds, inspects and removes partitions in JetStream.
 
     Args:
         js: JetStream.
 
     Attributes:
-        replicas: Which replicas of partitions are in sync.
+        replicas: Counts the in-sync replicas of partitions.
     """
 
     def __init__(self, js: JetStream) -> None:
         self._js = js
         self.replicas = Replicas(js)
-        # The states of all partitions, and when they were read.
+        # States of all JetStream streams by name, and the time when they were read.
         self._listed: dict[str, PartitionState] = {}
         self._listed_at = -_LIST_AGE
         self._listing = asyncio.Lock()
 
     async def state(self, stream: str) -> PartitionState:
-        """What is in a partition, by the name of its JetStream stream.
+        """Return the state of a partition, given the name of its JetStream stream.
 
         Raises:
-            StreamNotFoundError: It is gone.
+            StreamNotFoundError: The stream does not exist.
         """
         answer = await self._js.api.request(f"STREAM.INFO.{stream}")
         return PartitionState.from_json(answer["state"])
 
     async def states(self, streams: list[str]) -> dict[str, PartitionState]:
-        """What is in each of these partitions; those that are gone are left out.
+        """Return the states of partitions by the names of their JetStream streams; omit deleted ones.
 
-        Of more than 64 partitions the states may be a second old. While JetStream does not answer they are
-        older, or left out: clients need the rest of the metadata to find another gateway.
+        For more than 64 partitions, the states may be a second old. While JetStream does not answer, they are
+        older or missing, without an error: clients need the rest of the metadata to find another gateway.
         """
         if len(streams) > _ONE_BY_ONE:
             listed = await self._all_states()
@@ -152,7 +156,7 @@ class Storage:
         return states
 
     async def _all_states(self) -> dict[str, PartitionState]:
-        """The states of all partitions, read at most once a second for all who ask."""
+        """Return the states of all streams, read at most once a second for all callers."""
         async with self._listing:
             now = asyncio.get_running_loop().time()
             if now - self._listed_at >= _LIST_AGE:
@@ -172,7 +176,7 @@ class Storage:
         return states
 
     async def _list_page(self, states: dict[str, PartitionState], offset: int) -> tuple[int, int]:
-        """Read a page of the list; return how many streams there are, and how many a page has."""
+        """Add one page of the list to ``states``; return the total number of streams and the page size."""
         request = {"offset": offset}
         answer = await self._js.api.request("STREAM.LIST", request, timeout=_PAGE_TIMEOUT)
         for info in answer.get("streams") or []:
@@ -180,7 +184,7 @@ class Storage:
         return answer.get("total", 0), max(answer.get("limit", 0), 1)
 
     async def most_replicas(self) -> int:
-        """How many servers can keep a stream, at most: as many as the cluster has, but no more than five."""
+        """Return the highest replica count that the cluster accepts: its servers, but at most five."""
         name = f"lift_probe_{encode_name(self._js.api.nc.new_inbox()[-12:])}"
         for replicas in range(_MOST_REPLICAS, 1, -1):
             config = StreamConfig(name=name, subjects=(_NOTHING + name,), num_replicas=replicas)
@@ -193,11 +197,15 @@ class Storage:
         return 1
 
     async def create(self, record: StreamRecord, partition: int) -> str | None:
-        """Make a partition; return the stream that it copies from, None if it records its subject itself.
+        """Create a partition.
+
+        Returns:
+            Name of the stream from which the partition copies; None if it records its subject itself.
 
         Raises:
-            RpcError: Its subject is recorded in a way that it can't be copied from.
-            JetStreamError: JetStream makes no such stream.
+            RpcError: FAILED_PRECONDITION: other streams record parts of the subject, so that it can't be
+                copied from one stream.
+            JetStreamError: JetStream refuses to create the stream.
         """
         config = self._config(record, partition)
         try:
@@ -209,28 +217,41 @@ class Storage:
         return None
 
     async def delete(self, record: StreamRecord, partition: int) -> None:
-        """Remove a partition with all that is in it. One that is gone already is fine."""
+        """Remove a partition and its messages, if it exists."""
         try:
             await self._js.delete_stream(record.stream_of(partition))
         except StreamNotFoundError:
             return
 
     async def attach(self, record: StreamRecord, partition: int) -> str | None:
-        """Have a partition record its subject, or copy from the stream that does: return that one."""
+        """Make a partition record its subject, or copy from the stream that records it.
+
+        Returns:
+            Name of the stream from which the partition copies; None if it records its subject itself.
+
+        Raises:
+            RpcError: FAILED_PRECONDITION: other streams record parts of the subject, so that it can't be
+                copied from one stream.
+            StreamNotFoundError: The partition does not exist.
+        """
         current = (await self._js.stream(record.stream_of(partition))).cached_info.config
         config = replace(current, subjects=(_recorded(record, partition),), sources=())
         try:
             await self._js.update_stream(config)
         except SubjectsOverlapError:
             source = await self._source(config)
-            # In two steps: what was copied before must not count for the new source.
+            # In two steps, so that the progress of the earlier source does not apply to the new one.
             await self._js.update_stream(replace(config, subjects=(_NOTHING + config.name,)))
             await self._js.update_stream(replace(config, subjects=(), sources=(source,)))
             return source.name
         return None
 
     async def detach(self, record: StreamRecord, partition: int) -> None:
-        """Have a partition record nothing."""
+        """Make a partition record nothing.
+
+        Raises:
+            StreamNotFoundError: The partition does not exist.
+        """
         name = record.stream_of(partition)
         current = (await self._js.stream(name)).cached_info.config
         config = replace(current, subjects=(_NOTHING + name,), sources=())
@@ -238,7 +259,10 @@ class Storage:
             await self._js.update_stream(config)
 
     async def is_recorded(self, record: StreamRecord, partition: int) -> bool:
-        """Whether what is published on a partition's subject gets there, directly or as its record says."""
+        """Return whether messages on a partition's subject reach the partition.
+
+        A partition whose record names a source must copy from it, and that source must record the subject.
+        """
         config = (await self._js.stream(record.stream_of(partition))).cached_info.config
         subject, source = _recorded(record, partition), record.partitions[partition].source
         if source is None:
@@ -252,11 +276,11 @@ class Storage:
         return any(covers(other, subject) for other in owner.subjects)
 
     async def wait_copied(self, stream: str) -> None:
-        """Wait until a stream has copied all that is in the one that it copies from, if that is soon."""
+        """Wait until a stream has copied all messages of its sources, at most 5 s."""
         began = now = asyncio.get_running_loop().time()
         while now - began < _CATCH_UP:
             info: StreamInfo = (await self._js.stream(stream)).cached_info
-            # One that nothing ever came to from its source says the same as one that has yet to begin.
+            # A source without messages looks the same as a source that has not started to deliver.
             idle = now - began > _BEGINNING or all(source.active >= 0 for source in info.sources)
             if idle and all(source.lag == 0 for source in info.sources):
                 return
@@ -264,7 +288,11 @@ class Storage:
             now = asyncio.get_running_loop().time()
 
     async def _source(self, config: StreamConfig) -> StreamSource:
-        """The stream to copy a subject from, beginning with its next message."""
+        """Return the source from which to copy a subject, beginning with its next message.
+
+        Raises:
+            RpcError: FAILED_PRECONDITION: no single stream records the whole subject.
+        """
         (subject,) = config.subjects
         owners = [info async for info in self._js.streams(subject)]
         owners = [info for info in owners if info.config.name != config.name]
@@ -296,19 +324,19 @@ class Storage:
             num_replicas=record.replicas,
             allow_direct=True,
             metadata={_STREAM_SETTING: record.id},
-            # What goes through a gateway is stored under the subject that it came on.
+            # Removes the intake prefix, so that messages are stored under their original subjects.
             subject_transform=SubjectTransform(src=f"{intake}>", dest=">") if intake else None,
         )
 
 
 def _recorded(record: StreamRecord, partition: int) -> str:
-    """The subject that JetStream records for a partition."""
+    """Return the subject that JetStream records for a partition, including the intake prefix if any."""
     intake = record.intake_of(partition)
     return f"{intake}>" if intake else record.subject_of(partition)
 
 
 def covers(wide: str, subject: str) -> bool:
-    """Whether a subject, perhaps with wildcards, stands for all that another one stands for.
+    """Return whether ``wide`` matches every subject that ``subject`` matches. Both may have wildcards.
 
     Example:
         >>> covers("a.*", "a.b"), covers("a.>", "a.*.c"), covers("a.*", "a.>")

@@ -1,4 +1,4 @@
-"""Why JetStream stores nothing: told in the log, and to publishers."""
+"""Reports storage faults of JetStream, such as a full disk, to the log and to publishers."""
 
 from __future__ import annotations
 
@@ -10,27 +10,28 @@ from typing import Final
 __all__ = ["StorageFaults"]
 
 _log: Final = logging.getLogger("liftenvelope.gateway")
-#: A cause is logged once in this time, and told to publishers for as long, in seconds.
+#: Interval at which the same cause is logged again, and time for which publishers are told of it, in seconds.
 _MINUTE: Final = 60.0
-#: Partitions whose faults are known. The oldest are forgotten.
+#: Most partitions whose faults are remembered. The oldest faults are dropped.
 _MOST: Final = 10_000
 
 
 class StorageFaults:
-    """What JetStream could not store, by partition.
+    """Remembers the latest storage fault of each partition.
 
     Args:
-        clock: Returns the present time in seconds. Default: :func:`time.monotonic`.
+        clock: Returns the current time in seconds. Default: :func:`time.monotonic`.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        # By stream and partition: the cause, when it was noted last, and when it was logged.
+        # By stream and partition: the latest cause and the time when it was noted. By cause: the time when it
+        # was last logged.
         self._noted: dict[tuple[str, int], tuple[str, float]] = {}
         self._logged: dict[str, float] = {}
 
     def note(self, stream: str, partition: int, cause: str) -> None:
-        """Note that a message was not stored. Log it unless the cause was logged within the last minute."""
+        """Record that a message was not stored. Log it unless the cause was logged within the last minute."""
         now = self._clock()
         self._noted.pop((stream, partition), None)
         self._noted[stream, partition] = (cause, now)
@@ -50,6 +51,6 @@ class StorageFaults:
         )
 
     def cause(self, stream: str, partition: int) -> str:
-        """Return why a partition stored nothing within the last minute; empty if nothing is known."""
+        """Return the cause of a partition's storage fault within the last minute; ``""`` if there is none."""
         cause, when = self._noted.get((stream, partition), ("", 0.0))
         return cause if cause and self._clock() - when < _MINUTE else ""

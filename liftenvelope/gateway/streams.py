@@ -1,4 +1,15 @@
-"""CreateStream, DeleteStream, PauseStream and SetStreamReadonly."""
+"""Serves CreateStream, DeleteStream, PauseStream and SetStreamReadonly.
+
+A change has several steps: the record in the bucket, the partitions in JetStream, the activity events. A
+gateway may die between two steps, so each intermediate state can be repaired from the record:
+
+- Creation and deletion first store a record in state CREATING or DELETING that names the gateway as maker.
+  ``finish_work`` removes such a stream later.
+- Events are stored by the same write as the change. ``tell_left_over`` publishes those left later.
+- ``repair`` makes JetStream record what the stream's record says.
+
+The lock ``Core.changing`` admits one change at a time per gateway; compare-and-set guards against the others.
+"""
 
 from __future__ import annotations
 
@@ -35,14 +46,14 @@ if TYPE_CHECKING:
 
 __all__ = ["StreamService", "new_record"]
 
-#: A method that changes streams.
+#: Implementation of a unary method that changes streams: serialized request to serialized response.
 Change: TypeAlias = "Callable[[bytes], Coroutine[Any, Any, bytes]]"
 
-#: What stands for as many replicas as there can be.
+#: ``replicationFactor`` that requests as many replicas as possible.
 _MOST_REPLICAS: Final = -1
-#: How many partitions of a stream are made at once.
+#: Partitions of a stream that are created concurrently.
 _AT_ONCE: Final = 16
-#: How long the leaders of a stream that checks offsets may take to begin, in seconds.
+#: Time limit for the leaders of a new stream that checks offsets to start, in seconds.
 _INTAKES: Final = 5.0
 _SETTINGS: Final = (
     "retentionMaxBytes",
@@ -62,15 +73,16 @@ _SETTINGS: Final = (
 
 
 def new_record(request: api_pb2.CreateStreamRequest, options: Options, *, owner: str = "") -> StreamRecord:
-    """Return the record of the stream that a request asks for.
+    """Check a CreateStream request and return the record of its stream, in state CREATING.
 
     Args:
-        request: The request.
-        options: How the gateway that makes the stream is set up.
-        owner: Common name of the client's certificate.
+        request: The request of the client.
+        options: Options of this gateway.
+        owner: Common name of the client's certificate. Default empty, for no certificate.
 
     Raises:
-        RpcError: INVALID_ARGUMENT: something makes no sense. FAILED_PRECONDITION: it can't be done here.
+        RpcError: INVALID_ARGUMENT: a name, subject, number or setting is invalid. FAILED_PRECONDITION:
+            encryption is requested, and this gateway is not set up for it.
     """
     settings = {name: int(getattr(request, name).value) for name in _SETTINGS if request.HasField(name)}
     try:
@@ -124,7 +136,7 @@ def _check_replicas(factor: int, settings: dict[str, int]) -> None:
 
 
 class StreamService:
-    """Makes, changes and removes streams.
+    """Creates, changes and removes streams.
 
     Args:
         core: The gateway's parts.
@@ -135,14 +147,14 @@ class StreamService:
         self._changes: set[asyncio.Task[bytes]] = set()
 
     async def close(self, timeout: float = 5.0) -> None:
-        """Wait until the changes that are under way are done, if that is soon."""
+        """Wait at most ``timeout`` seconds for the changes in progress, then cancel those that are left."""
         if self._changes:
             await asyncio.wait(self._changes, timeout=timeout)
         for change in self._changes:
             change.cancel()
 
     def whole(self, serve: Change) -> Change:
-        """Return a method that goes on to its end even if its caller does not wait for that."""
+        """Wrap a method so that it runs to its end even if its call is cancelled."""
 
         async def call(raw: bytes) -> bytes:
             change = asyncio.get_running_loop().create_task(serve(raw))
@@ -155,12 +167,12 @@ class StreamService:
     def _done(self, change: asyncio.Task[bytes]) -> None:
         self._changes.discard(change)
         if not change.cancelled():
-            change.exception()  # nobody else may be there to look at it
+            change.exception()  # the caller may be gone: mark the exception as retrieved
 
-    # Making
+    # Creating
 
     async def create(self, call: ServerCall, raw: bytes) -> bytes:
-        """Serve CreateStream."""
+        """Serve CreateStream; see :func:`new_record` and :meth:`make` for the errors."""
         return await self.whole(partial(self._create, client_name(call.peer_certificate)))(raw)
 
     async def _create(self, owner: str, raw: bytes) -> bytes:
@@ -181,7 +193,7 @@ class StreamService:
         return api_pb2.CreateStreamResponse().SerializeToString()
 
     async def _check_group(self, record: StreamRecord) -> None:
-        """Refuse to share a subject's messages between streams: JetStream gives each of them all."""
+        """Refuse a second stream with the same group and subject: JetStream would give each all messages."""
         for other in self._core.registry if record.group else ():
             if (other.group, other.subject) == (record.group, record.subject):
                 text = (
@@ -191,17 +203,17 @@ class StreamService:
                 raise RpcError(StatusCode.FAILED_PRECONDITION, text)
 
     def _events(self, event: ActivityStreamEvent) -> tuple[RecordedEvent, ...]:
-        """What to put into a record for the activity stream to be told of; nothing if there is none."""
+        """Return an event as it is stored in a record; empty if this gateway has no activity stream."""
         activity = self._core.activity
         return () if activity is None else (activity.recorded(event),)
 
     def _tell(self, name: str, events: tuple[RecordedEvent, ...]) -> None:
-        """Publish what was put into a record; it is taken out of it when the activity stream has it."""
+        """Publish events of a record; each is removed from the record once the activity stream has it."""
         if self._core.activity is not None:
             self._core.activity.tell(name, events)
 
     async def tell_left_over(self, alive: Iterable[str], *, of_the_dead: bool) -> None:
-        """Publish what other runs of a gateway, or dead ones, have done to streams and not told."""
+        """Publish the events left in records by earlier runs of this gateway or by dead gateways."""
         activity = self._core.activity
         if activity is None:
             return
@@ -211,14 +223,15 @@ class StreamService:
             activity.tell(record.name, left)
 
     async def make(self, record: StreamRecord, events: tuple[RecordedEvent, ...] = ()) -> StreamRecord:
-        """Make the stream of a record.
+        """Create the stream of a record and return its READY record; on failure remove what was created.
 
         Args:
-            record: The record.
-            events: What stands in it for the activity stream once it is made.
+            record: Record of the stream, in state CREATING.
+            events: Events to store in the record once the stream is ready. Default none.
 
         Raises:
-            RpcError: There is one of that name, or JetStream can't keep it.
+            RpcError: ALREADY_EXISTS: a stream of that name exists. INVALID_ARGUMENT or INTERNAL: JetStream
+                refuses to create a partition. FAILED_PRECONDITION: the subject can't be recorded.
         """
         await self._core.registry.create(record)
         try:
@@ -235,7 +248,7 @@ class StreamService:
         return await self._core.registry.change(record.name, lambda _: replace(made, state=StreamState.READY))
 
     async def _make_partitions(self, record: StreamRecord) -> dict[int, PartitionRecord]:
-        """Make them, some at a time; when one can't be made no more are, and none is under way any more."""
+        """Create the partitions in batches of 16. On an error, finish the batch, then raise it."""
         made: dict[int, PartitionRecord] = {}
         numbers = range(len(record.partitions))
         while len(made) < len(numbers):
@@ -249,11 +262,11 @@ class StreamService:
         return made
 
     async def remove_unfinished(self, record: StreamRecord) -> None:
-        """Remove what there is of a stream that was not made or removed to the end."""
+        """Remove the partitions and the record of a stream whose creation or deletion is unfinished."""
         for number in range(len(record.partitions)):
             await self._core.storage.delete(record, number)
         if self._core.activity is not None and record.events:
-            # With the record goes what stands in it.
+            # Removing the record drops its events, so they must be published first.
             self._core.activity.tell(record.name, record.events)
             await self._core.activity.told(record.events)
         await self._core.registry.remove(record.name)
@@ -261,7 +274,7 @@ class StreamService:
     # Removing
 
     async def delete(self, raw: bytes) -> bytes:
-        """Serve DeleteStream."""
+        """Serve DeleteStream. A reserved stream is refused with INVALID_ARGUMENT."""
         name = read_request(api_pb2.DeleteStreamRequest, raw, self._core.options.limits).name
         _check_not_reserved(name)
         async with self._core.changing:
@@ -279,7 +292,7 @@ class StreamService:
     # Pausing
 
     async def pause(self, raw: bytes) -> bytes:
-        """Serve PauseStream."""
+        """Serve PauseStream. A reserved stream is refused with INVALID_ARGUMENT."""
         request = read_request(api_pb2.PauseStreamRequest, raw, self._core.options.limits)
         _check_not_reserved(request.name)
         record = await self._core.registry.find(request.name)
@@ -288,7 +301,16 @@ class StreamService:
         return api_pb2.PauseStreamResponse().SerializeToString()
 
     async def set_paused(self, name: str, numbers: list[int], *, resume_all: bool = False) -> StreamRecord:
-        """Pause partitions: nothing is recorded until a message that comes by gRPC wakes them."""
+        """Pause partitions. They record nothing until a message published by gRPC resumes them.
+
+        Args:
+            name: Name of the stream.
+            numbers: Numbers of the partitions.
+            resume_all: Whether a message for one of them resumes all partitions of the stream. Default False.
+
+        Raises:
+            RpcError: NOT_FOUND: the stream does not exist.
+        """
         async with self._core.changing:
             now, events = time.time_ns(), self._events(paused(name, numbers, resume_all))
 
@@ -308,7 +330,11 @@ class StreamService:
         return record
 
     async def resume(self, name: str, partition: int) -> StreamRecord:
-        """Wake a partition, and the others of its stream if they are to wake together."""
+        """Resume a partition, or all paused ones if the stream was paused with ``resume_all``.
+
+        Raises:
+            RpcError: NOT_FOUND: the stream does not exist.
+        """
         async with self._core.changing:
             before = await self._core.registry.find(name)
             woken = range(len(before.partitions)) if before.resume_all else [partition]
@@ -322,7 +348,7 @@ class StreamService:
                 parts = {number: record.partitions[number].with_paused(False, now) for number in numbers}
                 return record.with_partitions(parts).with_events(events)
 
-            # First the subject, so that whoever sees it awake finds it so.
+            # Subject first: a partition that its record shows as resumed must already record messages.
             after = change(before)
             sources = await self._sources(before, after, numbers)
             record = await self._core.registry.change(name, lambda r: _with_sources(change(r), sources))
@@ -332,7 +358,7 @@ class StreamService:
     # Readonly
 
     async def set_readonly(self, raw: bytes) -> bytes:
-        """Serve SetStreamReadonly."""
+        """Serve SetStreamReadonly. A reserved stream is refused with INVALID_ARGUMENT."""
         request = read_request(api_pb2.SetStreamReadonlyRequest, raw, self._core.options.limits)
         _check_not_reserved(request.name)
         async with self._core.changing:
@@ -357,14 +383,14 @@ class StreamService:
     async def _follow(
         self, before: StreamRecord, after: StreamRecord, numbers: Iterable[int]
     ) -> StreamRecord:
-        """Have JetStream record what the partitions, as they are now, are to record."""
+        """Apply the changed partition records to JetStream; return the record with the new sources."""
         sources = await self._sources(before, after, numbers)
         return await self._core.registry.change(after.name, lambda r: _with_sources(r, sources))
 
     async def _sources(
         self, before: StreamRecord, after: StreamRecord, numbers: Iterable[int]
     ) -> dict[int, str | None]:
-        """Have JetStream record what these partitions are to record; return what they copy from now."""
+        """Attach or detach partitions as their records changed; return their new sources by number."""
         sources: dict[int, str | None] = {}
         for number in numbers:
             was, is_now = before.partitions[number].records, after.partitions[number].records
@@ -376,7 +402,11 @@ class StreamService:
         return sources
 
     async def _hand_over(self, record: StreamRecord, partition: int, *, detach: bool) -> None:
-        """Stop recording; those that copied from this one record the subject themselves, or copy from one."""
+        """Stop recording a partition, and attach the partitions that copied from it.
+
+        The first copy takes over the subject, and the others copy from that one. Before that, each copy gets
+        up to 5 s to receive all messages of its old source, so that none is lost.
+        """
         name = record.stream_of(partition)
         copies = [
             (other, number)
@@ -388,7 +418,7 @@ class StreamService:
             if detach and (copies or record.state is StreamState.READY):
                 await self._core.storage.detach(record, partition)
         except StreamNotFoundError:
-            return  # removed already, by whoever began to
+            return  # already removed by the gateway that began to
         for other, number in copies:
             await self._core.storage.wait_copied(other.stream_of(number))
         for other, number in copies:
@@ -396,22 +426,22 @@ class StreamService:
             await self._core.registry.change(other.name, partial(_with_sources, sources=source))
 
     async def finish_work(self, alive: Iterable[str], *, of_the_dead: bool) -> None:
-        """Remove what this gateway began to make or to remove, and did not come to an end with.
+        """Remove the streams whose creation or deletion this gateway did not finish.
 
         Args:
-            alive: The gateways that live.
-            of_the_dead: Whether to do the same for those that live no more.
+            alive: Ids of the gateways that are alive.
+            of_the_dead: Whether to remove the unfinished streams of dead gateways as well.
         """
         me, living = self._core.options.id, set(alive)
         for found in self._core.registry.unfinished():
             if found.maker == me or (of_the_dead and found.maker not in living):
                 async with self._core.changing:
-                    # By whoever holds the lock: so nothing of this gateway's is under way now.
+                    # This gateway has no change in progress while this task holds the lock.
                     if found in self._core.registry.unfinished():
                         await self.remove_unfinished(found)
 
     async def repair(self, name: str) -> None:
-        """Have JetStream record what the record of a stream says, where a gateway died between the two."""
+        """Make JetStream record what a stream's record says: a gateway may have died during a change."""
         async with self._core.changing:
             record = self._core.registry.known(name)
             for number in range(0 if record is None else len(record.partitions)):

@@ -1,8 +1,8 @@
-"""Subjects that clients name: the one place that decides what the gateway records and publishes for them.
+"""Checks the subjects that clients name: those of streams, of messages and of acks.
 
-The gateway's own connection may do what no client may: call JetStream's API, write the records of streams,
-cursors and groups (``$KV``), answer requests, and read its own traffic. So a client may name none of the
-subjects that these use.
+The gateway's own connection has permissions that no client has: it calls JetStream's API, writes the records
+of streams, cursors and groups (``$KV``), answers requests and reads its own traffic. A client must therefore
+not name any subject used for these. All checks of such subjects are in this module.
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ from liftenvelope.rpc.status import RpcError, StatusCode
 __all__ = ["AckInboxes", "check_published", "check_recorded"]
 
 _log: Final = logging.getLogger("liftenvelope.gateway")
-#: How subjects begin that a client may neither record nor publish to: it may name inboxes for acks alone.
+#: Prefixes of subjects that clients may neither record nor publish to. Inboxes are allowed for acks only.
 _INTERNAL: Final = (*w.INTERNAL_SUBJECTS, "_INBOX.")
 _LONGEST_SHOWN: Final = 100
-#: Bytes of the subject of a stream. With the subject that a gateway subscribes or publishes to for it, under
-#: ``_lift.checked.``, it must fit into a line of NATS, or nats-server cuts the gateway's connection.
+#: Longest subject of a stream, in bytes. The gateway also uses this subject under the prefix
+#: ``_lift.checked.``, and both must fit into one protocol line of NATS. Otherwise nats-server closes the
+#: gateway's connection.
 _LONGEST: Final = 3_400
-#: Seconds between two warnings about refused ack inboxes.
+#: Least time between two warnings about refused ack inboxes, in seconds.
 _QUIET: Final = 60.0
 
 
@@ -36,7 +37,7 @@ def check_recorded(subject: str) -> None:
     """Check the subject of a stream, which may have wildcards.
 
     Raises:
-        RpcError: INVALID_ARGUMENT: it is malformed or too long, or matches a subject that is internal.
+        RpcError: INVALID_ARGUMENT: the subject is malformed or too long, or matches an internal subject.
 
     Example:
         >>> check_recorded("orders.*")
@@ -54,10 +55,10 @@ def check_recorded(subject: str) -> None:
 
 
 def check_published(subject: str) -> None:
-    """Check the subject of a message that a client publishes by the gateway.
+    """Check the subject of a message that a client publishes through the gateway.
 
     Raises:
-        RpcError: INVALID_ARGUMENT: it is malformed or has wildcards, or it is internal.
+        RpcError: INVALID_ARGUMENT: the subject is malformed, has wildcards or is internal.
     """
     try:
         publish_subject(subject)
@@ -68,15 +69,16 @@ def check_published(subject: str) -> None:
 
 
 class AckInboxes:
-    r"""Decides which subjects acks may go to on behalf of clients, whichever way a message came.
+    r"""Decides which ack inboxes clients may name, for messages by gRPC and by NATS.
 
     Args:
-        allowed: What an ack inbox must begin with, as in :class:`~liftenvelope.gateway.Limits`.
-        own: Beginning of the gateways' own inboxes. Gateways publish envelopes for copying streams, so these
-            are allowed on NATS as well.
+        allowed: Allowed prefixes of ack inboxes, as in :class:`~liftenvelope.gateway.Limits`.
+        own: Prefix of the gateways' own inboxes; empty (the default) for none. Gateways publish envelopes for
+            copying partitions with such inboxes, so these are allowed on NATS as well.
 
     Attributes:
-        prefixes: What the ack inbox of an envelope on NATS must begin with; an empty prefix allows any.
+        prefixes: Allowed prefixes of the ack inbox of an envelope on NATS; an empty prefix allows any that is
+            not internal.
 
     Example:
         >>> inboxes = AckInboxes(["_INBOX."])
@@ -104,10 +106,10 @@ class AckInboxes:
         return is_allowed
 
     def check(self, inbox: str) -> None:
-        """Check the ack inbox of a request. An empty one stands for none.
+        """Check the ack inbox of a request; an empty one stands for none and is allowed.
 
         Raises:
-            RpcError: INVALID_ARGUMENT: it is malformed or internal, or begins with nothing that is allowed.
+            RpcError: INVALID_ARGUMENT: the inbox is malformed, is internal or has no allowed prefix.
         """
         if inbox and not self.allows(inbox):
             text = f"ackInbox {_shown(inbox)} is not allowed: it must be a subject that begins with one of"
@@ -117,10 +119,10 @@ class AckInboxes:
         """Log that an envelope on NATS names a refused ack inbox, at most once a minute.
 
         Args:
-            stream: The stream that stored the envelope.
-            partition: Its partition.
-            inbox: The inbox.
-            now: Seconds of a clock that never goes back.
+            stream: Name of the stream that stored the envelope.
+            partition: Number of the partition.
+            inbox: The refused inbox.
+            now: Current time in seconds, of a monotonic clock.
         """
         if now - self._warned >= _QUIET:
             self._warned = now
@@ -134,7 +136,7 @@ def _readable(inbox: bytes) -> str:
 
 
 def _is_internal(first: str) -> bool:
-    """Whether subjects with this first token are internal."""
+    """Return whether subjects with this first token are internal."""
     return f"{first}.".startswith(_INTERNAL)
 
 

@@ -1,4 +1,4 @@
-"""Subscribe: a partition's messages, from where the client wants them, for as long as it wants them."""
+"""Serves Subscribe: sends the messages of a partition from the requested start to the requested stop."""
 
 from __future__ import annotations
 
@@ -26,21 +26,22 @@ if TYPE_CHECKING:
 
 __all__ = ["SubscribeService"]
 
-#: What tells the client that its subscription stands: a message with nothing in it.
+#: First response of a call: an empty message that confirms the subscription.
 _HANDSHAKE: Final = b""
-#: Text and status of Liftbridge. With FAILED_PRECONDITION, Go's client would look for another leader.
+#: Text of Liftbridge, sent with its status INTERNAL. On FAILED_PRECONDITION, the Go client would look for
+#: another leader.
 _PAUSED: Final = "Failed to create stream reader: segment has been closed"
 _DELETED: Final = "commit log was deleted"
 
 
 class SubscribeService:
-    """Sends messages.
+    """Serves Subscribe.
 
     Args:
         core: The gateway's parts.
-        streams: Wakes partitions.
-        reads: The subscriptions that are open.
-        groups: Knows who is to read which partition.
+        streams: Resumes paused partitions.
+        reads: The open subscriptions of this gateway.
+        groups: Checks that a consumer group's member is assigned the partition.
     """
 
     def __init__(self, core: Core, streams: StreamService, reads: OpenReads, groups: GroupFace) -> None:
@@ -50,7 +51,15 @@ class SubscribeService:
         self._groups = groups
 
     async def subscribe(self, call: ServerCall) -> None:
-        """Serve Subscribe."""
+        """Serve Subscribe.
+
+        Raises:
+            RpcError: RESOURCE_EXHAUSTED: the stop was reached, or there is nothing to read.
+                FAILED_PRECONDITION: another gateway leads the partition, or the consumer is fenced.
+                INVALID_ARGUMENT: the request contradicts itself. NOT_FOUND: the stream or partition does not
+                exist. INTERNAL: the partition is paused, and the request does not resume it. Other statuses:
+                the subscription was ended with them, or NATS failed.
+        """
         limits = self._core.options.limits
         request = read_request(api_pb2.SubscribeRequest, await call.one_request(), limits)
         record = await self._record(request)
@@ -58,7 +67,8 @@ class SubscribeService:
         if read.member is not None:
             await self._groups.check_member(read, client_name(call.peer_certificate))
         if not read.any_replica:
-            # Once more, and with no await until it is added: from then on it is told of any change.
+            # Checked again because the checks above awaited. No await may follow before reads.add(): only
+            # added reads are told of changes.
             self._core.check_leader(record.name, request.partition)
         self._reads.add(read)
         try:
@@ -141,7 +151,7 @@ class SubscribeService:
                 await call.send_framed(framer.frame(messages, found.start + 1, most))
 
     async def _until_newest(self, request: api_pb2.SubscribeRequest, read: Read, found: Bounds) -> Bounds:
-        """End a read at the newest message: the partition was made readonly."""
+        """Return bounds that end at the newest message, because the partition became readonly."""
         read.became_readonly = False
         state = await self._core.storage.state(read.record.stream_of(request.partition))
         if found.stop is not None and found.stop <= state.newest:
@@ -150,10 +160,11 @@ class SubscribeService:
 
 
 def _is_over(found: Bounds, framer: _native.gate.MessageFramer, quiet: bool) -> bool:
-    """Whether all was sent: up to the stop, or up to the last one where the one at the stop is gone.
+    """Return whether all messages up to the stop were sent.
 
-    The last delivery may be older than a stop that was set since, and not know what came after it. So that
-    counts only where it is ``quiet``: nothing came when it was waited for.
+    If the message at the stop was removed, the read ends after the last message before it: when the consumer
+    has nothing pending. The pending count comes from the last delivery, which may be older than a stop set
+    since then. So the count is used only if ``quiet``: the last wait for messages returned none.
     """
     if found.stop is None:
         return False

@@ -1,4 +1,4 @@
-"""Where the messages for a partition go, and their acks."""
+"""Publish targets of partitions, and the acks of the messages published there."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ __all__ = ["Target", "ack_of"]
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where the messages for a partition go.
+    """Publish target of a partition.
 
     Attributes:
-        record: The stream, as it was when this was looked up.
-        partition: The partition.
-        subject: The subject to publish on.
-        stream: The JetStream stream that holds the partition.
+        record: Record of the stream when the target was looked up.
+        partition: Number of the partition.
+        subject: Subject of the partition.
+        stream: Name of the JetStream stream that holds the partition.
     """
 
     record: StreamRecord
@@ -32,21 +32,21 @@ class Target:
 
     @property
     def intake(self) -> str:
-        """The subject that JetStream stores it on."""
+        """Subject to publish on: the partition's subject, including the intake prefix if any."""
         return self.record.intake_of(self.partition) + self.subject
 
     @property
     def is_copy(self) -> bool:
-        """Whether another JetStream stream records the subject, from which this one copies."""
+        """True if another JetStream stream records the subject and the partition copies from it."""
         return self.record.partitions[self.partition].source is not None
 
 
 def ack_of(target: Target, request: api_pb2.PublishRequest, sequence: int) -> api_pb2.Ack:
-    """Return the ack of a message that JetStream has stored just now."""
+    """Return the Liftbridge ack of a message that JetStream has just stored at ``sequence``."""
     now = time.time_ns()
     return api_pb2.Ack(
         stream=target.record.name,
-        # Liftbridge calls the stream's subject that of the partition.
+        # Liftbridge reports the stream's subject as the subject of every partition.
         partitionSubject=target.record.subject,
         msgSubject=target.subject,
         offset=sequence - 1,
