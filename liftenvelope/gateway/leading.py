@@ -129,7 +129,7 @@ class Leading:
             except TimeoutError:
                 self._changed = None  # something may have failed without a notification
             self._wanted.clear()
-            # A valid lease implies that this gateway has read the beats of all other gateways.
+            # With a valid lease this gateway has also read the beats that others wrote before its own.
             if not await self._core.brokers.lease():
                 return
             names, self._changed = self._changed, set()
@@ -288,9 +288,11 @@ class _Led:
             await self._compactor.start()
 
     async def catch_up(self) -> None:
+        """Wait until every message now stored in the partition has its ack."""
         await self._acks.catch_up()
 
     async def close(self) -> None:
+        """Stop all parts."""
         if self._intake is not None:
             await self._intake.close()
         if self._idle is not None:
@@ -316,6 +318,11 @@ class _Led:
         self._core.ack_inboxes.warn(self._name, self._partition, inbox, now)
 
     async def _pause_when_idle(self) -> None:
+        """Pause the partition after ``autoPauseTime`` without new messages.
+
+        Open subscriptions count as activity if the stream sets ``autoPauseDisableIfSubscribers``. Only a
+        gateway with a valid lease pauses the partition.
+        """
         loop = asyncio.get_running_loop()
         newest, since = -2, loop.time()
         while True:

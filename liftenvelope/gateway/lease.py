@@ -115,6 +115,10 @@ class Lease:
         self._unread.clear()
 
     def _extend(self) -> bool:
+        """Extend the lease by the beats that are stored and read back; return whether it had a gap.
+
+        The gap is checked for each beat before that beat extends the lease.
+        """
         interrupted = False
         while self._unread and self._unread[0].revision <= self._read:
             beat = self._unread.popleft()

@@ -74,6 +74,7 @@ def bounds(
 
 
 def _start(request: api_pb2.SubscribeRequest, state: PartitionState, start_at: int | None) -> int:
+    """Return the first offset to read, limited to the offsets from the oldest to the next message."""
     match request.startPosition:
         case api_pb2.NEW_ONLY:
             return state.newest + 1
@@ -96,6 +97,7 @@ def _start(request: api_pb2.SubscribeRequest, state: PartitionState, start_at: i
 def _stop(
     request: api_pb2.SubscribeRequest, state: PartitionState, readonly: bool, stop_before: int | None
 ) -> tuple[int | None, bool, str]:
+    """Return the stop offset, whether all messages up to it exist already, and the status text at the end."""
     newest = state.newest
     match request.stopPosition:
         case api_pb2.STOP_ON_CANCEL:

@@ -156,6 +156,10 @@ class PublishSession:
     # Requests
 
     async def _publish(self, requests: list[bytes]) -> None:
+        """Publish a batch in order: runs of plain messages on the fast path, each other one on the slow path.
+
+        Wait afterwards while more messages than ``max_pending_publishes`` have no answer.
+        """
         self._drop_old_routes()
         at = 0
         while at < len(requests):
@@ -177,6 +181,7 @@ class PublishSession:
         self._link.write(frames, count, size)
 
     def _drop_old_routes(self) -> None:
+        """Drop all routes if the record of a target changed or too few of its replicas are in sync."""
         for target in self._routes.values():
             is_known = self._core.registry.known(target.record.name) is target.record
             if not (is_known and self._are_replicas_enough(target)):
@@ -201,6 +206,10 @@ class PublishSession:
             self._add_route(target)
 
     def _needs_route(self, target: Target) -> bool:
+        """Return whether the target may use the fast path and has no route yet.
+
+        The fast path neither checks expected offsets nor waits for the offset of a message in a copy.
+        """
         record = target.record
         is_plain = not (record.checks_offsets or target.is_copy) and self._are_replicas_enough(target)
         return is_plain and (record.name, target.partition) not in self._routes
@@ -217,6 +226,7 @@ class PublishSession:
     # Acks
 
     def _on_acks(self, messages: list[Any]) -> None:
+        """Send the responses for a batch of JetStream's replies to messages of the fast path."""
         frames, others = self._pipe.acked(messages, time.time_ns())
         if frames:
             self._call.send_framed_nowait(frames)
@@ -248,6 +258,11 @@ class PublishSession:
     def _stored(
         self, target: Target, request: api_pb2.PublishRequest, future: asyncio.Future[PubAck]
     ) -> None:
+        """Answer a message of the slow path whose publish has ended.
+
+        An answer that needs an ``await`` counts in ``_slow`` again until it is sent (see ``_answer_later``),
+        so that the call does not end before it.
+        """
         self._slow -= 1
         self._changed.set()
         if future.cancelled():
@@ -270,6 +285,7 @@ class PublishSession:
             self._answer(response.SerializeToString())
 
     async def _accept_in_sync(self, target: Target, request: api_pb2.PublishRequest, sequence: int) -> None:
+        """Answer with an ack if enough replicas are in sync, else with an unknown outcome."""
         try:
             await self._service.check_replicas(target, request)
         except RpcError:
@@ -298,6 +314,7 @@ class PublishSession:
             self._changed.set()
 
     def _answer(self, response: bytes) -> None:
+        """Queue a response. All responses of one loop iteration are sent together."""
         if not self._answers:
             asyncio.get_running_loop().call_soon(self._flush)
         self._answers.append(response)
@@ -310,7 +327,10 @@ class PublishSession:
         return answers
 
     async def _watch(self) -> None:
-        """Give up late acks, and end the call when a lost connection may have lost its acks."""
+        """Give up late acks, and end the call when a lost connection may have lost its acks.
+
+        Each check adds one (deadline, number) pair, so that no message needs a timer of its own.
+        """
         loop, epoch = asyncio.get_running_loop(), self._link.epoch
         while True:
             self._numbers.append((loop.time() + self._core.options.ack_timeout, self._pipe.next_number))

@@ -4,6 +4,9 @@ Each message is stored as an envelope with the value, the key and the headers. I
 whether it came by gRPC or by NATS. The client's ack is made from JetStream's ack. The envelope holds an ack
 inbox only if the client named one: that inbox gets its ack in the same way as that of an envelope published
 on NATS.
+
+A partition that copies from another stream is an exception: JetStream's ack holds the sequence in the source,
+not in the copy. Such an envelope names the gateway's own ack inbox, and the partition's leader sends the ack.
 """
 
 from __future__ import annotations
@@ -172,6 +175,7 @@ class PublishService:
     async def _store_in_copy(
         self, target: Target, request: api_pb2.PublishRequest, *, own_inbox: bool, timeout: float
     ) -> asyncio.Future[PubAck]:
+        """Store a message whose subject another stream records; the future has its sequence in the copy."""
         future = await self._core.copies.publish(
             target.record.name,
             target.subject,
@@ -225,7 +229,7 @@ class PublishService:
         text = f"stream {name!r}, partition {partition}: {status.description}"
         return RpcError(status.code, text if cause in text else f"{text} ({cause})")
 
-    # Many
+    # Message streams
 
     async def publish_async(self, call: ServerCall) -> None:
         """Serve PublishAsync; see :class:`~liftenvelope.gateway.publish_session.PublishSession`."""

@@ -103,7 +103,11 @@ class PullBudget:
         self.release(0)
 
     def release(self, amount: int) -> None:
-        """Return bytes to the shared amount and serve the readers that wait."""
+        """Return bytes to the shared amount and serve the readers that wait.
+
+        If the shared amount is unused, the first waiting reader gets its bytes even if they exceed that
+        amount, as in :meth:`take`.
+        """
         self.used -= amount
         if self._is_giving:
             return  # a give() callback returned bytes: the loop below continues with them
@@ -177,6 +181,9 @@ class PullWindow:
 
     def taken(self, size: int, now: float) -> None:
         """Record that the reader took messages, and adapt the window after each period.
+
+        A period ends after 8 MiB. Then ``largest`` becomes the largest size within the period, so that one
+        very large message does not keep the window large.
 
         Args:
             size: Total bytes of the messages.

@@ -19,6 +19,8 @@ FENCED: Final = "Consumer is not currently assigned this partition"
 
 
 class _Feed(Protocol):
+    """Source of a subscription's messages."""
+
     def wake(self) -> None:
         """Wake the task that waits for messages, so that it checks the read's state."""
 

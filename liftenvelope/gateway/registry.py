@@ -177,6 +177,7 @@ class StreamRegistry:
         self._on_entry(Entry(key, data, written))
 
     async def _refresh(self, name: str) -> StreamRecord | None:
+        """Read a stream's record from the bucket into the mirror and return it, in any state."""
         key = encode_name(name)
         entry = await self._bucket.get(key)
         if entry is not None:
@@ -184,6 +185,7 @@ class StreamRegistry:
         return self._records.get(key, (None, 0))[0]
 
     def _on_entry(self, entry: Entry) -> None:
+        """Apply an entry, own or mirrored; report the change if the stream is or was ready."""
         before, revision = self._records.get(entry.key, (None, 0))
         if entry.revision <= revision:
             return  # already known, such as an own write that the mirror reports

@@ -74,6 +74,7 @@ class Replicas:
         return await asyncio.shield(self._ask(stream))
 
     def _ask(self, stream: str) -> asyncio.Task[int]:
+        """Return the task that counts the replicas of a stream; start it if none is running."""
         task = self._asking.get(stream)
         if task is None:
             task = self._asking[stream] = asyncio.create_task(self._count(stream), name=f"isr of {stream}")

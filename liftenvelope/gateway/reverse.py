@@ -97,6 +97,7 @@ async def _range(core: Core, stream: str, low: int, high: int, read: Read) -> li
     feed = PartitionFeed(core.js, stream, low + 1)
     read.feed = feed
     found: list[Delivery] = []
+    # This framer only parses sequences and pending counts; its frames are discarded.
     framer = _native.gate.MessageFramer("", 0)
     try:
         await feed.open()

@@ -224,6 +224,7 @@ class Running:
         return server
 
     async def _watch_drops(self, core: Core) -> None:
+        """Watch for messages that JetStream dropped, in the configured log file or in lines passed in."""
         path = self._setup.nats_log
         if path is None:
             self._drops = DropWatch(core)

@@ -168,6 +168,7 @@ class Storage:
         return self._listed
 
     async def _list(self) -> dict[str, PartitionState]:
+        """Read the whole list of streams, four pages at a time after the first."""
         states: dict[str, PartitionState] = {}
         total, limit = await self._list_page(states, 0)
         for start in range(limit, total, limit * _PAGES_AT_ONCE):

@@ -348,7 +348,7 @@ class StreamService:
                 parts = {number: record.partitions[number].with_paused(False, now) for number in numbers}
                 return record.with_partitions(parts).with_events(events)
 
-            # Subject first: a partition that its record shows as resumed must already record messages.
+            # Subject first: a partition whose record says that it is resumed must already record messages.
             after = change(before)
             sources = await self._sources(before, after, numbers)
             record = await self._core.registry.change(name, lambda r: _with_sources(change(r), sources))

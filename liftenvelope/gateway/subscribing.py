@@ -132,6 +132,7 @@ class SubscribeService:
         feed: PartitionFeed,
     ) -> None:
         framer = _native.gate.MessageFramer(request.stream, request.partition)
+        # Sequence = offset + 1, so the start offset is the sequence before the first message.
         framer.sequence, framer.pending = found.start, feed.pending
         quiet = True
         while True:
