@@ -142,6 +142,10 @@ class Storage:
 
         For more than 64 partitions, the states may be a second old. While JetStream does not answer, they are
         older or missing, without an error: clients need the rest of the metadata to find another gateway.
+
+        Raises:
+            LiftEnvelopeError: JetStream does not answer or fails. Raised for up to 64 partitions; for more,
+                not when JetStream does not answer.
         """
         if len(streams) > _ONE_BY_ONE:
             listed = await self._all_states()
