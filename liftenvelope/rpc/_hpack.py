@@ -1,10 +1,12 @@
-"""HPACK that remembers: header blocks that were seen before are neither encoded nor decoded again.
+"""HPACK with a cache: a header block seen before is neither encoded nor decoded again.
 
-The calls of one method have the same headers, but for their time limit, and after the first of them all of
-these are in HPACK's dynamic tables. From then on the same headers are the same few indices, and the other way
-round, as long as the table does not change. Every change goes through two methods of the table
-(RFC 7541, 2.3.2 and 4.3), so those count, and what is remembered is forgotten when the count has gone on. A
-block that changes the table itself is not remembered.
+The calls of one method have the same headers except for the timeout. After the first call all of these
+headers are in HPACK's dynamic tables. From then on the same headers encode to the same indices, and the same
+indices decode to the same headers, for as long as the table does not change.
+
+Invariant: every table change goes through ``add`` or ``maxsize`` (RFC 7541, 2.3.2 and 4.3), which count the
+changes. The cache is cleared when the count has moved since it was filled. A block that itself changes the
+table is not cached.
 """
 
 from __future__ import annotations
@@ -18,8 +20,9 @@ if TYPE_CHECKING:
 
 __all__ = ["RememberingDecoder", "RememberingEncoder"]
 
-#: How many blocks are remembered, and how long one of them may be, in bytes.
+#: Number of blocks cached.
 _BLOCKS: Final = 64
+#: Length of the longest block cached, in bytes.
 _LONGEST: Final = 1024
 
 _K = TypeVar("_K")
@@ -27,20 +30,20 @@ _V = TypeVar("_V")
 
 
 class _CountingTable(HeaderTable):
-    """A table of header fields that counts its changes."""
+    """HPACK dynamic table that counts its changes."""
 
     def __init__(self) -> None:
         super().__init__()
         self.changes = 0
 
     def add(self, name: bytes, value: bytes) -> None:
-        """Put a field into the table, which may throw others out."""
+        """Add a field to the table, which may evict others."""
         self.changes += 1
         super().add(name, value)
 
     @property
     def maxsize(self) -> int:
-        """The size that the table may have; setting it may throw fields out."""
+        """Maximum size of the table. Setting it may evict fields."""
         return self._maxsize
 
     @maxsize.setter
@@ -50,12 +53,12 @@ class _CountingTable(HeaderTable):
 
 
 class RememberingEncoder(Encoder):
-    """Encodes header fields as h2's own encoder does, without Huffman coding.
+    """Caching counterpart of h2's own encoder, without Huffman coding.
 
     hpack's Huffman coder takes time quadratic in the length of a value: a status text of 1 MB stopped a
-    server for a minute. A plain string takes 3 ms and is some 20 % longer.
+    server for a minute. A plain string takes 3 ms and is about 20 % longer.
 
-    Fields that are not to be indexed, such as time limits, and what follows them are encoded every time.
+    Fields that must not be indexed, such as timeouts, and all fields after them are encoded every time.
     """
 
     def __init__(self) -> None:
@@ -66,21 +69,21 @@ class RememberingEncoder(Encoder):
 
     @property
     def header_table_size(self) -> int:
-        """The size that the table may have."""
+        """Maximum size of the dynamic table."""
         return self.header_table.maxsize
 
     @header_table_size.setter
     def header_table_size(self, size: int) -> None:
-        # When told a size twice, hpack forgets that it has not yet told the peer of it.
+        # If the same size is set twice, hpack forgets that it has not announced the first one to the peer.
         if size != self.header_table.maxsize:
             Encoder.header_table_size.__set__(self, size)  # type: ignore[attr-defined]
 
     def encode(self, headers: Iterable[Any], huffman: bool = False) -> bytes:
-        """Return the block for the fields."""
+        """Return the header block for the fields."""
         fields = tuple(headers)
         table = self.header_table
         if table.resized:
-            # The block begins with the new size (RFC 7541, 4.2).
+            # The block must start with the new size (RFC 7541, 4.2).
             return super().encode(fields, huffman)
         fixed = next((i for i, field in enumerate(fields) if not _is_indexable(field)), len(fields))
         if self._changes != table.changes:
@@ -98,7 +101,7 @@ class RememberingEncoder(Encoder):
 
 def _remember(known: dict[_K, _V], key: _K, value: _V) -> None:
     if len(known) >= _BLOCKS:
-        # Those that are of use come again at once.
+        # Blocks in use are cached again at once.
         known.clear()
     known[key] = value
 
@@ -108,7 +111,7 @@ def _is_indexable(field: Any) -> bool:
 
 
 def _short_literal(field: Any) -> bytes:
-    """Return a field that is never to be indexed (RFC 7541, 6.2.3); nothing for any other, or a long one."""
+    """Encode a never-indexed field (RFC 7541, 6.2.3); return ``b""`` if it is indexable or too long."""
     name, value = field[:2]
     if _is_indexable(field) or not (type(name) is type(value) is bytes and len(name) < 127 > len(value)):
         return b""
@@ -116,7 +119,7 @@ def _short_literal(field: Any) -> bytes:
 
 
 class RememberingDecoder(Decoder):
-    """Decodes header blocks as h2's own decoder does."""
+    """Caching counterpart of h2's own decoder."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -125,7 +128,7 @@ class RememberingDecoder(Decoder):
         self._changes = 0
 
     def recall(self, data: bytes) -> list[HeaderTuple] | None:
-        """Return the fields of a block that is remembered, None for any other."""
+        """Return the fields of a cached block, None for any other block."""
         if self._changes != self.header_table.changes:
             self._changes = self.header_table.changes
             self._decoded.clear()
@@ -133,7 +136,7 @@ class RememberingDecoder(Decoder):
         return None if found is None else list(found)
 
     def decode(self, data: bytes, raw: bool = False) -> Iterable[HeaderTuple]:
-        """Return the fields of a block."""
+        """Return the fields of a header block."""
         if raw and (found := self.recall(data)) is not None:
             return found
         fields, table = list(super().decode(data, raw)), self.header_table

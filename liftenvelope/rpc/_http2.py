@@ -1,4 +1,4 @@
-"""What is used of h2 and hpack, imported in one place, which says what to install where it is missing."""
+"""Imports the names used from h2 and hpack, with an error that says what to install if they are missing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A connection of asyncio with the sans-io protocol on it: what the client and the server share."""
+"""asyncio connection that drives the sans-io protocol: common base of client and server."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Flow", "Incoming", "Link"]
 
-#: A sender waits while more than this is unsent on its call.
+#: Bytes unsent on a call above which its sender waits.
 _SEND_BUFFER: Final = 256 * 1024
 _CLOSE_TIMEOUT: Final = 1.0
 
@@ -23,9 +23,9 @@ _C = TypeVar("_C", bound="Connection")
 
 
 class Link(asyncio.BufferedProtocol, Generic[_C]):
-    """Carries bytes between a transport and a protocol, and wakes those who wait for either."""
+    """Carries bytes between a transport and a sans-io protocol, and wakes waiting senders and receivers."""
 
-    #: How much may come at once, in bytes.
+    #: Size of the receive buffer, in bytes.
     receive_size: ClassVar[int] = 256 * 1024
 
     def __init__(self, protocol: _C) -> None:
@@ -36,61 +36,61 @@ class Link(asyncio.BufferedProtocol, Generic[_C]):
         self._transport: asyncio.Transport | None = None
         self._paused = False
         self._flush_due = False
-        # One for all that comes: asyncio would make new room for every piece and cut it to size, for 10 us.
+        # One buffer for all reads: asyncio would allocate and shrink a new one for each read, for 10 us.
         self._buffer = memoryview(bytearray(self.receive_size))
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The connection stands: send the preface."""
+        """Send the preface: the connection is open."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
         self.flush()
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002
-        """Where to put what comes."""
+        """Return the buffer for the next read."""
         return self._buffer
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Hand out what came, and send what that calls for."""
+        """Process ``nbytes`` received bytes and send the replies."""
         self.receive(bytes(self._buffer[:nbytes]))
 
     def receive(self, data: bytes) -> None:
-        """Handle bytes that came."""
+        """Process received bytes."""
         self.dispatch(self.protocol.feed(data))
         if self.protocol.failed:
             self.flush()
             self.close_transport()
         else:
-            # Whoever was woken may send something too, such as the next call: one write for both.
+            # A task woken by these events may send as well, such as its next call: one write for both.
             self.flush_soon()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The connection is gone: end every call."""
+        """End every call: the connection is lost."""
         why = f"the connection was lost: {exc}" if exc else "the other side closed the connection"
         self.fail(why)
         self.closed.set_result(None)
 
     def pause_writing(self) -> None:
-        """The socket takes no more for now."""
+        """Stop writing: the transport's send buffer is full."""
         self._paused = True
 
     def resume_writing(self) -> None:
-        """The socket takes more again."""
+        """Write again: the transport's send buffer has room."""
         self._paused = False
         self.flush()
 
     @property
     def flush_due(self) -> bool:
-        """Whether something is to be sent before the loop waits again."""
+        """True if a flush is scheduled for this turn of the event loop."""
         return self._flush_due
 
     def flush_soon(self) -> None:
-        """Send before the loop waits again: what is sent until then goes out in one piece."""
+        """Flush before the event loop polls again, so that all sends until then share one write."""
         if not self._flush_due:
             self._flush_due = True
             self.loop.call_soon(self.flush)
 
     def flush(self) -> None:
-        """Send what is due, unless the socket takes no more."""
+        """Write the pending data, unless the transport's send buffer is full."""
         self._flush_due = False
         if self._transport is None or self._transport.is_closing() or self._paused:
             return
@@ -100,46 +100,47 @@ class Link(asyncio.BufferedProtocol, Generic[_C]):
             flow.wake_sender()
 
     def fail(self, reason: str) -> None:
-        """Give the connection up."""
+        """End every call with ``reason`` and close the connection."""
         if not self.protocol.failed:
             self.dispatch(self.protocol.connection_lost(reason))
         self.close_transport()
 
     def close_transport(self) -> None:
-        """Close the connection after what was sent on it."""
+        """Close the connection once the data written to it is sent."""
         if self._transport is not None:
             self._transport.close()
 
     async def wait_closed(self) -> None:
-        """Return when the connection is closed, which a peer that takes nothing can't delay for long."""
+        """Wait until the connection is closed; abort it after 1 s, since the peer may not be reading."""
         await asyncio.wait([self.closed], timeout=_CLOSE_TIMEOUT)
         if self._transport is not None:
             self._transport.abort()
-            # Who waits may be cancelled; the others still want to know.
+            # Several tasks may wait: the cancellation of one must not cancel the future of the others.
             await asyncio.shield(self.closed)
 
     def dispatch(self, events: list[Event]) -> None:
-        """Hand events to their calls."""
+        """Route events to their calls."""
         raise NotImplementedError
 
 
 class Flow:
-    """Messages of one call, both ways."""
+    """Send and receive queues of one call."""
 
     def __init__(self, link: Link[Any], call_id: int) -> None:
         self._link = link
         self.call_id = call_id
-        #: Whether no more messages come, and whether the call has ended, so that none go either.
+        #: True if no more messages will be received.
         self.exhausted = False
+        #: True if the call has ended, so that no more messages can be sent either.
         self.done = False
         self._inbox: deque[MessagesReceived] = deque()
         self._receiver: asyncio.Future[None] | None = None
         self._sender: asyncio.Future[None] | None = None
-        #: Gets messages as they come, in the place of :meth:`take`.
+        #: Callback for received messages. If set, it replaces :meth:`take`.
         self.listener: Callable[[list[bytes]], object] | None = None
 
     def received(self, event: MessagesReceived) -> None:
-        """Messages came."""
+        """Queue received messages, or pass them to the listener."""
         if self.listener is not None:
             self._link.protocol.release(self.call_id, event.size)
             self.listener(event.messages)
@@ -148,22 +149,22 @@ class Flow:
         self.wake_receiver()
 
     def exhaust(self) -> None:
-        """No more messages come."""
+        """Mark the receive side as ended."""
         self.exhausted = True
         self.wake_receiver()
 
     def finish(self) -> None:
-        """The call has ended. Whoever waits finds out."""
+        """Mark the call as ended and wake its sender and receiver."""
         self.done = True
         self.exhaust()
         self.wake_sender()
 
     def discard(self) -> None:
-        """Drop what came and was not taken."""
+        """Drop the queued messages."""
         self._inbox.clear()
 
     async def take(self) -> list[bytes] | None:
-        """Return the next messages, None if there are no more."""
+        """Return the next messages, or None at the end."""
         while not self._inbox:
             if self.exhausted:
                 return None
@@ -179,40 +180,40 @@ class Flow:
         return event.messages
 
     async def put(self, messages: Iterable[bytes]) -> None:
-        """Send messages; wait while too many are unsent."""
+        """Send messages; wait while more than 256 KiB are unsent."""
         self.put_nowait(messages)
         await self.room()
 
     async def put_framed(self, frames: bytes) -> None:
-        """Send messages that have their gRPC prefixes already; wait while too many are unsent."""
+        """Send messages that already have their gRPC prefixes; wait while more than 256 KiB are unsent."""
         self.put_framed_nowait(frames)
         await self.room()
 
     def put_framed_nowait(self, frames: bytes) -> None:
-        """Send messages that have their gRPC prefixes already, however many are unsent."""
+        """Send messages that already have their gRPC prefixes, without waiting."""
         self._link.protocol.send_framed(self.call_id, frames)
         self._link.flush_soon()
 
     def put_nowait(self, messages: Iterable[bytes]) -> None:
-        """Send messages, however many are unsent."""
+        """Send messages without waiting."""
         self._link.protocol.send(self.call_id, messages)
         self._link.flush_soon()
 
     async def room(self) -> None:
-        """Wait while too many messages are unsent."""
+        """Wait while more than 256 KiB are unsent."""
         protocol = self._link.protocol
         while not self.done and protocol.unsent(self.call_id) > _SEND_BUFFER:
             self._sender = self._sender or self._link.loop.create_future()
-            # Several may wait; the cancellation of one must not reach the others.
+            # Several tasks may wait: the cancellation of one must not reach the others.
             await asyncio.shield(self._sender)
 
     def wake_receiver(self) -> None:
-        """Have :meth:`take` look again."""
+        """Wake :meth:`take`."""
         if self._receiver is not None and not self._receiver.done():
             self._receiver.set_result(None)
 
     def wake_sender(self) -> None:
-        """Have :meth:`put` look again, if there is room."""
+        """Wake :meth:`put` if there is room."""
         if self._sender is None:
             return
         if self.done or self._link.protocol.unsent(self.call_id) <= _SEND_BUFFER:
@@ -221,17 +222,17 @@ class Flow:
 
 
 class Incoming:
-    """The messages that come on a call: in lists with :meth:`receive`, or one by one with ``async for``."""
+    """Messages received on a call: in lists by :meth:`receive`, or one by one by ``async for``."""
 
     def __init__(self, flow: Flow) -> None:
         self._flow = flow
-        # What came with the message that was taken last, and is not taken yet: the next one at the end.
+        # Rest of the list that the last message was taken from, in reverse: the next message is at the end.
         self._begun: list[bytes] = []
-        #: Says of each message whether it is handed out; None for all.
+        #: Filter: returns True for messages to deliver. None delivers all.
         self.admits: Callable[[bytes], bool] | None = None
 
     async def receive(self) -> list[bytes] | None:
-        """Return the next messages, at least one, or None when there are no more."""
+        """Return the next messages, at least one, or None at the end."""
         if self._begun:
             messages, self._begun = self._begun[::-1], []
             return messages
@@ -242,7 +243,7 @@ class Incoming:
         return received
 
     def put_back(self, message: bytes) -> None:
-        """Have a message that was taken be the next one again."""
+        """Put a taken message back, as the next one."""
         self._begun.append(message)
 
     def __aiter__(self) -> Self:

@@ -1,4 +1,4 @@
-"""Addresses of servers, as ``host:port`` text."""
+"""Server addresses: ``host:port``."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from liftenvelope.errors import UsageError
 __all__ = ["Address", "parse_address"]
 
 _PORT_DIGITS: Final = 5
-#: Characters of an address in the text of an error: it may be one that a server named.
+#: Characters of an address shown in an error: the address may come from a server.
 _SHOWN: Final = 300
 
 
 class Address(NamedTuple):
-    """A host and a port. ``str()`` gives the text again, with brackets around an IPv6 host."""
+    """Host and port. ``str()`` returns ``host:port``, with brackets around an IPv6 host."""
 
     host: str
     port: int
@@ -25,13 +25,13 @@ class Address(NamedTuple):
 
 
 def parse_address(text: str) -> Address:
-    """Return the address that ``text`` names.
+    """Parse a ``host:port`` address.
 
     Args:
         text: ``host:port``, or ``[host]:port`` for an IPv6 host.
 
     Raises:
-        UsageError: ``text`` is neither, or the port is not one of 1 to 65535.
+        UsageError: ``text`` has neither form, or the port is not in 1 to 65535.
 
     >>> parse_address("127.0.0.1:9292")
     Address(host='127.0.0.1', port=9292)
@@ -50,7 +50,7 @@ def parse_address(text: str) -> Address:
 
 
 def _is_host(host: str) -> bool:
-    """Whether the system can look a host up: what it refuses raises UnicodeError and ValueError there."""
+    """Return True if the resolver accepts the host: others make it raise UnicodeError or ValueError."""
     if not host or "@" in host or not host.isprintable() or any(character.isspace() for character in host):
         return False
     try:

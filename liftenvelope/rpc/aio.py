@@ -1,4 +1,4 @@
-"""gRPC calls for asyncio, over one connection."""
+"""asyncio gRPC client over one connection."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 __all__ = ["Call", "Channel"]
 
 _TLS_SHUTDOWN_TIMEOUT: Final = 1.0
-#: Bytes to receive at a time while a server sends frames for no call. 256 KiB of empty frames take half
-#: a second, in which no time-out is noticed.
+#: Bytes to receive at a time while a server sends frames that belong to no call. Parsing 256 KiB of empty
+#: frames takes half a second, during which no timeout can fire.
 _BRIEF: Final = 16 * 1024
 
 
 class _ClientLink(Link[ClientConnection]):
-    """A connection to a server, and the calls that are open on it."""
+    """Connection to a server, with its open calls."""
 
     def __init__(self, protocol: ClientConnection, keepalive: Keepalive) -> None:
         super().__init__(protocol)
@@ -43,16 +43,16 @@ class _ClientLink(Link[ClientConnection]):
         self._is_useful = True
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """Where to put what comes: little at a time while nothing of it is for a call."""
+        """Return the receive buffer: a small one if the last read held nothing for a call."""
         return super().get_buffer(sizehint) if self._is_useful else self._brief
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The connection stands, over TLS too: begin to look after it."""
+        """Send the preface and start the keepalive timer: the connection is open, TLS included."""
         super().connection_made(transport)
         self._keep_alive()
 
     def dispatch(self, events: list[Event]) -> None:
-        """Hand events to their calls."""
+        """Route events to their calls."""
         self._is_useful = bool(events)
         self._keepalive.heard(self.loop.time(), of_calls=bool(events))
         for event in events:
@@ -66,7 +66,7 @@ class _ClientLink(Link[ClientConnection]):
                 self.calls[event.call_id].ended(event)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The connection is gone: end every call, and ask for no sign of life any more."""
+        """Stop the keepalive timer and end every call: the connection is lost."""
         if self._timer is not None:
             self._timer.cancel()
         super().connection_lost(exc)
@@ -84,15 +84,15 @@ class _ClientLink(Link[ClientConnection]):
 
 
 class Call(Incoming):
-    """One call: messages both ways. Leave it by ``async with``, which cancels it if it has not ended.
+    """One call with messages in both directions. Use it in ``async with``, which cancels it if still open.
 
-    Receive from one task at a time. Messages come in lists, one for each piece of what the socket gave, so
-    that a message costs no turn of the event loop; iterating over the call takes them one by one. What is
-    not taken holds the server back when the window is full, and no other call.
+    Receive from one task at a time. :meth:`receive` returns a list of the messages of one socket read, so
+    that a message does not cost a turn of the event loop. Iterating over the call yields single messages.
+    Messages not taken stop the server when the window of this call is full. Other calls are not affected.
 
     Attributes:
-        initial_metadata: What came with the beginning of the answer; None before it.
-        trailing_metadata: What came with the status; empty before it.
+        initial_metadata: Metadata of the response headers; None before they arrive.
+        trailing_metadata: Metadata of the trailers; empty before they arrive.
     """
 
     def __init__(self, link: _ClientLink, call_id: int, timeout: float | None) -> None:
@@ -109,12 +109,13 @@ class Call(Incoming):
             self._timer = link.loop.call_later(timeout, self._expire, timeout)
 
     async def send(self, messages: Iterable[bytes]) -> None:
-        """Send messages, which share DATA frames, and writes with all that is sent in this turn of the loop.
+        """Send messages; wait while more than 256 KiB are unsent because the server takes no more.
 
-        It waits while much is unsent because the server takes no more.
+        The messages share DATA frames. All sends in one turn of the event loop share one write.
 
         Raises:
-            RpcError: The call has ended, with this status or with OK (FAILED_PRECONDITION).
+            RpcError: The call has ended. The error has the call's status, or FAILED_PRECONDITION if the call
+                ended with OK.
             TransportError: The connection failed.
         """
         if not self._flow.done:
@@ -124,30 +125,30 @@ class Call(Incoming):
 
     @property
     def is_over(self) -> bool:
-        """Whether the call has ended, though :meth:`receive` may have messages still."""
+        """True if the call has ended. :meth:`receive` may still return messages."""
         return self._flow.done
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing waits to be sent: neither on this call nor, in this turn, on its connection."""
+        """True if the call is open and nothing is unsent: no bytes of the call, no flush scheduled."""
         flow, link = self._flow, self._link
         return not flow.done and not link.flush_due and not link.protocol.unsent(self._id)
 
     def send_soon(self, messages: Iterable[bytes]) -> None:
-        """Send messages, without waiting where :meth:`send` would: for those who look at :attr:`is_idle`."""
+        """Send messages without waiting, for callers that check :attr:`is_idle`."""
         self._link.protocol.send(self._id, messages)
         self._link.flush_soon()
 
     def listen(self, listener: Callable[[list[bytes]], object]) -> None:
-        """Have messages given to a function as they come, which saves two turns of the loop.
+        """Pass messages to a callback as they arrive, which saves two turns of the event loop.
 
-        :meth:`receive` then only tells of the end. The function must be quick and must not raise: it is
-        called between the socket and everything else on the connection.
+        :meth:`receive` then only reports the end of the call. The callback must be quick and must not raise:
+        it runs inside the connection's receive path and blocks everything else on the connection.
         """
         self._flow.listener = listener
 
     def half_close(self) -> None:
-        """Say that no more messages will be sent. The server's may still come."""
+        """Close the sending side. Messages of the server can still be received."""
         self._link.protocol.half_close(self._id)
         self._link.flush_soon()
 
@@ -155,9 +156,8 @@ class Call(Incoming):
         """Return the next messages, at least one, or None at the end of the call.
 
         Raises:
-            RpcError: The call ended with a status other than OK; DEADLINE_EXCEEDED when its time was up.
-            TransportError: The connection failed; a CallNotProcessedError if the server never looked at the
-                call.
+            RpcError: The call ended with a status other than OK. DEADLINE_EXCEEDED: the call timed out.
+            TransportError: The connection failed. CallNotProcessedError: the server never processed the call.
         """
         received = await super().receive()
         if received is None and self._error is not None:
@@ -165,13 +165,13 @@ class Call(Incoming):
         return received
 
     def cancel(self) -> None:
-        """End the call here, and tell the server. Messages that were not taken are dropped."""
+        """Cancel the call and tell the server. Messages not yet taken are dropped."""
         self._flow.discard()
         self._begun.clear()
         self._stop(RpcError(StatusCode.CANCELLED, "the call was cancelled here"))
 
     def ended(self, event: CallEnded) -> None:
-        """Take note of the end. For the channel."""
+        """Record the end of the call. Called by the connection."""
         self._error = event.error
         if event.cancelled:
             left = None if self._timer is None else self._timer.when() - self._link.loop.time()
@@ -203,9 +203,9 @@ class Call(Incoming):
 
 
 class Channel:
-    """Calls to one server over one connection. Made by :meth:`connect`; it belongs to that event loop.
+    """Client of one server over one connection. Created by :meth:`connect`; bound to the running event loop.
 
-    When the connection is lost, every call ends with an error and the channel is of no use: make another.
+    If the connection is lost, every call ends with an error and the channel stays closed: open a new one.
 
     Example:
         >>> import asyncio
@@ -240,20 +240,20 @@ class Channel:
         """Connect to a server.
 
         Args:
-            address: Its ``host:port``, with brackets around an IPv6 host.
-            tls: How to speak TLS, None for plain TCP. The context is made to offer HTTP/2.
+            address: ``host:port`` of the server, with brackets around an IPv6 host.
+            tls: TLS context, None for plain TCP. The context is changed to offer HTTP/2 (ALPN).
             server_name: Name that the server's certificate must have. Default: the host of ``address``.
-            connect_timeout: Seconds for all of it.
-            keepalive: Seconds of silence, with calls open, before the server is asked for a sign of life;
-                None for never. It is asked less often where a default Go server would mind.
-            keepalive_timeout: Seconds for its answer, after which the connection counts as lost.
-            max_message: The longest message to take in, in bytes. A longer one ends its call.
-            window: What the server may send on one call before any of it was taken, in bytes.
+            connect_timeout: Seconds for connecting, TLS handshake included.
+            keepalive: Seconds of silence, with calls open, before a ping is sent; None for no pings. Pings
+                are rarer where a Go server with default settings would end the connection for them.
+            keepalive_timeout: Seconds to wait for the answer to a ping before the connection counts as lost.
+            max_message: Largest message to receive, in bytes. A larger one ends its call.
+            window: Bytes that the server may send on one call before any of them are taken.
             max_header_list: Largest list of response headers to accept, in bytes. None: 64 KiB.
 
         Raises:
-            TransportError: No connection could be made in time.
-            UsageError: An argument makes no sense.
+            TransportError: The connection failed or timed out.
+            UsageError: An argument is invalid.
         """
         target = parse_address(address)
         scheme = "http" if tls is None else "https"
@@ -275,30 +275,30 @@ class Channel:
 
     @property
     def is_usable(self) -> bool:
-        """Whether new calls can be made: not when it is closed, has failed, or the server goes away."""
+        """True if new calls can be started: the channel is not closed or failed, and got no GOAWAY."""
         return self._link.protocol.accepts_calls
 
     @property
     def open_calls(self) -> int:
-        """How many calls have not ended."""
+        """Number of open calls."""
         return self._link.protocol.open_calls
 
     async def unary(
         self, method: str, request: bytes, *, timeout: float | None = None, metadata: Metadata = ()
     ) -> bytes:
-        """Call a method with one answer; return the answer.
+        """Call a unary method; return the response.
 
         Args:
             method: Path of the method, such as ``/proto.API/FetchMetadata``.
             request: The request message.
-            timeout: Seconds for the whole call, None for no limit. The server is told it as well.
-            metadata: Names and values to send along.
+            timeout: Seconds for the whole call, None for no limit. It is sent to the server as well.
+            metadata: Names and values to send with the call.
 
         Raises:
-            RpcError: The call ended with a status other than OK; DEADLINE_EXCEEDED when the time is up.
-            TransportError: The connection failed before the status came. The server may have done what was
-                asked, unless it is a CallNotProcessedError.
-            UsageError: An argument makes no sense.
+            RpcError: The call ended with a status other than OK. DEADLINE_EXCEEDED: the call timed out.
+            TransportError: The connection failed before the status arrived. The server may have processed
+                the call, unless the error is a CallNotProcessedError.
+            UsageError: An argument is invalid.
         """
         answer: list[bytes] = []
         async with self.server_stream(method, request, timeout=timeout, metadata=metadata) as call:
@@ -313,9 +313,9 @@ class Channel:
     def server_stream(
         self, method: str, request: bytes, *, timeout: float | None = None, metadata: Metadata = ()
     ) -> Call:
-        """Call a method with one request and any number of answers.
+        """Start a server-streaming call: one request, any number of responses.
 
-        Arguments and errors are those of :meth:`unary`; what goes wrong later is raised by the call.
+        Arguments and errors are those of :meth:`unary`. Later errors are raised by the returned call.
         """
         call_id = self._link.protocol.start_call(method, timeout=timeout, metadata=metadata)
         call = Call(self._link, call_id, timeout)
@@ -325,16 +325,16 @@ class Channel:
         return call
 
     def bidi(self, method: str, *, timeout: float | None = None, metadata: Metadata = ()) -> Call:
-        """Call a method with any number of requests and answers.
+        """Start a bidirectional call: any number of requests and responses.
 
-        Arguments and errors are those of :meth:`unary`; what goes wrong later is raised by the call.
+        Arguments and errors are those of :meth:`unary`. Later errors are raised by the returned call.
         """
         call_id = self._link.protocol.start_call(method, timeout=timeout, metadata=metadata)
         self._link.flush_soon()
         return Call(self._link, call_id, timeout)
 
     async def close(self) -> None:
-        """Close the connection. Calls that are open end with a TransportError. Closing twice is fine."""
+        """Close the connection. Open calls end with a TransportError. Closing twice does nothing."""
         self._link.fail("the channel was closed")
         await self._link.wait_closed()
 

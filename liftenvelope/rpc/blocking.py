@@ -1,4 +1,4 @@
-"""gRPC calls that block, over one socket: for tests, tools and other code without an event loop."""
+"""Blocking gRPC client over one socket: for tests, tools and other code without an event loop."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 __all__ = ["BlockingChannel", "Conversation", "ResponseStream"]
 
 _RECEIVE_SIZE: Final = 256 * 1024
-# Pieces that are received without waiting before what they hold is looked at: a server may never pause.
+# Non-blocking reads per call of take_what_came: a server may send without a pause.
 _RECEIVES: Final = 64
-# How long telling the server of a cancelled call may take. The connection is given up if it takes longer.
+# Seconds to send the reset of a cancelled call. After that the connection is given up.
 _CANCEL_TIMEOUT: Final = 1.0
 
 
@@ -45,7 +45,7 @@ def _earlier(a: float | None, b: float | None) -> float | None:
 
 
 class _Inbox:
-    """Messages of one call that were received and not taken yet, and its end."""
+    """Messages of one call not taken yet, and the end of the call."""
 
     def __init__(self, deadline: float | None) -> None:
         self.messages: deque[bytes] = deque()
@@ -54,7 +54,7 @@ class _Inbox:
         self.ended: CallEnded | None = None
 
     def end(self, event: CallEnded) -> None:
-        """Keep the end of the call, with the error that it stands for."""
+        """Record the end of the call, with its error."""
         if event.cancelled:
             left = None if self.deadline is None else self.deadline - time.monotonic()
             event = replace(event, error=cancelled_by_server(left))
@@ -62,7 +62,7 @@ class _Inbox:
 
 
 class _Session:
-    """One connection: the protocol, its socket, and the inboxes of the calls that are open on it."""
+    """One connection: the sans-io protocol, its socket, and the inboxes of its open calls."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class _Session:
             max_header_list=max_header_list,
         )
         self._inboxes: dict[int, _Inbox] = {}
-        # One for all: room that is made anew for every piece, and cut to size, costs 10 us (mmap and munmap).
+        # One buffer for all reads: allocating and shrinking one for each read costs 10 us (mmap and munmap).
         self._buffer = memoryview(bytearray(_RECEIVE_SIZE))
         try:
             self._socket = _connect(address, tls, server_name, connect_timeout)
@@ -109,10 +109,10 @@ class _Session:
         self._close_if_done()
 
     def pump(self, deadline: float | None) -> None:
-        """Send what is due, then wait for something to come and hand it out.
+        """Send the pending data, then wait for one read and deliver its messages.
 
         Raises:
-            TimeoutError: Nothing came before ``deadline``.
+            TimeoutError: Nothing arrived before ``deadline``.
         """
         self.flush(deadline)
         if not self.protocol.open_calls:
@@ -121,7 +121,7 @@ class _Session:
         self._receive()
 
     def take_what_came(self) -> None:
-        """Hand out what has come already. So an idle session learns that its server has gone."""
+        """Deliver data already received by the socket. An idle session thus detects a closed connection."""
         self._socket.settimeout(0)
         try:
             for _ in range(_RECEIVES):
@@ -135,12 +135,12 @@ class _Session:
         self._dispatch(self.protocol.connection_lost("the channel was closed"))
 
     def flush(self, deadline: float | None) -> None:
-        """Send what is due, as far as the server's windows allow."""
+        """Send the pending data, as far as the server's windows allow."""
         self._socket.settimeout(_remaining(deadline))
         try:
             self._socket.sendall(self.protocol.data_to_send())
         except OSError as exc:
-            # After a timeout too the connection is of no more use: part of a frame may have gone out.
+            # A timeout ends the connection as well: part of a frame may have been sent.
             self._dispatch(self.protocol.connection_lost(f"can't send: {exc}"))
 
     def _receive(self) -> None:
@@ -174,7 +174,7 @@ class _Session:
 def _connect(
     address: Address, tls: ssl.SSLContext | None, server_name: str | None, timeout: float
 ) -> socket.socket:
-    """Return a connected socket, on which TLS is spoken already if it is to be."""
+    """Return a connected socket, after the TLS handshake if ``tls`` is given."""
     deadline = time.monotonic() + timeout
     connection = socket.create_connection(address, timeout=timeout)
     try:
@@ -196,10 +196,10 @@ def _connect(
 
 
 class ResponseStream:
-    """The answers to one call. Iterate over it, or take them with :meth:`receive`; then close it.
+    """Responses of one call. Iterate over the stream, or take them with :meth:`receive`; then close it.
 
-    Closing it before its end cancels the call. It is a context manager that closes itself. Iteration ends
-    with the call's status OK, and raises what :meth:`receive` raises.
+    Closing the stream before its end cancels the call. The stream is a context manager that closes itself.
+    Iteration ends with the call's status OK, and raises the errors of :meth:`receive`.
     """
 
     def __init__(self, session: _Session, call_id: int, inbox: _Inbox, timeout: float | None) -> None:
@@ -211,24 +211,24 @@ class ResponseStream:
 
     @property
     def ended(self) -> bool:
-        """Whether the call has ended. What came before and was not taken is still there."""
+        """True if the call has ended. Messages received before can still be taken."""
         return self._inbox.ended is not None
 
     def receive(self, *, timeout: float | None = None) -> bytes | None:
         """Return the next message, or None at the end of the call.
 
         Args:
-            timeout: Seconds to wait. When they have passed, the call goes on and can be asked again.
+            timeout: Seconds to wait. After a timeout the call stays open: receive again.
 
         Raises:
-            RpcError: The call ended with a status other than OK. DEADLINE_EXCEEDED also when nothing came
-                within ``timeout``, or within the timeout of the call.
+            RpcError: The call ended with a status other than OK. DEADLINE_EXCEEDED: no message arrived
+                within ``timeout``, or the call timed out.
             TransportError: The connection failed.
         """
         return self._inbox.messages.popleft() if self._wait(timeout) else None
 
     def receive_all(self, *, timeout: float | None = None) -> list[bytes]:
-        """Return all that has come, once there is something; an empty list at the end of the call.
+        """Wait for a message; return all received messages, or an empty list at the end of the call.
 
         Arguments and errors are those of :meth:`receive`.
         """
@@ -239,7 +239,7 @@ class ResponseStream:
         return came
 
     def _wait(self, timeout: float | None) -> bool:
-        """Whether there is a message, waiting for one unless the call has ended."""
+        """Wait for a message. Return False at the end of the call."""
         limit = _earlier(self._deadline, None if timeout is None else time.monotonic() + timeout)
         while not self._inbox.messages:
             if self._inbox.ended is not None:
@@ -255,13 +255,13 @@ class ResponseStream:
         return True
 
     def close(self) -> None:
-        """Cancel the call if it has not ended. Messages that came and were not taken are dropped."""
+        """Cancel the call if it is open. Messages not yet taken are dropped."""
         self._inbox.messages.clear()
         if self._inbox.ended is None:
             self._cancel(RpcError(StatusCode.CANCELLED, "the call was closed here"))
 
     def _timed_out(self, timeout: float | None) -> None:
-        """Raise DEADLINE_EXCEEDED, and cancel the call if it is the call's own time that is up."""
+        """Raise DEADLINE_EXCEEDED. Cancel the call if its own deadline has passed."""
         if self._deadline is None or time.monotonic() < self._deadline:
             raise RpcError(StatusCode.DEADLINE_EXCEEDED, f"no message came within {timeout} s") from None
         error = RpcError(StatusCode.DEADLINE_EXCEEDED, f"the call did not end within {self._timeout} s")
@@ -290,27 +290,27 @@ class ResponseStream:
 
 
 class Conversation(ResponseStream):
-    """A call with any number of requests and answers, whose requests are sent while answers are awaited."""
+    """Bidirectional call. Requests that wait for the server's windows are sent while receiving."""
 
     @property
     def unsent(self) -> int:
-        """How many bytes of requests wait for the server's windows. Each wait for answers sends more."""
+        """Bytes of requests that wait for the server's windows. Each receive sends more of them."""
         return self._session.protocol.unsent(self._call_id)
 
     def send_framed(self, frames: bytes, *, timeout: float | None = None) -> None:
-        """Send messages that have their gRPC prefixes already, or have them wait for the server's windows.
+        """Send messages that already have their gRPC prefixes; queue the part beyond the server's windows.
 
         Args:
             frames: The messages.
-            timeout: Seconds that the system may take to accept what the windows allow. A connection that
-                takes longer is lost: waiting for answers says so.
+            timeout: Seconds for the socket to accept the bytes that the windows allow. After a timeout the
+                connection is lost, and receiving raises the error.
         """
         if self._inbox.ended is None:
             self._session.protocol.send_framed(self._call_id, frames)
             self._session.flush(None if timeout is None else time.monotonic() + timeout)
 
     def take(self) -> list[bytes]:
-        """Return what has come already, without waiting."""
+        """Return the messages already received, without waiting."""
         if self._inbox.ended is None:
             self._session.take_what_came()
         came = list(self._inbox.messages)
@@ -318,25 +318,25 @@ class Conversation(ResponseStream):
         return came
 
     def half_close(self) -> None:
-        """Say that no more requests will be sent, once all are."""
+        """Close the sending side once all queued requests are sent."""
         if self._inbox.ended is None:
             self._session.protocol.half_close(self._call_id)
 
 
 class BlockingChannel:
-    """Calls to one server over one connection, which is made by the first call, and anew when it is lost.
+    """Client of one server over one connection. The first call connects; calls reconnect after a loss.
 
-    A lost connection ends the calls that are open, with an error; they are not repeated. Several calls can
-    be open at once, but a channel is for one thread: it has no lock.
+    A lost connection ends its open calls with an error; they are not repeated. Several calls can be open at
+    once. A channel has no lock: use it from one thread.
 
     Args:
         address: ``host:port`` of the server.
-        tls: How to speak TLS, None for plain TCP. The context is made to offer HTTP/2.
+        tls: TLS context, None for plain TCP. The context is changed to offer HTTP/2 (ALPN).
         server_name: Name that the server's certificate must have. Default: the host of ``address``.
-        connect_timeout: Seconds for making a connection.
-        max_message: The longest message to take in, in bytes. A longer one ends its call.
+        connect_timeout: Seconds for connecting, TLS handshake included.
+        max_message: Largest message to receive, in bytes. A larger one ends its call.
         max_header_list: Largest list of response headers to accept, in bytes. None: 64 KiB.
-        window: What the server may send on one call before any of it was taken, in bytes.
+        window: Bytes that the server may send on one call before any of them are taken.
 
     Example:
         >>> from liftenvelope._pb import api_pb2
@@ -369,18 +369,18 @@ class BlockingChannel:
         self._retired: list[_Session] = []
 
     def unary(self, method: str, request: bytes, *, timeout: float | None) -> bytes:
-        """Call a method with one answer; return the answer.
+        """Call a unary method; return the response.
 
         Args:
             method: Path of the method, such as ``/proto.API/FetchMetadata``.
             request: The request message.
-            timeout: Seconds for the whole call, None for no limit. The server is told it as well.
+            timeout: Seconds for the whole call, None for no limit. It is sent to the server as well.
 
         Raises:
-            RpcError: The call ended with a status other than OK; DEADLINE_EXCEEDED when the time is up.
-            TransportError: No connection could be made, or it failed before the status came. The server may
-                have done what was asked.
-            UsageError: ``method`` or ``timeout`` makes no sense.
+            RpcError: The call ended with a status other than OK. DEADLINE_EXCEEDED: the call timed out.
+            TransportError: Connecting failed, or the connection failed before the status arrived. The server
+                may have processed the call.
+            UsageError: ``method`` or ``timeout`` is invalid.
         """
         with self.server_stream(method, request, timeout=timeout) as call:
             answer = call.receive()
@@ -391,11 +391,11 @@ class BlockingChannel:
     def server_stream(
         self, method: str, request: bytes, *, timeout: float | None = None, pieces: bool = False
     ) -> ResponseStream:
-        """Call a method with any number of answers; return them as a stream.
+        """Start a server-streaming call; return its responses as a stream.
 
-        Arguments and errors are those of :meth:`unary`; what goes wrong after the call has begun is raised
-        by the stream. With ``pieces`` it has the bytes as they came, with the prefixes of messages in them
-        and cut anywhere, for callers that read messages in bulk.
+        Arguments and errors are those of :meth:`unary`. Errors after the start of the call are raised by the
+        stream. With ``pieces`` the stream yields the received bytes as they are, with message prefixes and
+        cut anywhere, for callers that read messages in bulk.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         session = self._connected(timeout)
@@ -403,7 +403,7 @@ class BlockingChannel:
         return ResponseStream(session, call_id, inbox, timeout)
 
     def conversation(self, method: str, *, pieces: bool = False) -> Conversation:
-        """Call a method with any number of requests and answers.
+        """Start a bidirectional call: any number of requests and responses.
 
         Arguments and errors are those of :meth:`server_stream`.
         """
@@ -412,15 +412,15 @@ class BlockingChannel:
         return Conversation(session, call_id, inbox, None)
 
     def connect(self) -> None:
-        """Make the connection now, if there is none. Otherwise the first call does.
+        """Connect now, if not connected. Otherwise the first call connects.
 
         Raises:
-            TransportError: None could be made.
+            TransportError: Connecting failed.
         """
         self._connected()
 
     def close(self) -> None:
-        """Close the connection. Calls that are open end with a TransportError."""
+        """Close the connection. Open calls end with a TransportError."""
         for session in self._retired:
             session.close()
         self._retired.clear()
@@ -429,14 +429,14 @@ class BlockingChannel:
         self._session = None
 
     def _connected(self, timeout: float | None = None) -> _Session:
-        """The connection, made now if there is none, within the smaller of the two time-outs."""
+        """Return the connection; connect if there is none, within the smaller of the two timeouts."""
         session = self._session
         if session is not None:
             if session.protocol.accepts_calls:
                 session.take_what_came()
             if session.protocol.accepts_calls:
                 return session
-            # The server may still answer the calls that are open there.
+            # Keep the old connection for its open calls: the server may still answer them.
             self._retired = [old for old in (*self._retired, session) if old.protocol.open_calls]
         limit = self._connect_timeout if timeout is None else min(timeout, self._connect_timeout)
         self._session = _Session(

@@ -1,4 +1,4 @@
-"""Memory that connections share."""
+"""Memory budget shared by connections."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ __all__ = ["Budget"]
 
 @dataclass(slots=True)
 class Budget:
-    """Bytes that several connections may hold together.
+    """Byte budget of several connections together.
 
     Attributes:
         limit: Bytes allowed.
-        used: Bytes held now.
+        used: Bytes in use.
     """
 
     limit: int
@@ -21,5 +21,5 @@ class Budget:
 
     @property
     def is_exceeded(self) -> bool:
-        """Whether more is held than allowed."""
+        """True if more bytes are in use than allowed."""
         return self.used > self.limit

@@ -1,4 +1,4 @@
-"""The client's side of one gRPC connection, without any I/O."""
+"""Client side of one gRPC connection, sans-io."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ from liftenvelope.rpc.status import (
 __all__ = ["ClientConnection"]
 
 _LAST_ID: Final = 2**31 - 1
-# Of how many methods the headers are kept.
+# Number of methods whose request headers are cached.
 _METHODS: Final = 100
 
 
 class ClientConnection(Connection):
-    """The client's side of a connection to a gRPC server.
+    """Client side of a connection to a gRPC server, sans-io.
 
     Args:
         authority: Name of the server for the ``:authority`` header, such as ``127.0.0.1:9292``.
         scheme: ``http``, or ``https`` over TLS.
-        max_message: The longest message to take in, in bytes. A longer one ends its call.
-        window: What the server may send on one call before any of it was released, in bytes.
+        max_message: Largest message to receive, in bytes. A larger one ends its call.
+        window: Bytes that the server may send on one call before any of them are released.
         max_header_list: Largest list of response headers to accept, in bytes. None: 64 KiB.
     """
 
@@ -62,27 +62,27 @@ class ClientConnection(Connection):
         self._authority = authority
         self._scheme = scheme
         self._next_id = 1
-        # Calls that wait for the server to allow another one, with their headers.
+        # Calls queued while the server allows no further stream, with their headers.
         self._waiting: deque[tuple[int, list[tuple[bytes, bytes]]]] = deque()
-        # The headers that all calls of a method have.
+        # Request headers common to all calls of a method.
         self._fixed_headers: dict[str, list[tuple[bytes, bytes]]] = {}
 
     def start_call(
         self, method: str, *, timeout: float | None = None, metadata: Metadata = (), pieces: bool = False
     ) -> int:
-        """Start a call; return its id. Where the server allows no further call, it begins when another ends.
+        """Start a call; return its id. If the server's stream limit is reached, the call is queued.
 
         Args:
             method: Path of the method, such as ``/proto.API/FetchMetadata``.
-            timeout: Seconds after which the server gives up. It is only told to the server: the shell
-                watches the clock, and cancels the call if need be.
-            metadata: Names and values to send along.
-            pieces: Whether what comes is handed on as it came, with the prefixes of messages in it and cut
-                anywhere, instead of message by message.
+            timeout: Seconds until the deadline. It is only sent to the server: the caller watches the clock
+                and cancels the call.
+            metadata: Names and values to send with the call.
+            pieces: True to deliver the received bytes as they are, with message prefixes and cut anywhere,
+                instead of whole messages.
 
         Raises:
-            UsageError: An argument makes no sense.
-            TransportError: The connection takes no more calls.
+            UsageError: An argument is invalid.
+            TransportError: The connection accepts no more calls.
         """
         headers = self._request_headers(method, timeout, metadata)
         if self._next_id > _LAST_ID and not self._no_more_calls:
@@ -96,26 +96,26 @@ class ClientConnection(Connection):
         return call_id
 
     def half_close(self, call_id: int) -> None:
-        """Say that no more messages will be sent on a call. Nothing happens if it has ended."""
+        """Close the sending side of a call. Does nothing if the call has ended."""
         call = self._calls.get(call_id)
         if call is not None:
             call.closing = True
             self._sending[call_id] = call
 
     def cancel(self, call_id: int) -> None:
-        """End a call from our side. No event of it comes any more; nothing happens if it has ended."""
+        """Cancel a call. It produces no further events. Does nothing if the call has ended."""
         if call_id in self._calls:
             self._drop(call_id)
             self._start_waiting()
 
     def data_to_send(self) -> bytes:
-        """Return what is to go to the server now, and forget it."""
+        """Return the bytes to send to the server now, and remove them from the queue."""
         if not self._failed:
             self._start_waiting()
         return super().data_to_send()
 
     def connection_lost(self, reason: str) -> list[Event]:
-        """Note that nothing can be sent or received any more; return the end of every call."""
+        """Mark the connection as lost; return the end events of all calls."""
         events = self._end_waiting(f"the call had not begun when the connection was lost: {reason}")
         return events + super().connection_lost(reason)
 
@@ -129,7 +129,7 @@ class ClientConnection(Connection):
                 self._fixed_headers[method] = fixed
         headers = fixed.copy()
         if timeout is not None:
-            # It differs from call to call, and would only throw what does not out of HPACK's table.
+            # The timeout differs between calls. Indexed, it would evict constant headers from HPACK's table.
             headers.append(NeverIndexedHeaderTuple(b"grpc-timeout", timeout_header(timeout).encode()))
         return headers + [(name.encode(), value.encode()) for name, value in encode_metadata(metadata)]
 
@@ -170,7 +170,7 @@ class ClientConnection(Connection):
                 self._check_fields(event.headers, TRAILERS)
                 return self._status_received(event.stream_id, event.headers)
             case h2_events.StreamEnded():
-                # It comes after the trailers, and is news only where there are none.
+                # h2 reports it after the trailers as well. It only matters if there were no trailers.
                 return self._status_received(event.stream_id, [])
             case h2_events.StreamReset():
                 code = int(event.error_code or 0)
@@ -223,7 +223,7 @@ class ClientConnection(Connection):
         return self._end(call_id, error)
 
     def _drop(self, call_id: int) -> None:
-        """Forget a call that has not ended, whether the server knows of it or not."""
+        """Remove an open call, queued or started; reset its stream if it was started."""
         waiting = [entry for entry in self._waiting if entry[0] != call_id]
         begun = len(waiting) == len(self._waiting)
         self._waiting = deque(waiting)

@@ -1,26 +1,26 @@
-"""One gRPC connection without any I/O: what the client's and the server's side have in common.
+"""One gRPC connection, sans-io: common base of the client's and the server's side.
 
-The shell around a connection sends what :meth:`~Connection.data_to_send` returns, feeds what it receives,
-and hands the events to whoever the calls belong to. HTTP/2 is h2's work, with these exceptions:
+The caller that does the I/O sends the bytes of :meth:`~Connection.data_to_send`, feeds the received bytes,
+and routes the events to their calls. h2 handles HTTP/2, with these exceptions:
 
-- DATA frames without flags never reach h2 (see :mod:`liftenvelope._native.frames`). So they don't shrink the
-  windows for receiving that h2 keeps, and room for them is given again here, by WINDOW_UPDATE frames of our
-  own. The other DATA frames are in h2's books, and h2 gives room for them again when told that they were
-  taken. The peer's windows are what was announced, less all frames, plus both kinds of updates. h2's leave
-  out the frames that it never saw and the updates for them, which are never more; so h2's are never the
-  smaller ones, and it can't find a fault where there is none. Each kind waits until half a window is due:
-  together they hold back less than a window, and the peer is never stuck. The windows for sending are h2's
-  alone, also when SETTINGS_INITIAL_WINDOW_SIZE changes with calls open, as grpc-go does.
-- DATA frames that we send are made here as well, unless they end our side: h2 takes some 40 us for one, which
-  was a third of what a writer did. They are taken off its windows.
-- GOAWAY: the calls that the peer has accepted go on after it (RFC 9113, 6.8), but h2 counts the connection as
-  closed and refuses their frames. So h2 never sees it.
-- PING, and WINDOW_UPDATE of the whole connection: h2 takes some 30 us for a frame, and grpc-go sends one of
-  each with nearly every answer, so that they were a quarter of a short call. What is sound of them is handled
-  here; what is not is left to h2, which knows what to say about it.
-- The rules for header fields (:mod:`liftenvelope.rpc._fields`), and HPACK for headers that were seen before
-  (:mod:`liftenvelope.rpc._hpack`). Those that come for an open call go straight to h2's stream, which keeps
-  the states; h2's layers above it take 10 us for a frame.
+- Received DATA frames without flags bypass h2 (:mod:`liftenvelope._native.frames`), so they don't shrink
+  h2's receive windows. This module gives credit for them with its own WINDOW_UPDATE frames. The other DATA
+  frames are counted by h2, which gives credit when they are acknowledged. Invariant: the peer's window is the
+  announced size minus all frames plus both kinds of updates. h2 misses the bypassing frames and their
+  updates, and those updates never exceed those frames. So h2's window is never smaller than the peer's, and
+  h2 never reports a false flow control error. Each kind of update waits until half a window is due. Together
+  they hold back less than a window, so the peer never stalls. Send windows are h2's alone, also when
+  SETTINGS_INITIAL_WINDOW_SIZE changes with calls open, as grpc-go does.
+- Sent DATA frames are built here, unless they end the stream: h2 takes about 40 us per frame, a third of a
+  writer's time. Their bytes are subtracted from h2's send windows.
+- GOAWAY: calls that the peer has accepted continue (RFC 9113, 6.8), but h2 treats the connection as closed
+  and refuses their frames. So h2 never sees a GOAWAY.
+- PING, and WINDOW_UPDATE of the whole connection: h2 takes about 30 us per frame, and grpc-go sends one of
+  each with nearly every response, a quarter of the time of a short call. Valid frames are handled here;
+  invalid ones go to h2, which reports the error.
+- Header field rules (:mod:`liftenvelope.rpc._fields`), and HPACK for headers seen before
+  (:mod:`liftenvelope.rpc._hpack`). Known headers of an open call go directly to h2's stream, which keeps the
+  state: h2's layers above the stream take 10 us per frame.
 """
 
 from __future__ import annotations
@@ -54,73 +54,73 @@ if TYPE_CHECKING:
 
 __all__ = ["DEFAULT_WINDOW", "PREFACE_SIZE", "CallState", "Connection"]
 
-#: What the peer may send on one call before any of it was taken, in bytes.
+#: Bytes that the peer may send on one call before any of them are taken.
 DEFAULT_WINDOW: Final = 8 * 1024 * 1024
-# As far as HTTP/2 goes. The windows of the calls hold the peer back; if that of the connection did as well, a
-# call that nobody reads could stall the others.
+# HTTP/2's maximum. The windows of the calls limit the peer. If the window of the connection did too, one
+# unread call could stall the others.
 _LARGEST_WINDOW: Final = 2**31 - 1
 _CONNECTION_WINDOW: Final = _LARGEST_WINDOW
 _INITIAL_CONNECTION_WINDOW: Final = 65_535
-_MAX_FRAME_SIZE: Final = 16_384  # what HTTP/2 starts with, and we announce no other
-#: Bytes that a client begins with (RFC 9113, 3.4).
+_MAX_FRAME_SIZE: Final = 16_384  # HTTP/2's default; we announce no other
+#: Length of the client's connection preface, in bytes (RFC 9113, 3.4).
 PREFACE_SIZE: Final = 24
 _GOAWAY: Final = b"\x07"
 _HEADER_FRAMES: Final = (b"\x01", b"\x05", b"\x09")
 _END_STREAM, _END_HEADERS = 0x1, 0x4
-# Types and flags of HEADERS frames without padding or priority, with all of a block.
+# Type and flags of HEADERS frames that hold a whole header block, without padding or priority.
 _WHOLE_BLOCKS: Final = (b"\x01\x04", b"\x01\x05")
-# Whole headers of frames: a ping, its answer, and room on the connection.
+# Complete frame headers: PING, PING with ACK, WINDOW_UPDATE of the connection.
 _PING_HEADER: Final = b"\0\0\x08\x06\0\0\0\0\0"
 _PONG_HEADER: Final = b"\0\0\x08\x06\x01\0\0\0\0"
 _ROOM_HEADER: Final = b"\0\0\x04\x08\0\0\0\0\0"
-# Types and flags of frames that are answered, SETTINGS and PING, and how many may come before answers go out.
-# A peer that sends more wants to fill the memory, or to keep us busy (RFC 9113, 10.5).
+# Type and flags of frames that require an answer (SETTINGS and PING), and how many may arrive before answers
+# go out. A peer that sends more is treated as an attack on memory or CPU (RFC 9113, 10.5).
 _ANSWERED: Final = (b"\x04\0", b"\x06\0")
 _MOST_ANSWERS: Final = 1000
-# Of how many calls that were cancelled last what still comes is dropped without asking h2, which would answer
-# every frame with a reset.
+# Number of recently cancelled calls whose DATA frames are dropped here. h2 would answer every such frame with
+# a reset.
 _MUTED: Final = 1024
 
 
 @dataclass(slots=True)
 class CallState:
-    """A call that has not ended."""
+    """State of an open call."""
 
     cutter: _native.frames.MessageCutter | None = None
-    #: Messages that are to be sent, and what could not be sent yet of those before them.
+    #: Messages to send; and framed bytes of earlier messages that the windows have not allowed yet.
     outbox: list[bytes] = field(default_factory=list)
     unsent: bytearray = field(default_factory=bytearray)
-    #: Whether our side closes when all of that is sent; whether it has; whether the other side has.
+    #: True if our side closes once all is sent; true if our side is closed; true if the peer's side is.
     closing: bool = False
     closed_here: bool = False
     closed_there: bool = False
-    #: Whether its events have the bytes as they came, for somebody else to cut into messages.
+    #: True if events carry the received bytes as they are, for the caller to cut into messages.
     pieces: bool = False
-    #: Bytes that came of a message that is not complete, and bytes of all kinds that were not released.
+    #: Bytes received of an incomplete message; all bytes received and not released.
     partial: int = 0
     unreleased: int = 0
-    #: Room given to the peer ahead of the release, which a message longer than the window needs: for the
-    #: message that is not complete, and for all that was not released.
+    #: Credit given to the peer before the release, needed by a message longer than the window: for the
+    #: incomplete message; for all unreleased bytes.
     partial_ahead: int = 0
     ahead: int = 0
-    #: How many of the unreleased ones h2 knows of, and what was released and the peer has not been told.
+    #: Unreleased bytes that h2 has counted; released bytes that no WINDOW_UPDATE covers yet.
     via_h2: int = 0
     room_due: int = 0
 
 
 def window_update(stream_id: int, increment: int) -> bytes:
-    """Return the frame that gives the peer room for more bytes (RFC 9113, 6.9)."""
+    """Return a WINDOW_UPDATE frame (RFC 9113, 6.9)."""
     return b"\0\0\x04\x08\0" + stream_id.to_bytes(4, "big") + increment.to_bytes(4, "big")
 
 
 class Connection:
-    """What both sides of a connection do. See :class:`ClientConnection` and :class:`ServerConnection`.
+    """Common base of :class:`ClientConnection` and :class:`ServerConnection`.
 
     Args:
-        client_side: Which side this is.
-        settings: HTTP/2 settings to announce, besides the window.
-        max_message: The longest message to take in, in bytes. A longer one ends its call.
-        window: What the peer may send on one call before any of it was released, in bytes.
+        client_side: True for the client's side.
+        settings: HTTP/2 settings to announce, in addition to the window.
+        max_message: Largest message to receive, in bytes. A larger one ends its call.
+        window: Bytes that the peer may send on one call before any of them are released.
         unread: Counts the bytes received and not yet released, over all connections that share it.
         max_header_list: Largest header list to accept, in bytes (RFC 9113, 6.5.2). None: 64 KiB.
 
@@ -128,7 +128,7 @@ class Connection:
         unread: Bytes received on this connection and not yet released.
     """
 
-    #: Whether the last DATA frame says that our side is done. If not, :meth:`_finish` does.
+    #: True if the last DATA frame carries END_STREAM. If not, :meth:`_finish` ends the stream.
     _ends_with_data: bool
 
     def __init__(
@@ -145,7 +145,7 @@ class Connection:
         self._window = window
         self._shared_unread = unread or Budget(0)
         self.unread = 0
-        # What we send was checked or made here, in the form that h2 would give it.
+        # Outgoing headers are checked or built here, already in h2's normal form. Incoming ones: _fields.
         config = H2Configuration(
             client_side=client_side,
             header_encoding=None,
@@ -172,9 +172,9 @@ class Connection:
         self._sending: dict[int, CallState] = {}
         self._muted: deque[int] = deque()
         self._room_due = 0
-        # Frames that h2 does not know of. They go before its own: what they speak of is older.
+        # Frames built here. They go before h2's own pending frames, because they refer to earlier events.
         self._own_frames = bytearray()
-        # What is to be sent next, in order.
+        # Bytes to send next, in order.
         self._outgoing = bytearray()
         self._answers = 0
         self._in_headers = False
@@ -183,28 +183,28 @@ class Connection:
 
     @property
     def accepts_calls(self) -> bool:
-        """Whether a new call can be started: not after a failure, or once either side is going away."""
+        """True if new calls can be started: the connection has not failed and neither side sent GOAWAY."""
         return not self._no_more_calls
 
     @property
     def failed(self) -> bool:
-        """Whether the connection is of no more use."""
+        """True if the connection has failed."""
         return self._failed
 
     @property
     def open_calls(self) -> int:
-        """How many calls have not ended."""
+        """Number of open calls."""
         return len(self._calls)
 
     def send(self, call_id: int, messages: Iterable[bytes]) -> None:
-        """Send messages on a call, as soon as the peer's windows allow. Nothing happens if it has ended."""
+        """Queue messages on a call until the peer's windows allow them. Ignored if the call has ended."""
         call = self._calls.get(call_id)
         if call is not None and not call.closing:
             call.outbox += messages
             self._sending[call_id] = call
 
     def send_framed(self, call_id: int, frames: bytes) -> None:
-        """Send messages that have their gRPC prefixes already. Nothing happens if the call has ended."""
+        """Queue messages that already have their gRPC prefixes. Does nothing if the call has ended."""
         call = self._calls.get(call_id)
         if call is not None and not call.closing and frames:
             if call.outbox:
@@ -214,14 +214,14 @@ class Connection:
             self._sending[call_id] = call
 
     def unsent(self, call_id: int) -> int:
-        """How many bytes of messages wait for the peer's windows, of a call."""
+        """Return the bytes of messages of a call that wait for the peer's windows."""
         call = self._calls.get(call_id)
         return 0 if call is None else len(call.unsent) + sum(map(len, call.outbox))
 
     def release(self, call_id: int, size: int) -> None:
-        """Let the peer send as much again on a call as an event said, because its messages were taken.
+        """Give the peer credit for ``size`` bytes of a call: the messages of an event were taken.
 
-        As long as that is not done, the peer stops after the window. Nothing happens if the call has ended.
+        Without releases the peer stops when the window is full. Does nothing if the call has ended.
         """
         call = self._calls.get(call_id)
         if call is None or self._failed:
@@ -243,12 +243,12 @@ class Connection:
             call.room_due = 0
 
     def ping(self) -> None:
-        """Ask the peer for a sign of life. Its answer is an event."""
+        """Send a PING. The answer is reported as a :class:`Pong` event."""
         if not self._failed:
             self._h2.ping(b"liftping")
 
     def data_to_send(self) -> bytes:
-        """Return what is to go to the peer now, and forget it."""
+        """Return the bytes to send to the peer now, and remove them from the queue."""
         if not self._failed:
             for call_id, call in list(self._sending.items()):
                 self._send_call(call_id, call)
@@ -259,10 +259,10 @@ class Connection:
         return data
 
     def feed(self, data: bytes) -> list[Event]:
-        """Take in bytes from the peer; return what they mean, in order.
+        """Process bytes from the peer; return their events, in order.
 
-        If they are not HTTP/2 as it should be, the connection has failed: every call ends. What
-        :meth:`data_to_send` then returns tells the peer why.
+        If the bytes break HTTP/2's rules, the connection fails and every call ends.
+        :meth:`data_to_send` then returns the GOAWAY that tells the peer why.
         """
         events: list[Event] = []
         self._walker.feed(data)
@@ -279,7 +279,7 @@ class Connection:
         return events
 
     def connection_lost(self, reason: str) -> list[Event]:
-        """Note that nothing can be sent or received any more; return the end of every call."""
+        """Mark the connection as lost; return the end events of all calls."""
         self._no_more_calls = f"{self._no_more_calls}; then: {reason}" if self._no_more_calls else reason
         self._failed = True
         ended = [CallEnded(call_id, TransportError(self._no_more_calls)) for call_id in self._calls]
@@ -312,7 +312,7 @@ class Connection:
             self._finish(call_id, call)
 
     def _send_plain(self, call_id: int, unsent: bytearray, size: int) -> None:
-        """Send so many bytes, which the windows allow, in DATA frames without flags. They change no state."""
+        """Send ``size`` bytes, allowed by the windows, in DATA frames without flags, outside h2's state."""
         self._drain()
         most, tail = self._h2.max_outbound_frame_size, b"\0\0" + call_id.to_bytes(4, "big")
         with memoryview(unsent) as view:
@@ -325,17 +325,17 @@ class Connection:
         self._h2.streams[call_id].outbound_flow_control_window -= size
 
     def _drain(self) -> None:
-        """Have what is due so far go before what comes next."""
+        """Move all pending frames to the output, so that they precede the next bytes."""
         self._outgoing += self._own_frames
         self._own_frames.clear()
         self._outgoing += self._h2.data_to_send()
 
     def _finish(self, call_id: int, call: CallState) -> None:
-        """Close our side of a call: all its messages are sent."""
+        """Close our side of a call whose messages are all sent."""
         raise NotImplementedError
 
     def _give_room(self, size: int) -> None:
-        """Give room again on the connection for bytes that h2 has not seen."""
+        """Give connection credit for bytes that bypassed h2."""
         self._room_due += size
         if self._room_due >= _CONNECTION_WINDOW // 2:
             self._own_frames += window_update(0, self._room_due)
@@ -358,7 +358,7 @@ class Connection:
             events.append(MessagesReceived(call_id, messages, call.partial))
             call.partial = call.partial_ahead = 0
         elif (due := call.partial - call.partial_ahead) >= self._window // 2:
-            # The rest of this message may need the room.
+            # Without this credit, a message longer than the window would never complete.
             call.partial_ahead += due
             call.ahead += due
             self._give_room_for(call_id, call, due)
@@ -367,7 +367,7 @@ class Connection:
         return events
 
     def _receive(self, call: CallState, size: int) -> None:
-        """Count bytes that came on a call, until they are released or the call is forgotten."""
+        """Count bytes received on a call as unread, until they are released or the call is removed."""
         call.unreleased += size
         self._count_unread(size)
 
@@ -376,7 +376,7 @@ class Connection:
         self._shared_unread.used += size
 
     def _refuse(self, call_id: int, error: RpcError) -> list[Event]:
-        """End a call because of what came on it."""
+        """End a call because of an invalid message."""
         raise NotImplementedError
 
     def _handle_frame(self, frame: bytes) -> list[Event]:
@@ -402,7 +402,7 @@ class Connection:
         return [event for h2_event in self._h2.receive_data(frame) for event in self._handle(h2_event)]
 
     def _handle_briefly(self, frame: bytes) -> list[Event] | None:
-        """Handle a ping, its answer, or room on the connection; return None for any other frame."""
+        """Handle a PING, its answer, or a connection WINDOW_UPDATE; return None for any other frame."""
         header = frame[:9]
         if header == _PING_HEADER:
             self._own_frames += _PONG_HEADER + frame[9:]
@@ -418,7 +418,7 @@ class Connection:
         return None
 
     def _recall_headers(self, frame: bytes) -> list[h2_events.Event] | None:
-        """Give a call its headers if such came before and are whole; return None for any other frame."""
+        """Handle a whole header block of an open call if HPACK has it cached; return None otherwise."""
         call_id = int.from_bytes(frame[5:9], "big")
         call, stream = self._calls.get(call_id), self._h2.streams.get(call_id)
         if call is None or call.closed_there or stream is None or frame[3:5] not in _WHOLE_BLOCKS:
@@ -433,7 +433,7 @@ class Connection:
         return events
 
     def _give_up(self, code: ErrorCodes, why: str) -> NoReturn:
-        """Have the peer told that it broke a rule; :meth:`feed` ends the calls."""
+        """Send GOAWAY with the error code and raise ProtocolError; :meth:`feed` ends the calls."""
         self._h2.close_connection(code)
         raise ProtocolError(why)
 
@@ -458,7 +458,7 @@ class Connection:
         raise NotImplementedError
 
     def _data_received(self, event: h2_events.DataReceived) -> list[Event]:
-        """Take what h2 had to look at: a DATA frame with a flag, or of a call that has ended."""
+        """Handle a DATA frame that went through h2: one with flags, or of a call that has ended."""
         call = self._calls.get(event.stream_id)
         if call is None or call.cutter is None:
             self._h2.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
@@ -468,15 +468,15 @@ class Connection:
         return self._deliver(event.stream_id, call, event.flow_controlled_length, messages)
 
     def _open_call(self, call_id: int, call: CallState, headers: dict[bytes, bytes]) -> None:
-        """Get ready for the messages of a call, whose headers have come."""
+        """Prepare to receive the messages of a call, after its headers."""
         if b"content-length" in headers:
-            # h2 counts the bytes of such a stream, so it must see them all.
+            # h2 checks content-length against the DATA bytes, so it must see all of them.
             call.cutter = _native.frames.MessageCutter(self._max_message, call.pieces)
         else:
             call.cutter = self._walker.open(call_id, call.pieces)
 
     def _forget(self, call_id: int, reset: ErrorCodes | None) -> None:
-        """Drop a call. ``reset`` tells the peer, which must be done unless both sides have finished."""
+        """Remove a call. ``reset``: code of the RST_STREAM to send, needed unless both sides have closed."""
         call = self._calls.pop(call_id)
         self._sending.pop(call_id, None)
         if self._failed:

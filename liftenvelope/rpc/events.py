@@ -1,4 +1,4 @@
-"""What happens on a connection, for the shells."""
+"""Events of a connection, reported to the code that does the I/O."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class MessagesReceived:
-    """Messages came on a call: all that were in what was received, in order.
+    """Messages were received on a call: all of one read, in order.
 
     Attributes:
         call_id: The call.
-        messages: At least one.
-        size: What to give to ``release`` when they were taken.
+        messages: The messages, at least one.
+        size: Bytes to pass to ``release`` once the messages are taken.
     """
 
     call_id: int
@@ -31,7 +31,7 @@ class MessagesReceived:
 
 @dataclass(frozen=True, slots=True)
 class HeadersReceived:
-    """The server began to answer a call. A call that fails at once ends without it."""
+    """The response headers of a call were received. A call that fails at once ends without this event."""
 
     call_id: int
     metadata: list[tuple[str, str | bytes]]
@@ -43,12 +43,12 @@ class CallEnded:
 
     Attributes:
         call_id: The call.
-        error: None for status OK; :class:`~liftenvelope.rpc.status.RpcError` for any other;
-            :class:`~liftenvelope.errors.TransportError` when the connection failed before a status came. On
-            the server's side it is why nobody waits for the answer any more.
-        metadata: What came with the status.
-        cancelled: Whether the server reset the call with HTTP/2's CANCEL. The shell, which has a clock, then
-            tells a deadline from a loss with :func:`~liftenvelope.rpc.status.cancelled_by_server`.
+        error: None for status OK; :class:`~liftenvelope.rpc.status.RpcError` for any other status;
+            :class:`~liftenvelope.errors.TransportError` if the connection failed before the status. On the
+            server's side: the reason why the client no longer waits for the response.
+        metadata: Metadata of the trailers.
+        cancelled: True if the server reset the call with HTTP/2's CANCEL. The caller has a clock, and tells a
+            deadline from a loss with :func:`~liftenvelope.rpc.status.cancelled_by_server`.
     """
 
     call_id: int
@@ -59,13 +59,13 @@ class CallEnded:
 
 @dataclass(frozen=True, slots=True)
 class CallStarted:
-    """A client called a method of ours.
+    """A client started a call.
 
     Attributes:
         call_id: The call.
         method: Path of the method, such as ``/proto.API/FetchMetadata``.
-        metadata: What came with the call.
-        timeout: Seconds that the client waits for its end, None for no limit.
+        metadata: Metadata of the request headers.
+        timeout: Seconds until the client's deadline, None for no limit.
     """
 
     call_id: int
@@ -76,14 +76,14 @@ class CallStarted:
 
 @dataclass(frozen=True, slots=True)
 class RequestsEnded:
-    """The client has sent all its messages of a call."""
+    """The client closed its side of a call: no more requests follow."""
 
     call_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class Pong:
-    """A ping of ours was answered."""
+    """The peer answered a PING."""
 
 
 Event: TypeAlias = MessagesReceived | HeadersReceived | CallEnded | CallStarted | RequestsEnded | Pong

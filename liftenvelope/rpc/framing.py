@@ -1,4 +1,4 @@
-"""gRPC messages in the bytes of a stream: the errors of what :mod:`liftenvelope._native.frames` finds."""
+"""gRPC message framing: maps the faults found by :mod:`liftenvelope._native.frames` to errors."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from liftenvelope.rpc.status import RpcError, StatusCode
 
 __all__ = ["DEFAULT_MAX_MESSAGE", "frame_message", "message_error"]
 
-#: The longest message that is taken in unless told otherwise, in bytes: what gRPC's own libraries allow.
+#: Default for the largest message to receive, in bytes: the default of gRPC's own libraries.
 DEFAULT_MAX_MESSAGE: Final = 4 * 1024 * 1024
 
 
 def frame_message(message: bytes) -> bytes:
-    """Return ``message`` with its prefix."""
+    """Return ``message`` with its gRPC prefix."""
     return frames.pack_messages([message])
 
 
 def message_error(cutter: frames.MessageCutter, max_message: int) -> RpcError | None:
-    """Return why a stream takes in no more messages, None if it does."""
+    """Return the error for the cutter's fault, None if it has none."""
     if cutter.fault == frames.COMPRESSED:
         text = f"a message came compressed (flag {cutter.fault_value}), which was not offered"
         return RpcError(StatusCode.INTERNAL, text)

@@ -1,4 +1,4 @@
-"""The headers of gRPC calls: timeouts, metadata and status texts, as `PROTOCOL-HTTP2.md` writes them."""
+"""gRPC call headers: timeouts, metadata and status texts, as specified by `PROTOCOL-HTTP2.md`."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ if TYPE_CHECKING:
 
 __all__ = ["Metadata", "decode_metadata", "encode_metadata", "encode_text", "parse_timeout", "timeout_header"]
 
-#: Names and values. The value of a name that ends in ``-bin`` is bytes, any other is str.
+#: Names and values. Values are bytes for names that end in ``-bin``, str for all others.
 Metadata: TypeAlias = "Sequence[tuple[str, str | bytes]]"
 
-# gRPC's timeouts have 8 digits at most. The finest unit that holds the time is used.
+# A grpc-timeout has at most 8 digits. The finest unit that fits is used.
 _TIMEOUT_UNITS: Final = (("u", 1_000_000), ("m", 1_000), ("S", 1))
 _LONGEST_TIMEOUT: Final = 99_999_999
 _UNIT_SECONDS: Final = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
 
 _NAME: Final = re.compile(r"[0-9a-z_.-]+")
-# Printable ASCII without blanks at the ends, which HTTP would drop.
+# Printable ASCII without leading or trailing blanks, which HTTP would strip.
 _VALUE: Final = re.compile(r"(?:[!-~](?:[ -~]*[!-~])?)?")
-# What the protocol itself says in headers; what else begins with grpc- is kept for it.
+# Header names of the protocol itself. All names that start with grpc- are reserved as well.
 _OWN: Final = frozenset({"te", "content-type", "user-agent", "content-length", "connection"})
-# All of printable ASCII but the percent sign stands for itself in grpc-message.
+# grpc-message carries printable ASCII as it is, except for the percent sign.
 _PLAIN: Final = "".join(chr(code) for code in range(0x20, 0x7F) if chr(code) != "%")
 
 
 def timeout_header(timeout: float) -> str:
-    """Return the value of ``grpc-timeout`` for a time in seconds, rounded up.
+    """Encode a timeout in seconds as a ``grpc-timeout`` value, rounded up.
 
     Raises:
         UsageError: ``timeout`` is not a positive, finite number.
@@ -51,7 +51,7 @@ def timeout_header(timeout: float) -> str:
 
 
 def parse_timeout(value: bytes) -> float | None:
-    """Return the seconds that a ``grpc-timeout`` stands for, None if it is malformed.
+    """Parse a ``grpc-timeout`` value; return seconds, or None if it is malformed.
 
     >>> parse_timeout(b"250m"), parse_timeout(b"1 S")
     (0.25, None)
@@ -63,7 +63,7 @@ def parse_timeout(value: bytes) -> float | None:
 
 
 def encode_text(text: str) -> str:
-    r"""Return the value of ``grpc-message`` for a text: its UTF-8, percent-encoded.
+    r"""Encode a text as a ``grpc-message`` value: its UTF-8, percent-encoded.
 
     >>> encode_text("100% n\u00f6\n")
     '100%25 n%C3%B6%0A'
@@ -72,10 +72,10 @@ def encode_text(text: str) -> str:
 
 
 def encode_metadata(metadata: Metadata) -> list[tuple[str, str]]:
-    """Return metadata as HTTP/2 headers.
+    """Encode metadata as HTTP/2 headers.
 
     Raises:
-        UsageError: A name or a value can't be sent, or the name belongs to the protocol.
+        UsageError: A name or a value can't be sent, or the name is reserved by the protocol.
     """
     return [(name, _encode_value(name, value)) for name, value in metadata]
 
@@ -95,7 +95,7 @@ def _encode_value(name: str, value: str | bytes) -> str:
 
 
 def decode_metadata(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[str, str | bytes]]:
-    """Return what is metadata among received headers. A binary value that is no base64 is left out."""
+    """Return the metadata among received headers. Binary values that are not base64 are dropped."""
     metadata: list[tuple[str, str | bytes]] = []
     for raw_name, raw_value in headers:
         name = raw_name.decode("latin-1")
@@ -109,7 +109,7 @@ def decode_metadata(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[str, s
 
 
 def _decode_binary(raw: bytes) -> list[bytes]:
-    # Several values under one name may have been joined with commas on the way.
+    # A proxy may have joined several values of one name with commas.
     try:
         return [base64.b64decode(part + b"=" * (-len(part) % 4), validate=True) for part in raw.split(b",")]
     except binascii.Error:

@@ -1,4 +1,4 @@
-"""When to ask a silent server for a sign of life, so that it does not mind being asked. No clock in here."""
+"""Keepalive ping schedule that stays within servers' ping limits. The caller provides the clock."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from liftenvelope.errors import UsageError
 
 __all__ = ["PING_TIMEOUT", "Keepalive"]
 
-#: Seconds that a server has for its answer, as in grpc-go.
+#: Seconds to wait for the answer to a ping, as in grpc-go.
 PING_TIMEOUT: Final = 20.0
 # grpc-go's server (internal/transport/http2_server.go, handlePing) and gRPC's C core count a strike for a
-# ping that comes less than 5 minutes after the one before (keepalive.EnforcementPolicy.MinTime;
-# min_ping_interval_without_data), or within 2 hours of it with no call open (PermitWithoutStream), and end
-# the connection with GOAWAY "too_many_pings" at the third. When they send headers or data, strikes are
-# forgotten and the next ping is free. So one is sent only while calls are open, and if it is free or 5
-# minutes have passed.
+# ping less than 5 minutes after the previous one (keepalive.EnforcementPolicy.MinTime;
+# min_ping_interval_without_data), or within 2 hours of it with no call open (PermitWithoutStream). At the
+# third strike they end the connection with GOAWAY "too_many_pings". Sending headers or data resets a server's
+# strikes and makes the next ping free. So pings are sent only while calls are open, and only if the ping is
+# free or 5 minutes have passed.
 _PATIENCE: Final = 300.0
-# A little more, since pings may travel at different speeds.
+# Added because the delay of the network varies between pings.
 _MARGIN: Final = 1.0
 
 
 class Keepalive:
-    """The times of pings on one connection.
+    """Ping schedule of one connection.
 
     Args:
-        interval: Seconds of silence before a ping is sent, None for never.
-        now: The time, on a clock that only goes forward.
-        timeout: Seconds for the answer.
+        interval: Seconds of silence before a ping is sent, None for no pings.
+        now: Current time of a monotonic clock, in seconds.
+        timeout: Seconds to wait for the answer.
     """
 
     def __init__(self, interval: float | None, now: float, timeout: float = PING_TIMEOUT) -> None:
@@ -41,17 +41,18 @@ class Keepalive:
         self._free = False
 
     def heard(self, now: float, *, of_calls: bool) -> None:
-        """Note that something came. ``of_calls``: headers or messages, so that the next ping is free."""
+        """Record received data. ``of_calls``: it held headers or messages, so that the next ping is free."""
         self._heard = now
-        # What came before the answer to a ping may have been sent before the ping arrived, and used up by it.
+        # Data received before the answer to a ping may have been sent before the ping arrived. The server
+        # then reset its strikes before that ping, so the data does not make another ping free.
         self._free |= of_calls and not self._awaited
 
     def answered(self) -> None:
-        """Note that the ping was answered."""
+        """Record the answer to a ping."""
         self._awaited = False
 
     def due(self, now: float, *, open_calls: bool) -> bool:
-        """Whether a ping must be sent now. If so, it counts as sent."""
+        """Return True if a ping must be sent now. The ping then counts as sent."""
         if self._interval is None or self._awaited or not open_calls:
             return False
         if now < self._heard + self._interval:
@@ -62,15 +63,15 @@ class Keepalive:
         return True
 
     def is_dead(self, now: float) -> bool:
-        """Whether a ping was not answered in time, and nothing else came since either."""
+        """Return True if a ping timed out and no other data arrived within the timeout."""
         return self._awaited and now >= max(self._pinged, self._heard) + self._timeout
 
     def wait(self, now: float) -> float | None:
-        """Seconds after which to look again, None for never."""
+        """Return the seconds until the next check, None for never."""
         if self._interval is None:
             return None
         if self._awaited:
             return max(0.0, max(self._pinged, self._heard) + self._timeout - now)
         left = self._heard + self._interval - now
-        # Without an open call, or a free ping, there is nothing to do when that has passed.
+        # The interval has passed, but no call is open or no ping is free: check again after another interval.
         return left if left > 0 else self._interval

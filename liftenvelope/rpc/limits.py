@@ -1,7 +1,7 @@
-"""Limits of a gRPC server: how much its clients may make it hold, and how long they may take.
+"""Limits of a gRPC server on the memory, calls and time of its clients.
 
-The fields of a class of limits are declared with :func:`bounded`, which keeps the bounds of each beside its
-default, so that one loop checks them all.
+The fields of a limits class are declared with :func:`bounded`, which stores the bounds of each field with its
+default. One loop checks all fields.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _LARGEST: Final = 2**31 - 1
 
 
 def bounded(default: _T, *, least: int = 1, most: int | None = None) -> _T:
-    """Return a dataclass field for a number.
+    """Return a dataclass field for a bounded number.
 
     Args:
-        default: The default. An ``int`` makes the field take integers alone, a ``float`` any positive number.
+        default: The default. An ``int`` restricts the field to integers, a ``float`` to positive numbers.
         least: Smallest value allowed for an ``int``.
         most: Largest value allowed, None for any.
     """
@@ -38,33 +38,34 @@ class ServerLimits:
     """Limits of a gRPC server on its clients. Every limit has a default.
 
     Attributes:
-        max_request_bytes: Size of the largest gRPC message of a client, in bytes. A larger one ends its call
-            with RESOURCE_EXHAUSTED. Default 4 MiB.
-        max_connections: Connections open at once, of all clients. More are closed at once, as are those that
-            would leave the process fewer than 64 file descriptors. Default 1,000.
-        max_calls_per_connection: Calls open at once on one connection. HTTP/2 makes the client wait with
-            more. Default 1,000.
-        max_calls: Calls open at once, of all clients; each takes about 9 KiB. More end with
+        max_request_bytes: Largest gRPC message of a client, in bytes. A larger one ends its call with
+            RESOURCE_EXHAUSTED. Default 4 MiB.
+        max_connections: Connections open at once, of all clients. Further connections are closed at once, as
+            are those that would leave the process fewer than 64 file descriptors. Default 1,000.
+        max_calls_per_connection: Calls open at once on one connection. HTTP/2 makes the client queue further
+            calls. Default 1,000.
+        max_calls: Calls open at once, of all clients; each takes about 9 KiB. Further calls end with
             RESOURCE_EXHAUSTED. Default 10,000.
-        max_unread_bytes_per_call: Bytes of requests that one call may hold unread. The client waits with
-            more (flow control). Default 1 MiB.
-        max_unread_bytes_per_connection: The same for all calls of a connection. Beyond it the call that holds
-            most ends with RESOURCE_EXHAUSTED. Default 16 MiB.
-        max_unread_bytes: The same for all connections. Default 256 MiB.
-        max_header_list_bytes: Size of the header list of a call, in bytes, with 32 for each field (RFC 9113,
+        max_unread_bytes_per_call: Bytes of requests that one call may hold unread. Flow control then stops
+            the client. Default 1 MiB.
+        max_unread_bytes_per_connection: Bytes of requests that all calls of a connection may hold unread.
+            Beyond it the call that holds most ends with RESOURCE_EXHAUSTED. Default 16 MiB.
+        max_unread_bytes: Bytes of requests that all connections may hold unread. Beyond it the call that
+            holds most on the connection that holds most ends with RESOURCE_EXHAUSTED. Default 256 MiB.
+        max_header_list_bytes: Size of the header list of a call, in bytes, plus 32 for each field (RFC 9113,
             6.5.2). A larger one ends the connection. Default 16 KiB.
-        max_status_bytes: Bytes of UTF-8 of a status text, which may quote the request. Longer ones are cut.
-            Default 1,024.
-        control_frames_per_second: Control frames and resets of a connection, per second, for as long as they
-            come. More end the connection with ENHANCE_YOUR_CALM. Default 250.
-        control_frame_burst: Control frames and resets that may come at once. Default 1,000.
+        max_status_bytes: Size of a status text, which may quote the request, in bytes of UTF-8. Longer texts
+            are cut. Default 1,024.
+        control_frames_per_second: Sustained rate of control frames and resets of a connection, per second. A
+            higher rate ends the connection with ENHANCE_YOUR_CALM. Default 250.
+        control_frame_burst: Control frames and resets accepted at once. Default 1,000.
         handshake_timeout: Seconds for a client to finish the TLS handshake. Default 10.
-        preface_timeout: Seconds from there to the first HTTP/2 frame. Default 10.
+        preface_timeout: Seconds from the handshake to the first HTTP/2 frame. Default 10.
         idle_timeout: Seconds without a call or a byte after which a connection is closed. Default 3,600.
 
     Raises:
         UsageError: A limit is out of its bounds.
-        UsageTypeError: A limit is no number.
+        UsageTypeError: A limit is not a number.
     """
 
     max_request_bytes: int = bounded(DEFAULT_MAX_MESSAGE)

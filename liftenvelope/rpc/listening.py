@@ -1,8 +1,8 @@
-"""Accepts the connections of a server: bounded in number and in the time that a handshake may take.
+"""Accepts the connections of a server, with a limit on their number and on the time of a TLS handshake.
 
-asyncio's own server logs a hundred tracebacks a second when the process runs out of descriptors, and counts
-nobody. Here a connection above the limit is closed as soon as it is accepted, before a TLS handshake takes
-300 KiB for it, and each kind of trouble is logged once a minute.
+asyncio's own server has no connection limit, and logs a hundred tracebacks a second when the process runs out
+of descriptors. Here a connection above the limit is closed as soon as it is accepted, before a TLS handshake
+allocates 300 KiB for it. Each kind of failure is logged at most once a minute.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ __all__ = ["Listener"]
 
 _log: Final = logging.getLogger("liftenvelope.rpc")
 _TLS_SHUTDOWN_TIMEOUT: Final = 1.0
-#: Seconds between two warnings of one kind.
+#: Minimum seconds between two warnings of one kind.
 _QUIET: Final = 60.0
-#: Seconds before accept() is tried again after it failed: the process has no descriptor left, say.
+#: Seconds before accept() is retried after a failure, such as a process out of descriptors.
 _PAUSE: Final = 0.5
 
 
 class Listener:
-    """Listens on an address, and opens a protocol on each connection.
+    """Listens on an address and creates a protocol for each connection.
 
     Args:
-        new_protocol: Returns the protocol of a new connection.
-        tls: How to speak TLS, None for plain TCP.
-        is_full: Returns whether there are as many connections as allowed.
+        new_protocol: Creates the protocol of a new connection.
+        tls: TLS context, None for plain TCP.
+        is_full: Takes the number of handshakes in progress; returns True if the connection limit is reached.
         handshake_timeout: Seconds for a TLS handshake.
     """
 
@@ -59,15 +59,15 @@ class Listener:
 
     @property
     def address(self) -> str:
-        """Where it listens, as ``host:port``; of the first socket if there are several."""
+        """Listening address, as ``host:port``; that of the first socket if there are several."""
         host, port, *_ = self._sockets[0].getsockname()
         return str(Address(host, port))
 
     async def start(self, host: str, port: int) -> None:
-        """Listen.
+        """Start to listen.
 
         Raises:
-            TransportError: It can't listen there.
+            TransportError: Binding or listening failed.
         """
         loop = asyncio.get_running_loop()
         try:
@@ -80,7 +80,7 @@ class Listener:
             self.close()
             reason = exc.strerror or str(exc)
             if not isinstance(exc, socket.gaierror) and exc.errno is not None:
-                reason = os.strerror(exc.errno)  # without the place, which is named already
+                reason = os.strerror(exc.errno)  # without the address, which the text already has
             text = f"can't listen on {host}:{port}: {reason[:1].lower()}{reason[1:]}"
             raise TransportError(text) from exc
         self._accepting = [
@@ -89,14 +89,14 @@ class Listener:
         ]
 
     def close(self) -> None:
-        """Accept nothing more. Connections that stand stay; handshakes that go on are given up."""
+        """Stop accepting. Open connections stay open; handshakes in progress are cancelled."""
         for task in (*self._accepting, *self._opening):
             task.cancel()
         for listening in self._sockets:
             listening.close()
 
     async def wait_closed(self) -> None:
-        """Wait until nothing is left of what was going on when it was closed."""
+        """Wait until the tasks cancelled by :meth:`close` have ended."""
         await asyncio.gather(*self._accepting, *self._opening, return_exceptions=True)
 
     async def _accept(self, listening: socket.socket) -> None:
@@ -127,7 +127,7 @@ class Listener:
                 ssl_shutdown_timeout=_TLS_SHUTDOWN_TIMEOUT if is_tls else None,
             )
         except OSError:
-            # The client is gone, or can't do TLS with us: its trouble, which asyncio has closed.
+            # The client disconnected or failed the TLS handshake; asyncio has closed the transport.
             accepted.close()
 
     def _warn(self, kind: str, text: str, *args: object) -> None:

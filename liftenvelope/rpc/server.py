@@ -1,4 +1,4 @@
-"""A gRPC server for asyncio: a table of methods, each served by a coroutine."""
+"""asyncio gRPC server: a table of methods, each served by a coroutine."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ if TYPE_CHECKING:
 
 __all__ = ["Handler", "Server", "ServerCall", "unary"]
 
-#: Seconds that the frames of one connection may take in one turn of the event loop, and the least number of
-#: bytes handled in one. A publish takes about six turns, so a turn adds six times as much to its latency.
+#: Seconds that the frames of one connection may take in one turn of the event loop, and the minimum bytes
+#: handled per turn. A publish takes about six turns, so its latency grows by six times this value.
 _TURN: Final = 0.0003
 _SMALLEST_PIECE: Final = 128
-#: Descriptors that connections of clients leave to the rest of the process.
+#: File descriptors reserved for the rest of the process.
 _RESERVED_DESCRIPTORS: Final = 64
-#: Share of a time-out after which it is looked at again.
+#: Checks for silent clients per timeout.
 _SWEEPS: Final = 8
 
-#: Serves a call. Its return is status OK; RpcError is the status that it carries; anything else is UNKNOWN.
+#: Serves a call. A return ends it with OK, an RpcError with its own status, any other exception with UNKNOWN.
 Handler: TypeAlias = "Callable[[ServerCall], Coroutine[object, object, None]]"
 
 
 def unary(answer: Callable[[bytes], Awaitable[bytes]]) -> Handler:
-    """Return the handler of a method with one request and one answer."""
+    """Return a handler for a unary method."""
 
     async def serve(call: ServerCall) -> None:
         await call.send([await answer(await call.one_request())])
@@ -50,13 +50,13 @@ def unary(answer: Callable[[bytes], Awaitable[bytes]]) -> Handler:
 
 
 class ServerCall(Incoming):
-    """One call, on the side that serves it.
+    """One call, on the server's side.
 
     Attributes:
         method: Path of the method.
-        metadata: What came with the call.
-        timeout: Seconds that the client waits for its end, from its beginning; None for no limit.
-        trailing_metadata: What to send with the status.
+        metadata: Metadata of the request headers.
+        timeout: Seconds from the start of the call to the client's deadline; None for no limit.
+        trailing_metadata: Metadata to send with the status.
     """
 
     def __init__(self, link: _ServerLink, event: CallStarted) -> None:
@@ -69,16 +69,16 @@ class ServerCall(Incoming):
 
     @property
     def peer_certificate(self) -> Mapping[str, Any] | None:
-        """The client's certificate as ``ssl.SSLSocket.getpeercert`` has it; None if it has shown none."""
+        """Client certificate as returned by ``ssl.SSLSocket.getpeercert``; None if the client sent none."""
         return self._link.peer_certificate
 
     async def one_request(self) -> bytes:
-        """Return the request of a method that takes one.
+        """Return the only request of the call.
 
-        Reads no further than the second request, so that a client can't make the server hold any number.
+        Reads at most up to the second request, so that a client can't make the server hold any number.
 
         Raises:
-            RpcError: INTERNAL: no request came, or more than one.
+            RpcError: INTERNAL: the client sent no request, or more than one.
         """
         received = await self.receive()
         more = None if received is None or len(received) > 1 else await self.receive()
@@ -88,36 +88,41 @@ class ServerCall(Incoming):
         return received[0]
 
     def send_headers(self, metadata: Metadata) -> None:
-        """Begin the answer with metadata. The first message does so without."""
+        """Send the response headers with metadata. Otherwise the first message sends them without."""
         self._link.protocol.send_headers(self.flow.call_id, metadata)
         self._link.flush_soon()
 
     async def send(self, messages: Iterable[bytes]) -> None:
-        """Send messages; wait while much is unsent because the client takes no more."""
+        """Send messages; wait while more than 256 KiB are unsent because the client takes no more."""
         await self.flow.put(messages)
 
     def send_nowait(self, messages: Iterable[bytes]) -> None:
-        """Send messages, however much is unsent: for callbacks, where somebody else sees to the rest."""
+        """Send messages without waiting: for callbacks, whose callers handle backpressure."""
         self.flow.put_nowait(messages)
 
     def send_framed_nowait(self, frames: bytes) -> None:
-        """Send messages that have their gRPC prefixes already, however much is unsent."""
+        """Send messages that already have their gRPC prefixes, without waiting."""
         self.flow.put_framed_nowait(frames)
 
     async def send_framed(self, frames: bytes) -> None:
-        """Send messages that have their gRPC prefixes already, one after the other; wait as :meth:`send`."""
+        """Send concatenated messages that already have their gRPC prefixes; wait like :meth:`send`."""
         await self.flow.put_framed(frames)
 
     @property
     def flow(self) -> Flow:
-        """What the call's link hands its requests to."""
+        """Message queues of the call, filled by its connection."""
         return self._flow
 
 
 class _ServerLink(Link[ServerConnection]):
-    """A connection from a client, and the calls that are open on it."""
+    """Connection from a client, with its open calls.
 
-    # There may be many of these.
+    Turns: bytes received are handled in pieces sized so that one takes about ``_TURN``. While ``_working``,
+    the connection has more bytes in ``_backlog``, does not read from its socket, and takes its turn in the
+    server's round robin.
+    """
+
+    # Smaller than the client's buffer: a server may have many connections.
     receive_size = 32 * 1024
 
     def __init__(self, server: Server, protocol: ServerConnection) -> None:
@@ -125,7 +130,7 @@ class _ServerLink(Link[ServerConnection]):
         self.tasks: dict[int, asyncio.Task[None]] = {}
         self._server = server
         self._timers: dict[int, asyncio.TimerHandle] = {}
-        #: What the client has shown, if it was verified.
+        #: Client certificate, if it was verified.
         self.peer_certificate: Mapping[str, Any] | None = None
         self._opened_at = self.active_at = self.loop.time()
         self._backlog = b""
@@ -134,7 +139,7 @@ class _ServerLink(Link[ServerConnection]):
         self._was_failed = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """A client has connected, and its TLS handshake is over."""
+        """Register the connection after its TLS handshake, and send the preface."""
         self._opened_at = self.active_at = self.loop.time()
         self._server.links.add(self)
         super().connection_made(transport)
@@ -146,12 +151,12 @@ class _ServerLink(Link[ServerConnection]):
                 self.fail(str(exc))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The client is gone."""
+        """Unregister the connection and end its calls."""
         self._server.links.discard(self)
         super().connection_lost(exc)
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Note what came, and handle as much of it as this turn of the event loop may take."""
+        """Buffer the received bytes, and handle as many as one turn of the event loop may take."""
         self._backlog += self._buffer[:nbytes]
         self.active_at = self.loop.time()
         self.protocol.refill(self.active_at)
@@ -159,9 +164,9 @@ class _ServerLink(Link[ServerConnection]):
             self.work()
 
     def work(self) -> None:
-        """Handle the next piece of what came; leave the rest for another turn, and read no more until then.
+        """Handle the next piece of the backlog; leave the rest for a later turn and stop reading until then.
 
-        Frames cost from 0.1 us (DATA) to 300 us (a call that is reset) for 9 bytes and more, so pieces shrink
+        A frame of 9 bytes or more costs from 0.1 us (DATA) to 300 us (a call that is reset). So pieces shrink
         until one takes about ``_TURN``: a client that floods its connection must not starve the others.
         """
         piece, self._backlog = self._backlog[: self._piece], self._backlog[self._piece :]
@@ -183,12 +188,12 @@ class _ServerLink(Link[ServerConnection]):
         self._server.shed()
 
     def pause_writing(self) -> None:
-        """The client takes no more for now: read no more either, for answers would pile up."""
+        """Stop reading as well while the send buffer is full, or answers would pile up."""
         super().pause_writing()
         self._control_reading()
 
     def resume_writing(self) -> None:
-        """The client takes more again."""
+        """Resume reading: the send buffer has room."""
         super().resume_writing()
         self._control_reading()
 
@@ -201,7 +206,7 @@ class _ServerLink(Link[ServerConnection]):
             self._transport.resume_reading()
 
     def end_if_silent(self, now: float, limits: ServerLimits) -> None:
-        """Close the connection if its client has not greeted, or has made no call, for too long."""
+        """Close the connection if the client has sent no preface or made no call within the timeouts."""
         silent = now - self.active_at
         if not self.protocol.greeted and now - self._opened_at > limits.preface_timeout:
             self.fail("the client did not speak HTTP/2 in time")
@@ -211,14 +216,14 @@ class _ServerLink(Link[ServerConnection]):
             self.fail("the connection was idle")
 
     def abort_if_stuck(self) -> None:
-        """Abort the connection if it was failed at the last call already: its client reads nothing."""
+        """Abort the connection if it had already failed at the previous check: its client reads nothing."""
         if self._was_failed and self._transport is not None:
             self._transport.abort()
         self._was_failed = self.protocol.failed
 
     def dispatch(self, events: list[Event]) -> None:
-        """Begin calls, and hand events to those that there are."""
-        # A call that has ended already costs no task: a flood of resets would be as dear as one of calls.
+        """Start calls, and route events to open calls."""
+        # A call that ended in the same read gets no task, or a flood of resets would cost as much as calls.
         ended = {event.call_id for event in events if isinstance(event, CallEnded)}
         for event in events:
             if isinstance(event, CallStarted):
@@ -243,7 +248,7 @@ class _ServerLink(Link[ServerConnection]):
         self._server.calls += 1
         handler = self._server.handlers.get(event.method)
         call = ServerCall(self, event)
-        # Also for a method that there is not: what comes for it is dropped with the flow.
+        # Unknown methods get a flow too: the messages received for them are dropped with it.
         self.flows[call_id] = call.flow
         served = _not_implemented(call) if handler is None else handler(call)
         task = self.tasks[call_id] = self.loop.create_task(served, name=f"serve {event.method}")
@@ -289,7 +294,7 @@ class Server:
     """Serves gRPC methods.
 
     Args:
-        handlers: What serves each method, by its path.
+        handlers: Handler of each method, by its path.
         limits: Limits on the clients. Default: those of :class:`ServerLimits`.
     """
 
@@ -300,13 +305,13 @@ class Server:
         self.links: set[_ServerLink] = set()
         self._unread = Budget(limits.max_unread_bytes)
         self._listener: Listener | None = None
-        #: Number of calls open, of all clients.
+        #: Number of open calls, of all clients.
         self.calls = 0
         self._busy: deque[_ServerLink] = deque()
 
     @property
     def address(self) -> str:
-        """Where it listens, as ``host:port``."""
+        """Listening address, as ``host:port``."""
         if self._listener is None:
             raise UsageError("the server does not listen")
         return self._listener.address
@@ -314,16 +319,16 @@ class Server:
     async def start(
         self, host: str = "127.0.0.1", port: int = 0, *, tls: ssl.SSLContext | None = None
     ) -> str:
-        """Listen; return the address.
+        """Start to listen; return the address.
 
         Args:
-            host: Where.
-            port: Likewise; 0 for any that is free.
-            tls: How to speak TLS, None for plain TCP. The context is made to offer HTTP/2.
+            host: Host name or IP address to listen on.
+            port: Port to listen on; 0 for any free port.
+            tls: TLS context, None for plain TCP. The context is changed to offer HTTP/2 (ALPN).
 
         Raises:
-            TransportError: It can't listen there.
-            UsageError: It listens already.
+            TransportError: Binding or listening failed.
+            UsageError: The server is already listening.
         """
         if self._listener is not None:
             raise UsageError("the server listens already")
@@ -337,18 +342,18 @@ class Server:
         return self.address
 
     def _is_full(self, opening: int) -> bool:
-        # Without a descriptor left, the program around the server could not reconnect to anything either.
+        # The process needs spare descriptors, for example to reconnect to its own servers.
         descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         spared = max(descriptors - _RESERVED_DESCRIPTORS, descriptors // 2)
         return len(self.links) + opening >= min(self._limits.max_connections, spared)
 
     @property
     def is_full(self) -> bool:
-        """Whether the clients have as many calls open as they may."""
+        """True if the limit on open calls of all clients is reached."""
         return self.calls >= self._limits.max_calls
 
     def _sweep(self) -> None:
-        """Close the connections of silent clients, now and again and again."""
+        """Close the connections of silent clients, and schedule the next check."""
         loop = asyncio.get_running_loop()
         now = loop.time()
         for link in list(self.links):
@@ -358,7 +363,7 @@ class Server:
         self._sweeping = loop.call_later(pause, self._sweep)
 
     def refuse_calls(self) -> None:
-        """Take no more connections and no more calls, and tell clients so. Calls that are open go on."""
+        """Refuse new connections and calls, and send GOAWAY to the clients. Open calls continue."""
         if self._listener is not None:
             self._listener.close()
         for link in self.links:
@@ -366,10 +371,10 @@ class Server:
             link.flush()
 
     async def close(self, *, grace: float = 0.0) -> None:
-        """Take no more calls, and close every connection. Closing twice is fine.
+        """Refuse new calls and close every connection. Closing twice does nothing.
 
         Args:
-            grace: Seconds for the calls that are open; what is not done then is cancelled.
+            grace: Seconds for the open calls to finish. After that they are cancelled.
         """
         self.refuse_calls()
         if self._listener is not None:
@@ -390,9 +395,9 @@ class Server:
             await link.wait_closed()
 
     def work_later(self, link: _ServerLink) -> None:
-        """Have a connection go on with what came. One does so in each turn of the event loop, in order.
+        """Queue a connection to continue with its backlog, in round robin: one piece per event loop turn.
 
-        So the others wait for one piece of one connection, however many connections are flooded.
+        Other work thus waits for one piece of one connection at most, however many connections are flooded.
         """
         self._busy.append(link)
         if len(self._busy) == 1:
@@ -402,13 +407,13 @@ class Server:
         try:
             self._busy[0].work()
         finally:
-            # Taken off only now: until then no second turn is scheduled.
+            # Removed only after its turn: a non-empty queue means that a turn is already scheduled.
             self._busy.popleft()
             if self._busy:
                 asyncio.get_running_loop().call_soon(self._work)
 
     def shed(self) -> None:
-        """End the greediest call of the greediest connection while all hold more unread than allowed."""
+        """End the greediest call of the greediest connection if the unread byte budget is exceeded."""
         if self._unread.is_exceeded and self.links:
             link = max(self.links, key=lambda link: link.protocol.unread)
             text = f"all clients together hold more than {self._unread.limit} bytes unread"

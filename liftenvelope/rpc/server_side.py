@@ -1,4 +1,4 @@
-"""The server's side of one gRPC connection, without any I/O."""
+"""Server side of one gRPC connection, sans-io."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from liftenvelope.rpc.status import RpcError, StatusCode, reset_error
 
 __all__ = ["ServerConnection"]
 
-#: Bytes sent that earn a client one more control frame: some clients answer each DATA frame with two.
+#: Bytes sent that add two control frames to the allowance: some clients answer each DATA frame with two.
 _BYTES_PER_FRAME: Final = 4096
 _DATA, _HEADERS, _PING, _WINDOW_UPDATE, _CONTINUATION = 0x0, 0x1, 0x6, 0x8, 0x9
 _END_STREAM, _PADDED = 0x1, 0x8
-#: Bytes of a DATA frame that is no control frame even if h2 must see it.
+#: Minimum size of a DATA frame that goes through h2 and still does not count as a control frame.
 _LEAST_DATA: Final = 1024
 _RESPONSE_HEADERS: Final = [(":status", "200"), ("content-type", "application/grpc")]
 
@@ -33,14 +33,14 @@ class _ServedCall(CallState):
 
 
 class ServerConnection(Connection):
-    """The server's side of a connection from a gRPC client.
+    """Server side of a connection from a gRPC client, sans-io.
 
     Args:
         limits: Limits on the client. Default: those of :class:`ServerLimits`.
         unread: Counts the unread bytes of all connections that share it.
 
     Attributes:
-        greeted: Whether a frame has come after HTTP/2's preface.
+        greeted: True once a frame was received after HTTP/2's preface.
     """
 
     _ends_with_data = False
@@ -70,19 +70,19 @@ class ServerConnection(Connection):
         self._refilled_at: float | None = None
 
     def refill(self, now: float, *, was_busy: bool = False) -> None:
-        """Allow more control frames for the time that has passed. Called before bytes are fed.
+        """Refill the control frame allowance for the time that has passed. Called before bytes are fed.
 
         Args:
-            now: Seconds of a clock that never goes back.
-            was_busy: Whether the time was spent on frames of this connection. Such time allows nothing:
-                many floods at once would otherwise each stay within what they are allowed.
+            now: Current time of a monotonic clock, in seconds.
+            was_busy: True if the time was spent on frames of this connection. Such time adds no allowance:
+                otherwise many simultaneous floods would each stay within their allowance.
         """
         passed = 0.0 if self._refilled_at is None or was_busy else now - self._refilled_at
         self._refilled_at = now
         self._allow(passed * self._frames_per_second)
 
     def data_to_send(self) -> bytes:
-        """Return what is to go to the peer now, and forget it."""
+        """Return the bytes to send to the peer now, and remove them from the queue."""
         data = super().data_to_send()
         if data:
             self._allow(1 + 2 * len(data) / _BYTES_PER_FRAME)
@@ -92,10 +92,12 @@ class ServerConnection(Connection):
         self._allowance = min(self._burst, self._allowance + frames)
 
     def _handle_frame(self, frame: bytes) -> list[Event]:
-        # A call that begins is bounded by max_calls and costs its client a request. All that changes or ends
-        # calls, and all that changes nothing, costs an allowance: a flood of either starves other clients.
+        # Starting a call is limited by max_calls and costs the client a request, so it is free. Frames that
+        # change or end calls, and frames without effect, use up the allowance: a flood of either starves
+        # other clients.
         if self._preface_left:
-            # Parts of the preface are no frames: read as one, a part can be too short or take h2's place.
+            # Parts of the preface are not frames: parsed as one, a part may be too short, or may match a
+            # frame that bypasses h2.
             self._preface_left -= len(frame)
             return [event for h2_event in self._h2.receive_data(frame) for event in self._handle(h2_event)]
         self.greeted = True
@@ -103,7 +105,7 @@ class ServerConnection(Connection):
         kind, flags, stream = frame[3], frame[4], frame[5:9]
         is_cheap = kind in (_PING, _WINDOW_UPDATE) and stream == b"\0\0\0\0"
         is_request = kind in (_HEADERS, _CONTINUATION) or (
-            # Others would do nothing, at h2's cost: without content, or on a call that is over.
+            # Other DATA frames have no effect and still cost h2's time: empty ones, or those of ended calls.
             kind == _DATA
             and not flags & _PADDED
             and (flags & _END_STREAM or len(frame) >= _LEAST_DATA)
@@ -114,12 +116,12 @@ class ServerConnection(Connection):
             self._allowance -= 1
             if self._allowance < 0:
                 self._h2.close_connection(ErrorCodes.ENHANCE_YOUR_CALM)
-                # Not raised: what this frame itself means, such as the end of a call, must not be lost.
+                # No exception here: the events of this frame, such as the end of a call, must be kept.
                 events += self.connection_lost("a flood of control frames or resets")
         return events
 
     def send_headers(self, call_id: int, metadata: Metadata = ()) -> None:
-        """Begin to answer. The first message does so as well; nothing happens if the answer has begun.
+        """Send the response headers. The first message does so too. Does nothing if they were sent.
 
         Raises:
             UsageError: The metadata can't be sent.
@@ -133,7 +135,7 @@ class ServerConnection(Connection):
     def finish(
         self, call_id: int, code: int = StatusCode.OK, text: str = "", metadata: Metadata = ()
     ) -> None:
-        """End a call with a status, after all its messages. Nothing happens if it has ended.
+        """End a call with a status, after all its messages. Does nothing if the call has ended.
 
         Raises:
             UsageError: The metadata can't be sent.
@@ -146,17 +148,17 @@ class ServerConnection(Connection):
             call.trailers = trailers
             call.closing = True
             self._sending[call_id] = call
-            # A client that does not read its status must not fill the memory with what nobody takes.
+            # Drop further requests: a client that does not read its status must not fill the memory.
             self._walker.mute(call_id)
             call.cutter = None
 
     def go_away(self) -> None:
-        """Take no more calls, and tell the client so. Those that are open go on."""
+        """Refuse new calls and send GOAWAY. Open calls continue."""
         if self._no_more_calls or self._failed:
             return
         self._no_more_calls = "the server is going away"
         payload = self._last_id.to_bytes(4, "big") + bytes(4)
-        # Not by h2, which would count the connection as closed.
+        # Built here, because h2 would treat the connection as closed.
         self._own_frames += b"\0\0\x08\x07\0\0\0\0\0" + payload
 
     def _served(self, call_id: int) -> _ServedCall | None:
@@ -172,10 +174,10 @@ class ServerConnection(Connection):
     def _finish(self, call_id: int, call: CallState) -> None:
         assert isinstance(call, _ServedCall)
         assert call.trailers is not None
-        # A call without any message is answered with one block of headers.
+        # A call without any response message gets headers and trailers in one block (trailers-only).
         head = [] if call.began else _RESPONSE_HEADERS
         self._h2.send_headers(call_id, [*head, *call.trailers], end_stream=True)
-        # What the client still wants to send is of no use to anybody (RFC 9113, 8.1).
+        # The client may stop sending: further requests have no use (RFC 9113, 8.1).
         self._forget(call_id, None if call.closed_there else ErrorCodes.NO_ERROR)
 
     def _handle(self, event: h2_events.Event) -> list[Event]:
@@ -214,7 +216,7 @@ class ServerConnection(Connection):
 
     def _deliver(self, call_id: int, call: CallState, size: int, messages: list[bytes]) -> list[Event]:
         if call.closing:
-            # It was answered already; nobody takes these.
+            # The status is already queued, so these messages are dropped.
             self._receive(call, size)
             self.release(call_id, size)
             return []
@@ -226,7 +228,7 @@ class ServerConnection(Connection):
         return events
 
     def refuse_greediest(self, why: str) -> list[Event]:
-        """End the open call with the most unread bytes with RESOURCE_EXHAUSTED; return what that means."""
+        """End the open call with the most unread bytes with RESOURCE_EXHAUSTED; return the events."""
         open_calls = [item for item in self._calls.items() if not item[1].closing]
         if not open_calls:
             return []
@@ -260,12 +262,12 @@ class ServerConnection(Connection):
         return [] if answered else [CallEnded(call_id, reset_error(code))]
 
     def _going_away(self, last_id: int, code: int, text: str) -> list[Event]:  # noqa: ARG002
-        # A client that goes away makes no more calls; we make none to it. There is nothing to do.
+        # The client starts no more calls, and the server never starts any: nothing to do.
         return []
 
 
 def _cut(text: str, size: int) -> str:
-    """Return a status text that is at most ``size`` bytes of UTF-8 long."""
+    """Cut a status text to at most ``size`` bytes of UTF-8."""
     if len(text) <= size // 4:
         return text
     raw = text[: size + 1].encode("utf-8", "replace")
@@ -275,7 +277,7 @@ def _cut(text: str, size: int) -> str:
 
 
 def _http_fault(headers: dict[bytes, bytes]) -> str | None:
-    """The HTTP status for a request that is none of gRPC's, None if it is."""
+    """Return the HTTP status for a request that is not gRPC, None for a gRPC request."""
     if headers.get(b":method") != b"POST":
         return "405"
     if not headers.get(b"content-type", b"").startswith(b"application/grpc"):

@@ -1,6 +1,6 @@
-"""How a call ends: the gRPC status codes, and the error for every code but OK.
+"""gRPC status codes, and the error for every code but OK.
 
-The codes and the mappings onto them are those of gRPC's own documents: `statuscodes.md`,
+The codes and the mappings to them follow gRPC's own documents: `statuscodes.md`,
 `http-grpc-status-mapping.md` and `PROTOCOL-HTTP2.md`.
 """
 
@@ -26,8 +26,8 @@ __all__ = [
 ]
 
 
-#: Text of the UNAVAILABLE by which a gateway that stops ends PublishAsync when every message that it took has
-#: its answer.
+#: Status text of the UNAVAILABLE with which a stopping gateway ends PublishAsync, after it has answered every
+#: message that it accepted.
 UNANSWERED_IS_NOT_STORED: Final = "the gateway is stopping: messages without an answer are not stored"
 
 
@@ -57,8 +57,8 @@ class RpcError(ServerError):
     """A call ended with a gRPC status other than OK.
 
     Attributes:
-        code: The status: a :class:`StatusCode`, or a plain number where gRPC has no name for it.
-        description: The text that came with it, or the name of the code where none came.
+        code: The status: a :class:`StatusCode`, or a plain int if gRPC has no name for it.
+        description: The status text, or the name of the code if the text is empty.
     """
 
     def __str__(self) -> str:
@@ -67,10 +67,10 @@ class RpcError(ServerError):
 
 
 class CallNotProcessedError(TransportError):
-    """The server never looked at the call, so that making it again can't do it twice.
+    """The server never processed the call, so that it is safe to retry.
 
-    It had not left yet; or the server went away and said that it was not among the last it took (RFC 9113,
-    6.8); or it refused the stream (8.7).
+    Either the call was not sent yet, or the server's GOAWAY excluded it (RFC 9113, 6.8), or the server
+    refused the stream (8.7).
     """
 
 
@@ -88,10 +88,10 @@ _FROM_HTTP: Final[Mapping[int, StatusCode]] = MappingProxyType(
 )
 
 _REFUSED_STREAM: Final = 0x7
-#: Seconds before a call's deadline from which a reset with CANCEL counts as the end of its time.
+#: A reset with CANCEL within this many seconds before the call's deadline counts as DEADLINE_EXCEEDED.
 _NEARLY: Final = 0.1
 
-# HTTP/2's names and numbers (RFC 9113, 7) of the reasons for a reset, where they mean more than INTERNAL.
+# HTTP/2 error codes of a reset (RFC 9113, 7) that map to a status other than INTERNAL.
 _FROM_RESET: Final[Mapping[int, StatusCode]] = MappingProxyType(
     {
         0x8: StatusCode.CANCELLED,  # CANCEL; of a client's call, see cancelled_by_server
@@ -113,13 +113,13 @@ def status_error(code: int, text: str = "") -> RpcError | None:
 
 
 def http_error(status: str) -> RpcError:
-    """Return the error for a response without a gRPC status, by its HTTP status."""
+    """Map the HTTP status of a response without a gRPC status to an error."""
     code = _FROM_HTTP.get(int(status), StatusCode.UNKNOWN) if status.isdecimal() else StatusCode.UNKNOWN
     return RpcError(code, f"the server answered with HTTP status {status} and no gRPC status")
 
 
 def reset_error(http2_code: int) -> RpcError | CallNotProcessedError:
-    """Return the error for a stream that the other side reset."""
+    """Map the HTTP/2 error code of a stream reset by the peer to an error."""
     if http2_code == _REFUSED_STREAM:
         text = "the server refused the call without having looked at it (HTTP/2 REFUSED_STREAM)"
         return CallNotProcessedError(f"{text}: it is safe to make it again")
@@ -131,7 +131,7 @@ def cancelled_by_server(left: float | None) -> RpcError:
     """Return the error for a call that the server reset with CANCEL.
 
     Recent versions of grpc-go reset a stream with CANCEL when the deadline in ``grpc-timeout`` passes,
-    without a status, and often before the client's own timer fires. As grpc-core does, read that as
+    without a status, and often before the client's own timer fires. As in grpc-core, such a reset maps to
     DEADLINE_EXCEEDED. At any other time the outcome of the call is unknown: UNAVAILABLE.
 
     Args:
@@ -143,10 +143,10 @@ def cancelled_by_server(left: float | None) -> RpcError:
 
 
 def trailers_error(headers: Mapping[bytes, bytes]) -> RpcError | None:
-    """Return the error that the last headers of a response stand for, or None when they say OK."""
+    """Map the trailers of a response to an error, or None for status OK."""
     raw = headers.get(b"grpc-status", b"")
     if not (raw.isdigit() and len(raw) < 10):
         return RpcError(StatusCode.UNKNOWN, f"the server ended the call without a valid gRPC status: {raw!r}")
-    # The text is UTF-8, percent-encoded. Whatever else came in it is shown as well as can be.
+    # The text is percent-encoded UTF-8. Invalid bytes are replaced.
     text = unquote_to_bytes(headers.get(b"grpc-message", b"")).decode("utf-8", "replace")
     return status_error(int(raw), text)

@@ -1,4 +1,4 @@
-"""What gRPC asks of TLS: that both sides agree on HTTP/2 while they shake hands (ALPN, RFC 9113, 3.2)."""
+"""TLS for gRPC: both sides must negotiate HTTP/2 in the handshake (ALPN, RFC 9113, 3.2)."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ __all__ = ["check_protocol", "check_server_name", "offer_http2"]
 
 
 def offer_http2(context: ssl.SSLContext) -> None:
-    """Have a context offer HTTP/2 and nothing else. The context is changed: it should be for gRPC alone."""
+    """Set a context's ALPN to HTTP/2 only. The context is changed: use one for gRPC alone."""
     context.set_alpn_protocols(["h2"])
 
 
 def check_protocol(connection: ssl.SSLObject | ssl.SSLSocket, peer: object) -> None:
-    """Make sure that the other side has agreed to HTTP/2.
+    """Check that the peer has negotiated HTTP/2.
 
     Raises:
-        TransportError: It has not.
+        TransportError: The peer has not negotiated HTTP/2.
     """
     if (chosen := connection.selected_alpn_protocol()) != "h2":
         raise TransportError(f"{peer} does not speak HTTP/2 over TLS (ALPN chose {chosen!r})")
 
 
 def check_server_name(name: object) -> str:
-    """Return the name that a server's certificate must have.
+    """Check a server name for certificate verification; return it.
 
     Raises:
-        UsageError: It is no DNS name or IP address.
-        UsageTypeError: It is not a str.
+        UsageError: The name is not a DNS name or IP address.
+        UsageTypeError: The name is not a str.
     """
     if not isinstance(name, str):
         raise UsageTypeError(f"tls_server_name must be a str, got {type(name).__name__}")
