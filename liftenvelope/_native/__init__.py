@@ -1,4 +1,4 @@
-"""Loads each compiled piece, or its readable twin in plain Python.
+"""Load each compiled piece, or its readable twin in plain Python.
 
 Each ``src/_fastX.pyx`` has a stub ``_fastX.pyi`` and a twin ``X.py`` here. Callers use ``_native.X``:
 

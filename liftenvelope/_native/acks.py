@@ -1,12 +1,12 @@
-r"""The acks of what JetStream has stored: the twin of ``_fastacks``.
+r"""Acks for messages stored by JetStream: the twin of ``_fastacks``.
 
-JetStream delivers a stored message with a reply subject that says where it stands::
+JetStream delivers a stored message with a reply subject that carries its position::
 
     $JS.ACK.<stream>.<consumer>.<delivered>.<sseq>.<dseq>.<ns>.<pending>
     $JS.ACK.<domain>.<account>.<stream>.<consumer>.<delivered>.<sseq>.<dseq>.<ns>.<pending>[.<random>]
 
-``sseq`` is its number in the stream, ``dseq`` that of the delivery, ``ns`` when it was stored. Of its payload
-an envelope's ack inbox, correlation id and ack policy are needed, nothing else.
+``sseq`` is the stream sequence, ``dseq`` the delivery sequence of the consumer, ``ns`` the time of storage in
+nanoseconds since 1970. Of the payload, only the envelope's ack inbox, correlation id and ack policy are used.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ _V1_TOKENS: Final = 9
 _V2_TOKENS: Final = 11
 _MOST_DIGITS: Final = 19
 _LARGEST: Final = 2**63 - 1
-#: A server takes lines of 4,096 bytes by default, and ends a connection that sends a longer one.
+#: Bytes. A server accepts lines of 4,096 bytes by default, and closes a connection that sends a longer one.
 _LONGEST_INBOX: Final = 2_048
 _ANSWERED: Final = (AckPolicy.LEADER, AckPolicy.ALL)
 _INTERNAL: Final = tuple(subject.encode() for subject in w.INTERNAL_SUBJECTS)
-#: Bytes of a refused inbox that are kept for a log line.
+#: Bytes of a refused inbox kept for the log line.
 _SHOWN: Final = 100
 
 
 def is_ack_inbox(inbox: bytes, prefixes: tuple[bytes, ...] = (b"",)) -> bool:
-    r"""Return whether an ack may go to this subject, which a publisher has chosen.
+    r"""Return True if an ack may be sent to this subject, which a publisher has chosen.
 
-    A subject that is malformed would end our connection or write another command on it. An internal one
+    A malformed subject would end our connection or inject another command into it. An internal subject
     (``$JS.API``, ``$KV``, ``_lift``) would be reached with our permissions.
 
     Args:
         inbox: The subject.
-        prefixes: What it must begin with. Default: anything.
+        prefixes: Allowed prefixes of the subject. Default: any.
 
     >>> [is_ack_inbox(inbox) for inbox in (b"_INBOX.a.1", b"a.*", b"a b", b"$KV.a.b", b"_lift.a", b"")]
     [True, False, False, False, False, False]
@@ -60,14 +60,14 @@ def is_ack_inbox(inbox: bytes, prefixes: tuple[bytes, ...] = (b"",)) -> bool:
 
 
 def _number(digits: bytes) -> int:
-    """The number; -1 if it is none of 63 bits."""
+    """Parse a number of at most 63 bits; return -1 if it is malformed or larger."""
     if not 0 < len(digits) <= _MOST_DIGITS or not digits.isdigit():
         return -1
     return number if (number := int(digits)) <= _LARGEST else -1
 
 
 def _place(reply: bytes) -> tuple[int, int, int] | None:
-    """Number in the stream, number of the delivery, time; None if the subject does not say."""
+    """Parse stream sequence, delivery sequence and time; return None for other reply subjects."""
     if not reply.startswith(_STORED):
         return None
     tokens = reply.split(b".")
@@ -80,27 +80,28 @@ def _place(reply: bytes) -> tuple[int, int, int] | None:
 
 @final
 class Acknowledger:
-    """Writes the acks of one partition's messages, as they are delivered by a consumer.
+    """Writes acks for the messages of one partition, as a consumer delivers them.
 
-    Deliveries are numbered from 1 on without a gap. When one is missing, what was in it would be acknowledged
-    to JetStream by the next one, and its publisher would never hear of it: from there on nothing is taken,
-    until :meth:`begin` with a consumer that delivers again.
+    Invariant: an ack to :attr:`reply` covers no message that was not taken here. Deliveries are numbered from
+    1 without gaps, and an ack to JetStream covers all earlier deliveries. If a delivery is missing, an ack of
+    the next one would cover it, and the publisher of the missing message would never get an ack. So after a
+    gap no message is taken, until :meth:`begin` with a consumer that redelivers.
 
     Args:
-        stream: The Liftbridge stream's name, as acks name it.
-        partition_subject: The partition's subject, as acks name it.
-        max_ack: The largest message that the server takes, in bytes: a larger ack is not written.
-        prefixes: What an ack inbox must begin with. Default: anything.
+        stream: Name of the Liftbridge stream, for the acks.
+        partition_subject: Subject of the partition, for the acks.
+        max_ack: Largest message that the server accepts, in bytes. A larger ack is not written.
+        prefixes: Allowed prefixes of an ack inbox. Default: any.
 
     Attributes:
-        reply: The reply subject of the last message that was taken, empty if there is none: it acknowledges
-            that one and all before it.
-        stream_sequence: Its number in the stream, 0 if there is none.
-        delivery: The number of its delivery, 0 if there is none.
-        gap: Whether a delivery is missing.
-        repeated: Whether there was a message among the last ones that had been taken before.
-        refused: Beginning of the last ack inbox that got no ack because it is not allowed, of the last
-            messages taken; empty if there is none.
+        reply: Reply subject of the last message taken, empty if none. An ack to it covers that message and
+            all before it.
+        stream_sequence: Stream sequence of the last message taken, 0 if none.
+        delivery: Delivery sequence of the last message taken, 0 if none.
+        gap: True if a delivery is missing.
+        repeated: True if the last call of :meth:`take` got a message that had been taken before.
+        refused: Beginning of the last disallowed ack inbox seen by the last call of :meth:`take`; empty if
+            none.
     """
 
     __slots__ = (
@@ -128,7 +129,7 @@ class Acknowledger:
         self.begin()
 
     def begin(self) -> None:
-        """Begin with a consumer that has delivered nothing yet."""
+        """Start with a new consumer, which has delivered nothing yet."""
         self.reply = b""
         self.stream_sequence = 0
         self.delivery = 0
@@ -137,18 +138,18 @@ class Acknowledger:
         self.refused = b""
 
     def take(self, messages: list[Any], now_ns: int) -> tuple[bytes, int, int, list[Any]]:
-        """Take messages, in the order in which they were delivered.
+        """Take messages, in the order of their delivery; return their acks.
 
-        A message that stands no later in the stream than one that was taken before is passed over: its ack
-        has been written.
+        A message whose stream sequence is not higher than that of an earlier message is skipped: its ack has
+        been written.
 
         Args:
             messages: Tuples of subject (``str``), reply subject, headers (or None) and payload (``bytes``).
-            now_ns: The time, in nanoseconds since 1970, that stands in the acks as that of the commit.
+            now_ns: Commit timestamp for the acks, in nanoseconds since 1970.
 
         Returns:
-            The acks as PUB commands; how many they are; the bytes of their payloads; and those of the
-            messages that are not from a stream.
+            The acks as PUB commands, the number of acks, the bytes of their payloads, and the messages that
+            were not delivered from a stream.
         """
         frames: list[bytes] = []
         self.repeated = False
@@ -165,7 +166,7 @@ class Acknowledger:
         return b"".join(frames), len(frames), size, others
 
     def _is_next(self, place: tuple[int, int, int], reply: bytes) -> bool:
-        """Whether the message is the next one, and new."""
+        """Record a delivery; return True if there is no gap and the message is new."""
         stream_sequence, delivery, _ = place
         self.gap = self.gap or delivery != self.delivery + 1
         if self.gap:
@@ -180,11 +181,11 @@ class Acknowledger:
     def _ack(
         self, subject: str, place: tuple[int, int, int], payload: bytes, now_ns: int
     ) -> tuple[bytes, bytes] | None:
-        """The ack inbox and the ack, None if there is to be none."""
+        """Return the ack inbox and the ack, or None if the message gets no ack."""
         try:
             message = unmarshal_message(payload)
         except EnvelopeError:
-            return None  # stored as it is, as a plain value
+            return None  # not an envelope: stored as a plain value, without an ack
         inbox = message.ack_inbox.encode()
         if message.ack_policy not in _ANSWERED:
             return None

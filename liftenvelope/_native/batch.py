@@ -1,8 +1,8 @@
 """Batches of envelopes in plain Python: the reference that ``src/_fastbatch.pyx`` must agree with.
 
-Columns come in as Python sequences or as the buffers of Arrow arrays, and go out as the buffers of Arrow
-arrays (https://arrow.apache.org/docs/format/Columnar.html) or as NATS PUB commands. No pyarrow here: the
-buffers are plain bytes. Rows as the requests of a gRPC call stand in :mod:`liftenvelope._native.requests`.
+Input columns are Python sequences or the buffers of Arrow arrays. Output is the buffers of Arrow arrays
+(https://arrow.apache.org/docs/format/Columnar.html) or NATS PUB commands. This module does not use pyarrow:
+the buffers are plain bytes. :mod:`liftenvelope._native.requests` encodes rows as gRPC requests.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 #: Rows, nulls, validity bitmap (None: no nulls), offsets, data.
 TextBuffers: TypeAlias = "tuple[int, int, bytes | None, bytes, bytes]"
-#: Names to values of one row. A null name is an error, once the row is encoded; a null value is empty.
+#: Header names to values of one row. A null name is an error when the row is encoded; a null value is empty.
 _Headers: TypeAlias = "Mapping[bytes | None, bytes | None]"
 
 
@@ -52,22 +52,22 @@ def _ascending(ends: Sequence[int], size: int) -> bool:
 
 
 class Column:
-    """Rows of bytes, each perhaps null."""
+    """Column of nullable byte strings."""
 
     def __init__(self, rows: Sequence[bytes | None] = ()) -> None:
         self.rows = rows
         self.length = len(rows)
-        #: What the rows have together, or a little more: null ones may count.
+        #: Upper bound of the total size of the rows, in bytes: the data of null rows may count.
         self.nbytes = sum(len(row) for row in rows if row is not None)
 
     @staticmethod
     def same(item: bytes, length: int) -> Column:
-        """The same bytes for every row."""
+        """Return a column with the same bytes in every row."""
         return Column([item] * length)
 
     @staticmethod
     def of_sequence(rows: Iterable[Any], name: str, text: bool) -> Column:
-        """Python objects: bytes-like ones, or str where the column is of text; None is null."""
+        """Return a column of Python objects: bytes-like ones, or str in a text column; None is null."""
 
         def converted(index: int, item: Any) -> bytes | None:
             if item is None:
@@ -85,7 +85,7 @@ class Column:
         data: Buffer | None,
         large: bool,
     ) -> Column:
-        """An Arrow (Large)Binary or (Large)String array: its length, offset and buffers."""
+        """Return a column of an Arrow (Large)Binary or (Large)String array: length, offset and buffers."""
         if length == 0:
             return Column()
         ends = _ends(offsets, first, length, "q" if large else "i")
@@ -97,7 +97,7 @@ class Column:
     def of_views(
         length: int, first: int, validity: Buffer | None, views: Buffer | None, data: Sequence[Buffer]
     ) -> Column:
-        """An Arrow BinaryView or StringView array: its length, offset and buffers."""
+        """Return a column of an Arrow BinaryView or StringView array: length, offset and buffers."""
         if length == 0:
             return Column()
         raw, buffers = bytes(views or b""), [bytes(buffer) for buffer in data]
@@ -108,7 +108,7 @@ class Column:
         )
 
     def row(self, i: int) -> bytes | None:
-        """The bytes of one row, None for null."""
+        """Return the bytes of one row, None for null."""
         return self.rows[i]
 
 
@@ -123,7 +123,7 @@ def _viewed(views: bytes, i: int, buffers: list[bytes]) -> bytes:
 
 
 def row_headers(i: int, headers: Mapping[str, Any] | None) -> dict[str, bytes]:
-    """The headers of one row, checked; an error names the row. Used by both twins."""
+    """Check the headers of one row; errors name the row. Used by both twins."""
     try:
         return storable_headers(headers)
     except (UsageError, EnvelopeError) as exc:
@@ -131,7 +131,7 @@ def row_headers(i: int, headers: Mapping[str, Any] | None) -> dict[str, bytes]:
 
 
 class HeaderColumn:
-    """The headers of each row; of a repeated name the last value counts, at the first one's place."""
+    """Column of headers. If a name repeats in a row, the last value counts, at the position of the first."""
 
     def __init__(self, rows: Sequence[_Headers]) -> None:
         self.rows = rows
@@ -139,7 +139,7 @@ class HeaderColumn:
 
     @staticmethod
     def of_sequence(rows: Iterable[Mapping[str, Any] | None]) -> HeaderColumn:
-        """Mappings of str to bytes-like; None is none."""
+        """Return a column of mappings of str to bytes-like; None means no headers."""
         checked = [row_headers(i, headers) for i, headers in enumerate(rows)]
         return HeaderColumn([{name.encode(): value for name, value in row.items()} for row in checked])
 
@@ -152,7 +152,7 @@ class HeaderColumn:
         names: Column,
         values: Column,
     ) -> HeaderColumn:
-        """An Arrow map array: its length, offset, buffers, and its children as columns."""
+        """Return a column of an Arrow map array: its length, offset, buffers, and its children as columns."""
         if length == 0:
             return HeaderColumn(())
         ends, valid = _ends(offsets, first, length, "i"), _bits(validity, first, length)
@@ -165,18 +165,18 @@ class HeaderColumn:
 def encode_row(
     i: int, value: bytes, fields: Sequence[Any], ack_policy: int, expected_offset: int, crc: bool
 ) -> bytes:
-    """The envelope of one row; an error names the row.
+    """Encode the envelope of one row; errors name the row.
 
-    Used by both twins: the other one only knows that a row has a fault, and asks here for the error.
+    Used by both twins: the Cython twin only detects that a row is invalid, and calls this for the error.
 
     Args:
-        i: The row.
-        value: Its value.
-        fields: Its key, its headers (:data:`_Headers`), its ack inbox and its correlation id: bytes, or
-            None for none.
-        ack_policy: As new_message() has it.
-        expected_offset: As new_message() has it.
-        crc: As new_message() has it.
+        i: Index of the row.
+        value: Value of the row.
+        fields: Key, headers (:data:`_Headers`), ack inbox and correlation id of the row: bytes, or None for
+            none.
+        ack_policy: See new_message().
+        expected_offset: See new_message().
+        crc: See new_message().
     """
     key, headers, ack_inbox, correlation_id = fields
     try:
@@ -199,7 +199,7 @@ def encode_row(
 
 
 class Envelopes:
-    """A batch that is to be encoded: checked and measured when it is made, written in spans."""
+    """A batch to encode: checked and measured on construction, written in spans of rows."""
 
     def __init__(
         self,
@@ -244,16 +244,16 @@ class Envelopes:
         return self._rows[start:stop]
 
     def oversize(self, limit: int) -> tuple[int, int] | None:
-        """(row, bytes) of the first envelope that is larger than the limit; None where none is."""
+        """Return (row, bytes) of the first envelope larger than the limit, None if there is none."""
         sizes = ((i, len(row)) for i, row in enumerate(self._rows) if row is not None and len(row) > limit)
         return next(sizes, None)
 
     def first_null(self) -> int | None:
-        """The first row without a value; None where every row has one."""
+        """Return the first row without a value, None if every row has one."""
         return next((i for i, row in enumerate(self._rows) if row is None), None)
 
     def reach(self, start: int, limit: int) -> tuple[int, int]:
-        """(stop, bytes) of the longest span from start whose envelopes have at most limit bytes together."""
+        """Return (stop, bytes) of the longest span from ``start`` whose envelopes fit in ``limit`` bytes."""
         total = 0
         for i, row in enumerate(self._span(start, self.length), start):
             if len(row or b"") > limit - total:
@@ -262,7 +262,7 @@ class Envelopes:
         return self.length, total
 
     def write(self, start: int, stop: int, offsets: Buffer, data: Buffer, validity: Buffer) -> int:
-        """Write a span as the three buffers of an Arrow binary array; returns how many rows are null."""
+        """Write a span into the three buffers of an Arrow binary array; return the number of null rows."""
         rows = self._span(start, stop)
         if (room := sum(len(row or b"") for row in rows)) > MAX_ENVELOPE:
             raise UsageError(f"an Arrow binary array holds at most {MAX_ENVELOPE} bytes, not {room}")
@@ -276,10 +276,10 @@ class Envelopes:
         return nulls
 
     def frames(self, start: int, stop: int, subjects: list[bytes], which: Buffer | None) -> bytes:
-        """A span as NATS PUB commands.
+        """Return a span as NATS PUB commands.
 
-        ``which`` holds the index of each row's subject as 32-bit integers, None where all rows go to the
-        first. A null row has an empty payload.
+        ``which`` holds the index of each row's subject as 32-bit integers; None sends all rows to the first
+        subject. A null row has an empty payload.
         """
         rows = self._span(start, stop)
         chosen = self._chosen(which)
@@ -337,7 +337,7 @@ def validity_bits(rows: Sequence[Any]) -> bytes | None:
 
 
 def _decoded(rows: Column, reader: Callable[[bytes], Any], bad: list[int]) -> list[Any]:
-    """A message or ack for each sound row, None for the others, whose indexes are added to bad."""
+    """Decode each row, null and invalid ones to None; add the indexes of invalid rows to ``bad``."""
     values: list[Any] = []
     for i, row in enumerate(rows.rows):
         try:
@@ -366,9 +366,9 @@ class MessageColumns:
         return text_buffers([field or None for field in encoded], self._code)
 
     def columns(self) -> dict[str, Any]:
-        """Field name to (rows, nulls, validity, offsets, data) of texts, to data of numbers.
+        """Return buffers by field name: (rows, nulls, validity, offsets, data) for texts, data for numbers.
 
-        Under "validity" stands the bitmap of the rows, None where all of them are sound.
+        The key "validity" holds the validity bitmap of the rows, None if all rows are valid.
         """
         return {
             "key": self._texts("key"),
@@ -395,9 +395,9 @@ class AckColumns:
         return text_buffers([field or None for field in fields] if empty_is_null else fields, self._code)
 
     def columns(self) -> dict[str, Any]:
-        """Field name to (rows, nulls, validity, offsets, data) of texts, to data of numbers.
+        """Return buffers by field name: (rows, nulls, validity, offsets, data) for texts, data for numbers.
 
-        Under "validity" stands the bitmap of the rows, None where all of them are sound.
+        The key "validity" holds the validity bitmap of the rows, None if all rows are valid.
         """
         return {
             "stream": self._texts("stream"),
@@ -422,12 +422,12 @@ def _sound(row: bytes) -> Any:
 
 
 class StoredColumns:
-    """Messages as servers send them to subscribers, without envelopes, decoded into columns."""
+    """Messages without envelopes, as servers send them to subscribers, decoded into columns."""
 
     def __init__(self, rows: Column, allocate: Callable[[int], Any]) -> None:  # noqa: ARG002
         if rows.nbytes > MAX_ENVELOPE:
             raise EnvelopeTooLargeError("the messages have more than 2 GiB together: decode fewer at a time")
-        #: The first row that is no sound message; -1 where all are.
+        #: Index of the first row that is not a valid message; -1 if all are valid.
         self.bad = -1
         self._messages: list[Any] = []
         for i, row in enumerate(rows.rows):
@@ -438,7 +438,7 @@ class StoredColumns:
             self._messages.append(message)
 
     def columns(self) -> dict[str, Any]:
-        """As :meth:`MessageColumns.columns`; no row of any column is null."""
+        """Return the columns like :meth:`MessageColumns.columns`; no row of any column is null."""
         texts = ("stream", "subject", "reply_subject", "correlation_id")
         return {
             "offset": _numbers(self._messages, "offset", "q"),

@@ -1,9 +1,9 @@
-"""What servers send to a reader, into columns, in plain Python: the twin of ``src/_fastbulk.pyx``.
+"""Bulk reads from servers into columns, in plain Python: the twin of ``src/_fastbulk.pyx``.
 
-:class:`NatsRows` reads what a NATS server sends on a connection, and :class:`StoredRows` what a Liftbridge
-server sends on one gRPC call. Both are fed pieces of any size, take what belongs to the batch, and say why
-they stopped. What ends up in the columns is known of every row, so that a read can go on at the exact next
-offset over another connection. :class:`~liftenvelope._native.calls.PublishAcks` stands beside them.
+:class:`NatsRows` parses the bytes of a NATS connection, and :class:`StoredRows` the bytes of one gRPC call to
+a Liftbridge server. Both are fed pieces of any size, take the messages of the batch, and report why they
+stopped. Invariant: ``next_offset`` always follows the last row taken, so a read can resume at exactly that
+offset on another connection. :class:`~liftenvelope._native.calls.PublishAcks` tracks acks in the same way.
 """
 
 from __future__ import annotations
@@ -45,19 +45,19 @@ _OTHER_LINE: Final = re.compile(rb"PING|PONG|\+OK|-ERR '.+'|INFO [^\r]+")
 _NUMBER: Final = re.compile(rb"\d{1,19}")
 _BLANK: Final = b" \t\r\n"
 
-#: Number of rows, offset of the first and the last, gaps before rows, and the columns' buffers by name.
+#: Number of rows, offsets of the first and last row, gaps before rows, and the columns' buffers by name.
 _Taken: TypeAlias = "tuple[int, int, int, list[tuple[int, int]], dict[str, Any]]"
 
 
 class _Row(NamedTuple):
-    """A message on its way into the columns."""
+    """A message to be put into the columns."""
 
     offset: int
     timestamp: int
     subject: bytes
     value: bytes
     headers: dict[bytes, bytes]
-    #: The message that an envelope holds, or a server has stored; None for a payload that is no envelope.
+    #: Message of the envelope, or stored message; None for a payload that is not an envelope.
     message: Any
 
 
@@ -66,7 +66,7 @@ def _sound(text: bytes) -> bytes:
 
 
 def _repeats(rows: Sequence[bytes | None]) -> tuple[int, int, bytes | None, bytes, TextBuffers]:
-    """The buffers of text that repeats: validity, which of the different ones each row has, and those."""
+    """Return the buffers of dictionary-encoded text: validity, index of each row, distinct values."""
     items: dict[bytes, int] = {}
     indices = [0 if row is None else items.setdefault(_sound(row), len(items)) for row in rows]
     packed = struct.pack(f"={len(indices)}i", *indices)
@@ -88,7 +88,7 @@ def _headers(rows: Sequence[dict[bytes, bytes]]) -> dict[str, Any]:
 
 
 class _Batch:
-    """The rows of a batch."""
+    """Rows of the current batch, up to ``max_rows`` rows or ``max_bytes`` bytes."""
 
     def __init__(self, wanted: Iterable[str], max_rows: int, max_bytes: int) -> None:
         self.wanted = frozenset(wanted)
@@ -154,7 +154,7 @@ class _Batch:
 
 
 def _nats_headers(block: bytes) -> dict[bytes, bytes]:
-    """The lines of NATS headers; of a repeated name the last value counts, at the first one's place."""
+    """Parse NATS headers. If a name repeats, the last value counts, at the position of the first."""
     found: dict[bytes, bytes] = {}
     for line in block.split(b"\n")[1:]:
         name, colon, value = line.partition(b":")
@@ -164,7 +164,7 @@ def _nats_headers(block: bytes) -> dict[bytes, bytes]:
 
 
 class _Head(NamedTuple):
-    """The line before a message, or another one; and where what it is about ends."""
+    """A protocol line, and the range of the body that follows it. ``is_message``: an MSG or HMSG line."""
 
     subject: bytes
     sid: int
@@ -177,7 +177,7 @@ class _Head(NamedTuple):
 
 
 class _Ack(NamedTuple):
-    """The numbers in the subject that an ack of a message would go to."""
+    """Numbers in the reply subject of a JetStream message."""
 
     sequence: int
     delivery: int
@@ -186,9 +186,9 @@ class _Ack(NamedTuple):
 
 
 def _parse_reply(reply: bytes) -> _Ack | None:
-    """Read ``$JS.ACK.<stream>.<consumer>.<delivered>.<sequence>.<delivery>.<timestamp>.<pending>``.
+    """Parse ``$JS.ACK.<stream>.<consumer>.<delivered>.<sequence>.<delivery>.<timestamp>.<pending>``.
 
-    With a domain and an account there are two more tokens before the stream, and perhaps one at the end
+    The longer form has two more tokens, domain and account, before the stream, and optionally one at the end
     (nats-server, server/consumer.go).
     """
     tokens = reply.split(b".")
@@ -202,26 +202,26 @@ def _parse_reply(reply: bytes) -> _Ack | None:
 
 
 class _Reader:
-    """What both kinds of readers have in common."""
+    """Common base of both readers."""
 
     def __init__(self, wanted: Iterable[str], max_rows: int, max_bytes: int) -> None:
         self._batch = _Batch(wanted, max_rows, max_bytes)
         self._stop = -1
-        #: The offset that is wanted next.
+        #: Next offset to read.
         self.next_offset = 0
 
     @property
     def rows(self) -> int:
-        """How many rows the batch has."""
+        """Number of rows in the batch."""
         return len(self._batch.rows)
 
     @property
     def nbytes(self) -> int:
-        """How many bytes they had on the wire."""
+        """Size of the rows in the batch, in bytes on the wire."""
         return self._batch.nbytes
 
     def take(self) -> _Taken:
-        """(rows, first and last offset, gaps, columns) of the batch; the next one begins."""
+        """Return (rows, first offset, last offset, gaps, columns) of the batch and start a new batch."""
         return self._batch.take()
 
     def _close_gap(self, offset: int) -> None:
@@ -236,22 +236,22 @@ class _Reader:
 
 @final
 class NatsRows(_Reader):
-    """Messages of one consumer, out of what a NATS server sends, into columns.
+    """Reads the messages of one consumer from the bytes of a NATS connection into columns.
 
     Args:
-        wanted: Names of the columns to fill; ``ack_policy`` stands for all those of the envelope.
-        mode: 0: the payload is the value. 1 or 2: a payload that is a sound envelope is opened.
-        max_rows: How many rows a batch has at most.
-        max_bytes: After how many bytes it is full.
-        max_message: The longest message to take in, with its headers.
+        wanted: Names of the columns to fill; ``ack_policy`` stands for all columns of the envelope.
+        mode: 0: the payload is the value. 1 or 2: a payload that is a valid envelope is opened.
+        max_rows: Maximum rows of a batch.
+        max_bytes: Bytes after which a batch is full.
+        max_message: Largest message to accept, headers included, in bytes.
         allocate: Returns a writable buffer of a number of bytes. The Cython twin needs it.
 
     Attributes:
-        next_offset: The offset that is wanted next: of JetStream, the sequence less 1.
-        pending: How many messages were left at the server behind the last one; -1 before the first.
-        need: With ``MORE``: how many bytes there must be from where it stopped, at least; 0 for any number.
-        line: With ``LINE``: where the body of what comes next begins and ends (with its CRLF), of which
-            subscription it is, and the size of its headers. Feeding goes on where it ends.
+        next_offset: Next offset to read: the JetStream sequence minus 1.
+        pending: Messages left on the server after the last message taken; -1 before the first.
+        need: With ``MORE``: minimum number of bytes needed from the stop position on; 0 for any number.
+        line: With ``LINE``: start and end of the next body (CRLF included), its subscription id, and the size
+            of its headers. Feeding continues at the end.
     """
 
     def __init__(
@@ -273,12 +273,12 @@ class NatsRows(_Reader):
         self.line: tuple[int, ...] = ()
 
     def follow(self, sid: int, next_offset: int, stop: int) -> None:
-        """Take the messages of a new consumer, from an offset on, and up to another one; -1 for no end."""
+        """Read from a new consumer, from ``next_offset`` up to and excluding ``stop``; -1 for no end."""
         self._sid, self.next_offset, self._stop = sid, next_offset, stop
         self._delivery, self.pending = 0, -1
 
     def feed(self, view: Buffer, start: int, end: int) -> tuple[int, int]:
-        """Go on at start, as far as end; returns why it stopped, and where."""
+        """Parse from ``start`` to ``end``; return the reason to stop and the stop position."""
         data, at = piece_of(view, start, end), start
         self.need = 0
         while not self._batch.is_full:
@@ -350,19 +350,19 @@ class NatsRows(_Reader):
 
 @final
 class StoredRows(MessageReader, _Reader):
-    """Messages of one subscription, out of the bytes of a gRPC call, into columns.
+    """Reads the messages of one subscription from the bytes of a gRPC call into columns.
 
     Args:
-        wanted: Names of the columns to fill; ``ack_policy`` stands for all those of the envelope.
-        max_rows: How many rows a batch has at most.
-        max_bytes: After how many bytes it is full.
-        max_message: The longest message to take in.
+        wanted: Names of the columns to fill; ``ack_policy`` stands for all columns of the envelope.
+        max_rows: Maximum rows of a batch.
+        max_bytes: Bytes after which a batch is full.
+        max_message: Largest message to accept, in bytes.
         allocate: Returns a writable buffer of a number of bytes. The Cython twin needs it.
 
     Attributes:
-        next_offset: The offset that is wanted next.
-        stands: Whether the server's first message, which is empty, has come.
-        bad: With ``BROKEN``: the message that is none, or the prefix of one that is compressed or too long.
+        next_offset: Next offset to read.
+        stands: True once the server's first message, which is empty, was received.
+        bad: With ``BROKEN``: the malformed message, or the prefix of a compressed or too long one.
     """
 
     def __init__(
@@ -378,7 +378,7 @@ class StoredRows(MessageReader, _Reader):
         self.stands = self._begun = False
 
     def follow(self, next_offset: int, stop: int) -> None:
-        """Take the messages of a new subscription, from an offset on, up to another one; -1 for no end."""
+        """Read from a new subscription, from ``next_offset`` up to and excluding ``stop``; -1 for no end."""
         self.next_offset, self._stop = next_offset, stop
         self.stands, self._begun, self._part = False, False, b""
 

@@ -1,6 +1,6 @@
-"""The bytes of a gRPC call, cut into messages; and what answers to publishes say: a part of the twin.
+"""gRPC message cutting and publish acks: a part of the twin of ``src/_fastbulk.pyx``.
 
-:mod:`liftenvelope._native.bulk` is the rest of what ``src/_fastbulk.pyx`` has.
+:mod:`liftenvelope._native.bulk` is the rest of that twin.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 
 __all__ = ["BROKEN", "DONE", "FULL", "LINE", "LOST", "MORE", "MessageReader", "PublishAcks", "piece_of"]
 
-#: Why feeding stopped: more bytes are wanted; the batch is full; something that is not a message of this read
-#: comes next; all that was asked for has come; a message was left out; what came is not what it should be.
+#: Reasons to stop feeding: more bytes are needed (MORE); the batch is full (FULL); the next input is not a
+#: message of this read (LINE); the stop offset is reached (DONE); a delivery is missing (LOST); the input is
+#: malformed (BROKEN).
 MORE: Final = 0
 FULL: Final = 1
 LINE: Final = 2
@@ -32,7 +33,7 @@ _NUMBER: Final = re.compile(rb"\d{1,19}")
 
 
 def piece_of(view: Buffer, start: int, end: int) -> bytes:
-    """Return what lies before end, of bytes that a reader is fed."""
+    """Check the range of a reader's input; return the bytes before ``end``."""
     data = memoryview(view).cast("B")
     if not 0 <= start <= end <= len(data):
         raise UsageError(f"{start} to {end} are not a part of {len(data)} bytes")
@@ -40,24 +41,24 @@ def piece_of(view: Buffer, start: int, end: int) -> bytes:
 
 
 class MessageReader:
-    """Cuts the bytes of a gRPC call into messages, and has a subclass take each."""
+    """Cuts the bytes of a gRPC call into messages; a subclass processes each."""
 
     def __init__(self, max_message: int) -> None:
         self._max_message = max_message
         self._part = b""
-        #: With ``BROKEN``: the message that is none, or the prefix of one that is compressed or too long.
+        #: With ``BROKEN``: the malformed message, or the prefix of a compressed or too long one.
         self.bad = b""
 
     @property
     def inside_message(self) -> bool:
-        """Whether what came last was not the end of a message."""
+        """True if the input so far ends inside a message."""
         return bool(self._part)
 
     def feed(self, view: Buffer, start: int, end: int) -> tuple[int, int]:
-        """Go on at start, as far as end; returns why it stopped, and where."""
+        """Parse from ``start`` to ``end``; return the reason to stop and the stop position."""
         before, at = len(self._part), 0
         data = self._part + piece_of(view, start, end)[start:]
-        # Places in data lie so far from those in the view.
+        # Position in the view minus position in data.
         shift = start - before
         while (state := self._wants()) == MORE:
             size = self._message_size(data, at)
@@ -74,11 +75,11 @@ class MessageReader:
         return state, max(at + shift, start)
 
     def _wants(self) -> int:
-        """MORE, or why no message is wanted."""
+        """Return MORE, or the reason to stop before the next message."""
         return MORE
 
     def _take_message(self, raw: bytes) -> int:
-        """Take a message that is whole."""
+        """Process a complete message; return MORE or a reason to stop."""
         raise NotImplementedError
 
     def _message_size(self, data: bytes, at: int) -> int:
@@ -93,25 +94,25 @@ class MessageReader:
 
 @final
 class PublishAcks(MessageReader):
-    """What becomes of the requests of one PublishAsync call, by the numbers that their ids end with.
+    """Outcomes of the requests of one PublishAsync call, by the number at the end of the correlation id.
 
-    An ack of another stream, which records the same subject, is none; nor is one for a request that has its
-    answer.
+    Acks of another stream that records the same subject are ignored, as are acks of requests that already
+    have their answer.
 
     Args:
         stream: Name of the stream.
-        ident: What the correlation ids begin with. The numbers count up from 0.
-        window: How many requests there may be from the oldest without an answer on.
-        partitions: How many partitions the stream has.
-        max_message: The longest answer to take in.
+        ident: Prefix of the correlation ids. The numbers after it count up from 0.
+        window: Maximum number of requests from the oldest unanswered one to the newest.
+        partitions: Number of partitions of the stream.
+        max_message: Largest answer to accept, in bytes.
         allocate: Returns a writable buffer of a number of bytes. The Cython twin needs it.
 
     Attributes:
-        next: The number of the request that is sent next.
-        oldest: That of the oldest without an answer, or the next.
-        acked: How many are stored.
-        pending: How many have no answer.
-        bad: With ``BROKEN``: what is no answer.
+        next: Number of the next request to send.
+        oldest: Number of the oldest unanswered request, or ``next`` if all are answered.
+        acked: Number of requests stored.
+        pending: Number of unanswered requests.
+        bad: With ``BROKEN``: the malformed answer.
     """
 
     def __init__(
@@ -134,21 +135,21 @@ class PublishAcks(MessageReader):
 
     @property
     def oldest(self) -> int:
-        """The number of the oldest request without an answer."""
+        """Number of the oldest unanswered request."""
         return min(self._open, default=self.next)
 
     @property
     def pending(self) -> int:
-        """How many requests have no answer."""
+        """Count of unanswered requests."""
         return len(self._open)
 
     @property
     def room(self) -> int:
-        """How many more may be sent."""
+        """Count of requests that may be sent now."""
         return self._window - (self.next - self.oldest)
 
     def sent(self, partitions: Buffer, start: int, stop: int) -> None:
-        """Note that rows are sent, whose partitions stand in a buffer of 32-bit integers."""
+        """Record rows as sent. ``partitions`` holds the partition of each row as 32-bit integers."""
         raw = bytes(partitions)
         rows = len(raw) >> 2
         if not 0 <= start <= stop <= rows or stop - start > self.room:
@@ -162,12 +163,12 @@ class PublishAcks(MessageReader):
             self.next += 1
 
     def refused(self) -> list[tuple[int, bytes]]:
-        """(number, answer) of those that were refused since this was asked last."""
+        """Return (number, answer) of the requests refused since the last call."""
         found, self._refusals = self._refusals, []
         return found
 
     def offsets(self) -> dict[int, tuple[int, int]]:
-        """By partition, the first and the last offset that was acked."""
+        """Return the lowest and highest acked offset by partition."""
         return dict(sorted(self._spans.items()))
 
     def _take_message(self, raw: bytes) -> int:

@@ -1,4 +1,4 @@
-"""Messages of a consumer as they came, and the queue in which they wait: a part of ``_fastframes``'s twin."""
+"""Delivered messages of a consumer and their queue: a part of the twin of ``_fastframes``."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ _T = TypeVar("_T", bound="Delivered")
 
 
 class Delivered:
-    """A message that a consumer delivered: what the public class of such messages is made of.
+    """A message delivered by a consumer: base of the public message class.
 
     Attributes:
-        subject: The subject that it was published to.
+        subject: Subject that the message was published to.
         data: The payload.
-        _size: The bytes of subject, reply, headers and payload; 0 where it was made by hand.
+        _size: Bytes of subject, reply, headers and payload; 0 if the message was constructed by hand.
     """
 
     __slots__ = ("_acked", "_acks", "_headers", "_metadata", "_reply", "_size", "data", "subject")
@@ -34,37 +34,38 @@ class Delivered:
 
     @property
     def reply(self) -> str:
-        """The subject that the ack goes to, empty if there is none."""
+        """Subject for the ack, empty if there is none."""
         if isinstance(self._reply, bytes):
             self._reply = self._reply.decode()
         return self._reply
 
     @property
     def _is_open(self) -> bool:
-        """Whether it can be acknowledged, and has not been."""
+        """True if the message can be acked and has not been."""
         return bool(self._reply) and not self._acked
 
     def _ack_frame(self, payload: bytes) -> bytes:
-        """The command that publishes an ack."""
+        """Return the PUB command of an ack."""
         reply = self._reply.encode() if isinstance(self._reply, str) else self._reply
         return b"PUB %b %d\r\n%b\r\n" % (reply, len(payload), payload)
 
 
 @final
 class MessageQueue(Generic[_T]):
-    """Delivered messages that wait to be taken, the account of them, and an iterator over them.
+    """Queue of delivered messages with flow control, and an asynchronous iterator over them.
 
-    Whoever awaits ``anext()`` of it gets a message that is there without any coroutine in between.
+    Awaiting ``anext()`` of the queue returns a buffered message without creating a coroutine.
 
     Args:
-        threshold: Below how much ``on_low`` is called.
-        in_bytes: Whether sizes are counted, and not messages.
-        on_low: Called when a message was taken, and what is owed and buffered is less than the threshold.
-        wait: Called for what is awaited instead where no message is there.
+        threshold: Messages or bytes, owed and buffered together, below which ``on_low`` is called.
+        in_bytes: True to count bytes, False to count messages.
+        on_low: Called after a message was taken, if ``owed + buffered`` is below the threshold.
+        wait: Returns the coroutine to await if the queue is empty.
 
     Attributes:
-        owed: What is still to come; less with each message, and otherwise for the owner to set.
-        buffered: What is there.
+        owed: Messages or bytes requested from the server and not yet received. Each message reduces it;
+            otherwise the owner sets it.
+        buffered: Messages or bytes in the queue.
     """
 
     __slots__ = ("_items", "_on_low", "_wait", "buffered", "in_bytes", "owed", "threshold")
@@ -88,26 +89,26 @@ class MessageQueue(Generic[_T]):
         return len(self._items)
 
     def extend(self, messages: list[_T]) -> None:
-        """Put messages at the end, of a list that is given away."""
+        """Append messages. The caller must not use the list afterwards."""
         size = sum(message._size for message in messages) if self.in_bytes else len(messages)
         self.owed -= size
         self.buffered += size
         self._items += messages
 
     def append(self, message: _T) -> None:
-        """Put a message at the end."""
+        """Append a message."""
         self.extend([message])
 
     def clear(self) -> None:
-        """Drop what is there."""
+        """Drop all buffered messages."""
         self._items.clear()
         self.buffered = 0
 
     def pop(self) -> _T:
-        """Take the first message.
+        """Remove and return the first message.
 
         Raises:
-            IndexError: There is none.
+            IndexError: The queue is empty.
         """
         if not self._items:
             raise IndexError("no message is there")
@@ -127,9 +128,9 @@ class MessageQueue(Generic[_T]):
         return self._ready() if self._items else self._wait().__await__()
 
     def _ready(self) -> Generator[Any, None, _T]:
-        yield from ()  # nothing: it is a generator for the sake of its result
+        yield from ()  # yields nothing: __await__ needs a generator, whose return value is the message
         return self.pop()
 
     def __iter__(self) -> Iterator[_T]:
-        """Go through the messages, and take none."""
+        """Iterate over the messages without removing them."""
         return iter(tuple(self._items))

@@ -1,6 +1,6 @@
-r"""Answers to direct requests, as a consumer would have sent them: the twin of ``src/_fastdirect.pyx``.
+r"""Rewrites direct get answers as consumer deliveries: the twin of ``src/_fastdirect.pyx``.
 
-The server adds six lines to the headers of a message that it sends for a batch (ADR-31), the last ones::
+The server appends six header lines to each message of a batched direct get (ADR-31)::
 
     HMSG <inbox> <sid> <headers> <size>\r\nNATS/1.0\r\n<the message's own lines>
     Nats-Stream: ORDERS
@@ -10,7 +10,8 @@ The server adds six lines to the headers of a message that it sends for a batch 
     Nats-Num-Pending: 5
     Nats-Last-Sequence: 16
 
-It becomes ``HMSG orders.new <sid> $JS.ACK.<6 more words> ...``, what the readers of consumers understand.
+The rewritten message is ``HMSG orders.new <sid> $JS.ACK.<7 more tokens> ...``, which the readers of consumer
+deliveries understand.
 """
 
 from __future__ import annotations
@@ -34,19 +35,19 @@ _BLOCK: Final = re.compile(
     re.DOTALL,
 )
 _BEGIN: Final = b"NATS/1.0"
-#: Moments before 1970 and from 2262 on have no 64 bits of nanoseconds.
+#: Years whose times fit in 64 bits of nanoseconds since 1970.
 _YEARS: Final = range(1970, 2262)
 
 
 class DirectFrames:
-    """Rewrites answers.
+    """Rewrites direct get answers as consumer deliveries.
 
     Args:
-        stream: The name of the stream.
+        stream: Name of the stream.
 
     Attributes:
-        delivery: How many answers were rewritten.
-        foreign: Whether one of them was another stream's: a mirror's.
+        delivery: Number of answers rewritten.
+        foreign: True if an answer came from another stream: a mirror.
     """
 
     def __init__(self, stream: bytes) -> None:
@@ -56,12 +57,12 @@ class DirectFrames:
         self.foreign = False
 
     def follow(self, sid: int) -> None:
-        """Take the answers that come by another subscription."""
+        """Switch to the answers of another subscription."""
         self._sid = sid
         self.delivery = 0
 
     def take(self, view: Buffer, start: int, end: int) -> tuple[bytes, int]:
-        """The answers as messages of a consumer; and where something else begins, or is not all there."""
+        """Return the answers as consumer messages, and the start of the first other or incomplete input."""
         held = memoryview(view)
         if not 0 <= start <= end <= held.nbytes:
             raise UsageError(f"{start} to {end} are not a part of {held.nbytes} bytes")
@@ -98,13 +99,13 @@ class DirectFrames:
 
 
 def _nanoseconds(moment: list[int], fraction: int) -> int | None:
-    """A moment of UTC since 1970; None for what is none, or goes beyond 64 bits."""
+    """Convert a UTC time to nanoseconds since 1970; return None if it is invalid or exceeds 64 bits."""
     year, month, day, hour, minute, second = moment
     if year not in _YEARS or not 1 <= month <= 12 or not 1 <= day <= 31:
         return None
     if hour > 23 or minute > 59 or second > 59:
         return None
-    # The days of the civil calendar, counted from March, so that the leap day is the last of a year.
+    # Days of the civil calendar, with years that start in March, so that the leap day is the last of a year.
     years, months = (year - 1, month + 9) if month < 3 else (year, month - 3)
     days = 365 * years + years // 4 - years // 100 + years // 400 + (153 * months + 2) // 5 + day - 1
     seconds = (days - 719_468) * 86_400 + hour * 3_600 + minute * 60 + second

@@ -1,7 +1,7 @@
 """The envelope codec in plain Python: the reference that ``src/_fastenv.pyx`` must agree with.
 
-Written to be read. Both twins give the same value for any bytes, or the same error class, message and
-offset; the tests hold them to it. The layouts are drawn in :mod:`liftenvelope._wire`.
+Written for readability. For any bytes, both twins return the same value or raise the same error class,
+message and offset; tests check this. :mod:`liftenvelope._wire` shows the layouts.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Buffer
 
-#: All that the Cython twin has; requests and bare messages come from :mod:`liftenvelope._native.payloads`.
+#: All names of the Cython twin; requests and bare messages come from :mod:`liftenvelope._native.payloads`.
 __all__ = [
     "Ack",
     "Message",
@@ -70,37 +70,38 @@ def new_message(
     expected_offset: SupportsIndex = -1,
     crc: bool = False,
 ) -> bytes:
-    """Make the envelope of a message, ready to be published on NATS.
+    """Encode the envelope of a message, ready to publish on NATS.
 
-    Byte for byte what Liftbridge's Go client makes (``NewMessage``), but for the order of several headers:
-    Go's is random, ours is the mapping's.
+    The bytes are identical to those of Liftbridge's Go client (``NewMessage``), except for the order of
+    several headers: Go's order is random, ours is that of the mapping.
 
     Args:
         value: The payload, any bytes-like.
         key: Key for partitioning and compaction, any bytes-like; None is the same as empty.
         headers: Names to bytes-like values. The server overwrites ``subject`` and ``reply``.
-        ack_inbox: NATS subject to send the ack to. Without one no ack is sent, whatever the policy.
-        correlation_id: What the ack repeats, so that it can be told from others.
-        ack_policy: When the ack is sent; default: once the partition's leader has stored the message.
-        expected_offset: The offset that the message must get, on a stream with optimistic concurrency;
-            -1, the default, for any.
-        crc: Whether to protect the payload by a CRC-32C. The server drops out of the envelope what fails
-            the check: it is stored as a plain value and no ack comes.
+        ack_inbox: NATS subject to send the ack to. Without an inbox no ack is sent, whatever the policy.
+        correlation_id: Id that the ack repeats, to match acks with messages.
+        ack_policy: When the server sends the ack. Default: once the partition's leader has stored the
+            message.
+        expected_offset: Offset that the message must get, on a stream with optimistic concurrency. Default
+            -1: any.
+        crc: True to protect the payload by a CRC-32C. If the check fails, the server does not open the
+            envelope: it stores the whole of it as a plain value and sends no ack.
 
     Returns:
         The envelope.
 
     Raises:
-        UsageError: A value is out of range or of the wrong type; its name and value are in the text.
-        EnvelopeTooLargeError: A header name of more than 32,767 bytes, more than 65,535 headers (both
-            would crash the server), or an envelope of 2 GiB.
+        UsageError: A value is out of range or of the wrong type; the text names it.
+        EnvelopeTooLargeError: A header name has more than 32,767 bytes, there are more than 65,535 headers
+            (both would crash the server), or the envelope has 2 GiB or more.
 
     Example:
         >>> from liftenvelope.envelope import new_message
         >>> new_message(b"hello").hex()
         'b90e43b40008000008ffffffffffffffffff011a0568656c6c6f'
     """
-    # In the order of the Cython twin, so that of several faults both name the same one.
+    # In the order of the Cython twin: if several arguments are invalid, both twins must report the same one.
     offset = as_int64("expected_offset", expected_offset)
     key = as_optional_bytes("key", key)
     ack_inbox = as_optional_text("ack_inbox", ack_inbox)
@@ -119,18 +120,18 @@ def new_message(
 
 
 def marshal_message(message: Message, *, crc: bool = False) -> bytes:
-    """Make the envelope of a :class:`Message` with all its fields, as servers and tests need it.
+    """Encode a :class:`Message` with all its fields, for servers and tests.
 
     Args:
         message: The message.
-        crc: Whether to protect the payload by a CRC-32C.
+        crc: True to protect the payload by a CRC-32C.
 
     Returns:
-        The envelope: fields in the order of their numbers, those with default values left out.
+        The envelope: fields in the order of their numbers, without those that have default values.
 
     Raises:
-        UsageTypeError: Not a Message.
-        EnvelopeTooLargeError: The envelope would be of 2 GiB or more.
+        UsageTypeError: The argument is not a Message.
+        EnvelopeTooLargeError: The envelope would have 2 GiB or more.
 
     Example:
         >>> from liftenvelope.envelope import Message, marshal_message, unmarshal_message
@@ -156,17 +157,17 @@ def marshal_message(message: Message, *, crc: bool = False) -> bytes:
 
 
 def marshal_ack(ack: Ack, *, crc: bool = False) -> bytes:
-    """Make the envelope of an :class:`Ack`, as a server sends it.
+    """Encode an :class:`Ack`, as a server sends it.
 
     Args:
         ack: The ack.
-        crc: Whether to protect the payload by a CRC-32C.
+        crc: True to protect the payload by a CRC-32C.
 
     Returns:
-        The envelope: fields in the order of their numbers, those with default values left out.
+        The envelope: fields in the order of their numbers, without those that have default values.
 
     Raises:
-        UsageTypeError: Not an Ack.
+        UsageTypeError: The argument is not an Ack.
 
     Example:
         >>> from liftenvelope.envelope import Ack, marshal_ack, unmarshal_ack
@@ -201,19 +202,19 @@ def _envelope(kind: MessageType, body: bytearray, crc: bool) -> bytes:
 
 
 def unmarshal_message(data: Buffer) -> Message:
-    """Read a message envelope.
+    """Decode a message envelope.
 
-    Takes what the server takes: unknown protobuf fields are passed over, of a repeated field the last one
-    counts, a checksum is verified where there is one.
+    Accepts the same input as the server: unknown protobuf fields are skipped, the last value of a repeated
+    field counts, and a checksum is verified if present.
 
     Args:
         data: The envelope, any bytes-like.
 
     Returns:
-        The message. Fields that are not in the bytes have protobuf's defaults.
+        The message. Absent fields have protobuf's defaults.
 
     Raises:
-        EnvelopeError: The subclass tells what is wrong with the bytes, and ``offset`` where.
+        EnvelopeError: The bytes are invalid. The subclass names the fault, ``offset`` its position.
         UsageTypeError: data is not bytes-like.
 
     Example:
@@ -226,9 +227,9 @@ def unmarshal_message(data: Buffer) -> Message:
 
 
 def unmarshal_ack(data: Buffer) -> Ack:
-    """Read an ack envelope.
+    """Decode an ack envelope.
 
-    An ack with an error is returned like any other: look at ``error`` or call ``raise_for_error()``.
+    An ack with an error is returned like any other: check ``error`` or call ``raise_for_error()``.
 
     Args:
         data: The envelope, any bytes-like.
@@ -237,7 +238,7 @@ def unmarshal_ack(data: Buffer) -> Ack:
         The ack.
 
     Raises:
-        EnvelopeError: The subclass tells what is wrong with the bytes, and ``offset`` where.
+        EnvelopeError: The bytes are invalid. The subclass names the fault, ``offset`` its position.
         UsageTypeError: data is not bytes-like.
 
     Example:
@@ -250,16 +251,16 @@ def unmarshal_ack(data: Buffer) -> Ack:
 
 
 def peek_type(data: Buffer) -> MessageType:
-    """The type of an envelope, read from its header alone.
+    """Return the type of an envelope, read from its header alone.
 
     Args:
         data: The envelope, any bytes-like.
 
     Returns:
-        The type. A number without a name is kept: the member's name is then ``UNRECOGNIZED_<number>``.
+        The type. An unknown number is kept: the member's name is then ``UNRECOGNIZED_<number>``.
 
     Raises:
-        EnvelopeError: There is no sound header; the payload is not looked at.
+        EnvelopeError: The header is invalid. The payload is not checked.
 
     Example:
         >>> from liftenvelope.envelope import new_message, peek_type
@@ -270,15 +271,15 @@ def peek_type(data: Buffer) -> MessageType:
 
 
 def is_envelope(data: Buffer) -> bool:
-    """Whether data begins with a sound envelope header.
+    """Return True if ``data`` starts with a valid envelope header.
 
-    The payload is not looked at: unmarshalling may still find a fault in it.
+    The payload is not checked: unmarshalling may still fail.
 
     Args:
         data: Any bytes-like.
 
     Returns:
-        True for the header of an envelope of any type, false for all else.
+        True for a valid header of any envelope type, otherwise False.
 
     Example:
         >>> from liftenvelope.envelope import is_envelope, new_message
@@ -347,7 +348,7 @@ _CRC_TABLE: Final = _crc_table()
 
 
 def crc32c(data: bytes | bytearray | memoryview) -> int:
-    """CRC-32C (Castagnoli) of any bytes-like.
+    """Compute the CRC-32C (Castagnoli) of any bytes-like.
 
     Example:
         >>> from liftenvelope._native.env import crc32c

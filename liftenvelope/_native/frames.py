@@ -1,4 +1,4 @@
-r"""HTTP/2 DATA frames, gRPC and NATS messages in the bytes of a connection: the twin of ``_fastframes``.
+r"""Parsers for HTTP/2 DATA frames, gRPC messages and NATS messages: the twin of ``_fastframes``.
 
 An HTTP/2 frame (RFC 9113, 4.1) has a header of 9 bytes, a gRPC message a prefix of 5::
 
@@ -7,19 +7,20 @@ An HTTP/2 frame (RFC 9113, 4.1) has a header of 9 bytes, a gRPC message a prefix
     4     flags
     5..8  stream id
 
-:class:`FrameWalker` takes DATA frames out of what was received and cuts them into messages, so that h2, which
-needs some 12 us for a frame, sees only the few others. It takes those without any flag of streams that it was
-told of: no flag means no padding and no end of the stream, so there is nothing in them but bytes of messages.
+:class:`FrameWalker` takes DATA frames out of the received bytes and cuts them into messages. h2, which needs
+about 12 us per frame, sees only the few other frames. The walker takes DATA frames without flags, of streams
+that were opened in it: no flag means no padding and no end of the stream, so that the payload is nothing but
+message bytes.
 
-What a NATS server sends are lines, some of them followed by a message; sizes are decimal, and the size of an
-``HMSG`` includes that of its headers::
+A NATS server sends lines, some of them followed by a message. Sizes are decimal, and the size of an ``HMSG``
+includes that of its headers::
 
     MSG <subject> <sid> [<reply> ]<size>\r\n<payload>\r\n
     HMSG <subject> <sid> [<reply> ]<size of headers> <size>\r\n<headers><payload>\r\n
     PING\r\n   PONG\r\n   +OK\r\n   -ERR '<text>'\r\n   INFO <json>\r\n
 
-:class:`NatsWalker` takes the messages of chosen subscriptions out of them, and leaves everything else, byte
-for byte, to the client that holds the connection.
+:class:`NatsWalker` takes the messages of chosen subscriptions out of these bytes, and leaves everything else,
+byte for byte, to the client that owns the connection.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ __all__ = [
 
 _B = TypeVar("_B", bound="Buffer")
 
-#: What :attr:`MessageCutter.fault` says.
+#: Values of :attr:`MessageCutter.fault`.
 COMPRESSED: Final = 1
 TOO_LONG: Final = 2
 
@@ -57,24 +58,24 @@ _DATA, _HEADERS, _PUSH_PROMISE, _CONTINUATION = 0x0, 0x1, 0x5, 0x9
 _HEADER_FRAMES: Final = (_HEADERS, _PUSH_PROMISE, _CONTINUATION)
 _END_HEADERS: Final = 0x4
 _LONGEST: Final = 0xFFFFFFFF
-# How much of a frame that is too long is shown.
+# Bytes shown of a frame that is too long.
 _SHOWN: Final = 32
 
-# The only forms that a server writes. Whatever else a client may understand is left to it.
+# The only forms that a server writes. All other lines are left to the client.
 _MSG: Final = re.compile(rb"MSG ([^\s]+) (\d{1,18}) (?:([^\s]+) )?()(\d{1,18})")
 _HMSG: Final = re.compile(rb"HMSG ([^\s]+) (\d{1,18}) (?:([^\s]+) )?(\d{1,18}) (\d{1,18})")
 _OTHER_LINE: Final = re.compile(rb"PING|PONG|\+OK|-ERR '.+'|INFO [^\r]+")
-# A line that is longer has no end, for all we know.
+# A longer line counts as malformed.
 _LONGEST_LINE: Final = 65_536
 _CRLF: Final = 2
 
 
 def pack_messages(messages: list[_B]) -> bytes:
-    r"""Return the messages, bytes-like objects, each with its prefix: the payload of DATA frames.
+    r"""Concatenate bytes-like messages, each with its gRPC prefix: the payload of DATA frames.
 
     Raises:
-        UsageTypeError: One is not bytes-like.
-        UsageError: One is longer than a prefix can say.
+        UsageTypeError: A message is not bytes-like.
+        UsageError: A message is longer than the 32-bit length of a prefix allows.
 
     >>> pack_messages([b"abc", b""])
     b'\x00\x00\x00\x00\x03abc\x00\x00\x00\x00\x00'
@@ -90,16 +91,16 @@ def pack_messages(messages: list[_B]) -> bytes:
 
 @final
 class MessageCutter:
-    """Cuts the bytes of one stream into messages, however they were divided on the way.
+    """Cuts the bytes of one stream into messages, fed in pieces of any size.
 
     Args:
-        max_message: The longest message to take in, in bytes.
-        pieces: Whether to leave the bytes as they came, for somebody else to cut, instead of messages. A
-            walker hands on in one piece what one walk has taken.
+        max_message: Largest message to accept, in bytes.
+        pieces: True to return the bytes uncut, for the caller to cut, instead of messages. A walker joins the
+            bytes of one walk into one piece.
 
     Attributes:
-        fault: 0; or why it takes no more: ``COMPRESSED``, ``TOO_LONG``.
-        fault_value: The compressed flag, or the length, that was refused.
+        fault: 0, or the reason why no more messages are accepted: ``COMPRESSED``, ``TOO_LONG``.
+        fault_value: The refused compressed flag or length.
     """
 
     __slots__ = ("_buffer", "_max_message", "_pieces", "fault", "fault_value")
@@ -113,18 +114,18 @@ class MessageCutter:
 
     @property
     def leaves_pieces(self) -> bool:
-        """Whether somebody else cuts."""
+        """True if the bytes are returned uncut."""
         return self._pieces
 
     @property
     def inside_message(self) -> bool:
-        """Whether what came last was not the end of a message."""
+        """True if the input so far ends inside a message."""
         return bool(self._buffer)
 
     def feed(self, data: Buffer) -> list[bytes]:
-        """Take in more of the stream; return the messages that are complete now.
+        """Process more bytes of the stream; return the messages that are now complete.
 
-        After a fault it returns no more messages; those before it are returned all the same.
+        Messages before a fault are still returned. After a fault there are no more messages.
         """
         messages: list[bytes] = []
         if self._pieces:
@@ -138,7 +139,7 @@ class MessageCutter:
         return messages
 
     def _message_end(self, start: int) -> int:
-        """Where the message that begins at ``start`` ends, 0 if that has not come yet or must not."""
+        """Return the end of the message that begins at ``start``, 0 if it is incomplete or refused."""
         if len(self._buffer) - start < _PREFIX:
             return 0
         flag = self._buffer[start]
@@ -153,16 +154,19 @@ class MessageCutter:
 
 @final
 class FrameWalker:
-    """Divides what a connection receives into messages of open streams, and frames for h2.
+    """Splits the received bytes of a connection into messages of open streams, and frames for h2.
+
+    Invariants: messages are returned before any frame that arrived after them. While a header block is
+    incomplete, no DATA frame is taken, so that h2 sees and refuses it.
 
     Args:
-        max_frame_size: The longest payload that the peer may send: what we announced.
-        max_message: The longest message to take in, in bytes.
-        preface: How many bytes come before the first frame: 24 where a client is on the other side.
+        max_frame_size: Largest payload that the peer may send, as announced, in bytes.
+        max_message: Largest message to accept, in bytes.
+        preface: Number of bytes before the first frame: 24 if the peer is a client.
 
     Attributes:
-        oversize: 0; or the length of a frame that is too long, after which it walks no further. It is also
-            what a peer that does not speak HTTP/2 seems to send.
+        oversize: 0, or the length of a frame that is too long. The walker then stops. The bytes of a peer
+            that does not speak HTTP/2 usually look like such a frame.
     """
 
     __slots__ = (
@@ -187,12 +191,12 @@ class FrameWalker:
         self.oversize = 0
 
     def open(self, stream_id: int, pieces: bool = False) -> MessageCutter:
-        """Take the DATA frames of this stream from now on. Returns its cutter, for those that h2 gets."""
+        """Take the DATA frames of this stream from now on. Return its cutter, for frames that go to h2."""
         cutter = self._cutters[stream_id] = MessageCutter(self._max_message, pieces)
         return cutter
 
     def mute(self, stream_id: int) -> None:
-        """Take the DATA frames of this stream, but for their size alone: nobody wants what is in them."""
+        """Take the DATA frames of this stream, count their size and drop their content."""
         self._cutters[stream_id] = None
 
     def close(self, stream_id: int) -> None:
@@ -200,19 +204,19 @@ class FrameWalker:
         self._cutters.pop(stream_id, None)
 
     def feed(self, data: Buffer) -> None:
-        """Take in more bytes; then call :meth:`walk` until it returns no frame."""
+        """Add received bytes. Then call :meth:`walk` until it returns no frame."""
         self._buffer = self._buffer[self._start :] + as_bytes("data", data)
         self._start = 0
 
     def walk(self) -> tuple[list[tuple[int, int, list[bytes]]], bytes]:
-        """Go to the next frame that is not taken out; return what was taken out before it, and the frame.
+        """Advance to the next frame that is not taken; return the messages taken before it, and the frame.
 
-        Streams that the frame opens or closes must be opened and closed here before the next call.
+        Streams that the frame opens or closes must be opened or closed here before the next call.
 
         Returns:
-            For each stream with DATA frames, in the order of the first: its id, the length of their
-            payloads, the messages that are complete. Then the frame, or ``b""`` when there is no further
-            one. Of a frame that is too long it is the beginning.
+            For each stream with DATA frames taken, ordered by the first frame: its id, the total length of
+            the payloads, and the completed messages. Then the next frame, or ``b""`` if there is none. If the
+            frame is too long, only its beginning is returned.
         """
         taken: dict[int, tuple[int, list[bytes]]] = {}
         frame = self._next_preface()
@@ -236,13 +240,13 @@ class FrameWalker:
         return part
 
     def _header(self) -> tuple[int, int, int]:
-        """The flags, the type and the stream id of the next frame."""
+        """Return flags, type and stream id of the next frame."""
         at = self._start
         stream_id = int.from_bytes(self._buffer[at + 5 : at + _FRAME_HEADER], "big") & 0x7FFFFFFF
         return self._buffer[at + 4], self._buffer[at + 3], stream_id
 
     def _frame_end(self) -> int:
-        """Where the next frame ends, 0 if that has not come yet or must not."""
+        """Return the end of the next frame, 0 if it is incomplete or too long."""
         if len(self._buffer) - self._start < _FRAME_HEADER:
             return 0
         length = int.from_bytes(self._buffer[self._start : self._start + 3], "big")
@@ -263,7 +267,7 @@ class FrameWalker:
 
 
 class _Opening(NamedTuple):
-    """What is wanted of a subscription's messages."""
+    """Form in which the messages of a subscription are delivered."""
 
     payloads: bool = False
     message_class: type[Delivered] | None = None
@@ -271,7 +275,7 @@ class _Opening(NamedTuple):
     statuses: bytes = b""
 
     def leaves(self, head: _Head) -> bool:
-        """Whether this message is not for us to take: a status, or one that nats-py has to object to."""
+        """Return True if the message is left to nats-py: a status, or one with an invalid reply subject."""
         if self.message_class is None:
             return False
         if head.reply:
@@ -279,7 +283,7 @@ class _Opening(NamedTuple):
         return head.subject.encode().startswith(self.statuses)
 
     def message(self, head: _Head, headers: bytes | None, payload: bytes) -> Any:
-        """The message in the form that is wanted."""
+        """Return the message in the requested form."""
         if self.payloads:
             return payload
         if self.message_class is None:
@@ -291,7 +295,7 @@ class _Opening(NamedTuple):
 
 
 class _Head(NamedTuple):
-    """The line before a message."""
+    """Fields of an MSG or HMSG line."""
 
     subject: str
     sid: int
@@ -302,13 +306,14 @@ class _Head(NamedTuple):
 
 @final
 class NatsWalker:
-    """Takes the messages of chosen subscriptions out of what a NATS server sends.
+    """Takes the messages of chosen subscriptions out of the bytes of a NATS connection.
 
-    What it takes must have exactly the form that servers write. From the first line that has not, everything
-    is left: whoever holds the connection sees the fault as it would have without the walker.
+    Invariants: all bytes that are not part of a taken message are returned unchanged and in order. Input must
+    have exactly the form that servers write. From the first malformed line on, everything is left, so that
+    the client that owns the connection sees the fault as it would without the walker.
 
     Args:
-        max_message: The longest message to take, headers included, in bytes. From a longer one on,
+        max_message: Largest message to take, headers included, in bytes. From the first larger one on,
             everything is left.
     """
 
@@ -325,33 +330,34 @@ class NatsWalker:
         """Take the messages of this subscription from now on.
 
         Args:
-            sid: Its id.
-            payloads: Whether only their payloads are wanted.
+            sid: Subscription id.
+            payloads: True to return payloads instead of tuples.
         """
         self._opened[sid] = _Opening(payloads)
 
     def open_delivered(self, sid: int, message_class: type[Delivered], acks: Any, statuses: bytes) -> None:
-        """Take the messages of this subscription from now on, as objects of a class, but for statuses.
+        """Take the messages of this subscription from now on, as objects of a class; leave statuses.
+
+        Messages whose reply subject is not UTF-8 are left as well.
 
         Args:
-            sid: Its id.
-            message_class: A subclass of :class:`Delivered`. Its ``__init__`` may not be called.
-            acks: What sends their acks.
-            statuses: What is left: messages without a reply whose subject begins with this. Also those whose
-                reply is not UTF-8.
+            sid: Subscription id.
+            message_class: A subclass of :class:`Delivered`. Its ``__init__`` may be bypassed.
+            acks: Object that sends the acks of the messages.
+            statuses: Subject prefix of statuses. Messages with this prefix and without a reply are left.
         """
         if not issubclass(message_class, Delivered):
             raise UsageTypeError(f"{message_class!r} is no subclass of Delivered")
         self._opened[sid] = _Opening(False, message_class, acks, statuses)
 
     def close(self, sid: int) -> None:
-        """Leave the messages of this subscription, one that has come in part among them."""
+        """Leave the messages of this subscription from now on, including a partly received one."""
         self._opened.pop(sid, None)
 
     def skip(self, size: int) -> None:
-        """Leave so many bytes: the rest of a message that somebody else has begun to read.
+        """Leave the next ``size`` bytes: the rest of a message that the client has begun to read.
 
-        Only for the first ones: before the first :meth:`feed`, or the first after :meth:`reset`.
+        Call it before the first :meth:`feed`, or before the first after :meth:`reset`.
         """
         self._passing = size
 
@@ -360,29 +366,29 @@ class NatsWalker:
         self._pass_all = True
 
     def reset(self) -> None:
-        """Begin anew, with the first byte of another connection. The subscriptions stay open."""
+        """Restart at the first byte of a new connection. The subscriptions stay open."""
         self._buffer.clear()
         self._passing = 0
         self._pass_all = False
 
     def feed(self, data: Buffer) -> None:
-        """Take in more bytes; then call :meth:`walk` until it leaves nothing."""
+        """Add received bytes. Then call :meth:`walk` until it leaves nothing."""
         self._buffer += as_bytes("data", data)
 
     def walk(self) -> tuple[list[tuple[int, int, list[Any]]], bytes]:
-        """Go on to where messages are taken after something was left, or to the end.
+        """Take messages, then leave bytes, up to the next message to take or to the end.
 
         Returns:
-            For each subscription with messages, in the order of the first: its id, the length of their
-            payloads, and they themselves: payloads, or tuples of subject, reply (``b""`` if none), headers
-            (None if none) and payload. Then the bytes that are left, which came after these messages.
+            For each subscription with messages, ordered by the first message: its id, the total length of
+            the payloads, and the messages: payloads, objects, or tuples of subject, reply (``b""`` if none),
+            headers (None if none) and payload. Then the bytes left, which came after these messages.
         """
         taken: dict[int, tuple[int, list[Any]]] = {}
         start, at = 0, self._passed(0)
         while at < len(self._buffer):
             head, body = self._read_line(at)
             if head is None:
-                if body == at:  # more of the line must come
+                if body == at:  # the line is incomplete
                     break
                 at = self._passed(body)
             elif (opening := self._opened.get(head.sid)) is None or opening.leaves(head):
@@ -398,7 +404,7 @@ class NatsWalker:
         return [(sid, size, messages) for sid, (size, messages) in taken.items()], left
 
     def _passed(self, at: int) -> int:
-        """Where that ends which must be left from here on."""
+        """Return the end of the bytes to leave, starting at ``at``."""
         if self._pass_all:
             return len(self._buffer)
         step = min(self._passing, len(self._buffer) - at)
@@ -406,11 +412,11 @@ class NatsWalker:
         return at + step
 
     def _read_line(self, at: int) -> tuple[_Head | None, int]:
-        """What a line says if a message follows it, and where the line ends: where it began if not yet."""
+        """Parse a line. Return its fields if a message follows, and its end: ``at`` if it is incomplete."""
         end = self._buffer.find(b"\n", at)
         if end < 0:
             self._pass_all = len(self._buffer) - at > _LONGEST_LINE
-            return None, at + self._pass_all  # whatever is more than nothing: all is left now
+            return None, at + self._pass_all  # an end beyond `at` makes walk() leave everything
         line = bytes(self._buffer[at:end])
         head = _head(line[:-1])
         sound = line.endswith(b"\r") and (head is not None or _OTHER_LINE.fullmatch(line[:-1]))
@@ -436,7 +442,7 @@ def _is_text(word: bytes) -> bool:
 
 
 def _head(line: bytes) -> _Head | None:
-    """What the line before a message says; None if it is not such a line, or one that can't be."""
+    """Parse an MSG or HMSG line without its end; return None for other or invalid lines."""
     found = _MSG.fullmatch(line) or _HMSG.fullmatch(line)
     if found is None:
         return None

@@ -1,8 +1,8 @@
-r"""What passes through a gateway, in plain Python: the reference for ``src/_fastgate.pyx``.
+r"""Message conversion for the gateway, in plain Python: the reference for ``src/_fastgate.pyx``.
 
-:class:`MessageFramer` makes gRPC messages of what JetStream delivers, for a Subscribe call.
-:class:`PublishPipe` makes PUB commands of PublishRequests, and PublishResponses of JetStream's acks, for a
-PublishAsync call. Both are without I/O. For any bytes both twins give the same.
+:class:`MessageFramer` converts JetStream deliveries to gRPC messages, for a Subscribe call.
+:class:`PublishPipe` converts PublishRequests to PUB commands, and JetStream's acks to PublishResponses, for a
+PublishAsync call. Both are sans-io. For any bytes both twins return the same result.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from liftenvelope.errors import EnvelopeError
 
 __all__ = ["MessageFramer", "PublishPipe"]
 
-#: How many subjects are remembered with what follows from them: wildcards can make them many.
+#: Number of subjects with cached message tails. Wildcards can produce any number of subjects.
 _SUBJECTS: Final = 1_024
-#: $JS.ACK.<stream>.<consumer>.<delivered>.<sseq>.<cseq>.<ns>.<pending>, or with a domain and an account
-#: before the stream, and perhaps one more at the end.
+#: Tokens of $JS.ACK.<stream>.<consumer>.<delivered>.<sseq>.<cseq>.<ns>.<pending>; and of the form with a
+#: domain and an account before the stream, which may have one more token at the end.
 _TOKENS: Final = 9
 _DOMAIN_TOKENS: Final = 11
 _MAX_INT64: Final = 2**63 - 1
@@ -39,7 +39,7 @@ _NONE: Final = 2
 
 
 def _place(reply: bytes) -> tuple[int, int, int, int] | None:
-    """Sequence, delivery, time and what is pending, of a reply subject; None if it is none of JetStream's."""
+    """Parse sequence, delivery, time and pending of a JetStream reply subject; None for other subjects."""
     tokens = reply.split(b".")
     if tokens[:2] != [b"$JS", b"ACK"]:
         return None
@@ -58,18 +58,18 @@ def _place(reply: bytes) -> tuple[int, int, int, int] | None:
 
 
 class MessageFramer:
-    """Makes gRPC messages of what a consumer of one partition delivers.
+    """Converts the deliveries of one partition's consumer to gRPC messages.
 
-    An envelope gives its key, value and headers. Anything else is a value as it stands, also what only looks
-    like an envelope. Like Liftbridge it adds the headers ``subject`` and ``reply``, the latter empty.
+    An envelope provides key, value and headers. Any other payload, invalid envelopes included, is a plain
+    value. Like Liftbridge, the framer adds the headers ``subject`` and ``reply``, the latter empty.
 
     Args:
         stream: The Liftbridge stream.
         partition: The partition.
 
     Attributes:
-        sequence: Sequence of the last message that was framed or passed over; 0 before the first.
-        pending: How many the consumer had yet to deliver after it.
+        sequence: Stream sequence of the last message framed or skipped; 0 before the first.
+        pending: Messages that the consumer had yet to deliver after that message.
 
     Example:
         >>> framer = MessageFramer("s", 0)
@@ -89,15 +89,15 @@ class MessageFramer:
         self._tails: dict[str, bytes] = {}
 
     def frame(self, messages: list[Any], least: int, most: int) -> bytes:
-        """Return gRPC messages for those of the deliveries whose sequences are within bounds.
+        """Return gRPC messages for the deliveries with sequences from ``least`` to ``most``.
 
-        It ends after the message of the highest sequence that is wanted, or before one beyond it. What has no
-        reply subject of JetStream's is passed over.
+        Framing ends after the message with sequence ``most``, or before a higher one. Messages without a
+        JetStream reply subject are skipped.
 
         Args:
             messages: Tuples of subject, reply, headers and payload, in the order of their delivery.
-            least: The lowest sequence that is wanted.
-            most: The highest; -1 for no limit.
+            least: Lowest sequence to return.
+            most: Highest sequence to return; -1 for no limit.
         """
         out = bytearray()
         for subject, reply, _, payload in messages:
@@ -119,7 +119,7 @@ class MessageFramer:
         try:
             message = unmarshal_message(payload)
         except EnvelopeError:
-            pass  # stored as it is, as Liftbridge does
+            pass  # not an envelope: a plain value, as in Liftbridge
         else:
             key, value, headers = message.key, message.value, message.headers
         out = bytearray()
@@ -133,7 +133,7 @@ class MessageFramer:
         return bytes(out)
 
     def _tail(self, subject: str) -> bytes:
-        """What all messages on a subject have: where they are, and the headers that Liftbridge adds."""
+        """Encode the fields common to all messages on a subject: stream, partition, subject, headers."""
         tail = bytearray(self._middle)
         put_text(tail, w.MSG_SUBJECT, subject)
         put_headers(tail, w.MSG_HEADERS, {"subject": subject.encode(), "reply": b""})
@@ -144,7 +144,7 @@ class MessageFramer:
 
 
 class _Route:
-    """Where the messages for a partition go, and what is the same in all their acks."""
+    """Route of a partition: PUB command, prefix of JetStream's acks, constant part of our acks."""
 
     def __init__(self, key: tuple[bytes, int], command: bytes, answer: bytes, ack: bytes) -> None:
         self.key = key
@@ -154,18 +154,19 @@ class _Route:
 
 
 class PublishPipe:
-    r"""Makes PUB commands of requests, and responses of acks.
+    r"""Converts requests to PUB commands, and acks to responses.
 
-    A request is taken only if it is for a partition with a route, and if it is plain: the others are for
-    somebody who can say what is wrong with them.
+    Only plain requests for a partition with a route are taken. The caller handles all others, and reports
+    their errors. Invariant: each message taken gets a unique number, the last token of its reply subject, and
+    is pending until :meth:`acked` or :meth:`expire` removes that number.
 
     Args:
-        inbox: What the reply subjects begin with, including the last dot; a number follows.
-        max_message: The largest envelope, in bytes.
+        inbox: Prefix of the reply subjects, including the last dot; a number follows.
+        max_message: Largest envelope, in bytes.
 
     Attributes:
-        pending: How many messages are without their ack.
-        next_number: The number that the next message gets.
+        pending: Number of messages without an ack.
+        next_number: Number of the next message.
 
     Example:
         >>> pipe = PublishPipe("_INBOX.a.", 1024)
@@ -185,7 +186,7 @@ class PublishPipe:
 
     @property
     def pending(self) -> int:
-        """How many messages are without their ack."""
+        """Count of messages without an ack."""
         return len(self._waiting)
 
     def route(
@@ -196,9 +197,9 @@ class PublishPipe:
         Args:
             stream: The Liftbridge stream.
             partition: The partition.
-            stream_subject: The stream's subject, which Liftbridge's acks call that of the partition.
+            stream_subject: The stream's subject, which Liftbridge's acks carry as the partition subject.
             subject: The subject to publish on.
-            jetstream_stream: The JetStream stream that must store them.
+            jetstream_stream: The JetStream stream that must store the messages.
         """
         ack = bytearray()
         put_text(ack, w.ACK_STREAM, stream)
@@ -210,19 +211,19 @@ class PublishPipe:
         self._routes[key] = _Route(key, command, answer, bytes(ack))
 
     def close_routes(self) -> None:
-        """Take no messages for any partition, until there are routes again."""
+        """Remove all routes, so that no requests are taken until :meth:`route` is called again."""
         self._routes.clear()
 
     def take(self, requests: list[bytes], start: int) -> tuple[bytes, int, int, int]:
         """Return PUB commands for requests, up to the first one that is not taken.
 
         Args:
-            requests: PublishRequests.
-            start: The index of the first to look at.
+            requests: Serialised PublishRequests.
+            start: Index of the first request to take.
 
         Returns:
-            The commands; the index of the first request that was not taken; how many commands; how many
-            bytes their payloads have.
+            The commands, the index of the first request not taken, the number of commands, and the bytes of
+            their payloads.
         """
         out, index, size = bytearray(), start, 0
         while index < len(requests):
@@ -248,16 +249,17 @@ class PublishPipe:
     def acked(
         self, messages: list[Any], now_ns: int
     ) -> tuple[bytes, list[tuple[Any, tuple[bytes, int], int, bytes]]]:
-        """Return responses, with their gRPC prefixes, for acks of JetStream's.
+        """Return responses, with their gRPC prefixes, for JetStream's acks.
+
+        Acks for messages that are not pending are skipped.
 
         Args:
             messages: Tuples of subject, reply, headers and payload.
-            now_ns: The time in nanoseconds since 1970.
+            now_ns: Current time in nanoseconds since 1970.
 
         Returns:
-            The responses; and what is no plain ack, each with the stream and partition, the policy and the
-            correlation id of the message that it is about.
-            Messages that are not waited for are passed over.
+            The responses; and the answers that are not plain acks, each with stream and partition, ack policy
+            and correlation id of its message.
         """
         out, others = bytearray(), []
         for message in messages:
@@ -276,25 +278,25 @@ class PublishPipe:
         return bytes(out), others
 
     def expire(self, number: int) -> list[tuple[int, bytes]]:
-        """Wait no longer for the acks of messages before a number; return their policies and ids."""
+        """Remove pending messages numbered below ``number``; return their policies and correlation ids."""
         old = [self._waiting.pop(known) for known in list(self._waiting) if known < number]
         return [(policy, correlation_id) for _, correlation_id, policy in old]
 
 
 class _Request:
-    """A PublishRequest."""
+    """A parsed PublishRequest."""
 
     def __init__(self, raw: bytes) -> None:
         self.key = self.value = self.stream = self.correlation_id = b""
         self.partition = self.policy = 0
-        #: Whether it can go the quick way.
+        #: True if the pipe can take the request: known fields only, valid header names and policy.
         self.plain = True
         self._headers = bytearray()
         for field in Reader(raw, 0, len(raw)).fields():
             self._take(raw, field)
 
     def envelope(self) -> bytes:
-        """The envelope that is stored for it."""
+        """Return the envelope to store."""
         out = bytearray(_HEADER)
         put_bytes(out, w.MSG_KEY, self.key)
         put_bytes(out, w.MSG_VALUE, self.value)
@@ -308,7 +310,7 @@ class _Request:
             case w.REQUEST_VALUE, w.LEN:
                 self.value = data
             case w.REQUEST_STREAM, w.LEN:
-                # Also one that a later field replaces: protobuf refuses the whole message.
+                # Validates values that a later field replaces as well: protobuf refuses the whole message.
                 read_text(raw, field, "stream")
                 self.stream = data
             case w.REQUEST_PARTITION, w.VARINT:
@@ -341,7 +343,7 @@ class _Request:
 
 
 def _offset(answer: bytes, message: Any) -> int | None:
-    """The offset in an ack, None if it is none."""
+    """Parse the offset of a plain ack; return None for other answers."""
     _, _, headers, payload = message
     number = payload[len(answer) : -1]
     if headers is not None or not payload.startswith(answer) or not payload.endswith(b"}"):

@@ -1,8 +1,8 @@
-"""Publishes to JetStream that wait for their acks: a table without socket, clock or ``await``.
+"""Table of JetStream publishes that wait for acks, without socket, clock or ``await``.
 
-The twin of ``src/_fastjet.pyx``, and the readable reference. An ack says which publish it answers by the last
-token of the subject that it comes to: ``<inbox>.<token>``, with a new number for each publish. Late acks and
-duplicates have tokens that are not in the table any more, and are passed over.
+The twin of ``src/_fastjet.pyx``, and the readable reference. Acks are matched to publishes by the last token
+of their subject, ``<inbox>.<token>``: a new number for each publish. The tokens of late and duplicate acks
+are no longer in the table, so these acks are ignored.
 """
 
 from __future__ import annotations
@@ -17,36 +17,36 @@ from liftenvelope.errors import UsageTypeError
 
 __all__ = ["AckReader", "PublishTable"]
 
-#: How many forms of acks are remembered: one for each stream that is published to, in fact.
+#: Number of ack forms cached: in practice one for each stream that is published to.
 _FORMS: Final = 1_024
-#: A number as JSON writes it, and with so few digits that it overflows nothing.
+#: A JSON integer of at most 18 digits, which fits in 64 bits.
 _PLAIN: Final = re.compile(rb"0|[1-9][0-9]{0,17}")
 _SEQUENCE: Final = b'"seq"'
-#: How much later than its deadline a publish may fail, in seconds.
+#: Maximum seconds from a publish's deadline to its failure.
 _RESOLUTION: Final = 0.05
 
 _new = tuple.__new__
 
 
 class Waiting(Protocol):
-    """What waits for an ack: a future."""
+    """Future that waits for an ack."""
 
     def done(self) -> bool:
-        """Whether it has ended already, by being cancelled."""
+        """Return True if the future has already ended, by cancellation."""
 
     def set_result(self, result: Any, /) -> None:
-        """End it with an ack."""
+        """End the future with an ack."""
 
     def set_exception(self, exception: Any, /) -> None:
-        """End it with an error."""
+        """End the future with an error."""
 
 
 class AckReader:
-    """Reads acks. Those of one stream differ in their last number alone, and that is all that is looked at.
+    """Parses acks. The acks of one stream differ only in the last number, so only that number is parsed.
 
     Args:
         ack_type: The type of an ack, a named tuple whose second field is the sequence.
-        read: Reads what has not been seen before: an ack, or the error that it reports.
+        read: Parses an ack of unknown form; returns the ack, or the error that it reports.
 
     Example:
         >>> from collections import namedtuple
@@ -62,11 +62,11 @@ class AckReader:
     def __init__(self, ack_type: type[tuple[Any, ...]], read: Callable[[bytes], Any]) -> None:
         self._ack_type = ack_type
         self._read = read
-        # What stands before the number, and an ack that began so.
+        # Bytes before the number, to an ack of that form.
         self._known: dict[bytes, tuple[Any, ...]] = {}
 
     def __call__(self, data: bytes) -> Any:
-        """The ack in the data, or the error that it reports."""
+        """Parse an ack; return it, or the error that it reports."""
         head, _, tail = data.rpartition(b":")
         number = tail[:-1]
         plain = tail.endswith(b"}") and _PLAIN.fullmatch(number) is not None
@@ -74,7 +74,7 @@ class AckReader:
         if known is not None:
             return _new(self._ack_type, (known[0], int(number), *known[2:]))
         outcome = self._read(data)
-        # Of sound JSON that ends so, the number is all of the last value, and that is the sequence.
+        # `data` is valid JSON here, and ends with "seq":<number>}. So the number is the whole last value.
         if (
             plain
             and head.endswith(_SEQUENCE)
@@ -88,16 +88,19 @@ class AckReader:
 
 
 class PublishTable:
-    r"""The futures of publishes, by the tokens of their acks and by their deadlines.
+    r"""Futures of publishes, by the tokens of their acks and by their deadlines.
+
+    Invariant: a publish is in exactly one bucket, and the index maps its token to that bucket. Each publish
+    leaves both at once, whether it ends by an ack, an expiry or a withdrawal.
 
     Args:
-        inbox: What the subjects of acks begin with, the last dot included.
-        read_ack: Reads the payload of an ack: returns an ack, or the error that it reports.
-        refused: Says what headers mean, since acks have none: the error that ends the publish, or None if it
-            goes on elsewhere and ends later.
+        inbox: Prefix of the subjects of acks, the last dot included.
+        read_ack: Parses the payload of an ack; returns the ack, or the error that it reports.
+        refused: Interprets an answer with headers, which acks never have. Returns the error that ends the
+            publish, or None if the publish continues elsewhere and ends later.
 
     Attributes:
-        token: The token of the publish that was entered last.
+        token: Token of the last publish entered.
 
     Example:
         >>> from concurrent.futures import Future
@@ -130,7 +133,7 @@ class PublishTable:
         self._read_ack = read_ack
         self._refused = refused
         self._deadlines = DeadlineBuckets(_RESOLUTION)
-        # The bucket of the slice in which the deadline of the last publish lies.
+        # Bucket for the deadline of the last publish.
         self._bucket: dict[str, Any] = {}
         self._slice = math.nan
         self._index: dict[str, dict[str, Any]] = {}
@@ -138,17 +141,17 @@ class PublishTable:
         self.token = ""
 
     def __len__(self) -> int:
-        """How many have neither their ack nor another end."""
+        """Return the number of publishes that have not ended."""
         return len(self._index)
 
     def enter(self, future: Waiting, deadline: float, head: bytes, block: bytes, body: bytes) -> bytes:
-        """Add a publish, and return the command that sends it.
+        """Add a publish; return the command that sends it.
 
         Args:
-            future: What waits for the ack.
-            deadline: When to give up, in seconds on the clock whose readings go to :meth:`expire`.
+            future: Future that waits for the ack.
+            deadline: Time to give up, in seconds of the clock used for :meth:`expire`.
             head: The command up to the token: ``PUB <subject> <inbox>``.
-            block: The headers as they are sent; empty for a message without.
+            block: The encoded headers; empty for a message without headers.
             body: The payload.
         """
         if type(head) is not bytes or type(block) is not bytes or type(body) is not bytes:
@@ -168,22 +171,22 @@ class PublishTable:
         return b"H%b%b %d %d\r\n%b%b\r\n" % (head, token.encode(), len(block), size, block, body)
 
     def withdraw(self, token: str) -> bool:
-        """Take a publish out that was not sent. Returns whether it was in the table."""
+        """Remove a publish that was not sent. Return True if it was in the table."""
         return self._pop(token) is not None
 
     def settle(self, messages: list[tuple[str, bytes, bytes | None, bytes]]) -> int:
-        """End the publishes that messages answer.
+        """End the publishes answered by messages.
 
         Args:
-            messages: Their subjects, replies, headers (None if there are none) and payloads.
+            messages: Tuples of subject, reply, headers (None if none) and payload.
 
         Returns:
-            How many have left the table.
+            Number of publishes removed from the table.
         """
         return sum([self.settle_one(subject, headers, data) for subject, _, headers, data in messages])
 
     def settle_one(self, subject: str, headers: Any, data: bytes) -> int:
-        """End the publish that a message answers. Returns 1, or 0 if it answers none."""
+        """End the publish answered by a message. Return 1, or 0 if it answers none."""
         future = self._pop(subject[self._at :])
         if future is None:
             return 0
@@ -202,7 +205,7 @@ class PublishTable:
         if bucket is None:
             return None
         future = bucket.pop(token)
-        # A dict that is popped empty keeps its table, which may be as large as the largest burst.
+        # A dict emptied by pop() keeps its hash table, which may be as large as the largest burst.
         if not bucket:
             bucket.clear()
             if not self._index:
@@ -210,8 +213,8 @@ class PublishTable:
         return future
 
     def expire(self, now: float) -> list[tuple[Any, str]]:
-        """Take out the publishes whose deadlines have passed, the earliest first, with their tokens."""
-        self._slice = math.nan  # its bucket may be among them
+        """Remove the publishes whose deadlines have passed; return them with their tokens, earliest first."""
+        self._slice = math.nan  # the cached bucket may expire
         expired: list[tuple[Any, str]] = []
         for bucket in self._deadlines.pop_due(now):
             for token, future in bucket.items():
@@ -221,10 +224,10 @@ class PublishTable:
         return expired
 
     def expire_all(self) -> list[tuple[Any, str]]:
-        """Take out every publish."""
+        """Remove every publish; return them with their tokens."""
         return self.expire(math.inf)
 
     def next_expiry(self) -> float | None:
-        """When :meth:`expire` will next have something to do; None if nothing is outstanding."""
-        self._slice = math.nan  # its bucket goes if it is empty
+        """Return the time when :meth:`expire` next has work; None if nothing is outstanding."""
+        self._slice = math.nan  # the cached bucket is dropped if empty
         return self._deadlines.next_end()

@@ -1,7 +1,7 @@
 """Bare protobuf messages of the Liftbridge API in plain Python: the reference for ``src/_fastenv.pyx``.
 
-Only those that every message passes through: Message and Ack, which envelopes carry as well, PublishRequest
-and PublishResponse. For any bytes both twins give the same value, or the same error class, text and offset.
+Covers only the types used for every message: Message and Ack, which envelopes carry as well, PublishRequest
+and PublishResponse. For any bytes both twins return the same value, or the same error class, text and offset.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def publish_request(
     ack_policy: AckPolicy | int = _LEADER,
     expected_offset: SupportsIndex = -1,
 ) -> bytes:
-    """Make a PublishRequest, byte for byte what protobuf makes of it.
+    """Serialise a PublishRequest, byte for byte as protobuf does.
 
     Args:
         stream: Name of the stream.
@@ -88,25 +88,26 @@ def publish_request(
         key: Any bytes-like; None is the same as empty.
         headers: Names to bytes-like values. The server overwrites ``subject`` and ``reply``.
         partition: Number of the partition.
-        ack_inbox: NATS subject to send the ack to. With PublishAsync the server puts its own here.
-        correlation_id: What the ack repeats.
-        ack_policy: When the ack is sent; default: once the partition's leader has stored the message.
-        expected_offset: The offset that the message must get, on a stream with optimistic concurrency;
-            -1, the default, for any.
+        ack_inbox: NATS subject to send the ack to. With PublishAsync the server replaces it with its own.
+        correlation_id: Id that the ack repeats.
+        ack_policy: When the server sends the ack. Default: once the partition's leader has stored the
+            message.
+        expected_offset: Offset that the message must get, on a stream with optimistic concurrency. Default
+            -1: any.
 
     Returns:
         The serialised request, without any framing.
 
     Raises:
-        UsageError: A value is out of range or of the wrong type; its name and value are in the text.
-        EnvelopeTooLargeError: A header name of more than 32,767 bytes, more than 65,535 headers (both
-            would crash the server), or a request of 2 GiB.
+        UsageError: A value is out of range or of the wrong type; the text names it.
+        EnvelopeTooLargeError: A header name has more than 32,767 bytes, there are more than 65,535 headers
+            (both would crash the server), or the request has 2 GiB or more.
 
     Example:
         >>> publish_request("s", b"hello", partition=1, expected_offset=7).hex()
         '120568656c6c6f1a017320014807'
     """
-    # In the order of the Cython twin, so that of several faults both name the same one.
+    # In the order of the Cython twin: if several arguments are invalid, both twins must report the same one.
     stream = as_text("stream", stream)
     number = as_int32("partition", partition)
     offset = as_int64("expected_offset", expected_offset)
@@ -131,8 +132,8 @@ def publish_request(
 
 
 def put_headers(out: bytearray, number: int, headers: Mapping[str, bytes]) -> None:
-    """Write headers as a map field of this number."""
-    # A map entry is written with both its fields, also when they are empty, as protobuf does it.
+    """Write headers as a map field with this number."""
+    # Like protobuf, map entries always have both fields, even empty ones.
     for name, value in headers.items():
         key = name.encode()
         entry = bytearray((w.ENTRY_KEY << 3 | w.LEN,))
@@ -150,20 +151,20 @@ def put_headers(out: bytearray, number: int, headers: Mapping[str, bytes]) -> No
 
 
 def read_messages(payloads: list[_B], /, *, strip_headers: bool = True) -> list[Message]:
-    r"""Read messages as a server sends them to subscribers.
+    r"""Decode bare messages, as a server sends them to subscribers.
 
     Args:
-        payloads: Serialised ``Message``\ s, bytes-like; without envelopes around them.
-        strip_headers: Whether to leave out the headers ``subject`` and ``reply``, which the server adds to
-            every message that it stores, and which repeat its subject and reply subject; default True.
+        payloads: Serialised ``Message``\ s, bytes-like, without envelopes.
+        strip_headers: True to drop the headers ``subject`` and ``reply``, which the server adds to every
+            stored message, and which repeat its subject and reply subject. Default True.
 
     Returns:
-        The messages. Unknown fields are passed over; of a repeated field the last one counts.
+        The messages. Unknown fields are skipped; the last value of a repeated field counts.
 
     Raises:
-        EnvelopeError: A payload is malformed or ends too early. The text begins with ``message`` and its
-            index, and the offset is that within the payload.
-        UsageTypeError: Not a list, or one of them is not bytes-like; its index is named.
+        EnvelopeError: A payload is malformed or truncated. The text begins with ``message`` and the index of
+            the payload; the offset is relative to the payload.
+        UsageTypeError: The argument is not a list, or a payload is not bytes-like; the text has its index.
 
     Example:
         >>> [message.value for message in read_messages([bytes.fromhex("1a0568656c6c6f"), b""])]
@@ -174,7 +175,7 @@ def read_messages(payloads: list[_B], /, *, strip_headers: bool = True) -> list[
 
 
 def read_stored(index: int, raw: bytes, *, strip_headers: bool = True) -> Message:
-    """Read one of several messages; an error names it."""
+    """Decode one of several messages; errors name its index."""
     try:
         return read_message(raw, 0, strip_headers=strip_headers)
     except EnvelopeError as error:
@@ -182,19 +183,19 @@ def read_stored(index: int, raw: bytes, *, strip_headers: bool = True) -> Messag
 
 
 def read_publish_responses(payloads: list[_B], /) -> list[tuple[str, Ack | None, int, str]]:
-    r"""Read what a server answers to publishes.
+    r"""Decode a server's responses to publishes.
 
     Args:
         payloads: Serialised ``PublishResponse``\ s, bytes-like.
 
     Returns:
-        For each: its correlation id, or that of the ack where it has none; the ack, None where it is
-        unset; the code of the async error, -1 where there is no error (0 is a code: UNKNOWN); its text.
+        For each response: the correlation id, or that of the ack if the response has none; the ack, None if
+        unset; the code of the async error, -1 if there is no error (0 is a code: UNKNOWN); the error's text.
 
     Raises:
-        EnvelopeError: A payload is malformed or ends too early. The text begins with ``response`` and its
-            index, and the offset is that within the payload.
-        UsageTypeError: Not a list, or one of them is not bytes-like; its index is named.
+        EnvelopeError: A payload is malformed or truncated. The text begins with ``response`` and the index
+            of the payload; the offset is relative to the payload.
+        UsageTypeError: The argument is not a list, or a payload is not bytes-like; the text has its index.
 
     Example:
         >>> read_publish_responses([bytes.fromhex("120608021202676f1a0137"), b""])
@@ -205,7 +206,7 @@ def read_publish_responses(payloads: list[_B], /) -> list[tuple[str, Ack | None,
 
 
 def read_response(index: int, raw: bytes) -> tuple[str, Ack | None, int, str]:
-    """Read one of several responses; an error names it."""
+    """Decode one of several responses; errors name its index."""
     try:
         return _response(raw)
     except EnvelopeError as error:
@@ -217,7 +218,7 @@ def _fail(what: str, index: int, error: EnvelopeError) -> NoReturn:
 
 
 def read_message(raw: bytes, start: int, *, strip_headers: bool = False) -> Message:
-    """Read the message from start to the end, bare or within its envelope."""
+    """Decode the message from ``start`` to the end of ``raw``, bare or within its envelope."""
     fields: dict[str, Any] = {}
     headers: dict[str, bytes] = {}
     for field in Reader(raw, start, len(raw)).fields():
@@ -252,7 +253,7 @@ def _header(raw: bytes, entry: Field) -> tuple[str, bytes]:
 
 
 def ack_fields(raw: bytes, start: int, end: int) -> dict[str, Any]:
-    """Read an ack, bare or within its envelope: the fields that are there."""
+    """Decode an ack, bare or within its envelope; return the fields that are present."""
     fields: dict[str, Any] = {}
     for field in Reader(raw, start, end).fields():
         if field.kind == w.LEN:
@@ -270,7 +271,7 @@ def ack_fields(raw: bytes, start: int, end: int) -> dict[str, Any]:
 
 def _response(raw: bytes) -> tuple[str, Ack | None, int, str]:
     correlation_id = ""
-    # None: unset. A message that comes in parts is one, says protobuf: later fields go over those before.
+    # None: unset. Protobuf merges repeated occurrences of a submessage: later fields override earlier ones.
     ack: dict[str, Any] | None = None
     error: dict[int, Any] | None = None
     for field in Reader(raw, 0, len(raw)).fields():

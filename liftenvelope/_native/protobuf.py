@@ -1,6 +1,6 @@
-"""The protobuf wire format in plain Python, as far as envelopes need it.
+"""Protobuf wire format in plain Python, limited to the parts that envelopes need.
 
-The twin of the cursor in ``src/_cursor.pxd``. https://protobuf.dev/programming-guides/encoding/
+The twin of the cursor in ``src/_cursor.pxd``. Source: https://protobuf.dev/programming-guides/encoding/
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def put_varint(out: bytearray, number: int) -> None:
-    # Negative numbers go as 64-bit two's complement: ten bytes.
+    # Negative numbers are encoded as 64-bit two's complement: ten bytes.
     number &= 0xFFFF_FFFF_FFFF_FFFF
     while number > 0x7F:
         out.append(number & 0x7F | 0x80)
@@ -49,7 +49,7 @@ class Field(NamedTuple):
 
 
 class Reader:
-    """Walks the fields of a protobuf message; every position is absolute in the envelope."""
+    """Iterates over the fields of a protobuf message. All positions are absolute in the envelope."""
 
     def __init__(self, raw: bytes, start: int, end: int) -> None:
         self._raw = raw
@@ -57,7 +57,7 @@ class Reader:
         self._end = end
 
     def fields(self) -> Iterator[Field]:
-        """Fields in the order of the bytes, those with unknown numbers as well; groups are passed over."""
+        """Yield varint and length-delimited fields in input order, unknown ones too; skip the others."""
         while self._at < self._end:
             begin = self._at
             number, kind = self._tag()

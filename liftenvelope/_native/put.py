@@ -1,4 +1,4 @@
-r"""Rows of Arrow columns as NATS commands, and the acks for them: the twin of ``src/_fastput.pyx``.
+r"""Encode rows of Arrow columns as NATS commands, and track their acks: the twin of ``src/_fastput.pyx``.
 
 A command and its ack, by the NATS client protocol and ADR-50::
 
@@ -6,7 +6,7 @@ A command and its ack, by the NATS client protocol and ADR-50::
     HPUB <subject> <reply> <size of headers> <size>\r\nNATS/1.0\r\n<lines>\r\n<value>\r\n
     MSG <inbox><number> <sid> <size>\r\n{"stream":"ORDERS","seq":17}\r\n
 
-Columns come as the buffers of Arrow's large arrays: offsets of 64 bits, and the data. None of them has nulls.
+Columns are the buffers of Arrow's large arrays: 64-bit offsets, and data. They have no nulls.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ _LINE_END: Final = re.compile(rb"[\r\n]")
 
 
 class Column:
-    """Rows of bytes, none of them null.
+    """Column of byte strings without nulls.
 
     Args:
-        length: How many rows.
-        first: Which of the offsets is that of row 0.
-        offsets: Where the rows begin, and where the last ends: integers of 64 bits.
-        data: What they point into.
+        length: Number of rows.
+        first: Index of row 0's offset.
+        offsets: Start of each row and end of the last, as 64-bit integers.
+        data: Data that the offsets refer to.
 
     Raises:
-        UsageError: The offsets point elsewhere.
+        UsageError: The offsets point outside of the data.
     """
 
     def __init__(self, length: int, first: int, offsets: Buffer | None, data: Buffer | None) -> None:
@@ -63,14 +63,14 @@ def _require(sound: bool, what: str) -> None:
 
 
 class Form:
-    """What a command has beside the row itself.
+    """Parts of a command that do not come from the columns: reply subject and added headers.
 
     Args:
-        reply: Where the ack is to go, up to the number; empty for nowhere.
-        reply_tail: What stands behind the number.
-        id_head: A header with the number of the row: its name and what stands before the number. Or empty.
-        count_head: Likewise one with the same number as the reply.
-        closing: Lines of headers behind those, each with its end.
+        reply: Reply subject for the ack, up to the number; empty for no reply subject.
+        reply_tail: Reply subject after the number.
+        id_head: Header line with the row's number, up to the number; empty for no such header.
+        count_head: Header line with the same number as the reply, up to the number; empty for no such header.
+        closing: Further header lines, each with its line end.
     """
 
     def __init__(
@@ -85,23 +85,23 @@ class Form:
         self.id_head, self.count_head, self.closing = id_head, count_head, closing
 
     def _lines(self, number: int, count: int) -> bytes:
-        """The lines of the headers that it adds."""
+        """Return the added header lines."""
         ident = b"%b%d\r\n" % (self.id_head, number) if self.id_head else b""
         counted = b"%b%d\r\n" % (self.count_head, count) if self.count_head else b""
         return ident + counted + self.closing
 
 
 class Commands:
-    """Rows that can be put on the wire, whole or in spans.
+    """Rows to encode as NATS commands, all at once or in spans.
 
     Args:
         values: The payloads.
-        subjects: The subjects: of each row, or a single one, or those that ``which`` names.
-        which: The index of each row's subject, as integers of 32 bits; None for those of the same place.
-        lines: The lines of each row's headers; None for no headers.
+        subjects: One subject per row, a single one for all rows, or distinct ones indexed by ``which``.
+        which: Index of each row's subject, as 32-bit integers; None if ``subjects`` is not indexed.
+        lines: Header lines of each row; None for no headers.
 
     Raises:
-        UsageError: The columns do not fit together.
+        UsageError: The columns do not match.
     """
 
     def __init__(self, values: Column, subjects: Column, which: Buffer | None, lines: Column | None) -> None:
@@ -119,17 +119,17 @@ class Commands:
         self._lines = None if lines is None else lines.rows
 
     def subject_at(self, i: int) -> bytes:
-        """The subject of a row."""
+        """Return the subject of a row."""
         return self._subjects[i]
 
     def oversize(self, limit: int, form: Form, number: int, count: int) -> tuple[int, int]:
-        """The first row that is longer than the limit with its headers, and how long; (-1, 0) for none.
+        """Return the first row larger than the limit, headers included, and its size; (-1, 0) for none.
 
         Args:
-            limit: In bytes.
-            form: What the commands will have.
-            number: The number of row 0.
-            count: What the reply of row 0 has for a number.
+            limit: Limit in bytes.
+            form: Reply subject and headers of the commands.
+            number: Number of row 0.
+            count: Number in the reply subject of row 0.
         """
         for i in range(self.length):
             size = len(self._values[i]) + len(self._block(i, form, number + i, count + i))
@@ -138,7 +138,7 @@ class Commands:
         return -1, 0
 
     def reach(self, start: int, stop: int, nbytes: int) -> int:
-        """Where to stop so that no more than so many bytes go out, or one row, from start on."""
+        """Return the end of the longest span from ``start`` with at most ``nbytes`` bytes, or of one row."""
         if not 0 <= start <= stop <= self.length:
             raise UsageError(f"{start} to {stop} are not rows of {self.length}")
         at, left = start, nbytes
@@ -151,14 +151,14 @@ class Commands:
         return at
 
     def encode(self, start: int, stop: int, form: Form, number: int, count: int) -> bytes:
-        """The commands of rows start to stop.
+        """Encode the commands of rows ``start`` to ``stop``.
 
         Args:
             start: The first row.
-            stop: The row behind the last.
-            form: What they have beside the rows.
-            number: The number of row ``start``.
-            count: What its reply has for a number.
+            stop: The row after the last.
+            form: Reply subject and headers of the commands.
+            number: Number of row ``start``.
+            count: Number in the reply subject of row ``start``.
         """
         if not 0 <= start <= stop <= self.length:
             raise UsageError(f"{start} to {stop} are not rows of {self.length}")
@@ -186,9 +186,10 @@ def _exact(buffer: Buffer, size: int) -> bytes:
 
 
 def plain_subjects(subjects: Column, start: int) -> int:
-    """The first of them from start on that is not plain: others may be published on as well, or not; or -1.
+    """Return the first subject from ``start`` on that is not plain, or -1.
 
-    Plain are visible ASCII characters, no empty token, no wildcard as a token, 3,500 bytes at most.
+    A plain subject has visible ASCII characters only, no empty token, no wildcard token, and at most 3,500
+    bytes. Other subjects may still be valid.
     """
     for i in range(start, subjects.length):
         tokens = subjects.rows[i].split(b".")
@@ -200,19 +201,20 @@ def plain_subjects(subjects: Column, start: int) -> int:
 def header_lines(
     rows: int, first: int, ends: Buffer | None, names: Column, values: Column, dropped: tuple[bytes, ...]
 ) -> tuple[int, bytes, bytes]:
-    """The lines of the headers of each row.
+    """Encode the headers of each row as lines.
 
     Args:
-        rows: How many rows.
-        first: Which of the ends is where row 0 begins.
-        ends: Where each row's headers begin, and where the last's end: integers of 32 bits.
-        names: Of the headers of all rows; of a repeated name the last value counts, at the first place.
-        values: Of the same.
-        dropped: Names of those that are left out.
+        rows: Number of rows.
+        first: Index of row 0's start in ``ends``.
+        ends: Start of each row's headers and end of the last, as 32-bit integers.
+        names: Header names of all rows. If a name repeats in a row, the last value counts, at the position of
+            the first.
+        values: Header values of all rows.
+        dropped: Names of headers to drop.
 
     Returns:
-        The first row that has a header which can't be sent, or -1; and where the lines of each row begin and
-        end, as integers of 64 bits, and the lines.
+        The first row with a header that can't be sent, or -1; the start of each row's lines and the end of
+        the last, as 64-bit integers; and the lines.
     """
     raw = bytes(ends or b"")
     _require(rows >= 0 <= first < len(raw) // 4 - rows or rows == 0, "its offsets are too short")
@@ -241,20 +243,23 @@ def _is_text(value: bytes) -> bool:
 
 
 class Acks:
-    """Which publishes are acked, of those that are numbered in a row.
+    """Ack tracker for consecutively numbered publishes.
+
+    Invariant: ``floor`` is the ack floor, and only numbers in ``floor`` to ``floor + size - 1`` are counted.
+    Numbers acked out of order wait in ``_beyond`` until the floor reaches them.
 
     Args:
-        inbox: What the subjects of acks begin with, up to the number.
-        sid: The number of the subscription that they come by.
-        number: That of the first publish.
-        size: How many publishes may be without their ack at a time.
-        empty: Whether an answer without a word is an ack, as within an atomic batch (ADR-50).
+        inbox: Prefix of the subjects of acks, up to the number.
+        sid: Id of the subscription that receives the acks.
+        number: Number of the first publish.
+        size: Maximum number of publishes without an ack at a time.
+        empty: True if an empty answer is an ack, as within an atomic batch (ADR-50).
 
     Attributes:
         floor: All publishes before this number are acked.
-        acked: How many are.
-        duplicates: How many of them were stored before.
-        first, last: The lowest and the highest sequence that they got; 0 for none.
+        acked: Number of publishes acked.
+        duplicates: Number of acked publishes that were duplicates of stored messages.
+        first, last: Lowest and highest stream sequence of the acks; 0 for none.
     """
 
     def __init__(self, inbox: bytes, sid: int, number: int, size: int, empty: bool) -> None:
@@ -269,16 +274,16 @@ class Acks:
         self.follow(inbox, sid)
 
     def follow(self, inbox: bytes, sid: int) -> None:
-        """Go on with another subscription."""
+        """Switch to another subscription."""
         number = rb"MSG %b([0-9]{1,18}) %d " % (re.escape(inbox), sid)
         self._frame = re.compile(number + rb"([0-9]{1,9})\r\n")
 
     def learn(self, head: bytes) -> None:
-        """Know what acks have before the sequence, so that :meth:`feed` takes them."""
+        """Set the bytes of an ack before the sequence, so that :meth:`feed` recognises acks."""
         self._head = head
 
     def take(self, number: int, sequence: int, duplicate: bool) -> bool:
-        """Count an ack; return whether it is the first for that number."""
+        """Count an ack; return True if it is the first for that number."""
         if not self.floor <= number < self.floor + self._size or number in self._beyond:
             return False
         self.acked += 1
@@ -293,7 +298,7 @@ class Acks:
         return True
 
     def feed(self, view: Buffer, start: int, end: int) -> int:
-        """Count the acks that have come; return where something else begins, or what has not come whole."""
+        """Count the received acks; return the start of the first other or incomplete input."""
         held = memoryview(view)
         if not 0 <= start <= end <= held.nbytes:
             raise UsageError(f"{start} to {end} are not a part of {held.nbytes} bytes")

@@ -1,4 +1,4 @@
-"""Rows as the requests of a gRPC call in plain Python: the reference for ``src/_fastbatch.pyx``."""
+"""Encode rows as requests of a gRPC call, in plain Python: the reference for ``src/_fastbatch.pyx``."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def request_row(
     ack_policy: int,
     correlation_id: bytes,
 ) -> bytes:
-    """The PublishRequest of one row; an error names the row. Used by both twins."""
+    """Serialise the PublishRequest of one row; errors name the row. Used by both twins."""
     if value is None:
         raise UsageError(f"row {i} has no value")
     try:
@@ -58,7 +58,7 @@ def request_row(
 
 
 class Requests:
-    """Rows that are to be published over gRPC: checked and measured when it is made, written in spans.
+    """Rows to publish over gRPC: checked and measured on construction, written in spans of rows.
 
     Args:
         stream: Name of the stream.
@@ -66,12 +66,12 @@ class Requests:
         keys: The keys.
         headers: The headers.
         partitions: The number of each row's partition, as 32-bit integers.
-        ack_policy: When the acks are sent.
-        ident: What the correlation ids begin with.
+        ack_policy: When the server sends the acks.
+        ident: Prefix of the correlation ids.
 
     Attributes:
-        length: How many rows there are.
-        nbytes: How many bytes the values have together.
+        length: Number of rows.
+        nbytes: Total size of the values, in bytes.
     """
 
     def __init__(
@@ -104,14 +104,14 @@ class Requests:
         return request_row(i, self._stream, value, key, headers, self._partitions[i], self._policy, ident)
 
     def frames(self, start: int, stop: int, number: int, limit: int, longest: int) -> tuple[int, bytes]:
-        """The requests of a span, each with its gRPC prefix, and where the span ends for now.
+        """Return the end of the longest span within the limits, and its requests with gRPC prefixes.
 
         Args:
             start: The first row.
             stop: The row after the last.
-            number: What the first row's correlation id ends with; those of the others count up.
-            limit: After how many bytes no further one is written, but for the first.
-            longest: How many bytes one may have. The span ends before a longer one.
+            number: Number at the end of the first row's correlation id; those of the other rows count up.
+            limit: Maximum bytes of the span. The first request may exceed it.
+            longest: Maximum bytes of a request. The span ends before a longer one.
         """
         if not 0 <= start <= stop <= self.length or number < 0:
             raise UsageError(f"rows {start} to {stop} are not a span of {self.length} rows")

@@ -1,6 +1,6 @@
 """Messages and acks in plain Python: the twins of the value classes in ``src/_fastenv.pyx``.
 
-What does not depend on how the fields are kept (:func:`show`, :func:`rebuild`, :func:`instant`) serves both.
+Both twins use :func:`show`, :func:`rebuild` and :func:`instant`, which do not depend on the field storage.
 """
 
 from __future__ import annotations
@@ -57,12 +57,12 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def instant(timestamp_ns: int) -> datetime | None:
-    """A count of nanoseconds since 1970 as an aware datetime, cut to microseconds; None for 0."""
+    """Convert nanoseconds since 1970 to an aware UTC datetime, cut to microseconds; return None for 0."""
     return _EPOCH + timedelta(microseconds=timestamp_ns // 1000) if timestamp_ns else None
 
 
 def _shown(value: Any) -> str:
-    """A field of a repr, long bytes cut."""
+    """Format a field for a repr; cut long bytes."""
     if isinstance(value, OpenIntEnum):
         return f"{type(value).__name__}.{value.name}"
     if isinstance(value, bytes) and len(value) > 64:
@@ -71,39 +71,39 @@ def _shown(value: Any) -> str:
 
 
 def show(name: str, fields: tuple[str, ...], values: tuple[Any, ...]) -> str:
-    """The repr of a value: the fields that are not empty, and the enumerations."""
+    """Format the repr of a value: its non-empty fields, and its enumerations."""
     pairs = zip(fields, values, strict=True)
     shown = (f"{field}={_shown(value)}" for field, value in pairs if value or isinstance(value, OpenIntEnum))
     return f"{name}({', '.join(shown)})"
 
 
 def plain(value: Any) -> Any:
-    """A field as it is pickled: a read-only mapping can't be."""
+    """Return a field in a picklable form: a read-only mapping can't be pickled."""
     return dict(value) if isinstance(value, MappingProxyType) else value
 
 
 def rebuild(name: str, *values: Any) -> Any:
-    """Make a pickled Message or Ack with whichever twin is loaded here."""
+    """Restore a pickled Message or Ack with the loaded twin."""
     from liftenvelope import _native
 
     fields = MESSAGE_FIELDS if name == "Message" else ACK_FIELDS
     return getattr(_native.env, name)(**dict(zip(fields, values, strict=True)))
 
 
-# Pickles hold the path of `rebuild`. They name the public module, so that this one can move.
+# Pickles store the path of `rebuild`. It is set to the public module, so that this module can move.
 rebuild.__module__ = "liftenvelope.envelope"
-# Pickles of earlier versions hold this path.
+# Pickles of earlier versions store this path.
 sys.modules["liftenvelope._values_py"] = sys.modules[__name__]
 
 
 class _Value:  # noqa: PLW1641 - each class hashes its own choice of fields
-    """What the two value classes share: read-only slots, equality by value, pickling by field."""
+    """Common base of the value classes: read-only slots, equality by value, pickling by field."""
 
     __slots__ = ()
     _FIELDS: tuple[str, ...] = ()
 
     def __init_subclass__(cls) -> None:
-        if cls.__base__ is not _Value:  # as Cython says it of its final classes
+        if cls.__base__ is not _Value:  # the error that Cython's final classes raise
             raise TypeError(f"type '{cls.__mro__[1].__name__}' is not an acceptable base type")
 
     def _check_new(self) -> None:
@@ -141,28 +141,28 @@ class _Value:  # noqa: PLW1641 - each class hashes its own choice of fields
 
 
 class Message(_Value):
-    """A message: what was published, and where the server put it.
+    """A published or stored message.
 
-    Read-only. Fields that the bytes do not carry have protobuf's defaults, so an absent key, an empty key
-    and ``None`` given for it are all ``b""``. Two are equal when all their fields are.
+    Read-only. Absent fields have protobuf's defaults, so an absent key, an empty key and ``None`` are all
+    ``b""``. Messages are equal if all their fields are equal.
 
     Args:
         value: The payload, any bytes-like.
         key: The key; ``None`` is the same as empty.
         headers: Names to values. The server overwrites ``subject`` and ``reply``.
-        offset: Of a stored message, its place in the partition. Of one that is being published, the
-            offset that it must get (optimistic concurrency), -1 for any.
-        timestamp_ns: When the server received it, in ns since 1970.
+        offset: Offset of a stored message in its partition. For a message to publish: the offset that it must
+            get (optimistic concurrency), -1 for any.
+        timestamp_ns: Time when the server received the message, in ns since 1970.
         stream: Name of the stream.
         partition: Number of the partition, from 0.
-        subject: NATS subject that it was published on.
+        subject: NATS subject that the message was published on.
         reply_subject: NATS reply subject.
-        ack_inbox: NATS subject that the ack is sent to; empty for none.
-        correlation_id: What the ack repeats.
-        ack_policy: When the ack is sent.
+        ack_inbox: NATS subject for the ack; empty for no ack.
+        correlation_id: Id that the ack repeats.
+        ack_policy: When the server sends the ack.
 
     Raises:
-        UsageError: A value is out of range or has the wrong type; its name and value are in the text.
+        UsageError: A value is out of range or has the wrong type; the text names it.
 
     Example:
         >>> from liftenvelope.envelope import Message
@@ -218,7 +218,7 @@ class Message(_Value):
 
     @property
     def timestamp(self) -> datetime | None:
-        """:attr:`timestamp_ns` as an aware UTC datetime (cut to microseconds), None where it is 0."""
+        """:attr:`timestamp_ns` as an aware UTC datetime, cut to microseconds; None if it is 0."""
         return instant(self.timestamp_ns)
 
     def __hash__(self) -> int:
@@ -228,23 +228,23 @@ class Message(_Value):
 class Ack(_Value):
     """A server's answer to a published message.
 
-    Read-only; two are equal when all their fields are. Look at :attr:`error` first, or call
-    :meth:`raise_for_error`: the offset of an error ack is 0 and means nothing.
+    Read-only. Acks are equal if all their fields are equal. Check :attr:`error` first, or call
+    :meth:`raise_for_error`: the offset of an error ack is 0 and meaningless.
 
     Args:
         stream: Name of the stream that stored the message.
         partition_subject: NATS subject of the partition.
         msg_subject: NATS subject that the message was published on.
-        offset: The message's offset in the partition.
+        offset: Offset of the message in the partition.
         ack_inbox: NATS subject that this ack was sent to.
-        correlation_id: As given by the publisher.
-        ack_policy: As given by the publisher.
-        reception_timestamp_ns: When the server received the message, in ns since 1970.
-        commit_timestamp_ns: When the server sent the ack, in ns since 1970; 0 in some error acks.
-        error: ``AckError.OK`` when the message is stored.
+        correlation_id: Correlation id given by the publisher.
+        ack_policy: Ack policy given by the publisher.
+        reception_timestamp_ns: Time when the server received the message, in ns since 1970.
+        commit_timestamp_ns: Time when the server sent the ack, in ns since 1970; 0 in some error acks.
+        error: ``AckError.OK`` if the message is stored.
 
     Raises:
-        UsageError: A value is out of range or has the wrong type; its name and value are in the text.
+        UsageError: A value is out of range or has the wrong type; the text names it.
     """
 
     __slots__ = _FIELDS = ACK_FIELDS
@@ -289,22 +289,22 @@ class Ack(_Value):
 
     @property
     def reception_timestamp(self) -> datetime | None:
-        """:attr:`reception_timestamp_ns` as a UTC datetime, cut to microseconds; None where it is 0."""
+        """:attr:`reception_timestamp_ns` as a UTC datetime, cut to microseconds; None if it is 0."""
         return instant(self.reception_timestamp_ns)
 
     @property
     def commit_timestamp(self) -> datetime | None:
-        """:attr:`commit_timestamp_ns` as a UTC datetime, cut to microseconds; None where it is 0."""
+        """:attr:`commit_timestamp_ns` as a UTC datetime, cut to microseconds; None if it is 0."""
         return instant(self.commit_timestamp_ns)
 
     def raise_for_error(self) -> None:
-        """Raise the error that the ack reports, if it reports one.
+        """Raise the error that the ack reports, if any.
 
         Raises:
-            PublishError: Or its subclass for the code; it carries this ack.
+            PublishError: The ack reports an error. The code selects the subclass; the error has the ack.
         """
         if self.error != AckError.OK:
-            raise publish_error(cast(Any, self))  # the Ack that it names is the one of the loaded twin
+            raise publish_error(cast(Any, self))  # annotated with the Ack class of the loaded twin
 
     def __hash__(self) -> int:
         return hash(self._values())
