@@ -1,8 +1,8 @@
 """Durable, keyed, acknowledged messages over NATS.
 
-The codec is at hand here; the rest has its own modules, so that importing this costs little:
+This package exports the codec. The rest has its own modules, so that the import is cheap:
 
-* ``liftenvelope.envelope``: messages and acks as bytes. ``liftenvelope.arrow``: whole batches.
+* ``liftenvelope.envelope``: encode and decode messages and acks. ``liftenvelope.arrow``: whole batches.
 * ``liftenvelope.nats``: publish on your own NATS connection, and await the acks.
 * ``liftenvelope.connect``, ``liftenvelope.connect_blocking``: a client of a Liftbridge cluster.
 * ``liftenvelope.testing``: real servers for your own tests.
@@ -60,7 +60,7 @@ __all__ = [
     "unmarshal_message",
 ]
 
-# The client needs the [client] extra, and time to load.
+# Loaded on first use: the client needs the [client] extra, and is slow to import.
 _LAZY = frozenset({"BlockingClient", "Client", "connect", "connect_blocking"})
 
 

@@ -1,4 +1,4 @@
-"""``python -m liftenvelope``: the same as the ``liftenvelope`` command."""
+"""``python -m liftenvelope``: runs the ``liftenvelope`` command."""
 
 from liftenvelope.cli import main
 

@@ -1,7 +1,7 @@
-"""Checks and conversions of the values that go into envelopes, shared by both twins of the codec.
+"""Checks and conversions of envelope values, shared by both twins of the codec.
 
-The Cython twin has a quick way of its own for what callers nearly always pass and comes here for the
-rest, so that what is accepted and what the errors say is written once.
+The Cython twin has its own fast path for the usual types and calls these functions for all others, so that
+the accepted values and the error texts are defined once.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def as_local_path(name: str, value: str | os.PathLike[str]) -> Path:
 
 
 def as_bytes(name: str, value: Any) -> bytes:
-    """The content of any bytes-like object that is contiguous in memory."""
+    """Return the content of any bytes-like object that is contiguous in memory."""
     if type(value) is bytes:
         return value
     try:
@@ -45,7 +45,7 @@ def as_bytes(name: str, value: Any) -> bytes:
 
 
 def as_text(name: str, value: Any) -> str:
-    """A string that UTF-8 can carry."""
+    """Check that a value is a str that UTF-8 can encode; return it as a plain str."""
     if not isinstance(value, str):
         raise UsageTypeError(f"{name} must be str, not {type(value).__name__}")
     if not value.isascii():
@@ -57,12 +57,12 @@ def as_text(name: str, value: Any) -> str:
 
 
 def as_optional_text(name: str, value: Any) -> str:
-    """A string that UTF-8 can carry; None is the empty one."""
+    """Check a str like :func:`as_text`; None becomes the empty string."""
     return "" if value is None else as_text(name, value)
 
 
 def as_optional_bytes(name: str, value: Any) -> bytes:
-    """The content of any contiguous bytes-like object; None is the empty one."""
+    """Return the content of any contiguous bytes-like object; None becomes ``b""``."""
     return b"" if value is None else as_bytes(name, value)
 
 
@@ -77,24 +77,24 @@ def _as_int(name: str, value: Any, bits: int) -> int:
 
 
 def as_int32(name: str, value: Any) -> int:
-    """An integer that fits in 32 bits, signed."""
+    """Check that a value is an integer that fits in 32 signed bits; return it as an int."""
     return _as_int(name, value, 32)
 
 
 def as_int64(name: str, value: Any) -> int:
-    """An integer that fits in 64 bits, signed."""
+    """Check that a value is an integer that fits in 64 signed bits; return it as an int."""
     return _as_int(name, value, 64)
 
 
 def as_list(name: str, value: Any) -> list[Any]:
-    """A list, as it is."""
+    """Check that a value is a list; return it."""
     if not isinstance(value, list):
         raise UsageTypeError(f"{name} must be a list, not {type(value).__name__}")
     return value
 
 
 def as_headers(headers: Mapping[str, Any] | None) -> dict[str, bytes]:
-    """A copy of headers with plain bytes for values."""
+    """Return a copy of headers with plain bytes as values."""
     if headers is None:
         return {}
     if not isinstance(headers, Mapping):
@@ -105,12 +105,12 @@ def as_headers(headers: Mapping[str, Any] | None) -> dict[str, bytes]:
 
 
 def storable_headers(headers: Mapping[str, Any] | None) -> dict[str, bytes]:
-    """A copy of headers, once it is sure that they would not make the server panic."""
+    """Return a copy of headers, after checking the limits beyond which the server panics."""
     copy = as_headers(headers)
     if len(copy) > w.MAX_HEADERS:
         raise EnvelopeTooLargeError(f"{len(copy)} headers; the server stores at most {w.MAX_HEADERS}")
     for name in copy:
-        # Four bytes a character are the most that UTF-8 takes: short names need no encoding to be sure.
+        # UTF-8 takes at most four bytes per character, so short names need no encoding to be checked.
         if len(name) > w.MAX_HEADER_KEY // 4 and (size := len(name.encode())) > w.MAX_HEADER_KEY:
             raise EnvelopeTooLargeError(
                 f"header name {name[:20]!r}... has {size} bytes; over {w.MAX_HEADER_KEY} crash the server"

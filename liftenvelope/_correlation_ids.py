@@ -1,4 +1,4 @@
-"""The ids of :mod:`liftenvelope.correlation`: where they come from, and which of them are remembered."""
+"""Correlation ids of :mod:`liftenvelope.correlation`: their generator, and sets of recent ids."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ if TYPE_CHECKING:
 
 _ALPHABET: Final = string.digits + string.ascii_letters + "-_"
 _DIGIT_VALUES: Final = {digit: value for value, digit in enumerate(_ALPHABET)}
-#: 64 ** 6 prefixes: tables that share an inbox by mistake do not confuse their ids.
+#: Allows 64 ** 6 prefixes, so that the ids of tables that share an inbox by mistake do not collide.
 _PREFIX_LENGTH: Final = 6
-#: The last two digits of the counter, so that making an id is one concatenation.
+#: All values of the last two digits of the counter, so that generating an id is one concatenation.
 _TAILS: Final = tuple(tens + ones for tens in _ALPHABET for ones in _ALPHABET)
-#: Longer ones are not read as numbers, lest a stray id of a megabyte takes minutes.
+#: Longer counters are not parsed: a stray id of a megabyte would take minutes.
 _MAX_COUNTER_LENGTH: Final = 12
 
 
 class IdSource:
-    """Correlation ids: a random prefix and a counter in base 64, of two digits at least.
+    """Generates correlation ids: a random prefix and a base-64 counter of at least two digits.
 
     Attributes:
-        stream: The ids, without end. Drawing one runs no Python code but once in 4,096 times.
+        stream: Infinite iterator of ids. Only one draw in 4,096 runs Python code.
     """
 
     __slots__ = ("_block", "_prefix", "_tails", "stream")
@@ -43,19 +43,19 @@ class IdSource:
 
     @property
     def issued(self) -> int:
-        """How many ids were drawn. Counting them costs nothing while they are drawn."""
+        """Number of ids drawn. Counting adds no cost to a draw."""
         return (self._block + 1) * len(_TAILS) - length_hint(self._tails)
 
     def is_issued(self, correlation_id: str) -> bool:
-        """Whether an id is one of those drawn."""
+        """Return True if the id was drawn from this source."""
         return 0 <= self._counter(correlation_id) < self.issued
 
     def is_reserved(self, correlation_id: str) -> bool:
-        """Whether an id is one of those to be drawn in future."""
+        """Return True if this source will generate the id in the future."""
         return correlation_id.startswith(self._prefix) and self._counter(correlation_id) >= self.issued
 
     def _counter(self, correlation_id: str) -> int:
-        """The counter in an id; -1 if it is none of this source's."""
+        """Return the counter in an id; -1 if the id is not of this source."""
         digits = correlation_id[_PREFIX_LENGTH:]
         if not correlation_id.startswith(self._prefix) or not 2 <= len(digits) <= _MAX_COUNTER_LENGTH:
             return -1
@@ -71,10 +71,10 @@ class IdSource:
 
 
 class RecentIds:
-    """The ids added last: at least ``size`` of them, and at most twice as many.
+    """The most recently added ids: at least the last ``size``, and at most twice as many.
 
-    Two sets in turn: to drop the oldest id of one ordered dict, Python would scan past the holes that those
-    dropped before have left.
+    Two sets that rotate. An ordered dict would be slower: to drop its oldest id, Python scans past the holes
+    left by earlier drops.
     """
 
     __slots__ = ("_new", "_old", "_size")
@@ -85,13 +85,13 @@ class RecentIds:
         self._old: set[str] = set()
 
     def add(self, correlation_id: str) -> None:
-        """Add an id, and forget the oldest ones if there are twice as many as asked for."""
+        """Add an id. If both sets are full, drop the older one."""
         if len(self._new) >= self._size:
             self._old, self._new = self._new, set()
         self._new.add(correlation_id)
 
     def discard(self, correlation_id: str) -> None:
-        """Forget an id, if it is there."""
+        """Remove an id, if present."""
         self._new.discard(correlation_id)
         self._old.discard(correlation_id)
 

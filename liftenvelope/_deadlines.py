@@ -1,4 +1,4 @@
-"""Deadlines without timers: entries in buckets by the slice of time in which they expire."""
+"""Deadlines without timers: entries are kept in buckets, one per time slice of their expiry."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from liftenvelope.errors import UsageError, UsageTypeError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-#: A dict that takes more bytes than this for each entry is mostly holes. A growing one takes 30 to 60.
+#: A dict that takes more bytes than this per entry is mostly holes. A growing dict takes 30 to 60.
 _SPARSE_BYTES: Final = 128
 _TIDIED_AT_ONCE: Final = 2
 
 
 class DeadlineBuckets:
-    """Plain dicts, one for each slice of ``resolution`` seconds in which a deadline lies.
+    """Buckets of entries, plain dicts: one for each time slice of ``resolution`` seconds.
 
-    The user of a bucket adds to it and removes from it as it likes. It clears one that it has emptied, for
-    a dict that is popped empty keeps its table, which may be as large as the largest burst.
+    The user of a bucket adds and removes entries freely, but must call ``clear()`` when a bucket has become
+    empty: a dict emptied by ``pop()`` keeps its hash table, which may be as large as the largest burst.
 
-    A bucket is due at the end of its slice: after the deadlines in it, by one resolution at most.
+    A bucket is due at the end of its slice: at most one resolution after the deadlines in it.
 
     Args:
-        resolution: The width of a slice in seconds.
+        resolution: Width of a slice, in seconds.
 
     Raises:
         UsageError: ``resolution`` is not positive and finite.
@@ -53,13 +53,13 @@ class DeadlineBuckets:
         self._open_from, self._open_until = math.inf, -math.inf
 
     def bucket(self, deadline: float) -> dict[str, Any]:
-        """The bucket for a deadline, made if need be.
+        """Return the bucket for a deadline; create it if missing.
 
         Raises:
             UsageError: The deadline is not finite.
-            UsageTypeError: It is not a number.
+            UsageTypeError: The deadline is not a number.
         """
-        # Almost always the slice of the one before. Anything odd, NaN too, fails the comparison.
+        # Almost always the same slice as the last deadline. Invalid values, NaN too, fail the comparison.
         try:
             if self._open_from <= deadline < self._open_until:
                 return self._open
@@ -79,12 +79,12 @@ class DeadlineBuckets:
         return self._open
 
     def pop_due(self, now: float) -> Iterator[dict[str, Any]]:
-        """Take out the buckets that are due, the earliest first."""
+        """Remove the buckets that are due; yield them, earliest first."""
         while self._ends and self._ends[0] <= now:
             yield self._pop()
 
     def next_end(self) -> float | None:
-        """When the next bucket with something in it is due; None if there is none."""
+        """Return the due time of the next non-empty bucket; None if there is none."""
         while self._ends and not self._buckets[self._ends[0]]:
             self._pop()
         return self._ends[0] if self._ends else None
@@ -96,14 +96,14 @@ class DeadlineBuckets:
         return bucket
 
     def _tidy(self) -> None:
-        """Shrink some buckets if they are mostly holes; the next ones have their turn next time."""
+        """Shrink the next buckets in turn if they are mostly holes."""
         for _ in range(_TIDIED_AT_ONCE):
             self._tidied = (self._tidied + 1) % len(self._ends)
             repack(self._buckets[self._ends[self._tidied]])
 
 
 def repack(table: dict[str, Any]) -> None:
-    """Shrink a dict that is mostly holes, which Python does only at insertions. The removals pay for it."""
+    """Shrink a dict that is mostly holes; Python does so only on insertions. Amortised over the removals."""
     if sys.getsizeof(table) > _SPARSE_BYTES * (len(table) + 16):
         live = list(table.items())
         table.clear()

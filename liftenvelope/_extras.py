@@ -1,4 +1,4 @@
-"""Optional dependencies: one sentence with the command to run where one is missing."""
+"""Import of optional dependencies, with an error that has the install command."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def require(module: str, extra: str) -> Any:
     """Import a module of an optional dependency.
 
     Raises:
-        MissingExtraError: It is not installed; the text is the ``pip install`` to run.
+        MissingExtraError: The module is not installed; the text has the ``pip install`` to run.
     """
     try:
         return import_module(module)

@@ -1,4 +1,4 @@
-"""Keeps passwords, tokens and seeds out of output, logs, errors and ``repr``."""
+"""Removal of passwords, tokens and seeds from output, logs, errors and ``repr``."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from typing import Final
 
 __all__ = ["without_secrets"]
 
-#: User, password or token of a URL, up to the last ``@`` before a comma or blank: an unescaped slash, ``#``
-#: or quote may be part of the password.
+#: User, password or token of a URL, up to the last ``@`` before a comma or blank: a password may have an
+#: unescaped slash, ``#`` or quote.
 _LOGIN: Final = re.compile(r"(?<=://)[^\s,]*@")
-#: The same in ``user:password@host``, where the scheme is missing.
+#: User, password or token of ``user:password@host`` without a scheme.
 _BARE_LOGIN: Final = re.compile(r"(?<![^,\s])(?![\w+.-]*://)[^\s,]*@")
-#: ``user:password`` of a URL whose host is missing: after the colon is no port.
+#: ``user:password`` of a URL without a host: the text after the colon is not a port.
 _NO_HOST: Final = re.compile(r"(?<=://)([^\s,:/\[]*):(?!\d{1,5}(?:\D|$))[^\s,]*")
-#: Seed of an nkey, such as one given in place of the file that holds it.
+#: Seed of an nkey, for example one passed instead of the path of its file.
 _SEED: Final = re.compile(r"\bS[ACNOPUX][A-Z2-7]{56}\b")
 
 
 def without_secrets(text: object) -> str:
-    """Return a text without the users, passwords and tokens of URLs, and without nkey seeds.
+    """Remove users, passwords and tokens of URLs, and nkey seeds, from a text.
 
     Args:
-        text: The text, or an object whose ``str`` is meant.
+        text: The text, or an object to convert with ``str``.
 
     Example:
         >>> without_secrets("nats://user:p@ss@one:4222,token@two:4222")

@@ -1,7 +1,7 @@
-"""Which stream names and settings a Liftbridge server survives.
+"""Checks for stream names and settings that would crash a Liftbridge server.
 
-Servers don't check names. Some make the process panic, and again at every start, because the request stands
-in its Raft log by then; with others the next request does. The same goes for negative settings.
+Servers don't check names. Some names make the process panic, and again at every start, because the request is
+in its Raft log by then. With other names the next request makes it panic. Negative settings do the same.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ if TYPE_CHECKING:
 
 __all__ = ["RESERVED", "check_settings", "check_stream_name"]
 
-#: The server's own streams. It refuses them itself; it is refused here to say so at once.
+#: The server's own streams. The server refuses these names too; the check here fails earlier.
 RESERVED: Final = ("__cursors", "__activity")
-# A name becomes a folder, and 300 bytes are too many for it; 240 were fine.
+# Bytes. The server creates a folder with the stream's name: 300 bytes are too long, 240 bytes worked.
 _LONGEST_NAME: Final = 240
-# Milliseconds that still fit in the server's 64-bit nanoseconds.
+# Largest number of milliseconds that fits in the server's 64-bit nanoseconds.
 _LONGEST_MS: Final = (2**63 - 1) // 1_000_000
 _TIMES: Final = ("retentionMaxAge", "cleanerInterval", "segmentMaxAge", "autoPauseTime")
 
 
 def check_stream_name(name: str) -> None:
-    """Raise UsageError for a name that can't be a stream's, or would kill the server."""
+    """Raise UsageError for a stream name that is invalid or would crash the server."""
     for is_faulty, fault in _FAULTS:
         if is_faulty(name):
             raise UsageError(f"stream name {name!r}: {fault}")
@@ -59,7 +59,7 @@ _FAULTS: Final[tuple[tuple[Callable[[str], bool], str], ...]] = (
 
 
 def check_settings(settings: Mapping[str, int | bool]) -> None:
-    """Raise UsageError for a setting, by its name in the API, that would break the stream or the server."""
+    """Raise UsageError for a setting that would break the stream or server. Keys: API names of settings."""
     for name, value in settings.items():
         if value < 0 or (name in _TIMES and value > _LONGEST_MS):
             raise UsageError(f"{name}={value!r}: out of range")

@@ -1,4 +1,4 @@
-"""Vocabulary of every summary of publishing: ``acked``, ``failures``, ``ok`` and ``raise_for_failures()``."""
+"""Helpers of publish summaries, which share ``acked``, ``failures``, ``ok`` and ``raise_for_failures()``."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ __all__ = ["raise_failures", "warn_renamed"]
 
 
 def raise_failures(failures: Mapping[int, Exception], size: int) -> None:
-    """Raise the failures of a batch, if there are any.
+    """Raise the failures of a batch, if any.
 
     Args:
-        failures: Errors by the index of their messages.
-        size: How many messages the batch has.
+        failures: Errors by message index.
+        size: Number of messages in the batch.
 
     Raises:
-        ExceptionGroup: All failures, by index; a note on each names its index.
+        ExceptionGroup: All failures, ordered by index. A note on each error names its index.
     """
     if failures:
         text = f"{len(failures)} of {size} messages failed"
@@ -34,5 +34,5 @@ def _noted(error: Exception, index: int) -> Exception:
 
 
 def warn_renamed(owner: str, old: str, new: str) -> None:
-    """Warn the caller of a property that it has another name now. The next version drops the old name."""
+    """Warn the caller of a renamed property. The next version drops the old name."""
     warnings.warn(f"{owner}.{old} is deprecated: use {owner}.{new}", DeprecationWarning, stacklevel=3)

@@ -1,6 +1,6 @@
-"""Numbers of the wire formats, each written once.
+"""Constants of the wire formats.
 
-An envelope, all integers big endian:
+Layout of an envelope, all integers big endian:
 
     0        4     5           6       7        8          header_len
     +--------+-----+-----------+-------+--------+----------+-----------------+
@@ -8,9 +8,9 @@ An envelope, all integers big endian:
     +--------+-----+-----------+-------+--------+----------+-----------------+
       B90E43B4  00   08 or 0C                     4 bytes, when flag bit 0 is set
 
-The CRC covers the payload. ``header_len`` may be larger than this version needs (room for extensions), but
-with the CRC flag it is exactly 12: the server takes no other. Payload of type 0, ``Message``, and of type
-1, ``Ack``, of ``protos/api.proto``.
+The CRC covers the payload. ``header_len`` may be larger than this version needs (room for extensions). With
+the CRC flag it must be exactly 12: the server accepts no other value. The payload of type 0 is a ``Message``,
+that of type 1 an ``Ack`` of ``protos/api.proto``.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ FLAG_CRC: Final = 0x01
 
 #: A longer header key makes the server's log encoder panic (liftbridge commitlog/encoder.go: int16 length).
 MAX_HEADER_KEY: Final = 32_767
-#: The server's log counts the headers of a message in sixteen bits.
+#: The server's log stores the number of headers in 16 bits.
 MAX_HEADERS: Final = 65_535
 #: protobuf's own limit on a message, and Arrow's on a value with 32-bit offsets.
 MAX_ENVELOPE: Final = 2**31 - 1
 
-#: First characters of the subjects that NATS servers and gateways use among themselves. The gateway's
-#: connection may publish there, so no client may name one of them.
+#: Prefixes of the internal subjects of NATS servers and gateways. The gateway's connection has permission to
+#: publish there, so clients must not name such subjects.
 INTERNAL_SUBJECTS: Final = ("$", "_lift.")
 
 # protobuf wire types
@@ -41,7 +41,7 @@ LEN: Final = 2
 START_GROUP: Final = 3
 END_GROUP: Final = 4
 FIXED32: Final = 5
-#: How deep unknown groups may nest, as in protobuf's own parsers.
+#: Maximum nesting depth of unknown groups, as in protobuf's own parsers.
 MAX_GROUP_DEPTH: Final = 100
 
 # Message
@@ -58,7 +58,7 @@ MSG_ACK_INBOX: Final = 10
 MSG_CORRELATION_ID: Final = 11
 MSG_ACK_POLICY: Final = 12
 
-#: Headers that the server adds to every message that it stores; they repeat subject and replySubject.
+#: Headers that the server adds to every stored message; they repeat subject and replySubject.
 SERVER_HEADERS: Final = ("subject", "reply")
 
 # Message.HeadersEntry, and that of PublishRequest

@@ -1,4 +1,4 @@
-"""Whole batches of envelopes as Arrow columns, without a Python object per row.
+"""Encode and decode batches of envelopes as Arrow columns, without a Python object per row.
 
     >>> import pyarrow as pa
     >>> from liftenvelope.arrow import decode_batch, encode_batch
@@ -6,12 +6,12 @@
     >>> decode_batch(envelopes)["key"].to_pylist()
     [b's1', b's2']
 
-Needs ``pip install 'liftenvelope[arrow]'``. Slices and nulls are taken as they are, the GIL is released
-while the rows are worked on, and the bytes are copied once.
+Needs ``pip install 'liftenvelope[arrow]'``. Slices and nulls are supported without conversion. The GIL is
+released while rows are processed, and the bytes are copied once.
 
-In the columns an absent key, ack inbox or correlation id is null (the wire can't tell it from an empty
-one); the value of a sound envelope never is. Input in a ``large_binary`` array or in views gives columns with
-64-bit offsets, input in a ``binary`` array such with 32-bit ones.
+An absent key, ack inbox or correlation id is null in the columns (the wire format does not distinguish absent
+from empty). The value of a valid envelope is never null. A ``large_binary`` or view array as input gives
+columns with 64-bit offsets, a ``binary`` array gives columns with 32-bit offsets.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _LARGE = (pa.large_binary(), pa.large_string())
 _SMALL = (pa.binary(), pa.string())
 _VIEWS = (pa.binary_view(), pa.string_view())
 
-#: Names of the columns of :func:`decode_batch`.
+#: Column names of :func:`decode_batch`.
 MESSAGE_FIELDS = (
     "key",
     "value",
@@ -62,7 +62,7 @@ MESSAGE_FIELDS = (
     "expected_offset",
     "error",
 )
-#: Names of the columns of :func:`decode_acks`.
+#: Column names of :func:`decode_acks`.
 ACK_FIELDS = (
     "stream",
     "partition_subject",
@@ -76,7 +76,7 @@ ACK_FIELDS = (
     "ack_error",
     "error",
 )
-#: Columns of :func:`stored_batch`.
+#: Schema of :func:`stored_batch`.
 STORED_SCHEMA = pa.schema(
     [
         pa.field(name, kind, nullable=False)
@@ -114,30 +114,31 @@ def encode_batch(
     expected_offsets: Any = -1,
     crc: bool = False,
 ) -> pa.BinaryArray | pa.ChunkedArray:
-    r"""Make an envelope of every row.
+    r"""Encode an envelope for every row.
 
     Args:
         values: The payloads: an Arrow array or chunked array (binary, string, large or view), or any
             iterable of bytes-like objects. A null value gives a null envelope.
-        keys: A key for each row, in the same forms; null is none.
-        headers: Headers for each row: an Arrow ``map<string, binary>`` array (or ``map<string, string>``),
-            or an iterable of mappings; null or None is none. Of a name that stands twice in a row the last
-            value counts, at the first one's place.
-        ack_inbox: NATS subject that all the acks go to.
-        correlation_ids: A correlation id for each row: strings, in the same forms as values.
-        ack_policy: When the acks are sent; the same for all rows.
-        expected_offsets: The offset that each message must get: an Arrow array of integers or an iterable
-            of int, or one int for all; -1 or null for any.
-        crc: Whether to protect the payloads by a CRC-32C.
+        keys: Key of each row, in the same forms as ``values``; null for no key.
+        headers: Headers of each row: an Arrow ``map<string, binary>`` array (or ``map<string, string>``),
+            or an iterable of mappings; null or None for no headers. If a name repeats in a row, the last
+            value counts, at the position of the first.
+        ack_inbox: NATS subject for all acks. Default: no acks.
+        correlation_ids: Correlation id of each row: strings, in the same forms as ``values``.
+        ack_policy: When the server sends the acks, for all rows. Default: once the leader has stored the
+            message.
+        expected_offsets: Offset that each message must get: an Arrow array of integers, an iterable of int,
+            or one int for all rows. -1 (the default) or null: any.
+        crc: True to protect the payloads by a CRC-32C.
 
     Returns:
-        A ``binary`` array; a chunked one where the envelopes have 2 GiB or more together, or where values
-        are chunked.
+        A ``binary`` array. It is chunked if the envelopes have 2 GiB or more in total, or if ``values`` is
+        chunked.
 
     Raises:
-        UsageError: Columns differ in length, an array's buffers are broken, or a value is of the wrong type;
-            then the row is named.
-        EnvelopeTooLargeError: A row would crash the server or has 2 GiB; the row is named.
+        UsageError: Columns differ in length, the buffers of an array are broken, or a value has the wrong
+            type; the text then names the row.
+        EnvelopeTooLargeError: A row would crash the server or has 2 GiB or more; the text names the row.
 
     Example:
         >>> encode_batch([b"hello"], ack_inbox="my.inbox", correlation_ids=["1"])[0].as_py()[-8:]
@@ -174,7 +175,7 @@ def encoded_columns(
     expected_offsets: Any = -1,
     crc: bool = False,
 ) -> batch.Envelopes:
-    """The batch of :func:`encode_batch`, checked and measured but not yet written anywhere."""
+    """Check and measure a batch for :func:`encode_batch`, without encoding it yet."""
     rows = _column(values, "values")
     inbox = as_optional_text("ack_inbox", ack_inbox).encode()
     return batch.Envelopes(
@@ -192,20 +193,20 @@ def encoded_columns(
 def request_columns(
     stream: str, values: Any, *, keys: Any, headers: Any, partitions: memoryview, policy: int, ident: str
 ) -> batch.Requests:
-    """Rows as the requests that publish them on a Liftbridge stream, not yet written anywhere.
+    """Check rows to publish on a Liftbridge stream as gRPC requests, without serialising them yet.
 
     Args:
-        stream: Its name.
-        values: As for :func:`encode_batch`, but none may be null.
-        keys: See there.
-        headers: See there.
-        partitions: The partition of each row, as 32-bit integers.
-        policy: When the acks are sent.
-        ident: What the correlation ids begin with.
+        stream: Name of the stream.
+        values: The payloads, in the forms of :func:`encode_batch`; none may be null.
+        keys: Key of each row; see :func:`encode_batch`.
+        headers: Headers of each row; see :func:`encode_batch`.
+        partitions: Partition of each row, as 32-bit integers.
+        policy: When the server sends the acks.
+        ident: Prefix of the correlation ids.
 
     Raises:
-        UsageError: See there; also for headers that the server sets itself.
-        EnvelopeTooLargeError: See there.
+        UsageError: As in :func:`encode_batch`; also for headers that the server sets itself.
+        EnvelopeTooLargeError: As in :func:`encode_batch`.
     """
     return batch.Requests(
         as_text("stream", stream).encode(),
@@ -220,14 +221,14 @@ def request_columns(
 
 def _binary_array(envelopes: batch.Envelopes, start: int, stop: int, size: int) -> pa.BinaryArray:
     rows = stop - start
-    # From Arrow's own pool: it keeps its pages, where malloc would have the system map new ones each time.
+    # Allocated from Arrow's own pool, which keeps its pages. malloc would map new pages each time.
     offsets, data, validity = (pa.allocate_buffer(n) for n in ((rows + 1) * 4, size, (rows + 7) // 8))
     nulls = envelopes.write(start, stop, offsets, data, validity)
     return pa.Array.from_buffers(pa.binary(), rows, [validity if nulls else None, offsets, data], nulls)
 
 
 def _column(rows: Any, name: str, *, text: bool = False) -> batch.Column:
-    """Rows in any of the accepted forms as a column of the batch codec."""
+    """Convert rows in any accepted form to a column of the batch codec."""
     if isinstance(rows, pa.ChunkedArray):
         rows = _whole(rows)
     if isinstance(rows, pa.Array):
@@ -253,7 +254,7 @@ def _whole(chunks: pa.ChunkedArray) -> pa.Array:
 
 
 def _checked(rows: Any, *, full: bool = False) -> Any:
-    """An array that Arrow's own functions can work on: they trust their input, which we don't."""
+    """Validate an array before passing it to Arrow's own functions, which trust their input; return it."""
     try:
         rows.validate(full=full)
     except pa.ArrowInvalid as exc:
@@ -292,7 +293,7 @@ def _header_column(rows: Any) -> batch.HeaderColumn:
 
 
 def _offsets(expected: Any, rows: int) -> int | memoryview:
-    """One integer, or the buffer of one for each row."""
+    """Return a single integer, or the buffer of one integer per row."""
     if not isinstance(expected, pa.Array | pa.ChunkedArray | Iterable):
         return as_int64("expected_offsets", expected)
     array = _whole(expected) if isinstance(expected, pa.ChunkedArray) else expected
@@ -315,25 +316,25 @@ def _expected_offset(row: int, number: Any) -> int:
 
 
 def decode_batch(array: Any, *, on_error: OnError = "raise") -> pa.RecordBatch:
-    """Read message envelopes into columns.
+    """Decode message envelopes into columns.
 
     Args:
-        array: An Arrow array of binary, large binary or binary views (chunks are put together), or an
-            iterable of bytes-like objects. A null gives a row of nulls.
-        on_error: What becomes of a row that is no sound message envelope. ``"raise"``: the first one is
-            raised. ``"null"``: all its columns are null but for ``error``. ``"raw"``: the same, but
-            ``value`` has the whole row, as the server stores it.
+        array: An Arrow array of binary, large binary or binary views (chunks are combined), or an iterable of
+            bytes-like objects. A null gives a row of nulls.
+        on_error: Handling of rows that are not valid message envelopes. ``"raise"`` (the default): raise the
+            error of the first such row. ``"null"``: all columns of the row except ``error`` are null.
+            ``"raw"``: the same, but ``value`` has the whole row, as the server stores it.
 
     Returns:
         Columns ``key``, ``value`` (binary), ``headers`` (map<string, binary>), ``ack_inbox``,
-        ``correlation_id`` (string), ``ack_policy`` (int32: the number of an AckPolicy, and a number without a
-        name as it stands: the enumeration is open), ``expected_offset`` (int64, -1 for any) and ``error``
-        (string, null for sound rows).
+        ``correlation_id`` (string), ``ack_policy`` (int32: the number of an AckPolicy; unknown numbers are
+        kept, because the enumeration is open), ``expected_offset`` (int64, -1 for any) and ``error`` (string,
+        null for valid rows).
 
     Raises:
-        EnvelopeError: With ``on_error="raise"``; its text names the row.
-        EnvelopeTooLargeError: The header names or values have more than 2 GiB together.
-        UsageError: The array is not of bytes or its buffers are broken, or on_error is unknown.
+        EnvelopeError: A row is invalid and ``on_error="raise"``; the text names the row.
+        EnvelopeTooLargeError: The header names or values have more than 2 GiB in total.
+        UsageError: The array does not hold bytes, its buffers are broken, or on_error is unknown.
 
     Example:
         >>> decode_batch([b"no envelope"], on_error="raw")["value"].to_pylist()
@@ -359,22 +360,22 @@ def decode_batch(array: Any, *, on_error: OnError = "raise") -> pa.RecordBatch:
 
 
 def decode_acks(array: Any, *, on_error: Literal["raise", "null"] = "raise") -> pa.RecordBatch:
-    """Read ack envelopes into columns.
+    """Decode ack envelopes into columns.
 
     Args:
-        array: As for :func:`decode_batch`.
-        on_error: What becomes of a row that is no sound ack envelope: ``"raise"`` or ``"null"``, as for
-            :func:`decode_batch`.
+        array: The envelopes, in the forms of :func:`decode_batch`.
+        on_error: Handling of rows that are not valid ack envelopes: ``"raise"`` (the default) or ``"null"``,
+            as in :func:`decode_batch`.
 
     Returns:
         Columns ``stream``, ``partition_subject``, ``msg_subject``, ``ack_inbox``, ``correlation_id``
         (string), ``offset`` (int64), ``ack_policy``, ``ack_error`` (int32: the numbers of an AckPolicy and
-        an AckError; one without a name is kept), ``reception_timestamp``, ``commit_timestamp`` (ns, UTC) and
-        ``error`` (string: why the row is no ack, null for sound rows).
+        an AckError; unknown numbers are kept), ``reception_timestamp``, ``commit_timestamp`` (ns, UTC) and
+        ``error`` (string: why the row is not an ack, null for valid rows).
 
     Raises:
-        EnvelopeError: With ``on_error="raise"``; its text names the row.
-        UsageError: The array is not of bytes or its buffers are broken, or on_error is unknown.
+        EnvelopeError: A row is invalid and ``on_error="raise"``; the text names the row.
+        UsageError: The array does not hold bytes, its buffers are broken, or on_error is unknown.
 
     Example:
         >>> from liftenvelope.envelope import Ack, marshal_ack
@@ -396,23 +397,23 @@ def decode_acks(array: Any, *, on_error: Literal["raise", "null"] = "raise") -> 
 
 
 def stored_batch(payloads: list[bytes]) -> pa.RecordBatch:
-    r"""Read messages as a server sends them to subscribers into columns.
+    r"""Decode bare messages, as a server sends them to subscribers, into columns.
 
     Args:
-        payloads: Serialised ``Message``\ s, bytes-like; without envelopes around them.
+        payloads: Serialised ``Message``\ s, bytes-like, without envelopes.
 
     Returns:
-        A row for each, with the columns of :data:`STORED_SCHEMA`: ``offset`` (int64), ``key``, ``value``
-        (binary), ``timestamp`` (ns, UTC), ``stream``, ``subject``, ``reply_subject``, ``correlation_id``
-        (string), ``partition`` (int32) and ``headers`` (map<string, binary>, without the two that the
-        server adds: ``subject`` and ``reply``). Nothing is null: what a message does not have is empty or 0,
-        as protobuf has it.
+        One row per message, with the columns of :data:`STORED_SCHEMA`: ``offset`` (int64), ``key``,
+        ``value`` (binary), ``timestamp`` (ns, UTC), ``stream``, ``subject``, ``reply_subject``,
+        ``correlation_id`` (string), ``partition`` (int32) and ``headers`` (map<string, binary>, without the
+        two that the server adds: ``subject`` and ``reply``). No value is null: absent fields are empty or 0,
+        as in protobuf.
 
     Raises:
-        EnvelopeError: A payload is malformed or ends too early; its text begins with ``message`` and its
-            index, and the offset is that within the payload.
-        EnvelopeTooLargeError: The payloads have more than 2 GiB together.
-        UsageTypeError: Not a list, or one of them is not bytes-like; its index is named.
+        EnvelopeError: A payload is malformed or truncated. The text begins with ``message`` and the index of
+            the payload; the offset is relative to the payload.
+        EnvelopeTooLargeError: The payloads have more than 2 GiB in total.
+        UsageTypeError: The argument is not a list, or a payload is not bytes-like; the text has its index.
 
     Example:
         >>> stored_batch([bytes.fromhex("08071a0568656c6c6f")])["value"].to_pylist()
@@ -446,7 +447,7 @@ def _rows(array: Any) -> tuple[Any, bool]:
 
 
 def _errors(rows: Any, bad: list[int], reader: Callable[[bytes], Any], on_error: OnError) -> pa.Array:
-    """Why each bad row is one; the batch codec has only said that it is."""
+    """Return the error texts of invalid rows: the batch codec only reports their indexes."""
     if not bad:
         return pa.nulls(rows.length, pa.string())
     texts: list[str | None] = [None] * rows.length

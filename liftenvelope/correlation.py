@@ -1,17 +1,17 @@
-"""Acks and the publishes that wait for them: a table without socket, clock or ``await``.
+"""Table of publishes that wait for acks, without socket, clock or ``await``.
 
-An ack says which message it answers by its correlation id alone. :class:`PendingAcks` keeps every publish
-that waits for one, and says of each ack what it completes or which kind of stray it is. The shell around it
-(an ack inbox, a publisher, a Spark task) owns the clock and the futures.
+Acks are matched to messages by correlation id alone. :class:`PendingAcks` holds every publish that waits for
+an ack. For each ack it returns the completed entry, or classifies the ack as a stray. The code around it (an
+ack inbox, a publisher, a Spark task) owns the clock and the futures.
 
-The layout serves a million entries and some 200,000 acks a second:
+The layout handles a million entries and about 200,000 acks per second:
 
-* An entry has no object of its own. Its context lies in its *bucket*, a plain dict of all entries whose
-  deadlines fall into the same slice of time, and an index maps its id to that bucket.
-* A heap holds the ends of the slices. Expiry takes whole buckets from it, so no entry needs a timer, and an
-  entry that completes leaves both dicts at once instead of lingering until its deadline.
-* A generated id is a prefix and a counter. That it was ours shows in the id itself, so nothing has to be
-  kept of those that were answered.
+* An entry has no object of its own. Its context is stored in its *bucket*, a plain dict of all entries whose
+  deadlines fall into the same time slice. An index maps the entry's id to that bucket.
+* A heap holds the ends of the slices. Expiry removes whole buckets, so no entry needs a timer. A completed
+  entry leaves both dicts at once, not at its deadline.
+* A generated id is a prefix and a counter. The id itself shows that this table generated it, so no record of
+  answered ids is needed.
 """
 
 from __future__ import annotations
@@ -33,33 +33,33 @@ if TYPE_CHECKING:
 
 __all__ = ["Ended", "PendingAcks", "PendingStats", "Resolved", "Stray"]
 
-#: What an ack completed: the context of its entry, and the ack itself (``expected=1``) or all acks of the
-#: entry in the order in which they came (any other ``expected``). A bare tuple, because it is the hot path.
+#: A completed entry: its context, and the ack (``expected=1``) or the tuple of all acks of the entry in order
+#: of arrival (any other ``expected``). A bare tuple, because this is the hot path.
 Resolved: TypeAlias = "tuple[Any, Ack | tuple[Ack, ...]]"
 
 _Bucket: TypeAlias = dict[str, Any]
 
 
 class Stray(Enum):
-    """Why an ack completes nothing."""
+    """Kind of an ack that completes no entry."""
 
-    #: Its entry had expired, was cancelled or was failed.
+    #: The entry had expired, was cancelled or was failed.
     LATE = "late"
-    #: Its entry had all the acks that it expected.
+    #: The entry had already received all expected acks.
     DUPLICATE = "duplicate"
-    #: Its id was never registered here, or so long ago that it is forgotten.
+    #: The id was never registered in this table, or too long ago to be remembered.
     UNKNOWN = "unknown"
 
 
 class Ended(NamedTuple):
-    """An entry that has ended otherwise than by the last ack that it expected.
+    """An entry that ended by its deadline or by :meth:`PendingAcks.fail_all`, not by its last ack.
 
     Attributes:
-        correlation_id: Its id.
-        context: What it was registered with.
-        acks: The acks that had come, in order. Always empty for ``expected=1``.
-        expected: How many it waited for; None for an entry that collects until its deadline.
-        error: What :meth:`PendingAcks.fail_all` was called with; None at a deadline.
+        correlation_id: Id of the entry.
+        context: Context given at registration.
+        acks: Acks received, in order. Always empty for ``expected=1``.
+        expected: Number of acks expected; None for an entry that collects until its deadline.
+        error: Error given to :meth:`PendingAcks.fail_all`; None at a deadline.
     """
 
     correlation_id: str
@@ -70,26 +70,29 @@ class Ended(NamedTuple):
 
     @property
     def complete(self) -> bool:
-        """Whether this is a success: it was to collect until its deadline (``expected=None``), and has.
+        """True if the entry succeeded: it collected acks until its deadline (``expected=None``).
 
-        False when acks may be missing: what happened to the message is unknown.
+        False if acks may be missing: the outcome of the message is unknown.
         """
         return self.expected is None and self.error is None
 
 
 class PendingStats(NamedTuple):
-    """Counts since the table was made. Every entry registered is in exactly one of the five after it.
+    """Counts since the creation of the table.
+
+    Invariant: ``registered`` is the sum of ``outstanding``, ``completed``, ``expired``, ``cancelled`` and
+    ``failed``.
 
     Attributes:
-        registered: Entries, by generated and by user-supplied ids.
+        registered: Entries registered, under generated or user-supplied ids.
         outstanding: Entries that still wait.
-        completed: Entries that got their acks, or collected until their deadline.
-        expired: Entries that missed an ack at their deadline.
+        completed: Entries that got all their acks, or collected until their deadline.
+        expired: Entries with missing acks at their deadline.
         cancelled: Entries that were cancelled.
-        failed: Entries that ``fail_all`` gave up.
-        late: Acks of the kind :attr:`Stray.LATE`.
-        duplicate: Acks of the kind :attr:`Stray.DUPLICATE`.
-        unknown: Acks of the kind :attr:`Stray.UNKNOWN`.
+        failed: Entries ended by ``fail_all``.
+        late: Acks of kind :attr:`Stray.LATE`.
+        duplicate: Acks of kind :attr:`Stray.DUPLICATE`.
+        unknown: Acks of kind :attr:`Stray.UNKNOWN`.
     """
 
     registered: int
@@ -104,24 +107,23 @@ class PendingStats(NamedTuple):
 
 
 class PendingAcks:
-    """The publishes that wait for acks, by correlation id.
+    """Publishes that wait for acks, by correlation id. Not thread-safe.
 
-    Every operation takes constant time, expiry amortised. An entry takes about 60 bytes beside its context
-    and its id (another 60, if generated), and 70 to 110 more if it expects other than one ack. What ends
-    gives its memory back at once, or amortised over the entries that follow. Not safe for use from several
-    threads at once.
+    Every operation takes constant time; expiry does so amortised. An entry takes about 60 bytes plus its
+    context and its id (another 60 bytes if generated), and 70 to 110 bytes more if ``expected`` is not 1. The
+    memory of ended entries is freed at once, or amortised over later entries.
 
     Args:
-        on_stray: Called with each ack that completes nothing and the reason. Acks are counted before, and
-            the table may be used from inside. An :class:`Exception` from it does not come out of
-            :meth:`resolve`, where it would cost the caller the acks that follow: it goes to
-            ``sys.excepthook``. A shell that knows a better place passes a callback that catches.
-        resolution: The width in seconds of a slice of deadlines. Nothing expires before its deadline, nor
-            later than one resolution after it provided that :meth:`expire` is called. Default 0.05.
-        remember: How many ids to keep for telling stray acks apart: at least so many, and at most twice as
-            many, of the entries given up last, and as many again of those completed under a user-supplied
-            id. Beyond that a late ack counts as duplicate where the id was generated, else as unknown.
-            Default 65,536, which takes up to 12 MB in each of the two kinds.
+        on_stray: Called with each ack that completes no entry, and its kind. The ack is counted before the
+            call, and the callback may use the table. An :class:`Exception` from the callback goes to
+            ``sys.excepthook``: raised from :meth:`resolve`, it would cost the caller the acks that follow. To
+            handle errors elsewhere, catch them in the callback.
+        resolution: Width of a deadline slice, in seconds. No entry expires before its deadline, or later
+            than one resolution after its deadline if :meth:`expire` is called in time. Default 0.05.
+        remember: Number of recent ids kept to classify stray acks: at least this many and at most twice as
+            many of ended entries (expired, cancelled or failed), and the same number of entries completed
+            under user-supplied ids. A late ack for an older entry counts as duplicate if its id was
+            generated, otherwise as unknown. Default 65,536: up to 12 MB for each of the two sets.
 
     Raises:
         UsageError: ``resolution`` is not positive and finite, or ``remember`` is less than 1.
@@ -154,7 +156,7 @@ class PendingAcks:
         self._bucket = self._deadlines.bucket
         self._ids = IdSource()
         self._next_id = self._ids.stream.__next__
-        # Generated ids with one ack each apart from all the rest, so that their path has no question to ask.
+        # Generated ids with one expected ack have their own index, so that the hot path has no branches.
         self._singles: dict[str, _Bucket] = {}
         self._others: dict[str, _Bucket] = {}
         self._late = RecentIds(remember)
@@ -173,21 +175,21 @@ class PendingAcks:
         """Add an entry.
 
         Args:
-            correlation_id: The id that the acks will carry. Default: a new one, of 8 characters and slowly
-                more (10 at the millionth). No other entry of this table has or will have it, nor has one
-                of another table but by a chance of one in 2 ** 36.
-            deadline: When to give up, in seconds on the clock whose readings go to :meth:`expire`.
-            expected: How many acks complete it: as many as there are streams that record the subject.
-                None collects until the deadline, whatever comes. Default 1.
-            context: Whatever the caller wants back with the outcome. Default None.
+            correlation_id: The id that the acks will carry. Default: a generated id of at least 8 characters
+                (10 at the millionth). Generated ids are unique within the table. The chance that two tables
+                share a prefix is one in 2 ** 36.
+            deadline: Time to give up, in seconds of the clock used for :meth:`expire`.
+            expected: Number of acks that complete the entry: the number of streams that record the subject.
+                None collects acks until the deadline. Default 1.
+            context: Any object, returned with the outcome. Default None.
 
         Returns:
             The id.
 
         Raises:
-            UsageError: The id is outstanding already, is empty, or is one that this table is yet to
-                generate; ``expected`` is less than 1; the deadline is not finite. Nothing was registered.
-            UsageTypeError: One of them has the wrong type.
+            UsageError: The id is already outstanding, is empty, or is reserved for a later generated id;
+                ``expected`` is less than 1; the deadline is not finite. Nothing was registered.
+            UsageTypeError: An argument has the wrong type.
         """
         bucket = self._bucket(deadline)
         if correlation_id is None and expected == 1:
@@ -200,13 +202,13 @@ class PendingAcks:
     def register_many(
         self, contexts: int | Iterable[object], *, deadline: float, expected: int | None = 1
     ) -> list[str]:
-        """Add a batch of entries under generated ids, with no Python code run for each.
+        """Add a batch of entries under generated ids, without running Python code per entry.
 
         Args:
-            contexts: The context of each entry; or only how many there are, and their contexts are None.
-                ``itertools.repeat(batch, n)`` gives all of them the same one.
-            deadline: As in :meth:`register`, for all of them.
-            expected: As in :meth:`register`, for each of them. Default 1.
+            contexts: The context of each entry, or the number of entries, whose contexts are then None. Use
+                ``itertools.repeat(batch, n)`` to give all entries the same context.
+            deadline: Deadline of all entries, as in :meth:`register`.
+            expected: Number of acks for each entry, as in :meth:`register`. Default 1.
 
         Returns:
             The ids, in the order of the contexts.
@@ -232,20 +234,20 @@ class PendingAcks:
         deadline: float,
         expected: int | None = 1,
     ) -> list[str]:
-        """Add a batch of entries under user-supplied ids: all of them, or none.
+        """Add a batch of entries under user-supplied ids: all entries or none.
 
         Args:
             correlation_ids: The ids.
-            contexts: The context of each, in the same order and number. Default: None for each.
-            deadline: As in :meth:`register`, for all of them.
-            expected: As in :meth:`register`, for each of them. Default 1.
+            contexts: The context of each entry, in the order of the ids. Default: None for each.
+            deadline: Deadline of all entries, as in :meth:`register`.
+            expected: Number of acks for each entry, as in :meth:`register`. Default 1.
 
         Returns:
             The ids.
 
         Raises:
-            UsageError: As in :meth:`register`; or an id is there twice; or the contexts are more or fewer
-                than the ids. Nothing was registered.
+            UsageError: As in :meth:`register`; or an id repeats; or the numbers of contexts and ids differ.
+                Nothing was registered.
             UsageTypeError: As in :meth:`register`.
         """
         ids = list(correlation_ids)
@@ -261,16 +263,16 @@ class PendingAcks:
         return ids
 
     def resolve(self, ack: Ack) -> Resolved | None:
-        """Take an ack in.
+        """Match an ack to its entry.
 
-        An ack completes its entry whether it reports success or an error: that is for the caller to see.
+        An ack with an error completes its entry like any other: the caller must check the ack.
 
         Args:
-            ack: The ack. Only its ``correlation_id`` matters here.
+            ack: The ack. Only its ``correlation_id`` is used.
 
         Returns:
-            The entry's context and the ack, or the tuple of its acks, as :data:`Resolved` says, when the
-            ack completed an entry. None when the entry wants more acks, or the ack is a stray.
+            The context and the ack or acks of the completed entry (:data:`Resolved`). None if the entry
+            needs more acks, or the ack is a stray.
         """
         correlation_id = ack.correlation_id
         singles = self._singles
@@ -279,21 +281,21 @@ class PendingAcks:
             return self._resolve_other(ack, correlation_id)
         context = bucket.pop(correlation_id)
         if not bucket:
-            # A dict that is popped empty keeps its table, which may be as large as the largest burst.
+            # A dict emptied by pop() keeps its hash table, which may be as large as the largest burst.
             bucket.clear()
             if not singles:
                 singles.clear()
         return context, ack
 
     def expire(self, now: float) -> list[Ended]:
-        """Take out the entries whose deadlines have passed.
+        """Remove the entries whose deadlines have passed.
 
         Args:
-            now: The time in seconds, on the clock of the deadlines.
+            now: Current time in seconds, on the clock of the deadlines.
 
         Returns:
-            Them, by slice of deadlines and then in the order of registration. Those with
-            :attr:`Ended.complete` have collected what they were to collect; the rest have timed out.
+            The removed entries, by deadline slice and then in order of registration. Entries with
+            :attr:`Ended.complete` have succeeded; the others have timed out.
         """
         expired: list[Ended] = []
         for bucket in self._deadlines.pop_due(now):
@@ -303,22 +305,22 @@ class PendingAcks:
         return expired
 
     def next_expiry(self) -> float | None:
-        """When :meth:`expire` will next have something to do.
+        """Return the time when :meth:`expire` next has work.
 
         Returns:
-            The time in seconds, on the clock of the deadlines; None if nothing is outstanding. It can
-            come to lie earlier when something is registered.
+            The time in seconds, on the clock of the deadlines; None if nothing is outstanding. A later
+            registration can make it earlier.
         """
         return self._deadlines.next_end()
 
     def cancel(self, correlation_id: str) -> bool:
-        """Give an entry up. An ack that comes for it counts as late.
+        """Cancel an entry. Later acks for it count as late.
 
         Args:
-            correlation_id: Its id.
+            correlation_id: Id of the entry.
 
         Returns:
-            Whether it was outstanding.
+            True if the entry was outstanding.
         """
         bucket = self._singles.get(correlation_id) or self._others.get(correlation_id)
         if bucket is None:
@@ -329,15 +331,15 @@ class PendingAcks:
         return True
 
     def fail_all(self, error: BaseException) -> list[Ended]:
-        """Give every entry up, for instance because the connection is closed.
+        """End every entry with an error, for example because the connection is closed.
 
-        The table can be used on. Acks that still come count as late.
+        The table stays usable. Later acks for these entries count as late.
 
         Args:
-            error: Why. It is only handed back with each entry.
+            error: The reason. It is returned with each entry.
 
         Returns:
-            All entries that were outstanding, in the same order as :meth:`expire` gives them.
+            All entries that were outstanding, in the order of :meth:`expire`.
         """
         failed: list[Ended] = []
         for bucket in self._deadlines.pop_due(math.inf):
@@ -348,7 +350,7 @@ class PendingAcks:
 
     @property
     def stats(self) -> PendingStats:
-        """The counts up to now."""
+        """Current counts."""
         registered = self._ids.issued + self._named
         given_up = self._expired + self._cancelled + self._failed
         completed = registered - len(self) - given_up
@@ -441,9 +443,9 @@ class PendingAcks:
 
 
 class _Gathering(list["Ack"]):
-    """The entry of a publish that wants other than one ack, and the acks that have come.
+    """Entry with ``expected`` other than 1: the list of its acks, with its context.
 
-    A list itself, which is 40 bytes less than an object with one.
+    A subclass of list takes 40 bytes less than an object that holds a list.
     """
 
     __slots__ = ("context", "expected")
@@ -454,7 +456,7 @@ class _Gathering(list["Ack"]):
 
 
 def _entries(bucket: _Bucket) -> Iterator[tuple[str, Any, tuple[Ack, ...], int | None]]:
-    """The fields of :class:`Ended`, for each entry of a bucket."""
+    """Yield the fields of :class:`Ended` for each entry of a bucket."""
     for correlation_id, value in bucket.items():
         if isinstance(value, _Gathering):
             yield correlation_id, value.context, tuple(value), value.expected
@@ -471,7 +473,7 @@ def _contexts(contexts: int | Iterable[object]) -> Sequence[object]:
 
 
 def _values(contexts: Sequence[object], expected: int | None) -> Iterable[object]:
-    """What buckets hold for entries with these contexts."""
+    """Return the bucket values of entries with these contexts."""
     return contexts if expected == 1 else map(_Gathering, contexts, repeat(expected))
 
 

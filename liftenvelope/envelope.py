@@ -1,15 +1,15 @@
-"""Liftbridge envelopes: what makes a NATS message durable, keyed and acknowledged.
+"""Encode and decode Liftbridge envelopes, which make NATS messages durable, keyed and acknowledged.
 
     >>> from liftenvelope.envelope import new_message, unmarshal_message
     >>> envelope = new_message(b"21.5", key=b"sensor-1", headers={"unit": b"C"})
     >>> unmarshal_message(envelope).headers["unit"]
     b'C'
 
-Publish the envelope on a subject that a Liftbridge stream records, with ``ack_inbox`` set to a subject that
-you are subscribed to, and an ack comes there: :func:`unmarshal_ack` reads it. ``liftenvelope.nats`` does
-all of that for you.
+Publish the envelope on a subject that a Liftbridge stream records, and set ``ack_inbox`` to a subject that
+you subscribe to. The server then sends an ack there: decode it with :func:`unmarshal_ack`.
+``liftenvelope.nats`` does all of this for you.
 
-Everything here is immutable, needs no connection, and can be used from any thread.
+All values are immutable. All functions work without a connection and from any thread.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ else:
     unmarshal_ack = env.unmarshal_ack
     unmarshal_message = env.unmarshal_message
 
-rebuild = values.rebuild  # not for callers: pickles name it by this path
+rebuild = values.rebuild  # internal: pickles store this path
 
-#: The same functions under the names that Liftbridge's Go client gives them.
+#: Aliases: names of the same functions in Liftbridge's Go client.
 NewMessage = new_message
 UnmarshalMessage = unmarshal_message
 UnmarshalAck = unmarshal_ack

@@ -1,8 +1,8 @@
-"""The exception tree of liftenvelope: every error that the package raises on purpose.
+"""Exceptions of liftenvelope: every error that the package raises on purpose.
 
-One base, :class:`LiftEnvelopeError`, so that one ``except`` covers the package; below it one class for
-each thing that a caller might do differently. All of them can be pickled, and each says through
-:attr:`LiftEnvelopeError.retriable` whether the same call may succeed when it is made again.
+One ``except`` for the base class, :class:`LiftEnvelopeError`, covers the package. Its subclasses distinguish
+the cases that a caller may handle differently. All errors can be pickled.
+:attr:`LiftEnvelopeError.retriable` tells if the same call may succeed on a retry.
 """
 
 from __future__ import annotations
@@ -83,30 +83,30 @@ __all__ = [
 class LiftEnvelopeError(Exception):
     """Base of every error of this package."""
 
-    #: Whether the same call, made again, may succeed without any change on the caller's side.
+    #: True if a retry of the same call may succeed without any change on the caller's side.
     retriable: ClassVar[bool] = False
-    #: Of the error that ends a ``publish_many``: what became of its messages.
+    #: Outcomes of the messages, on the error that ends a ``publish_many``; otherwise None.
     summary: PublishSummary | None = None
 
 
 class UsageError(LiftEnvelopeError, ValueError):
-    """The call is wrong; the message names the offending value. Nothing was sent."""
+    """The call is invalid; the message names the offending value. Nothing was sent."""
 
 
 class UsageTypeError(UsageError, TypeError):
-    """An argument has a type that the call does not take. Also a :class:`TypeError`."""
+    """An argument has a type that the call does not accept. Also a :class:`TypeError`."""
 
 
 class MissingExtraError(LiftEnvelopeError, ImportError):
-    """A part of the package needs an optional dependency; the message is the ``pip install`` to run."""
+    """A part of the package needs an optional dependency; the message has the ``pip install`` to run."""
 
 
 class EnvelopeError(LiftEnvelopeError, ValueError):
-    """Bytes are not a valid envelope, or a message can't be made into one.
+    """Bytes are not a valid envelope, or a message can't be encoded as one.
 
     Attributes:
-        offset: Where in the data the fault was found, in bytes from the start of the envelope.
-            None when the fault is in what was to be encoded.
+        offset: Position of the fault in the data, in bytes from the start of the envelope.
+            None if the fault is in a value to encode.
     """
 
     def __init__(self, message: str, offset: int | None = None) -> None:
@@ -119,7 +119,7 @@ class EnvelopeError(LiftEnvelopeError, ValueError):
 
 
 class TruncatedEnvelopeError(EnvelopeError):
-    """The data ends before the header or a field does."""
+    """The data ends inside the header or a field."""
 
 
 class BadMagicError(EnvelopeError):
@@ -131,11 +131,11 @@ class UnsupportedVersionError(EnvelopeError):
 
 
 class WrongTypeError(EnvelopeError):
-    """A sound envelope of another message type, such as an ack where a message was expected."""
+    """The envelope is valid but has another type, such as an ack where a message was expected."""
 
 
 class ChecksumError(EnvelopeError):
-    """The CRC-32C in the header is not that of the payload."""
+    """The CRC-32C in the header does not match the payload."""
 
 
 class EnvelopeTooLargeError(EnvelopeError):
@@ -150,17 +150,17 @@ class TransportError(LiftEnvelopeError, ConnectionError):
     """The connection is closed, draining, or was lost.
 
     Attributes:
-        published: For a batch, how many of its messages had been handed to the connection, counted from
-            the first; these may or may not have arrived. 0 for a single message that never left.
-        sent: Where this is the outcome of one message: whether it had been handed to the connection. If so
-            it may be stored, and publishing it again may store it twice; if not, that is safe.
+        published: For a batch: number of messages handed to the connection, from the first on. These may
+            or may not have arrived. 0 for a single message that was never sent.
+        sent: For one message: True if it was handed to the connection. The message then may be stored, and
+            publishing it again may store it twice. If False, publishing it again is safe.
     """
 
     retriable = True
 
     def __init__(self, message: str, published: int = 0, sent: bool = False) -> None:
         super().__init__(message)
-        self.args = (message, published, sent)  # set here: OSError would take them for errno and strerror
+        self.args = (message, published, sent)  # set here: OSError would read them as errno and strerror
         self.published = published
         self.sent = sent
 
@@ -169,21 +169,21 @@ class TransportError(LiftEnvelopeError, ConnectionError):
 
 
 class AckTimeoutError(LiftEnvelopeError, TimeoutError):
-    """No ack came in time.
+    """No ack arrived in time.
 
-    The outcome is unknown when :attr:`sent` is true: the message may have been stored, so publishing it
-    again may store it twice. It is known, and publishing again is safe, when :attr:`sent` is false.
+    If :attr:`sent` is true, the outcome is unknown: the message may be stored, and publishing it again may
+    store it twice. If :attr:`sent` is false, the message is not stored, and publishing it again is safe.
 
     Attributes:
-        correlation_id: The id that the ack would have carried.
-        sent: Whether the message had been handed to the connection.
+        correlation_id: Id that the ack would have carried.
+        sent: True if the message was handed to the connection.
     """
 
     retriable = True
 
     def __init__(self, message: str, correlation_id: str = "", sent: bool = True) -> None:
         super().__init__(message)
-        self.args = (message, correlation_id, sent)  # set here: OSError would take them for errno and so on
+        self.args = (message, correlation_id, sent)  # set here: OSError would read them as errno and so on
         self.correlation_id = correlation_id
         self.sent = sent
 
@@ -195,9 +195,9 @@ class ServerError(LiftEnvelopeError):
     """A server refused an operation.
 
     Attributes:
-        code: The server's own number, kept also when this version of the package has no name for it; 0 where
-            it sends none.
-        description: The server's own text, or the name of the code where it sends none.
+        code: The server's error number, kept even if this version of the package has no name for it; 0 if
+            the server sent none.
+        description: The server's error text, or the name of the code if the server sent none.
     """
 
     def __init__(self, code: int, description: str) -> None:
@@ -210,10 +210,10 @@ class ServerError(LiftEnvelopeError):
 
 
 class PublishError(ServerError):
-    """An ack came, and it says that the message was not stored.
+    """An ack reports that the message was not stored.
 
     Attributes:
-        ack: The ack itself. Its ``offset`` is meaningless: servers leave it 0.
+        ack: The ack. Its ``offset`` is meaningless: servers leave it 0.
     """
 
     def __init__(self, code: int, description: str, ack: Ack | None = None) -> None:
@@ -223,7 +223,7 @@ class PublishError(ServerError):
 
 
 class IncorrectOffsetError(PublishError):
-    """The expected offset is not the one that the message would have got (optimistic concurrency)."""
+    """The expected offset is not the next one of the partition (optimistic concurrency)."""
 
 
 class MessageTooLargeError(PublishError):
@@ -235,19 +235,19 @@ class EncryptionFailedError(PublishError):
 
 
 class StreamExistsError(ServerError):
-    """There is a stream of that name already."""
+    """A stream with that name already exists."""
 
 
 class NoSuchStreamError(ServerError):
-    """There is no stream of that name."""
+    """No stream with that name exists."""
 
 
 class NoSuchPartitionError(ServerError):
-    """The stream has no partition of that number."""
+    """The stream has no partition with that number."""
 
 
 class ReadonlyPartitionError(ServerError):
-    """The partition takes no messages; of a subscription: all was read, and no more will come."""
+    """The partition is read-only. From a subscription: all messages were read, and none will follow."""
 
 
 class PartitionPausedError(ServerError):
@@ -255,11 +255,11 @@ class PartitionPausedError(ServerError):
 
 
 class StreamDeletedError(ServerError):
-    """The stream was deleted while it was read."""
+    """The stream was deleted during a read."""
 
 
 class NotLeaderError(ServerError):
-    """No broker was found in time that leads the partition, or coordinates the group."""
+    """The partition's leader or the group's coordinator was not found in time."""
 
     retriable = True
 
@@ -268,8 +268,8 @@ class PermissionDeniedError(ServerError):
     """The server does not allow this client to make the call.
 
     Attributes:
-        sent: Whether this is the outcome of a message that may be stored all the same: Liftbridge's
-            PublishAsync publishes a message before it refuses it. False if nothing was done.
+        sent: True if the refused message may still be stored: Liftbridge's PublishAsync publishes a message
+            before it refuses it. False if nothing was done.
     """
 
     def __init__(self, code: int, description: str, sent: bool = False) -> None:
@@ -279,26 +279,26 @@ class PermissionDeniedError(ServerError):
 
 
 class CursorsUnavailableError(ServerError):
-    """The server keeps no cursors: ``cursors.stream.partitions`` is 0 there; or it has only just started."""
+    """The server has no cursors: its ``cursors.stream.partitions`` is 0, or it has only just started."""
 
     retriable = True
 
 
 class ConnectionClosedError(TransportError):
-    """The connection was closed, or drained, while something was read from it."""
+    """The connection was closed or drained during a read."""
 
 
 class ServerProtocolError(TransportError):
-    """The server sent what its protocol does not allow, or more than a limit, which the message names."""
+    """The server violated its protocol, or exceeded a limit; the message names it."""
 
 
 class JetStreamError(ServerError):
     """JetStream refused an operation.
 
     Attributes:
-        code: The kind of error, in the manner of HTTP: 400, 404, 503 and so on.
-        err_code: JetStream's own number, more precise than ``code``; 0 where the server gives none.
-        description: The server's own text.
+        code: Kind of error, like an HTTP status: 400, 404, 503 and so on.
+        err_code: JetStream's error number, more precise than ``code``; 0 if the server sent none.
+        description: The server's error text.
     """
 
     def __init__(self, code: int, description: str, err_code: int = 0) -> None:
@@ -312,21 +312,21 @@ class JetStreamError(ServerError):
 
 
 class NoJetStreamError(JetStreamError):
-    """Nothing answers on the subject: JetStream is off, not up yet, or knows no stream or consumer there."""
+    """No server answers on the subject: JetStream is off or starting, or has no such stream or consumer."""
 
     retriable = True
 
 
 class BadRequestError(JetStreamError):
-    """The server could not make sense of the request, or of a pull."""
+    """The server rejected the request, or a pull, as invalid."""
 
 
 class StreamNotFoundError(JetStreamError):
-    """There is no stream of that name."""
+    """No stream with that name exists."""
 
 
 class StreamNameInUseError(JetStreamError):
-    """There is a stream of that name already, with another configuration."""
+    """A stream with that name already exists, with another configuration."""
 
 
 class SubjectsOverlapError(JetStreamError):
@@ -334,27 +334,27 @@ class SubjectsOverlapError(JetStreamError):
 
 
 class InvalidConfigError(JetStreamError):
-    """The server takes no such configuration of a stream, or no such change of it."""
+    """The server rejected the configuration of a stream, or the change of it."""
 
 
 class StreamSealedError(JetStreamError):
-    """The stream is sealed: nothing in it changes any more."""
+    """The stream is sealed: its messages and configuration can't change."""
 
 
 class ConsumerNotFoundError(JetStreamError):
-    """The stream has no consumer of that name."""
+    """The stream has no consumer with that name."""
 
 
 class ConsumerExistsError(JetStreamError):
-    """The stream has a consumer of that name already, with another configuration."""
+    """The stream already has a consumer with that name, with another configuration."""
 
 
 class ConsumerDeletedError(JetStreamError):
-    """The consumer, or its stream, was deleted while it was read."""
+    """The consumer or its stream was deleted during a read."""
 
 
 class PushConsumerError(JetStreamError):
-    """The consumer pushes its messages to a subject, so nothing can be pulled from it."""
+    """The consumer pushes its messages to a subject, so messages can't be pulled from it."""
 
 
 class MessageNotFoundError(JetStreamError):
@@ -362,7 +362,7 @@ class MessageNotFoundError(JetStreamError):
 
 
 class WrongLastSequenceError(JetStreamError):
-    """The last sequence, of the stream or of a subject, is not the one that the publish expected."""
+    """The last sequence of the stream or subject is not the one that the publish expected."""
 
 
 class WrongLastMessageIdError(JetStreamError):
@@ -370,11 +370,11 @@ class WrongLastMessageIdError(JetStreamError):
 
 
 class WrongStreamError(JetStreamError):
-    """Another stream than the one that the publish expected records the subject."""
+    """The subject is recorded by another stream than the publish expected."""
 
 
 class MessageTtlError(JetStreamError):
-    """The time to live of the message is malformed, or the stream allows none."""
+    """The message's time to live is malformed, or the stream does not allow one."""
 
 
 class StreamMessageTooLargeError(JetStreamError):
@@ -386,27 +386,27 @@ class StreamStoreFailedError(JetStreamError):
 
 
 class ResourcesExceededError(JetStreamError):
-    """A limit of the account or of the server is reached: on memory, storage, streams or consumers."""
+    """A limit of the account or server is reached: memory, storage, streams or consumers."""
 
 
 class UnsupportedByServerError(LiftEnvelopeError):
-    """The server is too old for what was asked; the message says what it did instead."""
+    """The server is too old for the request; the message says what it did instead."""
 
 
 class CallTimeoutError(LiftEnvelopeError, TimeoutError):
-    """The server did not answer in time. Whether it did what was asked is unknown."""
+    """The server did not answer in time. It is unknown if the server executed the call."""
 
     retriable = True
 
 
 class OffsetOutOfRangeError(LiftEnvelopeError):
-    """The partition ends before an offset that had been read: it lost messages, or the stream is a new one.
+    """The partition ends before an offset already read: it lost messages, or the stream was recreated.
 
     Attributes:
         stream: Name of the stream.
         partition: Number of the partition.
-        wanted: The offset that was to be read next.
-        newest: The newest offset that there is, -1 for none.
+        wanted: Next offset to read.
+        newest: Newest offset of the partition, -1 if it is empty.
     """
 
     def __init__(self, message: str, stream: str, partition: int, wanted: int, newest: int) -> None:
@@ -421,34 +421,34 @@ class OffsetOutOfRangeError(LiftEnvelopeError):
 
 
 class SubscriptionLostError(TransportError):
-    """The connection of a subscription was lost, and could not be made again in ``resubscribe_wait`` seconds.
+    """A subscription lost its connection and could not reconnect within ``resubscribe_wait`` seconds.
 
-    Nothing is skipped by subscribing again at the subscription's position.
+    Subscribing again at the subscription's position skips no messages.
     """
 
 
 class GroupError(LiftEnvelopeError):
-    """Something is wrong with a consumer group, or with a consumer's place in it."""
+    """A consumer group operation failed."""
 
 
 class NoSuchGroupError(GroupError):
-    """There is no group of that name: a group goes with its last member."""
+    """No group with that name exists: a group ends with its last member."""
 
 
 class NotMemberError(GroupError):
-    """The consumer is no member of the group: it never was, has left, or was silent for too long."""
+    """The consumer is not a member of the group: it never joined, has left, or missed its heartbeats."""
 
 
 class AlreadyMemberError(GroupError):
-    """The group has a member of that id: another consumer, or this one before it was started again."""
+    """The group already has a member with that id: another consumer, or this one before a restart."""
 
 
 class FencedError(GroupError):
-    """Another consumer of the group has taken the partition over."""
+    """Another consumer of the group has taken over the partition."""
 
 
 class NoCursorError(GroupError):
-    """The consumer was told to begin at its cursor, and there is none."""
+    """The consumer was to start at its cursor, but has no cursor."""
 
 
 _PUBLISH_ERRORS: dict[int, tuple[type[PublishError], str]] = {
@@ -460,7 +460,7 @@ _PUBLISH_ERRORS: dict[int, tuple[type[PublishError], str]] = {
 
 
 def publish_error(ack: Ack) -> PublishError:
-    """The error that an ack reports; an unknown code keeps its number."""
+    """Return the error that an ack reports; an unknown code keeps its number."""
     kind, reason = _PUBLISH_ERRORS.get(ack.error, (PublishError, "the server did not store the message"))
     where = f" (stream {ack.stream!r}, correlation id {ack.correlation_id!r})"
     return kind(int(ack.error), reason + where, ack)
@@ -488,7 +488,7 @@ _JETSTREAM_ERRORS: dict[int, type[JetStreamError]] = {
 
 
 def jetstream_error(code: int, err_code: int, description: str) -> JetStreamError:
-    """The error of that number; one without a class of its own here keeps its numbers."""
+    """Return the error for JetStream's codes. Codes without an own class give a JetStreamError."""
     kind = _JETSTREAM_ERRORS.get(err_code, JetStreamError)
     if not err_code and code == 503:
         kind = NoJetStreamError

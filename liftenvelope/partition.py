@@ -1,8 +1,8 @@
-"""Which partition of a stream a message belongs to, and the NATS subject of that partition.
+"""Partitioners: choose the partition of a message, and its NATS subject.
 
-The rules are those of Liftbridge's own clients, so that a key lands in the same partition whichever of them
-publishes it: CRC-32 (IEEE) of the key, an absent key being the empty one, unsigned, modulo the number of
-partitions. (The remainder of the signed number, which some clients take, is negative for half of the keys.)
+The rules are those of Liftbridge's own clients, so that a key maps to the same partition with every client:
+unsigned CRC-32 (IEEE) of the key, modulo the number of partitions. An absent key counts as the empty key.
+(Some clients use the signed CRC; its remainder is negative for half of the keys.)
 """
 
 from __future__ import annotations
@@ -24,34 +24,34 @@ __all__ = [
     "partition_subject",
 ]
 
-#: A choice of the user's own: ``(key, value, partitions) -> partition``. An absent key is ``b""``.
+#: User-defined choice: ``(key, value, partitions) -> partition``. An absent key is ``b""``.
 PartitionChoice: TypeAlias = Callable[[bytes, bytes, int], int]
 
 
 class Partitioner(Protocol):
-    """What chooses the partition of a message."""
+    """Chooses the partition of a message."""
 
     def partition(self, stream: str, key: bytes | None, value: bytes, partitions: int) -> int:
-        """Choose.
+        """Return the partition for a message.
 
         Args:
-            stream: The stream, or the subject where only that is known: what round robin counts by.
-            key: The message's key, if it has one.
-            value: The message's value.
-            partitions: How many partitions the stream has, at least 1.
+            stream: Name of the stream, or its subject if only that is known. Round robin counts per stream.
+            key: Key of the message; None if it has no key.
+            value: Value of the message.
+            partitions: Number of partitions of the stream, at least 1.
 
         Returns:
             A number from 0 to ``partitions - 1``.
 
         Raises:
-            UsageError: ``partitions`` is less than 1, or a user's choice is out of range.
-            UsageTypeError: The key or a user's choice has the wrong type.
+            UsageError: ``partitions`` is less than 1, or a user-defined choice is out of range.
+            UsageTypeError: The key or a user-defined choice has the wrong type.
         """
         ...
 
 
 class KeyPartitioner:
-    """Messages with the same key go to the same partition, those without one to that of the empty key: 0.
+    """Maps equal keys to the same partition. Messages without a key go to that of the empty key: 0.
 
     Example:
         >>> KeyPartitioner().partition("orders", b"customer-8", b"...", 4)
@@ -61,7 +61,7 @@ class KeyPartitioner:
     """
 
     def partition(self, stream: str, key: bytes | None, value: bytes, partitions: int) -> int:  # noqa: ARG002
-        """Choose by the key alone; see :meth:`Partitioner.partition`."""
+        """Return the partition for the key; see :meth:`Partitioner.partition`."""
         _check_partitions(partitions)
         try:
             return zlib.crc32(b"" if key is None else key) % partitions
@@ -70,7 +70,7 @@ class KeyPartitioner:
 
 
 class RoundRobinPartitioner:
-    """Each stream's messages go to its partitions in turn, beginning with 0.
+    """Sends the messages of each stream to its partitions in turn, starting at 0.
 
     Example:
         >>> turns = RoundRobinPartitioner()
@@ -82,7 +82,7 @@ class RoundRobinPartitioner:
         self._counters: dict[str, int] = {}
 
     def partition(self, stream: str, key: bytes | None, value: bytes, partitions: int) -> int:  # noqa: ARG002
-        """Choose by what the stream has had so far; see :meth:`Partitioner.partition`."""
+        """Return the next partition of the stream; see :meth:`Partitioner.partition`."""
         _check_partitions(partitions)
         turn = self._counters.get(stream, 0)
         self._counters[stream] = turn + 1
@@ -90,11 +90,13 @@ class RoundRobinPartitioner:
 
 
 class CustomPartitioner:
-    """A choice of the user's own, checked: a message for a partition that does not exist would be lost.
+    """Calls a user-defined function and checks its result.
+
+    The check is needed because a message for a missing partition would be lost.
 
     Args:
-        choose: Gets the key (``b""`` for none), the value and the number of partitions, and returns the
-            partition. What it raises comes out of :meth:`partition`.
+        choose: Takes the key (``b""`` for none), the value and the number of partitions; returns the
+            partition. Its exceptions propagate out of :meth:`partition`.
 
     Example:
         >>> CustomPartitioner(lambda key, value, partitions: len(value) % partitions).partition(
@@ -107,7 +109,7 @@ class CustomPartitioner:
         self._choose = choose
 
     def partition(self, stream: str, key: bytes | None, value: bytes, partitions: int) -> int:  # noqa: ARG002
-        """Choose by the user's function; see :meth:`Partitioner.partition`."""
+        """Return the partition chosen by the function; see :meth:`Partitioner.partition`."""
         _check_partitions(partitions)
         choice = self._choose(b"" if key is None else key, value, partitions)
         try:
@@ -124,18 +126,19 @@ class CustomPartitioner:
 def make_partitioner(
     partition_by: str | PartitionChoice | KeyPartitioner | RoundRobinPartitioner | CustomPartitioner,
 ) -> Partitioner:
-    """The partitioner that an option ``partition_by`` names.
+    """Return the partitioner for an option ``partition_by``.
 
     Args:
-        partition_by: ``"key"``, ``"round_robin"``, a function as :class:`CustomPartitioner` takes it, or a
-            partitioner of this module, which is returned as it is: two publishers can share one's turns.
+        partition_by: ``"key"``, ``"round_robin"``, a function for :class:`CustomPartitioner`, or a
+            partitioner of this module. A partitioner is returned unchanged, so that two publishers can share
+            the turns of a round robin.
 
     Returns:
-        The partitioner; a new one for each of the first three.
+        The partitioner: a new one, unless a partitioner was given.
 
     Raises:
-        UsageError: The name is none of the two.
-        UsageTypeError: It is neither a name nor a function.
+        UsageError: The name is not one of the two.
+        UsageTypeError: The option is neither a name nor a function.
 
     Example:
         >>> make_partitioner("round_robin").partition("orders", None, b"...", 3)
@@ -154,7 +157,7 @@ def make_partitioner(
 
 
 def partition_subject(subject: str, partition: int) -> str:
-    """The NATS subject that a partition records.
+    """Return the NATS subject that a partition records.
 
     Args:
         subject: The stream's subject.

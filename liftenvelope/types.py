@@ -1,4 +1,4 @@
-"""The enumerations of the Liftbridge API."""
+"""Enumerations of the Liftbridge API."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["AckError", "AckPolicy", "MessageType"]
 
 
 class OpenIntEnum(IntEnum):
-    """An enumeration of protobuf, which is open: a number without a name is kept, not refused."""
+    """Open protobuf enumeration: an unknown number is kept, not refused."""
 
     @classmethod
     def _missing_(cls, value: object) -> Self | None:
@@ -25,33 +25,33 @@ class OpenIntEnum(IntEnum):
 
 
 class AckPolicy(OpenIntEnum):
-    """When the server acknowledges a message."""
+    """Ack policy: the point at which the server acks a message."""
 
-    #: Once the partition's leader has written it to its log.
+    #: Once the partition's leader has written the message to its log.
     LEADER = 0
-    #: Once every replica that is in sync has it.
+    #: Once every in-sync replica has the message.
     ALL = 1
-    #: Never. Error acks may come all the same where there is an ack inbox.
+    #: Never. Error acks may still be sent if the message has an ack inbox.
     NONE = 2
 
 
 class AckError(OpenIntEnum):
-    """Why the server did not store a message."""
+    """Reason why the server did not store a message."""
 
-    #: It was stored.
+    #: The message was stored.
     OK = 0
     #: The server gave no reason.
     UNKNOWN = 1
     #: The expected offset was not the next one of the partition.
     INCORRECT_OFFSET = 2
-    #: It is larger than the server replicates.
+    #: The message is larger than the server's replication limit.
     TOO_LARGE = 3
-    #: It could not be encrypted.
+    #: The server could not encrypt the message.
     ENCRYPTION = 4
 
 
 class MessageType(OpenIntEnum):
-    """What an envelope holds. Clients see the first two; servers send the rest to each other."""
+    """Type of an envelope. Clients use the first two; servers send the others to each other."""
 
     PUBLISH = 0
     ACK = 1
@@ -71,12 +71,12 @@ class MessageType(OpenIntEnum):
 
 
 def as_ack_policy(name: str, value: Any) -> AckPolicy:
-    """A member of AckPolicy, made from its number where need be."""
+    """Convert a number or member to AckPolicy."""
     return value if type(value) is AckPolicy else AckPolicy(as_int32(name, value))
 
 
 def as_request_policy(name: str, value: Any) -> AckPolicy:
-    """A member of AckPolicy that may be asked for: the server would take an unknown one for NONE."""
+    """Convert to a known AckPolicy; refuse unknown numbers, which the server would treat as NONE."""
     policy = as_ack_policy(name, value)
     if not AckPolicy.LEADER <= policy <= AckPolicy.NONE:
         raise UsageError(f"{name} {int(policy)} is not one of {', '.join(AckPolicy.__members__)}")
@@ -84,5 +84,5 @@ def as_request_policy(name: str, value: Any) -> AckPolicy:
 
 
 def as_ack_error(name: str, value: Any) -> AckError:
-    """A member of AckError, made from its number where need be."""
+    """Convert a number or member to AckError."""
     return value if type(value) is AckError else AckError(as_int32(name, value))

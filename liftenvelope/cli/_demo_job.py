@@ -1,6 +1,6 @@
-"""The main job, run for real: publish envelopes on NATS, and account for every ack.
+"""Demo job on real servers: publishes envelopes on NATS and accounts for every ack.
 
-Needs ``pip install 'liftenvelope[cli]'``. ``python -m liftenvelope demo`` shows it.
+Needs ``pip install 'liftenvelope[cli]'``. Run it with ``python -m liftenvelope demo``.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ if TYPE_CHECKING:
 
 __all__ = ["BROKERS", "CodecTimes", "DemoReport", "Job", "run_demo", "time_codec"]
 
-#: What can be started to ack what is published.
+#: Kinds of brokers that the demo can start.
 BROKERS: Final = ("gateway", "liftbridge")
 _BATCH: Final = 5_000
-#: Headers that the server adds to every message that it stores.
+#: Headers that the server adds to every stored message.
 _SERVER_HEADERS: Final = ("subject", "reply")
 
 
 @dataclass(frozen=True)
 class Job:
-    """What the demo does.
+    """Parameters of the demo.
 
     Attributes:
-        messages: How many envelopes to publish.
-        size: Bytes of each value.
-        window: How many may wait for their acks at a time.
-        nats_url: A running NATS server; None starts one.
+        messages: Number of envelopes to publish.
+        size: Size of each value, in bytes.
+        window: Maximum number of messages that wait for acks at a time.
+        nats_url: URL of a running NATS server; None starts one.
         liftbridge: ``host:port`` of a running Liftbridge, or gateway, on that NATS server; None starts one.
-        broker: What to start: ``gateway``, the default, or ``liftbridge``, the real server.
+        broker: Broker to start: ``gateway``, the default, or ``liftbridge``, the real server.
     """
 
     messages: int = 100_000
@@ -74,7 +74,7 @@ class Job:
 
 @dataclass(frozen=True)
 class CodecTimes:
-    """Nanoseconds per message of an operation, ours and protobuf's."""
+    """Nanoseconds per message of an operation, for this codec and for protobuf."""
 
     operation: str
     ours_ns: float
@@ -82,22 +82,22 @@ class CodecTimes:
 
     @property
     def ratio(self) -> float:
-        """How many times quicker ours is."""
+        """Speed-up over protobuf."""
         return self.protobuf_ns / self.ours_ns
 
 
 @dataclass(frozen=True)
 class DemoReport:
-    """What came of the demo.
+    """Results of the demo.
 
     Attributes:
-        published: How many envelopes were published.
-        seconds: From the first hand-over to the last ack.
-        lost: Messages without an ack, or with one that says they were not stored.
-        contiguous: Whether the offsets are a run without gap or repetition.
-        read_back: Whether a message read from the stream is the one that was published.
+        published: Number of envelopes published.
+        seconds: Seconds from the first publish to the last ack.
+        lost: Number of messages without an ack, or with an error ack.
+        contiguous: True if the offsets have no gaps and no repetitions.
+        read_back: True if a message read from the stream equals the published one.
         p50, p99, slowest: Ack latencies in seconds.
-        codec: How long the codec takes, beside protobuf.
+        codec: Times of the codec, compared with protobuf.
     """
 
     published: int
@@ -112,7 +112,7 @@ class DemoReport:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is lost and everything is where it should be."""
+        """True if no message is lost, the offsets are contiguous, and the message read back is correct."""
         return not self.lost and self.contiguous and self.read_back
 
 
@@ -122,16 +122,16 @@ async def run_demo(
     on_stage: Callable[[str], None] = lambda _: None,
     on_ack: Callable[[int], None] = lambda _: None,
 ) -> DemoReport:
-    """Do the job.
+    """Run the demo.
 
     Args:
-        job: What to do.
-        on_stage: Called with a few words when something new begins.
+        job: Parameters of the demo.
+        on_stage: Called with a short description when a stage begins.
         on_ack: Called with the number of messages acked since the last call.
 
     Raises:
         TransportError: A server can't be reached.
-        LiftEnvelopeError: Another failure of a server, or of its start.
+        LiftEnvelopeError: A server failed or could not be started.
     """
     async with _servers(job, on_stage) as (nc, admin):
         stream = f"liftenvelope-demo-{secrets.token_hex(4)}"
@@ -181,7 +181,7 @@ def _own_servers(job: Job, on_stage: Callable[[str], None]) -> LiftbridgeCluster
 
 
 def _check_liftbridge(address: str) -> None:
-    """Fail at once where nothing listens: the calls that follow would ask again for half a minute."""
+    """Fail at once if no server listens: the calls that follow would retry for half a minute."""
     from liftenvelope.rpc.blocking import BlockingChannel
 
     try:
@@ -192,7 +192,7 @@ def _check_liftbridge(address: str) -> None:
 
 
 async def _check_pair(nc: Client, stream: str, job: Job) -> None:
-    """Fail before the load where the two servers given don't belong together."""
+    """Fail before the load if the two given servers are not connected to each other."""
     if job.nats_url is None:
         return
     try:
@@ -213,7 +213,7 @@ async def _connect(url: str) -> Client:
 
 
 async def _quiet(_: Exception) -> None:
-    """The failed connection is reported by the exception."""
+    """Ignore the error: ``_connect`` reports it by an exception."""
 
 
 def _value(job: Job, index: int) -> bytes:
@@ -281,9 +281,9 @@ def _report(summaries: list[BatchSummary], seconds: float, read_back: bool) -> D
 
 
 def time_codec() -> Iterator[CodecTimes]:
-    """How long one message takes to encode and to decode, and an ack to decode, beside protobuf.
+    """Time encoding and decoding a message, and decoding an ack, compared with protobuf.
 
-    Each is the best of several rounds, in nanoseconds per message, with all fields read after decoding.
+    Each time is the best of 7 rounds, in nanoseconds per message, with all fields read after decoding.
     """
     from liftenvelope._pb import api_pb2 as pb
 

@@ -18,15 +18,14 @@ __all__ = ["parse_limits"]
 
 
 def parse_limits(given: Iterable[str], max_message: int | None = None) -> Limits:
-    """Return the limits that a command line asks for, with the defaults of the others.
+    """Return the limits of a command line, with defaults for the others.
 
     Args:
-        given: ``NAME=VALUE`` for each. The prefixes of ``allowed_ack_inboxes`` have commas between.
-        max_message: Value of ``--max-message``, which stands for ``max_message_bytes``.
+        given: One ``NAME=VALUE`` per limit. The prefixes of ``allowed_ack_inboxes`` are separated by commas.
+        max_message: Value of ``--max-message``, an alias of ``max_message_bytes``.
 
     Raises:
-        click.BadParameter: There is no limit of that name, it can't have that value, or it is given in both
-            ways.
+        click.BadParameter: A name is unknown, a value is invalid, or the same limit is given by both options.
     """
     from liftenvelope.gateway.limits import Limits
 

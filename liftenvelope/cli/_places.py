@@ -11,7 +11,7 @@ import click
 
 __all__ = ["Place", "check_lines", "fail_cleanly", "url_option"]
 
-#: Suffixes of files with lines of JSON. Other suffixes, such as .csv, mean another format.
+#: File suffixes that are accepted for lines of JSON. Other suffixes, such as .csv, imply another format.
 _LINES: Final = ("", ".ndjson", ".jsonl", ".json", ".txt", ".log")
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -57,7 +57,7 @@ def check_lines(option: str, path: str) -> None:
     """Check that a file's suffix allows lines of JSON.
 
     Raises:
-        click.UsageError: The suffix is that of another format.
+        click.UsageError: The suffix implies another format.
     """
     if Path(path).suffix.lower() not in _LINES:
         text = f"{option} must be a .parquet file, or .ndjson for lines of JSON, got {path}"
@@ -65,7 +65,7 @@ def check_lines(option: str, path: str) -> None:
 
 
 def fail_cleanly(work: Callable[[], object]) -> None:
-    """Call ``work``; turn errors of the package and of files into errors of the command.
+    """Call ``work``; convert errors of the package and of files to errors of the command.
 
     Raises:
         click.ClickException: ``work`` failed.

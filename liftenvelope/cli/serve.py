@@ -1,4 +1,4 @@
-"""``liftenvelope serve``: the gateway, with a nats-server of its own or on one that runs."""
+"""``liftenvelope serve``: runs the gateway, with its own nats-server or on a running one."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _LEVELS = {
     "info": logging.INFO,
     "debug": logging.DEBUG,
 }
-#: The options by the names of the arguments that they set, for the texts of errors.
+#: Options by argument name, for error texts.
 _FLAGS = {
     "advertise": "--advertise",
     "domain": "--nats-domain",
@@ -40,7 +40,7 @@ _FLAGS = {
     "tls_key": "--tls-key",
     "user_credentials": "--nats-creds",
 }
-#: One of them in a text. Those that are words of the language stand at its beginning.
+#: An argument name in an error text. Names that are English words match only at the start of the text.
 _ARGUMENT = re.compile(
     r"(^(advertise|domain|drain|port|replicas)"
     r"|\b(inbox_prefix|nats_log|policy_file|tls_\w+|user_credentials))(?=[ =,:]|$)"
@@ -134,7 +134,7 @@ def serve(**options: Any) -> None:
 
 
 def _with_flags(text: str) -> str:
-    """Return the text of an error with options in the place of the arguments that they set."""
+    """Replace argument names in an error text by their options."""
     return _ARGUMENT.sub(lambda found: _FLAGS[found[0]], text)
 
 
@@ -207,7 +207,7 @@ def _nats_url(options: dict[str, Any]) -> str | None:
 
 
 def _address(option: str, text: str, *, any_port: bool = False) -> tuple[str, int]:
-    """Return host and port of an option; port 0 only where it stands for any that is free."""
+    """Parse host and port of an option; port 0 (any free port) is valid only with ``any_port``."""
     from liftenvelope.rpc.address import parse_address
 
     host, _, port = text.rpartition(":")
