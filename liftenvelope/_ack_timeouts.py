@@ -30,7 +30,7 @@ def ack_timeout(
     Args:
         what: The message, with its subject or partition: ``the message on 'orders'``.
         correlation_id: Id that the ack would have carried. Default: none.
-        sent: Whether the message was handed to the connection. Default true.
+        sent: True if the message was handed to the connection. Default True.
         came: Number of acks received, as text. Default ``no ack``.
         unknown: Outcome of a message that was sent. Default :data:`MAY_BE_STORED`.
         causes: The usual causes, separated by semicolons. The text has them only if the message was sent.

@@ -85,7 +85,7 @@ class RecentIds:
         self._old: set[str] = set()
 
     def add(self, correlation_id: str) -> None:
-        """Add an id. If both sets are full, drop the older one."""
+        """Add an id. If the newer set is full, drop the older set first."""
         if len(self._new) >= self._size:
             self._old, self._new = self._new, set()
         self._new.add(correlation_id)

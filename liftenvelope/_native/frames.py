@@ -376,7 +376,7 @@ class NatsWalker:
         self._buffer += as_bytes("data", data)
 
     def walk(self) -> tuple[list[tuple[int, int, list[Any]]], bytes]:
-        """Take messages, then leave bytes, up to the next message to take or to the end.
+        """Take messages, then leave bytes, up to the next message to take or the end of the input.
 
         Returns:
             For each subscription with messages, ordered by the first message: its id, the total length of

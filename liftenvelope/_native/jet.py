@@ -74,7 +74,7 @@ class AckReader:
         if known is not None:
             return _new(self._ack_type, (known[0], int(number), *known[2:]))
         outcome = self._read(data)
-        # `data` is valid JSON here, and ends with "seq":<number>}. So the number is the whole last value.
+        # In valid JSON that ends with "seq":<number>}, the number is the whole last value: the sequence.
         if (
             plain
             and head.endswith(_SEQUENCE)
