@@ -14,9 +14,12 @@ import liftenvelope
 from liftenvelope import bulk
 from liftenvelope.bulk import Access, WriteFailedError
 from liftenvelope.bulk._brokers import Brokers
+from liftenvelope.bulk.access import find_target
+from liftenvelope.bulk.writing import open_client
 from liftenvelope.errors import (
     AckTimeoutError,
     IncorrectOffsetError,
+    LiftEnvelopeError,
     MessageTooLargeError,
     NoSuchPartitionError,
     NoSuchStreamError,
@@ -218,6 +221,15 @@ class TestRefusals:
     def test_the_servers_own_streams(self, address: str) -> None:
         with pytest.raises(UsageError, match="__cursors"):
             bulk.write(address, "__cursors", table(1))
+
+
+def test_client_of_a_target_has_its_limits(address: str, name: str) -> None:
+    create(address, name)
+    bulk.write(address, name, table(1, size=5_000))
+    with open_client(find_target(address, Access(max_message_bytes=1_000))) as client:
+        messages = client.subscribe(name, start="earliest", stop="latest")
+        with messages, pytest.raises(LiftEnvelopeError, match=r"\b1,?000\b"):
+            next(messages)
 
 
 def test_concurrency_control_refuses_nothing_of_a_write(address: str, name: str) -> None:
