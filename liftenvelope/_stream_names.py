@@ -54,7 +54,7 @@ _FAULTS: Final[tuple[tuple[Callable[[str], bool], str], ...]] = (
     (_is_too_long, f"it is longer than {_LONGEST_NAME} bytes"),
     (_has_stray_dot, "it has a dot at its start or end, or two in a row"),
     (_has_wildcard, "it has a wildcard"),
-    (_has_odd_character, "it has a space, a control character, or half a character"),
+    (_has_odd_character, "it has a space, a control character, or a lone surrogate"),
 )
 
 

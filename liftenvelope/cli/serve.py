@@ -48,64 +48,87 @@ _ARGUMENT = re.compile(
 
 
 @click.command()
-@click.option("--nats", "nats_url", metavar="URL", help="Running NATS servers with JetStream, with commas.")
 @click.option(
-    "--nats-url-file", metavar="FILE", help="File with that URL, to keep its password off the command line."
+    "--nats",
+    "nats_url",
+    metavar="URL",
+    help="Running NATS servers with JetStream, separated by commas.  [default: start one]",
 )
-@click.option("--nats-creds", metavar="FILE", help="Credentials for it.")
-@click.option("--nats-inbox-prefix", metavar="PREFIX", help="How inboxes begin there.  [default: _INBOX]")
-@click.option("--nats-log", metavar="FILE", help="Its log, to be warned of messages that it drops.")
-@click.option("--nats-domain", metavar="NAME", help="The JetStream domain to use there.  [default: its own]")
 @click.option(
-    "--data-dir", metavar="DIR", help="Where a NATS server of our own keeps the streams.  [default: per user]"
+    "--nats-url-file",
+    metavar="FILE",
+    help="File that holds the URL of --nats, to keep a password off the command line.",
+)
+@click.option("--nats-creds", metavar="FILE", help="Credentials file for the server of --nats.")
+@click.option("--nats-inbox-prefix", metavar="PREFIX", help="Prefix of inboxes on NATS.  [default: _INBOX]")
+@click.option(
+    "--nats-log", metavar="FILE", help="Log file of the server of --nats, to warn of messages that it drops."
+)
+@click.option("--nats-domain", metavar="NAME", help="JetStream domain.  [default: the domain of the server]")
+@click.option(
+    "--data-dir",
+    metavar="DIR",
+    help="Folder for the streams of the NATS server that is started.  [default: one per user]",
 )
 @click.option(
     "--nats-listen",
     default=f"127.0.0.1:{_NATS_PORT}",
     show_default=True,
     metavar="HOST:PORT",
-    help="Where that one listens.",
+    help="Address of the NATS server that is started.",
 )
-@click.option("--nats-login", is_flag=True, help="Its clients must log in.  [default: only with --policy]")
+@click.option(
+    "--nats-login",
+    is_flag=True,
+    help="Publishers must log in to the NATS server that is started.  [default: only with --policy]",
+)
 @click.option(
     "--nats-log-level",
     type=click.Choice(list(_LEVELS)),
     default="warn",
     show_default=True,
-    help="What to log of what that one logs.",
+    help="Log level of the NATS server that is started.",
 )
 @click.option(
     "--listen",
     default=f"127.0.0.1:{_PORT}",
     show_default=True,
     metavar="HOST:PORT",
-    help="Where clients of the Liftbridge API connect to; port 0 for any that is free.",
+    help="Address for clients of the Liftbridge API; port 0 takes a free port.",
 )
-@click.option("--advertise", metavar="HOST:PORT", help="What they are told, if that is another address.")
-@click.option("--id", "broker_id", metavar="ID", help="Its id among the brokers.  [default: a new one]")
+@click.option(
+    "--advertise", metavar="HOST:PORT", help="Address to tell clients.  [default: the address of --listen]"
+)
+@click.option(
+    "--id", "broker_id", metavar="ID", help="Id of this gateway among the brokers.  [default: a new id]"
+)
 @click.option(
     "--replicas",
     type=click.IntRange(1, 5),
     default=1,
     show_default=True,
-    help="How many NATS servers keep its own records.",
+    help="Number of NATS servers that keep the gateway's own records.",
 )
-@click.option("--tls-cert", metavar="FILE", help="Certificate to serve TLS with (PEM).")
-@click.option("--tls-key", metavar="FILE", help="Its key.")
-@click.option("--tls-client-ca", metavar="FILE", help="Whose certificates clients must show.")
-@click.option("--policy", metavar="FILE", help="Which clients may do what, by the names in these.")
+@click.option("--tls-cert", metavar="FILE", help="Certificate of the gateway (PEM).")
+@click.option("--tls-key", metavar="FILE", help="Key of the certificate (PEM).")
+@click.option("--tls-client-ca", metavar="FILE", help="Authority whose certificates clients must show (PEM).")
+@click.option(
+    "--policy",
+    metavar="FILE",
+    help="Policy file: permissions of clients, by the common names of their certificates.",
+)
 @click.option(
     "--max-message",
     type=click.IntRange(min=1),
     metavar="BYTES",
-    help="Size of the largest envelope that clients may publish by gRPC.  [default: 1048576]",
+    help="Largest envelope that clients may publish by gRPC.  [default: 1048576]",
 )
 @click.option(
     "--limit",
     "limits",
     multiple=True,
     metavar="NAME=VALUE",
-    help="A limit on clients, such as max_connections=100; may be repeated. See docs/limits.md for all.",
+    help="Limit on clients, such as max_connections=100; may be repeated. docs/limits.md lists all.",
 )
 @click.option("--encrypted", is_flag=True, help="The NATS server encrypts what it stores.")
 @click.option(
@@ -114,7 +137,7 @@ _ARGUMENT = re.compile(
     default=_DRAIN,
     show_default=True,
     metavar="SECONDS",
-    help="How long to finish publishes, and send their acks, before it stops.",
+    help="Seconds to finish publishes and send their acks before stopping.",
 )
 def serve(**options: Any) -> None:
     """Serve the Liftbridge API, with every stream in JetStream.

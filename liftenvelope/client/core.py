@@ -54,7 +54,7 @@ def check_text(name: str, text: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError as exc:
-        raise UsageError(f"{name} {text!r}: it has half a character") from exc
+        raise UsageError(f"{name} {text!r}: it contains a lone surrogate, which UTF-8 cannot encode") from exc
     return text
 
 

@@ -70,9 +70,9 @@ def _check_pseudo_fields(
 
 def _check_field(name: bytes, value: bytes) -> None:
     if not _NAME.fullmatch(name) or not _VALUE.fullmatch(value):
-        raise ProtocolError(f"a header field with what must not be in it: {name!r}: {value!r}")
+        raise ProtocolError(f"a header field has a forbidden character: {name!r}: {value!r}")
     if name in _OF_CONNECTIONS or (name == b"te" and value.lower() != b"trailers"):
-        raise ProtocolError(f"a header field that HTTP/2 does not have: {name!r}: {value!r}")
+        raise ProtocolError(f"HTTP/2 does not allow this header field: {name!r}: {value!r}")
     if name == b":path" and not value:
         raise ProtocolError("an empty path")
 
@@ -82,4 +82,4 @@ def _check_authority(fields: Iterable[tuple[bytes, bytes]]) -> None:
     hosts = [value for name, value in fields if name == b"host"]
     named = {value for name, value in fields if name in (b":authority", b"host")}
     if len(named) != 1 or len(hosts) > 1:
-        raise ProtocolError(f"a request for one server, which it names {sorted(named)}")
+        raise ProtocolError(f"a request must name one server, got {sorted(named)}")
