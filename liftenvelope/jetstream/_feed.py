@@ -159,6 +159,8 @@ class PullFeed:
         self.last_activity = 0.0
         self._ending = False
         self._error: LiftEnvelopeError | None = None
+        #: The caller ended the feed, and iterating ends whether or not the feed had failed by then.
+        self._stopped = False
         self._started = False
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -241,7 +243,7 @@ class PullFeed:
         while not self.buffer:
             if self._ending:
                 self._finish()
-                if self._error is not None:
+                if self._error is not None and not self._stopped:
                     raise self._error
                 self.release()  # the caller has finished the last message
                 raise StopAsyncIteration
@@ -380,6 +382,7 @@ class PullFeed:
     def stop(self) -> None:
         """End now; buffered messages are dropped and redelivered after ``ack_wait``."""
         self.buffer.clear()
+        self._stopped = True
         self._end(None)
         self._finish()
         self._wake()

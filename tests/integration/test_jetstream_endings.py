@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable
 from contextlib import suppress
+from typing import Any
 
 import pytest
 from nats.aio.client import Client
@@ -139,12 +140,16 @@ class TestStop:
                 got = {(await second.next(timeout=20)).data for _ in range(10)}
         assert got == set(numbered(10, 10))
 
-    async def test_on_a_closed_connection(self, bench: Bench, js_nc: Client) -> None:
+    @pytest.mark.parametrize("noticed", [False, True])
+    async def test_on_a_closed_connection(self, bench: Bench, js_nc: Client, noticed: bool) -> None:
         await bench.publish(numbered(5))
         consumer = await bench.consumer()
         async with consumer.messages() as messages:
             await until(lambda: messages.buffered == 5)
             await js_nc.close()
+            if noticed:
+                feed: Any = messages._feed
+                await until(lambda: feed._ending)
             messages.stop(nak=True)
             assert [message async for message in messages] == []
 
