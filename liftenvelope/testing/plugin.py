@@ -16,18 +16,34 @@ itself, with :func:`~liftenvelope.testing.run_nats_server` or :func:`~liftenvelo
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import pytest
 
 from liftenvelope import testing
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator, Iterator
 
     from liftenvelope.testing import GatewayCluster, LiftbridgeCluster, NatsServer
 
 __all__ = ["gateway_server", "jetstream_server", "liftbridge_server", "nats_server"]
+
+#: Characters of a log that a report shows, from its end: a Go program that panics prints every goroutine.
+_SHOWN: Final = 64 * 1024
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Add the log of a shared server that has ended to the report of a failed test that uses it."""
+    report = yield
+    fixtures: dict[str, object] = getattr(item, "funcargs", {})
+    for name in __all__ if report.failed else ():
+        server = fixtures.get(name)
+        kinds = testing.NatsServer | testing.LiftbridgeCluster | testing.GatewayCluster
+        if isinstance(server, kinds) and not server.is_running:
+            report.sections.append((f"{name} has ended, its log", server.log()[-_SHOWN:]))
+    return report
 
 
 @pytest.fixture(scope="session")

@@ -217,3 +217,19 @@ def test_server_that_is_never_closed_dies_at_exit() -> None:
 def test_fixtures(nats_server: NatsServer, jetstream_server: NatsServer) -> None:
     assert info(nats_server)["port"] == nats_server.port
     assert info(jetstream_server)["jetstream"]
+
+
+KILLS_ITS_SERVER = """
+def test_fails(nats_server):
+    nats_server.kill()
+    raise AssertionError("on purpose")
+"""
+
+
+def test_report_of_a_failed_test_shows_the_log_of_a_shared_server_that_has_ended(tmp_path: Path) -> None:
+    (tmp_path / "test_fails.py").write_text(KILLS_ITS_SERVER)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "nats_server has ended, its log" in done.stdout
+    assert "Server is ready" in done.stdout
