@@ -33,6 +33,8 @@ _FIRST_PAUSE: Final = 0.02
 _LONGEST_PAUSE: Final = 0.5
 #: Most seconds of one attempt, after which a controller that hangs or has died is given up.
 _ONE_TRY: Final = 2.5
+#: Seconds of the first attempt to find a controller; each further one takes twice as long.
+_FIRST_TRY: Final = 0.25
 
 
 class _Answer(Protocol):
@@ -139,9 +141,19 @@ class GroupCalls:
             self._controllers[group] = task.result()
 
     async def _locate(self, group: str, timeout: float) -> str:
-        answer = await self._at_any(
-            "ListGroups", pb.ListGroupsRequest(names=[group]), pb.ListGroupsResponse, timeout
-        )
+        """Ask any coordinator. NATS may choose one that hangs, so the first attempts are short."""
+        loop = asyncio.get_running_loop()
+        deadline, attempt = loop.time() + timeout, _FIRST_TRY
+        request = pb.ListGroupsRequest(names=[group])
+        answer: pb.ListGroupsResponse | None = None
+        while answer is None:
+            left = max(deadline - loop.time(), 0.001)
+            try:
+                answer = await self._at_any("ListGroups", request, pb.ListGroupsResponse, min(attempt, left))
+            except CallTimeoutError:
+                if attempt >= left:
+                    raise
+                attempt *= 2
         if not answer.groups:
             raise UnknownGroupError(f"there is no group {group!r}: create it first")
         raise_for(answer.groups[0].error)

@@ -456,3 +456,25 @@ class TestSeveral:
 def knows(one: Coordinator, other: Coordinator) -> bool:
     assert one._keeper is not None
     return other.id in {peer.id for peer in one._keeper.peers.all}
+
+
+async def test_controller_is_found_beside_a_coordinator_that_hangs(nc: Client, name: str) -> None:
+    """NATS gives each request to any of the coordinators. A fake leaves two requests without an answer."""
+    asked = 0
+
+    async def locate(msg: Msg) -> None:
+        nonlocal asked
+        asked += 1
+        if asked > 2:
+            found = pb.Group(name="g", controller=pb.Controller(id="c", subject=f"{name}.c"))
+            await msg.respond(pb.ListGroupsResponse(groups=[found]).SerializeToString())
+
+    async def beat(msg: Msg) -> None:
+        await msg.respond(pb.HeartbeatResponse().SerializeToString())
+
+    await nc.subscribe(f"{name}.any.ListGroups", cb=locate)
+    await nc.subscribe(f"{name}.c.Heartbeat", cb=beat)
+    calls = GroupCalls(nc, prefix=name, timeout=PATIENCE)
+    request = pb.HeartbeatRequest(group="g")
+    await calls.controller_once("g", "Heartbeat", request, pb.HeartbeatResponse, PATIENCE)
+    assert asked >= 3
