@@ -14,6 +14,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 import nats.errors
 from nats.aio.client import Client
@@ -225,6 +226,8 @@ async def _connect(url: str | None, options: dict[str, Any]) -> Client:
         "reconnected_cb": back,
         **options,
     }
+    if not all(map(_has_port, url.split(","))):
+        raise TransportError(f"no connection to the NATS server {shown}: expected a port from 0 to 65535")
     try:
         async with asyncio.timeout(_PATIENCE):
             await nc.connect(url.split(","), error_cb=note, allow_reconnect=True, **options)
@@ -235,6 +238,18 @@ async def _connect(url: str | None, options: dict[str, Any]) -> Client:
         text = f"no connection to the NATS server {shown}: {without_secrets(str(exc))}"
         raise TransportError(text) from exc
     return nc
+
+
+def _has_port(url: str) -> bool:
+    """Return whether the port of a URL is a port or absent.
+
+    Some versions of nats-py repeat anything else in their errors, where it may be a password.
+    """
+    try:
+        urlsplit(url if "://" in url else f"nats://{url}").port  # noqa: B018 - it is parsed when it is read
+    except ValueError:
+        return False
+    return True
 
 
 async def serve(serving: Serving, on_ready: Callable[[Gateway, str], None]) -> None:
