@@ -30,7 +30,10 @@ LINE = re.compile(r"serving the Liftbridge API on (\S+), with the streams of (na
 
 @contextmanager
 def serving(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], re.Match[str]]]:
-    """The program, and the line that it says when it is ready."""
+    """The program, and the line that it says when it is ready.
+
+    It is not killed at the end: on a shared server, the lease of a killed coordinator would outlive the test.
+    """
     command = [sys.executable, "-W", "error", "-m", "liftenvelope", "serve", "--listen", "127.0.0.1:0"]
     with subprocess.Popen(
         [*command, *arguments],
@@ -46,7 +49,7 @@ def serving(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], re.Match[s
             assert match is not None, line + (process.communicate(timeout=60)[1] if not line else "")
             yield process, match
         finally:
-            process.kill()
+            process.terminate()
 
 
 def publish(address: str, stream: str, value: bytes) -> int:
