@@ -23,6 +23,7 @@ from liftenvelope.bulk._nats_socket import NatsSocket
 from liftenvelope.bulk.ranges import Extent
 from liftenvelope.errors import (
     CallTimeoutError,
+    LiftEnvelopeError,
     NoSuchPartitionError,
     ServerProtocolError,
     StreamNotFoundError,
@@ -43,6 +44,8 @@ __all__ = ["JetStreamSource"]
 
 _T = TypeVar("_T")
 _SECOND: Final = 1_000_000_000
+#: Longest wait in seconds, on closing, until the server has taken all that was sent.
+_CLOSING: Final = 1.0
 
 
 class JetStreamSource:
@@ -89,9 +92,13 @@ class JetStreamSource:
         return DirectRead if allowed and wanted else RangeRead
 
     def close(self) -> None:
-        """Close the connection for API requests."""
+        """Close the connection for API requests, after the server has taken all that was sent."""
         with self._lock:
             if self._control is not None:
+                # A socket that is closed with unread bytes, such as a PING, may lose the last bytes sent.
+                # No result depends on it any more, so its errors concern nobody.
+                with contextlib.suppress(LiftEnvelopeError):
+                    self._control.flush(_CLOSING)
                 self._control.close()
             self._control = None
 
@@ -176,12 +183,22 @@ class JetStreamSource:
         """Return the server's "stream not found" error with the name of the stream added."""
         return StreamNotFoundError(error.code, f"there is no stream {self.stream!r}", error.err_code)
 
+    def make_consumer(self, name: str, offset: int) -> int:
+        """Create a consumer that only reads; return the number of messages from the offset on.
+
+        The request and that of :meth:`drop_consumer` go over the shared connection, so that the server gets
+        them in this order, also if the read is stopped before the answer. Two connections have no order.
+
+        Raises:
+            LiftEnvelopeError: As for :meth:`ask`.
+        """
+        request = consumer_request(self.stream, start_at(offset))
+        return self.ask(pending, f"CONSUMER.CREATE.{self.stream}.{name}", request)
+
     def drop_consumer(self, name: str) -> None:
         """Delete a consumer, without waiting for the answer.
 
-        The request goes over the shared connection, not over the connection of the read, whose close may drop
-        the last bytes sent. If the request is lost, the server deletes the consumer after its inactivity
-        threshold.
+        If the request is lost, the server deletes the consumer after its inactivity threshold.
         """
         with self._lock, contextlib.suppress(TransportError):
             if self._control is not None:

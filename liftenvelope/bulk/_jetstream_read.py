@@ -174,9 +174,7 @@ class RangeRead:
         self._check_not_truncated(link)
         self._drop_consumer()
         self._consumer = new_name()
-        subject = f"CONSUMER.CREATE.{self._source.stream}.{self._consumer}"
-        request = consumer_request(self._source.stream, start_at(self._next))
-        left = link.ask(pending, f"{self._source.prefix}.{subject}", request)
+        left = self._source.make_consumer(self._consumer, self._next)
         if self._sid:
             link.unsubscribe(self._sid)
         self._inbox = self._source.access.new_inbox()

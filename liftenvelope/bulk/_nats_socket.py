@@ -224,6 +224,18 @@ class NatsSocket:
         words = " ".join(word for word in ("PUB", subject, reply, str(len(payload))) if word)
         self.send(words.encode() + b"\r\n" + payload + b"\r\n", deadline)
 
+    def flush(self, timeout: float) -> None:
+        """Wait until the server has taken all that was sent.
+
+        Raises:
+            CallTimeoutError: The server did not answer a PING within ``timeout`` seconds.
+            TransportError: The connection was lost.
+        """
+        deadline, wanted = time.monotonic() + timeout, self._pongs + 1
+        self.send(b"PING\r\n", deadline)
+        while self._pongs < wanted:
+            self._next_other(deadline, "an answer to PING")
+
     # Receiving
 
     def fill(self, timeout: float) -> bool:

@@ -372,12 +372,23 @@ def test_an_abandoned_reader_leaves_nothing(url: str) -> None:
     assert len(threads) > 1
     del reader, following
     threads.wait_until_gone()
+    wait_for("the end of the consumers", lambda: consumers_of_numbers(url) == 0)
 
+
+def consumers_of_numbers(url: str) -> int:
     async def consumers(js: JetStreamContext) -> int:
         return len(await js.consumers_info("numbers"))
 
-    # The server takes them away when it reads what was sent last.
-    wait_for("the end of the consumers", lambda: with_jetstream(url, consumers) == 0)
+    return with_jetstream(url, consumers)
+
+
+def test_readers_abandoned_while_they_start_leave_no_consumers(url: str) -> None:
+    """The request that deletes a consumer must not overtake the one that creates it."""
+    for number in range(300):
+        following = bulk.tail(url, "numbers")
+        time.sleep(number % 6 / 1_000)  # the stop meets each step of the start
+        del following
+    wait_for("the end of the consumers", lambda: consumers_of_numbers(url) == 0)
 
 
 def test_an_abandoned_reader_leaves_no_connection(url: str) -> None:
