@@ -28,8 +28,8 @@ _GRACE: Final = 5.0
 _LEAST: Final = 0.005
 #: Seconds after which an unused inbox is unsubscribed.
 _IDLE: Final = 1.0
-#: Seconds to wait before a pull is sent again: after a leader change or a shutdown, or if no server took it
-#: after a reconnect.
+#: Seconds to wait before a pull is sent again: after a leader change or a shutdown, and while no server takes
+#: it after one of these or a reconnect.
 _PAUSE: Final = 0.1
 #: Status code of an expired pull.
 _TIMEOUT: Final = 408
@@ -155,7 +155,8 @@ class _Fetch:
     _number = 0
     _heard = 0.0
     _deadline = 0.0
-    _restored = False
+    #: True once a pull was lost with the connection or the consumer's leader: the next may find no leader yet.
+    _resuming = False
     _again = False
     _retry: asyncio.TimerHandle | None = None
     _pin_id: str | None = None
@@ -246,7 +247,7 @@ class _Fetch:
         if self._done.done() or not self._nc.is_connected:
             return  # restored() sends the pull; nats-py would buffer this one and send it as well
         left = None
-        if self._number or self._restored:  # the first pull has the whole time
+        if self._number or self._resuming:  # the first pull has the whole time
             left = max(self._deadline - self._loop.time(), _LEAST)
         self._pin_id = self._pins.get(self._group) if self._plan.limits.pinned else None
         payload = self._plan.payload(self._left, self._pin_id, left)
@@ -287,7 +288,8 @@ class _Fetch:
                 self._pins.pop(self._group, None)
             self._send()
             return
-        again = kind in (Kind.LEADERSHIP, Kind.SHUTDOWN) or (kind is Kind.NO_RESPONDERS and self._restored)
+        self._resuming |= kind in (Kind.LEADERSHIP, Kind.SHUTDOWN)
+        again = self._resuming and kind in (Kind.LEADERSHIP, Kind.SHUTDOWN, Kind.NO_RESPONDERS)
         if again and self._loop.time() < self._deadline:
             if self._retry is None:
                 self._retry = self._loop.call_later(_PAUSE, self._send)
@@ -310,7 +312,7 @@ class _Fetch:
 
     def restored(self) -> None:
         """Handle a restored connection: pull the remaining messages."""
-        self._restored = True
+        self._resuming = True
         self._heard = self._loop.time()
         self._send()
 

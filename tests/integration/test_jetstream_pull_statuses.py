@@ -71,6 +71,19 @@ async def test_nobody_answers_for_a_while(bench: Bench, js_nc: Client) -> None:
     assert events == [NoResponders()] * 3
 
 
+async def test_fetch_waits_for_the_next_leader(bench: Bench, js_nc: Client) -> None:
+    """Injected: no server takes a pull between two leaders, and then the fetch ended with NoJetStreamError."""
+    consumer = await bench.consumer()
+    async with Wire(js_nc, consumer.pull_subject) as wire:
+        fetching = asyncio.create_task(consumer.fetch(3, expires=30))
+        for number, status in enumerate([LEADERSHIP_CHANGE, NO_RESPONDERS, NO_RESPONDERS], 1):
+            await until(lambda count=number: len(wire.replies) == count)  # type: ignore[misc]
+            subject = consumer.pull_subject.encode() if b"%b" in status else None
+            await inject(js_nc, wire.replies[-1], status if subject is None else status % subject)
+        await bench.publish(numbered(3))
+        assert [message.data for message in await fetching] == numbered(3)
+
+
 async def test_max_waiting(bench: Bench) -> None:
     """Defect 8: with heartbeats the server drops such a pull without a word; without, it refuses it."""
     consumer = await bench.consumer(max_waiting=1)
