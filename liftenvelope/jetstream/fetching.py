@@ -155,7 +155,7 @@ class _Fetch:
     _number = 0
     _heard = 0.0
     _deadline = 0.0
-    #: True once a pull was lost with the connection or the consumer's leader: the next may find no leader yet.
+    #: True once a pull was lost with the connection or the leader: the next pull may find no leader yet.
     _resuming = False
     _again = False
     _retry: asyncio.TimerHandle | None = None

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from itertools import repeat
 from typing import Any, TypeAlias
+from uuid import uuid4
 
 import pytest
 
@@ -31,7 +32,8 @@ async def merge(client: Client, name: str, begun: asyncio.Event) -> None:
 
 
 async def consume(client: Client, name: str, begun: asyncio.Event) -> None:
-    async with client.consumer(name, [name], auto_offset="earliest") as consumer:
+    group = f"{name}-{uuid4().hex[:8]}"  # a group that is there has a cursor, maybe after the last message
+    async with client.consumer(group, [name], auto_offset="earliest") as consumer:
         async for _ in consumer:
             begun.set()
 
@@ -59,11 +61,14 @@ async def publish_some(client: Client, name: str, begun: asyncio.Event) -> None:
 WORK: list[Work] = [subscribe, merge, consume, checkpoint, publish_endlessly, publish_some]
 
 
-async def begin(work: Work, client: Client, name: str) -> asyncio.Task[object]:
+async def begin(work: Work, client: Client, name: str, events: list[ClientEvent]) -> asyncio.Task[object]:
     begun = asyncio.Event()
     task = asyncio.ensure_future(work(client, name, begun))
-    async with asyncio.timeout(PATIENCE):
-        await begun.wait()
+    try:
+        async with asyncio.timeout(PATIENCE):
+            await begun.wait()
+    except TimeoutError:
+        pytest.fail(f"nothing has begun; events of the client: {events}")
     return task
 
 
@@ -89,7 +94,7 @@ async def test_closing_the_client(server: Server, client: Client, name: str, wor
     for turns in TURNS:
         events: list[ClientEvent] = []
         other = await liftenvelope.connect(server.addresses, on_event=events.append)
-        working = await begin(work, other, name)
+        working = await begin(work, other, name, events)
         await cancel_after(asyncio.ensure_future(other.close()), turns)
         async with asyncio.timeout(PATIENCE):  # who works is told, though the close was given up
             await asyncio.wait([working])
@@ -107,7 +112,7 @@ async def test_twice(server: Server, client: Client, name: str, work: Work) -> N
     for turns in TURNS:
         events: list[ClientEvent] = []
         async with liftenvelope.connect(server.addresses, on_event=events.append) as other:
-            working = await begin(work, other, name)
+            working = await begin(work, other, name, events)
             working.cancel()
             await cancel_after(working, turns)
             assert working.cancelled() or working.exception() is None

@@ -37,7 +37,10 @@ async def test_the_leader_steps_down(bench: Bench) -> None:
     """Under a fetch that waits; then under load, with three that share a consumer, and an ordered reader."""
     waited_for = await bench.consumer("waiter", filter_subject=f"{bench.name}.b")
     fetching = asyncio.create_task(waited_for.fetch(5, expires=60))
-    await until_pulled(waited_for)
+    pulled = asyncio.create_task(until_pulled(waited_for))
+    await asyncio.wait([fetching, pulled], return_when=asyncio.FIRST_COMPLETED)
+    assert not fetching.done(), fetching.result()
+    await pulled
     await leader_of(waited_for)
     await step_down(waited_for)
     await leader_of(waited_for)
