@@ -73,6 +73,7 @@ async def test_the_leader_steps_down(bench: Bench) -> None:
             await step_down(consumer)
     assert seen == set(numbered(600))
     assert in_order == numbered(600)
+    await leader_of(consumer)  # until there is one, servers answer 503
     await until_no_pulls(consumer)
 
 
