@@ -21,9 +21,9 @@ RUN := $(BIN)/python
 EXTRAS := client,arrow,cli
 # The oldest Go that builds the server and the Go peers of the benchmarks. Where none is, one comes from PyPI.
 GO := 1.25.3
-# Tests that need no server, and share the processors.
+# Tests that need no server.
 WITHOUT_SERVERS := tests/unit tests/twin tests/test_layers.py
-# Processes for the tests on servers. They mostly wait: six keep two processors busy.
+# Processes for the tests. Many of them mostly wait: six keep two processors busy.
 WORKERS ?= 6
 # Versions that the package claims to support.
 CLAIMED := $(shell sed -n 's/.*Python :: \(3\.[0-9]*\)",/\1/p' pyproject.toml)
@@ -77,7 +77,7 @@ test: servers without-servers  ## all tests, on real servers; PYTHON=python3.13 
 	$(RUN) -m pytest benchmarks -q --ignore=benchmarks/spark
 
 without-servers: setup
-	LIFTENVELOPE_REQUIRE_EXTENSIONS=1 $(RUN) -m pytest -q -n auto $(WITHOUT_SERVERS)
+	LIFTENVELOPE_REQUIRE_EXTENSIONS=1 $(RUN) -m pytest -q -n $(WORKERS) $(WITHOUT_SERVERS)
 
 interpreters: $(CLAIMED:%=on-python-%)  ## the tests that need no server, on every other claimed Python version that is found
 	@echo "Claimed versions: $(CLAIMED). Not found: $(or $(strip $(foreach version,$(CLAIMED),$(if $(call interpreter,python$(version)),,$(version)))),none)."
@@ -92,7 +92,7 @@ test-minimum: servers test-minimum-some  ## the lowest versions of the dependenc
 	LIFTENVELOPE_REQUIRE_EXTENSIONS=1 .venv-minimum/bin/python -m pytest -q -n 2 --dist loadfile $(ON_NATS)
 
 test-minimum-some: minimum  ## those of them that need no server
-	LIFTENVELOPE_REQUIRE_EXTENSIONS=1 .venv-minimum/bin/python -m pytest -q -n auto $(WITHOUT_SERVERS)
+	LIFTENVELOPE_REQUIRE_EXTENSIONS=1 .venv-minimum/bin/python -m pytest -q -n $(WORKERS) $(WITHOUT_SERVERS)
 
 # The two packages that go are peers of the benchmarks, and need a newer protobuf.
 minimum:
@@ -126,7 +126,7 @@ types: setup
 unit: strict pure without-servers
 
 pure: setup  ## the unit tests without the extensions
-	LIFTENVELOPE_NO_EXTENSIONS=1 $(RUN) -m pytest -q -n auto tests/unit
+	LIFTENVELOPE_NO_EXTENSIONS=1 $(RUN) -m pytest -q -n $(WORKERS) tests/unit
 
 strict: setup  ## the extensions compile without a warning
 	LIFTENVELOPE_BUILD_PROFILE=strict $(RUN) setup.py --quiet build_ext --build-temp build/strict --build-lib build/strict --force
