@@ -18,6 +18,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors", "_version", "_wire"),
     (
         "_ack_timeouts",
+        "_backoff",
         "_checks",
         "_deadlines",
         "_extras",

@@ -9,13 +9,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final
 
+from liftenvelope._backoff import pause_before
 from liftenvelope._pb import api_pb2
 from liftenvelope.client.failures import call_error, decode, is_denial, resolved_start
 from liftenvelope.client.metadata import Metadata, PartitionInfo, StreamInfo, decode_metadata, partition_info
 from liftenvelope.client.options import server_name_of
 from liftenvelope.client.partition_read import is_worth_another_look, was_stopped
 from liftenvelope.client.publish_permission import permission_request
-from liftenvelope.client.retries import RETRIES, Fate, fate_of, pause_before
+from liftenvelope.client.retries import RETRIES, Fate, fate_of
 from liftenvelope.errors import (
     NoSuchPartitionError,
     NoSuchStreamError,

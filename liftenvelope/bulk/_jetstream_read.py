@@ -14,11 +14,11 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
 from liftenvelope import _native
+from liftenvelope._backoff import pause_before
 from liftenvelope.bulk._pulls import PullWindow
 from liftenvelope.bulk.errors import ReadLostError
 from liftenvelope.bulk.plan import retention_error
 from liftenvelope.bulk.schema import row_columns
-from liftenvelope.client.retries import pause_before
 from liftenvelope.errors import (
     BadRequestError,
     CallTimeoutError,

@@ -6,6 +6,7 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from liftenvelope import _native
+from liftenvelope._backoff import pause_before
 from liftenvelope._stream_names import check_stream_name
 from liftenvelope.bulk._brokers import Brokers
 from liftenvelope.bulk.errors import ReadLostError, ServerProtocolError
@@ -15,7 +16,6 @@ from liftenvelope.bulk.schema import row_columns
 from liftenvelope.client.failures import call_error
 from liftenvelope.client.partition_read import PartitionRead, Verdict
 from liftenvelope.client.positions import At, StartAt, StopAt
-from liftenvelope.client.retries import pause_before
 from liftenvelope.errors import (
     CallTimeoutError,
     LiftEnvelopeError,

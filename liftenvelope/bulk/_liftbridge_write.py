@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
+from liftenvelope._backoff import pause_before
 from liftenvelope._extras import require
 from liftenvelope.arrow import request_columns
 from liftenvelope.bulk._brokers import Brokers
@@ -18,7 +19,6 @@ from liftenvelope.bulk.errors import WriteFailedError
 from liftenvelope.bulk.outgoing import Written
 from liftenvelope.client.options import check_count
 from liftenvelope.client.publish_checks import check_published_stream
-from liftenvelope.client.retries import pause_before
 from liftenvelope.errors import (
     AckTimeoutError,
     CallTimeoutError,

@@ -8,8 +8,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
+from liftenvelope._backoff import pause_before
 from liftenvelope.bulk.errors import WriteFailedError
-from liftenvelope.client.retries import pause_before
 from liftenvelope.errors import (
     AckTimeoutError,
     CallTimeoutError,

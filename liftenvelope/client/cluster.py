@@ -6,12 +6,13 @@ import asyncio
 import random
 from typing import TYPE_CHECKING, Final, Protocol
 
+from liftenvelope._backoff import pause_before
 from liftenvelope._pb import api_pb2
 from liftenvelope.client.connections import Connections
 from liftenvelope.client.events import MetadataRefreshed
 from liftenvelope.client.failures import call_error
 from liftenvelope.client.metadata import Metadata, StreamInfo, decode_metadata, make_metadata, merged
-from liftenvelope.client.retries import RETRIES, Fate, fate_of, pause_before
+from liftenvelope.client.retries import RETRIES, Fate, fate_of
 from liftenvelope.client.selection import choose_broker
 from liftenvelope.errors import (
     CallTimeoutError,

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
+from liftenvelope._backoff import pause_before
 from liftenvelope.client.events import CursorAheadOfStream, GroupPartitionFenced
-from liftenvelope.client.retries import pause_before
 from liftenvelope.errors import (
     CallTimeoutError,
     FencedError,

@@ -11,12 +11,11 @@ no answer within the attempt     it may have been done       the same
 anything else                    the server refused          never
 ===============================  ==========================  ===============================================
 
-A retry comes after a pause that grows from 50 ms to 1 s, with jitter, until the deadline of the call.
+Retries continue until the deadline of the call. ``_backoff.pause_before`` gives the pause before each.
 """
 
 from __future__ import annotations
 
-import random
 from dataclasses import dataclass
 from enum import Enum, auto
 from types import MappingProxyType
@@ -28,7 +27,7 @@ from liftenvelope.rpc.status import CallNotProcessedError, RpcError, StatusCode
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["READ", "RETRIES", "Fate", "Retry", "fate_of", "pause_before"]
+__all__ = ["READ", "RETRIES", "Fate", "Retry", "fate_of"]
 
 
 class Fate(Enum):
@@ -106,8 +105,6 @@ _FATES: Final[Mapping[int, Fate]] = MappingProxyType(
         StatusCode.DEADLINE_EXCEEDED: Fate.TIMED_OUT,
     }
 )
-_FIRST_PAUSE: Final = 0.05
-_LONGEST_PAUSE: Final = 1.0
 
 
 def fate_of(error: RpcError | TransportError) -> Fate:
@@ -122,11 +119,3 @@ def fate_of(error: RpcError | TransportError) -> Fate:
     if error.code == StatusCode.INTERNAL and any(text in error.description for text in _NO_LEADER_TEXTS):
         return Fate.NO_LEADER
     return _FATES.get(error.code, Fate.REFUSED)
-
-
-def pause_before(attempt: int) -> float:
-    """Return the seconds to wait before an attempt: 0 for the first one, attempt 0."""
-    if attempt == 0:
-        return 0.0
-    longest = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** min(attempt - 1, 10))
-    return float(longest * random.uniform(0.5, 1.0))

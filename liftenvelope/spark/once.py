@@ -11,12 +11,12 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from liftenvelope import bulk
+from liftenvelope._backoff import pause_before
 from liftenvelope._extras import require
 from liftenvelope.bulk import WriteFailedError
 from liftenvelope.bulk.outgoing import Rows, rows_of
 from liftenvelope.client.publish_many import OutgoingMessage
 from liftenvelope.client.publish_summary import PublishSummary
-from liftenvelope.client.retries import pause_before
 from liftenvelope.errors import IncorrectOffsetError, LiftEnvelopeError, NoSuchStreamError
 from liftenvelope.partition import make_partitioner
 from liftenvelope.spark._row_places import NO_OFFSET, PROBE, ROW_HEADER, RowMark, RowPlaces

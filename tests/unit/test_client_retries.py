@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from liftenvelope._pb import api_pb2
-from liftenvelope.client.retries import RETRIES, Fate, fate_of, pause_before
+from liftenvelope.client.retries import RETRIES, Fate, fate_of
 from liftenvelope.errors import TransportError
 from liftenvelope.rpc.status import CallNotProcessedError, RpcError, StatusCode
 from tests.unit.scripted_broker import METHODS
@@ -72,17 +70,3 @@ def test_every_method_has_a_rule() -> None:
 def test_the_table_can_not_be_changed() -> None:
     with pytest.raises(TypeError):
         RETRIES["Publish"] = RETRIES["SetCursor"]  # type: ignore[index]
-
-
-def test_the_first_attempt_is_at_once() -> None:
-    assert pause_before(0) == 0.0
-
-
-@given(st.integers(1, 10_000))
-def test_pauses_grow_to_a_second(attempt: int) -> None:
-    longest = min(1.0, 0.05 * 2 ** min(attempt - 1, 10))
-    assert longest / 2 <= pause_before(attempt) <= longest
-
-
-def test_pauses_differ_so_that_clients_do_not_come_back_together() -> None:
-    assert len({pause_before(5) for _ in range(20)}) > 10
