@@ -19,6 +19,7 @@ from liftenvelope.bulk.listing import open_lister
 from liftenvelope.client import subscription as subscription_module
 from liftenvelope.client.client import Client
 from liftenvelope.errors import (
+    CallTimeoutError,
     InternalError,
     LiftEnvelopeError,
     ServerProtocolError,
@@ -321,7 +322,9 @@ async def test_response_headers_are_limited(limit: int) -> None:
         broker.log(stream="__cursors")
         error = await raised(client.set_cursor("me", "foo", 0, 1))
     if limit == 300:
-        assert isinstance(error, TransportError)
+        # The call is repeated over new connections; the deadline can pass in any step of the last attempt.
+        assert isinstance(error, TransportError | CallTimeoutError)
+        assert broker.calls["SetCursor"] > 1
     else:
         assert isinstance(error, RpcError)
         assert error.code == StatusCode.INVALID_ARGUMENT
