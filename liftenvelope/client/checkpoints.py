@@ -13,13 +13,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection, Hashable
 from dataclasses import dataclass, field
-from typing import Final, Generic, TypeVar
+from typing import Generic, TypeVar
+
+from liftenvelope._backoff import Backoff
 
 __all__ = ["Checkpoints"]
 
 _K = TypeVar("_K", bound=Hashable)
-_FIRST_RETRY: Final = 0.1
-_LONGEST_RETRY: Final = 5.0
 
 
 @dataclass(slots=True)
@@ -31,7 +31,7 @@ class _Progress:
     count: int = 0
     #: Time of the first processed message since the last store.
     since: float = 0.0
-    failures: int = 0
+    backoff: Backoff = field(default_factory=lambda: Backoff(first=0.1, longest=5.0, jitter=0.0))
     #: Earliest time of the next attempt, after a failed one.
     retry_at: float = 0.0
     #: Announced offsets in order, from the first unprocessed one on. ``early`` has the processed ones among
@@ -130,7 +130,8 @@ class Checkpoints(Generic[_K]):
         """Record an offset as stored, by this reader or by another one."""
         one = self._get(key)
         one.stored = offset if one.stored is None else max(one.stored, offset)
-        one.count = one.failures = 0
+        one.count = 0
+        one.backoff.reset()
         one.retry_at = 0.0
         one.since = now
 
@@ -139,8 +140,7 @@ class Checkpoints(Generic[_K]):
         one = self._partitions.get(key)
         if one is None:  # forgotten during the attempt
             return
-        one.failures += 1
-        one.retry_at = now + min(_FIRST_RETRY * 2 ** min(one.failures - 1, 16), _LONGEST_RETRY)
+        one.retry_at = now + one.backoff.next()
 
     def forget(self, key: _K) -> None:
         """Drop the state of a partition."""

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-from liftenvelope._backoff import pause_before
+from liftenvelope._backoff import Backoff
 from liftenvelope.client.events import CursorAheadOfStream, GroupPartitionFenced
 from liftenvelope.errors import (
     CallTimeoutError,
@@ -183,7 +183,7 @@ class PartitionReader:
         # A server loses track of the fenced member if a new subscription starts before the old one has ended.
         if earlier is not None:
             await asyncio.wait([earlier])
-        attempt = 0
+        backoff = Backoff()
         while True:
             begun = self._next_read
             try:
@@ -200,8 +200,9 @@ class PartitionReader:
             except (TransportError, CallTimeoutError, NotLeaderError):
                 # The subscription has issued an event. Retry for as long as the partition is assigned.
                 self._member.hurry()
-            attempt = 0 if self._next_read != begun else attempt + 1
-            await asyncio.sleep(pause_before(attempt + 1))
+            if self._next_read != begun:
+                backoff.reset()
+            await asyncio.sleep(backoff.next())
 
     async def _read(self) -> None:
         """Subscribe and offer batches until the subscription ends."""

@@ -23,6 +23,8 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final, TypeAlias
 
+from liftenvelope._backoff import Backoff
+
 __all__ = ["Action", "Change", "Do", "Membership", "StreamPartition"]
 
 #: A stream and the number of one of its partitions.
@@ -31,8 +33,6 @@ StreamPartition: TypeAlias = tuple[str, int]
 _HEARTBEAT_SHARE: Final = 0.4
 # Seconds after a join in which "no such member" is no expiry: servers learn of a join one after the other.
 _GRACE: Final = 1.0
-_FIRST_PAUSE: Final = 0.02
-_LONGEST_PAUSE: Final = 1.0
 
 
 class Do(Enum):
@@ -117,7 +117,7 @@ class Membership:
         self.answers = 0
         self._next = Do.JOIN
         self._next_at = 0.0
-        self._failures = 0
+        self._backoff = Backoff(first=0.02, longest=1.0, jitter=0.0)
         self._joined_at = 0.0
         #: Time of the coordinator's last answer, or a later time from which its silence counts.
         self._heard_at = 0.0
@@ -131,7 +131,9 @@ class Membership:
     @property
     def is_settled(self) -> bool:
         """True if the coordinator has assigned partitions to this member and no later answer contradicts."""
-        return self.is_member and self._confirmed and self._next is Do.HEARTBEAT and not self._failures
+        return (
+            self.is_member and self._confirmed and self._next is Do.HEARTBEAT and not self._backoff.failures
+        )
 
     def next(self, now: float) -> Action:
         """Return the next action."""
@@ -156,7 +158,7 @@ class Membership:
         self.consumer_timeout, self.coordinator_timeout = consumer_timeout, coordinator_timeout
         self.is_member, self._confirmed = True, False
         self._joined_at = self._heard_at = now
-        self._failures = 0
+        self._backoff.reset()
         self._plan(Do.HEARTBEAT, now)
 
     def join_unclear(self, now: float) -> None:
@@ -180,14 +182,14 @@ class Membership:
         self.answers += 1
         self._confirmed = True
         self._heard_at = now
-        self._failures = 0
+        self._backoff.reset()
         self._plan(Do.HEARTBEAT, now + self.interval)
         return Change(tuple(sorted(self.assignment - before)), tuple(sorted(before - self.assignment)))
 
     def moved(self, now: float) -> None:
         """Record the answer that the epoch is another one, or that the broker is not the coordinator."""
         self._heard_at = now
-        self._again(Do.LOCATE, now, at_once=self._failures == 0)
+        self._again(Do.LOCATE, now, at_once=self._backoff.failures == 0)
 
     def not_member(self, now: float) -> Change:
         """Record the coordinator's answer that it knows no such member, or no such group."""
@@ -229,6 +231,5 @@ class Membership:
 
     def _again(self, do: Do, now: float, *, at_once: bool = False) -> None:
         """Schedule an action after a failure, with a delay that grows with each failure in a row."""
-        pause = min(_FIRST_PAUSE * 2 ** min(self._failures, 16), _LONGEST_PAUSE, self.interval / 2)
-        self._failures += 1
+        pause = min(self._backoff.next(), self.interval / 2)
         self._plan(do, now if at_once else now + pause)
