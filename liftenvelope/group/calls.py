@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 from google.protobuf.message import DecodeError
 
+from liftenvelope._backoff import Backoff
 from liftenvelope._pb import groups_pb2 as pb
 from liftenvelope.errors import (
     CallTimeoutError,
@@ -29,8 +30,6 @@ if TYPE_CHECKING:
 __all__ = ["DEFAULT_PREFIX", "GroupCalls"]
 
 DEFAULT_PREFIX: Final = "liftenvelope.groups"
-_FIRST_PAUSE: Final = 0.02
-_LONGEST_PAUSE: Final = 0.5
 #: Most seconds of one attempt, after which a controller that hangs or has died is given up.
 _ONE_TRY: Final = 2.5
 #: Seconds of the first attempt to find a controller; each further one takes twice as long.
@@ -177,10 +176,10 @@ class GroupCalls:
 
     async def _patiently(self, ask: Callable[[float], Awaitable[_A]], timeout: float) -> _A:
         loop = asyncio.get_running_loop()
-        deadline, pause = loop.time() + timeout, _FIRST_PAUSE
+        deadline, backoff = loop.time() + timeout, Backoff(first=0.02, longest=0.5)
         refusal: GroupError | None = None
         while True:
-            left = max(deadline - loop.time(), 0.001)
+            left, pause = max(deadline - loop.time(), 0.001), backoff.next()
             try:
                 return await ask(min(left, _ONE_TRY))
             except (GroupUnavailableError, NotControllerError) as exc:
@@ -192,7 +191,6 @@ class GroupCalls:
                     # The refusal of an earlier attempt says more than the timeout of the last one.
                     raise refusal or exc from exc
             await asyncio.sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE)
 
 
 def _read(kind: type[_A], data: bytes, subject: str) -> _A:

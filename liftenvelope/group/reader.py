@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
+from liftenvelope._backoff import Backoff
 from liftenvelope.errors import (
     ConnectionClosedError,
     FencedError,
@@ -20,8 +21,6 @@ from liftenvelope.group.topics import PartitionFeed, SourceMessage, TopicSource,
 
 __all__ = ["GroupMessage", "PartitionReader"]
 
-_FIRST_PAUSE: Final = 0.05
-_LONGEST_PAUSE: Final = 1.0
 #: Seconds for which the committed offset must appear beyond the end before that is reported as an error.
 _CERTAIN: Final = 3.0
 
@@ -260,27 +259,22 @@ class PartitionReader:
         return oldest if self._auto_offset == "earliest" else end
 
     async def _read(self) -> None:
-        pause = _FIRST_PAUSE
+        backoff = Backoff()
         read_from: int | None = None
         while True:
             try:
                 if read_from is None:
                     read_from = await self._begin_for_good()
                 feed = await self._source.open(self.key.partition, read_from)
+                try:
+                    async for offset in self._fill(feed):
+                        read_from, self._beyond_since = offset + 1, None
+                        backoff.reset()
+                finally:
+                    await feed.close()
             except LiftEnvelopeError as exc:
                 self._check_passing(exc)
-                await asyncio.sleep(pause)
-                pause = min(2 * pause, _LONGEST_PAUSE)
-                continue
-            try:
-                async for offset in self._fill(feed):
-                    read_from, pause, self._beyond_since = offset + 1, _FIRST_PAUSE, None
-            except LiftEnvelopeError as exc:
-                self._check_passing(exc)
-                await asyncio.sleep(pause)
-                pause = min(2 * pause, _LONGEST_PAUSE)
-            finally:
-                await feed.close()
+                await asyncio.sleep(backoff.next())
 
     def _check_passing(self, error: LiftEnvelopeError) -> None:
         """Raise an error that does not go away by itself; return for one that a retry can cure."""

@@ -27,11 +27,13 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final
 
+from liftenvelope._backoff import Backoff
+
 __all__ = ["Action", "Do", "MemberSession"]
 
 _HEARTBEAT_SHARE: Final = 0.3
-_FIRST_PAUSE: Final = 0.02
-_LONGEST_PAUSE: Final = 0.5
+#: Seconds before a member without an assignment asks again.
+_ASK_AGAIN: Final = 0.02
 
 
 class Do(Enum):
@@ -93,7 +95,7 @@ class MemberSession:
         self._state = _State.OUTSIDE
         self._next_at = 0.0
         self._owned_until = 0.0
-        self._failures = 0
+        self._backoff = Backoff(first=0.02, longest=0.5, jitter=0.0)
 
     @property
     def interval(self) -> float:
@@ -134,9 +136,9 @@ class MemberSession:
 
     def waits(self, generation: int, session_timeout: float, now: float) -> None:
         """Record an answer without an assignment: the group is not stable, or expects another generation."""
-        pause = 0.0 if generation != self.generation else _FIRST_PAUSE
+        pause = 0.0 if generation != self.generation else _ASK_AGAIN
         self.generation, self.session_timeout = generation, session_timeout
-        self._failures = 0
+        self._backoff.reset()
         self._next_at = now + pause
 
     # Outcomes of HEARTBEAT
@@ -153,7 +155,7 @@ class MemberSession:
         """
         is_new = self._state is _State.INSIDE
         self._state = _State.LEAVING
-        self._failures = 0
+        self._backoff.reset()
         self._next_at = now + self.interval
         return is_new
 
@@ -161,7 +163,7 @@ class MemberSession:
         """Record that all partitions were given back. Has no effect if they were lost meanwhile."""
         if self._state is _State.LEAVING:
             self._state = _State.OUTSIDE
-            self._failures = 0
+            self._backoff.reset()
             self._next_at = now
 
     # Outcomes of both
@@ -192,11 +194,10 @@ class MemberSession:
     def _heard(self, sent_at: float, now: float) -> None:
         # Answers may arrive in another order than their requests were sent.
         self._owned_until = max(self._owned_until, sent_at + self.session_timeout)
-        self._failures = 0
+        self._backoff.reset()
         self._next_at = now + self._vary() * self.interval
 
     def _again(self, now: float, *, at_once: bool = False) -> None:
         """Schedule a retry, with a longer pause after each failure in a row."""
-        pause = min(_FIRST_PAUSE * 2 ** min(self._failures, 16), _LONGEST_PAUSE, self.interval / 2)
-        self._failures += 1
+        pause = min(self._backoff.next(), self.interval / 2)
         self._next_at = now if at_once else now + pause
