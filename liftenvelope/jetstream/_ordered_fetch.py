@@ -7,6 +7,7 @@ from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from liftenvelope._backoff import Backoff
 from liftenvelope.errors import (
     CallTimeoutError,
     ConsumerDeletedError,
@@ -31,9 +32,8 @@ __all__ = ["Amount", "OrderedFetches"]
 
 #: Seconds between two checks that the connection of a fetch is still the same.
 _LOOK: Final = 0.25
-#: First and longest delay in seconds before another consumer is created.
-_FIRST_PAUSE: Final = 0.05
-_LONGEST_PAUSE: Final = 2.0
+#: Minimum seconds for a request that starts just before the end of a fetch.
+_LEAST: Final = 0.05
 #: Transient errors: they pass by themselves or with another consumer.
 _PASSING: Final = (
     CallTimeoutError,
@@ -139,7 +139,7 @@ class OrderedFetches:
         """Fetch until the batch is complete or the time is up; retry transient errors with a backoff."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + (self._api.timeout if amount.expires is None else amount.expires)
-        into, pause = Batch(), _FIRST_PAUSE
+        into, backoff = Batch(), Backoff(first=0.05, longest=2.0)
         while True:
             into.error = None
             try:
@@ -157,8 +157,7 @@ class OrderedFetches:
                 return into
             if into and amount.size is not None:  # the bytes left are unknown
                 return into
-            await asyncio.sleep(min(pause, left))
-            pause = min(pause * 2, _LONGEST_PAUSE)
+            await asyncio.sleep(min(backoff.next(), left))
 
     async def _fill_on(self, amount: Amount, into: Batch, deadline: float) -> bool:
         """Fetch from the current or a new consumer; return true if the fetch is complete."""
@@ -181,7 +180,7 @@ class OrderedFetches:
                 raise TransportError("the NATS connection is down: nothing can be pulled until it is back")
             epoch = self._link.epoch
             sequence = into[-1].metadata.stream_sequence if into else self._sequence
-            left = max(deadline - asyncio.get_running_loop().time(), _FIRST_PAUSE)
+            left = max(deadline - asyncio.get_running_loop().time(), _LEAST)
             consumer = await self._places.make(sequence, timeout=min(left, self._api.timeout))
             self._reader = _Reader(consumer, epoch)
         return self._reader
@@ -211,7 +210,7 @@ def _ask(consumer: Consumer, amount: Amount, have: int, deadline: float) -> Coro
     messages = (amount.messages or 0) - have
     if amount.expires is None:
         return consumer.fetch_no_wait(messages)
-    left = max(deadline - asyncio.get_running_loop().time(), _FIRST_PAUSE)
+    left = max(deadline - asyncio.get_running_loop().time(), _LEAST)
     beat = amount.idle_heartbeat
     if beat is not None and 2 * beat > left:
         beat = None

@@ -23,6 +23,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, NamedTuple, TypeAlias
 
+from liftenvelope._backoff import Backoff
 from liftenvelope.jetstream._statuses import FATAL, Kind, Status
 from liftenvelope.jetstream.events import (
     Disconnected,
@@ -45,9 +46,6 @@ __all__ = ["Action", "Check", "End", "PullCore", "PullLimits", "PullNow", "Tell"
 BYTES_BATCH: Final = 1_000_000
 #: Seconds after its expiry during which a pull may still be answered.
 _GRACE: Final = 2.0
-#: First and longest pause after a refusal, in seconds; each pause is twice the previous one.
-_FIRST_PAUSE: Final = 0.05
-_LONGEST_PAUSE: Final = 5.0
 #: Maximum number of tracked pulls. Larger than the server's default limit of waiting pulls, 512.
 _REMEMBERED: Final = 1_024
 
@@ -149,7 +147,7 @@ class PullCore:
         self._fresh = False
         self._heard = 0.0
         self._pulled = 0.0
-        self._failures = 0
+        self._backoff = Backoff(first=0.05, longest=5.0, jitter=0.0)
         self._paused_until = 0.0
         #: True to pull only while nothing is buffered or owed: the next message needs the whole limit.
         self._whole = False
@@ -275,7 +273,8 @@ class PullCore:
     def _recovered(self) -> None:
         """Reset the backoff: the server answers pulls again."""
         self._served = True
-        self._failures, self._paused_until, self._whole = 0, 0.0, False
+        self._backoff.reset()
+        self._paused_until, self._whole = 0.0, False
 
     def _forget_pulls(self) -> None:
         self._waiting.clear()
@@ -361,7 +360,7 @@ class PullCore:
         if pull.amount < self.limits.limit:
             self._whole = True
             return
-        if not self._failures:
+        if not self._backoff.failures:
             self.actions.append(Tell(MessageTooLarge(self.limits.limit)))
         self._pause(now)
 
@@ -375,8 +374,7 @@ class PullCore:
         """Start the next pause of the exponential backoff, unless a pause is under way."""
         if self._paused_until > now:
             return  # several pulls were refused for the same reason
-        self._paused_until = now + min(_FIRST_PAUSE * 2**self._failures, _LONGEST_PAUSE)
-        self._failures = min(self._failures + 1, 16)
+        self._paused_until = now + self._backoff.next()
 
     def _missed_heartbeats(self, now: float) -> bool:
         beat = self.limits.idle_heartbeat

@@ -14,6 +14,7 @@ from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from liftenvelope._backoff import Backoff, pause_before
 from liftenvelope.errors import (
     CallTimeoutError,
     ConnectionClosedError,
@@ -48,9 +49,6 @@ __all__ = ["OrderedConsumer"]
 _INACTIVE: Final = 300.0
 #: Seconds that a pull waits at the server. A drain loses nothing: the next reading begins where it ended.
 _EXPIRES: Final = 30.0
-#: Shortest and longest pause between attempts to recreate a consumer, in seconds.
-_FIRST_PAUSE: Final = 0.1
-_LONGEST_PAUSE: Final = 5.0
 #: Transient errors, expected while a server or JetStream comes back.
 _PASSING: Final = (CallTimeoutError, NoJetStreamError, ConsumerExistsError, TransportError)
 #: Errors that end the pulls of a lost consumer.
@@ -376,7 +374,7 @@ class OrderedFeed:
         self._forget()
         try:
             if self._fruitless:  # the previous consumer delivered nothing
-                await self._pause(min(_FIRST_PAUSE * 2 ** min(self._fruitless, 10), _LONGEST_PAUSE))
+                await self._pause(pause_before(self._fruitless, first=0.2, longest=5.0))
             self._fruitless += 1
             await self._begin_patiently()
         except LiftEnvelopeError as exc:
@@ -386,7 +384,7 @@ class OrderedFeed:
             self._user_hooks.tell(OrderedReset(self._sequence + 1, reason))
 
     async def _begin_patiently(self) -> None:
-        pause = _FIRST_PAUSE
+        backoff = Backoff(first=0.1, longest=5.0)
         while not self._stopped:
             if self._nc.is_closed or self._nc.is_draining:
                 raise ConnectionClosedError("the NATS connection is closed or being drained")
@@ -397,8 +395,9 @@ class OrderedFeed:
             except _PASSING as exc:
                 if isinstance(exc, ConnectionClosedError):
                     raise
-            await self._pause(pause)
-            pause = min(pause * 2, _LONGEST_PAUSE) if self._nc.is_connected else _FIRST_PAUSE
+            if not self._nc.is_connected:
+                backoff.reset()
+            await self._pause(backoff.next())
 
     async def _pause(self, seconds: float) -> None:
         """Sleep until the time is over or the feed has ended."""
