@@ -29,6 +29,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
+from liftenvelope._backoff import Backoff
 from liftenvelope.errors import (
     CallTimeoutError,
     ConsumerNotFoundError,
@@ -78,8 +79,8 @@ _LOOK: Final = 0.01
 #: Seconds without a delivery after which JetStream's queue counts as empty, and the limit of that wait.
 _NO_MORE: Final = 0.1
 _LONGEST_QUEUE: Final = 2.0
-#: Shortest and longest pause between two attempts, in seconds.
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 2.0
+#: Seconds before the next bind, after one and while this gateway may not ack.
+_REBIND_PAUSE: Final = 0.1
 
 
 class _Other(NamedTuple):
@@ -304,22 +305,21 @@ class AckReader:
         self._wanted.set()
 
     async def _run(self) -> None:
-        pause = _FIRST_PAUSE
+        backoff = Backoff(first=0.1, longest=2.0)
         while True:
             await self._until_wanted()
             if not self._may_ack():
                 self._flow.give_up()
-                await asyncio.sleep(_FIRST_PAUSE)
+                await asyncio.sleep(_REBIND_PAUSE)
                 continue
             try:
                 await self._bind()
-                pause = _FIRST_PAUSE
-                await asyncio.sleep(pause)  # slows down two readers that take over from each other
+                backoff.reset()
+                await asyncio.sleep(_REBIND_PAUSE)  # slows down two readers that take over from each other
             except (JetStreamError, CallTimeoutError, TransportError) as error:
                 self._flow.give_up()
                 self._tell(error)
-                await asyncio.sleep(pause)
-                pause = min(2 * pause, _LONGEST_PAUSE)
+                await asyncio.sleep(backoff.next())
 
     async def _until_wanted(self) -> None:
         """Wait until the consumer must be replaced."""

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from google.protobuf.message import DecodeError
 
+from liftenvelope._backoff import Backoff
 from liftenvelope._pb import api_pb2
 from liftenvelope.errors import LiftEnvelopeError, WrongLastSequenceError
 from liftenvelope.gateway.records import RecordedEvent
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
 __all__ = ["ActivityLog", "created", "deleted", "paused", "readonly_set", "resumed"]
 
 _log: Final = logging.getLogger("liftenvelope.gateway")
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
 #: Maximum number of events that wait while JetStream stores none. The oldest are dropped first.
 _MOST_WAITING: Final = 10_000
 
@@ -211,7 +211,7 @@ class ActivityLog:
     # Publishing
 
     async def _run(self) -> None:
-        pause = _FIRST_PAUSE
+        backoff = Backoff(first=0.1, longest=5.0)
         while True:
             await self._some.wait()
             self._some.clear()
@@ -223,10 +223,9 @@ class ActivityLog:
                     _log.warning(
                         "the activity stream takes nothing, %d events wait: %s", len(self._waiting), exc
                     )
-                    await asyncio.sleep(pause)
-                    pause = min(2 * pause, _LONGEST_PAUSE)
+                    await asyncio.sleep(backoff.next())
                     continue
-                pause = _FIRST_PAUSE
+                backoff.reset()
                 self._waiting.pop(one.token, None)
 
     async def _settle(self, one: _Waiting) -> None:
