@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
-from liftenvelope._backoff import pause_before
+from liftenvelope._backoff import Patience
 from liftenvelope._extras import require
 from liftenvelope.arrow import request_columns
 from liftenvelope.bulk._brokers import Brokers
@@ -196,16 +196,16 @@ class LiftbridgeWrite:
         """
         if partition in self._routes:
             return self._routes[partition]
-        limit, attempt = time.monotonic() + self._access.reconnect_wait, 0
+        patience = Patience(self._access.reconnect_wait, since=time.monotonic())
         while True:
             try:
                 address = self._brokers.leader(self._stream, partition, self._access.timeout)
                 lane = self._lanes.get(address) or self._new_lane(address)
             except (TransportError, CallTimeoutError, NotLeaderError):
-                if time.monotonic() >= limit:
+                pause = patience.failed(time.monotonic())
+                if pause is None:
                     raise
-                attempt += 1
-                time.sleep(pause_before(attempt))
+                time.sleep(pause)
             else:
                 self._lanes[address] = self._routes[partition] = lane
                 return lane

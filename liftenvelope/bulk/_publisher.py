@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
-from liftenvelope._backoff import pause_before
+from liftenvelope._backoff import Patience
 from liftenvelope.bulk.errors import WriteFailedError
 from liftenvelope.errors import (
     AckTimeoutError,
@@ -212,7 +212,7 @@ class Publisher(ABC):
         Raises:
             WriteFailedError: The step failed and can't be repeated, or retries took too long.
         """
-        failing_since, attempt = 0.0, 0
+        patience = Patience(self._link.source.access.reconnect_wait)
         while True:
             acked = self.acked
             try:
@@ -224,12 +224,12 @@ class Publisher(ABC):
             except (TransportError, CallTimeoutError, AckTimeoutError, NoJetStreamError) as exc:
                 self._link.close()
                 now = time.monotonic()
-                failing_since = now if attempt == 0 or self.acked > acked else failing_since
-                late = now - failing_since >= self._link.source.access.reconnect_wait
-                if not self._lost() or late:
+                if self.acked > acked:
+                    patience.progressed(now)
+                pause = patience.failed(now)
+                if not self._lost() or pause is None:
                     raise self._failed(exc) from exc
-                attempt += 1
-                time.sleep(pause_before(attempt))
+                time.sleep(pause)
             except JetStreamError as exc:  # the stream no longer exists
                 raise self._failed(exc) from exc
 
