@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from liftenvelope import bulk
-from liftenvelope._backoff import pause_before
+from liftenvelope._backoff import Patience
 from liftenvelope._extras import require
 from liftenvelope.bulk import WriteFailedError
 from liftenvelope.bulk.outgoing import Rows, rows_of
@@ -140,7 +140,7 @@ class OnceWriter:
 
     def _store(self, portions: dict[int, _Portion]) -> None:
         """Send the missing rows until all are stored."""
-        limit, attempt = time.monotonic() + self._wait, 0
+        patience = Patience(self._wait, since=time.monotonic())
         unseen: dict[int, int] = {}
         while plans := self._plans(portions, unseen):
             known = self._known
@@ -148,12 +148,11 @@ class OnceWriter:
             error = next(iter(failed.values()), None)
             unseen = self._learn_again(failed)
             if self._known > known or error is None:
-                limit, attempt = time.monotonic() + self._wait, 0
-            elif time.monotonic() > limit:
+                patience.progressed(time.monotonic())
+            elif (pause := patience.failed(time.monotonic())) is None:
                 raise self._given_up(unseen, error) from error
             else:
-                attempt += 1
-                time.sleep(pause_before(attempt))
+                time.sleep(pause)
 
     @property
     def _known(self) -> int:
