@@ -32,10 +32,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Cluster", "Deadline"]
 
-#: Metadata requests for a never-seen stream before it counts as missing, since brokers learn of a new stream
-#: with a delay; and the pause between these requests in seconds, times the attempt.
+#: Metadata requests for a never-seen stream before it counts as missing: brokers learn of a new stream late.
 _LATE_ROUNDS: Final = 5
-_LATE_PAUSE: Final = 0.05
 #: Seconds for which a stream that once existed must be missing to count as deleted. A broker that has just
 #: started answers for seconds before it has read its own log, and then knows no streams.
 _GONE_AFTER: Final = 5.0
@@ -292,7 +290,8 @@ class Cluster:
                 raise NoSuchStreamError(StatusCode.NOT_FOUND, f"there is no stream {name!r}")
             if deadline.is_over:
                 raise self._missing(name)
-            await asyncio.sleep(min(_LATE_PAUSE * late, _MISSING_PAUSE, deadline.left))
+            pause = pause_before(late, longest=_MISSING_PAUSE, jitter=0.0)
+            await asyncio.sleep(min(pause, deadline.left))
 
     def _is_gone(self, name: str, late: int) -> bool:
         """Return True if a stream that is missing from ``late`` answers in a row counts as nonexistent."""
