@@ -37,7 +37,10 @@ from liftenvelope.nats import AckInbox, EnvelopePublisher
 from liftenvelope.testing import LiftbridgeCluster
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [ROOT / "README.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [
+    *(ROOT / name for name in ("README.md", "SECURITY.md", "CONTRIBUTING.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 #: tests/spark runs the others.
 WITHOUT_SPARK = [example for example in EXAMPLES if not example.stem.startswith("spark")]
