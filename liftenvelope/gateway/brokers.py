@@ -28,11 +28,12 @@ from liftenvelope.errors import (
     TransportError,
     WrongLastSequenceError,
 )
-from liftenvelope.gateway.buckets import Bucket, Entry, Mirror
 from liftenvelope.gateway.failures import has_no_room
 from liftenvelope.gateway.lease import Lease
+from liftenvelope.gateway.mirror import Mirror
 from liftenvelope.gateway.names import encode_name
 from liftenvelope.group.clock import time_since_boot
+from liftenvelope.jetstream.bucket import Bucket, BucketEntry
 
 if TYPE_CHECKING:
     from liftenvelope.jetstream.context import JetStream
@@ -104,12 +105,11 @@ class Brokers:
         on_interrupted: Callable[[], None],
         replicas: int = 1,
     ) -> None:
-        self._bucket = Bucket(js, BUCKET)
+        self._bucket = Bucket(js, BUCKET, replicas=replicas, ttl=ttl)
         heartbeat = min(max(ttl / _BEATS, _SHORTEST_HEARTBEAT), _LONGEST_HEARTBEAT)
         self._mirror = Mirror(self._bucket, self._on_entry, heartbeat=heartbeat)
         self.me = me
         self._ttl = ttl
-        self._replicas = replicas
         self._on_change = on_change
         self._on_interrupted = on_interrupted
         self._alive: dict[str, Broker] = {}
@@ -160,7 +160,7 @@ class Brokers:
 
     async def start(self) -> None:
         """Create the bucket if needed, read the other gateways, and follow their changes."""
-        await self._bucket.create(replicas=self._replicas, ttl=self._ttl)
+        await self._bucket.create()
         await self._mirror.start()
 
     async def join(self, broker: Broker) -> None:
@@ -245,7 +245,7 @@ class Brokers:
         key = encode_name(self.me)
         if self._lease.revision and len(self._alive) == 1:
             try:
-                return await self._bucket.put(key, value, after=self._lease.revision), True
+                return await self._bucket.put(key, value, bucket_revision=self._lease.revision), True
             except WrongLastSequenceError:
                 pass  # another gateway has joined, or an own beat was stored but its answer lost
         return await self._bucket.put(key, value), False
@@ -256,7 +256,7 @@ class Brokers:
         if self._lease.is_valid:
             self._regained.set()
 
-    def _on_entry(self, entry: Entry) -> None:
+    def _on_entry(self, entry: BucketEntry) -> None:
         if (timer := self._timers.pop(entry.key, None)) is not None:
             timer.cancel()
         if entry.value is None:

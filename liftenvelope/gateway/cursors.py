@@ -11,16 +11,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from liftenvelope._pb import api_pb2
-from liftenvelope.errors import InternalError, MessageNotFoundError
-from liftenvelope.gateway.buckets import Bucket
+from liftenvelope.errors import InternalError
 from liftenvelope.gateway.names import encode_name
 from liftenvelope.gateway.requests import read_request
+from liftenvelope.jetstream.bucket import Bucket
 from liftenvelope.rpc.status import RpcError, StatusCode
 
 if TYPE_CHECKING:
     from liftenvelope.gateway.limits import Limits
     from liftenvelope.jetstream.context import JetStream
-    from liftenvelope.jetstream.stream import Stream
 
 __all__ = ["CursorService", "cursor_key"]
 
@@ -61,14 +60,16 @@ class CursorService:
 
     def __init__(self, js: JetStream, limits: Limits, *, replicas: int = 1) -> None:
         self._limits = limits
-        self._bucket = Bucket(js, BUCKET)
-        self._replicas = replicas
-        self._stream: Stream | None = None
+        self._bucket = Bucket(js, BUCKET, replicas=replicas)
+        self._started = False
 
     async def start(self) -> None:
         """Create the bucket if it does not exist."""
-        await self._bucket.create(replicas=self._replicas)
-        self._stream = await self._bucket.js.stream(self._bucket.stream)
+        await self._bucket.create()
+        # In a cluster, a new leader may not know a bucket created just now. The error makes the gateway start
+        # again.
+        await self._bucket.last_revision()
+        self._started = True
 
     async def set(self, raw: bytes) -> bytes:
         """Serve SetCursor."""
@@ -84,16 +85,13 @@ class CursorService:
         return api_pb2.FetchCursorResponse(offset=await self._offset(key)).SerializeToString()
 
     async def _offset(self, key: str) -> int:
-        if self._stream is None:
+        if not self._started:
             raise RpcError(StatusCode.INTERNAL, "Cursors stream does not exist")
+        # Not a direct get: a replica that lags could answer it, and the cursor would go back.
+        value = (await self._bucket.get(key)).value
+        if not value:
+            return _MISSING  # never set, or deleted by hand
         try:
-            # Without direct get: a replica that lags could answer it, and the cursor would go back.
-            found = await self._stream.get_message(last_by_subject=f"$KV.{BUCKET}.{key}", direct=False)
-        except MessageNotFoundError:
-            return _MISSING
-        if not found.data:
-            return _MISSING  # deleted by hand
-        try:
-            return int(found.data)
+            return int(value)
         except ValueError as exc:
-            raise InternalError(f"cursor {key!r} can't be read: {found.data[:40]!r}") from exc
+            raise InternalError(f"cursor {key!r} can't be read: {value[:40]!r}") from exc

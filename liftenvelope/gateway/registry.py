@@ -11,9 +11,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from liftenvelope.errors import WrongLastSequenceError
-from liftenvelope.gateway.buckets import Bucket, Entry, Mirror
+from liftenvelope.gateway.mirror import Mirror
 from liftenvelope.gateway.names import encode_name
 from liftenvelope.gateway.records import StreamRecord, StreamState
+from liftenvelope.jetstream.bucket import Bucket, BucketEntry
 from liftenvelope.rpc.status import RpcError, StatusCode
 
 if TYPE_CHECKING:
@@ -41,8 +42,7 @@ class StreamRegistry:
     """
 
     def __init__(self, js: JetStream, on_change: Listener, *, replicas: int = 1) -> None:
-        self._bucket = Bucket(js, BUCKET)
-        self._replicas = replicas
+        self._bucket = Bucket(js, BUCKET, replicas=replicas)
         self._mirror = Mirror(self._bucket, self._on_entry)
         self._on_change = on_change
         # By key: the record (None if deleted) and its revision.
@@ -52,7 +52,7 @@ class StreamRegistry:
 
     async def start(self) -> None:
         """Create the bucket if it is missing, read all records and follow their changes."""
-        await self._bucket.create(replicas=self._replicas)
+        await self._bucket.create()
         await self._mirror.start()
 
     async def close(self) -> None:
@@ -169,22 +169,20 @@ class StreamRegistry:
         """Remove a stream's record."""
         key = encode_name(name)
         revision = await self._bucket.delete(key)
-        self._on_entry(Entry(key, None, revision))
+        self._on_entry(BucketEntry(key, None, revision))
 
     async def _put(self, key: str, record: StreamRecord, revision: int) -> None:
         data = record.to_json()
         written = await self._bucket.put(key, data, revision=revision)
-        self._on_entry(Entry(key, data, written))
+        self._on_entry(BucketEntry(key, data, written))
 
     async def _refresh(self, name: str) -> StreamRecord | None:
         """Read a stream's record from the bucket into the mirror and return it, in any state."""
         key = encode_name(name)
-        entry = await self._bucket.get(key)
-        if entry is not None:
-            self._on_entry(entry)
+        self._on_entry(await self._bucket.get(key, direct=True))
         return self._records.get(key, (None, 0))[0]
 
-    def _on_entry(self, entry: Entry) -> None:
+    def _on_entry(self, entry: BucketEntry) -> None:
         """Apply an entry, own or mirrored; report the change if the stream is or was ready."""
         before, revision = self._records.get(entry.key, (None, 0))
         if entry.revision <= revision:

@@ -21,7 +21,7 @@ from liftenvelope.group.leases import Peer
 from liftenvelope.group.names import changed_subject, check_prefix, check_token, controller_subject
 from liftenvelope.group.serving import GroupService
 from liftenvelope.group.state import GroupState, TopicSpec
-from liftenvelope.group.store import Store
+from liftenvelope.group.store import GroupStore
 from liftenvelope.group.topics import TopicSource
 from liftenvelope.jetstream import JetStream
 from liftenvelope.nats._outcomes import positive
@@ -99,7 +99,7 @@ class Coordinator:
         if type(replicas) is not int or not 1 <= replicas <= 5:
             raise UsageError(f"replicas must be an int from 1 to 5, got {replicas!r}")
         self._js = JetStream(nc, domain=domain, timeout=min(self._timeout, 2 * positive("lease", lease)))
-        self._store = Store(self._js, check_token("bucket", bucket), replicas)
+        self._store = GroupStore(self._js, check_token("bucket", bucket), replicas)
         self._peer = Peer(self._id, "", float(lease), frozenset(self._assignors))
         if bounds is None:
             bounds = source_bounds(_checked_sources(sources), jetstream_bounds(self._js))

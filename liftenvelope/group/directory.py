@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
-from liftenvelope.errors import GroupError
+from liftenvelope.errors import GroupError, WrongLastSequenceError
 from liftenvelope.group.assignors import Assignor
 from liftenvelope.group.errors import (
     EphemeralGroupError,
@@ -31,8 +31,9 @@ from liftenvelope.group.state import (
     check_session_timeout,
     check_topics,
 )
-from liftenvelope.group.store import Conflict, Entry, Store
+from liftenvelope.group.store import GroupStore
 from liftenvelope.group.wire import decode_group, encode_group
+from liftenvelope.jetstream.bucket import BucketEntry
 
 __all__ = ["KIND", "Definition", "Directory"]
 
@@ -101,7 +102,7 @@ class Directory:
     def __init__(
         self,
         coordinator_id: str,
-        store: Store,
+        store: GroupStore,
         keeper: LeaseKeeper,
         assignors: Mapping[str, Assignor],
         *,
@@ -177,7 +178,7 @@ class Directory:
             state.controller_id, state.controller_incarnation = self._id, incarnation
             try:
                 revision = await self._store.put(_key(name), encode_group(state), entry.revision)
-            except Conflict:
+            except WrongLastSequenceError:
                 continue
             self._on_event(GroupTaken(name, self._id, before))
             return state, revision
@@ -194,7 +195,7 @@ class Directory:
                 f"{state.assignor!r}; start a coordinator that has it"
             )
 
-    def _read(self, name: str, entry: Entry) -> GroupState:
+    def _read(self, name: str, entry: BucketEntry) -> GroupState:
         if entry.value is None:
             raise UnknownGroupError(f"there is no group {name!r}: create it first")
         return decode_group(entry.value)
@@ -229,7 +230,7 @@ class Directory:
             if entry.value is not None:
                 return _same(decode_group(entry.value), definition)
             # Each generation is at least one write, so no earlier group of this name had a higher generation.
-            state.generation = await self._store.last_sequence()
+            state.generation = await self._store.last_revision()
             chosen = self._keeper.peers.choose(state.name, state.assignor)
             if chosen is None or chosen.id == self._id:
                 state.controller_id, state.controller_incarnation = self._id, self._keeper.incarnation
@@ -237,7 +238,7 @@ class Directory:
                 state.controller_id, state.controller_incarnation = chosen.id, chosen.incarnation
             try:
                 await self._store.put(_key(state.name), encode_group(state), entry.revision)
-            except Conflict:
+            except WrongLastSequenceError:
                 continue
             return state
         raise GroupUnavailableError(f"group {definition.name!r} has too many concurrent changes; retry")

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
-from liftenvelope.errors import GroupError
+from liftenvelope.errors import GroupError, WrongLastSequenceError
 from liftenvelope.group.assignors import TopicPartition
 from liftenvelope.group.errors import (
     CoordinatorDefectError,
@@ -24,7 +24,7 @@ from liftenvelope.group.errors import (
 )
 from liftenvelope.group.membership import Group, Registered, Registration
 from liftenvelope.group.state import GroupState, Phase
-from liftenvelope.group.store import Conflict, Store
+from liftenvelope.group.store import GroupStore
 from liftenvelope.group.wire import decode_group, encode_group
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class GroupHost:
         group: Group,
         key: str,
         revision: int,
-        store: Store,
+        store: GroupStore,
         *,
         may_act: Callable[[], bool],
         on_stored: Callable[[GroupHost], None],
@@ -246,7 +246,7 @@ class GroupHost:
                 value = encode_group(self.group.state)
                 self._revision = await self._store.put(self._key, value, self._revision)
                 self._stored = value
-        except Conflict:
+        except WrongLastSequenceError:
             raise NotControllerError(
                 f"group {self.name!r} was changed by another coordinator, which controls it now"
             ) from None

@@ -10,11 +10,12 @@ from uuid import uuid4
 from google.protobuf.message import DecodeError
 
 from liftenvelope._pb import groups_pb2 as pb
-from liftenvelope.errors import GroupError
+from liftenvelope.errors import GroupError, WrongLastSequenceError
 from liftenvelope.group.clock import time_since_boot
 from liftenvelope.group.errors import CoordinatorIdInUseError
 from liftenvelope.group.leases import Peer, Peers
-from liftenvelope.group.store import Conflict, Entry, Store
+from liftenvelope.group.store import GroupStore
+from liftenvelope.jetstream.bucket import BucketEntry
 
 __all__ = ["KIND", "LeaseKeeper"]
 
@@ -45,7 +46,7 @@ class LeaseKeeper:
 
     def __init__(
         self,
-        store: Store,
+        store: GroupStore,
         me: Peer,
         subject: str,
         *,
@@ -99,7 +100,7 @@ class LeaseKeeper:
         began = time_since_boot()
         try:
             self._revision = await self._store.put(self._key, self._record(), revision)
-        except Conflict:
+        except WrongLastSequenceError:
             return False
         self._valid_until = began + self._me.lease
         return True
@@ -128,7 +129,7 @@ class LeaseKeeper:
         while True:
             try:
                 await self._store.delete(self._key, revision)
-            except Conflict:
+            except WrongLastSequenceError:
                 # Changed by a renewal that was cut off before its answer, or by another coordinator.
                 entry = await self._store.get(self._key)
                 peer = _read(self._me.id, entry)
@@ -142,7 +143,7 @@ class LeaseKeeper:
         began = time_since_boot()
         try:
             self._revision = await self._store.put(self._key, self._record(), self._revision)
-        except Conflict:
+        except WrongLastSequenceError:
             await self._find_out()
             return
         had_run_out = began >= self._valid_until
@@ -174,7 +175,7 @@ class LeaseKeeper:
                 continue
             try:
                 await self._store.delete(f"{KIND}.{name}", revision)
-            except Conflict:
+            except WrongLastSequenceError:
                 continue  # renewed meanwhile
             self.peers.forget(name)
         known = {(peer.id, peer.incarnation) for peer in self.peers.all}
@@ -201,7 +202,7 @@ class LeaseKeeper:
         ).SerializeToString()
 
 
-def _read(name: str, entry: Entry) -> Peer | None:
+def _read(name: str, entry: BucketEntry) -> Peer | None:
     """Parse a coordinator's record; None if there is none, or it can't be parsed."""
     if entry.value is None:
         return None

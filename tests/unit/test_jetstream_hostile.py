@@ -11,8 +11,9 @@ import pytest
 from nats.aio.client import Client
 
 from liftenvelope.errors import InternalError, LiftEnvelopeError, ServerProtocolError, UsageError
-from liftenvelope.group.store import Store
+from liftenvelope.group.store import GroupStore
 from liftenvelope.jetstream import ConsumerConfig, JetStream, StreamConfig
+from liftenvelope.jetstream.bucket import Bucket
 from liftenvelope.jetstream.infos import ConsumerInfo, StreamInfo
 from liftenvelope.jetstream.stream import Stream
 from tests.unit.hostile_nats import CONSUMER_INFO, STREAM_INFO, FakeNats, Script, msg, status, usual
@@ -67,7 +68,10 @@ CALLS: dict[str, Callable[[JetStream], Awaitable[object]]] = {
     "get_message": lambda js: stored(js, sequence=1),
     "get_message direct": lambda js: stored(js, sequence=1, direct=True),
     "publish": lambda js: js.publish("s", b"x"),
-    "store": lambda js: Store(js, "bucket", 1).open(TIMEOUT),
+    "bucket": lambda js: Bucket(js, "bucket").create(),
+    "bucket get": lambda js: Bucket(js, "bucket").get("a"),
+    "bucket entries": lambda js: Bucket(js, "bucket").entries(">"),
+    "group store": lambda js: GroupStore(js, "bucket", 1).open(TIMEOUT),
 }
 
 

@@ -1,0 +1,229 @@
+"""Key-value bucket of JetStream (ADR-8) with compare-and-set writes.
+
+A bucket is a stream that keeps the last message of each subject ``$KV.<bucket>.<key>``. The sequence of that
+message is the revision of the key. A write that names an expected revision is stored only if the key still
+has that revision; otherwise it fails with WrongLastSequenceError. The layout is that of every NATS client, so
+``nats kv`` shows the bucket.
+
+A write whose answer is lost may have been stored. Its retry then conflicts with the writer's own first
+attempt, so a writer that gets WrongLastSequenceError must read the key before it decides anything.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from liftenvelope.errors import MessageNotFoundError, StreamNameInUseError, StreamNotFoundError
+from liftenvelope.jetstream.stream_config import DiscardPolicy, StreamConfig
+
+if TYPE_CHECKING:
+    from liftenvelope.jetstream.context import JetStream
+    from liftenvelope.jetstream.message import Message
+    from liftenvelope.jetstream.stored import StoredMessage
+    from liftenvelope.jetstream.stream import Stream
+
+__all__ = ["Bucket", "BucketEntry"]
+
+#: Header of a deletion marker, and its values.
+_OPERATION: Final = "KV-Operation"
+_DELETED: Final = ("DEL", "PURGE")
+#: Keys read by one request. The server accepts at most 1,024 subjects.
+_BATCH: Final = 500
+
+
+@dataclass(frozen=True, slots=True)
+class BucketEntry:
+    """Value of a key at one revision.
+
+    Attributes:
+        key: The key.
+        value: The value; None if the key was deleted or never set.
+        revision: Revision that the next write of the key must expect; 0 if the key was never set.
+    """
+
+    key: str
+    value: bytes | None
+    revision: int
+
+
+class Bucket:
+    """Key-value bucket. Sends no request before the first call.
+
+    Args:
+        js: JetStream, with the domain of the bucket.
+        name: Name of the bucket.
+        replicas: Number of replicas, if :meth:`create` creates the bucket. Default 1.
+        ttl: Seconds after which a value expires, if :meth:`create` creates the bucket. Default 0: never.
+        marker_ttl: Seconds after which the marker of a deleted key expires, in a bucket that allows a TTL per
+            message. :meth:`create` then creates such a bucket. Default None: never.
+
+    Attributes:
+        js: JetStream.
+        name: Name of the bucket.
+        stream: Name of the bucket's stream.
+
+    Raises:
+        UsageError: The name is invalid.
+    """
+
+    def __init__(
+        self,
+        js: JetStream,
+        name: str,
+        *,
+        replicas: int = 1,
+        ttl: float = 0.0,
+        marker_ttl: float | None = None,
+    ) -> None:
+        self.js = js
+        self.name = name
+        self.stream = f"KV_{name}"
+        self._prefix = f"$KV.{name}."
+        self._marker_ttl = marker_ttl
+        self._handle: Stream | None = None
+        self._config = StreamConfig(
+            name=self.stream,
+            subjects=(f"{self._prefix}>",),
+            max_msgs_per_subject=1,
+            discard=DiscardPolicy.NEW,
+            allow_rollup_hdrs=True,
+            deny_delete=True,
+            allow_direct=True,
+            allow_msg_ttl=marker_ttl is not None,
+            max_age=ttl,
+            num_replicas=replicas,
+        )
+
+    async def create(self) -> None:
+        """Create the bucket if it does not exist. An existing bucket keeps its configuration.
+
+        Raises:
+            JetStreamError: The server refused.
+        """
+        try:
+            self._handle = await self.js.stream(self.stream)
+        except StreamNotFoundError:
+            try:
+                self._handle = await self.js.create_stream(self._config)
+            except StreamNameInUseError:
+                # Created meanwhile with another configuration, which is its creator's decision.
+                self._handle = await self.js.stream(self.stream)
+
+    async def handle(self) -> Stream:
+        """Return the handle of the bucket's stream. Only the first call sends a request.
+
+        Raises:
+            StreamNotFoundError: The bucket does not exist.
+        """
+        if self._handle is None:
+            self._handle = await self.js.stream(self.stream)
+        return self._handle
+
+    async def get(self, key: str, *, direct: bool = False) -> BucketEntry:
+        """Return the last entry of a key, which may be a deletion.
+
+        Args:
+            key: The key.
+            direct: Let any replica answer, if the bucket allows it. The entry may then be older than the last
+                one. Default false: the leader answers.
+        """
+        stream = await self.handle()
+        try:
+            message = await stream.get_message(
+                last_by_subject=self._prefix + key, direct=None if direct else False
+            )
+        except MessageNotFoundError:
+            return BucketEntry(key, None, 0)
+        return self.entry_of(message, message.sequence)
+
+    async def put(
+        self, key: str, value: bytes, *, revision: int | None = None, bucket_revision: int | None = None
+    ) -> int:
+        """Set a value; return its revision.
+
+        Args:
+            key: The key.
+            value: The value.
+            revision: Expected revision of the key; 0 for a key that was never set. Default: any.
+            bucket_revision: Expected last revision of the whole bucket. Default: any.
+
+        Raises:
+            WrongLastSequenceError: The key or the bucket has another revision; nothing was stored.
+            AckTimeoutError: No answer arrived; the value may be stored.
+            UsageError: The value is too large for the server; nothing was sent.
+        """
+        ack = await self.js.publish(
+            self._write_subject(key),
+            value,
+            expected_last_subject_sequence=revision,
+            expected_last_sequence=bucket_revision,
+        )
+        return ack.sequence
+
+    async def delete(self, key: str, *, revision: int | None = None) -> int:
+        """Delete a value; return the revision of the deletion marker.
+
+        Args:
+            key: The key.
+            revision: Expected revision of the key. Default: any.
+
+        Raises:
+            WrongLastSequenceError: The key has another revision; nothing was stored.
+            AckTimeoutError: No answer arrived; the marker may be stored.
+        """
+        ack = await self.js.publish(
+            self._write_subject(key),
+            headers={_OPERATION: "DEL"},
+            expected_last_subject_sequence=revision,
+            ttl=await self._ttl_of_markers(),
+        )
+        return ack.sequence
+
+    async def entries(self, keys: str) -> list[BucketEntry]:
+        """Return the entries of all keys that match a filter, without deleted ones.
+
+        The result may be slightly stale: any replica of the bucket may answer.
+
+        Args:
+            keys: Filter with the wildcards of NATS, such as ``group.>``.
+        """
+        stream = await self.handle()
+        subjects = sorted((await stream.info(subjects_filter=self._prefix + keys)).state.subjects)
+        found: list[BucketEntry] = []
+        for begin in range(0, len(subjects), _BATCH):
+            try:
+                messages = stream.get_last_messages(subjects[begin : begin + _BATCH])
+                found += [self.entry_of(message, message.sequence) async for message in messages]
+            except MessageNotFoundError:
+                continue  # all expired meanwhile
+        return [entry for entry in found if entry.value is not None]
+
+    async def last_revision(self) -> int:
+        """Return the highest revision that the bucket ever assigned; 0 if it never had a value.
+
+        Raises:
+            StreamNotFoundError: The bucket does not exist any more.
+        """
+        return (await (await self.handle()).info()).state.last_seq
+
+    def entry_of(self, message: Message | StoredMessage, revision: int) -> BucketEntry:
+        """Return the entry that a message of the bucket's stream holds.
+
+        Args:
+            message: The message.
+            revision: Sequence of the message in the stream.
+        """
+        is_deleted = message.headers.get(_OPERATION) in _DELETED
+        key = message.subject.removeprefix(self._prefix)
+        return BucketEntry(key, None if is_deleted else message.data, revision)
+
+    def _write_subject(self, key: str) -> str:
+        return self.js.api.key_subject(self._prefix + key)
+
+    async def _ttl_of_markers(self) -> float | None:
+        if self._marker_ttl is None:
+            return None
+        # A bucket created by others may not allow a TTL, and would refuse the marker.
+        is_allowed = (await self.handle()).cached_info.config.allow_msg_ttl
+        return self._marker_ttl if is_allowed else None
