@@ -1,12 +1,19 @@
-# Arrow columns that are being filled, row by row and without the GIL: a part of _fastbatch.pyx.
+# Arrow columns under construction, filled row by row without the GIL: a part of _fastbatch.pyx and _fastbulk.pyx.
+#
+# Invariant of every column here: after add(i, ...), rows 0 to i are complete and the offsets behind them are set, so
+# that the first n rows can be handed out at any row. Rows are added in order. A false result of add() means that
+# memory ran out, and the column must not be used any more.
 
 @cython.final
 cdef class _Memory:
-    """Bytes that grow. They come from an allocator of the caller's: Arrow's pool keeps its pages, where
-    malloc would have the system map and clear new ones for every batch."""
+    """Growable bytes from an allocator of the caller.
+
+    Why not malloc: Arrow's pool keeps its pages, while malloc makes the system map and clear new ones for every
+    batch. `p` changes when the memory grows, so a pointer into it is valid only until the next fits() or grow().
+    """
 
     cdef object allocate  # bytes -> a writable buffer
-    cdef object store     # a memoryview of the buffer that holds them now
+    cdef object store     # memoryview of the current buffer
     cdef uint8_t* p
     cdef Py_ssize_t n, capacity
 
@@ -28,7 +35,7 @@ cdef class _Memory:
         PyBuffer_FillInfo(view, self, self.p if self.n else <void*>"", self.n, 1, flags & ~PyBUF_WRITABLE)
 
     cdef inline bint fits(self, Py_ssize_t more, Py_ssize_t likely) noexcept nogil:
-        """Make room for more bytes, and ahead for as many in all as are likely; false where memory has run out."""
+        """Make room for `more` bytes, and for `likely` bytes in total; false if memory ran out."""
         return more <= self.capacity - self.n or self.grow(more, likely)
 
     cdef bint grow(self, Py_ssize_t more, Py_ssize_t likely) noexcept nogil:
@@ -41,7 +48,7 @@ cdef class _Memory:
 
 
 cdef _Memory full(object allocate, Py_ssize_t n):
-    """Memory whose bytes all count already, whatever the allocator had there."""
+    """Return memory of `n` bytes that are all in use, with undefined content."""
     cdef _Memory memory = _Memory(allocate, n)
     memory.n = n
     return memory
@@ -49,7 +56,7 @@ cdef _Memory full(object allocate, Py_ssize_t n):
 
 @cython.final
 cdef class _Bits:
-    """A validity bitmap: ones, until a row is found to be null."""
+    """Validity bitmap: all ones until a row is marked null."""
 
     cdef _Memory memory
     cdef uint8_t* p
@@ -70,16 +77,20 @@ cdef class _Bits:
 
 @cython.final
 cdef class _Texts:
-    """A column of bytes or text that is being filled, row by row."""
+    """Column of bytes or text under construction.
+
+    `begin`, `next` and `limit` cache the state of `data`, because reaching it through the other object for
+    each row costs too much. `data.n` is therefore stale between grow() and buffers(), which both update it.
+    """
 
     cdef _Memory data, end_memory
     cdef _Bits valid
-    cdef uint8_t* begin        # the data, where its next byte goes, and where the room for it ends
+    cdef uint8_t* begin        # start of the data, position of the next byte, end of the room
     cdef uint8_t* next
     cdef uint8_t* limit
-    cdef int32_t* ends         # NULL where they have 64 bits
+    cdef int32_t* ends         # NULL if the offsets have 64 bits
     cdef int64_t* large_ends
-    cdef Py_ssize_t rows, most  # most: what all the data can come to
+    cdef Py_ssize_t rows, most  # most: upper bound of the data, in bytes
 
     def __cinit__(self, allocate, Py_ssize_t rows, bint large, Py_ssize_t most, Py_ssize_t capacity=0):
         self.valid = _Bits(allocate, rows)
@@ -100,7 +111,7 @@ cdef class _Texts:
         self.limit = self.begin + self.data.capacity
 
     cdef bint grow(self, Py_ssize_t i, Py_ssize_t more) noexcept nogil:
-        # If the rows so far are like those to come, the column is allocated once.
+        # If later rows have the average size of the rows so far, the column is allocated once.
         cdef Py_ssize_t n = self.next - self.begin, likely = (n + more) // (i + 1) + 1
         self.data.n = n
         if not self.data.grow(more, self.most if likely > self.most // self.rows else likely * self.rows):
@@ -131,14 +142,14 @@ cdef class _Texts:
             self.large_ends[i + 1] = self.next - self.begin
 
     def buffers(self):
-        """(rows, nulls, validity, offsets, data)."""
+        """Return (rows, nulls, validity, offsets, data)."""
         self.data.n = self.next - self.begin
         return self.rows, self.valid.nulls, self.valid.buffer(), self.end_memory, self.data
 
 
 @cython.final
 cdef class _Entries:
-    """A column of header names or values: how many rows it gets is not known, and none of them is null."""
+    """Column of header names or values: an unknown number of rows, none of them null."""
 
     cdef _Memory ends, data
     cdef Py_ssize_t rows
@@ -163,13 +174,13 @@ cdef class _Entries:
         return True
 
     def buffers(self):
-        """(rows, nulls, validity, offsets, data)."""
+        """Return (rows, nulls, validity, offsets, data)."""
         return self.rows, 0, None, self.ends, self.data
 
 
 @cython.final
 cdef class _Headers:
-    """A column of header maps: the names and values of all rows, and where those of each row end."""
+    """Column of header maps: names and values of all rows, and the end of each row's run."""
 
     cdef _Entries names, contents
     cdef _Memory ends
@@ -184,7 +195,7 @@ cdef class _Headers:
         free_headers(&self.seen)
 
     cdef inline bint add(self, Py_ssize_t i, const MessageFields* f, const uint8_t* end, bint strip) noexcept nogil:
-        """The headers of a message that has been parsed, without the server's own where strip says so."""
+        """Add the headers of a parsed message; with `strip`, without those that the server adds."""
         if f.headers and not self.add_entries(f, end, strip):
             return False
         (<int32_t*>self.ends.p)[i + 1] = <int32_t>self.names.rows
@@ -213,7 +224,7 @@ cdef class _Headers:
         return True
 
     cdef int require_room(self) except -1:
-        """Whether the 32-bit offsets of what was added are right."""
+        """Check that the 32-bit offsets have not overflowed; a batch is checked once, after its last row."""
         if self.names.data.n > MAX_ENVELOPE or self.contents.data.n > MAX_ENVELOPE:
             raise EnvelopeTooLargeError("the headers have more than 2 GiB together: decode fewer rows at a time")
         return 0

@@ -1,8 +1,9 @@
 # The bounds-checked protobuf cursor and writer, inlined into each extension.
 #
-# A position is a pointer `p` with the `end` that it must not pass. Lengths are compared as `n > end - p`,
-# never `p + n > end`: the sum can overflow. Reading functions return the next position, NULL for a fault.
-# They only say that there is one: what it is and where, the Python twin finds out (_native/env.py).
+# Invariant: a position `p` never passes its `end`, and nothing behind `end` is read. Lengths are compared as
+# `n > end - p`, never `p + n > end`: the sum can overflow. get_ and skip_ functions return the next position, or
+# NULL for any fault, and callers stop at the first NULL. They do not describe the fault: for the error text and the
+# offset, the caller runs the Python twin (_native/env.py) on the same bytes.
 
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memcpy, memset
@@ -69,7 +70,7 @@ cdef enum:
     TAG_E_MESSAGE = 2 << 3 | 2
 
 cdef struct Slice:
-    const uint8_t* p  # NULL: null, or none
+    const uint8_t* p  # NULL: null or absent
     Py_ssize_t n
 
 cdef struct MessageFields:
@@ -84,8 +85,8 @@ cdef struct MessageFields:
     Slice reply_subject
     Slice ack_inbox
     Slice correlation_id
-    Py_ssize_t headers          # how many entries, repeated names counted each time
-    const uint8_t* first_header  # where the first entry's length stands
+    Py_ssize_t headers          # number of entries, repeated names included
+    const uint8_t* first_header  # position of the first entry's length
 
 cdef struct AckFields:
     int64_t offset
@@ -110,7 +111,7 @@ cdef struct ResponseFields:
 # Reading
 
 cdef inline uint64_t load_le64(const uint8_t* p) noexcept nogil:
-    # Compilers make one load of it, and a swap where the machine is big endian.
+    # Compilers turn this into one load, plus a byte swap on big-endian machines.
     return (
         <uint64_t>p[0] | <uint64_t>p[1] << 8 | <uint64_t>p[2] << 16 | <uint64_t>p[3] << 24
         | <uint64_t>p[4] << 32 | <uint64_t>p[5] << 40 | <uint64_t>p[6] << 48 | <uint64_t>p[7] << 56
@@ -133,16 +134,17 @@ cdef inline const uint8_t* get_varint_slow(const uint8_t* p, const uint8_t* end,
 
 
 cdef inline const uint8_t* get_varint_wide(const uint8_t* p, uint64_t* out) noexcept nogil:
-    """A varint where ten bytes may be read: eight at once, without a branch for each.
+    """Read a varint of up to ten readable bytes, eight of them at once and without a branch for each.
 
-    Timestamps take nine bytes, and the offset of nearly every message, -1, ten.
+    Why: timestamps take nine bytes, and the offset of nearly every published message, -1, takes ten. The three
+    shifts join the groups of 7 bits into groups of 14, 28 and 56.
     """
     cdef uint64_t word = load_le64(p), high
     cdef uint64_t stops = ~word & 0x8080808080808080u
     cdef int size = 8
     if stops:
         size = (ctz64(stops) >> 3) + 1
-        word &= stops ^ (stops - 1)  # the bytes up to the one that ends it
+        word &= stops ^ (stops - 1)  # keep the bytes up to the last one of the varint
     word = (word & 0x007F007F007F007Fu) | (word & 0x7F007F007F007F00u) >> 1
     word = (word & 0x00003FFF00003FFFu) | (word & 0x3FFF00003FFF0000u) >> 2
     word = (word & 0x000000000FFFFFFFu) | (word & 0x0FFFFFFF00000000u) >> 4
@@ -189,7 +191,7 @@ cdef inline const uint8_t* get_slice(const uint8_t* p, const uint8_t* end, Slice
 
 
 cdef inline bint is_ascii(const uint8_t* p, Py_ssize_t n) noexcept nogil:
-    # The last bytes are read by a word that may overlap the one before: no loop over single ones.
+    # The last word may overlap the one before it, which avoids a loop over single bytes.
     cdef const uint8_t* end = p + n
     cdef uint64_t word, seen = 0
     cdef uint32_t first, last
@@ -213,7 +215,7 @@ cdef inline bint valid_utf8(const uint8_t* p, Py_ssize_t n) noexcept nogil:
 
 
 cdef inline bint valid_utf8_slow(const uint8_t* p, Py_ssize_t n) noexcept nogil:
-    """RFC 3629: no overlong forms, no surrogates, nothing above U+10FFFF."""
+    """Validate by RFC 3629: no overlong forms, no surrogates, nothing above U+10FFFF."""
     cdef const uint8_t* end = p + n
     cdef uint64_t word
     cdef uint8_t lead
@@ -317,7 +319,7 @@ cdef inline bint sound_header(const uint8_t* p, Py_ssize_t n) noexcept nogil:
 
 
 cdef inline const uint8_t* payload(const uint8_t* p, Py_ssize_t n, uint8_t kind) noexcept nogil:
-    """Where the payload of a sound envelope of this kind begins."""
+    """Check header, kind and checksum of an envelope; return the start of its payload, NULL if it is invalid."""
     cdef uint32_t expected
     if not sound_header(p, n) or p[7] != kind:
         return NULL
@@ -329,7 +331,7 @@ cdef inline const uint8_t* payload(const uint8_t* p, Py_ssize_t n, uint8_t kind)
 
 
 cdef inline const uint8_t* get_entry(const uint8_t* p, const uint8_t* end, Slice* key, Slice* value) noexcept nogil:
-    """A map entry, from its length on."""
+    """Read a map entry, from its length on. As in protobuf, the last key and the last value count."""
     cdef Slice entry
     cdef const uint8_t* at
     cdef uint32_t tag
@@ -360,7 +362,7 @@ cdef inline void clear_slice(Slice* s) noexcept nogil:
 
 
 cdef inline void clear_message(MessageFields* out) noexcept nogil:
-    # Not by memset: compilers make "rep stos" of that, which takes longer than half of the parsing.
+    # Not memset: compilers turn it into "rep stos", which takes longer than half of the parsing.
     out.offset = out.timestamp = 0
     out.partition = out.ack_policy = 0
     clear_slice(&out.key)
@@ -385,7 +387,7 @@ cdef inline void clear_ack(AckFields* out) noexcept nogil:
 
 
 cdef inline bint parse_message(const uint8_t* p, const uint8_t* end, MessageFields* out) noexcept nogil:
-    """Read a message, bare or from where the payload of its envelope begins; false for any fault, and for NULL."""
+    """Read a bare message, or the payload of an envelope; false for any fault, and for `p` NULL."""
     cdef uint32_t tag
     cdef uint64_t number = 0
     cdef Slice key, value
@@ -433,13 +435,13 @@ cdef inline bint parse_message(const uint8_t* p, const uint8_t* end, MessageFiel
 
 
 cdef inline bint parse_ack(const uint8_t* p, const uint8_t* end, AckFields* out) noexcept nogil:
-    """Read an ack, bare or from where the payload of its envelope begins; false for any fault, and for NULL."""
+    """Read a bare ack, or the payload of an envelope; false for any fault, and for `p` NULL."""
     clear_ack(out)
     return p != NULL and merge_ack(p, end, out)
 
 
 cdef inline bint merge_ack(const uint8_t* p, const uint8_t* end, AckFields* out) noexcept nogil:
-    """Read an ack over what is there already, as protobuf does with a message that comes in parts."""
+    """Read an ack into fields that may be set already, as protobuf merges a repeated submessage."""
     cdef uint32_t tag
     cdef uint64_t number = 0
     while p < end:
@@ -527,20 +529,22 @@ cdef inline bint parse_response(const uint8_t* p, const uint8_t* end, ResponseFi
 
 
 cdef inline bint is_server_header(Slice name) noexcept nogil:
-    """Whether it is one of those that the server adds to every message that it stores."""
+    """Return true for `subject` and `reply`, which the server adds to every message that it stores."""
     if name.n == 7:
         return memcmp(name.p, <const char*>"subject", 7) == 0
     return name.n == 5 and memcmp(name.p, <const char*>"reply", 5) == 0
 
-# Writing. Sizes first, exactly; then one allocation and one pass.
+# Writing. The exact size is computed first (the _size functions), then the output is allocated once and written in one
+# pass (the put_ functions). Each put_ function writes exactly as many bytes as its _size function returns, and checks
+# no bounds: a difference between the two would overrun the allocation.
 
 cdef inline Py_ssize_t varint_size(uint64_t number) noexcept nogil:
-    # Seven bits a byte, without a loop: 9/64 is close enough to 1/7 for every length up to 64 bits.
+    # Seven bits per byte, without a loop: 9/64 approximates 1/7 closely enough for every length up to 64 bits.
     return ((63 - clz64(number | 1)) * 9 + 73) >> 6
 
 
 cdef inline Py_ssize_t slice_size(Py_ssize_t n) noexcept nogil:
-    """A length-delimited field with a one-byte tag; nothing when it is empty."""
+    """Return the size of a length-delimited field with a one-byte tag; 0 if it is empty."""
     return 1 + varint_size(<uint64_t>n) + n if n else 0
 
 
@@ -549,7 +553,7 @@ cdef inline Py_ssize_t number_size(int64_t number) noexcept nogil:
 
 
 cdef inline Py_ssize_t entry_size(Py_ssize_t key, Py_ssize_t value) noexcept nogil:
-    """What a map entry's length says: both fields are written, also when empty."""
+    """Return the length of a map entry's content. Both fields are written even if they are empty."""
     return 2 + varint_size(<uint64_t>key) + key + varint_size(<uint64_t>value) + value
 
 
@@ -575,7 +579,7 @@ cdef struct Block:
 
 
 cdef inline uint8_t* put_raw(uint8_t* p, const uint8_t* data, Py_ssize_t n) noexcept nogil:
-    # Most fields are short, and a call of memcpy costs more than they do: two moves that may overlap.
+    # Most fields are short, and a call of memcpy costs more than the copy itself: use two moves that may overlap.
     cdef Block low16, high16
     cdef uint64_t low, high
     cdef uint32_t low4, high4
@@ -621,7 +625,7 @@ cdef inline uint8_t* put_entry(uint8_t* p, uint8_t tag, const uint8_t* key, Py_s
 
 
 cdef inline uint8_t* put_header(uint8_t* p, uint8_t kind, bint crc) noexcept nogil:
-    """The envelope's header; with a checksum, its four bytes are left for put_checksum()."""
+    """Write an envelope header; with `crc`, the four bytes of the checksum are left for put_checksum()."""
     p[0] = 0xB9
     p[1] = 0x0E
     p[2] = 0x43
@@ -642,7 +646,7 @@ cdef inline void put_checksum(uint8_t* envelope, const uint8_t* end) noexcept no
 
 
 cdef inline bint get_digits(const uint8_t* p, Py_ssize_t n, int64_t* out) noexcept nogil:
-    """Read a number of decimal digits, such as stand in subjects; false if it is none that fits."""
+    """Read a decimal number, as in subjects; false if it is malformed or exceeds 63 bits."""
     cdef uint64_t number = 0
     cdef Py_ssize_t i
     if n <= 0 or n > 19:
@@ -650,7 +654,7 @@ cdef inline bint get_digits(const uint8_t* p, Py_ssize_t n, int64_t* out) noexce
     for i in range(n):
         if not 48 <= p[i] <= 57:
             return False
-        number = number * 10 + (p[i] - 48)  # nineteen digits are fewer than 64 bits
+        number = number * 10 + (p[i] - 48)  # 19 digits fit in 64 bits
     if number > 0x7FFFFFFFFFFFFFFFu:
         return False
     out[0] = <int64_t>number

@@ -1,6 +1,6 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False
 # cython: cdivision=True, auto_pickle=False, autotestdict=False
-"""The acks of what JetStream has stored. `liftenvelope/_native/acks.py` is the readable twin and says what it does."""
+"""Acks for messages stored by JetStream: `liftenvelope/_native/acks.py` is the readable twin with the rules."""
 
 cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
@@ -28,7 +28,7 @@ cdef enum:
     LEADER = 0
     ALL = 1
     SHOWN = 100
-    # "PUB ", a blank, a size, and two line ends
+    # Room for "PUB ", a blank, a size and two line ends.
     AROUND = 32
 
 cdef struct Place:
@@ -38,7 +38,7 @@ cdef struct Place:
 
 
 cdef inline bint sound_inbox(const uint8_t* p, Py_ssize_t n) noexcept nogil:
-    """Whether NATS takes this as a subject to publish on."""
+    """Return true if NATS accepts this as a subject to publish on."""
     cdef Py_ssize_t i, begin = 0
     if n == 0 or n > LONGEST_INBOX:
         return False
@@ -55,7 +55,7 @@ cdef inline bint sound_inbox(const uint8_t* p, Py_ssize_t n) noexcept nogil:
 
 
 cdef bint begins_with(const uint8_t* p, Py_ssize_t n, tuple prefixes) except -1:
-    """Whether a subject begins with one of these."""
+    """Return true if a subject begins with one of the prefixes."""
     cdef bytes prefix
     for prefix in prefixes:
         if PyBytes_GET_SIZE(prefix) <= n and memcmp(p, PyBytes_AS_STRING(prefix), PyBytes_GET_SIZE(prefix)) == 0:
@@ -64,18 +64,26 @@ cdef bint begins_with(const uint8_t* p, Py_ssize_t n, tuple prefixes) except -1:
 
 
 cdef bint allowed_inbox(const uint8_t* p, Py_ssize_t n, tuple prefixes) except -1:
-    """Whether an ack may go to this subject."""
+    """Return true if an ack may be sent to this subject.
+
+    The publisher chooses the subject, and the ack is sent with our permissions: a subject that can break the
+    protocol line, or that addresses an internal service, must not pass.
+    """
     return sound_inbox(p, n) and begins_with(p, n, prefixes) and not begins_with(p, n, INTERNAL)
 
 
 def is_ack_inbox(inbox, tuple prefixes not None=(b"",)):
-    """Return whether an ack may go to this subject."""
+    """Return True if an ack may be sent to this subject, which a publisher has chosen."""
     cdef bytes given = inbox if type(inbox) is bytes else as_bytes("inbox", inbox)
     return allowed_inbox(<const uint8_t*>PyBytes_AS_STRING(given), PyBytes_GET_SIZE(given), prefixes)
 
 
 cdef inline bint get_place(const uint8_t* p, Py_ssize_t n, Place* place) noexcept nogil:
-    """Read what the reply subject says; false if it does not."""
+    """Parse stream sequence, delivery sequence and time; false for other reply subjects.
+
+    9 tokens are the short form; 11 or more have domain and account before the stream. Tokens beyond
+    MOST_TOKENS are counted, but their starts are not recorded: nothing reads them.
+    """
     cdef Py_ssize_t starts[MOST_TOKENS + 1]
     cdef Py_ssize_t i
     cdef int tokens = 1, at
@@ -102,7 +110,13 @@ cdef inline bint get_place(const uint8_t* p, Py_ssize_t n, Place* place) noexcep
 
 @cython.final
 cdef class Acknowledger:
-    """Writes the acks of one partition's messages, as they are delivered by a consumer."""
+    """Writes acks for the messages of one partition, as a consumer delivers them.
+
+    Invariant: an ack to `reply` covers no message that was not taken here. Deliveries are numbered from 1
+    without gaps, and an ack to JetStream covers all earlier deliveries. After a gap no message is taken, until
+    begin() with a consumer that redelivers: otherwise the ack of a later message would cover the missing one,
+    and its publisher would never get an ack.
+    """
 
     cdef bytes stream
     cdef bytes partition_subject
@@ -114,7 +128,7 @@ cdef class Acknowledger:
     cdef readonly bint gap
     cdef readonly bint repeated
     cdef readonly bytes refused
-    # What is being written; kept from one call to the next.
+    # Output buffer, reused by the next call: `used` bytes of `room` are written.
     cdef uint8_t* buffer
     cdef Py_ssize_t room
     cdef Py_ssize_t used
@@ -134,7 +148,7 @@ cdef class Acknowledger:
         PyMem_Free(self.buffer)
 
     def begin(self):
-        """Begin with a consumer that has delivered nothing yet."""
+        """Start with a new consumer, which has delivered nothing yet."""
         self.reply = b""
         self.stream_sequence = 0
         self.delivery = 0
@@ -143,7 +157,7 @@ cdef class Acknowledger:
         self.refused = b""
 
     def take(self, list messages not None, int64_t now_ns):
-        """Take messages, in the order in which they were delivered."""
+        """Take messages, in the order of their delivery; return their acks."""
         cdef list others = []
         cdef tuple message
         cdef bytes reply, payload
@@ -161,7 +175,7 @@ cdef class Acknowledger:
         return frames, self.acks, self.payloads, others
 
     cdef bint is_next(self, const Place* place, bytes reply) except -1:
-        """Whether the message is the next one, and new."""
+        """Record a delivery; return true if there is no gap and the message is new."""
         self.gap = self.gap or place.delivery != self.delivery + 1
         if self.gap:
             return False
@@ -174,12 +188,12 @@ cdef class Acknowledger:
         return True
 
     cdef int put_ack(self, subject, const Place* place, bytes raw, int64_t now_ns) except -1:
-        """Write the ack, if there is to be one."""
+        """Write the ack, if the message gets one. Its exact size is computed first, then written in one pass."""
         cdef const uint8_t* begin = <const uint8_t*>PyBytes_AS_STRING(raw)
         cdef Py_ssize_t n = PyBytes_GET_SIZE(raw), size, subject_n
         cdef MessageFields f
         if not parse_message(payload(begin, n, PUBLISH), begin + n, &f):
-            return 0  # stored as it is, as a plain value
+            return 0  # no envelope: stored as a plain value
         if f.ack_policy != LEADER and f.ack_policy != ALL:
             return 0
         if not allowed_inbox(f.ack_inbox.p, f.ack_inbox.n, self.prefixes):

@@ -1,16 +1,16 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False
 # cython: cdivision=True, auto_pickle=False, autotestdict=False
-"""Whole batches of envelopes: Arrow columns or Python sequences in, Arrow buffers or NATS frames out.
+"""Codec for batches of envelopes: Arrow columns or Python sequences in, Arrow buffers or NATS frames out.
 
-What comes in is checked once and then read where it lies, through `row_at()`; the loops over the rows touch
-no Python object and run without the GIL. The twin is `liftenvelope/_native/batch.py`; `liftenvelope/arrow.py`
-and `liftenvelope/nats/` are the callers.
+Input is checked once and then read in place, through `row_at()`. The loops over the rows use no Python object
+and run without the GIL. The twin is `liftenvelope/_native/batch.py`; `liftenvelope/arrow.py` and
+`liftenvelope/nats/` are the callers.
 
-What was learnt from profiles, at 100 bytes a row. Measured by itself: summing sizes up row by row, not column
-by column, cost 5 ns. Seen as shares of a profile, and mended together: slices of all rows, made ahead, with
-the pages that the system maps for them; clearing the fields by memset; memcpy for a few bytes; reaching the
-state of a column through another object. Large batches are bound by the memory that they write, which nobody
-has read before: see `put_bulk()`.
+Design choices from profiles, with rows of 100 bytes. Sizes are summed column by column, because summing row by row
+cost 5 ns per row. Four more costs were seen as shares of a profile and removed together: slices of all rows made in
+advance, with the pages that the system maps for them; clearing fields by memset; memcpy of a few bytes; reaching
+the state of a column through another object. Large batches are bound by the memory that they write: see
+`put_bulk()`.
 """
 
 cimport cython
@@ -48,7 +48,7 @@ clear_slice(&NOTHING)
 
 
 cdef Slice span(object view):
-    """The memory of a memoryview, of none for None."""
+    """Return the memory of a memoryview; an empty slice for None."""
     cdef Slice s
     clear_slice(&s)
     if view is not None:
@@ -62,7 +62,7 @@ cdef object viewed(object buffer):
 
 
 cdef object viewed_as(object buffer, Py_ssize_t width):
-    """For numbers of this width: a copy where the buffer does not begin at a multiple of it."""
+    """Return a view of numbers of this width, of a copy if the buffer is not aligned to it."""
     view = memoryview(b"" if buffer is None else buffer)
     return memoryview(bytes(view)) if <size_t>span(view).p % <size_t>width else view
 
@@ -79,13 +79,17 @@ cdef const uint8_t* validity_bits(Slice bits, Py_ssize_t first, Py_ssize_t lengt
 
 @cython.final
 cdef class Column:
-    """Rows of bytes, each perhaps null, that stay where they are."""
+    """Column of nullable byte strings, read in place.
+
+    Each constructor checks all offsets or views, so that row_at() needs no checks. `keep` holds the objects that
+    `rows` points into; `made` is memory of our own.
+    """
 
     cdef Rows rows
-    cdef Slice* made       # the slices that rows.items points to
-    cdef object keep       # what rows points into
+    cdef Slice* made       # slices that rows.items points to
+    cdef object keep       # objects that rows points into
     cdef readonly Py_ssize_t length
-    cdef readonly Py_ssize_t nbytes  # of all rows together
+    cdef readonly Py_ssize_t nbytes  # of all rows
 
     def __cinit__(self):
         self.rows.stride = 1
@@ -102,7 +106,7 @@ cdef class Column:
 
     @staticmethod
     def same(bytes item, Py_ssize_t length):
-        """The same bytes for every row."""
+        """Return a column with the same bytes in every row."""
         cdef Column column = Column()
         cdef Slice* made = column.make_items(1)
         column.keep, column.length = item, length
@@ -115,8 +119,8 @@ cdef class Column:
 
     @staticmethod
     def of_sequence(rows, str name, bint text):
-        """Python objects: bytes-like ones, or str where the column is of text; None is null."""
-        cdef tuple items = tuple(rows)  # holds each of them, whatever becomes of the caller's list
+        """Return a column of Python objects: bytes-like ones, or str in a text column; None is null."""
+        cdef tuple items = tuple(rows)  # keeps the items alive even if the caller's list changes
         cdef Py_ssize_t i, length = len(items)
         cdef Column column = Column()
         cdef Slice* slice = column.make_items(length)
@@ -140,7 +144,7 @@ cdef class Column:
 
     @staticmethod
     def of_binary(Py_ssize_t length, Py_ssize_t first, validity, offsets, data, bint large):
-        """An Arrow (Large)Binary or (Large)String array: its length, offset and buffers."""
+        """Return a column of an Arrow (Large)Binary or (Large)String array: length, offset and buffers."""
         cdef Column column = Column()
         cdef Py_ssize_t width = 8 if large else 4
         cdef tuple keep = (viewed(validity), viewed_as(offsets, width), viewed(data))
@@ -152,7 +156,7 @@ cdef class Column:
         require(first < ends.n // width - length, "its offsets are too short")
         column.rows.bits = validity_bits(span(keep[0]), first, length)
         column.rows.first = first
-        # An empty row is not null, also where the array has no data buffer at all.
+        # A pointer that is not NULL, even without a data buffer: an empty row is not null.
         column.rows.data = content.p if content.p != NULL else <const uint8_t*>""
         if large:
             column.rows.large_ends = <const int64_t*>ends.p + first
@@ -168,7 +172,7 @@ cdef class Column:
 
     @staticmethod
     def of_views(Py_ssize_t length, Py_ssize_t first, validity, views, data):
-        """An Arrow BinaryView or StringView array: its length, offset and buffers."""
+        """Return a column of an Arrow BinaryView or StringView array: length, offset and buffers."""
         cdef Column column = Column()
         column.keep = viewed(validity), viewed(views), [viewed(buffer) for buffer in data]
         cdef Slice headers = span(column.keep[1])
@@ -192,7 +196,7 @@ cdef class Column:
         return column
 
     def row(self, Py_ssize_t i):
-        """The bytes of one row, None for null."""
+        """Return the bytes of one row, None for null."""
         if not 0 <= i < self.length:
             raise IndexError(i)
         cdef Slice s = row_at(&self.rows, i)
@@ -200,7 +204,7 @@ cdef class Column:
 
 
 cdef Slice converted(object item, str name, Py_ssize_t i, bint text, list kept) except *:
-    """What is neither plain bytes nor ASCII; its converted form goes into kept."""
+    """Convert an item that is neither plain bytes nor ASCII text; keep the converted object in `kept`."""
     cdef Slice s
     clear_slice(&s)
     if item is None:
@@ -219,10 +223,10 @@ cdef Slice converted(object item, str name, Py_ssize_t i, bint text, list kept) 
 
 @cython.final
 cdef class HeaderColumn:
-    """The headers of each row: a run of names and values."""
+    """Column of headers: for each row a run of names and values, in which no name repeats."""
 
     cdef HeaderRows rows
-    cdef int64_t* starts      # what rows.starts points to
+    cdef int64_t* starts      # memory that rows.starts points to
     cdef Column names, values
     cdef object keep
     cdef readonly Py_ssize_t length
@@ -240,7 +244,7 @@ cdef class HeaderColumn:
 
     @staticmethod
     def of_sequence(rows):
-        """Mappings of str to bytes-like; None is none."""
+        """Return a column of mappings of str to bytes-like; None means no headers."""
         return HeaderColumn.of_dicts([row_headers(i, headers) for i, headers in enumerate(rows)], True)
 
     @staticmethod
@@ -255,7 +259,7 @@ cdef class HeaderColumn:
 
     @staticmethod
     def of_map(Py_ssize_t length, Py_ssize_t first, validity, offsets, Column names, Column values):
-        """An Arrow map array: its length, offset, buffers, and its children as columns."""
+        """Return a column of an Arrow map array: its length, offset, buffers, and its children as columns."""
         cdef tuple keep = (viewed(validity), viewed_as(offsets, 4))
         cdef Slice ends = span(keep[1])
         cdef const int32_t* end = <const int32_t*>ends.p
@@ -273,7 +277,7 @@ cdef class HeaderColumn:
         return column.of_unique() if column.repeat() else column
 
     cdef bint repeat(self) except *:
-        """Whether a name stands twice in a row, which Arrow does not forbid."""
+        """Return true if a name repeats in a row, which Arrow does not forbid."""
         cdef HeaderSet seen
         cdef int found
         memset(&seen, 0, sizeof(HeaderSet))
@@ -288,14 +292,15 @@ cdef class HeaderColumn:
         return HeaderColumn.of_dicts([self.row(i) for i in range(self.length)], False)
 
     cdef dict row(self, Py_ssize_t i):
-        """Names to values; of a repeated name the last value counts, at the first one's place."""
+        """Return names to values; if a name repeats, the last value counts, at the position of the first."""
         cdef Py_ssize_t begin = self.starts[i]
         return {self.names.row(j): self.values.row(j) for j in range(begin, begin + header_count(&self.rows, i))}
 
 
 # Encoding
 
-# Added to a size: encode_row() or request_row() knows what is wrong with the row.
+# Added to the size of an invalid row. Larger than any sum of valid sizes, so a row can be marked while the columns are
+# still being summed; encode_row() or request_row() then raises the error.
 cdef int64_t FAULTY = <int64_t>1 << 56
 
 
@@ -318,20 +323,24 @@ cdef Rows rows_of(Column column, str name, Py_ssize_t values) except *:
 
 @cython.final
 cdef class Envelopes:
-    """A batch that is to be encoded: checked and measured when it is made, written in spans."""
+    """A batch to encode: checked and measured on construction, written in spans of rows.
+
+    Invariant: sizes[i] is exactly the number of bytes that put() writes for row i, or -1 for a null row. put()
+    checks neither values nor room: the constructor raised for every invalid row, and callers allocate bytes_of().
+    """
 
     cdef Rows values, keys, ack_inboxes, correlation_ids
     cdef HeaderRows headers
-    cdef tuple keep          # what the rows lie in
-    cdef const int64_t* offsets  # NULL: the same for every row, and in the prefix
+    cdef tuple keep          # objects that the rows point into
+    cdef const int64_t* offsets  # NULL: one offset for every row, in the prefix
     cdef int64_t offset
     cdef int32_t policy
     cdef bint crc, has_headers
-    cdef uint8_t prefix[HEADER_LEN_CRC + 11]  # what every envelope begins with
+    cdef uint8_t prefix[HEADER_LEN_CRC + 11]  # first bytes of every envelope
     cdef Py_ssize_t prefix_size
-    cdef Py_ssize_t fixed    # bytes of every envelope: its prefix, and the fields that don't vary
-    cdef int64_t* sizes      # of each envelope; -1 for null
-    cdef Py_ssize_t total    # of all of them
+    cdef Py_ssize_t fixed    # size of the prefix and of the fields that don't vary
+    cdef int64_t* sizes      # size of each envelope; -1 for null
+    cdef Py_ssize_t total    # sum of the sizes
     cdef readonly Py_ssize_t length
 
     def __cinit__(self, Column values not None, Column keys, HeaderColumn headers, Column ack_inboxes,
@@ -408,7 +417,7 @@ cdef class Envelopes:
                     self.sizes[i] = -1
 
     cdef explain(self, Py_ssize_t i):
-        """Raise what the twin has to say about a faulty row."""
+        """Raise the error of an invalid row, by encoding it with the twin."""
         if self.sizes[i] < FAULTY:
             raise EnvelopeTooLargeError(f"row {i}: an envelope holds at most {MAX_ENVELOPE} bytes")
         values, keys, headers, inboxes, idents, _ = self.keep
@@ -421,7 +430,7 @@ cdef class Envelopes:
         raise InternalError(f"the batch codec refused row {i}, which the codec takes")
 
     def oversize(self, Py_ssize_t limit):
-        """(row, bytes) of the first envelope that is larger than the limit; None where none is."""
+        """Return (row, bytes) of the first envelope larger than the limit, None if there is none."""
         cdef Py_ssize_t i
         for i in range(self.length):
             if self.sizes[i] > limit:
@@ -429,7 +438,7 @@ cdef class Envelopes:
         return None
 
     def first_null(self):
-        """The first row without a value; None where every row has one."""
+        """Return the first row without a value, None if every row has one."""
         cdef Py_ssize_t i
         for i in range(self.length):
             if self.sizes[i] < 0:
@@ -437,7 +446,7 @@ cdef class Envelopes:
         return None
 
     cdef Py_ssize_t bytes_of(self, Py_ssize_t start, Py_ssize_t stop) except -1:
-        """How many bytes the envelopes of a span have together."""
+        """Return the size of all envelopes of a span, in bytes."""
         cdef Py_ssize_t i, total = 0
         if not 0 <= start <= stop <= self.length:
             raise UsageError(f"rows {start} to {stop} are not a span of {self.length} rows")
@@ -448,7 +457,7 @@ cdef class Envelopes:
         return total
 
     def reach(self, Py_ssize_t start, Py_ssize_t limit):
-        """(stop, bytes) of the longest span from start whose envelopes have at most limit bytes together."""
+        """Return (stop, bytes) of the longest span from `start` whose envelopes fit in `limit` bytes."""
         cdef Py_ssize_t i = start, size, total = self.bytes_of(start, self.length)
         if total <= limit:
             return self.length, total
@@ -461,7 +470,7 @@ cdef class Envelopes:
         return i, total
 
     def write(self, Py_ssize_t start, Py_ssize_t stop, offsets, data, validity):
-        """Write a span as the three buffers of an Arrow binary array; returns how many rows are null."""
+        """Write a span into the three buffers of an Arrow binary array; return the number of null rows."""
         cdef tuple views = (memoryview(offsets), memoryview(data), memoryview(validity))
         cdef Slice ends = span(views[0]), content = span(views[1]), bits = span(views[2])
         cdef Py_ssize_t room = self.bytes_of(start, stop), rows = stop - start, nulls
@@ -489,7 +498,7 @@ cdef class Envelopes:
         return nulls
 
     def frames(self, Py_ssize_t start, Py_ssize_t stop, list subjects not None, which):
-        """A span as NATS PUB commands; see the twin."""
+        """Return a span as NATS PUB commands; see the twin."""
         cdef Py_ssize_t i, chosen, total = self.bytes_of(start, stop)
         cdef object view = None if which is None else viewed_as(which, 4)
         cdef const int32_t* choice = <const int32_t*>span(view).p
@@ -536,18 +545,18 @@ cdef class Envelopes:
 
 @cython.final
 cdef class Requests:
-    """Rows that are to be published over gRPC: checked and measured when it is made, written in spans."""
+    """Rows to publish over gRPC: checked and measured on construction, written in spans. See Envelopes."""
 
     cdef Rows values, keys
     cdef HeaderRows headers
-    cdef tuple keep              # what the rows lie in, and the texts that they share
+    cdef tuple keep              # objects that the rows and the two slices point into
     cdef Slice stream, ident
     cdef const int32_t* partitions
     cdef int32_t policy
     cdef bint has_headers
-    cdef int64_t* sizes          # of each request, but for its correlation id
+    cdef int64_t* sizes          # size of each request without its correlation id
     cdef readonly Py_ssize_t length
-    cdef readonly Py_ssize_t nbytes  # of all values together
+    cdef readonly Py_ssize_t nbytes  # of all values
 
     def __cinit__(self, bytes stream not None, Column values not None, Column keys, HeaderColumn headers,
                   partitions, int32_t ack_policy, bytes ident not None):
@@ -592,7 +601,7 @@ cdef class Requests:
                 self.explain(i)
 
     cdef explain(self, Py_ssize_t i):
-        """Raise what the twin has to say about a faulty row."""
+        """Raise the error of an invalid row, by encoding it with the twin."""
         if self.sizes[i] < FAULTY:
             raise EnvelopeTooLargeError(f"row {i}: a request holds at most {MAX_ENVELOPE} bytes")
         stream, values, keys, headers, _, _ = self.keep
@@ -604,7 +613,7 @@ cdef class Requests:
         return <Py_ssize_t>self.sizes[i] + slice_size(self.ident.n + digits(<Py_ssize_t>number))
 
     def frames(self, Py_ssize_t start, Py_ssize_t stop, int64_t number, Py_ssize_t limit, Py_ssize_t longest):
-        """The requests of a span, each with its prefix; see the twin."""
+        """Return the requests of a span, each with its gRPC prefix; see the twin."""
         cdef Py_ssize_t i = start, size, total = 0
         cdef uint8_t* p
         if not 0 <= start <= stop <= self.length or number < 0:
@@ -661,7 +670,7 @@ include "_columns.pxi"
 
 
 cdef list bad_rows(const Rows* rows, Py_ssize_t length, _Bits valid):
-    """Which rows are null in the columns, but not in the input."""
+    """Return the rows that are null in the columns, but not in the input."""
     if not valid.nulls:
         return []
     return [i for i in range(length) if not has_bit(valid.p, i) and row_at(rows, i).p != NULL]
@@ -676,12 +685,12 @@ cdef class MessageColumns:
     cdef _Memory policies, offsets
     cdef _Bits valid
     cdef bint raw
-    cdef readonly list bad  # rows that are no sound envelopes
+    cdef readonly list bad  # rows that are not valid envelopes
 
     def __cinit__(self, Column rows not None, bint large, bint raw, allocate):
         cdef Py_ssize_t n = rows.length, most = rows.nbytes
         cdef bint enough
-        # The values can't be larger than their envelopes: one allocation that never has to grow.
+        # The values can't be larger than their envelopes: allocated once, never grown.
         self.keys, self.values = _Texts(allocate, n, large, most), _Texts(allocate, n, large, most, most)
         self.inboxes, self.idents = _Texts(allocate, n, large, most), _Texts(allocate, n, large, most)
         self.headers = _Headers(allocate, n)
@@ -720,7 +729,7 @@ cdef class MessageColumns:
         )
 
     def columns(self):
-        """Field name to buffers; see the twin."""
+        """Return buffers by field name; see the twin."""
         return {
             "key": self.keys.buffers(),
             "value": self.values.buffers(),
@@ -740,7 +749,7 @@ cdef class AckColumns:
     cdef _Texts streams, partition_subjects, msg_subjects, inboxes, idents
     cdef _Memory offsets, policies, receptions, commits, errors
     cdef _Bits valid
-    cdef readonly list bad  # rows that are no sound envelopes
+    cdef readonly list bad  # rows that are not valid envelopes
 
     def __cinit__(self, Column rows not None, bint large, allocate):
         cdef Py_ssize_t n = rows.length, most = rows.nbytes
@@ -784,7 +793,7 @@ cdef class AckColumns:
         )
 
     def columns(self):
-        """Field name to buffers; see the twin."""
+        """Return buffers by field name; see the twin."""
         return {
             "stream": self.streams.buffers(),
             "partition_subject": self.partition_subjects.buffers(),
@@ -802,19 +811,19 @@ cdef class AckColumns:
 
 @cython.final
 cdef class StoredColumns:
-    """Messages as servers send them to subscribers, without envelopes, decoded into columns."""
+    """Messages without envelopes, as servers send them to subscribers, decoded into columns."""
 
     cdef _Texts keys, values, streams, subjects, reply_subjects, idents
     cdef _Headers headers
     cdef _Memory offsets, timestamps, partitions
-    cdef readonly Py_ssize_t bad  # the first row that is no sound message; -1 where all are
+    cdef readonly Py_ssize_t bad  # first row that is not a valid message; -1 if all are
 
     def __cinit__(self, Column rows not None, allocate):
         cdef Py_ssize_t n = rows.length, most = rows.nbytes
         cdef bint enough
         if most > MAX_ENVELOPE:
             raise EnvelopeTooLargeError("the messages have more than 2 GiB together: decode fewer at a time")
-        # The values can't be larger than the messages: one allocation that never has to grow.
+        # The values can't be larger than the messages: allocated once, never grown.
         self.keys, self.values = _Texts(allocate, n, False, most), _Texts(allocate, n, False, most, most)
         self.streams, self.subjects = _Texts(allocate, n, False, most), _Texts(allocate, n, False, most)
         self.reply_subjects, self.idents = _Texts(allocate, n, False, most), _Texts(allocate, n, False, most)
@@ -827,7 +836,7 @@ cdef class StoredColumns:
             raise MemoryError
 
     cdef bint fill(self, const Rows* rows, Py_ssize_t n) noexcept nogil:
-        """False where memory has run out; a row that is not sound is noted, and ends it."""
+        """Decode up to the first invalid row, which is recorded in `bad`; false if memory ran out."""
         cdef MessageFields f
         cdef Slice row
         cdef Py_ssize_t i
@@ -855,7 +864,7 @@ cdef class StoredColumns:
         )
 
     def columns(self):
-        """Field name to buffers; see the twin."""
+        """Return buffers by field name; see the twin."""
         return {
             "offset": self.offsets,
             "key": self.keys.buffers(),

@@ -1,8 +1,8 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False
 # cython: cdivision=True, auto_pickle=False, autotestdict=False
-"""What servers send to a reader, straight into Arrow columns: `liftenvelope/_native/bulk.py` is the readable twin.
+"""Bulk reads from servers into Arrow columns: `liftenvelope/_native/bulk.py` and `calls.py` are the readable twins.
 
-No Python object is made for a message, and the GIL is released while a piece of what was received is worked on.
+No Python object is created per message. The GIL is released while a piece of input is processed.
 """
 
 cimport cython
@@ -45,7 +45,7 @@ cdef uint64_t LARGEST = 0x7FFFFFFFFFFFFFFF
 
 
 def _name_hash(bytes name not None, bytes key=None):
-    """The hash of a name in the tables of this extension: with the key of this process, or 16 bytes for tests."""
+    """Return the hash used by the tables here, with the key of this process or, in tests, a key of 16 bytes."""
     if key is None:
         return sip_hash(name, <size_t>len(name))
     if len(key) != 16:
@@ -54,7 +54,7 @@ def _name_hash(bytes name not None, bytes key=None):
 
 
 cdef Slice span(object view):
-    """The memory of a memoryview, of none for None."""
+    """Return the memory of a memoryview; an empty slice for None."""
     cdef Slice s
     clear_slice(&s)
     if view is not None:
@@ -67,7 +67,7 @@ include "_columns.pxi"
 
 
 cdef bytes sound_text(Slice s):
-    """Text of any bytes, as UTF-8: what is none becomes U+FFFD."""
+    """Return the bytes as valid UTF-8, with U+FFFD for invalid parts."""
     return PyBytes_FromStringAndSize(<const char*>s.p, s.n).decode("utf-8", "replace").encode()
 
 
@@ -80,14 +80,18 @@ cdef inline Slice as_slice(bytes text):
 
 @cython.final
 cdef class _Repeats:
-    """A column of text that repeats: the different ones, and which of them each row has."""
+    """Dictionary-encoded column of text: the distinct values, and the index of each row's value.
+
+    The hash table has more than twice as many cells as items, so that a search always ends at an empty cell.
+    `last` saves the search for most rows: the value of a row is usually that of the row before.
+    """
 
     cdef _Entries items
     cdef _Memory indices
     cdef _Bits valid
-    cdef int32_t* table     # open addressing: item + 1, 0 for none
+    cdef int32_t* table     # open addressing: item + 1; 0 for an empty cell
     cdef Py_ssize_t mask
-    cdef int32_t last       # what the row before had, which most often is what the next has; -1 for none
+    cdef int32_t last       # item of the last row that is not null; -1 before the first
     cdef Py_ssize_t rows
 
     def __cinit__(self, allocate, Py_ssize_t rows):
@@ -121,7 +125,7 @@ cdef class _Repeats:
         return True
 
     cdef int32_t find(self, Slice s) noexcept nogil:
-        """Which item it is, a new one perhaps; -1 where memory has run out."""
+        """Return the index of the item, added if it is new; -1 if memory ran out."""
         cdef Py_ssize_t cell
         if not valid_utf8(s.p, s.n):
             return self.find_other(s)
@@ -158,26 +162,31 @@ cdef class _Repeats:
         return True
 
     def buffers(self):
-        """(rows, nulls, validity, indices, the different ones)."""
+        """Return (rows, nulls, validity, indices, distinct values)."""
         return self.rows, self.valid.nulls, self.valid.buffer(), self.indices, self.items.buffers()
 
 
-# A message on its way into the columns.
+# A message to be put into the columns. Its slices point into the input.
 cdef struct Row:
     int64_t offset
     int64_t timestamp
     Slice subject
-    Slice block             # NATS headers as they came
+    Slice block             # NATS headers as received
     Slice value
     bint has_fields
-    bint stored             # the fields are a stored message's, not an envelope's
-    const uint8_t* end      # of what the fields were read from
+    bint stored             # true: fields of a stored message; false: of an envelope
+    const uint8_t* end      # end of the bytes that the fields were read from
     MessageFields fields
 
 
 @cython.final
 cdef class _Rows:
-    """The columns that are wanted of a batch; those that are not are None."""
+    """Columns of the current batch; columns that are not wanted are None.
+
+    Invariant: every wanted column has exactly `rows` complete rows between two calls of add(). The memory for
+    `max_rows` rows is allocated by begin(), which needs the GIL, so that add() needs it only to grow a column's
+    data, to record a gap or to repair a name. take() hands the batch out and forgets it.
+    """
 
     cdef object allocate
     cdef frozenset wanted
@@ -188,7 +197,7 @@ cdef class _Rows:
     cdef _Headers headers
     cdef _Repeats subjects, inboxes
     cdef _Bits enveloped
-    cdef list kept          # names that were made sound, until they are copied
+    cdef list kept          # repaired header names, alive until they are copied
     cdef list gaps
     cdef int64_t first, last
 
@@ -213,8 +222,8 @@ cdef class _Rows:
         self.enveloped = None
 
     cdef int begin(self) except -1:
-        """Have room for the rows of a batch, if there is none yet."""
-        # The last row may go beyond: with a little room for that, a column need not be doubled for it.
+        """Allocate the columns of a batch, unless a batch has begun."""
+        # The last row may exceed max_bytes. A little room for it avoids doubling a column for that row alone.
         cdef Py_ssize_t n = self.max_rows, most = self.max_bytes + 65_536
         if self.open:
             return 0
@@ -244,7 +253,7 @@ cdef class _Rows:
         self.gaps.append((start, stop))
 
     cdef bint add(self, const Row* row, Py_ssize_t size) noexcept nogil:
-        """False where memory has run out."""
+        """Add a row to every wanted column; false if memory ran out."""
         cdef Py_ssize_t i = self.rows
         cdef Slice key
         cdef bint done = True
@@ -310,7 +319,7 @@ cdef class _Rows:
         return True
 
     cdef void see_block(self, HeaderSet* seen, Slice block) noexcept nogil:
-        """The lines of NATS headers; the first says only that they are some."""
+        """Add the lines of NATS headers; the first line is only the version."""
         cdef const uint8_t* end = block.p + block.n
         cdef const uint8_t* p = end_of_line(block.p, end)
         cdef const uint8_t* stop
@@ -329,7 +338,7 @@ cdef class _Rows:
         return as_slice(text)
 
     cdef dict columns(self):
-        """Name to buffers of what there is, and begin anew."""
+        """Return the buffers of the batch by column name."""
         cdef dict found = {}
         cdef Py_ssize_t n = self.rows
         if self.has_offsets:
@@ -354,7 +363,7 @@ cdef class _Rows:
         return found
 
     cdef tuple take(self):
-        """(rows, first and last offset, gaps, columns), and begin anew."""
+        """Return (rows, first offset, last offset, gaps, columns) of the batch and start a new batch."""
         if self.rows == 0:
             taken = 0, -1, -1, self.gaps, {}
         else:
@@ -376,7 +385,7 @@ cdef Py_ssize_t lines_in(Slice block) noexcept nogil:
 
 
 cdef const uint8_t* end_of_line(const uint8_t* p, const uint8_t* end) noexcept nogil:
-    """Behind the line's LF, or the end."""
+    """Return the position after the line's LF, or the end."""
     cdef const uint8_t* found = <const uint8_t*>memchr(p, 10, <size_t>(end - p))
     return end if found == NULL else found + 1
 
@@ -386,7 +395,7 @@ cdef inline bint is_blank(uint8_t c) noexcept nogil:
 
 
 cdef bint split_header(const uint8_t* p, const uint8_t* end, Slice* name, Slice* value) noexcept nogil:
-    """A line `name: value`; false for any other."""
+    """Split a line `name: value`; false for any other line."""
     cdef const uint8_t* colon = <const uint8_t*>memchr(p, 58, <size_t>(end - p))
     if colon == NULL or colon == p:
         return False
@@ -401,7 +410,10 @@ cdef bint split_header(const uint8_t* p, const uint8_t* end, Slice* name, Slice*
 
 
 cdef void see_fields(HeaderSet* seen, const Row* row) noexcept nogil:
-    """The headers of an envelope or a stored message, the latter's without those that the server adds."""
+    """Add the headers of an envelope or of a stored message, the latter without those that the server adds.
+
+    The fields were parsed before, so the second parse can't fail.
+    """
     cdef Py_ssize_t left = row.fields.headers
     cdef const uint8_t* p = row.fields.first_header
     cdef Slice name, value
@@ -428,7 +440,7 @@ cdef struct AckReply:
 
 
 cdef inline const uint8_t* get_decimal(const uint8_t* p, const uint8_t* end, int64_t* out) noexcept nogil:
-    """A number and what ends it, a dot or the end; where the next one begins, NULL for anything else."""
+    """Read a number up to a dot or the end; return the start of the next number, NULL for other input."""
     cdef const uint8_t* begin = p
     cdef uint64_t number = 0
     while p < end and 48 <= p[0] <= 57:
@@ -441,10 +453,11 @@ cdef inline const uint8_t* get_decimal(const uint8_t* p, const uint8_t* end, int
 
 
 cdef const uint8_t* numbers_of(Slice reply, bint* more) noexcept nogil:
-    """Where the numbers of an ack's subject begin, and whether more may follow them; NULL if it is not one.
+    """Return the start of the numbers in an ack subject, NULL for other subjects; set `more` if tokens may follow.
 
-    $JS.ACK.<stream>.<consumer>.<delivered>.<sequence>.<delivery>.<timestamp>.<pending>, or with a domain and
-    an account before the stream, and perhaps more at the end (nats-server, server/consumer.go).
+    $JS.ACK.<stream>.<consumer>.<delivered>.<sequence>.<delivery>.<timestamp>.<pending>. The longer form has two
+    more tokens, domain and account, before the stream, and optionally more at the end (nats-server,
+    server/consumer.go).
     """
     cdef const uint8_t* end = reply.p + reply.n
     cdef const uint8_t* p = reply.p
@@ -479,7 +492,16 @@ cdef bint parse_numbers(const uint8_t* p, const uint8_t* end, bint more, AckRepl
 
 @cython.final
 cdef class NatsRows:
-    """Messages of one consumer, out of what a NATS server sends, into columns."""
+    """Reads the messages of one consumer from the bytes of a NATS connection into columns.
+
+    Invariants: `next_offset` follows the last row or gap, so a read can resume there on another connection.
+    Deliveries are numbered from 1 without gaps: a missing number means that a message was lost on the way, which
+    ends the read with LOST before `next_offset` moves. A gap in the sequences is different: JetStream has deleted
+    these messages, and the gap is recorded.
+
+    feed() stops before a message that is not complete, so no bytes are kept here. `prefix` caches the part of the
+    reply subject before the numbers, which is the same for almost all messages of a consumer.
+    """
 
     cdef _Rows batch
     cdef int mode
@@ -487,9 +509,9 @@ cdef class NatsRows:
     cdef readonly int64_t next_offset, pending
     cdef readonly Py_ssize_t need
     cdef readonly tuple line
-    cdef uint8_t prefix[LONGEST_PREFIX]  # what the ack subjects of this consumer begin with
+    cdef uint8_t prefix[LONGEST_PREFIX]  # beginning of the last reply subject, up to the numbers
     cdef Py_ssize_t prefix_size
-    cdef bint prefix_more    # whether more may follow the numbers
+    cdef bint prefix_more    # true if more tokens may follow the numbers
     cdef Py_ssize_t body, frame_end
     cdef Head head
 
@@ -500,27 +522,27 @@ cdef class NatsRows:
         self.line = ()
 
     def follow(self, int64_t sid, int64_t next_offset, int64_t stop):
-        """Take the messages of a new consumer, from an offset on, and up to another one; -1 for no end."""
+        """Read from a new consumer, from `next_offset` up to and excluding `stop`; -1 for no end."""
         self.sid, self.next_offset, self.stop = sid, next_offset, stop
         self.delivery = self.prefix_size = 0
         self.pending = -1
 
     @property
     def rows(self):
-        """How many rows the batch has."""
+        """Number of rows in the batch."""
         return self.batch.rows
 
     @property
     def nbytes(self):
-        """How many bytes they had on the wire."""
+        """Size of the rows in the batch, in bytes on the wire."""
         return self.batch.nbytes
 
     def take(self):
-        """(rows, first and last offset, gaps, columns) of the batch; the next one begins."""
+        """Return (rows, first offset, last offset, gaps, columns) of the batch and start a new batch."""
         return self.batch.take()
 
     def feed(self, view, Py_ssize_t start, Py_ssize_t end):
-        """Go on at start, as far as end; returns why it stopped, and where."""
+        """Parse from `start` to `end`; return the reason to stop and the stop position."""
         held = memoryview(view)
         cdef Slice data = span(held)
         cdef Py_ssize_t at = start
@@ -553,7 +575,11 @@ cdef class NatsRows:
         return STATE_FULL
 
     cdef int read_frame(self, const uint8_t* p, Py_ssize_t n, Py_ssize_t at) noexcept nogil:
-        """Find out what begins at `p`: MORE with `need` where it is not all there, LINE for what is not for us."""
+        """Parse the line at `p` and find the end of its frame.
+
+        Returns MORE with `need` = 0 for a complete message of ours, MORE with `need` > 0 for incomplete input,
+        LINE for anything else, BROKEN for input that no server sends.
+        """
         cdef const uint8_t* found = <const uint8_t*>memchr(p, 10, <size_t>n)
         cdef int kind
         self.head.reply.n = 0
@@ -578,7 +604,7 @@ cdef class NatsRows:
         return STATE_MORE
 
     cdef int add(self, const uint8_t* body) noexcept nogil:
-        """Take the message whose line was read."""
+        """Add the message whose line read_frame() parsed."""
         cdef AckReply reply
         cdef Row row
         cdef Py_ssize_t size = <Py_ssize_t>self.head.size
@@ -602,7 +628,7 @@ cdef class NatsRows:
         return STATE_MORE if self.batch.add(&row, size) else NO_MEMORY
 
     cdef void open_envelope(self, Row* row) noexcept nogil:
-        """Take an envelope off. What is no sound one is left as it is, as the server does."""
+        """Open an envelope. Like the server, take a payload that is not a valid envelope as the value."""
         row.end = row.value.p + row.value.n
         if parse_message(payload(row.value.p, row.value.n, PUBLISH), row.end, &row.fields):
             row.has_fields, row.value = True, row.fields.value
@@ -639,13 +665,17 @@ include "_messages.pxi"
 
 @cython.final
 cdef class StoredRows(_Messages):
-    """Messages of one subscription, out of the bytes of a gRPC call, into columns."""
+    """Reads the messages of one subscription from the bytes of a gRPC call into columns.
+
+    Invariant: `next_offset` follows the highest row or gap, so a read can resume there on another connection. The
+    server's first message is empty and only confirms the subscription (`stands`).
+    """
 
     cdef _Rows batch
     cdef int64_t stop
     cdef readonly int64_t next_offset
-    cdef readonly bint stands       # whether the server's first message, which is empty, has come
-    cdef bint begun                 # whether one that is wanted has come
+    cdef readonly bint stands       # true once the server's first message was received
+    cdef bint begun                 # true once a row was added
 
     def __cinit__(self, wanted, Py_ssize_t max_rows, Py_ssize_t max_bytes, Py_ssize_t max_message, allocate):
         self.batch = _Rows(wanted, max_rows, max_bytes, allocate)
@@ -653,23 +683,23 @@ cdef class StoredRows(_Messages):
         self.stop = -1
 
     def follow(self, int64_t next_offset, int64_t stop):
-        """Take the messages of a new subscription, from an offset on, and up to another one; -1 for no end."""
+        """Read from a new subscription, from `next_offset` up to and excluding `stop`; -1 for no end."""
         self.next_offset, self.stop = next_offset, stop
         self.stands = self.begun = False
         self.part.n = 0
 
     @property
     def rows(self):
-        """How many rows the batch has."""
+        """Number of rows in the batch."""
         return self.batch.rows
 
     @property
     def nbytes(self):
-        """How many bytes their messages had."""
+        """Size of the rows in the batch, in bytes on the wire."""
         return self.batch.nbytes
 
     def take(self):
-        """(rows, first and last offset, gaps, columns) of the batch; the next one begins."""
+        """Return (rows, first offset, last offset, gaps, columns) of the batch and start a new batch."""
         return self.batch.take()
 
     cdef int begin(self) except -1:
@@ -690,13 +720,13 @@ cdef class StoredRows(_Messages):
             return STATE_BROKEN
         row.offset, row.timestamp = row.fields.offset, row.fields.timestamp
         if row.offset < self.next_offset and not self.begun:
-            return STATE_MORE  # a start beyond the high watermark begins there all the same
+            return STATE_MORE  # a server starts at the high watermark if the requested start is beyond it
         if self.stop >= 0 and row.offset >= self.stop:
             self.close_gap(self.stop)
             return STATE_DONE
         self.begun = True
-        # It goes back where a server was killed between its log and the index: what it stored last got no
-        # ack, and what came next, with the same offsets, did.
+        # Offsets can go back if a server was killed between writing its log and its index: the last messages
+        # got no ack, and later messages reuse their offsets.
         self.close_gap(row.offset)
         self.next_offset = max(self.next_offset, row.offset + 1)
         row.subject, row.value = row.fields.subject, row.fields.value
@@ -713,13 +743,19 @@ cdef class StoredRows(_Messages):
 
 @cython.final
 cdef class PublishAcks(_Messages):
-    """What becomes of the requests of one PublishAsync call, by the numbers that their ids end with."""
+    """Outcomes of the requests of one PublishAsync call, by the number at the end of the correlation id.
+
+    Invariants: numbers `oldest` to `next - 1` are in flight, at most `window` of them, so that each has a slot of
+    its own at `number & mask`. A slot holds partition + 1 while its answer is missing, and 0 otherwise. `pending`
+    is the number of slots that are not 0; `oldest` moves past slots that are. Answers for other numbers, for a slot
+    that is 0, or of another stream on the same subject change nothing.
+    """
 
     cdef tuple texts
-    cdef Slice stream, ident        # the name of the stream, and what the ids begin with
-    cdef int32_t* slots             # of each number: its partition + 1 while nothing is known of it, else 0
+    cdef Slice stream, ident        # name of the stream; prefix of the correlation ids
+    cdef int32_t* slots             # by number & mask: partition + 1 while unanswered, else 0
     cdef Py_ssize_t mask
-    cdef int64_t* spans             # of each partition: the first and the last offset; -1 for none
+    cdef int64_t* spans             # lowest and highest acked offset of each partition; -1 for none
     cdef Py_ssize_t partitions, window
     cdef list refusals
     cdef readonly int64_t next, oldest, acked
@@ -748,11 +784,11 @@ cdef class PublishAcks(_Messages):
 
     @property
     def room(self):
-        """How many more may be sent."""
+        """Count of requests that may be sent now."""
         return self.window - (self.next - self.oldest)
 
     def sent(self, partitions, Py_ssize_t start, Py_ssize_t stop):
-        """Note that rows are sent, whose partitions stand in a buffer of 32-bit integers."""
+        """Record rows as sent. `partitions` holds the partition of each row as 32-bit integers."""
         held = memoryview(partitions)
         cdef Slice data = span(held)
         cdef int32_t partition
@@ -770,12 +806,12 @@ cdef class PublishAcks(_Messages):
         self.pending += stop - start
 
     def refused(self):
-        """(number, answer) of those that were refused since this was asked last."""
+        """Return (number, answer) of the requests refused since the last call."""
         found, self.refusals = self.refusals, []
         return found
 
     def offsets(self):
-        """By partition, the first and the last offset that was acked."""
+        """Return the lowest and highest acked offset by partition."""
         return {i: (self.spans[2 * i], self.spans[2 * i + 1]) for i in range(self.partitions)
                 if self.spans[2 * i] >= 0}
 
@@ -787,10 +823,10 @@ cdef class PublishAcks(_Messages):
             self.show(p, n)
             return STATE_BROKEN
         if not self.number_of(&answer, &number):
-            return STATE_MORE  # not one of those that are waited for
+            return STATE_MORE  # not a number that waits for an answer
         partition = self.slots[number & self.mask] - 1
         if not answer.has_error and not (answer.has_ack and same_bytes(answer.ack.stream, self.stream)):
-            return STATE_MORE  # of another stream that records the subject
+            return STATE_MORE  # ack of another stream that records the same subject
         self.slots[number & self.mask] = 0
         self.pending -= 1
         while self.oldest < self.next and self.slots[self.oldest & self.mask] == 0:
@@ -803,7 +839,7 @@ cdef class PublishAcks(_Messages):
         return STATE_MORE
 
     cdef inline bint number_of(self, const ResponseFields* answer, int64_t* number) noexcept nogil:
-        """Which request it answers; false where that is none that an answer is missing for."""
+        """Read the number of the answered request; false if no request with that number waits for an answer."""
         cdef Slice given = answer.correlation_id if answer.correlation_id.n else answer.ack.correlation_id
         cdef Py_ssize_t n = self.ident.n
         if not begins(given.p, given.n, <const char*>self.ident.p, n) or not get_digits(given.p + n, given.n - n, number):

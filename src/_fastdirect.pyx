@@ -1,8 +1,8 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False
 # cython: cdivision=True, auto_pickle=False, autotestdict=False
-"""Answers to direct requests, as a consumer would have sent them: `liftenvelope/_native/direct.py` is the readable twin.
+"""Rewrites direct get answers as consumer deliveries: `liftenvelope/_native/direct.py` is the readable twin.
 
-No Python object is made for a message, and the GIL is released while a piece of what was received is worked on.
+No Python object is created per message. The GIL is released while a piece of input is processed.
 """
 
 cimport cython
@@ -20,20 +20,20 @@ cdef extern from "Python.h":
     Py_buffer* PyMemoryView_GET_BUFFER(object view)
 
 cdef enum:
-    BEGIN = 8              # NATS/1.0
-    # "HMSG ", " ", " $JS.ACK.d.d.1." with three dots, blanks, line ends, and the digits of seven numbers
+    BEGIN = 8              # length of "NATS/1.0"
+    # Room for "HMSG ", " $JS.ACK.d.d.1.", dots, blanks, line ends, and the digits of seven numbers.
     AROUND = 64 + 7 * 20
     FIRST_YEAR = 1970
     BEHIND_LAST_YEAR = 2262
 
-# What the added lines say.
+# Fields of the header lines that the server adds.
 cdef struct Added:
     Slice stream
     Slice subject
     int64_t sequence
     int64_t pending
     int64_t time_ns
-    Py_ssize_t own      # how long the message's own headers are, without the end of their last line
+    Py_ssize_t own      # size of the message's own headers, without the end of their last line
 
 
 cdef inline bint is_break(uint8_t c) noexcept nogil:
@@ -41,7 +41,7 @@ cdef inline bint is_break(uint8_t c) noexcept nogil:
 
 
 cdef bint line_before(const uint8_t* begin, const uint8_t** end, Slice* line) noexcept nogil:
-    """The line whose end is at `end`, which is put to the end of the one before; false if there is none."""
+    """Read the line that ends at `end`, and move `end` to the end of the line before; false if there is none."""
     cdef const uint8_t* p = end[0]
     while p > begin and not is_break((p - 1)[0]):
         p -= 1
@@ -54,7 +54,7 @@ cdef bint line_before(const uint8_t* begin, const uint8_t** end, Slice* line) no
 
 cdef bint value_of(const uint8_t* begin, const uint8_t** end, const char* name, Py_ssize_t size,
                    Slice* value) noexcept nogil:
-    """The value of the header whose line ends there, if it has that name."""
+    """Read the value of the header line that ends at `end`; false if it has another name."""
     if not line_before(begin, end, value) or value.n < size or memcmp(value.p, name, <size_t>size) != 0:
         return False
     value.p += size
@@ -75,7 +75,11 @@ cdef inline bint part_of(Slice text, Py_ssize_t at, Py_ssize_t size, int64_t* nu
 
 
 cdef bint read_moment(Slice text, int64_t* time_ns) noexcept nogil:
-    """Nanoseconds since 1970 of `2026-01-31T12:00:00.123456789Z`."""
+    """Convert a UTC time like `2026-01-31T12:00:00.123456789Z` to nanoseconds since 1970; false if it is invalid.
+
+    Years from 1970 to 2261 fit in 64 bits. The days are counted from 1 March, so that the leap day is the last day of
+    its year and the lengths of the months follow (153 * month + 2) / 5.
+    """
     cdef int64_t year, month, day, hour, minute, second, fraction = 0, years, months, days
     cdef Py_ssize_t places = text.n - 21, i
     if text.n < 20 or text.n == 21 or text.n > 30 or text.p[text.n - 1] != c"Z":
@@ -104,7 +108,11 @@ cdef inline bint has_blank(Slice s) noexcept nogil:
 
 
 cdef bint read_added(const uint8_t* p, Py_ssize_t n, Added* out) noexcept nogil:
-    """Read the six last lines of a block of headers; false where they are not those that the server adds."""
+    """Parse the six lines that the server adds to a message; false if they are not the last lines of the block.
+
+    They are read from the end backwards: a publisher chooses the other lines, which may have the same names, but
+    can't put anything after the server's lines.
+    """
     cdef const uint8_t* end = p + n - 4
     cdef Slice time
     cdef int64_t ignored
@@ -133,12 +141,17 @@ cdef inline uint8_t* put_digits(uint8_t* p, int64_t number, uint8_t behind) noex
 
 @cython.final
 cdef class DirectFrames:
-    """Rewrites answers."""
+    """Rewrites direct get answers as consumer deliveries.
+
+    Only complete answers of the subscription are rewritten. take() stops at the first other or incomplete input,
+    which the caller feeds again or leaves, so no input is kept here. Deliveries are numbered from 1 without gaps,
+    as the readers of consumer deliveries require. Before each answer, fits() reserves an upper bound of its size.
+    """
 
     cdef bytes stream
     cdef Slice name
     cdef int64_t sid
-    cdef uint8_t* made      # what was rewritten, and how much room there is for it
+    cdef uint8_t* made      # output of the current take(): n bytes of capacity
     cdef Py_ssize_t n, capacity
     cdef readonly int64_t delivery
     cdef public bint foreign
@@ -152,11 +165,11 @@ cdef class DirectFrames:
         free(self.made)
 
     def follow(self, int64_t sid):
-        """Take the answers that come by another subscription."""
+        """Switch to the answers of another subscription."""
         self.sid, self.delivery = sid, 0
 
     def take(self, view, Py_ssize_t start, Py_ssize_t end):
-        """What the answers are as a consumer's messages; and where something else begins, or has not all come."""
+        """Return the answers as consumer messages, and the start of the first other or incomplete input."""
         held = memoryview(view)
         cdef Py_buffer* data = PyMemoryView_GET_BUFFER(held)
         cdef const uint8_t* p
@@ -175,7 +188,7 @@ cdef class DirectFrames:
         return PyBytes_FromStringAndSize(<const char*>self.made, self.n), p - <const uint8_t*>data.buf
 
     cdef Py_ssize_t one(self, const uint8_t* p, Py_ssize_t n) noexcept nogil:
-        """Rewrite the answer at `p`; returns its size, 0 where there is none, -1 where memory has run out."""
+        """Rewrite the answer at `p`; return its size, 0 for other or incomplete input, -1 if memory ran out."""
         cdef const uint8_t* found = <const uint8_t*>memchr(p, 10, <size_t>n) if n else NULL
         cdef Py_ssize_t line
         cdef Head head

@@ -1,9 +1,9 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False
 # cython: cdivision=True, auto_pickle=False, autotestdict=False
-"""The envelope codec in Cython. `liftenvelope/_native/env.py` is its readable twin and says what it does.
+"""The envelope codec in Cython. `liftenvelope/_native/env.py` is the readable twin.
 
-A quick way for what callers nearly always pass; everything unusual, and every error, goes through the
-twin or the checks that both share (`liftenvelope/_checks.py`), so that no rule is written twice.
+A fast path for the arguments that callers nearly always pass. Everything unusual, and every error, goes through
+the twin or through the checks that both share (`liftenvelope/_checks.py`), so that no rule exists twice.
 """
 
 cimport cython
@@ -28,8 +28,8 @@ cdef extern from *:
     """
     #include <structmember.h> /* PyMemberDef and T_OBJECT_EX, before Python 3.12 */
 
-    /* Make a C field an attribute as __slots__ would: CPython's interpreter reads those without a call,
-     * several times faster than the properties that Cython makes of readonly fields. */
+    /* Expose a C field as an attribute in the way of __slots__. CPython's interpreter reads such attributes
+     * without a call, several times faster than the properties that Cython creates for readonly fields. */
     static int expose(PyObject *cls, PyMemberDef *member, const char *name, Py_ssize_t offset) {
         PyTypeObject *type = (PyTypeObject *)cls;
         member->name = name;
@@ -96,8 +96,9 @@ cdef inline object bytes_of(Slice s):
     return PyBytes_FromStringAndSize(<const char*>s.p, s.n) if s.n else b""
 
 
-# The last text seen in each field that hardly ever changes from one ack or message to the next: comparing
-# is several times cheaper than making the same string again. A long one is not worth keeping.
+# Last text seen in each field that rarely changes from one ack or message to the next. Comparing bytes is several
+# times cheaper than creating the same string again. Long texts are not kept.
+# Invariant: each slot owns one reference to a str, from the first moment on.
 cdef enum:
     SLOTS = 8
     LONGEST_KEPT = 256
@@ -131,7 +132,7 @@ cdef inline object repeated_text(int slot, Slice s):
 
 
 cdef inline int utf8(object text, Slice* out) except -1:
-    """A str's UTF-8, which the str keeps; the checks have made sure that it has one."""
+    """Return the UTF-8 of a str, which the str owns. The checks have refused lone surrogates, which have none."""
     out.p = <const uint8_t*>PyUnicode_AsUTF8AndSize(<PyObject*>text, &out.n)
     return 0 if out.p != NULL else -1
 
@@ -143,8 +144,8 @@ cdef inline Slice blob(object data):
     return s
 
 
-# The value classes. Their fields are exposed below, once each, as read-only slots. None of them can lead
-# back to the object that holds it, so the garbage collector need not walk through millions of acks.
+# The value classes. Their fields are exposed below as read-only slots. No field can lead back to the object that
+# holds it, so the classes opt out of garbage collection: the collector need not walk through millions of acks.
 
 @cython.final
 @cython.no_gc
@@ -154,12 +155,12 @@ cdef class Message:
             reply_subject="", ack_inbox="", correlation_id="", ack_policy=AckPolicy.LEADER)
 --
 
-    A message: what was published, and where the server put it. Read-only; equal by value.
+    A published or stored message. Read-only; equal by value.
 
-    An absent key, an empty key and None given for it are all ``b""``. Arguments: ``value``, then by name
-    ``key``, ``headers``, ``offset`` (of a message to be published: the one that it must get, -1 for any),
+    An absent key, an empty key and ``None`` are all ``b""``. Arguments: ``value``, then by name ``key``,
+    ``headers``, ``offset`` (for a message to publish: the offset that it must get, -1 for any),
     ``timestamp_ns`` (since 1970), ``stream``, ``partition``, ``subject``, ``reply_subject``,
-    ``ack_inbox``, ``correlation_id``, ``ack_policy``. A UsageError names the value that is wrong.
+    ``ack_inbox``, ``correlation_id``, ``ack_policy``. Raises UsageError, which names the wrong value.
     """
 
     cdef object value, key, headers, offset, timestamp_ns, stream, partition, subject, reply_subject
@@ -184,7 +185,7 @@ cdef class Message:
 
     @property
     def timestamp(self):
-        """``timestamp_ns`` as an aware UTC datetime (cut to microseconds), None where it is 0."""
+        """``timestamp_ns`` as an aware UTC datetime, cut to microseconds; None if it is 0."""
         return instant(self.timestamp_ns)
 
     cdef tuple values(self):
@@ -222,10 +223,10 @@ cdef class Ack:
 
     A server's answer to a published message. Read-only; equal by value.
 
-    Look at ``error`` first, or call ``raise_for_error()``: the offset of an error ack is 0 and means
-    nothing. Arguments, by name: ``stream``, ``partition_subject``, ``msg_subject``, ``offset``,
+    Check ``error`` first, or call ``raise_for_error()``: the offset of an error ack is 0 and
+    meaningless. Arguments, by name: ``stream``, ``partition_subject``, ``msg_subject``, ``offset``,
     ``ack_inbox``, ``correlation_id``, ``ack_policy``, ``reception_timestamp_ns`` and
-    ``commit_timestamp_ns`` (since 1970), ``error``. A UsageError names the value that is wrong.
+    ``commit_timestamp_ns`` (since 1970), ``error``. Raises UsageError, which names the wrong value.
     """
 
     cdef object stream, partition_subject, msg_subject, offset, ack_inbox, correlation_id, ack_policy
@@ -248,16 +249,16 @@ cdef class Ack:
 
     @property
     def reception_timestamp(self):
-        """``reception_timestamp_ns`` as an aware UTC datetime (cut to microseconds), None where it is 0."""
+        """``reception_timestamp_ns`` as an aware UTC datetime, cut to microseconds; None if it is 0."""
         return instant(self.reception_timestamp_ns)
 
     @property
     def commit_timestamp(self):
-        """``commit_timestamp_ns`` as an aware UTC datetime (cut to microseconds), None where it is 0."""
+        """``commit_timestamp_ns`` as an aware UTC datetime, cut to microseconds; None if it is 0."""
         return instant(self.commit_timestamp_ns)
 
     def raise_for_error(self):
-        """Raise the PublishError that the ack reports, if it reports one."""
+        """Raise the PublishError that the ack reports, if any."""
         if self.error is not OK:
             raise publish_error(self)
 
@@ -293,7 +294,11 @@ cdef list KEPT_NAMES = []
 
 
 cdef void expose_fields(object probe, tuple fields, list marks, PyMemberDef* members) except *:
-    """Find the marks that stand in a probe's fields, and expose each at the place where it was found."""
+    """Expose each field of a probe at the offset where its mark is found.
+
+    Cython gives no access to the C offsets of fields. So the probe's fields hold distinct objects (marks), and the
+    words of the probe are searched for their pointers.
+    """
     cdef Py_ssize_t word
     cdef PyObject** words = <PyObject**><PyObject*>probe
     cdef Py_ssize_t size = type(probe).__basicsize__ // sizeof(PyObject*)
@@ -301,7 +306,7 @@ cdef void expose_fields(object probe, tuple fields, list marks, PyMemberDef* mem
         for word in range(size):
             if words[word] == <PyObject*>marks[index]:
                 encoded = name.encode()
-                KEPT_NAMES.append(encoded)  # CPython keeps a pointer into it
+                KEPT_NAMES.append(encoded)  # CPython keeps a pointer into these bytes
                 expose(type(probe), &members[index], encoded, word * sizeof(PyObject*))
 
 
@@ -323,7 +328,7 @@ expose_all()
 # Encoding
 
 cdef inline bint plain_headers(dict headers) except -1:
-    """Whether headers need neither conversion nor closer look: short ASCII names, bytes values."""
+    """Return true if headers need no conversion and no further checks: short ASCII names, bytes values."""
     cdef Py_ssize_t at = 0
     cdef PyObject* name
     cdef PyObject* value
@@ -362,7 +367,7 @@ cdef inline uint8_t* put_headers(uint8_t* p, uint8_t tag, dict headers) except N
 
 
 cdef inline bytes new_envelope(Py_ssize_t body, uint8_t kind, bint crc):
-    """An envelope with its header written and room for a body of this size."""
+    """Return an envelope with its header written and room for a body of this size."""
     cdef Py_ssize_t header = HEADER_LEN_CRC if crc else HEADER_LEN
     if body > MAX_ENVELOPE - header:
         raise EnvelopeTooLargeError(f"an envelope holds at most {MAX_ENVELOPE} bytes")
@@ -380,7 +385,7 @@ cdef inline bytes finished(bytes envelope, uint8_t* end, bint crc):
     return envelope
 
 
-# What is published, checked: as an envelope or as a request.
+# Checked arguments of a publish, for an envelope or a request.
 cdef struct Outgoing:
     Slice value
     Slice key
@@ -442,7 +447,7 @@ cdef inline bytes write_outgoing(const Outgoing* out, dict headers, bint bare, b
 
 
 cdef inline object plain_text(str name, object text):
-    """The text itself where it is an ordinary ASCII string, else what the checks make of it."""
+    """Return an ordinary ASCII str unchanged, and any other text after the checks."""
     if type(text) is str and PyUnicode_IS_COMPACT_ASCII(text):
         return text
     return as_optional_text(name, text)
@@ -463,7 +468,7 @@ cdef bint has_buffer(object value, Py_buffer* view) except -1:
 
 
 cdef inline bint plain_integer(object number, long long* out) except -1:
-    """Whether it is an ordinary int of 64 bits; the checks look closer at all else."""
+    """Read an ordinary int of 64 bits; false for anything else, which the checks must examine."""
     cdef int overflow = 0
     if type(number) is not int:
         return False
@@ -493,7 +498,7 @@ cdef inline int32_t request_policy(object policy) except -1:
 
 cdef bytes checked(Outgoing* out, object value, object key, object headers, object ack_inbox, object correlation_id,
                    object ack_policy, object expected_offset, bint bare, bint crc):
-    """Check what envelopes and requests have in common, and write the one or the other."""
+    """Check the arguments common to envelopes and requests; write an envelope, or a request if `bare`."""
     cdef Py_buffer view
     clear_slice(&out.key)
     clear_slice(&out.inbox)
@@ -514,8 +519,8 @@ cdef bytes checked(Outgoing* out, object value, object key, object headers, obje
     if ack_policy is not LEADER:
         out.policy = request_policy(ack_policy)
     if type(value) is not bytes and not has_buffer(value, &view):
-        value = as_bytes("value", value)  # says what is wrong with it
-    # The headers come last: between the look at a dict that is not copied and its use no Python code may run.
+        value = as_bytes("value", value)  # raises the error
+    # Headers are checked last: the dict is not copied, so no Python code may run between its check and its use.
     if type(value) is bytes:
         out.value = blob(value)
         return write_outgoing(out, sendable(headers), bare, crc)
@@ -628,7 +633,7 @@ cdef bytes write_ack(Ack ack, bint crc):
 # Decoding
 
 cdef object headers_of(MessageFields* f, const uint8_t* end, bint strip):
-    """The header entries of a message that has been parsed, and so is known to be sound."""
+    """Return the headers of a parsed message; the second parse of the same bytes can't fail."""
     cdef dict headers = None
     cdef const uint8_t* p = f.first_header
     cdef Slice key, value
@@ -649,7 +654,7 @@ cdef object headers_of(MessageFields* f, const uint8_t* end, bint strip):
 
 
 cdef object message_of(const uint8_t* p, const uint8_t* end, bint strip):
-    """The message, or None for any fault; without the server's own headers where they are to be stripped."""
+    """Decode a message; return None for any fault. With `strip`, drop the headers that the server adds."""
     cdef MessageFields f
     if not parse_message(p, end, &f):
         return None
@@ -691,7 +696,7 @@ cdef object response_of(const ResponseFields* f):
 
 
 cdef object explain(object reader, bytes raw):
-    """Have the twin raise what is wrong with bytes that the quick path has refused."""
+    """Raise the error for bytes that the fast path refused, by decoding them with the twin."""
     reader(raw)
     raise InternalError(f"the two codecs disagree about {raw[:200].hex()}")
 
@@ -753,7 +758,7 @@ def is_envelope(data):
 
 
 def _crc32c_by(data, *, bint native):
-    """CRC-32C by the processor's instruction or by the table: for the tests, which hold one to the other."""
+    """Compute a CRC-32C by the processor's instruction or by the table. Tests compare the two."""
     cdef bytes raw = as_bytes("data", data)
     if native and not crc32c_has_native():
         raise UsageTypeError("this processor has no instruction for CRC-32C")
@@ -763,11 +768,11 @@ def _crc32c_by(data, *, bint native):
 
 
 def _crc32c_is_native():
-    """Whether this processor has an instruction for CRC-32C."""
+    """Return True if this processor has an instruction for CRC-32C."""
     return bool(crc32c_has_native())
 
 
-# The docstrings of the twin serve both.
+# The functions take their docstrings from the twin.
 for _function in (
     is_envelope,
     marshal_ack,

@@ -1,6 +1,9 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False
 # cython: cdivision=True, auto_pickle=False, autotestdict=False
-"""HTTP/2 DATA frames, gRPC and NATS messages. `liftenvelope/_native/frames.py` and `delivered.py` are the readable twins."""
+"""Parsers for HTTP/2 DATA frames, gRPC messages and NATS messages.
+
+`liftenvelope/_native/frames.py` and `delivered.py` are the readable twins. `frames.py` shows the layouts.
+"""
 
 cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
@@ -31,7 +34,7 @@ cdef enum:
     FAULT_COMPRESSED = 1
     FAULT_TOO_LONG = 2
     LONGEST_KEPT = 256
-    KEPT = 256  # so many places of messages that were taken
+    KEPT = 256  # list places of taken messages to keep before they are deleted
 
 
 cdef inline uint32_t be32(const uint8_t* p) noexcept nogil:
@@ -43,7 +46,7 @@ cdef inline const uint8_t* start_of(bytes data):
 
 
 def pack_messages(list messages not None):
-    """The messages, each with its prefix: the payload of DATA frames."""
+    """Concatenate bytes-like messages, each with its gRPC prefix: the payload of DATA frames."""
     cdef list parts = [message if type(message) is bytes else as_bytes("message", message) for message in messages]
     cdef Py_ssize_t total = 0, n
     cdef bytes part
@@ -68,13 +71,18 @@ def pack_messages(list messages not None):
 
 @cython.final
 cdef class MessageCutter:
-    """Cuts the bytes of one stream into messages, however they were divided on the way."""
+    """Cuts the bytes of one stream into messages, fed in pieces of any size.
+
+    Invariant: between two calls at most one message is incomplete. It has either `prefix_filled` bytes (1 to 4) of
+    its prefix, or a `body` with `body_filled` bytes, never both. The body is allocated once at its full size, after
+    its length was checked against `max_message`, so that a message in many pieces is copied once.
+    """
 
     cdef Py_ssize_t max_message
     cdef readonly bint leaves_pieces
     cdef uint8_t prefix[PREFIX]
     cdef Py_ssize_t prefix_filled
-    cdef bytes body             # of a message that came in part: allocated whole, filled as it comes
+    cdef bytes body             # of an incomplete message: allocated at full size, filled piece by piece
     cdef Py_ssize_t body_filled
     cdef readonly int fault
     cdef readonly object fault_value
@@ -89,18 +97,18 @@ cdef class MessageCutter:
 
     @property
     def inside_message(self):
-        """Whether what came last was not the end of a message."""
+        """True if the input so far ends inside a message."""
         return self.prefix_filled > 0 or self.body is not None
 
     def feed(self, data):
-        """Take in more of the stream; return the messages that are complete now."""
+        """Process more bytes of the stream; return the messages that are now complete."""
         cdef bytes given = data if type(data) is bytes else as_bytes("data", data)
         cdef list messages = []
         self.cut(start_of(given), PyBytes_GET_SIZE(given), messages)
         return messages
 
     cdef int cut(self, const uint8_t* p, Py_ssize_t n, list messages) except -1:
-        """Append the messages that `n` bytes at `p` complete."""
+        """Process the `n` bytes at `p`; append the messages that are now complete."""
         cdef Py_ssize_t length
         if self.leaves_pieces:
             if n:
@@ -135,7 +143,7 @@ cdef class MessageCutter:
         return 0
 
     cdef Py_ssize_t fill_body(self, const uint8_t* p, Py_ssize_t n, list messages) except -1:
-        """How many of the `n` bytes at `p` belong to the message that came in part."""
+        """Add bytes to the incomplete message; return how many of the `n` bytes at `p` belong to it."""
         cdef Py_ssize_t size = PyBytes_GET_SIZE(self.body)
         cdef Py_ssize_t length = min(size - self.body_filled, n)
         memcpy(<uint8_t*>PyBytes_AS_STRING(self.body) + self.body_filled, p, <size_t>length)
@@ -146,7 +154,7 @@ cdef class MessageCutter:
         return length
 
     cdef Py_ssize_t message_length(self) except -1:
-        """What the whole prefix says; a fault if it must not."""
+        """Return the length in the complete prefix; set a fault if it is compressed or too long."""
         cdef uint32_t length = be32(self.prefix + 1)
         if self.prefix[0] != 0:
             self.fault = FAULT_COMPRESSED
@@ -160,17 +168,23 @@ cdef class MessageCutter:
 
 
 cdef class _Taken:
-    """What was taken out of one stream in one walk."""
+    """Messages taken from one stream in one walk."""
 
     cdef object stream_id
-    cdef Py_ssize_t size
+    cdef Py_ssize_t size  # total length of the payloads
     cdef list messages
-    cdef bint whole   # whether it is to be handed on in one piece
+    cdef bint whole       # true to return the payloads joined and uncut
 
 
 @cython.final
 cdef class FrameWalker:
-    """Divides what a connection receives into messages of open streams, and frames for h2."""
+    """Splits the received bytes of a connection into messages of open streams, and frames for h2.
+
+    Invariants: messages are returned before any frame that arrived after them, because walk() ends at the first
+    frame that it does not take. While a header block is incomplete (`in_headers`), no DATA frame is taken, so that
+    h2 sees and refuses it. Only DATA frames without flags are taken: no flag means no padding and no end of the
+    stream, so that the payload is nothing but message bytes. `buffer[start:]` is the input not yet processed.
+    """
 
     cdef Py_ssize_t max_frame_size
     cdef Py_ssize_t max_message
@@ -192,13 +206,13 @@ cdef class FrameWalker:
         self.oversize = 0
 
     def open(self, stream_id, bint pieces=False):
-        """Take the DATA frames of this stream from now on."""
+        """Take the DATA frames of this stream from now on. Return its cutter, for frames that go to h2."""
         cdef MessageCutter cutter = MessageCutter(self.max_message, pieces)
         self.cutters[stream_id] = cutter
         return cutter
 
     def mute(self, stream_id):
-        """Take the DATA frames of this stream, but for their size alone."""
+        """Take the DATA frames of this stream, count their size and drop their content."""
         self.cutters[stream_id] = None
 
     def close(self, stream_id):
@@ -206,7 +220,7 @@ cdef class FrameWalker:
         self.cutters.pop(stream_id, None)
 
     def feed(self, data):
-        """Take in more bytes; then call walk until it returns no frame."""
+        """Add received bytes. Then call walk() until it returns no frame."""
         cdef bytes given = data if type(data) is bytes else as_bytes("data", data)
         if self.start == PyBytes_GET_SIZE(self.buffer):
             self.buffer = given
@@ -215,7 +229,7 @@ cdef class FrameWalker:
         self.start = 0
 
     def walk(self):
-        """What was taken out before the next frame that is not, and that frame."""
+        """Advance to the next frame that is not taken; return the messages taken before it, and the frame."""
         cdef dict taken = {}
         cdef bytes frame = self.next_preface()
         cdef Py_ssize_t end, begin = self.start, stop = self.start
@@ -243,7 +257,11 @@ cdef class FrameWalker:
         return [(one.stream_id, one.size, one.messages) for one in taken.values()], frame
 
     cdef bytes payloads(self, Py_ssize_t at, Py_ssize_t stop, _Taken one):
-        """All that was taken of a stream in this walk, put together."""
+        """Join the payloads taken from a stream in this walk.
+
+        A second pass over the frames from `at` to `stop`, which are known to be complete: the exact size is
+        known, so the bytes are copied once and no list of pieces is made.
+        """
         cdef bytes whole = PyBytes_FromStringAndSize(NULL, one.size)
         cdef uint8_t* out = <uint8_t*>PyBytes_AS_STRING(whole)
         cdef const uint8_t* p
@@ -267,7 +285,7 @@ cdef class FrameWalker:
         return part
 
     cdef Py_ssize_t frame_end(self) except -1:
-        """Where the next frame ends, 0 if that has not come yet or must not."""
+        """Return the end of the next frame, 0 if it is incomplete or too long."""
         cdef Py_ssize_t left = PyBytes_GET_SIZE(self.buffer) - self.start
         if left < FRAME_HEADER:
             return 0
@@ -279,7 +297,7 @@ cdef class FrameWalker:
         return self.start + FRAME_HEADER + length if length <= left - FRAME_HEADER else 0
 
     cdef bint take(self, dict taken, const uint8_t* p, Py_ssize_t length) except -1:
-        """Take the frame at `p` out if it is one to be taken out; say whether it was."""
+        """Take the frame at `p` if it is a plain DATA frame of an open stream; return true if it was taken."""
         if p[3] != DATA or p[4] != 0 or self.in_headers:
             return False
         cdef object stream_id = be32(p + 5) & 0x7FFFFFFF
@@ -333,11 +351,14 @@ cdef inline char* put(char* p, const char* text, Py_ssize_t n) noexcept nogil:
 
 
 cdef class Delivered:
-    """A message that a consumer delivered: what the public class of such messages is made of."""
+    """A message delivered by a consumer: base of the public message class.
+
+    The reply subject stays as bytes until someone asks for it as text: an ack needs only the bytes.
+    """
 
     cdef readonly str subject
     cdef readonly bytes data
-    cdef object raw_reply       # bytes as they came, or str
+    cdef object raw_reply       # bytes as received, or str
     cdef str text_reply
     cdef public object _headers
     cdef public object _acks
@@ -354,18 +375,18 @@ cdef class Delivered:
 
     @property
     def reply(self):
-        """The subject that the ack goes to."""
+        """Subject for the ack, empty if there is none."""
         if self.text_reply is None:
             self.text_reply = (<bytes>self.raw_reply).decode()
         return self.text_reply
 
     @property
     def _is_open(self):
-        """Whether it can be acknowledged, and has not been."""
+        """True if the message can be acked and has not been."""
         return not self._acked and bool(self.raw_reply)
 
     def _ack_frame(self, bytes payload not None):
-        """The command that publishes an ack."""
+        """Return the PUB command of an ack."""
         cdef bytes reply = self.raw_reply if type(self.raw_reply) is bytes else (<str>self.raw_reply).encode()
         cdef bytes size = b"4" if PyBytes_GET_SIZE(payload) == 4 else b"%d" % PyBytes_GET_SIZE(payload)
         cdef bytes frame = PyBytes_FromStringAndSize(
@@ -382,7 +403,13 @@ cdef class Delivered:
 
 @cython.final
 cdef class MessageQueue:
-    """Delivered messages that wait to be taken, the account of them, and an iterator over them."""
+    """Queue of delivered messages with flow control, and an asynchronous iterator over them.
+
+    Invariants: `items[head:]` is the queue, and the places before `head` are None, so that a taken message is freed
+    at once. They are deleted only when they are at least 256 and at least half of the list, which
+    keeps the cost per message constant. `buffered` is the size of the queue; `owed` falls by the size of each
+    message that arrives. take() calls `on_low` whenever `owed + buffered` is below the threshold.
+    """
 
     cdef list items
     cdef Py_ssize_t head
@@ -410,7 +437,7 @@ cdef class MessageQueue:
         return len(self.items) - self.head
 
     def extend(self, list messages not None):
-        """Put messages at the end, of a list that is given away."""
+        """Append messages. The caller must not use the list afterwards."""
         cdef int64_t size = len(messages)
         if self.in_bytes:
             size = 0
@@ -426,7 +453,7 @@ cdef class MessageQueue:
             self.items.extend(messages)
 
     def append(self, Delivered message not None):
-        """Put a message at the end."""
+        """Append a message."""
         cdef int64_t size = message._size if self.in_bytes else 1
         self.owed -= size
         self.buffered += size
@@ -440,20 +467,20 @@ cdef class MessageQueue:
         return 0
 
     def clear(self):
-        """Drop what is there."""
+        """Drop all buffered messages."""
         self.items = []
         self.head = 0
         self.buffered = 0
 
     def pop(self):
-        """Take the first message."""
+        """Remove and return the first message."""
         return self.take()
 
     cdef object take(self):
         if self.head == len(self.items):
             raise IndexError("no message is there")
         message = self.items[self.head]
-        self.items[self.head] = None  # it may be large, and the list stays for the others
+        self.items[self.head] = None  # free the message now: it may be large, and the list stays
         self.head += 1
         self.buffered -= (<Delivered>message)._size if self.in_bytes else 1
         if self.owed + self.buffered < self.threshold:
@@ -470,13 +497,16 @@ cdef class MessageQueue:
         return self.ready if self.head < len(self.items) else self.wait().__await__()
 
     def __iter__(self):
-        """Go through the messages, and take none."""
+        """Iterate over the messages without removing them."""
         return iter(self.items[self.head:])
 
 
 @cython.final
 cdef class _Ready:
-    """What is awaited when a message is there: it is its result."""
+    """Awaitable used while the queue has a message: its result is that message.
+
+    One object serves all awaits of a queue, because it has no state of its own.
+    """
 
     cdef MessageQueue queue
 
@@ -487,14 +517,14 @@ cdef class _Ready:
         return self
 
     def __next__(self):
-        # Where nobody traces, the interpreter comes by send_ready instead.
+        # Called only under tracing: otherwise the interpreter calls send_ready().
         raise StopIteration(self.queue.take())
 
 
 cdef extern from *:
     """
-    /* Of an awaitable that is ready at once the interpreter takes the value by this slot, as it does of
-       asyncio's futures; by __next__ it would have to make an exception of each. Cython has no name for it. */
+    /* The interpreter asks this slot for the value of an awaitable that is ready at once, as for asyncio's
+       futures. By __next__ each value would cost a StopIteration. Cython has no name for the slot. */
     #define set_send(type, function) ((type)->tp_as_async->am_send = (sendfunc)(void (*)(void))(function))
     """
     void set_send(PyTypeObject* awaitable, int (*function)(PyObject*, PyObject*, PyObject**) except -1)
@@ -514,21 +544,25 @@ set_send(<PyTypeObject*>_Ready, send_ready)
 
 @cython.final
 cdef class _Opened:
-    """A subscription whose messages are taken."""
+    """Subscription whose messages are taken, and its messages of the current walk.
+
+    `subject` and `subject_bytes` cache the last subject, because most messages of a subscription repeat it:
+    comparing bytes is cheaper than decoding. Long subjects are not kept.
+    """
 
     cdef object sid
     cdef int64_t number
     cdef bint payloads
-    cdef type message_class    # what messages are made of; None for tuples
+    cdef type message_class    # class of the messages; None for tuples
     cdef object acks
-    cdef bytes statuses        # what the subjects of those begin with that are left
-    cdef Py_ssize_t size       # of the payloads of this walk
-    cdef list messages         # of this walk; None if there are none yet
-    cdef str subject           # of the last message, which most often is that of the next
+    cdef bytes statuses        # subject prefix of statuses, which are left
+    cdef Py_ssize_t size       # total length of the payloads in this walk
+    cdef list messages         # messages of this walk; None before the first
+    cdef str subject           # subject of the last message
     cdef bytes subject_bytes
 
     cdef int take(self, const Head* head, const uint8_t* body, bytes whole) except -1:
-        """Append a message. `whole` is its headers and its payload, where they are bytes already."""
+        """Append a message. `whole` is its headers and payload if they are a bytes object already, else None."""
         cdef Py_ssize_t n = <Py_ssize_t>(head.size - head.header_size)
         cdef bytes payload = whole
         cdef bytes headers = None
@@ -558,7 +592,7 @@ cdef class _Opened:
         return message
 
     cdef bint leaves(self, const Head* head) except -1:
-        """Whether this message is not for us to take: a status, or one that nats-py has to object to."""
+        """Return true if the message is left to nats-py: a status, or one with an invalid reply subject."""
         if self.message_class is None:
             return False
         if head.reply.n:
@@ -578,16 +612,28 @@ cdef class _Opened:
 
 @cython.final
 cdef class NatsWalker:
-    """Takes the messages of chosen subscriptions out of what a NATS server sends."""
+    """Takes the messages of chosen subscriptions out of the bytes of a NATS connection.
+
+    Invariants: all bytes that are not part of a taken message are returned unchanged and in order. From the first
+    malformed line on, everything is left (`passing_all`), so that the client that owns the connection sees the fault
+    as it would without the walker.
+
+    State between two walks, one of three unless `passing_all`:
+    - `passing` > 0: the next bytes are the rest of a message that is left.
+    - `body` is not None: a message to take is incomplete. `line` is its line, `body` has room for all of its
+      headers and payload, and `body_filled` counts the bytes received, CRLF included. It is copied once, however
+      many pieces it arrives in.
+    - neither: `buffer[start:]` begins at a line, which may be incomplete.
+    """
 
     cdef int64_t max_message
     cdef dict opened
-    cdef _Opened last          # the one that was looked up last
+    cdef _Opened last          # last result of lookup()
     cdef bytes buffer
     cdef Py_ssize_t start
     cdef int64_t passing
     cdef bint passing_all
-    # A message to take that came in part: its line, its body allocated whole, how much of it and its CRLF is here.
+    # An incomplete message to take; see above. first_of_crlf is kept for put_back().
     cdef bytes line
     cdef bytes body
     cdef int64_t body_filled
@@ -619,7 +665,7 @@ cdef class NatsWalker:
         self.last = None
 
     def open_delivered(self, int64_t sid, type message_class not None, acks, bytes statuses not None):
-        """Take the messages of this subscription from now on, as objects of a class, but for statuses."""
+        """Take the messages of this subscription from now on, as objects of a class; leave statuses."""
         if not issubclass(message_class, Delivered):
             raise UsageTypeError(f"{message_class!r} is no subclass of Delivered")
         self.open(sid)
@@ -629,12 +675,12 @@ cdef class NatsWalker:
         one.statuses = statuses
 
     def close(self, int64_t sid):
-        """Leave the messages of this subscription, one that has come in part among them."""
+        """Leave the messages of this subscription from now on, including a partly received one."""
         self.opened.pop(sid, None)
         self.last = None
 
     def skip(self, int64_t size):
-        """Leave so many bytes: the rest of a message that somebody else has begun to read."""
+        """Leave the next `size` bytes: the rest of a message that the client has begun to read."""
         self.passing = size
 
     def pass_all(self):
@@ -642,11 +688,11 @@ cdef class NatsWalker:
         self.passing_all = True
 
     def reset(self):
-        """Begin anew, with the first byte of another connection. The subscriptions stay open."""
+        """Restart at the first byte of a new connection. The subscriptions stay open."""
         self.clear()
 
     def feed(self, data):
-        """Take in more bytes; then call walk() until it leaves nothing."""
+        """Add received bytes. Then call walk() until it leaves nothing."""
         cdef bytes given = data if type(data) is bytes else as_bytes("data", data)
         if self.start < PyBytes_GET_SIZE(self.buffer):
             given = self.buffer[self.start:] + given
@@ -654,7 +700,7 @@ cdef class NatsWalker:
         self.start = 0
 
     def walk(self):
-        """Go on to where messages are taken after something was left, or to the end."""
+        """Take messages, then leave bytes, up to the next message to take or the end of the input."""
         cdef list taken = []
         cdef Py_ssize_t at, left
         self.put_back()
@@ -670,7 +716,10 @@ cdef class NatsWalker:
                 (<_Opened>one).messages = None
 
     cdef Py_ssize_t walk_from(self, list taken, Py_ssize_t* left) except -1:
-        """Take messages until one comes after something that is left; return where that ends, and where it began."""
+        """Take messages, then skip what is left; return the end of the skipped bytes, and their start in `left`.
+
+        Stops before a message to take that follows skipped bytes: the caller must see those bytes first.
+        """
         cdef const uint8_t* p = start_of(self.buffer)
         cdef Py_ssize_t end = PyBytes_GET_SIZE(self.buffer), at = self.passed(self.start), body
         cdef Head head
@@ -699,7 +748,10 @@ cdef class NatsWalker:
         return at
 
     cdef int read_line(self, const uint8_t* p, Py_ssize_t n, Head* head, Py_ssize_t* size) except -1:
-        """The kind of the line at `p` and its size, 0 if more of it must come. One of no kind begins what is left."""
+        """Return the kind of the line at `p`; set `size` to its length, 0 if it is incomplete.
+
+        A malformed or too long line sets `passing_all`.
+        """
         cdef const uint8_t* found = <const uint8_t*>memchr(p, 10, <size_t>n)
         cdef int kind
         size[0] = 0
@@ -731,7 +783,7 @@ cdef class NatsWalker:
         return 0
 
     cdef Py_ssize_t passed(self, Py_ssize_t at) noexcept:
-        """Where that ends which must be left from here on."""
+        """Return the end of the bytes to leave, starting at `at`."""
         cdef Py_ssize_t n = PyBytes_GET_SIZE(self.buffer) - at
         if self.passing_all:
             return at + n
@@ -741,7 +793,7 @@ cdef class NatsWalker:
         return at + n
 
     cdef int keep_part(self, Py_ssize_t at, Py_ssize_t body, int64_t size) except -1:
-        """Keep the beginning of a message, and have room for the rest of it."""
+        """Keep the beginning of an incomplete message, and allocate room for the rest."""
         self.line = self.buffer[at:body]
         self.body = PyBytes_FromStringAndSize(NULL, <Py_ssize_t>size)
         self.body_filled = 0
@@ -749,7 +801,7 @@ cdef class NatsWalker:
         return 0
 
     cdef Py_ssize_t add_to_body(self, const uint8_t* p, Py_ssize_t n) except -1:
-        """How many of the `n` bytes at `p` belong to the message and its CRLF."""
+        """Add bytes to the incomplete message; return how many of the `n` bytes at `p` belong to it and its CRLF."""
         cdef int64_t size = PyBytes_GET_SIZE(self.body)
         cdef int64_t used = min(size + CRLF - self.body_filled, <int64_t>n)
         cdef int64_t copied = min(size - self.body_filled, used)
@@ -761,7 +813,7 @@ cdef class NatsWalker:
         return <Py_ssize_t>used
 
     cdef int fill(self, list taken) except -1:
-        """Go on with the message that came in part, if there is one; take it if it is whole now."""
+        """Continue the incomplete message, if there is one; take it if it is now complete."""
         cdef Head head
         cdef _Opened one
         if self.body is None:
@@ -776,7 +828,10 @@ cdef class NatsWalker:
         return 0
 
     cdef int put_back(self) except -1:
-        """A message that came in part is to be left after all: have it before what came after it."""
+        """Put an incomplete message back before the input, if it must be left after all.
+
+        Its subscription was closed, or everything is left now. The bytes must come out unchanged and in order.
+        """
         cdef Head head
         if self.body is None:
             return 0

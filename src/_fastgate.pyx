@@ -1,6 +1,6 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False
 # cython: cdivision=True, auto_pickle=False, autotestdict=False
-"""What passes through a gateway. `liftenvelope/_native/gate.py` is the readable twin and says what it does."""
+"""Message conversion for the gateway: `liftenvelope/_native/gate.py` is the readable twin."""
 
 cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
@@ -22,7 +22,7 @@ cdef enum:
     NUMBER_DIGITS = 18
     MOST_SUBJECTS = 1024
     NO_ACK = 2
-    # Tags, sizes and numbers around what is copied, for any message.
+    # Room for tags, sizes and numbers of any message, in addition to its copied fields.
     AROUND = 96
 
 cdef struct Place:
@@ -32,7 +32,7 @@ cdef struct Place:
 
 
 cdef inline bint get_place(const uint8_t* p, Py_ssize_t n, Place* place) noexcept nogil:
-    """Read what the reply subject says; false if it does not."""
+    """Parse sequence, time and pending of a JetStream reply subject; false for other subjects."""
     cdef Py_ssize_t starts[DOMAIN_TOKENS + 2]
     cdef int64_t ignored
     cdef Py_ssize_t i
@@ -62,7 +62,7 @@ cdef inline bint get_place(const uint8_t* p, Py_ssize_t n, Place* place) noexcep
 
 
 cdef inline uint8_t* put_prefix(uint8_t* p, Py_ssize_t size) noexcept nogil:
-    """The prefix that gRPC gives a message."""
+    """Write the gRPC prefix of a message of `size` bytes."""
     p[0] = 0
     p[1] = size >> 24 & 0xFF
     p[2] = size >> 16 & 0xFF
@@ -86,7 +86,10 @@ cdef inline uint8_t* put_decimal(uint8_t* p, int64_t number) noexcept nogil:
 
 
 cdef class _Buffer:
-    """What is being written; kept from one call to the next."""
+    """Output buffer, reused by the next call so that a steady flow allocates nothing.
+
+    more() may move the memory: a pointer into it is valid until the next call of more().
+    """
 
     cdef uint8_t* data
     cdef Py_ssize_t room
@@ -96,7 +99,7 @@ cdef class _Buffer:
         PyMem_Free(self.data)
 
     cdef uint8_t* more(self, Py_ssize_t size) except NULL:
-        """Room for so many bytes after those that are used."""
+        """Make room for `size` bytes; return the position after the used ones."""
         cdef Py_ssize_t wanted = self.used + size
         cdef void* grown
         if wanted > self.room:
@@ -116,7 +119,12 @@ cdef class _Buffer:
 
 @cython.final
 cdef class MessageFramer:
-    """Makes gRPC messages of what a consumer of one partition delivers."""
+    """Converts the deliveries of one partition's consumer to gRPC messages.
+
+    All messages on a subject end with the same bytes (stream, partition, subject, two headers), encoded once in
+    `tails`. The number of tails is bounded, because publishers choose the subjects. `last_subject` is compared by
+    identity: the NATS walker returns the same str for equal subjects in a row.
+    """
 
     cdef public int64_t sequence
     cdef public int64_t pending
@@ -141,7 +149,7 @@ cdef class MessageFramer:
         self.middle = self.out.taken()
 
     def frame(self, list messages not None, int64_t least, int64_t most):
-        """Return gRPC messages for those of the deliveries whose sequences are within bounds."""
+        """Return gRPC messages for the deliveries with sequences from `least` to `most`."""
         cdef Place place
         cdef bytes reply, payload
         cdef tuple message
@@ -165,7 +173,7 @@ cdef class MessageFramer:
         cdef Py_ssize_t n = PyBytes_GET_SIZE(raw), size, headers = 0
         cdef MessageFields f
         cdef bint enveloped = parse_message(payload(begin, n, PUBLISH), begin + n, &f)
-        if not enveloped:  # stored as it is, as Liftbridge does
+        if not enveloped:  # a plain value, as in Liftbridge
             clear_message(&f)
             f.value.p, f.value.n = begin, n
         elif f.headers:
@@ -191,7 +199,7 @@ cdef class MessageFramer:
         return 0
 
     cdef bytes tail(self, subject):
-        """What all messages on a subject have: where they are, and the headers that Liftbridge adds."""
+        """Encode the fields common to all messages on a subject: stream, partition, subject, headers."""
         found = self.tails.get(subject)
         if found is not None:
             return found
@@ -212,7 +220,7 @@ cdef class MessageFramer:
 
 
 cdef bytes unique_headers(const MessageFields* f, const uint8_t* end):
-    """The headers as a map has them: of a name that is there twice the last value, in the place of the first."""
+    """Encode the headers as a map; if a name repeats, the last value counts, at the position of the first."""
     cdef dict headers = {}
     cdef const uint8_t* p = f.first_header
     cdef Py_ssize_t left = f.headers, size = 0
@@ -221,7 +229,7 @@ cdef bytes unique_headers(const MessageFields* f, const uint8_t* end):
     cdef bytes name, content
     clear_slice(&key)
     clear_slice(&value)
-    while left and p != NULL:  # never NULL: it was read before
+    while left and p != NULL:  # never NULL: the same bytes were parsed before
         if tag == TAG_HEADERS:
             p = get_entry(p, end, &key, &value)
             name = PyBytes_FromStringAndSize(<const char*>key.p, key.n)
@@ -244,11 +252,13 @@ cdef bytes unique_headers(const MessageFields* f, const uint8_t* end):
 
 @cython.final
 cdef class _Route:
+    """Route of a partition: the parts of its commands and responses that never vary, encoded once."""
+
     cdef bytes stream
     cdef int64_t partition
-    cdef bytes command
-    cdef bytes answer
-    cdef bytes ack
+    cdef bytes command   # PUB command up to the number in its reply subject
+    cdef bytes answer    # JetStream's ack up to the sequence
+    cdef bytes ack       # our ack up to the offset
 
 
 cdef struct Request:
@@ -258,8 +268,8 @@ cdef struct Request:
     Slice correlation_id
     int32_t partition
     int32_t policy
-    bint plain
-    Py_ssize_t headers
+    bint plain           # false: valid, but for the general path in Python
+    Py_ssize_t headers   # size of the header fields in the envelope
 
 
 cdef inline bint get_header(const uint8_t* p, const uint8_t* end, Request* out) noexcept nogil:
@@ -304,7 +314,7 @@ cdef inline bint get_request(const uint8_t* p, const uint8_t* end, Request* out)
         elif tag == TAG_Q_VALUE:
             p = get_slice(p, end, &out.value)
         elif tag == TAG_Q_STREAM:
-            # Also one that a later field replaces: protobuf refuses the whole message.
+            # Text is validated even if a later field replaces it: protobuf refuses the whole message.
             p = get_text(p, end, &out.stream)
         elif tag == TAG_Q_PARTITION:
             p = get_varint(p, end, &number)
@@ -315,7 +325,7 @@ cdef inline bint get_request(const uint8_t* p, const uint8_t* end, Request* out)
                 return False
             out.headers += slice_size(part.n) if part.n else 2
         elif tag == TAG_Q_ACK_INBOX:
-            p = get_text(p, end, &part)  # checked and not used: the inbox is ours
+            p = get_text(p, end, &part)  # validated, not used: the gateway has its own inbox
         elif tag == TAG_Q_CORRELATION_ID:
             p = get_text(p, end, &out.correlation_id)
         elif tag == TAG_Q_ACK_POLICY:
@@ -336,7 +346,7 @@ cdef inline uint8_t* put_request_headers(uint8_t* p, const uint8_t* at, const ui
     cdef uint32_t tag = 0
     cdef Slice part
     clear_slice(&part)
-    while at != NULL and at < end:  # never NULL: it was read before
+    while at != NULL and at < end:  # never NULL: the same bytes were parsed before
         at = get_tag(at, end, &tag)
         if tag == TAG_Q_HEADERS:
             at = get_slice(at, end, &part)
@@ -349,7 +359,13 @@ cdef inline uint8_t* put_request_headers(uint8_t* p, const uint8_t* at, const ui
 
 @cython.final
 cdef class PublishPipe:
-    """Makes PUB commands of requests, and responses of acks."""
+    """Converts requests to PUB commands, and JetStream's acks to responses.
+
+    Invariants: each message taken gets a unique number, the last token of its reply subject, and is in `waiting`
+    under that number until acked() or expire() removes it. Numbers only grow, so a late ack never meets another
+    message. take() stops at the first request that is not plain or has no route: the caller handles that one, so
+    that requests are published in their order. A request enters `waiting` only after its command was written.
+    """
 
     cdef bytes inbox
     cdef Py_ssize_t max_message
@@ -370,7 +386,7 @@ cdef class PublishPipe:
 
     @property
     def pending(self):
-        """How many messages are without their ack."""
+        """Count of messages without an ack."""
         return len(self.waiting)
 
     def route(self, stream, partition, stream_subject, subject, jetstream_stream):
@@ -396,7 +412,7 @@ cdef class PublishPipe:
         self.last = None
 
     def close_routes(self):
-        """Take no messages for any partition, until there are routes again."""
+        """Remove all routes, so that no requests are taken until route() is called again."""
         self.routes.clear()
         self.last = None
 
@@ -435,7 +451,7 @@ cdef class PublishPipe:
         if (
             route is not None and route.partition == request.partition
             and PyBytes_GET_SIZE(route.stream) == request.stream.n
-            and (request.stream.n == 0  # memcmp must not be given the NULL of a field that is not there
+            and (request.stream.n == 0  # memcmp must not get the NULL of an absent field
                  or memcmp(PyBytes_AS_STRING(route.stream), request.stream.p, <size_t>request.stream.n) == 0)
         ):
             return route
@@ -465,7 +481,7 @@ cdef class PublishPipe:
         return 0
 
     def acked(self, list messages not None, int64_t now_ns):
-        """Return responses, with their gRPC prefixes, for acks of JetStream's."""
+        """Return responses, with their gRPC prefixes, for JetStream's acks, and the answers that are not plain acks."""
         cdef Py_ssize_t n, prefix = PyBytes_GET_SIZE(self.inbox)
         cdef const char* subject_p
         cdef int64_t number
@@ -515,13 +531,13 @@ cdef class PublishPipe:
         return 0
 
     def expire(self, int64_t number):
-        """Wait no longer for the acks of messages before a number; return their policies and ids."""
+        """Remove pending messages numbered below `number`; return their policies and correlation ids."""
         cdef list old = [self.waiting.pop(known) for known in list(self.waiting) if known < number]
         return [(policy, correlation_id) for _, correlation_id, policy in old]
 
 
 cdef bint get_offset(bytes answer, tuple message, int64_t* offset) except? False:
-    """Read the offset in an ack; false if it is none."""
+    """Parse the offset of a plain ack; false for other answers."""
     cdef bytes payload = message[3]
     cdef Py_ssize_t head = PyBytes_GET_SIZE(answer), n = PyBytes_GET_SIZE(payload)
     cdef const uint8_t* p = <const uint8_t*>PyBytes_AS_STRING(payload)

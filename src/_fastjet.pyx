@@ -1,6 +1,6 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False
 # cython: cdivision=True, auto_pickle=False, autotestdict=False
-"""Publishes to JetStream and their acks. `liftenvelope/_native/jet.py` is the readable twin and says what it does."""
+"""Table of JetStream publishes that wait for acks. `liftenvelope/_native/jet.py` is the readable twin."""
 
 cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
@@ -22,18 +22,18 @@ cdef extern from "Python.h":
 
 cdef enum:
     FORMS = 1_024
-    MOST_DIGITS = 18  # no number of so many overflows
-    NUMBER = 24       # room for any number
+    MOST_DIGITS = 18  # 18 digits fit in 63 bits
+    NUMBER = 24       # room for the digits of any 64-bit number
     PARTS = 4
 
 cdef double RESOLUTION = 0.05
 cdef bytes SEQUENCE = b'"seq"'
-#: What an ack is made of that is remembered.
+#: Field types of acks that are remembered: they can't lead back to the ack (see numbered()).
 cdef frozenset ATOMS = frozenset((str, int, bool, type(None)))
 
 
 cdef inline Py_ssize_t write_number(char* end, unsigned long long number) noexcept nogil:
-    """Write a number before `end`; return how many digits it has."""
+    """Write a number that ends at `end`; return the number of digits."""
     cdef char* p = end
     while True:
         p -= 1
@@ -50,13 +50,18 @@ cdef inline char* put(char* p, const char* text, Py_ssize_t size) noexcept nogil
 
 @cython.final
 cdef class AckReader:
-    """Reads acks. Those of one stream differ in their last number alone, and that is all that is looked at."""
+    """Parses acks. The acks of one stream differ only in the last number, so only that number is parsed.
+
+    Invariant: `known` maps the bytes before the last number to an ack that the full parser (`slow`) read from a
+    message with the same bytes and a plain number after them. `head` and `pattern` are its last entry used. Any
+    other input goes to the full parser.
+    """
 
     cdef type ack_type
     cdef object slow
     cdef dict known
-    cdef bytes head      # what stood before the number in the ack before
-    cdef tuple pattern   # and what that was
+    cdef bytes head      # bytes before the number in the last ack
+    cdef tuple pattern   # fields of that ack
 
     def __init__(self, ack_type, read):
         if not (isinstance(ack_type, type) and issubclass(ack_type, tuple)):
@@ -66,7 +71,7 @@ cdef class AckReader:
         self.known = {}
 
     def __call__(self, bytes data not None):
-        """The ack in the data, or the error that it reports."""
+        """Parse an ack; return it, or the error that it reports."""
         return self.read(data)
 
     cdef object read(self, bytes data):
@@ -82,7 +87,7 @@ cdef class AckReader:
         return self.look(data)
 
     cdef object look(self, bytes data):
-        """Any other one: of another stream, or not plain."""
+        """Parse an ack that differs from the last one in more than the number."""
         cdef bytes head, tail
         head, _, tail = data.rpartition(b":")
         cdef const char* p = PyBytes_AS_STRING(tail)
@@ -104,14 +109,15 @@ cdef class AckReader:
         return outcome
 
     cdef object numbered(self, long long number):
-        """The ack of that form with this number. Without the constructor, which is half of the time."""
+        """Return an ack like `pattern` with this number. The constructor is bypassed: it takes half of the time."""
         cdef Py_ssize_t i, size = PyTuple_GET_SIZE(self.pattern)
         cdef object item, ack = PyType_GenericAlloc(self.ack_type, size)
         for i in range(size):
             item = number if i == 1 else <object>PyTuple_GET(self.pattern, i)
             Py_INCREF(item)
             PyTuple_SET_ITEM(ack, i, item)
-        # Of atoms alone: no part of a cycle, as with a plain tuple. A program that keeps its acks saves a third.
+        # The fields are atoms, so the ack is in no cycle and needs no tracking, like such a plain tuple. Untracked acks
+        # save a third of the time in a program that keeps them.
         PyObject_GC_UnTrack(<PyObject*>ack)
         return ack
 
@@ -121,7 +127,7 @@ cdef extern from "Python.h":
 
 
 cdef inline long long last_number(const char* p, const char* end) noexcept nogil:
-    """The number that is all from `p` to a brace at the end; -1 if something else is there."""
+    """Parse `<number>}` as the whole input from `p` to `end`; return -1 for anything else."""
     cdef long long number = 0
     if end - p < 2 or end - p > MOST_DIGITS + 1 or (end - 1)[0] != c'}':
         return -1
@@ -137,10 +143,18 @@ cdef inline long long last_number(const char* p, const char* end) noexcept nogil
 
 @cython.final
 cdef class PublishTable:
-    """The futures of publishes, by the tokens of their acks and by their deadlines."""
+    """Futures of publishes, by the tokens of their acks and by their deadlines.
+
+    Invariant: a publish is in exactly one bucket of deadlines, and `index` maps its token to that bucket. Each
+    publish leaves both at once, whether it ends by an ack, an expiry or a withdrawal. Tokens are never reused, so a
+    late or duplicate ack finds nothing.
+
+    `bucket` caches the bucket of the time slice `slice`, because most publishes follow each other within one. It is
+    dropped (`slice` = NaN, equal to no slice) whenever `deadlines` may have let the bucket go.
+    """
 
     cdef Py_ssize_t at
-    cdef AckReader reader        # of our own, None if it is another
+    cdef AckReader reader        # read_ack if it is an AckReader, to skip a Python call; else None
     cdef object read_ack
     cdef object refused
     cdef object deadlines
@@ -166,7 +180,7 @@ cdef class PublishTable:
         return len(self.index)
 
     def enter(self, future, double deadline, head, block, body):
-        """Add a publish, and return the command that sends it."""
+        """Add a publish; return the command that sends it."""
         if type(head) is not bytes or type(block) is not bytes or type(body) is not bytes:
             raise UsageTypeError("head, block and body must be bytes")
         cdef double number = floor(deadline / RESOLUTION)
@@ -208,11 +222,11 @@ cdef class PublishTable:
         return frame
 
     def withdraw(self, str token not None):
-        """Take a publish out that was not sent. Returns whether it was in the table."""
+        """Remove a publish that was not sent. Return True if it was in the table."""
         return self.pop(token) is not None
 
     def settle(self, list messages not None):
-        """End the publishes that messages answer. Returns how many have left the table."""
+        """End the publishes answered by messages; return the number of publishes removed from the table."""
         cdef Py_ssize_t settled = 0
         cdef tuple message
         for message in messages:
@@ -222,7 +236,7 @@ cdef class PublishTable:
         return settled
 
     def settle_one(self, str subject not None, headers, bytes data not None):
-        """End the publish that a message answers. Returns 1, or 0 if it answers none."""
+        """End the publish answered by a message. Return 1, or 0 if it answers none."""
         return self.end(subject, headers, data)
 
     cdef int end(self, str subject, headers, bytes data) except -1:
@@ -250,7 +264,7 @@ cdef class PublishTable:
         if bucket is None:
             return None
         future = bucket.pop(token)
-        # A dict that is popped empty keeps its table, which may be as large as the largest burst.
+        # An emptied dict keeps its memory, which may be that of the largest burst; clear() frees it.
         if not bucket:
             bucket.clear()
             if not self.index:
@@ -258,10 +272,10 @@ cdef class PublishTable:
         return future
 
     def expire(self, double now):
-        """Take out the publishes whose deadlines have passed, the earliest first, with their tokens."""
+        """Remove the publishes whose deadlines have passed; return them with their tokens, earliest first."""
         cdef dict bucket
         cdef list expired = []
-        self.slice = NAN  # its bucket may be among them
+        self.slice = NAN  # the cached bucket may be among the expired ones
         for bucket in self.deadlines.pop_due(now):
             for token, future in bucket.items():
                 del self.index[token]
@@ -270,10 +284,10 @@ cdef class PublishTable:
         return expired
 
     def expire_all(self):
-        """Take out every publish."""
+        """Remove every publish; return them with their tokens."""
         return self.expire(INFINITY)
 
     def next_expiry(self):
-        """When `expire` will next have something to do; None if nothing is outstanding."""
-        self.slice = NAN  # its bucket goes if it is empty
+        """Return the time when expire() next has work; None if nothing is outstanding."""
+        self.slice = NAN  # next_end() drops empty buckets, perhaps the cached one
         return self.deadlines.next_end()

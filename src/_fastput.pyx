@@ -1,8 +1,8 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False
 # cython: cdivision=True, auto_pickle=False, autotestdict=False
-"""Rows of Arrow columns as NATS commands, and the acks that come: `liftenvelope/_native/put.py` is the readable twin.
+"""Encode rows of Arrow columns as NATS commands, and track their acks: the twin is `liftenvelope/_native/put.py`.
 
-No Python object is made for a row or for an ack, and the GIL is released while a span of them is worked on.
+No Python object is created per row or per ack. The GIL is released while a span of rows or acks is processed.
 """
 
 cimport cython
@@ -24,7 +24,7 @@ cdef extern from "Python.h":
 sip_seed(urandom(16))
 
 cdef enum:
-    BEGIN = 10           # NATS/1.0 and the line's end
+    BEGIN = 10           # length of "NATS/1.0" and its line end
     CRLF_SIZE = 2
     LONGEST_SUBJECT = 3_500
     NUMBER_DIGITS = 18
@@ -32,7 +32,7 @@ cdef enum:
 
 
 cdef Slice span(object view):
-    """The memory of a memoryview."""
+    """Return the memory of a memoryview."""
     cdef Slice s
     s.p = <const uint8_t*>PyMemoryView_GET_BUFFER(view).buf
     s.n = PyMemoryView_GET_BUFFER(view).len
@@ -44,7 +44,7 @@ cdef object viewed(object buffer):
 
 
 cdef object viewed_as(object buffer, Py_ssize_t width):
-    """For numbers of this width: a copy where the buffer does not begin at a multiple of it."""
+    """Return a view of numbers of this width, of a copy if the buffer is not aligned to it."""
     view = viewed(buffer)
     return memoryview(bytes(view)) if <size_t>span(view).p % <size_t>width else view
 
@@ -82,7 +82,11 @@ cdef inline uint8_t* put_decimal(uint8_t* p, Py_ssize_t number) noexcept nogil:
 
 @cython.final
 cdef class Column:
-    """Rows of bytes, none of them null, that stay where they are."""
+    """Column of byte strings without nulls, read in place.
+
+    The offsets are checked once, on construction: they ascend and stay within the data. row() and size() rely
+    on that and check nothing. `keep` holds the buffers for as long as the pointers are used.
+    """
 
     cdef object keep
     cdef const int64_t* ends
@@ -113,7 +117,7 @@ cdef class Column:
 
 @cython.final
 cdef class Form:
-    """What a command has beside the row itself."""
+    """Parts of a command that do not come from the columns: reply subject and added headers."""
 
     cdef object keep
     cdef Slice reply, reply_tail, id_head, count_head, closing
@@ -142,11 +146,15 @@ cdef class Form:
 
 @cython.final
 cdef class Commands:
-    """Rows that can be put on the wire, whole or in spans."""
+    """Rows to encode as NATS commands, all at once or in spans.
+
+    encode() measures the span, allocates exactly that many bytes, and writes them. size() and put() must agree
+    byte for byte: put() does not check for room.
+    """
 
     cdef Column values, subjects, lines
     cdef object keep
-    cdef const int32_t* which   # NULL: the subjects are those of the same place, or a single one
+    cdef const int32_t* which   # index of each row's subject; NULL: subject i, or the single one
     cdef bint single
     cdef readonly Py_ssize_t length
 
@@ -174,21 +182,21 @@ cdef class Commands:
         return self.subjects.row(0 if self.single else i)
 
     cdef inline Py_ssize_t block_size(self, Py_ssize_t i, Form form, Py_ssize_t number, Py_ssize_t count) noexcept nogil:
-        """The size of all headers; 0 where there are none."""
+        """Return the size of the header block in bytes, 0 without headers."""
         cdef Py_ssize_t size = form.lines_size(number, count)
         if self.lines is not None:
             size += self.lines.size(i)
         return BEGIN + size + CRLF_SIZE if size else 0
 
     def subject_at(self, Py_ssize_t i):
-        """The subject of a row."""
+        """Return the subject of a row."""
         if not 0 <= i < self.length:
             raise IndexError(i)
         cdef Slice s = self.subject(i)
         return PyBytes_FromStringAndSize(<const char*>s.p, s.n)
 
     def oversize(self, Py_ssize_t limit, Form form not None, Py_ssize_t number, Py_ssize_t count):
-        """The first row that is longer than the limit with its headers, and how long; (-1, 0) for none."""
+        """Return the first row larger than the limit, headers included, and its size; (-1, 0) for none."""
         cdef Py_ssize_t i, size = 0
         cdef bint found = False
         with nogil:
@@ -202,7 +210,7 @@ cdef class Commands:
         return i, size
 
     def reach(self, Py_ssize_t start, Py_ssize_t stop, Py_ssize_t nbytes):
-        """Where to stop so that no more than so many bytes go out, or one row, from start on."""
+        """Return the end of the longest span from `start` with at most `nbytes` bytes, or of one row."""
         cdef Py_ssize_t at = start, left = nbytes
         if not 0 <= start <= stop <= self.length:
             raise UsageError(f"{start} to {stop} are not rows of {self.length}")
@@ -216,7 +224,7 @@ cdef class Commands:
         return at
 
     def encode(self, Py_ssize_t start, Py_ssize_t stop, Form form not None, Py_ssize_t number, Py_ssize_t count):
-        """The commands of rows start to stop."""
+        """Encode the commands of rows `start` to `stop`."""
         cdef Py_ssize_t i, size = 0
         cdef bytes found
         cdef uint8_t* p
@@ -284,7 +292,7 @@ cdef inline bint is_plain(Slice s) noexcept nogil:
 
 
 def plain_subjects(Column subjects not None, Py_ssize_t start):
-    """The first of them from start on that is not plain: others may be published on as well, or not; or -1."""
+    """Return the first subject from `start` on that is not plain, or -1. Other subjects may still be valid."""
     cdef Py_ssize_t i = start if start > 0 else 0
     with nogil:
         while i < subjects.length and is_plain(subjects.row(i)):
@@ -314,7 +322,7 @@ cdef inline uint8_t* put_line(uint8_t* p, Slice name, Slice value) noexcept nogi
 
 @cython.final
 cdef class _Dropped:
-    """Names that are left out, where they can be compared without the GIL."""
+    """Names of headers to drop, comparable without the GIL."""
 
     cdef tuple keep
     cdef Slice items[8]
@@ -338,7 +346,11 @@ cdef class _Dropped:
 
 def header_lines(Py_ssize_t rows, Py_ssize_t first, ends, Column names not None, Column values not None,
                  tuple dropped not None):
-    """The lines of the headers of each row: the first row with one that can't be sent, the offsets, the lines."""
+    """Encode the headers of each row as lines.
+
+    Returns the first row with a header that can't be sent (or -1), the offsets of the rows' lines, and the
+    lines. Two passes over the same HeaderSet logic: measure_lines() checks and measures, put_all_lines() writes.
+    """
     cdef object view = viewed_as(ends, 4)
     cdef const int32_t* begins = <const int32_t*>span(view).p
     cdef _Dropped left_out = _Dropped(dropped)
@@ -382,7 +394,7 @@ cdef inline bint see(HeaderSet* seen, Column names, Column values, Py_ssize_t be
 
 cdef Py_ssize_t measure_lines(Py_ssize_t rows, const int32_t* begins, Column names, Column values, _Dropped dropped,
                               HeaderSet* seen, int64_t* offsets) noexcept nogil:
-    """Where the lines of each row end; returns the first bad row, -1 for none, -2 where memory has run out."""
+    """Compute the end of each row's lines; return the first bad row, -1 for none, -2 if memory ran out."""
     cdef Py_ssize_t i, j
     cdef int64_t size = 0
     offsets[0] = 0
@@ -415,7 +427,7 @@ cdef Py_ssize_t put_all_lines(Py_ssize_t rows, const int32_t* begins, Column nam
 # Acks
 
 cdef inline Py_ssize_t run_of_digits(const uint8_t* p, const uint8_t* end, Py_ssize_t most, int64_t* number) noexcept nogil:
-    """How many digits stand there, up to as many; 0 for none, or more than that."""
+    """Return the number of digits at `p`, and their value; 0 if there are none or more than `most`."""
     cdef Slice word
     word.p = p
     word.n = 0
@@ -426,11 +438,17 @@ cdef inline Py_ssize_t run_of_digits(const uint8_t* p, const uint8_t* end, Py_ss
 
 @cython.final
 cdef class Acks:
-    """Which publishes are acked, of those that are numbered in a row."""
+    """Ack tracker for consecutively numbered publishes.
+
+    Invariant: `floor` is the ack floor. Only numbers from `floor` to `floor + ring - 1` are counted, so that
+    each has a byte of its own in `beyond`, at number modulo ring. Numbers acked out of order are marked there
+    until the floor reaches them; the byte at the floor itself is always 0 between calls. A number below the
+    floor, or marked, is a repeated ack and changes nothing.
+    """
 
     cdef readonly int64_t floor, acked, duplicates, first, last
     cdef int64_t ring
-    cdef uint8_t* beyond   # by number modulo ring: whether it is acked, of those from the floor on
+    cdef uint8_t* beyond   # 1 if acked, by number modulo ring, from the floor on
     cdef bint empty
     cdef bytes begin, middle, head
 
@@ -448,15 +466,15 @@ cdef class Acks:
         free(self.beyond)
 
     def follow(self, bytes inbox not None, int64_t sid):
-        """Go on with another subscription."""
+        """Switch to another subscription."""
         self.begin, self.middle = b"MSG " + inbox, b" %d " % sid
 
     def learn(self, bytes head not None):
-        """Know what acks have before the sequence, so that feed() takes them."""
+        """Set the bytes of an ack before the sequence, so that feed() recognises acks."""
         self.head = head
 
     def take(self, int64_t number, int64_t sequence, bint duplicate):
-        """Count an ack; return whether it is the first for that number."""
+        """Count an ack; return True if it is the first for that number."""
         return bool(self.count(number, sequence, duplicate))
 
     cdef inline bint count(self, int64_t number, int64_t sequence, bint duplicate) noexcept nogil:
@@ -476,7 +494,7 @@ cdef class Acks:
         return True
 
     def feed(self, view, Py_ssize_t start, Py_ssize_t end):
-        """Count the acks that have come; return where something else begins, or what has not come whole."""
+        """Count the received acks; return the start of the first other or incomplete input."""
         held = memoryview(view)
         cdef Slice data = span(held), begin = slice_of(self.begin), middle = slice_of(self.middle)
         cdef Slice head = slice_of(self.head)
@@ -495,7 +513,11 @@ cdef class Acks:
 
     cdef const uint8_t* one(self, const uint8_t* p, const uint8_t* end, Slice begin, Slice middle,
                             Slice head) noexcept nogil:
-        """Count the ack at `p`; the place behind it, NULL where there is none, or not all of it."""
+        """Count the ack at `p`; return the position after it, NULL for other or incomplete input.
+
+        An ack is counted only once all of its bytes, line end included, were seen. Input that is returned to
+        the caller therefore has changed nothing, and may be fed again with more bytes.
+        """
         cdef int64_t number = 0, size = 0, sequence = 0
         cdef bint duplicate = False
         cdef Py_ssize_t n

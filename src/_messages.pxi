@@ -1,11 +1,16 @@
-# The bytes of a gRPC call, cut into messages without the GIL: a part of _fastbulk.pyx.
+# Cuts the bytes of a gRPC call into messages, without the GIL: a part of _fastbulk.pyx.
 
 cdef class _Messages:
-    """Cuts the bytes of a gRPC call into messages, and has a subclass take each."""
+    """Cuts the bytes of a gRPC call into messages; a subclass processes each with add().
+
+    Invariant: every byte before `at` has been processed or is held in `part`. `part` holds at most one
+    incomplete message, from its prefix on; it is empty at a message boundary. A complete message in the input
+    is passed to add() in place, and only a message split between two inputs is copied.
+    """
 
     cdef Py_ssize_t max_message
-    cdef readonly bytes bad         # the message that is none, or is too long
-    cdef _Memory part               # the beginning of a message that came in part, with its prefix
+    cdef readonly bytes bad         # malformed message, or prefix of a compressed or too long one
+    cdef _Memory part               # bytes of an incomplete message, prefix included
 
     cdef void cut(self, Py_ssize_t max_message, object allocate):
         self.max_message, self.bad = max_message, b""
@@ -13,11 +18,11 @@ cdef class _Messages:
 
     @property
     def inside_message(self):
-        """Whether what came last was not the end of a message."""
+        """True if the input so far ends inside a message."""
         return self.part.n > 0
 
     def feed(self, view, Py_ssize_t start, Py_ssize_t end):
-        """Go on at start, as far as end; returns why it stopped, and where."""
+        """Parse from `start` to `end`; return the reason to stop and the stop position."""
         held = memoryview(view)
         cdef Slice data = span(held)
         cdef Py_ssize_t at = start
@@ -32,15 +37,15 @@ cdef class _Messages:
         return state, at
 
     cdef int begin(self) except -1:
-        """What there is to do before anything is taken."""
+        """Prepare for messages; called with the GIL before each feed()."""
         return 0
 
     cdef int wants(self) noexcept nogil:
-        """MORE, or why no message is wanted."""
+        """Return MORE, or the reason to stop before the next message."""
         return STATE_MORE
 
     cdef int add(self, const uint8_t* p, Py_ssize_t n) noexcept nogil:
-        """Take a message that is whole."""
+        """Process a complete message; return MORE or a reason to stop."""
         return STATE_MORE
 
     cdef int run(self, const uint8_t* p, Py_ssize_t* at, Py_ssize_t end) noexcept nogil:
@@ -66,7 +71,7 @@ cdef class _Messages:
                 return state
 
     cdef Py_ssize_t message_size(self, const uint8_t* p, Py_ssize_t n) noexcept nogil:
-        """With its prefix; one more than there is where that has not come; -1 for what must not."""
+        """Return the size, prefix included: `n + 1` if the prefix is incomplete, -1 if it is not acceptable."""
         cdef Py_ssize_t size
         if n < PREFIX:
             return n + 1
@@ -87,7 +92,10 @@ cdef class _Messages:
         return True
 
     cdef int fill(self, const uint8_t* p, Py_ssize_t* at, Py_ssize_t end) noexcept nogil:
-        """Go on with the message that came in part."""
+        """Add bytes to the incomplete message; process it once it is complete.
+
+        The prefix is completed first, because the size is known only then.
+        """
         cdef Py_ssize_t size = PREFIX, n
         if self.part.n >= PREFIX:
             size = self.message_size(self.part.p, self.part.n)

@@ -1,4 +1,6 @@
-# The lines that a NATS server sends, inlined into each extension. liftenvelope/_native/frames.py draws them.
+# Parser for the lines that a NATS server sends, inlined into each extension. liftenvelope/_native/frames.py shows
+# their layout. It accepts only the exact form that servers write: one blank between words, decimal sizes, CRLF.
+# Anything else is UNKNOWN, and the caller leaves it to the client that owns the connection.
 
 from libc.stdint cimport int64_t, uint8_t
 from libc.string cimport memchr, memcmp
@@ -6,12 +8,12 @@ from libc.string cimport memchr, memcmp
 from _cursor cimport Slice
 
 cdef enum:
-    OTHER = 0  # a line after which no message comes
+    OTHER = 0  # a line without a message after it
     MESSAGE = 1
     UNKNOWN = 2
     LONGEST_LINE = 65_536
     CRLF = 2
-    MOST_DIGITS = 18  # no number of so many overflows
+    MOST_DIGITS = 18  # 18 digits fit in 63 bits
 
 cdef struct Head:
     Slice subject
@@ -26,7 +28,7 @@ cdef inline bint is_space(uint8_t c) noexcept nogil:
 
 
 cdef inline const uint8_t* get_word(const uint8_t* p, const uint8_t* end, Slice* word) noexcept nogil:
-    """The word at `p`; the place behind it, NULL if there is none."""
+    """Read the word at `p`; return the position after it, NULL if there is none."""
     word.p = p
     while p < end and not is_space(p[0]):
         p += 1
@@ -48,7 +50,7 @@ cdef inline bint get_number(Slice word, int64_t* out) noexcept nogil:
 
 
 cdef inline bint parse_head(const uint8_t* p, const uint8_t* end, Py_ssize_t sizes, Head* head) noexcept nogil:
-    """Read what follows the first word and its blank: subject, sid, a reply or none, so many sizes."""
+    """Parse the words after MSG or HMSG: subject, sid, optional reply, then `sizes` sizes."""
     cdef Slice words[5]
     cdef Py_ssize_t count = 0
     while True:
@@ -82,7 +84,7 @@ cdef inline bint begins(const uint8_t* p, Py_ssize_t n, const char* text, Py_ssi
 
 
 cdef inline int parse_line(const uint8_t* p, Py_ssize_t n, Head* head) noexcept nogil:
-    """What kind of a line the `n` bytes at `p` are, without their CRLF."""
+    """Return the kind of the line in the `n` bytes at `p`, CRLF excluded; fill `head` for a MESSAGE."""
     if begins(p, n, b"MSG ", 4):
         return MESSAGE if parse_head(p + 4, p + n, 1, head) else UNKNOWN
     if begins(p, n, b"HMSG ", 5):

@@ -1,7 +1,8 @@
-/* CRC-32C (Castagnoli), with the processor's instruction where it has one.
+/* CRC-32C (Castagnoli), with the processor's instruction if it has one.
  *
- * crc32c() takes the best; crc32c_table() works everywhere (slicing by eight); crc32c_native() must only
- * be called where crc32c_has_native() is true. crc32c_init() comes before all of them. The choice is made at run time, so one wheel serves every machine. */
+ * crc32c() uses the fastest implementation. crc32c_table() works everywhere (slicing by eight). Call
+ * crc32c_native() only if crc32c_has_native() is true. Call crc32c_init() before all of them. The choice is
+ * made at run time, so that one wheel serves every machine. */
 #ifndef LIFTENVELOPE_CRC32C_H
 #define LIFTENVELOPE_CRC32C_H
 

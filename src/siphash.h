@@ -1,8 +1,8 @@
 /* SipHash-1-3 (Aumasson, Bernstein), keyed with random bytes per process.
  *
- * Peers choose the names that the hash tables of this package hold. With a key that peers do not know, they
- * can't choose names that share a cell and make a table of n names cost n * n comparisons.
- * sip_seed() comes before sip_hash(): each extension calls it with bytes of os.urandom() when it is imported. */
+ * Peers choose the names in this package's hash tables. With a known hash, a peer could choose n names that
+ * share a cell, and a table of them would cost n * n comparisons. The key is unknown to peers.
+ * Call sip_seed() before sip_hash(): each extension does so with os.urandom() when it is imported. */
 #ifndef LIFTENVELOPE_SIPHASH_H
 #define LIFTENVELOPE_SIPHASH_H
 
@@ -25,7 +25,7 @@ static sip_key sip_process_key;
         v[2] += v[1], v[1] = SIP_ROTATE(v[1], 17) ^ v[2], v[2] = SIP_ROTATE(v[2], 32);     \
     } while (0)
 
-/* Little-endian words on every machine are not needed: hashes never leave the process. */
+/* Words are read in native byte order: hashes never leave the process. */
 static inline uint64_t sip_hash_with(sip_key key, const uint8_t *p, size_t n) {
     uint64_t v[4] = {key.first ^ 0x736f6d6570736575u, key.second ^ 0x646f72616e646f6du,
                      key.first ^ 0x6c7967656e657261u, key.second ^ 0x7465646279746573u};
@@ -49,7 +49,7 @@ static inline uint64_t sip_hash_with(sip_key key, const uint8_t *p, size_t n) {
     return v[0] ^ v[1] ^ v[2] ^ v[3];
 }
 
-/* The key that 16 bytes make. */
+/* Make a key from 16 bytes. */
 static inline sip_key sip_key_of(const uint8_t *bytes) {
     sip_key key;
     memcpy(&key.first, bytes, 8);
