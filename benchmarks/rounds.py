@@ -1,9 +1,10 @@
-"""Rounds in turn, A B A B: whatever slows the machine down for a while slows all of them."""
+"""Interleaved rounds, A B A B: a slow phase of the machine slows all peers alike."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import repeat
 from statistics import median
 from timeit import Timer
 from typing import Any
@@ -12,20 +13,22 @@ from pytest_benchmark.fixture import BenchmarkFixture
 
 from benchmarks.report import Report, Row
 
-#: One round: does the work and returns what it took per operation, in seconds.
+#: One round: does the work and returns the seconds per operation.
 Round = Callable[[], float]
+#: Runs ``for _ in turns:`` around the measured work. May return the last result, for a check.
+Loop = Callable[[Iterable[None]], object]
 _ROUND_SECONDS = 0.1
 
 
 @dataclass(frozen=True)
 class Peer:
-    """What ours is compared with.
+    """A program or function to compare ours with.
 
     Attributes:
-        name: What it is.
-        run: A round of it.
-        target: How many times as fast ours is to be; None where the figure is for information.
-        limit: What limits ours, for when the target is missed.
+        name: Name of the peer in the table.
+        run: One round of the peer.
+        target: Required speed of ours, as a multiple of the peer's; None if the figure is for information.
+        limit: Reason that limits ours, shown if the target is missed.
     """
 
     name: str
@@ -38,7 +41,7 @@ class Comparison:
     """Runs ours and its peers in turn and reports the medians.
 
     Attributes:
-        quick: Whether this run is only to show that everything works: one small round of each.
+        quick: True if this run only shows that everything works, by one small round of each.
     """
 
     def __init__(self, benchmark: BenchmarkFixture, report: Report) -> None:
@@ -50,11 +53,11 @@ class Comparison:
         """Compare.
 
         Args:
-            what: What is measured.
-            ours: A round of ours.
-            peers: What it is compared with.
-            rate: Whether to show operations per second instead of time per operation.
-            rounds: How many rounds, after one to warm up.
+            what: Name of the measurement.
+            ours: One round of ours.
+            peers: The peers to compare with.
+            rate: True to show operations per second instead of time per operation.
+            rounds: Number of rounds after one to warm up.
         """
         taken: list[float] = []
         others: list[list[float]] = [[] for _ in peers]
@@ -85,29 +88,37 @@ class Comparison:
             self._benchmark.extra_info[peer.name] = row.ratio
 
     def amount(self, full: int, quick: int) -> int:
-        """How much to do in a round: ``quick`` where the figure does not matter."""
+        """Return the amount of work of a round: ``quick`` if the figure does not matter, else ``full``."""
         return quick if self.quick else full
 
-    def timed(self, statement: str, names: dict[str, Any], *, per: int = 1) -> Round:
-        """A round that repeats a statement; not a function, whose call would cost as much as the codec.
+    def timed(self, loop: Loop, *, per: int = 1) -> Round:
+        """Return a round of 0.1 s that repeats a loop's work.
+
+        The loop contains the work itself: a call of a function per turn would cost as much as the codec.
 
         Args:
-            statement: What to time.
-            names: What it sees.
-            per: How many operations it does.
+            loop: Does the work once per turn.
+            per: Number of operations per turn.
         """
-        timer = Timer(statement, globals=names)
         number = 0
 
         def run() -> float:
             nonlocal number
             if not number:
-                number = 1 if self.quick else _number(timer)
-            return timer.timeit(number) / number / per
+                number = 1 if self.quick else _number(loop)
+            return _seconds(loop, number) / number / per
 
         return run
 
 
-def _number(timer: Timer) -> int:
-    number, took = timer.autorange()  # of at least 0.2 s
-    return max(1, int(number * _ROUND_SECONDS / took))
+def _seconds(loop: Loop, number: int) -> float:
+    """Time a number of turns. Like ``timeit``: turns are not counted, and the garbage collector is off."""
+    return Timer(lambda: loop(repeat(None, number))).timeit(1)
+
+
+def _number(loop: Loop) -> int:
+    """Return the number of turns that take about one round."""
+    number = 1
+    while (seconds := _seconds(loop, number)) < 2 * _ROUND_SECONDS:
+        number *= 2
+    return max(1, int(number * _ROUND_SECONDS / seconds))
