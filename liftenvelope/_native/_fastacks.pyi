@@ -1,4 +1,4 @@
-# What src/_fastacks.pyx offers; stubtest holds this file to it. Documentation: acks.py.
+# Types of src/_fastacks.pyx, checked by stubtest. Documentation: acks.py.
 
 from typing import Any, final
 

@@ -1,4 +1,4 @@
-# What src/_fastbatch.pyx offers; stubtest holds this file to it. Documentation: batch.py.
+# Types of src/_fastbatch.pyx, checked by stubtest. Documentation: batch.py.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, final

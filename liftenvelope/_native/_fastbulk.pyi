@@ -1,4 +1,4 @@
-# What src/_fastbulk.pyx offers; stubtest holds this file to it. Documentation: bulk.py.
+# Types of src/_fastbulk.pyx, checked by stubtest. Documentation: bulk.py.
 
 from collections.abc import Callable, Iterable
 from typing import Any, Final, TypeAlias, final

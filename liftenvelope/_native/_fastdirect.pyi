@@ -1,4 +1,4 @@
-# What src/_fastdirect.pyx offers; stubtest holds this file to it. Documentation: direct.py.
+# Types of src/_fastdirect.pyx, checked by stubtest. Documentation: direct.py.
 
 from typing import final
 

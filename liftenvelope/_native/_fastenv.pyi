@@ -1,4 +1,4 @@
-# What src/_fastenv.pyx offers; stubtest holds this file to it. Documentation: env.py, values.py.
+# Types of src/_fastenv.pyx, checked by stubtest. Documentation: env.py, values.py.
 
 from collections.abc import Mapping
 from datetime import datetime

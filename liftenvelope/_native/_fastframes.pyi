@@ -1,4 +1,4 @@
-# What src/_fastframes.pyx offers; stubtest holds this file to it. Documentation: frames.py.
+# Types of src/_fastframes.pyx, checked by stubtest. Documentation: frames.py.
 
 from collections.abc import Callable, Coroutine, Generator, Iterator
 from typing import Any, Final, Generic, Self, TypeVar, final

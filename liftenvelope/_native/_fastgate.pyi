@@ -1,4 +1,4 @@
-# What src/_fastgate.pyx offers; stubtest holds this file to it. Documentation: gate.py.
+# Types of src/_fastgate.pyx, checked by stubtest. Documentation: gate.py.
 
 from typing import Any, final
 

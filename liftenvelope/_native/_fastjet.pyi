@@ -1,4 +1,4 @@
-# What src/_fastjet.pyx offers; stubtest holds this file to it. Documentation: jet.py.
+# Types of src/_fastjet.pyx, checked by stubtest. Documentation: jet.py.
 
 from collections.abc import Callable
 from typing import Any, final

@@ -1,4 +1,4 @@
-# What src/_fastput.pyx offers; stubtest holds this file to it. Documentation: put.py.
+# Types of src/_fastput.pyx, checked by stubtest. Documentation: put.py.
 
 from typing import final
 
