@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Final
 
 from liftenvelope._backoff import pause_before
 from liftenvelope._pb import api_pb2
-from liftenvelope.client.failures import call_error, decode, is_denial, resolved_start
+from liftenvelope.client.failures import call_error, decode
 from liftenvelope.client.metadata import Metadata, PartitionInfo, StreamInfo, decode_metadata, partition_info
 from liftenvelope.client.options import server_name_of
-from liftenvelope.client.partition_read import is_worth_another_look, was_stopped
 from liftenvelope.client.publish_permission import permission_request
 from liftenvelope.client.retries import RETRIES, Fate, fate_of
 from liftenvelope.errors import (
@@ -37,14 +36,6 @@ __all__ = ["Brokers", "Deadline"]
 #: know the stream, or the same broker a little later.
 _LATE_ROUNDS: Final = 3
 _LATE_PAUSE: Final = 0.1
-# A stop offset before every start. Servers treat -1 as no stop at all.
-_BEFORE_ALL: Final = -2
-_RESOLVE_ATTEMPTS: Final = 5
-#: Seconds to wait for the first answer of a subscription.
-_PEEK_TIMEOUT: Final = 2.0
-#: Seconds of silence after which a subscription counts as having no message. The silence must happen twice,
-#: with an answer to another request in between, because a stalled server is silent as well.
-_SILENCE: Final = 1.0
 
 
 class Deadline:
@@ -274,134 +265,21 @@ class Brokers:
         answer = self._call("FetchPartitionMetadata", request, find, about, deadline)
         return partition_info(decode(api_pb2.FetchPartitionMetadataResponse, answer, about).metadata)
 
-    # Resolving start positions: see liftenvelope/client/start_lookup.py
-
-    def oldest(self, stream: str, partition: int) -> int | None:
-        """Return the offset of the oldest message; 0 for an empty log; None if the server can't tell."""
-        return self._resolve(stream, partition, api_pb2.EARLIEST)
-
-    def at_time(self, stream: str, partition: int, time_ns: int, newest: int) -> int | None:
-        """Return the offset of the first message not older than a time; without one, the offset after newest.
-
-        If the server's lookup by time does not work for this log, a binary search over messages replaces it.
-        Returns None if the server can't tell.
-        """
-        found = self._resolve(stream, partition, api_pb2.TIMESTAMP, time_ns)
-        if found is None or found <= newest or newest < 0:
-            return found
-        if self._times_work(stream, partition, newest):
-            return found
-        oldest = self.oldest(stream, partition)
-        return None if oldest is None else self._search(stream, partition, time_ns, oldest, newest)
-
-    def is_empty(self, stream: str, partition: int, stop: int, newest: int) -> bool:
-        """Return True if a partition is known to be empty before ``stop``, with ``newest >= stop - 1``."""
-        oldest = self.oldest(stream, partition)
-        if oldest is None or oldest >= stop:
-            return oldest is not None
-        return oldest == 0 and self.is_emptied(stream, partition, newest)
-
-    def is_emptied(self, stream: str, partition: int, newest: int) -> bool:
-        """Return True if a log that the server reports to begin at 0 was emptied by retention.
+    @contextmanager
+    def subscription(self, request: api_pb2.SubscribeRequest, *, reconnect: bool) -> Iterator[ResponseStream]:
+        """Subscribe at the partition's leader over the shared connection, which is locked meanwhile.
 
         Args:
-            stream: Name of the stream.
-            partition: Number of the partition.
-            newest: Newest offset of the partition, at least 0.
-        """
-        if self._times_work(stream, partition, newest):
-            return False
-        return self._peek(stream, partition, 0, 0) is None
-
-    def _times_work(self, stream: str, partition: int, newest: int) -> bool:
-        first = self._resolve(stream, partition, api_pb2.TIMESTAMP, 0)
-        return first is None or first <= newest
-
-    def _search(self, stream: str, partition: int, time_ns: int, low: int, newest: int) -> int:
-        high = newest + 1
-        while low < high:
-            middle = (low + high) // 2
-            message = self._peek(stream, partition, middle, newest)
-            if message is None or message.timestamp >= time_ns:
-                high = middle
-            else:
-                low = message.offset + 1
-        return low
-
-    def _resolve(
-        self, stream: str, partition: int, position: api_pb2.StartPosition, time_ns: int = 0
-    ) -> int | None:
-        request = _subscribe(stream, partition, _BEFORE_ALL)
-        request.startPosition, request.startTimestamp = position, time_ns
-        for attempt in range(_RESOLVE_ATTEMPTS):
-            # A server that is removing old segments at the moment can't tell.
-            time.sleep(pause_before(attempt))
-            try:
-                self._first(request)
-            except RpcError as exc:
-                if (found := resolved_start(exc)) is not None:
-                    return found
-                if is_denial(exc):
-                    raise call_error("Subscribe", exc, f"{stream}[{partition}]") from exc
-            except TransportError:
-                continue
-        return None
-
-    def _peek(self, stream: str, partition: int, offset: int, stop: int) -> api_pb2.Message | None:
-        """Return the first message from ``offset`` up to ``stop``, inclusive; None if there is none.
+            request: The request.
+            reconnect: Whether to make a new connection first: the old one may be dead without an error.
 
         Raises:
-            CallTimeoutError, TransportError: The servers gave no clear answer in time.
+            LiftEnvelopeError: As for :meth:`leader`, and TransportError if the broker can't be reached.
         """
-        request = _subscribe(stream, partition, stop)
-        request.startPosition, request.startOffset = api_pb2.OFFSET, offset
-        deadline, attempt = Deadline(self._access.timeout), 0
-        while True:
-            try:
-                payload = self._listen(request)
-            except (RpcError, TransportError) as exc:
-                if was_stopped(exc):
-                    return None
-                if deadline.is_over or not is_worth_another_look(exc):
-                    raise call_error("Subscribe", exc, f"{stream}[{partition}]") from exc
-            else:
-                return None if payload is None else decode(api_pb2.Message, payload, f"{stream}[{partition}]")
-            attempt += 1
-            time.sleep(pause_before(attempt))
-
-    def _listen(self, request: api_pb2.SubscribeRequest) -> bytes | None:
-        """Return the first message of a subscription; None if none comes while the server is responsive."""
-        with self._subscription(request) as call:
-            call.receive(timeout=_PEEK_TIMEOUT)  # empty message: the subscription is established
-            for _ in range(2):
-                try:
-                    return call.receive(timeout=_SILENCE)
-                except RpcError as exc:
-                    if call.ended or exc.code != StatusCode.DEADLINE_EXCEEDED:
-                        raise
-                self.partition(request.stream, request.partition)
-            return None
-
-    @contextmanager
-    def _subscription(self, request: api_pb2.SubscribeRequest) -> Iterator[ResponseStream]:
         address = self.leader(request.stream, request.partition, self._access.timeout)
-        with (
-            self._lock,
-            self._channel(address).server_stream("/proto.API/Subscribe", request.SerializeToString()) as call,
-        ):
-            yield call
-
-    def _first(self, request: api_pb2.SubscribeRequest) -> None:
-        """Receive the first answer to a subscription. Raises a refusal; ignores a timeout."""
-        with self._subscription(request) as call:
-            try:
-                call.receive(timeout=_PEEK_TIMEOUT)
-            except RpcError as exc:
-                if call.ended or exc.code != StatusCode.DEADLINE_EXCEEDED:
-                    raise
-
-
-def _subscribe(stream: str, partition: int, stop: int) -> api_pb2.SubscribeRequest:
-    return api_pb2.SubscribeRequest(
-        stream=stream, partition=partition, stopPosition=api_pb2.STOP_OFFSET, stopOffset=stop
-    )
+        with self._lock:
+            if reconnect and address in self._channels:
+                self._channels.pop(address).close()
+            channel = self._channel(address)
+            with channel.server_stream("/proto.API/Subscribe", request.SerializeToString()) as call:
+                yield call

@@ -9,6 +9,7 @@ from liftenvelope import _native
 from liftenvelope._backoff import pause_before
 from liftenvelope._stream_names import check_stream_name
 from liftenvelope.bulk._brokers import Brokers
+from liftenvelope.bulk._start_lookup import BlockingStartLookup
 from liftenvelope.bulk.errors import ReadLostError, ServerProtocolError
 from liftenvelope.bulk.plan import retention_error
 from liftenvelope.bulk.ranges import Extent
@@ -106,10 +107,15 @@ class LiftbridgeSource:
         """Return the offset of the newest message, even if it is not committed yet; -1 for none."""
         return self.brokers.partition(self.stream, partition).newest_offset
 
+    def lookup(self, partition: int) -> BlockingStartLookup:
+        """Return a lookup of offsets at the leader of a partition."""
+        return BlockingStartLookup(self.brokers, self.stream, partition, self.access.timeout)
+
     def _oldest(self, partition: int, newest: int) -> int:
-        found = self.brokers.oldest(self.stream, partition)
+        lookup = self.lookup(partition)
+        found = lookup.oldest()
         # Servers report 0 as the start of a log that retention has emptied.
-        if found == 0 and newest >= 0 and self.brokers.is_emptied(self.stream, partition, newest):
+        if found == 0 and newest >= 0 and lookup.is_emptied(newest):
             return newest + 1
         if found is None:
             text = f"{self.stream}[{partition}]: its leader does not say where it begins"
@@ -118,7 +124,7 @@ class LiftbridgeSource:
 
     def at_time(self, partition: int, time_ns: int, extent: Extent) -> int:
         """Return the offset of the first message that is not older than a time."""
-        found = self.brokers.at_time(self.stream, partition, time_ns, extent.end - 1)
+        found = self.lookup(partition).at_time(time_ns, extent.end - 1)
         if found is None:
             text = f"{self.stream}[{partition}]: its leader does not say where that time is"
             raise CallTimeoutError(text)
@@ -369,9 +375,8 @@ class _RangeRead:
         """
         source, span = self._source, self._span
         info = source.brokers.partition(source.stream, span.partition)
-        if 0 <= span.stop <= info.newest_offset + 1 and source.brokers.is_empty(
-            source.stream, span.partition, span.stop, info.newest_offset
-        ):
+        is_there = 0 <= span.stop <= info.newest_offset + 1
+        if is_there and source.lookup(span.partition).is_empty(span.stop - 1, info.newest_offset):
             self._flush(span.stop)
             return True
         if info.high_watermark < self._next:

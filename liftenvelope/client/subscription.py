@@ -16,6 +16,7 @@ import asyncio
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Final, Self
 
+from liftenvelope.client.async_start_lookup import AsyncStartLookup
 from liftenvelope.client.cluster import Deadline
 from liftenvelope.client.events import (
     CursorAheadOfStream,
@@ -28,7 +29,6 @@ from liftenvelope.client.message_reader import MessageReader
 from liftenvelope.client.partition_read import PartitionRead, Verdict, read_messages
 from liftenvelope.client.positions import At, StartAt, parse_start
 from liftenvelope.client.retries import Fate, fate_of
-from liftenvelope.client.start_lookup import StartLookup
 from liftenvelope.errors import (
     CallTimeoutError,
     LiftEnvelopeError,
@@ -208,8 +208,8 @@ class Subscription(MessageReader):
         read.begin(start, info, first)
         self._may_be_empty = read.stop_offset is not None and not read.reverse
 
-    def _lookup(self, deadline: Deadline) -> StartLookup:
-        return StartLookup(self._cluster, self.stream, self.partition, deadline)
+    def _lookup(self, deadline: Deadline) -> AsyncStartLookup:
+        return AsyncStartLookup(self._cluster, self.stream, self.partition, deadline)
 
     def _after_cursor(self, cursor: Cursor, offset: int | None, info: PartitionInfo | None) -> StartAt:
         assert info is not None

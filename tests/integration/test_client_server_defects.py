@@ -11,6 +11,7 @@ import pytest
 import liftenvelope
 from liftenvelope._pb import api_pb2
 from liftenvelope.client import Client
+from liftenvelope.client.async_start_lookup import AsyncStartLookup
 from liftenvelope.client.start_lookup import StartLookup
 from liftenvelope.testing import LiftbridgeCluster
 
@@ -23,12 +24,14 @@ async def client(liftbridge_server: LiftbridgeCluster) -> AsyncIterator[Client]:
 
 async def until_times_are_lost(client: Client, stream: str, *, empty: bool) -> None:
     """Wait until the server takes the beginning of time for the end of the log; or has removed all of it."""
+    lookup = StartLookup(stream, 0)
     async with asyncio.timeout(60):
         while True:
-            lookup = StartLookup(client._cluster, stream, 0, client._deadline(None))
+            shell = AsyncStartLookup(client._cluster, stream, 0, client._deadline(None))
             newest = (await client.fetch_partition_metadata(stream)).newest_offset
-            first = await lookup._resolve(api_pb2.TIMESTAMP, 0)
-            if first is not None and first > newest and (await lookup._peek(0, newest) is None) == empty:
+            first = await shell.run(lookup.resolve(api_pb2.TIMESTAMP, 0))
+            are_lost = first is not None and first > newest
+            if are_lost and (await shell.run(lookup.peek(0, newest)) is None) == empty:
                 return
             await asyncio.sleep(0.1)
 

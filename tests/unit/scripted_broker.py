@@ -337,7 +337,7 @@ class StandingStill:
     """Five messages on a broker whose newest segment is empty.
 
     It sends none of them until it has been asked for the first alone, and for something else after that; or
-    has refused it once.
+    has refused it once. A refusal with the status OK ends the subscription after its handshake.
     """
 
     def __init__(self, broker: ScriptedBroker, refusal: RpcError | None = None) -> None:
@@ -358,7 +358,10 @@ class StandingStill:
         if asked.stopOffset == 0 and not self._goes_on.is_set():
             if self._refusal is not None:
                 self._goes_on.set()
-                raise self._refusal
+                if self._refusal.code != StatusCode.OK:
+                    raise self._refusal
+                await call.send([HANDSHAKE])
+                return
             self._broker.next("FetchPartitionMetadata", self._go_on)
         await call.send([HANDSHAKE])
         await self._goes_on.wait()
@@ -367,6 +370,22 @@ class StandingStill:
     async def _go_on(self, call: ServerCall, request: bytes) -> bytes:
         self._goes_on.set()
         return await self._broker._partition(call, request)
+
+
+class TimesLost:
+    """Five messages on a broker whose newest segment is empty: it takes every time for that of the end."""
+
+    def __init__(self, broker: ScriptedBroker) -> None:
+        self._broker = broker
+        broker.log(*range(5))
+        broker.always("Subscribe", self._subscribe)
+
+    async def _subscribe(self, call: ServerCall, request: bytes) -> None:
+        asked = api_pb2.SubscribeRequest.FromString(request)
+        if asked.startPosition == api_pb2.TIMESTAMP and asked.stopOffset < 5:
+            text = f"Stop offset is before start offset: {asked.stopOffset} < 5"
+            raise RpcError(StatusCode.INVALID_ARGUMENT, text)
+        await self._broker._subscribe(call, request)
 
 
 def answers(*payloads: bytes, error: RpcError | None = None, stay: bool = False) -> Handler:

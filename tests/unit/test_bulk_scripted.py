@@ -18,10 +18,11 @@ from liftenvelope._pb import api_pb2
 from liftenvelope.bulk import Access, ServerProtocolError, _liftbridge
 from liftenvelope.bulk._nats_socket import NatsSocket
 from liftenvelope.bulk.access import find_target
+from liftenvelope.client.positions import Timestamp
 from liftenvelope.errors import CallTimeoutError, PermissionDeniedError, StreamDeletedError, TransportError
 from liftenvelope.rpc.server import ServerCall
 from liftenvelope.rpc.status import RpcError, StatusCode
-from tests.unit.scripted_broker import ScriptedBroker, StandingStill, scripted
+from tests.unit.scripted_broker import ScriptedBroker, StandingStill, TimesLost, scripted
 
 #: What nats-server 2.15.1 was seen to send, but for its names, keys and ports.
 INFO = (
@@ -202,13 +203,28 @@ async def test_a_partition_that_stays_away(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize(
-    "refusal", [None, CLOSED, RpcError(StatusCode.UNAVAILABLE, "the gateway is stopping")]
+    "refusal",
+    [
+        None,
+        CLOSED,
+        RpcError(StatusCode.UNAVAILABLE, "the gateway is stopping"),
+        RpcError(StatusCode.OK, "the server is stopping"),
+    ],
 )
 async def test_a_broker_that_stands_still_is_not_taken_for_an_empty_log(refusal: RpcError | None) -> None:
     async with scripted() as brokers:
         StandingStill(brokers[0], refusal)
         reader = await asyncio.to_thread(bulk.read, brokers[0].address, "foo")
         assert (await asyncio.to_thread(reader.read_all))["offset"].to_pylist() == list(range(5))
+
+
+async def test_start_by_time_is_looked_up_again_after_failures() -> None:
+    async with scripted() as (broker,):
+        TimesLost(broker)
+        # The lookup of the oldest message fails twice, and then that of the time.
+        broker.next("Subscribe", CLOSED, broker.drop_at, broker._subscribe, CLOSED, broker.drop_at)
+        reader = await asyncio.to_thread(bulk.read, broker.address, "foo", start=Timestamp(2500))
+        assert (await asyncio.to_thread(reader.read_all))["offset"].to_pylist() == [3, 4]
 
 
 async def test_what_is_newest_is_waited_for_while_a_broker_stands_still() -> None:

@@ -18,7 +18,7 @@ from liftenvelope.client.events import (
 )
 from liftenvelope.client.metadata import BrokerInfo
 from liftenvelope.client.partition_read import GroupIdentity
-from liftenvelope.client.positions import Cursor
+from liftenvelope.client.positions import Cursor, Timestamp
 from liftenvelope.errors import (
     FencedError,
     OffsetOutOfRangeError,
@@ -30,11 +30,13 @@ from liftenvelope.errors import (
     UsageError,
     UsageTypeError,
 )
+from liftenvelope.rpc.server import ServerCall
 from liftenvelope.rpc.status import RpcError, StatusCode
 from tests.unit.scripted_broker import (
     HANDSHAKE,
     ScriptedBroker,
     StandingStill,
+    TimesLost,
     answers,
     client_of,
     message,
@@ -510,9 +512,45 @@ class TestEnds:
 
 
 @pytest.mark.parametrize(
-    "refusal", [None, CLOSED, RpcError(StatusCode.UNAVAILABLE, "the gateway is stopping")]
+    "refusal",
+    [
+        None,
+        CLOSED,
+        RpcError(StatusCode.UNAVAILABLE, "the gateway is stopping"),
+        RpcError(StatusCode.OK, "the server is stopping"),
+    ],
 )
 async def test_a_broker_that_stands_still_is_not_taken_for_an_empty_log(refusal: RpcError | None) -> None:
     async with scripted() as brokers, client_of(brokers, timeout=30.0) as client:
         StandingStill(brokers[0], refusal)
         assert await read(client, start="earliest", stop="latest") == list(range(5))
+
+
+@pytest.mark.parametrize("refusal", [CLOSED, RpcError(StatusCode.NOT_FOUND, "No such partition")])
+async def test_start_by_time_is_looked_up_again_after_a_refusal(refusal: RpcError) -> None:
+    async with scripted() as (broker,), client_of([broker]) as client:
+        TimesLost(broker)
+        broker.next("Subscribe", refusal)
+        assert await read(client, start=Timestamp(2500), stop="latest") == [3, 4]
+
+
+async def test_start_by_time_is_looked_up_again_after_a_lost_connection() -> None:
+    async with scripted() as (broker,), client_of([broker]) as client:
+        TimesLost(broker)
+        broker.next("Subscribe", broker.drop_at)
+        assert await read(client, start=Timestamp(2500), stop="latest") == [3, 4]
+
+
+async def test_start_by_time_is_looked_up_at_the_new_leader() -> None:
+    async with scripted(2) as (old, new), client_of([old, new]) as client:
+        old.log(*range(5))
+        TimesLost(new)
+        new.streams["foo"] = [old.id]
+
+        async def move(call: ServerCall, request: bytes) -> None:
+            old.streams["foo"] = new.streams["foo"] = [new.id]
+            del old.logs["foo", 0]
+            raise RpcError(StatusCode.FAILED_PRECONDITION, "Server not partition leader")
+
+        old.next("Subscribe", move)
+        assert await read(client, start=Timestamp(2500), stop="latest") == [3, 4]
