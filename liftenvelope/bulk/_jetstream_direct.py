@@ -12,7 +12,7 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 from liftenvelope import _native
-from liftenvelope.bulk._jetstream_read import RangeRead
+from liftenvelope.bulk._jetstream_read import ConsumerRead
 from liftenvelope.bulk._nats_socket import claimed_size
 from liftenvelope.errors import (
     InternalError,
@@ -27,7 +27,7 @@ from liftenvelope.jetstream.api import natural
 
 if TYPE_CHECKING:
     from liftenvelope.bulk._crew import Outlet
-    from liftenvelope.bulk._jetstream import JetStreamSource
+    from liftenvelope.bulk._jetstream_requests import JetStreamRequests
     from liftenvelope.bulk._nats_socket import Frame, NatsSocket
     from liftenvelope.bulk.plan import BatchPlan
     from liftenvelope.bulk.ranges import Range
@@ -42,7 +42,7 @@ _LOOK: Final = 1.0
 _END, _NOT_FOUND, _NO_RESPONDERS = 204, 404, 503
 
 
-def next_stored(source: JetStreamSource, place: dict[str, Any]) -> int | None:
+def next_stored(source: JetStreamRequests, place: dict[str, Any]) -> int | None:
     """Return the offset of the leader's first message at or after a position; None for none.
 
     Args:
@@ -59,17 +59,17 @@ def next_stored(source: JetStreamSource, place: dict[str, Any]) -> int | None:
         return None
 
 
-class DirectRead(RangeRead):
+class DirectRead(ConsumerRead):
     """Reads one range by direct requests, in a thread of its own."""
 
-    def __init__(self, source: JetStreamSource, span: Range, plan: BatchPlan, outlet: Outlet) -> None:
+    def __init__(self, source: JetStreamRequests, span: Range, plan: BatchPlan, outlet: Outlet) -> None:
         super().__init__(source, span, plan, outlet)
         self._frames = _native.direct.DirectFrames(source.stream.encode())
         self._requests = 0
 
     def _open(self, link: NatsSocket) -> bool:
         """Start at the next offset; return True if anything is left to read."""
-        self._check_not_truncated(link)
+        self._check_end(link)
         self._fruitless = 0
         self._inbox = self._source.access.new_inbox()
         self._sid = link.subscribe(f"{self._inbox}.*")

@@ -1,48 +1,42 @@
 """Read one range of a JetStream stream through its own consumers, reconnecting as needed.
 
-Invariant: ``_next`` is the offset after the last message taken, so rows before it are never read again. A
-consumer numbers its deliveries, so a message that was left out is detected. After any failure the read makes
-a new consumer at ``_next``, over a new connection.
+A consumer numbers its deliveries, so a message that was left out is detected. After any failure the read
+makes a new consumer at the next offset, over a new connection.
 """
 
 from __future__ import annotations
 
 import json
-import secrets
 import time
-from collections import deque
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from liftenvelope import _native
 from liftenvelope._backoff import pause_before
+from liftenvelope.bulk._jetstream_requests import new_name
 from liftenvelope.bulk._pulls import PullWindow
-from liftenvelope.bulk.errors import ReadLostError
-from liftenvelope.bulk.plan import retention_error
+from liftenvelope.bulk._range_read import RangeRead
 from liftenvelope.bulk.schema import row_columns
 from liftenvelope.errors import (
     BadRequestError,
     CallTimeoutError,
     NoJetStreamError,
-    OffsetOutOfRangeError,
     TransportError,
 )
 from liftenvelope.jetstream._statuses import Kind
 from liftenvelope.jetstream.api import natural
 
 if TYPE_CHECKING:
-    from liftenvelope.bulk._crew import Outlet, Piece
-    from liftenvelope.bulk._jetstream import JetStreamSource
+    from liftenvelope.bulk._crew import Outlet
+    from liftenvelope.bulk._jetstream_requests import JetStreamRequests
     from liftenvelope.bulk._nats_socket import NatsSocket
     from liftenvelope.bulk.plan import BatchPlan
     from liftenvelope.bulk.ranges import Range
     from liftenvelope.jetstream._statuses import Status
 
-__all__ = ["RangeRead", "consumer_request", "new_name", "pending", "start_at"]
+__all__ = ["ConsumerRead"]
 
 _MODES: Final = {"none": 0, "strip": 1, "columns": 2}
 _SECOND: Final = 1_000_000_000
-#: Seconds without a pull after which the server deletes a consumer.
-_INACTIVE: Final = 300
 _PULL_BYTES: Final = 8 * 1024 * 1024
 _MOST_PULL_BYTES: Final = 2**30
 _EXPIRES: Final = 30
@@ -53,43 +47,15 @@ _SILENCE: Final = 3.5
 _LOOK: Final = 0.5
 
 
-def new_name() -> str:
-    """Return a unique consumer name."""
-    return f"bulk-{secrets.token_hex(8)}"
-
-
-def start_at(offset: int) -> dict[str, Any]:
-    """Return the part of a consumer's config that makes it start at an offset."""
-    return {"deliver_policy": "by_start_sequence", "opt_start_seq": offset + 1}
-
-
-def pending(info: dict[str, Any]) -> int:
-    """Return the number of messages that a consumer has yet to deliver."""
-    return natural(info["num_pending"])
-
-
-def consumer_request(stream: str, start: dict[str, Any], *, inactive: int = _INACTIVE) -> dict[str, Any]:
-    """Return the request for a consumer that only reads: without acks, in memory, with a single replica."""
-    config = {
-        "ack_policy": "none",
-        "replay_policy": "instant",
-        "inactive_threshold": inactive * _SECOND,
-        "mem_storage": True,
-        "num_replicas": 1,
-        **start,
-    }
-    return {"stream_name": stream, "config": config, "action": "create"}
-
-
-class RangeRead:
+class ConsumerRead(RangeRead):
     """Reads one range through consumers, in a thread of its own."""
 
-    def __init__(self, source: JetStreamSource, span: Range, plan: BatchPlan, outlet: Outlet) -> None:
-        self._source = source
-        self._span = span
-        self._plan = plan
-        self._outlet = outlet
-        self._rows = _native.bulk.NatsRows(
+    _source: JetStreamRequests
+    _rows: _native.bulk.NatsRows
+    _passing = (TransportError, CallTimeoutError, NoJetStreamError)
+
+    def __init__(self, source: JetStreamRequests, span: Range, plan: BatchPlan, outlet: Outlet) -> None:
+        rows = _native.bulk.NatsRows(
             row_columns(plan.columns),
             _MODES[plan.envelope],
             plan.batch_rows,
@@ -97,10 +63,7 @@ class RangeRead:
             source.access.max_message_bytes,
             plan.allocate,
         )
-        self._next = self._flushed = span.start
-        # Pieces to hand out; gaps in them that have not been checked for retention yet.
-        self._ready: deque[Piece] = deque()
-        self._gaps: list[tuple[int, int]] = []
+        super().__init__(source, span, plan, outlet, rows, source.stream)
         self._pulls = PullWindow()
         self._consumer = self._inbox = ""
         self._sid = 0
@@ -113,45 +76,10 @@ class RangeRead:
         self._moved_at = 0.0
         self._fruitless = 0
         self._fruitless_since = self._pull_at = 0.0
-        # _began: when the batch got its first row. _quiet_since: start of the current silence of the server.
+        # _quiet_since: start of the current silence of the server.
         # _repeated: pulls were repeated because of that silence.
-        self._began = self._quiet_since = 0.0
+        self._quiet_since = 0.0
         self._repeated = False
-
-    def run(self) -> None:
-        """Read the whole range.
-
-        Raises:
-            ReadLostError: The connection was lost and not restored within ``reconnect_wait`` seconds.
-            RetentionError: Retention has overtaken the read.
-            LiftEnvelopeError: The server refused a request.
-        """
-        failing_since: float | None = None
-        attempt, reached = 0, -1
-        while True:
-            try:
-                self._read()
-            except (TransportError, CallTimeoutError, NoJetStreamError) as exc:
-                self._outlet.check()
-                now = time.monotonic()
-                if failing_since is None or self._next > reached:
-                    failing_since, attempt, reached = now, 0, self._next
-                if now - failing_since >= self._source.access.reconnect_wait:
-                    self._give_up(exc)
-                attempt += 1
-                self._outlet.pause(pause_before(attempt))
-            else:
-                return
-
-    def _give_up(self, error: Exception) -> None:
-        self._flush()
-        for piece in self._ready:
-            self._outlet.put(piece)
-        wait = self._source.access.reconnect_wait
-        text = (
-            f"{self._source.stream}: the read was lost at offset {self._next} and not regained in {wait:g} s"
-        )
-        raise ReadLostError(f"{text}: {error}") from error
 
     # One connection
 
@@ -171,7 +99,7 @@ class RangeRead:
 
     def _open(self, link: NatsSocket) -> bool:
         """Create a consumer at the next offset; return True if anything is left to read."""
-        self._check_not_truncated(link)
+        self._check_end(link)
         self._drop_consumer()
         self._consumer = new_name()
         left = self._source.make_consumer(self._consumer, self._next)
@@ -191,23 +119,10 @@ class RangeRead:
         self._flush(self._span.stop)
         return False
 
-    def _check_not_truncated(self, link: NatsSocket) -> None:
-        """Check that the stream still reaches the next offset.
-
-        A stream that lost messages or was recreated assigns the same offsets to other messages.
-
-        Raises:
-            OffsetOutOfRangeError: The stream ends before the next offset.
-        """
-        stream = self._source.stream
-        subject = f"{self._source.prefix}.STREAM.INFO.{stream}"
-        end = link.ask(lambda answer: natural(answer["state"]["last_seq"]), subject)
-        if end < self._next:
-            text = (
-                f"{stream}: offset {self._next - 1} was there, and the stream now ends at {end - 1}: it lost "
-                f"messages, or was made anew"
-            )
-            raise OffsetOutOfRangeError(text, stream, 0, self._next, end - 1)
+    def _check_end(self, link: NatsSocket) -> None:
+        """Check that the stream still reaches the next offset: see ``_check_not_truncated``."""
+        subject = f"{self._source.prefix}.STREAM.INFO.{self._source.stream}"
+        self._check_not_truncated(link.ask(lambda answer: natural(answer["state"]["last_seq"]), subject))
 
     def _drop_consumer(self) -> None:
         name, self._consumer = self._consumer, ""
@@ -239,7 +154,7 @@ class RangeRead:
                 raise link.broken()
             else:
                 self._flush()
-                self._hand_out()
+                self._hand_out(block=False)
             if state == states.DONE:
                 return
 
@@ -344,27 +259,19 @@ class RangeRead:
             self._quiet_since = self._moved_at = time.monotonic()
             link.fill(0)  # the server may have sent a PING
             return
-        self._hand_out()
+        self._hand_out(block=False)
         link.want(self._rows.need or 1)
-        if link.fill(self._time_to_wait()):
+        if link.fill(self._time_to_wait(self._longest_wait())):
             self._quiet_since, self._repeated = link.last_heard, False
         else:
             self._check_silence(link)
-        self._flush_if_old()
+        self._flush_if_old(block=False)
 
-    def _time_to_wait(self) -> float:
-        seconds, now, longest = self._plan.batch_seconds, time.monotonic(), float(_HEARTBEAT)
-        if self._fruitless:
-            longest = min(longest, max(0.001, self._pull_at - now))
-        if seconds is None or not self._rows.rows:
-            return longest
-        return min(longest, max(0.0, self._began + seconds - now))
-
-    def _flush_if_old(self) -> None:
-        seconds = self._plan.batch_seconds
-        if seconds is not None and self._rows.rows and time.monotonic() >= self._began + seconds:
-            self._flush()
-            self._hand_out()
+    def _longest_wait(self) -> float:
+        """Return the seconds until a heartbeat or the next pull is due."""
+        if not self._fruitless:
+            return float(_HEARTBEAT)
+        return min(float(_HEARTBEAT), max(0.001, self._pull_at - time.monotonic()))
 
     def _check_silence(self, link: NatsSocket) -> None:
         self._outlet.check()
@@ -377,34 +284,3 @@ class RangeRead:
         if silence > _SILENCE and not self._repeated:
             self._pulls.forget()
             self._repeated = True
-
-    # Handing out
-
-    def _flush(self, stop: int = -1) -> None:
-        """End the batch. If given, ``stop`` is the end of the range: the offsets up to it become a gap."""
-        piece = self._plan.piece(self._rows, self._span.partition, self._flushed, stop)
-        if piece is not None:
-            self._flushed = self._next = max(self._next, stop)
-            self._ready.append(piece)
-            self._gaps += piece.gaps
-
-    def _hand_out(self, *, block: bool = False) -> None:
-        """Hand out ready pieces: all of them if ``block``, otherwise as many as the queue has room for."""
-        if self._gaps:
-            self._check_gaps()
-        while self._ready:
-            if block:
-                self._outlet.put(self._ready[0])
-            elif not self._outlet.offer(self._ready[0]):
-                return
-            self._ready.popleft()
-
-    def _check_gaps(self) -> None:
-        """Raise RetentionError if retention caused a gap and the policy is "raise"."""
-        source = self._source
-        if self._plan.on_retention == "raise":
-            oldest = source.extent(0).oldest
-            for start, _ in self._gaps:
-                if start < oldest and not source.may_have_holes():
-                    raise retention_error(source.stream, 0, start, oldest)
-        self._gaps.clear()

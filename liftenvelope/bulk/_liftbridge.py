@@ -6,12 +6,11 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from liftenvelope import _native
-from liftenvelope._backoff import pause_before
 from liftenvelope._stream_names import check_stream_name
 from liftenvelope.bulk._brokers import Brokers
+from liftenvelope.bulk._range_read import RangeRead
 from liftenvelope.bulk._start_lookup import BlockingStartLookup
 from liftenvelope.bulk.errors import ReadLostError, ServerProtocolError
-from liftenvelope.bulk.plan import retention_error
 from liftenvelope.bulk.ranges import Extent
 from liftenvelope.bulk.schema import row_columns
 from liftenvelope.client.failures import call_error
@@ -23,7 +22,6 @@ from liftenvelope.errors import (
     NoSuchPartitionError,
     NoSuchStreamError,
     NotLeaderError,
-    OffsetOutOfRangeError,
     PartitionPausedError,
     StreamDeletedError,
     TransportError,
@@ -31,7 +29,7 @@ from liftenvelope.errors import (
 from liftenvelope.rpc.status import RpcError, StatusCode
 
 if TYPE_CHECKING:
-    from liftenvelope.bulk._crew import Outlet, Piece
+    from liftenvelope.bulk._crew import Outlet
     from liftenvelope.bulk.access import Target
     from liftenvelope.bulk.plan import BatchPlan
     from liftenvelope.bulk.ranges import Range
@@ -140,89 +138,35 @@ class LiftbridgeSource:
 
     def read(self, span: Range, plan: BatchPlan, outlet: Outlet) -> None:
         """Read a range into an outlet. Blocks, so each range runs in a thread of its own."""
-        _RangeRead(self, span, plan, outlet).run()
+        _LiftbridgeRead(self, span, plan, outlet).run()
 
 
-class _Again(Exception):  # noqa: N818 - not an error
-    """The server ended the call; continue at once with a new call."""
+class _LiftbridgeRead(RangeRead):
+    """Reads one range over as many subscriptions as needed."""
 
-
-class _RangeRead:
-    """Reads one range over as many subscriptions as needed.
-
-    Invariant: ``_next`` is the offset after the last message taken; each new subscription starts there. The
-    offsets from ``_flushed`` to ``_next`` are in the current batch, which is not yet in ``_held``.
-    """
+    _source: LiftbridgeSource
+    _rows: _native.bulk.StoredRows
+    _passing = (TransportError, CallTimeoutError, NotLeaderError, *_MISSING)
 
     def __init__(self, source: LiftbridgeSource, span: Range, plan: BatchPlan, outlet: Outlet) -> None:
-        self._source = source
-        self._span = span
-        self._plan = plan
-        self._outlet = outlet
-        self._rows = _native.bulk.StoredRows(
+        rows = _native.bulk.StoredRows(
             row_columns(plan.columns),
             plan.batch_rows,
             plan.batch_bytes,
             source.access.max_message_bytes,
             plan.allocate,
         )
-        self._next = self._flushed = span.start
-        self._name = f"{source.stream}[{span.partition}]"
-        self._gaps: list[tuple[int, int]] = []
-        self._held: list[Piece] = []
+        super().__init__(source, span, plan, outlet, rows, f"{source.stream}[{span.partition}]")
         # Next offset when the server last asked to continue with a new call. A repetition at the same offset
         # is a failure.
         self._went_on_at = -1
-        self._began = 0.0
         self._missing_since: float | None = None
         # Since when the high watermark has been below the next offset.
         self._hidden_since: float | None = None
         # Since when committed messages have been due without arriving.
         self._due_since: float | None = None
 
-    def run(self) -> None:
-        """Read the whole range.
-
-        Raises:
-            ReadLostError: The connection was lost and not restored within ``reconnect_wait`` seconds, or the
-                messages stayed invisible for that long.
-            RetentionError: Retention has overtaken the read.
-            LiftEnvelopeError: The server refused a request.
-        """
-        failing_since: float | None = None
-        attempt, reached, again = 0, -1, False
-        while True:
-            try:
-                self._read(again=again)
-            except _Again:
-                continue
-            except ReadLostError:
-                self._flush()
-                self._put_held()
-                raise
-            except (TransportError, CallTimeoutError, NotLeaderError, *_MISSING) as exc:
-                self._outlet.check()
-                now = time.monotonic()
-                if failing_since is None or self._next > reached:
-                    failing_since, attempt, reached = now, 0, self._next
-                if now - failing_since >= self._source.access.reconnect_wait:
-                    self._give_up(exc)
-                self._check_gone(exc, now)
-                attempt, again = attempt + 1, True
-                self._outlet.pause(pause_before(attempt))
-            else:
-                return
-
-    def _give_up(self, error: Exception) -> None:
-        self._flush()
-        self._put_held()
-        wait = self._source.access.reconnect_wait
-        text = (
-            f"{self._name}: the read was lost at offset {self._next} and not regained in {wait:g} s: {error}"
-        )
-        raise ReadLostError(text) from error
-
-    def _check_gone(self, error: Exception, now: float) -> None:
+    def _check_failure(self, error: Exception, now: float) -> None:
         if not isinstance(error, _MISSING):
             self._missing_since = None
         elif self._missing_since is None:
@@ -232,13 +176,18 @@ class _RangeRead:
 
     # One subscription
 
-    def _read(self, *, again: bool) -> None:
+    def _read(self) -> None:
+        while not self._read_once():
+            pass
+
+    def _read_once(self) -> bool:
+        """Make one call; return True if the range is complete, and False to continue with a new call."""
         source, span = self._source, self._span
-        self._hand_out()
+        self._hand_out(block=True)
         if 0 <= span.stop <= self._next:
-            return
-        if again:
-            self._check_not_truncated()
+            return True
+        if self._was_lost:
+            self._check_not_truncated(source.newest(span.partition) + 1)
         address = source.brokers.reader(source.stream, span.partition, source.access.timeout)
         stop = StopAt(At.OFFSET, span.stop - 1) if span.stop >= 0 else None
         start, replica = StartAt(At.OFFSET, self._next), source.access.read_isr_replica
@@ -253,50 +202,31 @@ class _RangeRead:
             except (ReadLostError, ServerProtocolError):
                 raise
             except (RpcError, TransportError) as exc:
-                self._ended(read, exc)
-        self._hand_out()
+                if not self._is_finished(read, exc):
+                    return False
+        self._hand_out(block=True)
+        return True
 
-    def _check_not_truncated(self) -> None:
-        """Check that the partition still reaches the next offset.
-
-        A partition that lost messages, or a recreated stream, assigns the same offsets to other messages.
-
-        Raises:
-            OffsetOutOfRangeError: The partition ends before the next offset.
-        """
-        source, partition = self._source, self._span.partition
-        newest = source.brokers.partition(source.stream, partition).newest_offset
-        if newest < self._next - 1:
-            text = (
-                f"{self._name}: offset {self._next - 1} was there, and the partition now ends at {newest}: "
-                f"it lost messages, or the stream was made anew"
-            )
-            raise OffsetOutOfRangeError(text, source.stream, partition, self._next, newest)
-
-    def _ended(self, read: PartitionRead, error: RpcError | TransportError | None) -> None:
-        """Interpret the end of a call. Returns only if the whole range was read, otherwise raises.
+    def _is_finished(self, read: PartitionRead, error: RpcError | TransportError) -> bool:
+        """Interpret the end of a call: True if the whole range was read, False to continue with a new call.
 
         Raises:
-            _Again: The read continues with a new call.
             TransportError: The read can be retried after a pause.
             LiftEnvelopeError: The read can't continue.
         """
         verdict = read.ended(error)
         if verdict is Verdict.FINISHED:
             self._flush(self._span.stop)
-        elif verdict is Verdict.GO_ON and self._next > self._went_on_at:
+            return True
+        if verdict is Verdict.GO_ON and self._next > self._went_on_at:
             self._went_on_at = self._next
-            raise _Again
-        elif isinstance(verdict, PartitionPausedError) and not self._is_paused():
+            return False
+        if isinstance(verdict, PartitionPausedError) and not self._is_paused():
             # Not paused: retention also closes segments, some time before it removes them from the list.
             raise TransportError(str(verdict)) from error
-        elif isinstance(verdict, LiftEnvelopeError):
+        if isinstance(verdict, LiftEnvelopeError):
             raise verdict from error
-        elif error is None:
-            raise TransportError(f"{self._name}: the server ended the subscription and gave no reason")
-        else:
-            found = call_error("Subscribe", error, self._name)
-            raise TransportError(str(found)) from error
+        raise TransportError(str(call_error("Subscribe", error, self._name))) from error
 
     def _is_paused(self) -> bool:
         info = self._source.brokers.stream(self._source.stream).partitions.get(self._span.partition)
@@ -326,16 +256,12 @@ class _RangeRead:
                 if self._is_over(now):
                     return
                 pause += min(pause, self._source.access.stall_timeout)
-            self._flush_if_old()
+            self._flush_if_old(block=True)
 
     def _receive(self, call: ResponseStream) -> list[bytes]:
         self._outlet.check()
-        seconds = self._plan.batch_seconds
-        timeout = _LOOK
-        if seconds is not None and self._rows.rows:
-            timeout = min(_LOOK, max(0.001, self._began + seconds - time.monotonic()))
         try:
-            return call.receive_all(timeout=timeout)
+            return call.receive_all(timeout=self._time_to_wait(_LOOK))
         except RpcError:
             if call.ended:
                 raise
@@ -357,7 +283,8 @@ class _RangeRead:
             self._flush()
             if state == states.DONE:
                 return True
-            self._hand_out()
+            # While this waits for room, the call's flow-control window stops the server.
+            self._hand_out(block=True)
 
     def _broken(self, bad: bytes) -> LiftEnvelopeError:
         size = int.from_bytes(bad[1:5], "big")
@@ -404,39 +331,3 @@ class _RangeRead:
                 f"server that was killed hides them until one more is published to the partition"
             )
             raise ReadLostError(text)
-
-    # Handing out
-
-    def _flush(self, stop: int = -1) -> None:
-        """End the batch. If given, ``stop`` is the end of the range: the offsets up to it become a gap."""
-        piece = self._plan.piece(self._rows, self._span.partition, self._flushed, stop)
-        if piece is not None:
-            self._flushed = self._next = max(self._next, stop)
-            self._held.append(piece)
-            self._gaps += piece.gaps
-
-    def _flush_if_old(self) -> None:
-        seconds = self._plan.batch_seconds
-        if seconds is not None and self._rows.rows and time.monotonic() >= self._began + seconds:
-            self._flush()
-            self._hand_out()
-
-    def _hand_out(self) -> None:
-        """Hand out all pieces. While this waits for room, the call's flow-control window stops the server."""
-        if self._gaps:
-            self._check_gaps()
-        self._put_held()
-
-    def _put_held(self) -> None:
-        while self._held:
-            self._outlet.put(self._held[0])
-            del self._held[0]
-
-    def _check_gaps(self) -> None:
-        """Raise RetentionError if retention caused a gap and the policy is "raise"."""
-        if self._plan.on_retention == "raise":
-            oldest = self._source.extent(self._span.partition).oldest
-            for start, _ in self._gaps:
-                if start < oldest:
-                    raise retention_error(self._source.stream, self._span.partition, start, oldest)
-        self._gaps.clear()
