@@ -107,7 +107,7 @@ class FakeNats:
                     except OSError:
                         return
                     open_.append(connection)
-                    threads.append(threading.Thread(target=self._serve, args=(connection,)))
+                    threads.append(threading.Thread(target=self._serve, args=(connection, open_)))
                     threads[-1].start()
 
             accepting = threading.Thread(target=accept)
@@ -119,13 +119,14 @@ class FakeNats:
                 accepting.join(60)
                 for connection in open_:
                     try:
-                        connection.shutdown(socket.SHUT_RDWR)
+                        # Not the method of an SSLSocket: its thread may be reading.
+                        socket.socket.shutdown(connection, socket.SHUT_RDWR)
                     except OSError:
-                        continue  # the client has closed it
+                        continue  # the client has closed it, or TLS has taken it over
                 for thread in threads:
                     thread.join(60)
 
-    def _serve(self, connection: socket.socket) -> None:
+    def _serve(self, connection: socket.socket, open_: list[socket.socket]) -> None:
         data = bytearray()
         self.received.append(data)
         try:
@@ -134,7 +135,11 @@ class FakeNats:
                 if self.context is None:
                     self._talk(connection, data)
                 else:
-                    with self.context.wrap_socket(connection, server_side=True) as secure:
+                    with self.context.wrap_socket(
+                        connection, server_side=True, do_handshake_on_connect=False
+                    ) as secure:
+                        open_.append(secure)
+                        secure.do_handshake()
                         self._talk(secure, data)
         except OSError:
             return  # the client has had enough
