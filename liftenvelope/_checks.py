@@ -1,23 +1,117 @@
-"""Checks and conversions of envelope values, shared by both twins of the codec.
+"""Checks and conversions of arguments: one function for each kind of value, and one wording for all.
 
-The Cython twin has its own fast path for the usual types and calls these functions for all others, so that
-the accepted values and the error texts are defined once.
+An error text names the argument, what it must be, and the value: ``priority must be at most 9, got 10``.
+
+Both twins of the codec use these checks. The Cython twin has its own fast path for the usual types and calls
+these functions for all others, so that the accepted values and the error texts are defined once.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterable, Mapping
 from operator import index
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from liftenvelope import _wire as w
 from liftenvelope.errors import EnvelopeTooLargeError, UsageError, UsageTypeError
 
 #: A URL scheme. One slash is enough: ``Path("s3://b")`` is ``s3:/b``. One letter is a Windows drive.
 _SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:[/\\]")
+#: Largest number of seconds: the largest finite float. A larger int can't become a float.
+_MOST_SECONDS: Final = sys.float_info.max
+MAX_INT32: Final = 2**31 - 1
+MAX_INT64: Final = 2**63 - 1
+_Choice = TypeVar("_Choice")
+#: Longest value shown in an error text, in characters.
+_LONGEST_SHOWN: Final = 80
+
+
+def _shown(value: object) -> str:
+    try:
+        text = repr(value)
+    except ValueError:  # by default, Python prints no int of more than 4,300 digits
+        return "an int of more digits than Python prints"
+    return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}..."
+
+
+def as_signed_seconds(name: str, value: Any) -> float:
+    """Check that a value is a number of seconds of any sign and size; return it as it is.
+
+    Raises:
+        UsageTypeError: The value is not an int or a float, or is a bool.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise UsageTypeError(f"{name} must be a number of seconds, got {_shown(value)}")
+    return value
+
+
+def as_seconds(name: str, value: Any, *, zero: bool = False) -> float:
+    """Check that a value is a positive, finite number of seconds; return it as a float.
+
+    Args:
+        name: Name of the argument, for the text of errors.
+        value: Number of seconds.
+        zero: Whether 0 is allowed as well. Default False.
+
+    Raises:
+        UsageError: The value is negative or not finite, or 0 where that is not allowed.
+        UsageTypeError: The value is not an int or a float, or is a bool.
+    """
+    seconds = as_signed_seconds(name, value)
+    if not (0 < seconds <= _MOST_SECONDS or (zero and seconds == 0)):
+        expected = "a finite number of seconds, 0 or more" if zero else "a positive number of seconds"
+        raise UsageError(f"{name} must be {expected}, got {_shown(value)}")
+    return float(seconds)
+
+
+def as_integer(name: str, value: Any) -> int:
+    """Check that a value is an integer of any size; return it as an int.
+
+    Raises:
+        UsageTypeError: The value has no ``__index__``, or is a bool.
+    """
+    if not isinstance(value, bool):
+        try:
+            return int(index(value))
+        except TypeError:
+            pass
+    raise UsageTypeError(f"{name} must be an integer, got {_shown(value)}")
+
+
+def as_count(name: str, value: Any, least: int = 1, most: int | None = None) -> int:
+    """Check that a value is an integer from ``least`` to ``most``; return it as an int.
+
+    Args:
+        name: Name of the argument, for the text of errors.
+        value: The number.
+        least: Smallest allowed number. Default 1.
+        most: Largest allowed number. None, the default, allows any.
+
+    Raises:
+        UsageError: The number is out of range.
+        UsageTypeError: The value has no ``__index__``, or is a bool.
+    """
+    number = as_integer(name, value)
+    if number < least:
+        raise UsageError(f"{name} must be at least {least}, got {_shown(number)}")
+    if most is not None and number > most:
+        raise UsageError(f"{name} must be at most {most}, got {_shown(number)}")
+    return number
+
+
+def is_encodable(text: str) -> bool:
+    """Return True if UTF-8 can encode the text: it contains no lone surrogate."""
+    if text.isascii():
+        return True
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def as_local_path(name: str, value: str | os.PathLike[str]) -> Path:
@@ -36,24 +130,29 @@ def as_bytes(name: str, value: Any) -> bytes:
     try:
         view = memoryview(value)
     except TypeError:
-        raise UsageTypeError(f"{name} must be bytes-like, not {type(value).__name__}") from None
+        raise UsageTypeError(f"{name} must be bytes-like, got {type(value).__name__}") from None
     except (BufferError, ValueError) as exc:  # released, closed, or laid out in a way that has no buffer
-        raise UsageError(f"{name} can't be read: {exc}") from exc
+        raise UsageError(f"{name} must be a readable buffer: {exc}") from exc
     if not view.c_contiguous:
-        raise UsageTypeError(f"{name} must be contiguous in memory; pass bytes({name})")
+        raise UsageTypeError(f"{name} must be contiguous in memory: pass bytes({name})")
     return view.tobytes()
 
 
 def as_text(name: str, value: Any) -> str:
     """Check that a value is a str that UTF-8 can encode; return it as a plain str."""
     if not isinstance(value, str):
-        raise UsageTypeError(f"{name} must be str, not {type(value).__name__}")
-    if not value.isascii():
-        try:
-            value.encode()
-        except UnicodeEncodeError:
-            raise UsageError(f"{name} {value!r} has a lone surrogate, which UTF-8 can't carry") from None
+        raise UsageTypeError(f"{name} must be str, got {type(value).__name__}")
+    if not is_encodable(value):
+        text = f"{name} must not contain a lone surrogate, which UTF-8 cannot encode, got {_shown(value)}"
+        raise UsageError(text)
     return value if type(value) is str else str.__str__(value)
+
+
+def as_full_text(name: str, value: Any) -> str:
+    """Check a str like :func:`as_text`, and that it is not empty; return it as a plain str."""
+    if not (text := as_text(name, value)):
+        raise UsageError(f"{name} must not be empty, got ''")
+    return text
 
 
 def as_optional_text(name: str, value: Any) -> str:
@@ -70,9 +169,9 @@ def _as_int(name: str, value: Any, bits: int) -> int:
     try:
         number = index(value)
     except TypeError:
-        raise UsageTypeError(f"{name} must be an integer, not {type(value).__name__}") from None
+        raise UsageTypeError(f"{name} must be an integer, got {type(value).__name__}") from None
     if not -(1 << bits - 1) <= number < 1 << bits - 1:
-        raise UsageError(f"{name} {number} does not fit in {bits} bits")
+        raise UsageError(f"{name} must fit in {bits} bits, got {_shown(number)}")
     return int(number)
 
 
@@ -86,10 +185,28 @@ def as_int64(name: str, value: Any) -> int:
     return _as_int(name, value, 64)
 
 
+def as_choice(name: str, value: _Choice, choices: Iterable[_Choice], *, extra: str = "") -> _Choice:
+    """Check that a value is one of a few; return it.
+
+    Args:
+        name: Name of the argument, for the text of errors.
+        value: The value.
+        choices: Allowed values.
+        extra: Text that follows the choices, about values that the caller has accepted before.
+
+    Raises:
+        UsageError: The value is none of the choices.
+    """
+    allowed = tuple(choices)
+    if value not in allowed:
+        raise UsageError(f"{name} must be one of {', '.join(map(repr, allowed))}{extra}, got {_shown(value)}")
+    return value
+
+
 def as_list(name: str, value: Any) -> list[Any]:
     """Check that a value is a list; return it."""
     if not isinstance(value, list):
-        raise UsageTypeError(f"{name} must be a list, not {type(value).__name__}")
+        raise UsageTypeError(f"{name} must be a list, got {type(value).__name__}")
     return value
 
 
@@ -98,7 +215,7 @@ def as_headers(headers: Mapping[str, Any] | None) -> dict[str, bytes]:
     if headers is None:
         return {}
     if not isinstance(headers, Mapping):
-        raise UsageTypeError(f"headers must be a mapping, not {type(headers).__name__}")
+        raise UsageTypeError(f"headers must be a mapping, got {type(headers).__name__}")
     return {
         as_text("header name", name): as_bytes(f"header {name!r}", value) for name, value in headers.items()
     }
@@ -108,11 +225,10 @@ def storable_headers(headers: Mapping[str, Any] | None) -> dict[str, bytes]:
     """Return a copy of headers, after checking the limits beyond which the server panics."""
     copy = as_headers(headers)
     if len(copy) > w.MAX_HEADERS:
-        raise EnvelopeTooLargeError(f"{len(copy)} headers; the server stores at most {w.MAX_HEADERS}")
+        raise EnvelopeTooLargeError(f"headers must be at most {w.MAX_HEADERS}, got {len(copy)}")
     for name in copy:
         # UTF-8 takes at most four bytes per character, so short names need no encoding to be checked.
         if len(name) > w.MAX_HEADER_KEY // 4 and (size := len(name.encode())) > w.MAX_HEADER_KEY:
-            raise EnvelopeTooLargeError(
-                f"header name {name[:20]!r}... has {size} bytes; over {w.MAX_HEADER_KEY} crash the server"
-            )
+            most = f"header name {name[:20]!r}... must be at most {w.MAX_HEADER_KEY} bytes, got {size}"
+            raise EnvelopeTooLargeError(f"{most}: a longer one crashes the server")
     return copy

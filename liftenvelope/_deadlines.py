@@ -43,7 +43,7 @@ class DeadlineBuckets:
 
     def __init__(self, resolution: float) -> None:
         if not 0 < resolution < math.inf:
-            raise UsageError(f"resolution must be a positive number of seconds, not {resolution!r}")
+            raise UsageError(f"resolution must be a positive number of seconds, got {resolution!r}")
         self._resolution = resolution
         # Keyed by the end of the slice. The heap holds exactly the keys of the dict.
         self._buckets: dict[float, dict[str, Any]] = {}
@@ -66,10 +66,10 @@ class DeadlineBuckets:
             slice_number = math.floor(deadline / self._resolution)
             end = (slice_number + 1) * self._resolution
         except TypeError:
-            message = f"deadline must be a number of seconds, not {type(deadline).__name__}"
+            message = f"deadline must be a number of seconds, got {deadline!r}"
             raise UsageTypeError(message) from None
         except (ValueError, OverflowError):
-            raise UsageError(f"deadline must be a finite number of seconds, not {deadline!r}") from None
+            raise UsageError(f"deadline must be a finite number of seconds, got {deadline!r}") from None
         if end not in self._buckets:
             self._buckets[end] = {}
             heappush(self._ends, end)

@@ -29,7 +29,7 @@ def check_stream_name(name: str) -> None:
     """Raise UsageError for a stream name that is invalid or would crash the server."""
     for is_faulty, fault in _FAULTS:
         if is_faulty(name):
-            raise UsageError(f"stream name {name!r}: {fault}")
+            raise UsageError(f"stream name {fault}, got {name!r}")
 
 
 def _has_stray_dot(name: str) -> bool:
@@ -49,17 +49,19 @@ def _is_too_long(name: str) -> bool:
 
 
 _FAULTS: Final[tuple[tuple[Callable[[str], bool], str], ...]] = (
-    (lambda name: not name, "it is empty"),
-    (lambda name: name in RESERVED, "it is reserved"),
-    (_is_too_long, f"it is longer than {_LONGEST_NAME} bytes"),
-    (_has_stray_dot, "it has a dot at its start or end, or two in a row"),
-    (_has_wildcard, "it has a wildcard"),
-    (_has_odd_character, "it has a space, a control character, or a lone surrogate"),
+    (lambda name: not name, "must not be empty"),
+    (lambda name: name in RESERVED, "must not be one that the server reserves"),
+    (_is_too_long, f"must be at most {_LONGEST_NAME} bytes"),
+    (_has_stray_dot, "must not have a dot at its start or end, or two in a row"),
+    (_has_wildcard, "must not have a wildcard"),
+    (_has_odd_character, "must not have a space, a control character or a lone surrogate"),
 )
 
 
 def check_settings(settings: Mapping[str, int | bool]) -> None:
     """Raise UsageError for a setting that would break the stream or server. Keys: API names of settings."""
     for name, value in settings.items():
-        if value < 0 or (name in _TIMES and value > _LONGEST_MS):
-            raise UsageError(f"{name}={value!r}: out of range")
+        if value < 0:
+            raise UsageError(f"{name} must be at least 0, got {value!r}")
+        if name in _TIMES and value > _LONGEST_MS:
+            raise UsageError(f"{name} must be at most {_LONGEST_MS} milliseconds, got {value!r}")

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from liftenvelope._checks import as_bytes, as_int64, as_list, as_optional_text, as_text
+from liftenvelope._checks import as_bytes, as_choice, as_int64, as_list, as_optional_text, as_text
 from liftenvelope._extras import require
 from liftenvelope._native import batch
 from liftenvelope._native.payloads import read_stored
@@ -240,7 +240,7 @@ def _iterable(rows: Any, name: str) -> Iterable[Any]:
     single = isinstance(rows, str | bytes | bytearray | memoryview | Mapping)
     if single or not isinstance(rows, Iterable):
         kind = type(rows).__name__
-        raise UsageTypeError(f"{name} must be an Arrow array or an iterable of rows, not {kind}")
+        raise UsageTypeError(f"{name} must be an Arrow array or an iterable of rows, got {kind}")
     return rows
 
 
@@ -275,7 +275,7 @@ def _arrow_column(rows: pa.Array, name: str) -> batch.Column:
         return batch.Column.of_binary(len(rows), rows.offset, validity, offsets, data, kind in _LARGE)
     if kind in _VIEWS:
         return batch.Column.of_views(len(rows), rows.offset, buffers[0], buffers[1], buffers[2:])
-    raise UsageTypeError(f"{name} must be an Arrow array of binary or string, not of {kind}")
+    raise UsageTypeError(f"{name} must be an Arrow array of binary or string, got {kind}")
 
 
 def _header_column(rows: Any) -> batch.HeaderColumn:
@@ -286,7 +286,7 @@ def _header_column(rows: Any) -> batch.HeaderColumn:
     if pa.types.is_null(rows.type):
         return batch.HeaderColumn.of_sequence([None] * len(rows))
     if not pa.types.is_map(rows.type):
-        raise UsageTypeError(f"headers must be an Arrow array of map<string, binary>, not of {rows.type}")
+        raise UsageTypeError(f"headers must be an Arrow array of map<string, binary>, got {rows.type}")
     names, values = _arrow_column(rows.keys, "header names"), _arrow_column(rows.items, "header values")
     validity, offsets = rows.buffers()[:2]
     return batch.HeaderColumn.of_map(len(rows), rows.offset, validity, offsets, names, values)
@@ -301,13 +301,13 @@ def _offsets(expected: Any, rows: int) -> int | memoryview:
         numbers = [_expected_offset(i, number) for i, number in enumerate(array)]
         array = pa.array(numbers, pa.int64())
     if not pa.types.is_integer(array.type) and not pa.types.is_null(array.type):
-        raise UsageTypeError(f"expected_offsets must be integers, not {array.type}")
+        raise UsageTypeError(f"expected_offsets must be integers, got {array.type}")
     if len(array) != rows:
-        raise UsageError(f"expected_offsets has {len(array)} rows, values {rows}")
+        raise UsageError(f"expected_offsets must have as many rows as values, {rows}, got {len(array)}")
     try:
         array = array.cast(pa.int64()).fill_null(-1)
     except pa.ArrowInvalid as exc:
-        raise UsageError(f"expected_offsets: {exc}") from exc
+        raise UsageError(f"expected_offsets must fit in 64 bits: {exc}") from exc
     return memoryview(array.buffers()[1] or b"").cast("B")[array.offset * 8 :]
 
 
@@ -340,8 +340,7 @@ def decode_batch(array: Any, *, on_error: OnError = "raise") -> pa.RecordBatch:
         >>> decode_batch([b"no envelope"], on_error="raw")["value"].to_pylist()
         [b'no envelope']
     """
-    if on_error not in ("raise", "null", "raw"):
-        raise UsageError(f"on_error {on_error!r} is not one of 'raise', 'null', 'raw'")
+    as_choice("on_error", on_error, ("raise", "null", "raw"))
     rows, large = _rows(array)
     decoded = batch.MessageColumns(rows, large, on_error == "raw", pa.allocate_buffer)
     errors = _errors(rows, decoded.bad, unmarshal_message, on_error)
@@ -382,8 +381,7 @@ def decode_acks(array: Any, *, on_error: Literal["raise", "null"] = "raise") -> 
         >>> decode_acks([marshal_ack(Ack(stream="s", offset=7))])["offset"].to_pylist()
         [7]
     """
-    if on_error not in ("raise", "null"):
-        raise UsageError(f"on_error {on_error!r} is not one of 'raise', 'null'")
+    as_choice("on_error", on_error, ("raise", "null"))
     rows, large = _rows(array)
     decoded = batch.AckColumns(rows, large, pa.allocate_buffer)
     errors = _errors(rows, decoded.bad, unmarshal_ack, on_error)

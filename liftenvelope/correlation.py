@@ -22,6 +22,7 @@ from enum import Enum
 from itertools import islice, repeat
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
+from liftenvelope._checks import as_count
 from liftenvelope._correlation_ids import IdSource, RecentIds
 from liftenvelope._deadlines import DeadlineBuckets, repack
 from liftenvelope.errors import UsageError, UsageTypeError
@@ -149,8 +150,7 @@ class PendingAcks:
         resolution: float = 0.05,
         remember: int = 65_536,
     ) -> None:
-        if remember < 1:
-            raise UsageError(f"remember must be at least 1, not {remember!r}")
+        remember = as_count("remember", remember)
         self._on_stray = on_stray
         self._deadlines = DeadlineBuckets(resolution)
         self._bucket = self._deadlines.bucket
@@ -253,7 +253,9 @@ class PendingAcks:
         ids = list(correlation_ids)
         values = _contexts(len(ids) if contexts is None else contexts)
         if len(values) != len(ids):
-            raise UsageError(f"{len(ids)} correlation ids but {len(values)} contexts")
+            raise UsageError(
+                f"contexts must be as many as the correlation ids, {len(ids)}, got {len(values)}"
+            )
         _check_expected(expected)
         self._check_ids(ids)
         bucket = self._bucket(deadline)
@@ -381,15 +383,21 @@ class PendingAcks:
         seen: set[str] = set()
         for correlation_id in ids:
             if not isinstance(correlation_id, str):
-                raise UsageTypeError(f"a correlation id must be str, not {type(correlation_id).__name__}")
+                raise UsageTypeError(f"correlation_id must be str, got {type(correlation_id).__name__}")
             if not correlation_id:
-                raise UsageError("a correlation id must not be empty: ''")
+                raise UsageError("correlation_id must not be empty, got ''")
             if correlation_id in self:
-                raise UsageError(f"correlation id {correlation_id!r} is outstanding already")
+                raise UsageError(
+                    f"correlation id {correlation_id!r} is outstanding already: give each publish its own"
+                )
             if correlation_id in seen:
-                raise UsageError(f"correlation id {correlation_id!r} is in the batch twice")
+                raise UsageError(
+                    f"correlation id {correlation_id!r} is in the batch twice: give each row its own"
+                )
             if self._ids.is_reserved(correlation_id):
-                raise UsageError(f"correlation id {correlation_id!r} is reserved for a generated one")
+                raise UsageError(
+                    f"correlation id {correlation_id!r} is reserved for a generated one: choose another"
+                )
             seen.add(correlation_id)
 
     def _resolve_other(self, ack: Ack, correlation_id: str) -> Resolved | None:
@@ -468,7 +476,7 @@ def _contexts(contexts: int | Iterable[object]) -> Sequence[object]:
     if not isinstance(contexts, int):
         return list(contexts)
     if contexts < 0:
-        raise UsageError(f"the number of entries must not be negative: {contexts}")
+        raise UsageError(f"contexts must be at least 0, got {contexts}")
     return [None] * contexts
 
 
@@ -481,6 +489,6 @@ def _check_expected(expected: int | None) -> None:
     if expected is None:
         return
     if not isinstance(expected, int):
-        raise UsageTypeError(f"expected must be an int or None, not {type(expected).__name__}")
+        raise UsageTypeError(f"expected must be an integer or None, got {expected!r}")
     if expected < 1:
-        raise UsageError(f"expected must be at least 1, not {expected}")
+        raise UsageError(f"expected must be at least 1, got {expected}")

@@ -66,7 +66,7 @@ class KeyPartitioner:
         try:
             return zlib.crc32(b"" if key is None else key) % partitions
         except TypeError:
-            raise UsageTypeError(f"key must be bytes-like, not {type(key).__name__}") from None
+            raise UsageTypeError(f"key must be bytes-like, got {type(key).__name__}") from None
 
 
 class RoundRobinPartitioner:
@@ -115,10 +115,10 @@ class CustomPartitioner:
         try:
             number = index(choice)
         except TypeError:
-            raise UsageTypeError(f"the partitioner must return an int, not {choice!r}") from None
+            raise UsageTypeError(f"the partitioner must return an integer, got {choice!r}") from None
         if not 0 <= number < partitions:
             raise UsageError(
-                f"the partitioner returned {choice!r}, which is not one of {partitions} partitions"
+                f"the partitioner must return a partition from 0 to {partitions - 1}, got {choice!r}"
             )
         return number
 
@@ -153,7 +153,7 @@ def make_partitioner(
     if partition_by == "round_robin":
         return RoundRobinPartitioner()
     problem = UsageError if type(partition_by) is str else UsageTypeError
-    raise problem(f'partition_by must be "key", "round_robin" or a function, not {partition_by!r}')
+    raise problem(f'partition_by must be "key", "round_robin" or a function, got {partition_by!r}')
 
 
 def partition_subject(subject: str, partition: int) -> str:
@@ -174,12 +174,12 @@ def partition_subject(subject: str, partition: int) -> str:
         ('orders', 'orders.2')
     """
     if not subject:
-        raise UsageError("subject must not be empty: ''")
+        raise UsageError("subject must not be empty, got ''")
     if partition < 0:
-        raise UsageError(f"partition must not be negative: {partition}")
+        raise UsageError(f"partition must be at least 0, got {partition}")
     return f"{subject}.{partition}" if partition else subject
 
 
 def _check_partitions(partitions: int) -> None:
     if partitions < 1:
-        raise UsageError(f"partitions must be at least 1, not {partitions}")
+        raise UsageError(f"partitions must be at least 1, got {partitions}")

@@ -79,7 +79,7 @@ def as_request_policy(name: str, value: Any) -> AckPolicy:
     """Convert to a known AckPolicy; refuse unknown numbers, which the server would treat as NONE."""
     policy = as_ack_policy(name, value)
     if not AckPolicy.LEADER <= policy <= AckPolicy.NONE:
-        raise UsageError(f"{name} {int(policy)} is not one of {', '.join(AckPolicy.__members__)}")
+        raise UsageError(f"{name} must be one of {', '.join(AckPolicy.__members__)}, got {int(policy)}")
     return policy
 
 

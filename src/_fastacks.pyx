@@ -139,7 +139,7 @@ cdef class Acknowledger:
         self.stream = as_text("stream", stream).encode()
         self.partition_subject = as_text("partition_subject", partition_subject).encode()
         if max_ack < 1:
-            raise UsageError(f"max_ack must be at least 1, not {max_ack}")
+            raise UsageError(f"max_ack must be at least 1, got {max_ack}")
         self.max_ack = max_ack
         self.prefixes = tuple([as_bytes("prefix", prefix) for prefix in prefixes])
         self.begin()

@@ -559,7 +559,7 @@ cdef bytes allocated_message(MessageFields* f, dict headers, bint crc):
 
 def marshal_message(message, *, bint crc=False):
     if type(message) is not Message:
-        raise UsageTypeError(f"message must be a Message, not {type(message).__name__}")
+        raise UsageTypeError(f"message must be a Message, got {type(message).__name__}")
     return write_message(message, crc)
 
 
@@ -602,7 +602,7 @@ cdef bytes allocated_ack(AckFields* f, bint crc):
 
 def marshal_ack(ack, *, bint crc=False):
     if type(ack) is not Ack:
-        raise UsageTypeError(f"ack must be an Ack, not {type(ack).__name__}")
+        raise UsageTypeError(f"ack must be an Ack, got {type(ack).__name__}")
     return write_ack(ack, crc)
 
 

@@ -454,7 +454,7 @@ cdef class Acks:
 
     def __cinit__(self, bytes inbox not None, int64_t sid, int64_t number, Py_ssize_t size, bint empty):
         if number < 0 or size <= 0:
-            raise UsageError(f"number={number}, size={size}: expected 0 or more, and 1 or more")
+            raise UsageError(f"number must be at least 0 and size at least 1, got {number} and {size}")
         self.floor, self.ring, self.empty = number, size, empty
         self.beyond = <uint8_t*>calloc(<size_t>size, 1)
         if self.beyond == NULL:

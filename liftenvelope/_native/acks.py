@@ -123,7 +123,7 @@ class Acknowledger:
         self._stream = as_text("stream", stream)
         self._partition_subject = as_text("partition_subject", partition_subject)
         if max_ack < 1:
-            raise UsageError(f"max_ack must be at least 1, not {max_ack}")
+            raise UsageError(f"max_ack must be at least 1, got {max_ack}")
         self._max_ack = max_ack
         self._prefixes = tuple(as_bytes("prefix", prefix) for prefix in prefixes)
         self.begin()

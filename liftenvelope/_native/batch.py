@@ -181,7 +181,7 @@ def encode_row(
     key, headers, ack_inbox, correlation_id = fields
     try:
         if headers and None in headers:
-            raise UsageError(f"row {i}: a header name is null")
+            raise UsageError(f"row {i}: a header name must not be null")
         return new_message(
             value,
             key=key,
@@ -193,7 +193,7 @@ def encode_row(
             crc=crc,
         )
     except UnicodeDecodeError:
-        raise UsageError(f"row {i}: a string is not valid UTF-8") from None
+        raise UsageError(f"row {i}: strings must be valid UTF-8") from None
     except EnvelopeTooLargeError as exc:
         raise EnvelopeTooLargeError(f"row {i}: {exc}") from None
 

@@ -139,7 +139,7 @@ def marshal_message(message: Message, *, crc: bool = False) -> bytes:
         7
     """
     if not isinstance(message, Message):
-        raise UsageTypeError(f"message must be a Message, not {type(message).__name__}")
+        raise UsageTypeError(f"message must be a Message, got {type(message).__name__}")
     body = bytearray()
     put_varint_field(body, w.MSG_OFFSET, message.offset)
     put_bytes(body, w.MSG_KEY, message.key)
@@ -175,7 +175,7 @@ def marshal_ack(ack: Ack, *, crc: bool = False) -> bytes:
         7
     """
     if not isinstance(ack, Ack):
-        raise UsageTypeError(f"ack must be an Ack, not {type(ack).__name__}")
+        raise UsageTypeError(f"ack must be an Ack, got {type(ack).__name__}")
     body = bytearray()
     put_text(body, w.ACK_STREAM, ack.stream)
     put_text(body, w.ACK_PARTITION_SUBJECT, ack.partition_subject)

@@ -264,7 +264,7 @@ class Acks:
 
     def __init__(self, inbox: bytes, sid: int, number: int, size: int, empty: bool) -> None:
         if number < 0 or size <= 0:
-            raise UsageError(f"number={number}, size={size}: expected 0 or more, and 1 or more")
+            raise UsageError(f"number must be at least 0 and size at least 1, got {number} and {size}")
         self.floor = number
         self.acked = self.duplicates = self.first = self.last = 0
         self._size = size

@@ -31,16 +31,16 @@ def request_row(
 ) -> bytes:
     """Serialise the PublishRequest of one row; errors name the row. Used by both twins."""
     if value is None:
-        raise UsageError(f"row {i} has no value")
+        raise UsageError(f"row {i} must have a value, got null")
     try:
         if headers and None in headers:
-            raise UsageError(f"row {i}: a header name is null")
+            raise UsageError(f"row {i}: a header name must not be null")
         named = {
             name.decode(): content or b"" for name, content in (headers or {}).items() if name is not None
         }
         for name in SERVER_HEADERS:
             if name in named:
-                text = f"row {i}: header {name!r}: the server puts its own in its place; take another name"
+                text = f"row {i}: headers must not have the name {name!r}, which the server overwrites"
                 raise UsageError(text)
         return publish_request(
             stream.decode(),
@@ -52,7 +52,7 @@ def request_row(
             ack_policy=ack_policy,
         )
     except UnicodeDecodeError:
-        raise UsageError(f"row {i}: a string is not valid UTF-8") from None
+        raise UsageError(f"row {i}: strings must be valid UTF-8") from None
     except EnvelopeTooLargeError as exc:
         raise EnvelopeTooLargeError(f"row {i}: {exc}") from None
 

@@ -232,7 +232,7 @@ def test_reply_subjects(acks: Any, reply: bytes, known: bool) -> None:
 
 @TWINS
 def test_arguments(acks: Any) -> None:
-    with pytest.raises(UsageError, match="max_ack must be at least 1, not 0"):
+    with pytest.raises(UsageError, match="max_ack must be at least 1, got 0"):
         acks.Acknowledger("s", "s", 0)
     with pytest.raises(UsageTypeError, match="stream"):
         acks.Acknowledger(b"s", "s", 1)

@@ -233,7 +233,7 @@ def test_rows_that_cannot_be_encoded(
         None,
     )
     if faulty is not None:
-        assert result[1] == f"row {faulty}: a string is not valid UTF-8"
+        assert result[1] == f"row {faulty}: strings must be valid UTF-8"
         return
     for row, ident, keys in zip(rows, ids, names, strict=True):
         if row["value"] is None:
@@ -481,7 +481,7 @@ def test_each_column_may_be_the_same_for_all_rows(data: st.DataObject) -> None:
 def test_a_constant_that_is_no_text(module: ModuleType) -> None:
     values, bad = module.Column.same(b"v", 2), module.Column.same(b"\xff", 2)
     for columns in ((None, None, bad, None), (None, None, None, bad)):
-        with pytest.raises(ValueError, match=r"^row 0: a string is not valid UTF-8$"):
+        with pytest.raises(ValueError, match=r"^row 0: strings must be valid UTF-8$"):
             module.Envelopes(values, *columns, 0, -1, False)
     assert module.Envelopes(values, bad, None, None, None, 0, -1, False).first_null() is None
 

@@ -92,9 +92,9 @@ class TestRequests:
     @pytest.mark.parametrize(
         ("row", "what"),
         [
-            ((None, None, None, 0), "row 1 has no value"),
-            ((b"", None, {"subject": b""}, 0), "row 1: header 'subject'"),
-            ((b"", None, {"reply": b""}, 0), "row 1: header 'reply'"),
+            ((None, None, None, 0), "row 1 must have a value, got null"),
+            ((b"", None, {"subject": b""}, 0), "row 1: headers must not have the name 'subject'"),
+            ((b"", None, {"reply": b""}, 0), "row 1: headers must not have the name 'reply'"),
         ],
     )
     def test_rows_that_cannot_be_published(self, twin: ModuleType, row: Any, what: str) -> None:

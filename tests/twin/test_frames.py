@@ -97,7 +97,7 @@ def test_fault_ends_the_stream(frames: ModuleType, size: int, prefix: bytes, fau
 @TWINS
 def test_only_bytes_are_messages(frames: ModuleType) -> None:
     assert frames.pack_messages([bytearray(b"a"), memoryview(b"b")]) == message(b"a") + message(b"b")
-    with pytest.raises(UsageTypeError, match="message must be bytes-like, not str"):
+    with pytest.raises(UsageTypeError, match="message must be bytes-like, got str"):
         frames.pack_messages([b"", "text"])
     for thing in (frames.MessageCutter(1), frames.FrameWalker(1, 1)):
         with pytest.raises(UsageTypeError, match="data must be bytes-like"):

@@ -173,7 +173,7 @@ def test_only_bytes_are_walked(frames: ModuleType) -> None:
     walker.feed(bytearray(msg(OPEN, b"x")[:9]))
     walker.feed(memoryview(msg(OPEN, b"x")[9:]))
     assert walker.walk() == ([(OPEN, 1, [("a.b", b"", None, b"x")])], b"")
-    with pytest.raises(UsageTypeError, match="data must be bytes-like, not str"):
+    with pytest.raises(UsageTypeError, match="data must be bytes-like, got str"):
         walker.feed("PING\r\n")
 
 

@@ -263,7 +263,9 @@ def test_acks_in_any_order_count_once(twin: Any) -> None:
 @TWINS
 def test_bad_arguments(twin: Any) -> None:
     for number, size in ((-1, 1), (0, 0)):
-        with pytest.raises(UsageError, match=f"number={number}, size={size}"):
+        with pytest.raises(
+            UsageError, match=f"number must be at least 0 and size at least 1, got {number} and {size}"
+        ):
             twin.Acks(INBOX, SID, number, size, False)
     with pytest.raises(UsageError, match="not a part of 3 bytes"):
         twin.Acks(INBOX, SID, 0, 1, False).feed(b"abc", 0, 4)

@@ -237,7 +237,7 @@ class TestIds:
 
     @pytest.mark.parametrize("correlation_id", [1, b"id", 1.5, ("a",)])
     def test_id_of_another_type(self, correlation_id: Any) -> None:
-        with pytest.raises(UsageTypeError, match=f"must be str, not {type(correlation_id).__name__}"):
+        with pytest.raises(UsageTypeError, match=f"must be str, got {type(correlation_id).__name__}"):
             PendingAcks().register(correlation_id, deadline=5.0)
 
     def test_an_id_still_to_be_generated_is_refused(self) -> None:

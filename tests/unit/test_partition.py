@@ -61,7 +61,7 @@ class TestKey:
         assert KeyPartitioner().partition("s", key, b"", 1000) == expected
 
     def test_str_key(self) -> None:
-        with pytest.raises(UsageTypeError, match="key must be bytes-like, not str"):
+        with pytest.raises(UsageTypeError, match="key must be bytes-like, got str"):
             KeyPartitioner().partition("s", "hello", b"", 3)  # type: ignore[arg-type]
 
 
@@ -98,12 +98,12 @@ class TestCustom:
 
     @pytest.mark.parametrize("choice", [-1, 3, 4, -(2**70), 2**70])
     def test_out_of_range_is_named(self, choice: int) -> None:
-        with pytest.raises(UsageError, match=rf"returned {choice}, .* 3 partitions"):
+        with pytest.raises(UsageError, match=f"must return a partition from 0 to 2, got {choice}"):
             CustomPartitioner(lambda key, value, partitions: choice).partition("s", b"k", b"v", 3)
 
     @pytest.mark.parametrize("choice", ["1", 1.0, None, b"1"])
     def test_not_an_int_is_named(self, choice: Any) -> None:
-        with pytest.raises(UsageTypeError, match="must return an int") as caught:
+        with pytest.raises(UsageTypeError, match="must return an integer") as caught:
             CustomPartitioner(lambda key, value, partitions: choice).partition("s", b"k", b"v", 3)
         assert repr(choice) in str(caught.value)
 
@@ -128,7 +128,7 @@ class TestCustom:
 @pytest.mark.parametrize("partitioner", [KeyPartitioner(), RoundRobinPartitioner(), CustomPartitioner(first)])
 @pytest.mark.parametrize("partitions", [0, -1])
 def test_partitions_must_be_positive(partitioner: Partitioner, partitions: int) -> None:
-    with pytest.raises(UsageError, match=f"partitions must be at least 1, not {partitions}"):
+    with pytest.raises(UsageError, match=f"partitions must be at least 1, got {partitions}"):
         partitioner.partition("s", b"k", b"v", partitions)
 
 
@@ -145,7 +145,7 @@ class TestMake:
         assert partitioner.partition("s", b"k", b"v", 5) == 4
 
     def test_function_is_checked(self) -> None:
-        with pytest.raises(UsageError, match="returned 5"):
+        with pytest.raises(UsageError, match=r"must return a partition .* got 5"):
             make_partitioner(lambda key, value, partitions: partitions).partition("s", b"k", b"v", 5)
 
     @pytest.mark.parametrize("given", [KeyPartitioner(), RoundRobinPartitioner(), CustomPartitioner(first)])
@@ -154,7 +154,7 @@ class TestMake:
 
     @pytest.mark.parametrize("name", ["", "Key", "random", "round-robin"])
     def test_other_name(self, name: str) -> None:
-        with pytest.raises(UsageError, match="not '" + name + "'") as caught:
+        with pytest.raises(UsageError, match="got '" + name + "'") as caught:
             make_partitioner(name)
         assert not isinstance(caught.value, TypeError)
 
@@ -172,7 +172,7 @@ class TestSubject:
         assert partition_subject("foo.bar", partition) == subject
 
     def test_negative(self) -> None:
-        with pytest.raises(UsageError, match="must not be negative: -1"):
+        with pytest.raises(UsageError, match="partition must be at least 0, got -1"):
             partition_subject("foo", -1)
 
     def test_empty(self) -> None:

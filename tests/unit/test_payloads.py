@@ -232,10 +232,10 @@ class TestFaults:
     def test_what_is_no_list_of_bytes(self, name: str) -> None:
         reader = getattr(codec, name)
         for odd in (None, b"", (b"",), 5):
-            with pytest.raises(UsageTypeError, match=r"payloads must be a list, not"):
+            with pytest.raises(UsageTypeError, match=r"payloads must be a list, got"):
                 reader(odd)
         for item in (None, "text", 5):
-            with pytest.raises(UsageTypeError, match=r"payloads\[1\] must be bytes-like, not"):
+            with pytest.raises(UsageTypeError, match=r"payloads\[1\] must be bytes-like, got"):
                 reader([b"", item])
 
 
@@ -288,23 +288,26 @@ class TestRequests:
     @pytest.mark.parametrize(
         ("options", "text"),
         [
-            ({"stream": None}, "stream must be str, not NoneType"),
-            ({"stream": b"s"}, "stream must be str, not bytes"),
-            ({"stream": "\udc80"}, r"stream '\udc80' has a lone surrogate, which UTF-8 can't carry"),
-            ({"partition": 2**31}, "partition 2147483648 does not fit in 32 bits"),
-            ({"partition": -(2**70)}, f"partition {-(2**70)} does not fit in 32 bits"),
-            ({"partition": 1.0}, "partition must be an integer, not float"),
-            ({"partition": None}, "partition must be an integer, not NoneType"),
-            ({"expected_offset": 2**63}, f"expected_offset {2**63} does not fit in 64 bits"),
-            ({"ack_policy": 3}, "ack_policy 3 is not one of LEADER, ALL, NONE"),
-            ({"key": "k"}, "key must be bytes-like, not str"),
-            ({"value": "v"}, "value must be bytes-like, not str"),
-            ({"value": None}, "value must be bytes-like, not NoneType"),
-            ({"headers": {"a": "b"}}, "header 'a' must be bytes-like, not str"),
-            ({"headers": {5: b""}}, "header name must be str, not int"),
-            ({"headers": [("a", b"")]}, "headers must be a mapping, not list"),
-            ({"ack_inbox": 5}, "ack_inbox must be str, not int"),
-            ({"correlation_id": b"c"}, "correlation_id must be str, not bytes"),
+            ({"stream": None}, "stream must be str, got NoneType"),
+            ({"stream": b"s"}, "stream must be str, got bytes"),
+            (
+                {"stream": "\udc80"},
+                r"stream must not contain a lone surrogate, which UTF-8 cannot encode, got '\udc80'",
+            ),
+            ({"partition": 2**31}, "partition must fit in 32 bits, got 2147483648"),
+            ({"partition": -(2**70)}, f"partition must fit in 32 bits, got {-(2**70)}"),
+            ({"partition": 1.0}, "partition must be an integer, got float"),
+            ({"partition": None}, "partition must be an integer, got NoneType"),
+            ({"expected_offset": 2**63}, f"expected_offset must fit in 64 bits, got {2**63}"),
+            ({"ack_policy": 3}, "ack_policy must be one of LEADER, ALL, NONE, got 3"),
+            ({"key": "k"}, "key must be bytes-like, got str"),
+            ({"value": "v"}, "value must be bytes-like, got str"),
+            ({"value": None}, "value must be bytes-like, got NoneType"),
+            ({"headers": {"a": "b"}}, "header 'a' must be bytes-like, got str"),
+            ({"headers": {5: b""}}, "header name must be str, got int"),
+            ({"headers": [("a", b"")]}, "headers must be a mapping, got list"),
+            ({"ack_inbox": 5}, "ack_inbox must be str, got int"),
+            ({"correlation_id": b"c"}, "correlation_id must be str, got bytes"),
         ],
     )
     def test_what_is_refused(self, options: dict[str, Any], text: str) -> None:

@@ -154,12 +154,12 @@ class TestFaults:
 
     @pytest.mark.parametrize("odd", [None, b"", (b"",), pa.array([b""])])
     def test_what_is_no_list(self, odd: Any) -> None:
-        with pytest.raises(UsageTypeError, match=r"^payloads must be a list, not"):
+        with pytest.raises(UsageTypeError, match=r"^payloads must be a list, got"):
             stored_batch(odd)
 
     @pytest.mark.parametrize("odd", [None, "text", 5])
     def test_what_is_not_bytes(self, odd: Any) -> None:
-        with pytest.raises(UsageTypeError, match=r"^payloads\[1\] must be bytes-like, not"):
+        with pytest.raises(UsageTypeError, match=r"^payloads\[1\] must be bytes-like, got"):
             stored_batch([b"", odd])
 
     def test_more_than_an_array_holds(self) -> None:
