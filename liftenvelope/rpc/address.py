@@ -41,11 +41,11 @@ def parse_address(text: str) -> Address:
         host = host[1:-1]
     elif ":" in host:
         raise UsageError(
-            f"address {without_secrets(text)[:_SHOWN]!r}: an IPv6 host needs brackets, as in [::1]:9292"
+            f"address must have brackets, as in [::1]:9292, got {without_secrets(text)[:_SHOWN]!r}"
         )
     is_port = len(port) <= _PORT_DIGITS and port.isascii() and port.isdigit() and 1 <= int(port) <= 65535
     if not (colon and is_port and _is_host(host)):
-        raise UsageError(f"address {without_secrets(text)[:_SHOWN]!r}: expected host:port")
+        raise UsageError(f"address must be host:port, got {without_secrets(text)[:_SHOWN]!r}")
     return Address(host, int(port))
 
 

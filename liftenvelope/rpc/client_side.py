@@ -135,7 +135,7 @@ class ClientConnection(Connection):
 
     def _headers_of(self, method: str) -> list[tuple[bytes, bytes]]:
         if not (method.startswith("/") and method.isascii() and method.isprintable() and " " not in method):
-            raise UsageError(f"method {method!r}: expected a path such as /proto.API/FetchMetadata")
+            raise UsageError(f"method must be a path such as /proto.API/FetchMetadata, got {method!r}")
         return [
             (b":method", b"POST"),
             (b":scheme", self._scheme.encode()),

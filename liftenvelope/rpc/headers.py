@@ -9,6 +9,7 @@ import re
 from typing import TYPE_CHECKING, Final, TypeAlias
 from urllib.parse import quote_from_bytes
 
+from liftenvelope._checks import as_seconds
 from liftenvelope.errors import UsageError
 
 if TYPE_CHECKING:
@@ -42,8 +43,7 @@ def timeout_header(timeout: float) -> str:
     >>> timeout_header(1.5), timeout_header(3600)
     ('1500000u', '3600000m')
     """
-    if not 0 < timeout < math.inf:
-        raise UsageError(f"timeout={timeout!r}: expected a positive number of seconds, or None")
+    timeout = as_seconds("timeout", timeout)
     for unit, per_second in _TIMEOUT_UNITS:
         if (count := math.ceil(timeout * per_second)) <= _LONGEST_TIMEOUT:
             return f"{count}{unit}"
@@ -83,14 +83,16 @@ def encode_metadata(metadata: Metadata) -> list[tuple[str, str]]:
 def _encode_value(name: str, value: str | bytes) -> str:
     if not _NAME.fullmatch(name) or name in _OWN or name.startswith("grpc-"):
         raise UsageError(
-            f"metadata name {name!r}: expected lower-case letters, digits, '_.-', and none of gRPC's own"
+            f"metadata names must be of lower-case letters, digits and '_.-', not gRPC's own, got {name!r}"
         )
     if name.endswith("-bin"):
         if isinstance(value, str):
-            raise UsageError(f"metadata {name!r}: a name that ends in -bin takes bytes, not str")
+            raise UsageError(f"metadata {name!r} must be bytes, because its name ends in -bin, got str")
         return base64.b64encode(value).rstrip(b"=").decode("ascii")
     if isinstance(value, bytes) or not _VALUE.fullmatch(value):
-        raise UsageError(f"metadata {name!r}: {value!r} is not printable ASCII; bytes go under names in -bin")
+        raise UsageError(
+            f"metadata {name!r} must be printable ASCII, got {value!r}: bytes need a name that ends in -bin"
+        )
     return value
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from liftenvelope.errors import UsageError
+from liftenvelope._checks import as_seconds
 
 __all__ = ["PING_TIMEOUT", "Keepalive"]
 
@@ -31,9 +31,7 @@ class Keepalive:
     """
 
     def __init__(self, interval: float | None, now: float, timeout: float = PING_TIMEOUT) -> None:
-        if interval is not None and not interval > 0:
-            raise UsageError(f"keepalive={interval!r}: expected a positive number of seconds, or None")
-        self._interval = interval
+        self._interval = None if interval is None else as_seconds("keepalive", interval)
         self._timeout = timeout
         self._heard = now
         self._pinged = now - _PATIENCE - _MARGIN

@@ -6,11 +6,10 @@ default. One loop checks all fields.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field, fields
 from typing import Any, Final, TypeVar
 
-from liftenvelope.errors import UsageError, UsageTypeError
+from liftenvelope._checks import as_count, as_seconds
 from liftenvelope.rpc.framing import DEFAULT_MAX_MESSAGE
 
 __all__ = ["DEFAULT_LIMITS", "ServerLimits", "bounded"]
@@ -90,18 +89,10 @@ class ServerLimits:
 
 
 def _check(name: str, value: Any, default: Any, *, least: int, most: int | None) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise UsageTypeError(f"{name} must be a number, got {value!r}")
     if isinstance(default, float):
-        if not (math.isfinite(value) and value > 0):
-            raise UsageError(f"{name} must be a positive number of seconds, got {value!r}")
-        return
-    if not isinstance(value, int):
-        raise UsageTypeError(f"{name} must be an integer, got {value!r}")
-    if value < least:
-        raise UsageError(f"{name} must be at least {least}, got {value!r}")
-    if most is not None and value > most:
-        raise UsageError(f"{name} must be at most {most}, got {value!r}")
+        as_seconds(name, value)
+    else:
+        as_count(name, value, least, most)
 
 
 DEFAULT_LIMITS: Final = ServerLimits()

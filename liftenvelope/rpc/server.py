@@ -313,7 +313,7 @@ class Server:
     def address(self) -> str:
         """Listening address, as ``host:port``."""
         if self._listener is None:
-            raise UsageError("the server does not listen")
+            raise UsageError("the server does not listen: call start() first")
         return self._listener.address
 
     async def start(
@@ -331,7 +331,7 @@ class Server:
             UsageError: The server is already listening.
         """
         if self._listener is not None:
-            raise UsageError("the server listens already")
+            raise UsageError(f"the server listens already on {self._listener.address}")
         if tls is not None:
             offer_http2(tls)
         timeout = self._limits.handshake_timeout

@@ -67,7 +67,7 @@ def test_help_of_the_demo() -> None:
         (["demo", "--window", "-1"], "window must be at least 1, not -1"),
         (["demo", "--url", "nats://127.0.0.1:1"], "--url and --liftbridge go together"),
         (["demo", "--liftbridge", "127.0.0.1:1"], "--url and --liftbridge go together"),
-        (["demo", "--url", "nats://127.0.0.1:1", "--liftbridge", "nohost"], "expected host:port"),
+        (["demo", "--url", "nats://127.0.0.1:1", "--liftbridge", "nohost"], "address must be host:port, got"),
         (["demo", "extra"], "unexpected extra argument"),
         (["demo", "--broker", "kafka"], "'kafka' is not one of"),
         (["serve", "--nats", "nats://x", "--data-dir", "/x"], "--nats and --data-dir exclude each other"),
@@ -79,7 +79,10 @@ def test_help_of_the_demo() -> None:
             ["serve", "--nats", "nats://127.0.0.1:1", "--nats-log", "/no/such"],
             "--nats-log must be a file that can be read",
         ),
-        (["serve", "--nats", "nats://127.0.0.1:1", "--nats-domain", "a.b"], "domain 'a.b'"),
+        (
+            ["serve", "--nats", "nats://127.0.0.1:1", "--nats-domain", "a.b"],
+            "--nats-domain must not have a '.', got 'a.b'",
+        ),
         (
             ["serve", "--limit", "max_conections=5"],
             "'max_conections=5' must be NAME=VALUE, with one of the names",
@@ -96,8 +99,8 @@ def test_help_of_the_demo() -> None:
             ["serve", "--limit", "max_message_bytes=5", "--max-message", "5"],
             "'max_message_bytes=5' and --max-message are the same limit",
         ),
-        (["serve", "--listen", "nohost"], "expected host:port"),
-        (["serve", "--nats-listen", "nohost"], "expected host:port"),
+        (["serve", "--listen", "nohost"], "address must be host:port, got"),
+        (["serve", "--nats-listen", "nohost"], "address must be host:port, got"),
         (["serve", "--tls-cert", "x"], "give both or neither"),
         (["serve", "--replicas", "many"], "'many' is not a valid integer"),
         (
