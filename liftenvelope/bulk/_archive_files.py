@@ -63,7 +63,7 @@ class ArchiveFolder:
         try:
             path.mkdir(parents=True, exist_ok=True)
         except FileExistsError as exc:
-            raise UsageError(f"path {str(path)!r}: expected a folder") from exc
+            raise UsageError(f"path must be a folder, got {str(path)!r}") from exc
 
     @contextlib.contextmanager
     def claimed(self, partition: int) -> Iterator[None]:
@@ -105,16 +105,16 @@ class ArchiveFolder:
         try:
             found = pq.read_metadata(path)
         except pa.ArrowInvalid as exc:
-            raise UsageError(f"{path} is no Parquet file: {exc}") from exc
+            raise UsageError(f"{path} must be a Parquet file: {exc}") from exc
         metadata = found.metadata or {}
         if metadata.get(_STREAM) != self._stream.encode() or _STOP not in metadata:
-            raise UsageError(f"{path} is not a file of this archive: it does not say what it covers")
+            raise UsageError(f"{path} must be a file of this archive, by its metadata: choose another folder")
         there, ours = (
             schema.field("offset").type for schema in (found.schema.to_arrow_schema(), self.plan.schema)
         )
         if there != ours:
-            text = f"{path} has offsets of type {there}, and this stream's are {ours}"
-            raise UsageError(f"{text}: it is of a server of another kind; choose another folder")
+            text = f"{path} must have offsets of type {ours}, as the stream has, got {there}"
+            raise UsageError(f"{text}: it is from a server of another kind, choose another folder")
         return int(metadata[_STOP])
 
     def metadata(self, partition: int, start: int, stop: int) -> dict[bytes, bytes]:

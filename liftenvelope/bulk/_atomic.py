@@ -160,7 +160,7 @@ class AtomicPublisher(Publisher):
             if self._aside > at:
                 began, at = time.monotonic(), self._aside
             if time.monotonic() - began > _SILENCE:
-                raise TransportError(f"the server has kept nothing aside for {_SILENCE:g} s")
+                raise TransportError(f"the server has staged no row for {_SILENCE:g} s")
 
         self._link.wait(lambda: self._take(portion) and enough(), check)
 
@@ -203,7 +203,9 @@ class AtomicPublisher(Publisher):
         if self._is_leaderless(answer, portion, row):
             raise TransportError(f"the batch of rows {portion.first} to {portion.stop - 1}: {answer}")
         if isinstance(answer, PubAck):
-            answer = JetStreamError(500, "the server stored it by itself: it knows no atomic batches")
+            answer = JetStreamError(
+                500, "the server stored the row without a batch: it does not support atomic batches"
+            )
         if answer.err_code in (_INCOMPLETE, _TOO_MANY):
             if self._has_hole:
                 return

@@ -166,7 +166,10 @@ class FastBatch:
                 self._take_end(number, asked, answer, data)
         except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as exc:
             self.is_unknown = True
-            self.error = 0, JetStreamError(500, f"this is no answer to a batch: {data[:100]!r} ({exc})")
+            self.error = (
+                0,
+                JetStreamError(500, f"the server sent an invalid answer to a batch: {data[:100]!r} ({exc})"),
+            )
 
     def _take_status(self, number: int, status: tuple[int, str], records: Callable[[int], bool]) -> None:
         code, text = status

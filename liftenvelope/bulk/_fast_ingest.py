@@ -26,7 +26,7 @@ _IN_FLIGHT: Final = 4
 
 
 _FORGOTTEN: Final = JetStreamError(
-    400, "the server knows the batch no more: it was started again, or it waited too long", 10208
+    400, "the server lost the batch: the server restarted, or the batch was idle for too long", 10208
 )
 
 
@@ -214,5 +214,5 @@ class FastPublisher(Publisher):
             raise self._refused(batch.base + row - 1, error, 0)
         if batch.is_lossy or not batch.count:
             raise TransportError(
-                f"the server did not take row {self._done}: too many came, or it has no leader"
+                f"the server did not store row {self._done}: it is overloaded, or the stream has no leader"
             )

@@ -10,6 +10,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from liftenvelope._backoff import Patience
+from liftenvelope._checks import as_count
 from liftenvelope._extras import require
 from liftenvelope.arrow import request_columns
 from liftenvelope.bulk._brokers import Brokers
@@ -17,7 +18,6 @@ from liftenvelope.bulk._placing import Placing, byte_column
 from liftenvelope.bulk._publish_lane import Lane
 from liftenvelope.bulk.errors import WriteFailedError
 from liftenvelope.bulk.outgoing import Written
-from liftenvelope.client.options import check_count
 from liftenvelope.client.publish_checks import check_published_stream
 from liftenvelope.errors import (
     AckTimeoutError,
@@ -85,8 +85,8 @@ class LiftbridgeWrite:
         self._placing = Placing(stream, partition, partitioner)
         self._policy = as_request_policy("ack_policy", ack_policy)
         if self._policy is AckPolicy.NONE:
-            raise UsageError("ack_policy NONE: a write waits for its acks; expected LEADER or ALL")
-        self._window = check_count("max_in_flight", max_in_flight)
+            raise UsageError("ack_policy must be LEADER or ALL, got NONE: a write waits for its acks")
+        self._window = as_count("max_in_flight", max_in_flight)
         self._ack_wait = ack_wait
         self._access = target.access
         self._brokers = Brokers(target)

@@ -36,7 +36,9 @@ def read_credentials(text: str, name: str) -> tuple[str, str]:
     """
     blocks = dict(_BLOCK.findall(text))
     if _JWT not in blocks or _SEED not in blocks:
-        raise UsageError(f"user_credentials {name!r}: expected blocks {_JWT!r} and {_SEED!r}")
+        raise UsageError(
+            f"user_credentials must have blocks {_JWT!r} and {_SEED!r}, got {name!r} without them"
+        )
     return blocks[_JWT], blocks[_SEED]
 
 
@@ -91,7 +93,9 @@ def _file(name: str, path: str) -> str:
             return file.read()
     except (OSError, ValueError) as exc:
         # A user may have passed the seed itself instead of a file name, and the error contains that "path".
-        raise UsageError(without_secrets(f"{name} {path!r} can't be read: {exc}")) from None
+        raise UsageError(
+            without_secrets(f"{name} must be a file that can be read, got {path!r}: {exc}")
+        ) from None
 
 
 def _sign(seed: str, nonce: str, name: str, path: str) -> tuple[str, str]:
@@ -106,5 +110,5 @@ def _sign(seed: str, nonce: str, name: str, path: str) -> tuple[str, str]:
         return pair.public_key.decode(), signed
     except (nkeys.NkeysError, ValueError) as exc:
         raise UsageError(
-            f"{name} {without_secrets(path)!r} has no sound seed: {type(exc).__name__}"
+            f"{name} must have a valid seed, got {without_secrets(path)!r}: {type(exc).__name__}"
         ) from None

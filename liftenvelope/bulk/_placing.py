@@ -108,17 +108,17 @@ def _partitioner(given: str | PartitionChoice | Partitioner) -> Partitioner:
         if given in ("key", "round_robin"):
             return make_partitioner(given)
         problem = UsageError if isinstance(given, str) else UsageTypeError
-        raise problem(f'partitioner must be "key", "round_robin" or a function, not {given!r}')
+        raise problem(f'partitioner must be "key", "round_robin" or a function, got {given!r}')
     return CustomPartitioner(given) if callable(given) else given
 
 
 def _numbers(column: pa.Array) -> pa.Int32Array:
     if not (pa.types.is_integer(column.type) or pa.types.is_null(column.type)):
-        raise UsageTypeError(f"data: column 'partition' must be of integers, not of {column.type}")
+        raise UsageTypeError(f"data: column 'partition' must be of integers, got {column.type}")
     try:
         return column.cast(pa.int32())
     except pa.ArrowInvalid as exc:
-        raise UsageError(f"data: column 'partition': {exc}") from exc
+        raise UsageError(f"data: column 'partition' must fit in 32 bits: {exc}") from exc
 
 
 def byte_column(batch: pa.RecordBatch, name: str) -> pa.Array | None:
@@ -132,7 +132,7 @@ def byte_column(batch: pa.RecordBatch, name: str) -> pa.Array | None:
     column = batch.column(name)
     kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
     if not any(check(kind) for check in _KINDS):
-        raise UsageTypeError(f"data: column {name!r} must be of binary or string, not of {column.type}")
+        raise UsageTypeError(f"data: column {name!r} must be of binary or string, got {column.type}")
     return column
 
 

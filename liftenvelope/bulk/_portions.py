@@ -84,11 +84,11 @@ class _Columns:
         self._values = _large("value", batch["value"])
         if self._values.null_count:
             row = number + self._values.is_null().index(True).as_py()
-            raise UsageError(f"data: row {row} has no value")
+            raise UsageError(f"data: row {row} must have a value, got null")
         self._envelope = envelope
         if not envelope and "key" in batch.schema.names and _has_keys(batch["key"]):
             raise UsageError(
-                "data has keys, and a NATS message has none: pass envelope=True, or drop the column"
+                "data must not have keys, which NATS cannot carry: pass envelope=True, or drop the column"
             )
         self._entries: _Entries | None = None
         if not envelope and "headers" in batch.schema.names:
@@ -128,18 +128,18 @@ class _Columns:
     def _subjects(self) -> tuple[Any, Any]:
         """Validate the subjects. Return them with an index per row, or with None if each row has its own."""
         if "subject" not in self._batch.schema.names:
-            raise UsageError("data has no column 'subject': expected one, or subject=...")
+            raise UsageError("data must have a column 'subject', or subject=... must be given")
         column = self._batch["subject"]
         if column.null_count:
             row = self._number + column.is_null().index(True).as_py()
-            raise UsageError(f"data: row {row} has no subject")
+            raise UsageError(f"data: row {row} must have a subject, got null")
         if not isinstance(column, pa.DictionaryArray):
             column = _large("subject", column)
             self._check(_column(column), column)
             return column, None
         items = _large("subject", column.dictionary)
         if items.null_count:
-            raise UsageError("data: the dictionary of column 'subject' has a null")
+            raise UsageError("data: the dictionary of column 'subject' must not have a null")
         self._check(_column(items), items)
         return _column(items), column.indices.cast(pa.int32())
 
@@ -149,7 +149,7 @@ class _Columns:
             try:
                 publish_subject(items[at].as_py().decode())
             except UnicodeDecodeError as exc:
-                raise UsageError(f"subject {items[at].as_py()!r} is no text") from exc
+                raise UsageError(f"subject must be UTF-8 text, got {items[at].as_py()!r}") from exc
 
     def _lines(
         self, entries: _Entries, start: int, rows: int, dropped: tuple[bytes, ...]
@@ -168,7 +168,7 @@ class _Columns:
         try:
             header_block([(name.decode(), value.decode()) for name, value in pairs])
         except UnicodeDecodeError:
-            return UsageError(f"{where}a header is no text, which NATS can't carry")
+            return UsageError(f"{where}headers must be UTF-8 text for NATS")
         except UsageError as exc:
             return UsageError(where + str(exc))
         raise AssertionError(pairs)
@@ -182,7 +182,7 @@ def _large(name: str, column: pa.Array) -> pa.Array:
     try:
         return column.cast(pa.large_binary())
     except (pa.ArrowNotImplementedError, pa.ArrowInvalid) as exc:
-        text = f"data: column {name!r} must be of binary or string, not of {column.type}"
+        text = f"data: column {name!r} must be of binary or string, got {column.type}"
         raise UsageTypeError(text) from exc
 
 
@@ -217,7 +217,7 @@ def _entries(column: pa.Array) -> _Entries:
     if pa.types.is_null(column.type):
         column = pa.array([[]] * len(column), pa.map_(pa.binary(), pa.binary()))
     if not pa.types.is_map(column.type):
-        raise UsageTypeError(f"data: column 'headers' must be a map, not of {column.type}")
+        raise UsageTypeError(f"data: column 'headers' must be a map, got {column.type}")
     if column.null_count:
         column = pa.array([row or [] for row in column.to_pylist()], column.type)
     names = _large("headers", column.keys).fill_null(b"")
@@ -251,5 +251,7 @@ def _joined(parts: list[pa.RecordBatch]) -> pa.RecordBatch:
         return parts[0]
     found = pa.Table.from_batches(parts).combine_chunks().to_batches()
     if len(found) != 1:
-        raise UsageError(f"{sum(part.num_rows for part in parts)} rows have more than 2 GiB in a column")
+        raise UsageError(
+            f"data must have at most 2 GiB in a column of {sum(part.num_rows for part in parts)} rows"
+        )
     return found[0]

@@ -117,7 +117,7 @@ class Lane:
         return at
 
     def _refuse_long(self, row: int) -> None:
-        text = f"its request has more than the {MAX_REQUEST} bytes that a server takes"
+        text = f"its request must be at most {MAX_REQUEST} bytes, the limit of a server"
         self.refusals.append((row, MessageTooLargeError(AckError.TOO_LARGE, text)))
 
     def settle(self) -> None:
@@ -167,7 +167,7 @@ class Lane:
             state, _ = self.acks.feed(piece, 0, len(piece))
             if state == _native.bulk.BROKEN:
                 raise ServerProtocolError(
-                    f"{self._stream}: the server sent what is no answer: {self.acks.bad!r}"
+                    f"{self._stream}: the server sent an invalid answer: {self.acks.bad!r}"
                 )
             self._heard = now
         self._take_refusals()

@@ -266,4 +266,6 @@ class Publisher(ABC):
             self._subject = portion.commands.subject_at(0)
         row, size = portion.commands.oversize(limit, form, portion.first, 1)
         if row >= 0:
-            raise UsageError(f"row {portion.first + row} has {size} bytes; the server takes {limit}")
+            raise UsageError(
+                f"row {portion.first + row} must be at most {limit} bytes, the server's limit, got {size}"
+            )

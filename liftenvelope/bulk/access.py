@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeAlias
 from urllib.parse import SplitResult, unquote, urlsplit
 
+from liftenvelope._checks import as_count, as_seconds
 from liftenvelope._secrets import without_secrets
 from liftenvelope.client.blocking import BlockingClient
 from liftenvelope.client.client import Client
-from liftenvelope.client.options import check_count, check_http2_sizes, check_seconds, check_server_names
+from liftenvelope.client.options import check_http2_sizes, check_server_names
 from liftenvelope.errors import UsageError, UsageTypeError
 from liftenvelope.jetstream.api import api_prefix
 from liftenvelope.nats._subjects import check_inbox_prefix
@@ -99,10 +100,10 @@ class Access:
 
     def __post_init__(self) -> None:
         for name in ("connect_timeout", "timeout", "stall_timeout"):
-            check_seconds(name, getattr(self, name))
-        check_seconds("reconnect_wait", self.reconnect_wait, zero=True)
+            as_seconds(name, getattr(self, name))
+        as_seconds("reconnect_wait", self.reconnect_wait, zero=True)
         for name in ("max_message_bytes", "max_brokers", "max_partitions"):
-            check_count(name, getattr(self, name))
+            as_count(name, getattr(self, name))
         check_http2_sizes(self)
         api_prefix(self.domain, self.api_prefix)
         check_inbox_prefix(self.inbox_prefix)
@@ -114,11 +115,11 @@ class Access:
         }
         given = [name for name, value in ways.items() if value is not None]
         if len(given) > 1:
-            raise UsageError(f"{' and '.join(given)} exclude each other: expected one way to log in")
+            raise UsageError(f"{' and '.join(given)} exclude each other; leave one of them out")
         if self.password is not None and self.user is None:
-            raise UsageError("password: expected a user as well")
+            raise UsageError("user must be given with password, got None")
         if not (self.tls is None or isinstance(self.tls, bool | ssl.SSLContext)):
-            raise UsageTypeError(f"tls must be an ssl.SSLContext, True, False or None, not {self.tls!r}")
+            raise UsageTypeError(f"tls must be an ssl.SSLContext, True, False or None, got {self.tls!r}")
         check_server_names(self.tls_server_name, is_secure=bool(self.tls))
 
     @property
@@ -168,19 +169,23 @@ def find_target(source: Source, access: Access | None) -> Target:
         UsageTypeError: The source or ``access`` has a wrong type.
     """
     if access is not None and not isinstance(access, Access):
-        raise UsageTypeError(f"access must be a bulk.Access, not {type(access).__name__}")
+        raise UsageTypeError(f"access must be a bulk.Access, got {type(access).__name__}")
     if isinstance(source, BlockingClient):
         return _client_target(source._async._options, access)
     if isinstance(source, Client):
         return _client_target(source._options, access)
     if not isinstance(source, str | Iterable):
-        raise UsageTypeError(f"expected a URL, URLs, or a Liftbridge client, not {type(source).__name__}")
+        raise UsageTypeError(
+            f"source must be a URL, URLs, or a Liftbridge client, got {type(source).__name__}"
+        )
     parts = source.split(",") if isinstance(source, str) else list(source)
     if not parts:
-        raise UsageError("expected at least one URL")
+        raise UsageError("source must have at least one URL, got none")
     found = [_parse_url(part, access or Access()) for part in parts]
     if len({target.kind for target in found}) > 1:
-        raise UsageError(f"{without_secrets(source)}: expected servers of one kind, NATS or Liftbridge")
+        raise UsageError(
+            f"source must have servers of one kind, NATS or Liftbridge, got {without_secrets(source)}"
+        )
     addresses = tuple(dict.fromkeys(address for target in found for address in target.addresses))
     secure = any(target.secure for target in found)
     return Target(found[0].kind, addresses, found[0].access, secure)
@@ -188,7 +193,7 @@ def find_target(source: Source, access: Access | None) -> Target:
 
 def _client_target(options: Options, access: Access | None) -> Target:
     if access is not None:
-        raise UsageError("access: a client brings its own")
+        raise UsageError("access must be None with a client, which has its own options")
     own = Access(
         tls=options.context,
         connect_timeout=options.connect_timeout,
@@ -208,7 +213,7 @@ def _client_target(options: Options, access: Access | None) -> Target:
 
 def _parse_url(text: object, access: Access) -> Target:
     if not isinstance(text, str):
-        raise UsageTypeError(f"expected a URL as str, not {type(text).__name__}")
+        raise UsageTypeError(f"a URL must be str, got {type(text).__name__}")
     url = text.strip()
     if "://" not in url:
         secure = access.context is not None
@@ -218,13 +223,13 @@ def _parse_url(text: object, access: Access) -> Target:
         parts = urlsplit(url)
         port = parts.port
     except ValueError:
-        raise UsageError(f"URL {without_secrets(url)!r}: expected {expected}") from None
+        raise UsageError(f"a URL must be {expected}, got {without_secrets(url)!r}") from None
     if parts.scheme not in _PORTS or not parts.hostname or parts.path.strip("/") or parts.query:
-        raise UsageError(f"URL {without_secrets(url)!r}: expected {expected}")
+        raise UsageError(f"a URL must be {expected}, got {without_secrets(url)!r}")
     address = Address(parts.hostname, port or _PORTS[parts.scheme])
     if parts.scheme == "liftbridge":
         if parts.username is not None:
-            raise UsageError(f"URL {without_secrets(url)!r}: Liftbridge knows no users")
+            raise UsageError(f"a liftbridge:// URL must not have a user, got {without_secrets(url)!r}")
         return Target(Kind.LIFTBRIDGE, (address,), access, access.context is not None)
     secure = parts.scheme == "tls" or access.context is not None
     return Target(Kind.NATS, (address,), _with_login(access, parts), secure)

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from liftenvelope._checks import as_local_path
+from liftenvelope._checks import as_count, as_local_path
 from liftenvelope.bulk._archive_files import ArchiveFile, ArchiveFolder
 from liftenvelope.bulk._crew import Crew, Piece
 from liftenvelope.bulk.access import Access, Source
@@ -22,7 +22,6 @@ from liftenvelope.bulk.reading import BATCH_BYTES, BATCH_ROWS, PARALLEL
 from liftenvelope.bulk.schema import EnvelopeMode
 from liftenvelope.bulk.selection import check_range, plan_ranges
 from liftenvelope.bulk.sources import StreamSource, open_stream
-from liftenvelope.client.options import check_count
 from liftenvelope.client.positions import Start
 from liftenvelope.errors import LiftEnvelopeError, OffsetOutOfRangeError, UsageError
 
@@ -117,14 +116,14 @@ def to_parquet(
     check_calls(on_gap, progress)
     local = as_local_path("path", path)
     if rotate_rows is not None:
-        check_count("rotate_rows", rotate_rows)
-    check_count("rotate_bytes", rotate_bytes)
+        as_count("rotate_rows", rotate_rows)
+    as_count("rotate_bytes", rotate_bytes)
     if not _is_codec(compression):
-        raise UsageError(f"compression={compression!r}: pyarrow has no such codec")
+        raise UsageError(f"compression must be a codec of pyarrow, got {compression!r}")
     opened = open_stream(source, stream, access)
     plan = make_plan(columns, envelope, batch_rows, batch_bytes, on_retention, unsigned=opened.unsigned)
     if "offset" not in plan.columns:
-        raise UsageError("columns: an archive needs 'offset'")
+        raise UsageError("columns must have 'offset' for an archive")
     folder = ArchiveFolder(local, stream, plan, rotate_rows, rotate_bytes, compression)
     with contextlib.closing(opened), contextlib.ExitStack() as claims:
         spans = list[Range]()

@@ -29,7 +29,7 @@ def check_calls(on_gap: object, progress: object) -> None:
     """Raise UsageTypeError if a callback is neither None nor callable."""
     for name, value in (("on_gap", on_gap), ("progress", progress)):
         if value is not None and not callable(value):
-            raise UsageTypeError(f"{name} must be a function or None, not {value!r}")
+            raise UsageTypeError(f"{name} must be a function or None, got {value!r}")
 
 
 class Batches:

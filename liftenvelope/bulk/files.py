@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from liftenvelope._checks import MAX_INT32
 from liftenvelope._extras import require
 from liftenvelope.errors import UsageError
 
@@ -62,7 +63,7 @@ def open_parquet(path: Path) -> pa.RecordBatchReader:
     try:
         file = pq.ParquetFile(path)
     except pa.ArrowInvalid as exc:
-        raise UsageError(f"{path} is no Parquet file: {exc}") from exc
+        raise UsageError(f"{path} must be a Parquet file: {exc}") from exc
     return pa.RecordBatchReader.from_batches(file.schema_arrow, file.iter_batches())
 
 
@@ -145,7 +146,7 @@ def _text(number: int, line: str | bytes) -> str:
     try:
         return line.decode("utf-8-sig" if number == 1 else "utf-8")
     except UnicodeDecodeError as exc:
-        text = f"line {number} is not UTF-8 ({exc.reason} at byte {exc.start}): bytes go as base64, in"
+        text = f"line {number} must be UTF-8, got {exc.reason} at byte {exc.start}: write bytes as base64, in"
         raise UsageError(f"{text} key_base64 and value_base64") from exc
 
 
@@ -153,15 +154,15 @@ def _row(number: int, line: str) -> dict[str, Any]:
     try:
         given = json.loads(line)
     except ValueError as exc:
-        raise UsageError(f"line {number} is no JSON: {exc}") from exc
+        raise UsageError(f"line {number} must be JSON: {exc}") from exc
     if not isinstance(given, dict):
-        raise UsageError(f"line {number} is no JSON object")
+        raise UsageError(f"line {number} must be a JSON object, got {type(given).__name__}")
     row: dict[str, Any] = {name: _bytes(number, given, name) for name in _BINARY}
     if row["value"] is None:
-        raise UsageError(f"line {number} has no 'value'")
+        raise UsageError(f"line {number} must have 'value' or 'value_base64'")
     headers = given.get("headers") or {}
     if not isinstance(headers, dict):
-        raise UsageError(f"line {number}: headers must be an object")
+        raise UsageError(f"line {number}: headers must be an object, got {type(headers).__name__}")
     row["headers"] = [
         (name, _decoded(number, name, content, isinstance(content, dict)))
         for name, content in headers.items()
@@ -172,10 +173,12 @@ def _row(number: int, line: str) -> dict[str, Any]:
 def _places(number: int, given: dict[str, Any]) -> dict[str, Any]:
     subject, partition = given.get("subject"), given.get("partition")
     if subject is not None and not isinstance(subject, str):
-        raise UsageError(f"line {number}: subject must be text, not {subject!r}")
+        raise UsageError(f"line {number}: subject must be text, got {subject!r}")
     is_number = isinstance(partition, int) and not isinstance(partition, bool)
-    if partition is not None and not (is_number and 0 <= partition < 2**31):
-        raise UsageError(f"line {number}: partition must be a number, not {partition!r}")
+    if partition is not None and not (is_number and 0 <= partition <= MAX_INT32):
+        raise UsageError(
+            f"line {number}: partition must be a number from 0 to {MAX_INT32}, got {partition!r}"
+        )
     return {"subject": subject, "partition": partition}
 
 
@@ -192,4 +195,4 @@ def _decoded(number: int, name: str, given: Any, is_base64: bool) -> bytes:
     if isinstance(given, str):
         with contextlib.suppress(binascii.Error, ValueError):
             return base64.b64decode(given, validate=True) if is_base64 else given.encode()
-    raise UsageError(f"line {number}: {name!r} must be text, or base64, not {given!r}")
+    raise UsageError(f"line {number}: {name!r} must be text, or base64, got {given!r}")

@@ -85,13 +85,15 @@ def open_rows(data: Any) -> pa.RecordBatchReader:
         reader = pa.RecordBatchReader.from_stream(data)
     else:
         kind = type(data).__name__
-        raise UsageTypeError(f"data must be an Arrow table, batch or reader, or export Arrow, not {kind}")
+        raise UsageTypeError(f"data must be an Arrow table, batch or reader, or export Arrow, got {kind}")
     names = reader.schema.names
     if "value" not in names:
-        raise UsageError(f"data has no column 'value', but {', '.join(names) or 'none'}")
+        raise UsageError(f"data must have a column 'value', got {', '.join(names) or 'none'}")
     for name in names:
         if name not in COLUMNS and name not in ENVELOPE_COLUMNS:
-            raise UsageError(f"data: column {name!r} can't be published; leave it out")
+            raise UsageError(
+                f"data must not have a column {name!r}, which cannot be published: drop the column"
+            )
     return reader
 
 
@@ -105,7 +107,7 @@ def rows_of(batch: pa.RecordBatch) -> Rows:
     columns = {name: batch.column(name) for name in batch.schema.names if name not in _LEFT_OUT}
     values = _bytes("value", columns["value"])
     if None in values:
-        raise UsageError(f"data: row {values.index(None)} of a batch has no value")
+        raise UsageError(f"data: row {values.index(None)} of a batch must have a value, got null")
     return Rows(
         [value for value in values if value is not None],
         _bytes("key", columns["key"]) if "key" in columns else None,
@@ -118,7 +120,7 @@ def _bytes(name: str, column: pa.Array) -> list[bytes | None]:
     try:
         found: list[bytes | None] = column.cast(pa.large_binary()).to_pylist()
     except (pa.ArrowNotImplementedError, pa.ArrowInvalid) as exc:
-        text = f"data: column {name!r} must be of binary or string, not of {column.type}"
+        text = f"data: column {name!r} must be of binary or string, got {column.type}"
         raise UsageTypeError(text) from exc
     return found
 

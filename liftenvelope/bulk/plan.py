@@ -6,11 +6,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+from liftenvelope._checks import as_choice, as_count, as_seconds
 from liftenvelope.bulk._crew import Piece
 from liftenvelope.bulk.errors import RetentionError
 from liftenvelope.bulk.schema import choose_columns, make_batch, make_schema
-from liftenvelope.client.options import check_count, check_seconds
-from liftenvelope.errors import UsageError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -90,14 +89,11 @@ def make_plan(
         UsageError: An option is invalid; the message names it.
     """
     chosen = choose_columns(columns, envelope)
-    if check_count("batch_rows", batch_rows) > _MOST_ROWS:
-        raise UsageError(f"batch_rows={batch_rows!r}: expected {_MOST_ROWS} or less")
-    if check_count("batch_bytes", batch_bytes) > _MOST_BYTES:
-        raise UsageError(f"batch_bytes={batch_bytes!r}: expected {_MOST_BYTES} or less")
+    batch_rows = as_count("batch_rows", batch_rows, 1, _MOST_ROWS)
+    batch_bytes = as_count("batch_bytes", batch_bytes, 1, _MOST_BYTES)
     if batch_seconds is not None:
-        check_seconds("batch_seconds", batch_seconds)
-    if on_retention not in ("raise", "skip"):
-        raise UsageError(f"on_retention={on_retention!r}: expected 'raise' or 'skip'")
+        as_seconds("batch_seconds", batch_seconds)
+    as_choice("on_retention", on_retention, ("raise", "skip"))
     schema = make_schema(chosen, unsigned=unsigned)
     return BatchPlan(chosen, schema, envelope, batch_rows, batch_bytes, batch_seconds, on_retention)
 

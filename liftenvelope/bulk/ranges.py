@@ -78,7 +78,9 @@ def parse_begin(start: Start, now_ns: int) -> StartAt:
         UsageTypeError: The position is a cursor, or its type is not one of a position.
     """
     if isinstance(start, Cursor):
-        raise UsageTypeError(f"start={start!r}: look the cursor up, and read from the offset after it")
+        raise UsageTypeError(
+            f"start must not be a Cursor, got {start!r}: look it up, and read from the offset after it"
+        )
     return parse_start(start, now_ns)
 
 
@@ -92,13 +94,10 @@ def parse_end(stop: Stop) -> StartAt | None:
     if stop is None or stop == "latest":
         return None
     if isinstance(stop, str):
-        raise UsageError(f"stop={stop!r}: expected an offset, a datetime, 'latest' or None")
+        raise UsageError(f"stop must be an offset, a datetime, 'latest' or None, got {stop!r}")
     if isinstance(stop, bool) or not isinstance(stop, int | datetime | Timestamp):
-        raise UsageTypeError(f"stop={stop!r}: expected an offset, a datetime, 'latest' or None")
-    try:
-        return parse_start(stop, 0)
-    except UsageError as exc:
-        raise type(exc)(str(exc).replace("start=", "stop=", 1)) from None
+        raise UsageTypeError(f"stop must be an offset, a datetime, 'latest' or None, got {stop!r}")
+    return parse_start(stop, 0, name="stop")
 
 
 def begin_of(start: StartAt, extent: Extent, found: int | None) -> int:

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, get_args
 
+from liftenvelope._checks import as_choice
 from liftenvelope.bulk.access import Access, Kind, Source, find_target
 from liftenvelope.bulk.batches import OnGap, OnProgress, check_calls, start_batches, start_reader
 from liftenvelope.bulk.plan import OnRetention, make_plan
@@ -112,10 +113,9 @@ def read(
     check_calls(on_gap, progress)
     target = find_target(source, access)
     unsigned = target.kind is Kind.NATS
-    if via not in get_args(Via):
-        raise UsageError(f"via={via!r}: expected one of {', '.join(get_args(Via))}")
+    as_choice("via", via, get_args(Via))
     if via != "auto" and not unsigned:
-        raise UsageError(f"via={via!r}: it is for JetStream")
+        raise UsageError(f"via must be 'auto' for Liftbridge, got {via!r}: it is for JetStream")
     plan = make_plan(columns, envelope, batch_rows, batch_bytes, on_retention, unsigned=unsigned)
     opened = open_stream(source, stream, access)
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
+from liftenvelope._checks import as_choice
 from liftenvelope._extras import require
 from liftenvelope.errors import UsageError, UsageTypeError
 
@@ -49,20 +50,19 @@ def choose_columns(columns: Iterable[str] | None, envelope: str) -> tuple[str, .
             requested without ``envelope="columns"``.
         UsageTypeError: ``columns`` is not an iterable of names.
     """
-    if envelope not in _MODES:
-        raise UsageError(f"envelope={envelope!r}: expected 'none', 'strip' or 'columns'")
+    as_choice("envelope", envelope, _MODES)
     known = (*COLUMNS, *(ENVELOPE_COLUMNS if envelope == "columns" else ()))
     if columns is None:
         return known
     if isinstance(columns, str) or not isinstance(columns, Iterable):
-        raise UsageTypeError(f"columns must be names of columns, not {columns!r}")
+        raise UsageTypeError(f"columns must be names of columns, got {columns!r}")
     wanted = tuple(dict.fromkeys(columns))
     for name in wanted:
         if name not in known:
-            hint = "; envelope='columns' adds it" if name in ENVELOPE_COLUMNS else ""
-            raise UsageError(f"columns: there is no {name!r}{hint}, expected some of {', '.join(known)}")
+            hint = ": envelope='columns' adds it" if name in ENVELOPE_COLUMNS else ""
+            raise UsageError(f"columns must be some of {', '.join(known)}, got {name!r}{hint}")
     if not wanted:
-        raise UsageError("columns: expected at least one")
+        raise UsageError("columns must have at least one name, got none")
     return wanted
 
 

@@ -6,10 +6,10 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
+from liftenvelope._checks import as_count
 from liftenvelope.bulk._jetstream import JetStreamSource
 from liftenvelope.bulk.plan import retention_error
 from liftenvelope.bulk.ranges import Extent, Range, Stop, begin_of, parse_begin, parse_end
-from liftenvelope.client.options import check_count
 from liftenvelope.client.positions import At, Start, StartAt
 from liftenvelope.errors import UsageError, UsageTypeError
 
@@ -32,10 +32,10 @@ def check_range(
         UsageTypeError: An argument has a wrong type.
     """
     if parallel is not None:
-        check_count("parallel", parallel)
+        as_count("parallel", parallel)
     begin, end = parse_begin(start, time.time_ns()), parse_end(stop)
     if begin.at is At.OFFSET and end is not None and end.at is At.OFFSET and end.number < begin.number:
-        raise UsageError(f"stop={stop!r}: expected {begin.number} or more, where it starts")
+        raise UsageError(f"stop must be at least start, {begin.number}, got {stop!r}")
     return begin, end, _numbers(partitions)
 
 
@@ -43,15 +43,12 @@ def _numbers(partitions: Iterable[int] | int | None) -> list[int] | None:
     if partitions is None:
         return None
     if not isinstance(partitions, int | Iterable):
-        raise UsageTypeError(f"partitions must be numbers, not {partitions!r}")
+        raise UsageTypeError(f"partitions must be numbers, got {partitions!r}")
     found = [partitions] if isinstance(partitions, int) else list(partitions)
     for number in found:
-        if isinstance(number, bool) or not isinstance(number, int):
-            raise UsageTypeError(f"partitions must be numbers, not {number!r}")
-        if number < 0:
-            raise UsageError(f"partitions: {number} is negative")
+        as_count("partitions", number, 0)
     if not found:
-        raise UsageError("partitions: expected at least one")
+        raise UsageError("partitions must have at least one number, or be None for all")
     return list(dict.fromkeys(found))
 
 

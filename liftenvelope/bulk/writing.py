@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from liftenvelope._checks import as_choice, as_count, as_full_text
 from liftenvelope.bulk._jetstream import JetStreamSource
 from liftenvelope.bulk._jetstream_write import MODES, JetStreamWrite, WriteMode
 from liftenvelope.bulk._liftbridge_write import LiftbridgeWrite
@@ -13,7 +14,6 @@ from liftenvelope.bulk.batches import OnProgress
 from liftenvelope.bulk.outgoing import Written, batches_of, open_rows, published
 from liftenvelope.bulk.ranges import Progress
 from liftenvelope.client.blocking import BlockingClient, connect_blocking
-from liftenvelope.client.options import check_count
 from liftenvelope.errors import UsageError, UsageTypeError
 from liftenvelope.jetstream._publish_frames import header_block
 from liftenvelope.types import AckPolicy
@@ -96,9 +96,9 @@ def write(
         Written(acked=1, bytes=7, duplicates=0, offsets={0: (0, 0)})
     """
     target = find_target(source, access)
-    check_count("max_in_flight", max_in_flight)
+    as_count("max_in_flight", max_in_flight)
     if progress is not None and not callable(progress):
-        raise UsageTypeError(f"progress must be a function or None, not {progress!r}")
+        raise UsageTypeError(f"progress must be a function or None, got {progress!r}")
     _check_options(target.kind, subject, envelope, message_id, partition)
     _check_mode(target.kind, mode)
     reader = open_rows(data)
@@ -132,22 +132,19 @@ def _check_options(
     kind: Kind, subject: str | None, envelope: bool, message_id: str | None, partition: int | None
 ) -> None:
     if kind is Kind.NATS and partition is not None:
-        raise UsageError(f"partition={partition!r}: a JetStream stream has none; name a subject")
+        raise UsageError(f"partition must be None for JetStream, got {partition!r}: use subject instead")
     given = {"subject": subject, "envelope": envelope or None, "message_id": message_id}
     for name, value in given.items():
         if kind is Kind.LIFTBRIDGE and value is not None:
-            raise UsageError(f"{name}={value!r}: it is for JetStream")
+            raise UsageError(f"{name} must not be given for Liftbridge, got {value!r}: it is for JetStream")
     if message_id is not None:
-        if not message_id:
-            raise UsageError("message_id='': expected some text")
-        header_block([("Nats-Msg-Id", message_id)])
+        header_block([("Nats-Msg-Id", as_full_text("message_id", message_id))])
 
 
 def _check_mode(kind: Kind, mode: str) -> None:
-    if mode not in MODES:
-        raise UsageError(f"mode={mode!r}: expected one of {', '.join(MODES)}")
+    as_choice("mode", mode, MODES)
     if kind is Kind.LIFTBRIDGE and mode != "auto":
-        raise UsageError(f"mode={mode!r}: it is for JetStream")
+        raise UsageError(f"mode must be 'auto' for Liftbridge, got {mode!r}: it is for JetStream")
 
 
 def _write_jetstream(

@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 from enum import Enum
 from typing import TypeAlias
 
+from liftenvelope._checks import as_choice, as_count
 from liftenvelope.errors import UsageError, UsageTypeError
 
 __all__ = ["Cursor", "Start", "StartAt", "Stop", "StopAt", "Timestamp", "parse_start", "parse_stop"]
@@ -25,10 +26,7 @@ class Timestamp:
     ns: int
 
     def __post_init__(self) -> None:
-        if isinstance(self.ns, bool) or not isinstance(self.ns, int):
-            raise UsageTypeError(f"Timestamp takes an int of nanoseconds, not {self.ns!r}")
-        if not 0 <= self.ns <= _LARGEST:
-            raise UsageError(f"Timestamp({self.ns}): expected nanoseconds since 1970, in 64 bits")
+        object.__setattr__(self, "ns", as_count("ns", self.ns, 0, _LARGEST))
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +42,7 @@ class Cursor:
     default: str = "earliest"
 
     def __post_init__(self) -> None:
-        if self.default not in ("earliest", "latest", "new"):
-            raise UsageError(f"Cursor default {self.default!r}: expected 'earliest', 'latest' or 'new'")
+        as_choice("default", self.default, ("earliest", "latest", "new"))
 
 
 #: Start of a read: ``"new"``, ``"earliest"``, ``"latest"``, an offset, a time, an age, or a cursor.
@@ -97,28 +94,29 @@ def _nanoseconds(name: str, moment: datetime | Timestamp) -> int:
     if isinstance(moment, Timestamp):
         return moment.ns
     if moment.utcoffset() is None:
-        raise UsageError(f"{name}={moment!r}: a datetime needs a time zone, such as datetime.now(UTC)")
+        raise UsageError(f"{name} must have a time zone, such as datetime.now(UTC), got {moment!r}")
     since = moment - datetime(1970, 1, 1, tzinfo=UTC)
     if since < timedelta(0):
-        raise UsageError(f"{name}={moment!r}: expected a time since 1970")
+        raise UsageError(f"{name} must be a time since 1970, got {moment!r}")
     ns = (since.days * 86_400 + since.seconds) * 1_000_000_000 + since.microseconds * 1_000
     if ns > _LARGEST:
-        raise UsageError(f"{name}={moment!r}: expected a time before 2262, whose nanoseconds fit in 64 bits")
+        raise UsageError(
+            f"{name} must be a time before 2262, whose nanoseconds fit in 64 bits, got {moment!r}"
+        )
     return ns
 
 
 def _offset(name: str, offset: int) -> int:
-    if not 0 <= offset <= _LARGEST:
-        raise UsageError(f"{name}={offset}: expected an offset of 0 or more")
-    return offset
+    return as_count(name, offset, 0, _LARGEST)
 
 
-def parse_start(start: Start, now_ns: int) -> StartAt:
+def parse_start(start: Start, now_ns: int, *, name: str = "start") -> StartAt:
     """Return the start position for a ``start`` argument.
 
     Args:
         start: The argument of the caller.
         now_ns: Current time in ns since 1970, from which a timedelta counts back.
+        name: Name of the argument, for the text of errors.
 
     Raises:
         UsageError: ``start`` is out of range, or an unknown word.
@@ -130,19 +128,22 @@ def parse_start(start: Start, now_ns: int) -> StartAt:
         case bool():
             pass
         case int():
-            return StartAt(At.OFFSET, _offset("start", start))
+            return StartAt(At.OFFSET, _offset(name, start))
         case datetime() | Timestamp():
-            return StartAt(At.TIME, _nanoseconds("start", start))
+            return StartAt(At.TIME, _nanoseconds(name, start))
         case timedelta():
             if start < timedelta(0):
-                raise UsageError(f"start={start!r}: expected a time back from now, which is positive")
+                raise UsageError(
+                    f"{name} must be a timedelta back from now, which is positive, got {start!r}"
+                )
             return StartAt(At.TIME, max(0, now_ns - start // timedelta(microseconds=1) * 1_000))
         case Cursor():
             return StartAt(At.CURSOR, cursor=start)
         case str():
-            raise UsageError(f"start={start!r}: expected 'new', 'earliest', 'latest' or an offset")
+            raise UsageError(f"{name} must be 'new', 'earliest', 'latest' or an offset, got {start!r}")
     raise UsageTypeError(
-        f"start={start!r}: expected 'new', 'earliest', 'latest', an offset, datetime, timedelta or Cursor"
+        f"{name} must be 'new', 'earliest', 'latest', an offset, datetime, Timestamp, timedelta or Cursor, "
+        f"got {start!r}"
     )
 
 
@@ -169,8 +170,10 @@ def parse_stop(stop: Stop, now_ns: int) -> StopAt | None:
         case datetime() | Timestamp():
             moment = _nanoseconds("stop", stop)
             if moment > now_ns:
-                raise UsageError(f"stop={stop!r}: it is in the future, which servers can't stop at")
+                raise UsageError(
+                    f"stop must not be in the future, because servers cannot stop there, got {stop!r}"
+                )
             return StopAt(At.TIME, moment)
         case str():
-            raise UsageError(f"stop={stop!r}: expected 'latest', an offset, a datetime or None")
-    raise UsageTypeError(f"stop={stop!r}: expected 'latest', an offset, a datetime or None")
+            raise UsageError(f"stop must be 'latest', an offset, a datetime or None, got {stop!r}")
+    raise UsageTypeError(f"stop must be 'latest', an offset, a datetime or None, got {stop!r}")

@@ -126,7 +126,7 @@ def test_liftbridge(liftbridge_server: LiftbridgeCluster, name: str) -> None:
             2,
             "--from must be a .parquet file, or .ndjson",
         ),
-        (["read", "x", "--url", "nats://a", "--columns", ""], 2, "there is no ''"),
+        (["read", "x", "--url", "nats://a", "--columns", ""], 2, "got ''"),
         (["read", "x", "--url", "nats://127.0.0.1:1"], 1, "can't connect"),
         (["write", "x", "--url", "nats://127.0.0.1:1", "--from", "missing.parquet"], 1, "missing.parquet"),
     ],
@@ -140,9 +140,9 @@ def test_wrong_calls(arguments: list[str], code: int, text: str) -> None:
 @pytest.mark.parametrize(
     ("line", "text"),
     [
-        ("no json", "line 1 is no JSON"),
-        ("[]", "line 1 is no JSON object"),
-        ("{}", "line 1 has no 'value'"),
+        ("no json", "line 1 must be JSON"),
+        ("[]", "line 1 must be a JSON object, got list"),
+        ("{}", "line 1 must have 'value' or 'value_base64'"),
         ('{"value": 1}', "'value' must be text"),
         ('{"value_base64": "?"}', "'value' must be text, or base64"),
         ('{"value": "", "headers": 1}', "headers must be an object"),
@@ -169,7 +169,7 @@ def test_bytes_that_are_no_text(url: str) -> None:
     lines = b'{"value": "a"}\n{"value": "\xff"}\n'
     done = run("write", "numbers", "--url", url, "--subject", "numbers.x", text=lines)
     assert done.exit_code != 0
-    assert "line 2 is not UTF-8 (invalid start byte at byte 11)" in done.output
+    assert "line 2 must be UTF-8, got invalid start byte at byte 11" in done.output
     assert "value_base64" in done.output
 
 

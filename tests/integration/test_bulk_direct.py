@@ -203,7 +203,7 @@ def test_it_is_not_allowed(url: str, name: str) -> None:
         direct(url, name)
     with pytest.raises(StreamNotFoundError):
         direct(url, "nothing")
-    with pytest.raises(UsageError, match="via='soon': expected one of auto, consumer, direct"):
+    with pytest.raises(UsageError, match="via must be one of 'auto', 'consumer', 'direct', got 'soon'"):
         bulk.read(url, name, via="soon")  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="via='direct': it is for JetStream"):
+    with pytest.raises(UsageError, match="via must be 'auto' for Liftbridge, got 'direct'"):
         bulk.read("127.0.0.1:1", name, via="direct")

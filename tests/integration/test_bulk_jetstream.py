@@ -453,20 +453,20 @@ class TestErrors:
     @pytest.mark.parametrize(
         ("options", "text"),
         [
-            ({"start": -1}, "start=-1"),
-            ({"stop": -1}, "stop=-1"),
-            ({"start": 5, "stop": 4}, "stop=4"),
-            ({"stop": "new"}, "stop='new'"),
+            ({"start": -1}, "start must be at least 0, got -1"),
+            ({"stop": -1}, "stop must be at least 0, got -1"),
+            ({"start": 5, "stop": 4}, "stop must be at least start, 5, got 4"),
+            ({"stop": "new"}, "stop must be an offset, a datetime, 'latest' or None, got 'new'"),
             ({"columns": ["offset", "nope"]}, "'nope'"),
             ({"columns": ["ack_inbox"]}, "envelope='columns'"),
             ({"columns": []}, "at least one"),
-            ({"envelope": "off"}, "envelope='off'"),
-            ({"batch_rows": 0}, "batch_rows=0"),
-            ({"batch_bytes": 2**31}, "batch_bytes=2147483648"),
-            ({"parallel": 0}, "parallel=0"),
-            ({"partitions": [-1]}, "-1 is negative"),
+            ({"envelope": "off"}, "envelope must be one of 'none', 'strip', 'columns', got 'off'"),
+            ({"batch_rows": 0}, "batch_rows must be at least 1, got 0"),
+            ({"batch_bytes": 2**31}, "got 2147483648"),
+            ({"parallel": 0}, "parallel must be at least 1, got 0"),
+            ({"partitions": [-1]}, "partitions must be at least 0, got -1"),
             ({"partitions": []}, "at least one"),
-            ({"on_retention": "ignore"}, "on_retention='ignore'"),
+            ({"on_retention": "ignore"}, "on_retention must be one of 'raise', 'skip', got 'ignore'"),
             ({"progress": 1}, "progress"),
             ({"access": 1}, "access"),
         ],
@@ -510,9 +510,9 @@ class TestLogin:
                 bulk.read(server.url, "x", access=Access(nkeys_seed=tmp_path / "user.nk"))
             for content in ("", "no seed"):
                 (tmp_path / "user.nk").write_text(content)
-                with pytest.raises(UsageError, match="no sound seed"):
+                with pytest.raises(UsageError, match="must have a valid seed"):
                     bulk.read(server.url, "x", access=Access(nkeys_seed=tmp_path / "user.nk"))
-            with pytest.raises(UsageError, match="can't be read"):
+            with pytest.raises(UsageError, match="must be a file that can be read"):
                 bulk.read(server.url, "x", access=Access(nkeys_seed=tmp_path / "missing"))
 
     def test_credentials_file(self, tmp_path: Path) -> None:
@@ -554,7 +554,7 @@ class TestLogin:
             with pytest.raises(PermissionDeniedError):
                 bulk.read(server.url, "x")
         file.write_text("nothing")
-        with run_nats_server() as server, pytest.raises(UsageError, match="expected blocks"):
+        with run_nats_server() as server, pytest.raises(UsageError, match="must have blocks"):
             bulk.read(server.url, "x", access=Access(user_credentials=file))
 
 

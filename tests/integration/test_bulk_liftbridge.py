@@ -379,7 +379,7 @@ class TestErrors:
         assert text in str(caught.value)
 
     def test_a_client_brings_its_own_access(self, client: BlockingClient) -> None:
-        with pytest.raises(UsageError, match="its own"):
+        with pytest.raises(UsageError, match="its own options"):
             bulk.read(client, "numbers", access=Access())
 
     def test_an_asynchronous_client_will_do(self, address: str, numbers: str) -> None:

@@ -172,18 +172,18 @@ class TestJetStream:
     @pytest.mark.parametrize(
         ("table", "options", "text"),
         [
-            (pa.table({"x": [1]}), {}, "no column 'value'"),
+            (pa.table({"x": [1]}), {}, "must have a column 'value', got x"),
             (pa.table({"value": [b""], "x": [1]}), {}, "'x'"),
             (pa.table({"value": [1]}), {"subject": "s"}, "int64"),
             (pa.table({"value": [None, b""]}), {"subject": "s"}, "row 0"),
             (pa.table({"value": [b""]}), {}, "'subject'"),
             (pa.table({"value": [b""], "subject": ["a..b"]}), {}, "a..b"),
             (pa.table({"value": [b""], "key": [b"k"]}), {"subject": "s"}, "envelope=True"),
-            (pa.table({"value": [b"x" * 2_000_000]}), {"subject": "s"}, "2000000 bytes"),
-            (pa.table({"value": [b""]}), {"partition": 1}, "partition=1"),
+            (pa.table({"value": [b"x" * 2_000_000]}), {"subject": "s"}, "got 2000000"),
+            (pa.table({"value": [b""]}), {"partition": 1}, "partition must be None for JetStream, got 1"),
             (pa.table({"value": [b""]}), {"subject": "s", "message_id": ""}, "message_id"),
             (pa.table({"value": [b""]}), {"subject": "s", "message_id": "a\nb"}, "line end"),
-            (pa.table({"value": [b""]}), {"max_in_flight": 0}, "max_in_flight=0"),
+            (pa.table({"value": [b""]}), {"max_in_flight": 0}, "max_in_flight must be at least 1, got 0"),
             ([b"x"], {}, "list"),
         ],
     )

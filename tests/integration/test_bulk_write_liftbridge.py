@@ -183,7 +183,7 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("columns", "what"),
         [
-            ({"value": [b"a", None]}, "row 1 has no value"),
+            ({"value": [b"a", None]}, "row 1 must have a value, got null"),
             ({"value": [1]}, "column 'value' must be of binary or string"),
             ({"value": [b"a"], "key": [1.5]}, "column 'key' must be of binary or string"),
             ({"value": [b"a"], "partition": ["x"]}, "column 'partition' must be of integers"),
@@ -202,14 +202,14 @@ class TestRefusals:
     def test_headers_of_the_server(self, address: str, name: str, header: str) -> None:
         create(address, name)
         headers = pa.array([[], [(header, b"x")]], pa.map_(pa.string(), pa.binary()))
-        with pytest.raises(UsageError, match=f"row 1: header '{header}'"):
+        with pytest.raises(UsageError, match=f"row 1: headers must not have the name '{header}'"):
             bulk.write(address, name, pa.table({"value": ["a", "b"], "headers": headers}))
 
     @pytest.mark.parametrize(
         ("options", "what"),
         [
-            ({"ack_policy": 2}, "ack_policy NONE"),
-            ({"partition": -1}, "partition=-1"),
+            ({"ack_policy": 2}, "ack_policy must be LEADER or ALL, got NONE"),
+            ({"partition": -1}, "partition must be at least 0, got -1"),
             ({"partitioner": "hash"}, "partitioner must be"),
             ({"max_in_flight": 0}, "max_in_flight"),
         ],

@@ -100,13 +100,13 @@ class TestTargets:
     @pytest.mark.parametrize(
         ("options", "text"),
         [
-            ({"timeout": 0}, "timeout=0"),
-            ({"reconnect_wait": -1}, "reconnect_wait=-1"),
+            ({"timeout": 0}, "timeout must be a positive number of seconds, got 0"),
+            ({"reconnect_wait": -1}, "reconnect_wait must be a finite number of seconds, 0 or more, got -1"),
             ({"user": "a", "token": "b"}, "user and token"),
-            ({"password": "b"}, "a user as well"),
+            ({"password": "b"}, "user must be given with password"),
             ({"tls": 1}, "tls"),
-            ({"domain": "a", "api_prefix": "b"}, "exclude"),
-            ({"max_message_bytes": 0}, "max_message_bytes=0"),
+            ({"domain": "a", "api_prefix": "b"}, "exclude each other"),
+            ({"max_message_bytes": 0}, "max_message_bytes must be at least 1, got 0"),
             ({"inbox_prefix": ""}, "inbox_prefix must be a subject without wildcards, got ''"),
             ({"inbox_prefix": "_INBOX.*"}, "inbox_prefix must be a subject without wildcards"),
             ({"inbox_prefix": "_INBOX.a\r\nPUB b"}, "inbox_prefix must be a subject without wildcards"),
@@ -128,7 +128,7 @@ def test_credentials() -> None:
         "-----BEGIN USER NKEY SEED-----\r\nSU1\r\n------END USER NKEY SEED------\r\n"
     )
     assert read_credentials(text, "x") == ("abc", "SU1")
-    with pytest.raises(UsageError, match="expected blocks"):
+    with pytest.raises(UsageError, match="must have blocks"):
         read_credentials(text[:60], "x")
 
 
@@ -237,5 +237,5 @@ class TestLines:
 
     def test_no_parquet(self, tmp_path: Path) -> None:
         (tmp_path / "x").write_bytes(b"no")
-        with pytest.raises(UsageError, match="no Parquet file"):
+        with pytest.raises(UsageError, match="must be a Parquet file"):
             open_parquet(tmp_path / "x")

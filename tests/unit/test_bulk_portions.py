@@ -138,19 +138,25 @@ def test_other_headers(maps: pa.Array, expected: list[list[bytes]]) -> None:
 @pytest.mark.parametrize(
     ("columns", "text"),
     [
-        ({"value": [b"", None]}, "row 1 has no value"),
-        ({"value": [1]}, "'value' must be of binary or string, not of int64"),
+        ({"value": [b"", None]}, "row 1 must have a value, got null"),
+        ({"value": [1]}, "'value' must be of binary or string, got int64"),
         ({"value": [b""], "headers": [1]}, "'headers' must be a map"),
-        ({"value": [b"", b""], "subject": ["a", None]}, "row 1 has no subject"),
-        ({"value": [b""], "subject": pa.array([b"\xff"])}, "is no text"),
+        ({"value": [b"", b""], "subject": ["a", None]}, "row 1 must have a subject, got null"),
+        ({"value": [b""], "subject": pa.array([b"\xff"])}, "subject must be UTF-8 text"),
         ({"value": [b""], "subject": ["a b"]}, "'a b'"),
         ({"value": [b""], "subject": ["a.*"]}, "wildcard"),
         (
             {"value": [b"", b""], "headers": pa.array([[], [("A", b"\n")]], MAPS)},
-            "row 1: header 'A' has a line end",
+            "row 1: header 'A' must not have a line end",
         ),
-        ({"value": [b""], "headers": pa.array([[("", b"")]], MAPS)}, "row 0: header name ''"),
-        ({"value": [b""], "headers": pa.array([[("A", b"\xff")]], MAPS)}, "row 0: a header is no text"),
+        (
+            {"value": [b""], "headers": pa.array([[("", b"")]], MAPS)},
+            "row 0: header name must have visible ASCII",
+        ),
+        (
+            {"value": [b""], "headers": pa.array([[("A", b"\xff")]], MAPS)},
+            "row 0: headers must be UTF-8 text",
+        ),
         ({"value": [b""], "key": [b"k"]}, "envelope=True"),
     ],
 )
@@ -163,7 +169,7 @@ def test_rows_that_are_refused(columns: dict[str, Any], text: str) -> None:
 def test_a_row_is_named_by_its_number_in_all_the_data() -> None:
     portions = Portions("s", envelope=False, message_id=False)
     list(portions.of(batch_of(value=[b"a"] * 10), 4, sys.maxsize))
-    with pytest.raises(UsageError, match="row 12 has no value"):
+    with pytest.raises(UsageError, match="row 12 must have a value, got null"):
         list(portions.of(batch_of(value=[b"a", b"b", None]), 4, sys.maxsize))
 
 

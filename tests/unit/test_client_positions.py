@@ -79,12 +79,12 @@ class TestStart:
         ],
     )
     def test_out_of_range(self, start: Any) -> None:
-        with pytest.raises(UsageError, match="start="):
+        with pytest.raises(UsageError, match=r"^start must .* got "):
             parse_start(start, NOW)
 
     @pytest.mark.parametrize("start", [None, True, False, 1.5, b"new", [], object()])
     def test_of_another_type(self, start: Any) -> None:
-        with pytest.raises(UsageTypeError, match="start="):
+        with pytest.raises(UsageTypeError, match=r"^start must .* got "):
             parse_start(start, NOW)
 
     @given(st.datetimes(datetime(1970, 1, 1), datetime(2262, 1, 1)), st.integers(-12, 14))
@@ -128,27 +128,27 @@ class TestStop:
         ],
     )
     def test_out_of_range(self, stop: Any) -> None:
-        with pytest.raises(UsageError, match="stop="):
+        with pytest.raises(UsageError, match=r"^stop must .* got "):
             parse_stop(stop, NOW)
 
     @pytest.mark.parametrize("stop", [True, 1.5, timedelta(1), Cursor("c"), b"latest"])
     def test_of_another_type(self, stop: Any) -> None:
-        with pytest.raises(UsageTypeError, match="stop="):
+        with pytest.raises(UsageTypeError, match=r"^stop must .* got "):
             parse_stop(stop, NOW)
 
 
 class TestValues:
     @pytest.mark.parametrize("ns", [-1, 2**63])
     def test_timestamps_out_of_range(self, ns: int) -> None:
-        with pytest.raises(UsageError, match="Timestamp"):
+        with pytest.raises(UsageError, match="ns must"):
             Timestamp(ns)
 
     @pytest.mark.parametrize("ns", [1.5, "1", True, None])
     def test_timestamps_of_another_type(self, ns: Any) -> None:
-        with pytest.raises(UsageTypeError, match="Timestamp"):
+        with pytest.raises(UsageTypeError, match="ns must"):
             Timestamp(ns)
 
     @pytest.mark.parametrize("default", ["", "now", None, 0])
     def test_cursors_that_begin_nowhere(self, default: Any) -> None:
-        with pytest.raises(UsageError, match="Cursor default"):
+        with pytest.raises(UsageError, match="default must be one of"):
             Cursor("c", default=default)
