@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import Awaitable, Callable, Collection, Hashable
 from typing import TYPE_CHECKING, Generic, Self, TypeVar, overload
 
+from liftenvelope._checks import as_count, as_seconds
 from liftenvelope.client.checkpoints import Checkpoints
 from liftenvelope.client.cluster import Deadline
 from liftenvelope.client.core import check_partition
 from liftenvelope.client.events import CheckpointFailed
-from liftenvelope.client.options import check_count, check_seconds
 from liftenvelope.errors import LiftEnvelopeError, UsageError, UsageTypeError
 
 if TYPE_CHECKING:
@@ -182,14 +182,14 @@ class Checkpointer:
         self._cursor_id = cursor_id
         self._stream = stream
         self._checkpoints = Checkpoints[int](
-            check_count("every_messages", every_messages), check_seconds("every_seconds", every_seconds)
+            as_count("every_messages", every_messages), as_seconds("every_seconds", every_seconds)
         )
         self._writer: CheckpointWriter[int] | None = None
         self._closed = False
 
     async def __aenter__(self) -> Self:
         if self._writer is not None:
-            raise UsageError("a checkpointer can be entered only once")
+            raise UsageError("the checkpointer was entered before: make a new one")
         timeout = self._client._deadline(None).timeout
         self._writer = CheckpointWriter(self._checkpoints, self._store, self._report, timeout)
         self._writer.start()
@@ -277,7 +277,7 @@ class Checkpointer:
         Raises:
             LiftEnvelopeError: An offset could not be stored, as for :meth:`Client.set_cursor`.
         """
-        limit = None if timeout is None else check_seconds("timeout", timeout)
+        limit = None if timeout is None else as_seconds("timeout", timeout)
         await self._running().flush(timeout=limit)
 
     async def close(self) -> None:
@@ -341,10 +341,10 @@ class Checkpointer:
     def _place(self, message: Message | int, offset: int | None) -> tuple[int, int]:
         if isinstance(message, int):
             if offset is None:
-                raise UsageTypeError("a partition needs an offset beside it")
+                raise UsageTypeError("offset must be given with a partition, got None")
             return message, offset
         if message.stream != self._stream:
-            raise UsageError(f"a message of stream {message.stream!r}: expected one of {self._stream!r}")
+            raise UsageError(f"message must be of stream {self._stream!r}, got one of {message.stream!r}")
         return message.partition, message.offset
 
     def _name(self, partition: int) -> CursorName:

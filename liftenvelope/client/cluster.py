@@ -309,7 +309,9 @@ class Cluster:
     def _missing(self, name: str) -> NoSuchStreamError | CallTimeoutError:
         if name not in self._seen:
             return NoSuchStreamError(StatusCode.NOT_FOUND, f"there is no stream {name!r}")
-        return CallTimeoutError(f"stream {name!r} was there and is missing; a broker may have just started")
+        return CallTimeoutError(
+            f"stream {name!r} was found before and is missing now: a broker may have just started"
+        )
 
     async def _fetch_once(self, name: str, deadline: Deadline) -> Metadata:
         """Fetch one stream's metadata; concurrent requests for the same stream share one call."""
@@ -322,7 +324,7 @@ class Cluster:
         if not done:
             raise call_error(
                 "FetchMetadata",
-                RpcError(StatusCode.DEADLINE_EXCEEDED, f"nothing came in {deadline.timeout} s"),
+                RpcError(StatusCode.DEADLINE_EXCEEDED, f"no answer came within {deadline.timeout} s"),
                 f"stream {name!r}",
             )
         if task.cancelled():

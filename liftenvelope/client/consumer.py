@@ -6,14 +6,14 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Self
 
+from liftenvelope._checks import MAX_INT64, as_count, as_seconds
 from liftenvelope.client.checkpointer import CheckpointWriter
 from liftenvelope.client.cluster import Deadline
 from liftenvelope.client.consumer_member import GroupMember
 from liftenvelope.client.consumer_partitions import ConsumerPartitions
 from liftenvelope.client.core import check_partition, check_stream
 from liftenvelope.client.events import GroupLeaveFailed
-from liftenvelope.client.options import check_count, check_seconds
-from liftenvelope.errors import LiftEnvelopeError, UsageError, UsageTypeError
+from liftenvelope.errors import LiftEnvelopeError, UsageError
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -118,7 +118,7 @@ class Consumer(ConsumerPartitions):
             TransportError: No broker could be reached.
         """
         if self._member is not None:
-            raise UsageError("a consumer can be opened only once")
+            raise UsageError("the consumer was opened before: make a new one")
         deadline = self._client._deadline(None)
         self._member = GroupMember(self._client, self.group, self._consumer_id, self._options.streams)
         self._writer = CheckpointWriter(
@@ -230,8 +230,8 @@ class Consumer(ConsumerPartitions):
             UsageError: An argument is invalid.
             LiftEnvelopeError: As iteration does.
         """
-        check_count("max_messages", max_messages)
-        check_seconds("max_wait", max_wait, zero=True)
+        as_count("max_messages", max_messages)
+        as_seconds("max_wait", max_wait, zero=True)
         while True:
             self._settle()
             batch = await self._collect(max_messages, max_wait)
@@ -290,7 +290,7 @@ class Consumer(ConsumerPartitions):
         if self._ready or self._closing or self._failure is not None:
             return
         if self._is_waiting:
-            raise UsageError("another task waits for the consumer's next message: one may at a time")
+            raise UsageError("another task waits for the consumer's next message: read in one task at a time")
         self._is_waiting = True
         try:
             await self._wake.wait()
@@ -327,7 +327,7 @@ class Consumer(ConsumerPartitions):
             NotMemberError: The consumer expired after missed heartbeats, and is rejoining the group.
             LiftEnvelopeError: An offset could not be stored, as for :meth:`Client.set_cursor`.
         """
-        limit = None if timeout is None else check_seconds("timeout", timeout)
+        limit = None if timeout is None else as_seconds("timeout", timeout)
         self._running()
         writer = self._writer
         assert writer is not None
@@ -375,10 +375,7 @@ class Consumer(ConsumerPartitions):
             FencedError: The partition is not assigned to this member.
             UsageError: The offset is negative, or 2**63 or larger.
         """
-        if isinstance(offset, bool) or not isinstance(offset, int):
-            raise UsageTypeError(f"offset must be an int, not {offset!r}")
-        if not 0 <= offset < 2**63:
-            raise UsageError(f"offset={offset!r}: expected 0 or more, below 2**63")
+        offset = as_count("offset", offset, 0, MAX_INT64)
         reader = self._reader(stream, partition)
         self._checkpoints.forget(reader.key)
         self._in_hand = [held for held in self._in_hand if held[0] is not reader]

@@ -74,9 +74,7 @@ class GroupMember:
         """
         if key not in self.state.assignment:
             stream, partition = key
-            raise FencedError(
-                f"{stream}[{partition}] does not belong to consumer {self.consumer_id!r} any more"
-            )
+            raise FencedError(f"{stream}[{partition}] is no longer assigned to consumer {self.consumer_id!r}")
         return GroupIdentity(self.group, self.state.assigned_epoch, self.consumer_id)
 
     async def settle(self, deadline: Deadline) -> None:
@@ -109,9 +107,7 @@ class GroupMember:
         before = self.state.answers
         while not (self.state.answers > before and self.state.is_settled):
             if self.state.next(self._clock()).do in (Do.JOIN, Do.LEAVE):
-                raise NotMemberError(
-                    f"{self._about}: the consumer is no member any more, and is joining anew"
-                )
+                raise NotMemberError(f"{self._about}: the consumer is no longer a member, and joins again")
             await self._step(deadline, hurried=self.state.is_settled)
             await self._unless_settled(deadline)
         return self.state.assignment

@@ -6,9 +6,9 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from liftenvelope.client.core import check_stream, check_text
+from liftenvelope._checks import as_choice, as_full_text, as_seconds
+from liftenvelope.client.core import check_stream
 from liftenvelope.client.cursors import check_cursor_id, cursor_key
-from liftenvelope.client.options import check_seconds
 from liftenvelope.errors import UsageError, UsageTypeError
 
 __all__ = ["ConsumerOptions", "PartitionsCallback", "check_streams"]
@@ -28,18 +28,15 @@ def check_streams(streams: str | Iterable[str]) -> tuple[str, ...]:
     """
     names = (streams,) if isinstance(streams, str) else tuple(dict.fromkeys(map(check_stream, streams)))
     if not names:
-        raise UsageError("streams: expected the name of at least one stream")
+        raise UsageError("streams must have at least one name, got none")
     for name in names:
         cursor_key("any", name, 0)
     return names
 
 
 def _check_consumer_id(consumer_id: object) -> None:
-    if consumer_id is None:
-        return
-    if not isinstance(consumer_id, str) or not consumer_id:
-        raise UsageError(f"consumer_id={consumer_id!r}: expected some text, or None for a new id")
-    check_text("consumer_id", consumer_id)
+    if consumer_id is not None:
+        as_full_text("consumer_id", consumer_id)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,13 +56,11 @@ class ConsumerOptions:
         check_cursor_id(self.group, "group")
         _check_consumer_id(self.consumer_id)
         if self.auto_commit_interval is not None:
-            check_seconds("auto_commit_interval", self.auto_commit_interval)
-        if self.auto_offset not in _AUTO_OFFSETS:
-            expected = ", ".join(map(repr, _AUTO_OFFSETS))
-            raise UsageError(f"auto_offset={self.auto_offset!r}: expected one of {expected}")
+            as_seconds("auto_commit_interval", self.auto_commit_interval)
+        as_choice("auto_offset", self.auto_offset, _AUTO_OFFSETS)
         for name in ("on_assigned", "on_revoked"):
             if getattr(self, name) is not None and not callable(getattr(self, name)):
-                raise UsageTypeError(f"{name} must be a function, not {getattr(self, name)!r}")
+                raise UsageTypeError(f"{name} must be a function, got {getattr(self, name)!r}")
 
     @property
     def cursor_id(self) -> str:

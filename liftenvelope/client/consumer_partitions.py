@@ -54,7 +54,7 @@ class ConsumerPartitions:
         self._gone = asyncio.Event()
 
     def _not_ours(self, stream: str, partition: int) -> FencedError:
-        return FencedError(f"{stream}[{partition}] is not, or no more, {self._consumer_id!r}'s to read")
+        return FencedError(f"{stream}[{partition}] is not assigned to consumer {self._consumer_id!r}")
 
     def _running(self) -> GroupMember:
         if self._member is None:

@@ -5,17 +5,18 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
+from liftenvelope._checks import MAX_INT32, as_count, as_full_text, as_seconds
 from liftenvelope.client.cluster import Cluster, Deadline
 from liftenvelope.client.failures import decode
-from liftenvelope.client.options import Options, check_seconds
-from liftenvelope.errors import ConnectionClosedError, UsageError, UsageTypeError
+from liftenvelope.client.options import Options
+from liftenvelope.errors import ConnectionClosedError, UsageError
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message as ProtobufMessage
 
     from liftenvelope.client.cluster import Route
 
-__all__ = ["ClientCore", "Closeable", "check_partition", "check_stream", "check_text"]
+__all__ = ["ClientCore", "Closeable", "check_partition", "check_stream"]
 
 _M = TypeVar("_M", bound="ProtobufMessage")
 
@@ -35,27 +36,7 @@ def check_stream(stream: str) -> str:
         UsageError: The name is empty, or contains a lone surrogate.
         UsageTypeError: The name is not a str.
     """
-    if not isinstance(stream, str):
-        raise UsageTypeError(f"stream must be str, not {type(stream).__name__}")
-    if not stream:
-        raise UsageError("stream must not be empty: ''")
-    return check_text("stream", stream)
-
-
-def check_text(name: str, text: str) -> str:
-    """Return the text if UTF-8 can encode it.
-
-    Raises:
-        UsageError: The text contains a lone surrogate, which UTF-8 cannot encode.
-        UsageTypeError: The text is not a str.
-    """
-    if not isinstance(text, str):
-        raise UsageTypeError(f"{name} must be str, not {type(text).__name__}")
-    try:
-        text.encode()
-    except UnicodeEncodeError as exc:
-        raise UsageError(f"{name} {text!r}: it contains a lone surrogate, which UTF-8 cannot encode") from exc
-    return text
+    return as_full_text("stream", stream)
 
 
 def check_partition(partition: int) -> int:
@@ -63,13 +44,9 @@ def check_partition(partition: int) -> int:
 
     Raises:
         UsageError: The number is negative, or 2**31 or larger: the API has an int32.
-        UsageTypeError: The number is not an int.
+        UsageTypeError: The number is not an integer.
     """
-    if isinstance(partition, bool) or not isinstance(partition, int):
-        raise UsageTypeError(f"partition must be an int, not {partition!r}")
-    if not 0 <= partition < 2**31:
-        raise UsageError(f"partition={partition!r}: expected 0 or more, below 2**31")
-    return partition
+    return as_count("partition", partition, 0, MAX_INT32)
 
 
 class ClientCore:
@@ -109,7 +86,7 @@ class ClientCore:
         if self._closed:
             raise ConnectionClosedError("the client is closed: make a new one with connect()")
         self._check_loop()
-        return Deadline(self._options.timeout if timeout is None else check_seconds("timeout", timeout))
+        return Deadline(self._options.timeout if timeout is None else as_seconds("timeout", timeout))
 
     def _check_loop(self) -> None:
         loop = asyncio.get_running_loop()

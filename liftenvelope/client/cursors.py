@@ -5,9 +5,10 @@ from __future__ import annotations
 import zlib
 from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
 
+from liftenvelope._checks import MAX_INT64, as_count, as_full_text, as_integer
 from liftenvelope._pb import api_pb2
 from liftenvelope.client.checkpointer import Checkpointer
-from liftenvelope.client.core import check_partition, check_stream, check_text
+from liftenvelope.client.core import check_partition, check_stream
 from liftenvelope.client.streams import StreamsMixin
 from liftenvelope.errors import (
     CallTimeoutError,
@@ -16,7 +17,6 @@ from liftenvelope.errors import (
     NoSuchPartitionError,
     NoSuchStreamError,
     UsageError,
-    UsageTypeError,
 )
 
 if TYPE_CHECKING:
@@ -44,9 +44,8 @@ def check_cursor_id(cursor_id: str, name: str = "cursor_id") -> str:
             and the partition into one key with commas, without escaping.
         UsageTypeError: The id is not a str.
     """
-    check_text(name, cursor_id)
-    if not cursor_id or "," in cursor_id:
-        raise UsageError(f"{name}={cursor_id!r}: expected at least one character, and no comma")
+    if "," in as_full_text(name, cursor_id):
+        raise UsageError(f"{name} must not have a comma, got {cursor_id!r}")
     return cursor_id
 
 
@@ -58,7 +57,7 @@ def cursor_key(cursor_id: str, stream: str, partition: int) -> str:
     """
     check_cursor_id(cursor_id)
     if "," in check_stream(stream):
-        raise UsageError(f"stream={stream!r}: a stream with a comma in its name can have no cursors")
+        raise UsageError(f"stream must not have a comma in its name to have cursors, got {stream!r}")
     return f"{cursor_id},{stream},{check_partition(partition)}"
 
 
@@ -73,11 +72,9 @@ def cursor_partition(key: str, partitions: int) -> int:
 
 
 def _check_offset(offset: int) -> int:
-    if isinstance(offset, bool) or not isinstance(offset, int):
-        raise UsageTypeError(f"offset must be an int, not {offset!r}")
-    if not 0 <= offset < 2**63:
-        raise UsageError(f"offset={offset!r}: expected 0 or more, below 2**63; reset_cursor() takes it away")
-    return offset
+    if as_integer("offset", offset) < 0:
+        raise UsageError(f"offset must be at least 0, got {offset!r}: use reset_cursor() to delete a cursor")
+    return as_count("offset", offset, 0, MAX_INT64)
 
 
 class CursorsMixin(StreamsMixin):
@@ -184,7 +181,7 @@ class CursorsMixin(StreamsMixin):
         request = api_pb2.FetchCursorRequest(stream=stream, partition=partition, cursorId=cursor_id)
         answer = await self._cursor_call("FetchCursor", request, api_pb2.FetchCursorResponse, key, deadline)
         if answer is None:
-            raise InternalError("a call that changes nothing was taken for done")
+            raise InternalError("a call without effect counted as done")
         return None if answer.offset <= _MISSING else answer.offset
 
     async def _write_cursor(self, name: CursorName, offset: int, deadline: Deadline) -> None:

@@ -194,7 +194,7 @@ class GroupMemberExpired:
 
     def __str__(self) -> str:
         return (
-            f"group {self.group!r}: {self.consumer_id!r} is no member any more, and joins anew. If it was "
+            f"group {self.group!r}: {self.consumer_id!r} is no longer a member, and joins again. If it was "
             "silent for too long: the event loop must not be blocked for longer than the consumer timeout"
         )
 

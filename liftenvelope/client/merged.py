@@ -69,7 +69,7 @@ class MergedSubscription(MessageReader):
             LiftEnvelopeError: Any error of :meth:`Subscription.open`.
         """
         if self._opened:
-            raise UsageError(f"stream {self._stream!r}: the subscription was opened before")
+            raise UsageError(f"stream {self._stream!r}: the subscription was opened before, make a new one")
         self._opened = True
         self._core._open.add(self)
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Self
 
-from liftenvelope.client.options import check_count, check_seconds
+from liftenvelope._checks import as_count, as_seconds
 from liftenvelope.client.partition_read import read_messages
 from liftenvelope.errors import LiftEnvelopeError, UsageError
 
@@ -71,7 +71,7 @@ class MessageReader:
             LiftEnvelopeError: Any error that iteration raises.
         """
         if not self._buffer:
-            limit = None if timeout is None else check_seconds("timeout", timeout, zero=True)
+            limit = None if timeout is None else as_seconds("timeout", timeout, zero=True)
             try:
                 async with asyncio.timeout(limit):
                     await self._fill()
@@ -95,8 +95,8 @@ class MessageReader:
             UsageError: An argument is out of range.
             LiftEnvelopeError: Any error that iteration raises, after all messages that came before the error.
         """
-        check_count("max_messages", max_messages)
-        check_seconds("max_wait", max_wait, zero=True)
+        as_count("max_messages", max_messages)
+        as_seconds("max_wait", max_wait, zero=True)
         while (payloads := await self._collect(max_messages, max_wait)) is not None:
             yield await self._decode(payloads)
 
@@ -119,8 +119,8 @@ class MessageReader:
         """
         from liftenvelope import arrow
 
-        check_count("max_rows", max_rows)
-        check_seconds("max_wait", max_wait, zero=True)
+        as_count("max_rows", max_rows)
+        as_seconds("max_wait", max_wait, zero=True)
         while (payloads := await self._collect(max_rows, max_wait)) is not None:
             yield arrow.stored_batch(payloads)
 

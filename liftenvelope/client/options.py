@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import inspect
 import ssl
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
+from liftenvelope._checks import as_choice, as_count, as_seconds
 from liftenvelope.client.events import EventHandler, warn
 from liftenvelope.client.metadata import BrokerInfo
 from liftenvelope.errors import UsageError, UsageTypeError
@@ -18,9 +18,7 @@ from liftenvelope.rpc.tls import check_server_name
 __all__ = [
     "BrokerSelection",
     "Options",
-    "check_count",
     "check_http2_sizes",
-    "check_seconds",
     "check_server_names",
     "server_name_of",
 ]
@@ -38,43 +36,8 @@ _COUNTS = (
     "max_brokers",
     "max_partitions",
 )
-#: Largest number of seconds: the largest finite float. A larger int can't become a float.
-_MOST_SECONDS = sys.float_info.max
 #: Largest flow-control window of HTTP/2 in bytes (RFC 9113, 6.9.1).
 _LARGEST_WINDOW = 2**31 - 1
-
-
-def check_seconds(name: str, value: float, *, zero: bool = False) -> float:
-    """Return a number of seconds as a float.
-
-    Args:
-        name: Name of the argument, for the text of errors.
-        value: The number of seconds.
-        zero: Whether 0 is allowed.
-
-    Raises:
-        UsageError: The value is negative or not finite, or 0 where that is not allowed.
-        UsageTypeError: The value is not a number.
-    """
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise UsageTypeError(f"{name} must be a number of seconds, not {value!r}")
-    if not (0 < value <= _MOST_SECONDS or (zero and value == 0)):
-        raise UsageError(f"{name}={value!r}: expected a {'' if zero else 'positive '}number of seconds")
-    return float(value)
-
-
-def check_count(name: str, value: int) -> int:
-    """Return a count.
-
-    Raises:
-        UsageError: The value is less than 1.
-        UsageTypeError: The value is not an int.
-    """
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise UsageTypeError(f"{name} must be an int, not {value!r}")
-    if value < 1:
-        raise UsageError(f"{name}={value!r}: expected 1 or more")
-    return value
 
 
 def check_http2_sizes(options: _HttpSizes) -> None:
@@ -85,9 +48,7 @@ def check_http2_sizes(options: _HttpSizes) -> None:
         UsageTypeError: A size is not an int.
     """
     for name in ("prefetch_bytes", "max_header_bytes"):
-        value = check_count(name, getattr(options, name))
-        if value > _LARGEST_WINDOW:
-            raise UsageError(f"{name}={value!r}: expected less than 2**31")
+        as_count(name, getattr(options, name), 1, _LARGEST_WINDOW)
 
 
 class _HttpSizes(Protocol):
@@ -106,22 +67,22 @@ class _HttpSizes(Protocol):
 
 def _addresses(addresses: str | Iterable[str]) -> tuple[str, ...]:
     if not isinstance(addresses, Iterable):
-        raise UsageTypeError(f"addresses must be host:port strings, not {addresses!r}")
+        raise UsageTypeError(f"addresses must be host:port strings, got {addresses!r}")
     given = [addresses] if isinstance(addresses, str) else list(addresses)
     if not given:
-        raise UsageError("addresses: expected at least one host:port")
+        raise UsageError("addresses must have at least one host:port, got none")
     return tuple(dict.fromkeys(_address("addresses", address) for address in given))
 
 
 def _address(name: str, address: object) -> str:
     if not isinstance(address, str):
-        raise UsageTypeError(f"{name}: expected host:port strings, not {address!r}")
+        raise UsageTypeError(f"{name} must be host:port strings, got {address!r}")
     return str(parse_address(address))
 
 
 def _address_map(addresses: Mapping[str, str]) -> dict[str, str]:
     if not isinstance(addresses, Mapping):
-        raise UsageTypeError(f"address_map must be a mapping of host:port to host:port, not {addresses!r}")
+        raise UsageTypeError(f"address_map must be a mapping of host:port to host:port, got {addresses!r}")
     return {_address("address_map", a): _address("address_map", b) for a, b in addresses.items()}
 
 
@@ -181,23 +142,20 @@ class Options:
         put = object.__setattr__
         put(self, "addresses", _addresses(self.addresses))
         for name in ("timeout", "ack_wait", "connect_timeout", "keep_alive_time", "metadata_max_age"):
-            put(self, name, check_seconds(name, getattr(self, name)))
-        put(self, "resubscribe_wait", check_seconds("resubscribe_wait", self.resubscribe_wait, zero=True))
+            put(self, name, as_seconds(name, getattr(self, name)))
+        put(self, "resubscribe_wait", as_seconds("resubscribe_wait", self.resubscribe_wait, zero=True))
         if self.ping_interval is not None:
-            check_seconds("ping_interval", self.ping_interval)
+            as_seconds("ping_interval", self.ping_interval)
         for name in _COUNTS:
-            check_count(name, getattr(self, name))
+            as_count(name, getattr(self, name))
         if self.prefetch_messages is not None:
-            check_count("prefetch_messages", self.prefetch_messages)
+            as_count("prefetch_messages", self.prefetch_messages)
         check_http2_sizes(self)
         hook = self.on_event
         if hook is not None and (inspect.iscoroutinefunction(hook) or not callable(hook)):
-            raise UsageTypeError(f"on_event must be a plain function or None, not {hook!r}")
-        if not callable(self.broker_selection) and self.broker_selection not in _SELECTIONS:
-            expected = ", ".join(map(repr, _SELECTIONS))
-            raise UsageError(
-                f"broker_selection={self.broker_selection!r}: expected one of {expected}, or a function"
-            )
+            raise UsageTypeError(f"on_event must be a plain function or None, got {hook!r}")
+        if not callable(self.broker_selection):
+            as_choice("broker_selection", self.broker_selection, _SELECTIONS, extra=" or a function")
         put(self, "tls", self._context())
         names = check_server_names(self.tls_server_name, is_secure=self.context is not None)
         put(self, "tls_server_name", names)
@@ -210,7 +168,7 @@ class Options:
             return ssl.create_default_context()
         if self.tls is False:
             return None
-        raise UsageTypeError(f"tls must be an ssl.SSLContext, True, False or None, not {self.tls!r}")
+        raise UsageTypeError(f"tls must be an ssl.SSLContext, True, False or None, got {self.tls!r}")
 
     @property
     def seeds(self) -> tuple[str, ...]:

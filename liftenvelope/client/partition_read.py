@@ -86,7 +86,7 @@ def read_messages(payloads: list[bytes]) -> list[Message]:
     try:
         return _native.env.read_messages(payloads)
     except EnvelopeError as exc:
-        raise RpcError(StatusCode.INTERNAL, f"the server sent what is no message: {exc}") from exc
+        raise RpcError(StatusCode.INTERNAL, f"the server sent an invalid message: {exc}") from exc
 
 
 class PartitionRead:

@@ -34,7 +34,9 @@ def check_published_stream(stream: str) -> str:
         UsageTypeError: The name is not a str.
     """
     if check_stream(stream) in RESERVED:  # the server does not protect these streams
-        raise UsageError(f"stream {stream!r} is the server's own: what is published there breaks it")
+        raise UsageError(
+            f"stream must not be one of the server's own, which a publish would break, got {stream!r}"
+        )
     return stream
 
 
@@ -46,7 +48,9 @@ def check_headers(headers: Mapping[str, Any] | None) -> None:
     """
     for name in _RESERVED_HEADERS:
         if headers and name in headers:
-            raise UsageError(f"header {name!r}: the server puts its own in its place; take another name")
+            raise UsageError(
+                f"headers must not have the name {name!r}, which the server overwrites: choose another name"
+            )
 
 
 def check_size(request: bytes) -> bytes:
@@ -56,7 +60,7 @@ def check_size(request: bytes) -> bytes:
         MessageTooLargeError: The request is larger than a server accepts (4 MiB).
     """
     if len(request) > MAX_REQUEST:
-        text = f"the request has {len(request)} bytes; a server takes at most {MAX_REQUEST}"
+        text = f"the request must be at most {MAX_REQUEST} bytes, the limit of a server, got {len(request)}"
         raise MessageTooLargeError(AckError.TOO_LARGE, text)
     return request
 
@@ -73,7 +77,9 @@ def check_publish_subject(subject: str, name: str = "subject") -> str:
         UsageTypeError: The subject is not a str.
     """
     if not {"*", ">"}.isdisjoint(check_subject(subject, name).split(".")):
-        raise UsageError(f"{name} {subject!r} has a wildcard: a message is published on one subject")
+        raise UsageError(
+            f"{name} must not have a wildcard, got {subject!r}: a message is published on one subject"
+        )
     return subject
 
 

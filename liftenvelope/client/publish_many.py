@@ -14,7 +14,7 @@ from collections.abc import AsyncIterable, AsyncIterator, Callable, Generator, I
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeAlias
 
-from liftenvelope._checks import as_bytes
+from liftenvelope._checks import as_bytes, as_choice, as_count
 from liftenvelope.client.cluster import Deadline
 from liftenvelope.client.core import check_partition
 from liftenvelope.client.in_flight import Entry, Outcome
@@ -74,13 +74,24 @@ class Plan:
     max_in_flight: int
     on_error: Literal["raise", "collect"]
 
+    def __post_init__(self) -> None:
+        if self.ack_policy is AckPolicy.NONE:
+            text = (
+                "ack_policy must be LEADER or ALL, got NONE: publish_many waits for acks, use publish instead"
+            )
+            raise UsageError(text)
+        as_choice("on_error", self.on_error, ("raise", "collect"))
+        if self.partition is not None:
+            check_partition(self.partition)
+        as_count("max_in_flight", self.max_in_flight)
+
 
 def _parts(item: Any) -> tuple[bytes | None, bytes, Mapping[str, Buffer] | None, int | None, int]:
     """Return key, value, headers, partition (None if not given) and expected offset of an item."""
     key, value, headers, partition, expected = None, item, None, None, -1
     if type(item) is tuple:
         if len(item) != 2:
-            raise UsageError(f"expected (key, value), not a tuple of {len(item)}: {item!r}")
+            raise UsageError(f"a tuple must be (key, value), got one of {len(item)} items: {item!r}")
         key, value = item
     elif isinstance(item, OutgoingMessage):
         key, value, headers = item.key, item.value, item.headers
@@ -138,7 +149,7 @@ class PublishMany:
             return self._pop
         if isinstance(messages, bytes | bytearray | str | Mapping) or not hasattr(messages, "__iter__"):
             raise UsageTypeError(
-                f"messages must be an iterable or async iterable of messages, not {type(messages).__name__}"
+                f"messages must be an iterable or async iterable of messages, got {type(messages).__name__}"
             )
         return iter(messages).__next__
 

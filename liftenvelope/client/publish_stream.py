@@ -344,8 +344,8 @@ class PublishStreams:
             return next(self.ids)
         in_use = any(given in lane.flight.pending for lane in self._lanes.values())
         if not given or in_use or self._ids.is_reserved(given):
-            what = "is that of a message in flight" if given else "must not be empty"
-            raise UsageError(f"correlation_id {given!r} {what}")
+            what = "differ from those of the messages in flight" if given else "not be empty"
+            raise UsageError(f"correlation_id must {what}, got {given!r}")
         return given
 
     def _bucket(self, deadline: float) -> dict[str, Entry]:

@@ -8,13 +8,20 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from liftenvelope._ack_timeouts import ack_timeout
-from liftenvelope._checks import as_bytes, as_int64, as_optional_bytes, as_optional_text, storable_headers
+from liftenvelope._checks import (
+    as_bytes,
+    as_count,
+    as_int64,
+    as_optional_bytes,
+    as_optional_text,
+    storable_headers,
+)
 from liftenvelope._pb import api_pb2
 from liftenvelope.client.cluster import Deadline
 from liftenvelope.client.core import ClientCore, check_partition
 from liftenvelope.client.failures import STREAM_ACK_CAUSES, SUBJECT_ACK_CAUSES, publish_call_error
 from liftenvelope.client.in_flight import Entry, Outcome
-from liftenvelope.client.options import Options, check_count, check_seconds
+from liftenvelope.client.options import Options
 from liftenvelope.client.publish_checks import (
     check_ack_inbox,
     check_headers,
@@ -275,7 +282,7 @@ class PublishMixin(ClientCore):
             expected_offset,
             retry_unacked,
         )
-        check_count("max_outstanding", max_outstanding)
+        as_count("max_outstanding", max_outstanding)
         deadline = self._ack_deadline(timeout)
         await self._wait_for_place(max_outstanding, deadline)
         if message.is_unary:
@@ -330,21 +337,14 @@ class PublishMixin(ClientCore):
             async for index, ack in client.publish_many("orders", [(b"key", b"value")]):
                 print(index, ack.offset)
         """
-        policy = as_request_policy("ack_policy", ack_policy)
-        if policy is AckPolicy.NONE:
-            raise UsageError("ack_policy NONE: publish_many waits for acks; use publish without them")
-        if on_error not in ("raise", "collect"):
-            raise UsageError(f"on_error={on_error!r}: expected 'raise' or 'collect'")
-        if partition is not None:
-            check_partition(partition)
         plan = Plan(
             stream=check_published_stream(stream),
             partition=partition,
             partitioner=self._partitioner(partitioner),
-            ack_policy=policy,
+            ack_policy=as_request_policy("ack_policy", ack_policy),
             timeout=self._ack_deadline(timeout).timeout,
             retry_unacked=retry_unacked,
-            max_in_flight=check_count("max_in_flight", max_in_flight),
+            max_in_flight=max_in_flight,
             on_error=on_error,
         )
         return PublishMany(self._publishing, messages, plan)
@@ -420,9 +420,7 @@ class PublishMixin(ClientCore):
     # Inside
 
     def _ack_deadline(self, timeout: float | None) -> Deadline:
-        return self._deadline(
-            self._options.ack_wait if timeout is None else check_seconds("timeout", timeout)
-        )
+        return self._deadline(self._options.ack_wait if timeout is None else timeout)
 
     def _partitioner(self, given: str | PartitionChoice | Partitioner) -> Partitioner:
         if given == "key":
@@ -431,7 +429,7 @@ class PublishMixin(ClientCore):
             return self._publishing.round_robin
         if isinstance(given, str) or not (callable(given) or hasattr(given, "partition")):
             problem = UsageError if isinstance(given, str) else UsageTypeError
-            raise problem(f'partitioner must be "key", "round_robin" or a function, not {given!r}')
+            raise problem(f'partitioner must be "key", "round_robin" or a function, got {given!r}')
         return given if not callable(given) else CustomPartitioner(given)
 
     async def _choose(self, message: _Outgoing, deadline: Deadline) -> int:

@@ -38,9 +38,9 @@ def check_reverse(start: StartAt, stop: StopAt | None) -> None:
         UsageError: A reverse read can't begin at ``start``, or can't end at ``stop``.
     """
     if start.at not in (At.LATEST, At.OFFSET):
-        raise UsageError("reverse: start must be 'latest' or an offset")
+        raise UsageError("start must be 'latest' or an offset with reverse=True")
     if stop is not None and stop.at is At.LATEST:
-        raise UsageError("reverse: stop must be an offset or a time, the lowest to be read")
+        raise UsageError("stop must be an offset or a time with reverse=True: the lowest to read")
 
 
 class ReverseRead(PartitionRead):

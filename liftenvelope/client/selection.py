@@ -33,7 +33,9 @@ def choose_broker(
     if callable(selection):
         chosen = selection(tuple(brokers))
         if chosen not in brokers:
-            raise UsageTypeError(f"broker_selection returned {chosen!r}, which is none of the brokers it got")
+            raise UsageTypeError(
+                f"broker_selection must return one of the brokers it is given, got {chosen!r}"
+            )
         return chosen
     shuffled = random.sample(brokers, len(brokers))
     if selection == "latency":

@@ -7,11 +7,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from typing import Final
 
+from liftenvelope._checks import MAX_INT32, MAX_INT64, as_count, as_seconds, as_text
 from liftenvelope._pb import api_pb2
 from liftenvelope._stream_names import check_settings, check_stream_name
-from liftenvelope.client.core import ClientCore, check_partition, check_stream, check_text
+from liftenvelope.client.core import ClientCore, check_partition, check_stream
 from liftenvelope.client.metadata import Metadata, PartitionInfo, partition_info
-from liftenvelope.client.options import check_seconds
 from liftenvelope.errors import InternalError, StreamExistsError, UsageError, UsageTypeError
 from liftenvelope.rpc.status import StatusCode
 
@@ -62,30 +62,22 @@ def _field_name(setting: str) -> str:
     return _FIELD_NAMES.get(setting, first + "".join(word.capitalize() for word in rest))
 
 
-def _integer(name: str, value: object, bits: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise UsageTypeError(f"{name} must be an int, not {value!r}")
-    if not 0 <= value < 2 ** (bits - 1):
-        raise UsageError(f"{name}={value!r}: expected 0 or more, in {bits} bits")
-    return value
-
-
 def _wire_value(name: str, value: object) -> int | bool:
     """Return a setting in the API's units: times in milliseconds, rounded up because 0 means no limit."""
     if name in _FLAGS:
         if not isinstance(value, bool):
-            raise UsageTypeError(f"{name} must be True, False or None, not {value!r}")
+            raise UsageTypeError(f"{name} must be True, False or None, got {value!r}")
         return value
     if name in _SECONDS:
         # check_settings refuses values that are too large.
-        milliseconds = min(check_seconds(name, value, zero=True) * 1000, 2.0**63)  # type: ignore[arg-type]
+        milliseconds = min(as_seconds(name, value, zero=True) * 1000, 2.0**63)
         nearest = round(milliseconds)
         # Undo float errors before rounding up: 16.1 s are 16100.000000000002 ms as a float and must not
         # become 16101 ms; 8464247.89 s are 8464247890.000001 ms.
         if nearest and math.isclose(milliseconds, nearest, rel_tol=5e-16, abs_tol=1e-6):
             return nearest
         return math.ceil(milliseconds)
-    return _integer(name, value, 32 if name in _INT32 else 64)
+    return as_count(name, value, 0, MAX_INT32 if name in _INT32 else MAX_INT64)
 
 
 def _put_settings(request: api_pb2.CreateStreamRequest, settings: _Settings) -> None:
@@ -114,17 +106,17 @@ def check_subject(subject: str, name: str = "subject") -> str:
             does not allow.
         UsageTypeError: The subject is not a str.
     """
-    _check_length(check_text(name, subject), name)
+    _check_length(as_text(name, subject), name)
     if not all(subject.split(".")) or not _BAD_IN_SUBJECT.isdisjoint(subject):
-        raise UsageError(f"{name} {subject!r}: expected parts without blanks, with dots between them")
+        raise UsageError(f"{name} must have parts without blanks, with dots between them, got {subject!r}")
     return subject
 
 
 def _check_length(text: str, name: str) -> None:
     if (size := len(text.encode())) > _LONGEST_SUBJECT:
         raise UsageError(
-            f"{name} {text[:20]!r}... has {size} bytes: NATS can cut a server off for more than "
-            f"{_LONGEST_SUBJECT}"
+            f"{name} {text[:20]!r}... must be at most {_LONGEST_SUBJECT} bytes, got {size}: "
+            "NATS can disconnect a server for more"
         )
 
 
@@ -137,25 +129,27 @@ def _check_recorded(subject: str, partitions: int) -> str:
     """
     parts = check_subject(subject).split(".")
     if ">" in parts[:-1]:
-        raise UsageError(f"subject {subject!r}: '>' can only be the last part")
+        raise UsageError(f"subject must have '>' as its last part only, got {subject!r}")
     if parts[-1] == ">" and partitions > 1:
-        raise UsageError(f"subject {subject!r} with partitions={partitions}: a subject with '>' takes one")
+        raise UsageError(
+            f"partitions must be 1 for a subject that ends with '>', got {partitions} for {subject!r}"
+        )
     return subject
 
 
 def _check_group(group: str) -> str:
-    _check_length(check_text("group", group), "group")
+    _check_length(as_text("group", group), "group")
     if not _BAD_IN_SUBJECT.isdisjoint(group):
-        raise UsageError(f"group {group!r}: expected no blanks")
+        raise UsageError(f"group must not have blanks, got {group!r}")
     return group
 
 
 def _names(name: str, values: Sequence[str]) -> list[str]:
     if isinstance(values, str):
-        raise UsageTypeError(f"{name} must be a list of names, not the str {values!r}")
+        raise UsageTypeError(f"{name} must be a list of names, got the str {values!r}")
     if not isinstance(values, Iterable):
-        raise UsageTypeError(f"{name} must be a list of names, not {values!r}")
-    return [check_stream(value) if name == "streams" else check_text(name, value) for value in values]
+        raise UsageTypeError(f"{name} must be a list of names, got {values!r}")
+    return [check_stream(value) if name == "streams" else as_text(name, value) for value in values]
 
 
 def check_partitions(partitions: Iterable[int] | None) -> list[int]:
@@ -168,23 +162,17 @@ def check_partitions(partitions: Iterable[int] | None) -> list[int]:
     if partitions is None:
         return []
     if not isinstance(partitions, Iterable):
-        raise UsageTypeError(f"partitions must be numbers of partitions, not {partitions!r}")
+        raise UsageTypeError(f"partitions must be numbers of partitions, got {partitions!r}")
     numbers = sorted({check_partition(number) for number in partitions})
     if not numbers:  # the API treats an empty list as all partitions
-        raise UsageError(f"partitions={partitions!r}: expected at least one, or None for all")
+        raise UsageError(f"partitions must have at least one number, or be None for all, got {partitions!r}")
     return numbers
 
 
 def _replication_factor(value: int) -> int:
-    return MAX_REPLICATION if value == MAX_REPLICATION else _at_least_one("replication_factor", value)
-
-
-def _at_least_one(name: str, value: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise UsageTypeError(f"{name} must be an int, not {value!r}")
-    if not 1 <= value < 2**31:
-        raise UsageError(f"{name}={value!r}: expected 1 or more")
-    return value
+    return (
+        MAX_REPLICATION if value == MAX_REPLICATION else as_count("replication_factor", value, 1, MAX_INT32)
+    )
 
 
 class StreamsMixin(ClientCore):
@@ -267,7 +255,7 @@ class StreamsMixin(ClientCore):
             subject=_check_recorded(subject, partitions),
             name=name,
             group=_check_group(group),
-            partitions=_at_least_one("partitions", partitions),
+            partitions=as_count("partitions", partitions, 1, MAX_INT32),
             replicationFactor=_replication_factor(replication_factor),
         )
         settings = _Settings(
@@ -298,7 +286,7 @@ class StreamsMixin(ClientCore):
         # subject and number of partitions are the requested ones.
         found = await self._cluster.stream(request.name, deadline, refresh=True)
         if found.subject != request.subject or len(found.partitions) != request.partitions:
-            raise StreamExistsError(StatusCode.ALREADY_EXISTS, f"{about}: there is another one of that name")
+            raise StreamExistsError(StatusCode.ALREADY_EXISTS, f"{about}: another stream has that name")
 
     async def delete_stream(self, name: str, *, timeout: float | None = None) -> None:
         """Delete a stream and all its messages.
@@ -444,5 +432,5 @@ class StreamsMixin(ClientCore):
             self._cluster.leader_of(stream, partition),
         )
         if answer is None:
-            raise InternalError("a call that changes nothing was taken for done")
+            raise InternalError("a call without effect counted as done")
         return partition_info(answer.metadata)

@@ -35,10 +35,12 @@ def _wanted(
     if partitions is None:
         return None if partition == "all" else check_partition(partition)
     if partition != 0:
-        raise UsageError(f"partition={partition!r} and partitions={partitions!r} exclude each other")
+        raise UsageError(
+            f"partition {partition!r} and partitions {partitions!r} exclude each other; leave one of them out"
+        )
     if isinstance(partitions, str):
         if partitions != "all":
-            raise UsageError(f"partitions={partitions!r}: expected 'all' or numbers of partitions")
+            raise UsageError(f"partitions must be 'all' or numbers of partitions, got {partitions!r}")
         return None
     return check_partitions(partitions)
 
@@ -145,7 +147,7 @@ class SubscribeMixin(CursorsMixin):
         if reverse:
             check_reverse(start_at, stop_at)
         elif stop_at is not None and start_at.at is stop_at.at and start_at.number > stop_at.number:
-            raise UsageError(f"stop={stop!r} is before start={start!r}")
+            raise UsageError(f"stop must not be before start, {start!r}, got {stop!r}")
         kind = ReverseRead if reverse else PartitionRead
 
         def make(number: int) -> Subscription:

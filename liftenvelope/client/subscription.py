@@ -160,7 +160,7 @@ class Subscription(MessageReader):
             TransportError: No broker could be reached.
         """
         if self._opened:
-            raise UsageError(f"{self._read.name}: the subscription was opened before")
+            raise UsageError(f"{self._read.name}: the subscription was opened before, make a new one")
         self._opened = True
         self._core._open.add(self)
         try:
@@ -312,9 +312,11 @@ class Subscription(MessageReader):
             text = f"the subscription did not stand after {timeout:.3g} s"
             raise RpcError(StatusCode.DEADLINE_EXCEEDED, text) from exc
         if not came:
-            raise RpcError(StatusCode.UNAVAILABLE, "the server ended the subscription before it stood")
+            raise RpcError(
+                StatusCode.UNAVAILABLE, "the server ended the subscription before it was established"
+            )
         if came[0]:
-            raise RpcError(StatusCode.INTERNAL, "the server sent a message where its handshake belongs")
+            raise RpcError(StatusCode.INTERNAL, "the server sent a message before its handshake")
         return came[1:]
 
     def _drop_call(self) -> None:
@@ -454,7 +456,7 @@ class Subscription(MessageReader):
             # A server accepts a subscription at the end of a paused partition, which has no leader.
             raise PartitionPausedError(exc.code, f"{read.name}: the partition was paused") from exc
         except (NoSuchStreamError, NoSuchPartitionError) as exc:
-            raise StreamDeletedError(exc.code, f"{read.name}: the stream is gone") from exc
+            raise StreamDeletedError(exc.code, f"{read.name}: the stream was deleted") from exc
         self._options.notify(SubscriptionResumed(self.stream, self.partition, read.next_offset, address))
 
     def _goes_on_after(self, error: LiftEnvelopeError) -> bool:

@@ -209,7 +209,7 @@ class TestSubscribe:
     def test_errors_come_from_opening(self, client: BlockingClient, name: str) -> None:
         with pytest.raises(NoSuchStreamError):
             client.subscribe(name).open()
-        with pytest.raises(UsageError, match="start=-1"):
+        with pytest.raises(UsageError, match="start must be at least 0, got -1"):
             client.subscribe(name, start=-1)
 
     def test_closed_by_another_thread(self, client: BlockingClient, stream: str) -> None:
@@ -353,7 +353,7 @@ class TestClose:
 
     def test_arguments(self) -> None:
         before = threads()
-        with pytest.raises(UsageError, match="ack_wait=-1"):
+        with pytest.raises(UsageError, match="ack_wait must be a positive number of seconds, got -1"):
             liftenvelope.connect_blocking("127.0.0.1:1", ack_wait=-1)
         assert threads() <= before
 

@@ -17,7 +17,7 @@ from liftenvelope.client.events import (
     StoppedAtHighWatermark,
     warn,
 )
-from liftenvelope.client.options import Options, check_seconds
+from liftenvelope.client.options import Options
 from liftenvelope.errors import UsageError, UsageTypeError
 
 ADDRESS = "127.0.0.1:9292"
@@ -79,7 +79,7 @@ class TestNumbers:
     @pytest.mark.parametrize("name", SECONDS)
     @pytest.mark.parametrize("value", [-1, -0.001, float("nan"), float("inf"), float("-inf"), 10**400])
     def test_seconds_out_of_range(self, name: str, value: float) -> None:
-        with pytest.raises(UsageError, match=f"{name}="):
+        with pytest.raises(UsageError, match=rf"^{name} must .* got "):
             options(**{name: value})
 
     @pytest.mark.parametrize("name", [*SECONDS, "resubscribe_wait"])
@@ -90,23 +90,22 @@ class TestNumbers:
 
     @pytest.mark.parametrize("name", SECONDS)
     def test_no_seconds_at_all(self, name: str) -> None:
-        with pytest.raises(UsageError, match=f"{name}=0"):
+        with pytest.raises(UsageError, match=rf"^{name} must .* got 0"):
             options(**{name: 0})
 
     def test_what_may_be_nothing(self) -> None:
         assert options(resubscribe_wait=0).resubscribe_wait == 0.0
         assert options(ping_interval=None).ping_interval is None
-        with pytest.raises(UsageError, match="resubscribe_wait=-1"):
+        with pytest.raises(UsageError, match=r"^resubscribe_wait must .* got -1"):
             options(resubscribe_wait=-1)
 
     def test_seconds_become_floats(self) -> None:
         assert isinstance(options(timeout=3).timeout, float)
-        assert isinstance(check_seconds("x", 3), float)
 
     @pytest.mark.parametrize("name", COUNTS)
     @pytest.mark.parametrize("value", [0, -1])
     def test_counts_out_of_range(self, name: str, value: int) -> None:
-        with pytest.raises(UsageError, match=f"{name}={value}"):
+        with pytest.raises(UsageError, match=rf"^{name} must .* got {value}"):
             options(**{name: value})
 
     @pytest.mark.parametrize("name", COUNTS)
@@ -117,7 +116,7 @@ class TestNumbers:
 
     def test_the_window_has_to_fit_into_http2(self) -> None:
         assert options(prefetch_bytes=2**31 - 1).prefetch_bytes == 2**31 - 1
-        with pytest.raises(UsageError, match="prefetch_bytes=2147483648"):
+        with pytest.raises(UsageError, match=r"^prefetch_bytes must .* got 2147483648"):
             options(prefetch_bytes=2**31)
 
 
@@ -135,7 +134,7 @@ class TestOthers:
 
     @pytest.mark.parametrize("value", ["fastest", "", "Random", None, 5])
     def test_selection(self, value: Any) -> None:
-        with pytest.raises(UsageError, match="broker_selection="):
+        with pytest.raises(UsageError, match=r"^broker_selection must .* got "):
             options(broker_selection=value)
 
     def test_selections_that_there_are(self) -> None:
@@ -164,7 +163,7 @@ class TestOthers:
     def test_are_checked_without_an_event_loop(self) -> None:
         with pytest.raises(RuntimeError):
             asyncio.get_running_loop()
-        with pytest.raises(UsageError, match="timeout=-1"):
+        with pytest.raises(UsageError, match=r"^timeout must .* got -1"):
             liftenvelope.connect(ADDRESS, timeout=-1)
         assert isinstance(liftenvelope.connect(ADDRESS), liftenvelope.Client)
 

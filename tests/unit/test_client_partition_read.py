@@ -315,6 +315,6 @@ class TestEnds:
 
 
 def test_what_is_no_message_is_the_server_s_fault() -> None:
-    with pytest.raises(RpcError, match="what is no message") as caught:
+    with pytest.raises(RpcError, match="invalid message") as caught:
         PartitionRead("foo", 0, EARLIEST, None).accept([b"\xff\xff"])
     assert caught.value.code == StatusCode.INTERNAL

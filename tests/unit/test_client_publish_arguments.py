@@ -46,7 +46,7 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"expected_offset": "1"}, UsageTypeError, "str"),
     ({"ack_inbox": 5}, UsageTypeError, "int"),
     ({"correlation_id": 5}, UsageTypeError, "int"),
-    ({"timeout": 0}, UsageError, "timeout=0"),
+    ({"timeout": 0}, UsageError, "timeout must be a positive number of seconds, got 0"),
     ({"timeout": "5"}, UsageTypeError, "'5'"),
 ]
 
@@ -70,12 +70,12 @@ async def test_wrong_arguments(
         ({"messages": b"abc"}, "bytes"),
         ({"messages": "abc"}, "str"),
         ({"messages": {b"k": b"v"}}, "dict"),
-        ({"max_in_flight": 0}, "max_in_flight=0"),
+        ({"max_in_flight": 0}, "max_in_flight must be at least 1, got 0"),
         ({"max_in_flight": True}, "True"),
         ({"partition": -1}, "-1"),
         ({"partitioner": "no"}, "'no'"),
         ({"ack_policy": 2}, "NONE"),
-        ({"timeout": -1}, "timeout=-1"),
+        ({"timeout": -1}, "timeout must be a positive number of seconds, got -1"),
         ({"on_error": "ignore"}, "'ignore'"),
     ],
 )
@@ -97,7 +97,7 @@ async def test_wrong_arguments_of_publish_many(client: Client, arguments: dict[s
         ({"value": 5}, "int"),
         ({"ack_policy": -1}, "-1"),
         ({"correlation_id": ""}, "empty"),
-        ({"timeout": 0}, "timeout=0"),
+        ({"timeout": 0}, "timeout must be a positive number of seconds, got 0"),
     ],
 )
 async def test_wrong_arguments_of_publish_to_subject(
@@ -109,7 +109,7 @@ async def test_wrong_arguments_of_publish_to_subject(
 
 
 async def test_max_outstanding_is_checked(client: Client) -> None:
-    with pytest.raises(UsageError, match="max_outstanding=0"):
+    with pytest.raises(UsageError, match=r"^max_outstanding must .* got 0"):
         await client.publish_async("orders", b"v", max_outstanding=0)
     await client.close()
 

@@ -157,12 +157,12 @@ def test_other_ends_are_those_of_any_read() -> None:
 
 @pytest.mark.parametrize("at", [At.NEW, At.EARLIEST, At.TIME, At.CURSOR])
 def test_starts_that_make_no_sense(at: At) -> None:
-    with pytest.raises(UsageError, match="reverse: start"):
+    with pytest.raises(UsageError, match=r"start must be .* with reverse=True"):
         check_reverse(StartAt(at), None)
 
 
 def test_a_stop_that_makes_no_sense() -> None:
-    with pytest.raises(UsageError, match="reverse: stop"):
+    with pytest.raises(UsageError, match=r"stop must be .* with reverse=True"):
         check_reverse(StartAt(At.LATEST), StopAt(At.LATEST))
     check_reverse(StartAt(At.LATEST), StopAt(At.TIME, 1))
     check_reverse(StartAt(At.OFFSET, 1), None)

@@ -243,7 +243,7 @@ class TestRefusedBeforeAnythingIsSent:
 
     @pytest.mark.parametrize("name", ["min_isr", "compact_max_goroutines"])
     async def test_integers_of_32_bits(self, pair: Pair, name: str) -> None:
-        with pytest.raises(UsageError, match="32 bits"):
+        with pytest.raises(UsageError, match=f"^{name} must be at most 2147483647, got 2147483648$"):
             await pair.created(**{name: 2**31})
         assert pair.sent == 0
 
@@ -265,12 +265,12 @@ class TestRefusedBeforeAnythingIsSent:
     @pytest.mark.parametrize("name", ["partitions", "replication_factor"])
     @pytest.mark.parametrize("value", [0, -2, 2**31])
     async def test_counts_out_of_range(self, pair: Pair, name: str, value: int) -> None:
-        with pytest.raises(UsageError, match=f"{name}={value}"):
+        with pytest.raises(UsageError, match=rf"^{name} must .* got {value}"):
             await pair.created(**{name: value})
         assert pair.sent == 0
 
     async def test_minus_one_partitions(self, pair: Pair) -> None:
-        with pytest.raises(UsageError, match="partitions=-1"):
+        with pytest.raises(UsageError, match=r"^partitions must .* got -1"):
             await pair.created(partitions=-1)
         assert pair.sent == 0
 
