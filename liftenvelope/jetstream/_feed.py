@@ -97,7 +97,7 @@ class Hooks:
     ) -> None:
         for name, hook in (("on_event", on_event), ("on_pinned", on_pinned), ("on_unpinned", on_unpinned)):
             if hook is not None and (inspect.iscoroutinefunction(hook) or not callable(hook)):
-                raise UsageError(f"{name} must be a plain function, not {hook!r}: nothing awaits it")
+                raise UsageError(f"{name} must be a plain function, because nothing awaits it, got {hook!r}")
         self._on_event, self._on_pinned, self._on_unpinned = on_event, on_pinned, on_unpinned
 
     def tell(self, event: PullEvent) -> None:
@@ -172,7 +172,9 @@ class PullFeed:
             UsageError: The feed was started or stopped before.
         """
         if self._started or self._ending:
-            raise UsageError("this was started, or stopped, before: make a new one")
+            raise UsageError(
+                "the feed was started, or stopped, before: call messages() or consume() for a new one"
+            )
         self._started = True
         self._loop = asyncio.get_running_loop()
         await self._inbox.open()
@@ -248,7 +250,7 @@ class PullFeed:
                 self.release()  # the caller has finished the last message
                 raise StopAsyncIteration
             if self._waiter is not None:
-                raise UsageError("another task waits for the next message: one may at a time")
+                raise UsageError("another task waits for the next message: read in one task at a time")
             self._waiter = waiter = self._loop.create_future()
             try:
                 await waiter

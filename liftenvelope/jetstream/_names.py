@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from liftenvelope.errors import UsageError, UsageTypeError
+from liftenvelope._checks import as_full_text
+from liftenvelope.errors import UsageError
 
 __all__ = [
     "check_consumer_name",
@@ -25,27 +26,20 @@ _GROUP: Final = re.compile(r"[a-zA-Z0-9/_=-]{1,16}")
 _LONGEST: Final = 255
 
 
-def _check_text(what: str, value: object) -> str:
-    if not isinstance(value, str):
-        raise UsageTypeError(f"{what} must be str, not {type(value).__name__}")
-    if not value:
-        raise UsageError(f"{what} must not be empty: ''")
-    if _ODD.search(value):
-        raise UsageError(f"{what} {value!r} has white space or a control character")
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        raise UsageError(f"{what} {value!r} has a lone surrogate, which UTF-8 can't carry") from None
-    return value
+def _check_text(name: str, value: object) -> str:
+    text = as_full_text(name, value)
+    if _ODD.search(text):
+        raise UsageError(f"{name} must not have white space or a control character, got {text!r}")
+    return text
 
 
-def _check_name(what: str, value: object) -> str:
-    name = _check_text(what, value)
-    if found := _RESERVED.search(name):
-        raise UsageError(f"{what} {name!r} has a {found[0]!r}: dots, wildcards and slashes are not allowed")
-    if len(name.encode()) > _LONGEST:
-        raise UsageError(f"{what} {name[:40]!r}... is longer than {_LONGEST} bytes")
-    return name
+def _check_name(name: str, value: object) -> str:
+    text = _check_text(name, value)
+    if found := _RESERVED.search(text):
+        raise UsageError(f"{name} must not have a {found[0]!r}, got {text!r}")
+    if (size := len(text.encode())) > _LONGEST:
+        raise UsageError(f"{name} must be at most {_LONGEST} bytes, got {size}: {text[:40]!r}...")
+    return text
 
 
 def check_stream_name(name: str) -> str:
@@ -83,7 +77,7 @@ def check_group(group: str) -> str:
     """
     if not _GROUP.fullmatch(_check_text("priority group", group)):
         raise UsageError(
-            f"priority group {group!r} must have 1 to 16 letters, digits, slashes, '_', '=' or '-'"
+            f"priority group must be 1 to 16 letters, digits, slashes, '_', '=' or '-', got {group!r}"
         )
     return group
 
@@ -96,9 +90,9 @@ def check_filter(subject: str) -> str:
     """
     tokens = _check_text("subject", subject).split(".")
     if "" in tokens:
-        raise UsageError(f"subject {subject!r} has an empty token")
+        raise UsageError(f"subject must not have an empty token, got {subject!r}")
     if ">" in tokens[:-1]:
-        raise UsageError(f"subject {subject!r} has '>' elsewhere than at its end")
+        raise UsageError(f"subject must have '>' at its end only, got {subject!r}")
     return subject
 
 
@@ -110,5 +104,5 @@ def check_prefix(prefix: str) -> str:
     """
     bare = check_filter(_check_text("api_prefix", prefix).removesuffix("."))
     if "*" in bare.split(".") or ">" in bare.split("."):
-        raise UsageError(f"api_prefix {prefix!r} has a wildcard")
+        raise UsageError(f"api_prefix must not have a wildcard, got {prefix!r}")
     return bare

@@ -119,7 +119,9 @@ class OrderedFetches:
             idle_heartbeat=amount.idle_heartbeat,
         )
         if self._busy:
-            raise UsageError("another fetch of this ordered consumer is under way: one may be at a time")
+            raise UsageError(
+                "another fetch of this ordered consumer is under way: await it before the next one"
+            )
         self._busy = True
         whole = False
         try:

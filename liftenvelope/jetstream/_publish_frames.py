@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, NamedTuple, TypedDict
 
-from liftenvelope._checks import as_text
+from liftenvelope._checks import as_count, as_full_text, as_text
 from liftenvelope.errors import JetStreamError, NoJetStreamError, UsageError, UsageTypeError, jetstream_error
 from liftenvelope.jetstream._names import check_stream_name
 from liftenvelope.jetstream._records import to_ns
@@ -30,6 +30,8 @@ _HEADER_NAME: Final = re.compile(r"[!-9;-~]+")
 _LINE_ENDS: Final = re.compile(r"[\r\n]")
 #: Minimum TTL of the server, in seconds.
 _SHORTEST_TTL: Final = 1
+#: Largest sequence: servers have unsigned 64-bit numbers.
+_MAX_SEQUENCE: Final = 2**64 - 1
 _NEVER: Final = "never"
 
 
@@ -104,7 +106,7 @@ def read_ack(data: bytes, limit: int = 2**64) -> PubAck | JetStreamError:
             raise ValueError(ack.sequence)
         return ack
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
-        return JetStreamError(500, f"this is no ack: {data[:100]!r}")
+        return JetStreamError(500, f"the server sent an invalid ack: {data[:100]!r}")
 
 
 def _ack_of(answer: Mapping[str, Any]) -> PubAck:
@@ -165,9 +167,11 @@ def header_block(pairs: Iterable[tuple[str, str]]) -> bytes:
     lines = ["NATS/1.0"]
     for name, value in pairs:
         if not _HEADER_NAME.fullmatch(as_text("header name", name)):
-            raise UsageError(f"header name {name!r} must be of visible ASCII characters other than ':'")
+            raise UsageError(
+                f"header name must have visible ASCII characters other than ':' only, got {name!r}"
+            )
         if _LINE_ENDS.search(as_text(f"header {name!r}", value)):
-            raise UsageError(f"header {name!r} has a line end in its value {value!r}")
+            raise UsageError(f"header {name!r} must not have a line end in its value, got {value!r}")
         lines.append(f"{name}: {value}")
     return "\r\n".join([*lines, "", ""]).encode() if len(lines) > 1 else b""
 
@@ -188,31 +192,21 @@ def option_headers(options: Mapping[str, Any]) -> dict[str, str]:
     if "Nats-Expected-Last-Subject-Sequence-Subject" in headers and (
         options.get("expected_last_subject_sequence") is None
     ):
-        raise UsageError("expected_last_subject_filter needs an expected_last_subject_sequence")
+        raise UsageError("expected_last_subject_sequence must be given with expected_last_subject_filter")
     return headers
 
 
-def _text(name: str, value: Any) -> str:
-    if not (text := as_text(name, value)):
-        raise UsageError(f"{name} must not be empty: ''")
-    return text
-
-
 def _sequence(name: str, value: Any) -> str:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise UsageTypeError(f"{name} must be an integer, not {type(value).__name__}")
-    if not 0 <= value < 2**64:
-        raise UsageError(f"{name} must be a sequence, 0 or more, not {value}")
-    return str(value)
+    return str(as_count(name, value, 0, _MAX_SEQUENCE))
 
 
 def _ttl(name: str, value: Any) -> str:
     if value == _NEVER:
         return _NEVER
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise UsageTypeError(f"{name} must be a number of seconds or 'never', not {value!r}")
+        raise UsageTypeError(f"{name} must be a number of seconds or 'never', got {value!r}")
     if not _SHORTEST_TTL <= value < 2**63 / 1e9:
-        raise UsageError(f"{name} must be at least {_SHORTEST_TTL} second, not {value!r}")
+        raise UsageError(f"{name} must be at least {_SHORTEST_TTL} second, got {value!r}")
     return f"{to_ns(value)}ns"
 
 
@@ -225,11 +219,11 @@ def _filter(name: str, value: Any) -> str:
 
 
 _OPTIONS: Final[dict[str, tuple[str, Callable[[str, Any], str]]]] = {
-    "message_id": ("Nats-Msg-Id", _text),
+    "message_id": ("Nats-Msg-Id", as_full_text),
     "expected_stream": ("Nats-Expected-Stream", _stream),
     "expected_last_sequence": ("Nats-Expected-Last-Sequence", _sequence),
     "expected_last_subject_sequence": ("Nats-Expected-Last-Subject-Sequence", _sequence),
     "expected_last_subject_filter": ("Nats-Expected-Last-Subject-Sequence-Subject", _filter),
-    "expected_last_message_id": ("Nats-Expected-Last-Msg-Id", _text),
+    "expected_last_message_id": ("Nats-Expected-Last-Msg-Id", as_full_text),
     "ttl": ("Nats-TTL", _ttl),
 }

@@ -16,7 +16,6 @@ from dataclasses import MISSING, dataclass, field, fields
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from enum import Enum, StrEnum
-from operator import index
 from typing import (
     Annotated,
     Any,
@@ -31,7 +30,7 @@ from typing import (
     get_type_hints,
 )
 
-from liftenvelope._checks import as_text
+from liftenvelope._checks import MAX_INT64, as_count, as_signed_seconds, as_text
 from liftenvelope.errors import UsageError, UsageTypeError
 
 __all__ = [
@@ -41,7 +40,6 @@ __all__ = [
     "Seconds",
     "check_moment",
     "from_ns",
-    "integer",
     "moment_text",
     "read_moment",
     "to_ns",
@@ -49,6 +47,8 @@ __all__ = [
 
 _NS: Final = 1_000_000_000
 _MAX_NS: Final = 2**63 - 1
+#: Servers have unsigned numbers, such as sequences, as well as signed ones.
+_LARGEST_INT: Final = 2**64 - 1
 _LONGEST: Final = _MAX_NS / _NS
 #: Go's zero time, which servers send for "never".
 _ZERO_TIME: Final = "0001-01-01T00:00:00Z"
@@ -116,15 +116,16 @@ def read_moment(text: str) -> datetime | None:
 def _check_seconds(name: str, value: Any) -> float:
     if isinstance(value, timedelta):
         value = value.total_seconds()
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise UsageTypeError(f"{name} must be a number of seconds, not {type(value).__name__}")
+    value = as_signed_seconds(name, value)
     # A float that rounds to the limit counts as the limit.
     if not -_LONGEST <= value <= _LONGEST:
         raise UsageError(
-            f"{name} must be a number of seconds that 64 bits of nanoseconds hold, not {value!r}"
+            f"{name} must be a number of seconds that 64 bits of nanoseconds hold, got {value!r}"
         )
     if value and not to_ns(value):
-        raise UsageError(f"{name} {value!r} is less than a nanosecond, and 0 means something else")
+        raise UsageError(
+            f"{name} must be at least a nanosecond, because 0 means something else, got {value!r}"
+        )
     return float(value)
 
 
@@ -135,39 +136,22 @@ def check_moment(name: str, value: Any) -> datetime:
         UsageError: The value is not a datetime, has no time zone, or is out of range in UTC.
     """
     if not isinstance(value, datetime):
-        raise UsageTypeError(f"{name} must be a datetime, not {type(value).__name__}")
+        raise UsageTypeError(f"{name} must be a datetime, got {type(value).__name__}")
     if value.tzinfo is None:
-        raise UsageError(f"{name} must be a datetime with a time zone, not {value!r}")
+        raise UsageError(f"{name} must be a datetime with a time zone, got {value!r}")
     try:
         return value.astimezone(UTC)
     except OverflowError:
-        raise UsageError(f"{name} {value!r} is not in the years 1 to 9999 of UTC") from None
-
-
-def integer(name: str, value: Any) -> int:
-    """Return the value as an integer of any size.
-
-    Raises:
-        UsageError: The value is a bool or not an integer.
-    """
-    if isinstance(value, bool):
-        raise UsageTypeError(f"{name} must be an integer, not bool")
-    try:
-        return index(value)
-    except TypeError:
-        raise UsageTypeError(f"{name} must be an integer, not {type(value).__name__}") from None
+        raise UsageError(f"{name} must be in the years 1 to 9999 of UTC, got {value!r}") from None
 
 
 def _check_int(name: str, value: Any) -> int:
-    number = integer(name, value)
-    if not -(2**63) <= number < 2**64:
-        raise UsageError(f"{name} {number} does not fit in 64 bits")
-    return number
+    return as_count(name, value, -MAX_INT64 - 1, _LARGEST_INT)
 
 
 def _check_bool(name: str, value: Any) -> bool:
     if not isinstance(value, bool):
-        raise UsageTypeError(f"{name} must be a bool, not {type(value).__name__}")
+        raise UsageTypeError(f"{name} must be a bool, got {type(value).__name__}")
     return value
 
 
@@ -202,7 +186,7 @@ def _enum_codec(kind: type[Enum]) -> Codec:
 def _record_codec(kind: type[Record]) -> Codec:
     def check(name: str, value: Any) -> Any:
         if not isinstance(value, kind):
-            raise UsageTypeError(f"{name} must be a {kind.__name__}, not {type(value).__name__}")
+            raise UsageTypeError(f"{name} must be a {kind.__name__}, got {type(value).__name__}")
         return value
 
     return Codec(check, lambda value: value.to_json(), kind.from_json)
@@ -211,7 +195,7 @@ def _record_codec(kind: type[Record]) -> Codec:
 def _sequence_codec(item: Codec) -> Codec:
     def check(name: str, value: Any) -> Any:
         if isinstance(value, str | bytes) or not isinstance(value, Sequence):
-            raise UsageTypeError(f"{name} must be a sequence, not {type(value).__name__}")
+            raise UsageTypeError(f"{name} must be a sequence, got {type(value).__name__}")
         return tuple(item.check(f"{name}[{i}]", each) for i, each in enumerate(value))
 
     return Codec(
@@ -224,7 +208,7 @@ def _sequence_codec(item: Codec) -> Codec:
 def _mapping_codec(item: Codec) -> Codec:
     def check(name: str, value: Any) -> Any:
         if not isinstance(value, Mapping):
-            raise UsageTypeError(f"{name} must be a mapping, not {type(value).__name__}")
+            raise UsageTypeError(f"{name} must be a mapping, got {type(value).__name__}")
         return {as_text(f"{name}'s key", key): item.check(f"{name}[{key!r}]", value[key]) for key in value}
 
     return Codec(
@@ -312,7 +296,7 @@ class Record:
             UsageError: A value is invalid for its field, or a required field is missing.
         """
         if not isinstance(data, Mapping):
-            raise UsageTypeError(f"{cls.__name__} is read from a mapping, not from {type(data).__name__}")
+            raise UsageTypeError(f"{cls.__name__} must be read from a mapping, got {type(data).__name__}")
         codecs = _codecs(cls)
         known: dict[str, Any] = {}
         exact: dict[str, Any] = {}
@@ -327,7 +311,7 @@ class Record:
             name for name, default in _defaults(cls).items() if default is MISSING and name not in known
         ]
         if missing:
-            raise UsageError(f"{cls.__name__} without {missing[0]!r}: {dict(data)!r}")
+            raise UsageError(f"{cls.__name__} must have {missing[0]!r}, got {dict(data)!r}")
         extra = {name: value for name, value in data.items() if name not in codecs}
         # Bypasses the constructor and its checks: a server may hold objects that can no longer be created.
         record = cls.__new__(cls)
@@ -352,4 +336,4 @@ def _read(kind: type[Record], name: str, codec: Codec, wire: Any) -> Any:
     try:
         return codec.decode(wire)
     except (TypeError, ValueError, AttributeError, OverflowError) as exc:
-        raise UsageError(f"{kind.__name__}.{name} can't be {wire!r}") from exc
+        raise UsageError(f"{kind.__name__}.{name} must be a valid value of its type, got {wire!r}") from exc

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 
+from liftenvelope._checks import as_count
 from liftenvelope.errors import ConnectionClosedError, UsageError
 from liftenvelope.jetstream._names import check_consumer_name, check_filter, check_stream_name
-from liftenvelope.jetstream._records import integer
 from liftenvelope.jetstream._watch import watch_of
 from liftenvelope.nats._link import Link
 
@@ -238,9 +238,9 @@ group='jobs', reason='admin')
     try:
         data = json.loads(payload)
     except (ValueError, RecursionError):
-        raise UsageError(f"an advisory is JSON, unlike {payload[:60]!r}") from None
+        raise UsageError(f"an advisory must be JSON, got {payload[:60]!r}") from None
     if not isinstance(data, dict) or not isinstance(data.get("type"), str):
-        raise UsageError(f"an advisory has a type, unlike {payload[:60]!r}")
+        raise UsageError(f"an advisory must have a type, got {payload[:60]!r}")
     kind = data["type"].removeprefix(_TYPE)
     chosen = _CLASSES.get(kind, Advisory)
     if kind == "consumer_action":
@@ -312,12 +312,10 @@ class Advisories:
         max_waiting: int = _MAX_WAITING,
     ) -> None:
         if consumer is not None and stream is None:
-            raise UsageError(f"consumer {consumer!r} needs the stream that it is of")
+            raise UsageError(f"stream must be given with consumer {consumer!r}, got None")
         self._stream = None if stream is None else check_stream_name(stream)
         self._consumer = None if consumer is None else check_consumer_name(consumer)
-        self._max_waiting = integer("max_waiting", max_waiting)
-        if self._max_waiting < 1:
-            raise UsageError(f"max_waiting must be at least 1, not {max_waiting}")
+        self._max_waiting = as_count("max_waiting", max_waiting)
         self._nc = nc
         self._link = Link(nc)
         self._watch = watch_of(nc)
@@ -332,7 +330,7 @@ class Advisories:
 
     async def __aenter__(self) -> Self:
         if self._subscription is not None or self._ended:
-            raise UsageError("this was entered before: make a new one")
+            raise UsageError("Advisories can be entered once, and was entered before: make a new one")
         self._link.check_open()
         self._subscription = await self._link.subscribe(f"{self._prefix}.CONSUMER.>", self._take)
         try:

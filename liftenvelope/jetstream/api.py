@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import nats.errors
 
+from liftenvelope._checks import as_seconds
 from liftenvelope.errors import (
     CallTimeoutError,
     JetStreamError,
@@ -20,7 +21,6 @@ from liftenvelope.errors import (
 )
 from liftenvelope.jetstream._names import check_domain, check_prefix
 from liftenvelope.nats._link import Link
-from liftenvelope.nats._outcomes import positive
 from liftenvelope.nats._subjects import wire_subject
 
 if TYPE_CHECKING:
@@ -91,7 +91,9 @@ def api_prefix(domain: str | None, prefix: str | None) -> str:
         UsageError: Both arguments are given, or one of them is invalid.
     """
     if domain is not None and prefix is not None:
-        raise UsageError(f"domain {domain!r} and api_prefix {prefix!r} exclude each other")
+        raise UsageError(
+            f"domain {domain!r} and api_prefix {prefix!r} exclude each other; leave one of them out"
+        )
     if domain is not None:
         check_domain(domain)
         return f"$JS.{domain}.API"
@@ -119,7 +121,7 @@ class Api:
         self.nc = nc
         self._link = Link(nc)
         self.prefix = check_prefix(prefix)
-        self.timeout = positive("timeout", timeout)
+        self.timeout = as_seconds("timeout", timeout)
 
     def key_subject(self, subject: str) -> str:
         """Return the publish subject for a key-value subject, which begins with ``$KV.``.
@@ -195,7 +197,7 @@ class Api:
             NoJetStreamError: Nothing answers on the subject.
             CallTimeoutError, TransportError, UsageError: As for :meth:`request`.
         """
-        seconds = self.timeout if timeout is None else positive("timeout", timeout)
+        seconds = self.timeout if timeout is None else as_seconds("timeout", timeout)
         wire_subject("subject", subject)
         self._check_open()
         body = encode_payload(payload)
@@ -206,8 +208,8 @@ class Api:
             while (msg := await self._ask_once(subject, body, copy, deadline)) is None:
                 if not repeat:
                     raise TransportError(
-                        f"the NATS connection was lost before an answer came on {subject!r}: whether what "
-                        "was asked has been done is unknown",
+                        f"the NATS connection was lost before an answer came on {subject!r}: the "
+                        "outcome of the request is unknown",
                         sent=True,
                     )
         except nats.errors.NoRespondersError as exc:
@@ -278,7 +280,7 @@ class Api:
     def check_size(self, size: int) -> None:
         """Raise UsageError if a message of ``size`` bytes exceeds the server's maximum payload."""
         if size > (limit := self.nc.max_payload):
-            raise UsageError(f"the message has {size} bytes; the server takes {limit}")
+            raise UsageError(f"the message must be at most {limit} bytes, the server's limit, got {size}")
 
     def _check_open(self) -> None:
         if self.nc.is_closed:

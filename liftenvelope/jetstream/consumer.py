@@ -6,6 +6,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final, Unpack
 
+from liftenvelope._checks import as_count, as_seconds
 from liftenvelope.errors import UsageError, UsageTypeError
 from liftenvelope.jetstream._feed import Hooks, PullFeed
 from liftenvelope.jetstream._names import check_group
@@ -22,9 +23,7 @@ from liftenvelope.jetstream.pull_options import (
     PullPlan,
     consume_plan,
     fetch_plan,
-    whole,
 )
-from liftenvelope.nats._outcomes import positive
 
 if TYPE_CHECKING:
     from liftenvelope.jetstream.api import Api
@@ -133,9 +132,9 @@ class Consumer:
             JetStreamError, CallTimeoutError, TransportError: As for every request.
         """
         if not isinstance(until, datetime):
-            until = datetime.now(UTC) + timedelta(seconds=positive("until", until))
+            until = datetime.now(UTC) + timedelta(seconds=as_seconds("until", until))
         elif until.tzinfo is None:
-            raise UsageError(f"until must have a time zone, unlike {until!r}")
+            raise UsageError(f"until must have a time zone, got {until!r}")
         body = {"pause_until": moment_text(until)}
         return await self._put_pause(body, timeout)
 
@@ -169,7 +168,7 @@ class Consumer:
             UsageError: The sequence is less than 1.
             JetStreamError, CallTimeoutError, TransportError: As for every request.
         """
-        body = None if sequence is None else {"seq": whole("sequence", sequence, 1)}
+        body = None if sequence is None else {"seq": as_count("sequence", sequence, 1)}
         self._info = await self._api.request_as(
             ConsumerInfo.from_json, f"CONSUMER.RESET.{self._path}", body, timeout=timeout
         )
@@ -188,10 +187,12 @@ class Consumer:
         """
         config = self._info.config
         if check_group(group) not in config.priority_groups:
-            raise UsageError(f"group {group!r} is none of the consumer's, {list(config.priority_groups)}")
+            raise UsageError(
+                f"group must be one of the consumer's, {list(config.priority_groups)}, got {group!r}"
+            )
         if config.priority_policy is not PriorityPolicy.PINNED_CLIENT:
             raise UsageError(
-                f"group {group!r}: the consumer's policy is {config.priority_policy}, which pins nobody"
+                f"priority_policy must be pinned_client to unpin {group!r}, got {config.priority_policy}"
             )
         await self._api.request(f"CONSUMER.UNPIN.{self._path}", {"group": group}, timeout=timeout)
 
@@ -231,7 +232,7 @@ class Consumer:
             TransportError: The connection was still down after ``expires`` seconds.
             CallTimeoutError: The server missed two heartbeats, or did not report the end of the pull.
         """
-        whole("max_messages", max_messages, 1)
+        as_count("max_messages", max_messages, 1)
         plan = fetch_plan(
             self._info.config,
             max_messages=max_messages,
@@ -260,7 +261,7 @@ class Consumer:
 
         Returns, Raises: As for :meth:`fetch`.
         """
-        whole("max_bytes", max_bytes, 1)
+        as_count("max_bytes", max_bytes, 1)
         plan = fetch_plan(
             self._info.config,
             max_messages=None,
@@ -280,7 +281,7 @@ class Consumer:
 
         Returns, Raises: As for :meth:`fetch`.
         """
-        whole("max_messages", max_messages, 1)
+        as_count("max_messages", max_messages, 1)
         plan = fetch_plan(
             self._info.config,
             max_messages=max_messages,
@@ -305,7 +306,7 @@ class Consumer:
         # Loops call ``next`` with the same options each time; the cache avoids checking them again.
         key = f"{timeout!r} {group!r}"
         if (known := self._plans.get(key)) is None or known[0] is not self._info.config:
-            positive("timeout", timeout)
+            as_seconds("timeout", timeout)
             plan = fetch_plan(
                 self._info.config,
                 max_messages=1,
@@ -398,10 +399,10 @@ class Consumer:
                 await consumption.closed()
         """
         if not callable(handler):
-            raise UsageTypeError(f"handler must be a function, not {type(handler).__name__}")
+            raise UsageTypeError(f"handler must be a function, got {type(handler).__name__}")
         config = self._info.config
         if auto_ack_progress and config.ack_policy is AckPolicy.NONE:
-            raise UsageError("auto_ack_progress True: the consumer takes no acks")
+            raise UsageError("auto_ack_progress must be False for a consumer without acks, got True")
         progress = (config.ack_wait or _ACK_WAIT) / 3 if auto_ack_progress else None
         plan = consume_plan(config, max_messages=max_messages, max_bytes=max_bytes, **options)
         feed = PullFeed(self, plan, Hooks(on_event, on_pinned, on_unpinned))

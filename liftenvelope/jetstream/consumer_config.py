@@ -156,9 +156,11 @@ class ConsumerConfig(Record):
             if name is not None:
                 check_consumer_name(name)
         if self.name is not None and self.durable_name is not None and self.name != self.durable_name:
-            raise UsageError(f"name {self.name!r} and durable_name {self.durable_name!r} must be the same")
+            raise UsageError(
+                f"durable_name must be the same as name, {self.name!r}, got {self.durable_name!r}"
+            )
         if self.filter_subject and self.filter_subjects:
-            raise UsageError("filter_subject and filter_subjects exclude each other")
+            raise UsageError("filter_subject and filter_subjects exclude each other; leave one of them out")
         if self.filter_subject:
             check_filter(self.filter_subject)
         for subject in self.filter_subjects:

@@ -31,11 +31,11 @@ async def put_consumer(
     """
     check_stream_name(stream)
     if not isinstance(config, ConsumerConfig):
-        raise UsageTypeError(f"config must be a ConsumerConfig, not {type(config).__name__}")
+        raise UsageTypeError(f"config must be a ConsumerConfig, got {type(config).__name__}")
     name = config.name or config.durable_name
     if name is None:
         if action == "update":
-            raise UsageError(f"a consumer that is to be changed must be named: {config!r}")
+            raise UsageError(f"name or durable_name must be given to change a consumer, got {config!r}")
         name = secrets.token_hex(8)  # chosen here: a repeated request must not create a second consumer
     subject = f"CONSUMER.CREATE.{stream}.{name}"
     if config.filter_subject:

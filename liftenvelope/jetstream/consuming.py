@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Protocol, Self
 
+from liftenvelope._checks import as_seconds
 from liftenvelope._native import frames
 from liftenvelope.errors import TransportError, UsageError
 from liftenvelope.jetstream._endings import DRAIN
 from liftenvelope.jetstream.message import Message
-from liftenvelope.nats._outcomes import positive
 
 __all__ = ["Consumption", "Feed", "Handler", "Messages"]
 
@@ -139,7 +139,7 @@ class Messages:
         Raises:
             UsageError: ``timeout`` is not positive.
         """
-        positive("timeout", timeout)
+        as_seconds("timeout", timeout)
         self._feed.unpin = self._feed.unpin and unpin
         await self._feed.drain(timeout)
 
@@ -233,7 +233,7 @@ class Consumption:
             Exception: The exception of the handler, which also ends the consumption.
         """
         self._check_not_inside("drain")
-        positive("timeout", timeout)
+        as_seconds("timeout", timeout)
         self._feed.unpin = self._feed.unpin and unpin
         await self._feed.drain(timeout)
         try:

@@ -120,7 +120,7 @@ class JetStream(Publishing):
 
     async def _put_stream(self, verb: str, config: StreamConfig, timeout: float | None) -> Stream:
         if not isinstance(config, StreamConfig):
-            raise UsageTypeError(f"config must be a StreamConfig, not {type(config).__name__}")
+            raise UsageTypeError(f"config must be a StreamConfig, got {type(config).__name__}")
         found = await self.api.request_as(
             StreamInfo.from_json, f"STREAM.{verb}.{config.name}", config.to_json(), timeout=timeout
         )

@@ -11,13 +11,12 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
 from liftenvelope import envelope as codec
-from liftenvelope._checks import as_text
+from liftenvelope._checks import as_seconds, as_text
 from liftenvelope._native import frames
 from liftenvelope.errors import UsageError
 from liftenvelope.jetstream._records import to_ns
 from liftenvelope.nats._headers import Headers, headers_of
 from liftenvelope.nats._link import Link
-from liftenvelope.nats._outcomes import positive
 
 if TYPE_CHECKING:
     from liftenvelope.jetstream.api import Api
@@ -135,7 +134,7 @@ class MessageMetadata:
         """
         tokens = reply.split(".")
         if tokens[:2] != ["$JS", "ACK"] or not (len(tokens) == _V1_TOKENS or len(tokens) >= _V2_TOKENS):
-            raise UsageError(f"{reply!r} is not the reply subject of a consumer's message")
+            raise UsageError(f"reply must be the reply subject of a consumer's message, got {reply!r}")
         domain = ""
         if len(tokens) > _V1_TOKENS:
             domain = "" if tokens[2] == "_" else tokens[2]
@@ -143,7 +142,9 @@ class MessageMetadata:
         try:
             delivered, sseq, cseq, ns, pending = map(int, tokens[4:9])
         except ValueError:
-            raise UsageError(f"{reply!r} is not the reply subject of a consumer's message") from None
+            raise UsageError(
+                f"reply must be the reply subject of a consumer's message, got {reply!r}"
+            ) from None
         return cls(tokens[2], tokens[3], sseq, cseq, delivered, pending, ns, domain)
 
 
@@ -252,7 +253,7 @@ class Message(frames.Delivered):
         """
         payload = NAK
         if delay is not None:
-            payload += b" " + json.dumps({"delay": to_ns(positive("delay", delay))}).encode()
+            payload += b" " + json.dumps({"delay": to_ns(as_seconds("delay", delay))}).encode()
         self._finish(payload)
 
     def term(self, reason: str | None = None) -> None:
@@ -294,7 +295,7 @@ class Message(frames.Delivered):
             UsageError: ``every`` is not positive, or the message was acknowledged before.
             TransportError: The connection was closed meanwhile.
         """
-        positive("every", every)
+        as_seconds("every", every)
         if not self._is_open:
             self._refuse()
         repeating = asyncio.get_running_loop().create_task(self._repeat_progress(every))
@@ -321,7 +322,7 @@ class Message(frames.Delivered):
     def _refuse(self) -> None:
         if self.reply:
             raise UsageError(f"the message on {self.subject!r} was acknowledged before ({self.reply})")
-        raise UsageError(f"the message on {self.subject!r} can't be acknowledged: it has no reply subject")
+        raise UsageError(f"the message on {self.subject!r} cannot be acknowledged: it has no reply subject")
 
     def __repr__(self) -> str:
         return f"Message(subject={self.subject!r}, data={self.data[:32]!r}, reply={self.reply!r})"

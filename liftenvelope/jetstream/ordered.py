@@ -15,6 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from liftenvelope._backoff import Backoff, pause_before
+from liftenvelope._checks import as_count, as_seconds
 from liftenvelope.errors import (
     CallTimeoutError,
     ConnectionClosedError,
@@ -37,8 +38,7 @@ from liftenvelope.jetstream.consuming import Consumption, Handler, Messages
 from liftenvelope.jetstream.events import MissedHeartbeats, NoResponders, OrderedReset, PullEvent, Reconnected
 from liftenvelope.jetstream.fetching import Batch, first_of
 from liftenvelope.jetstream.message import Message
-from liftenvelope.jetstream.pull_options import PullPlan, consume_plan, whole
-from liftenvelope.nats._outcomes import positive
+from liftenvelope.jetstream.pull_options import PullPlan, consume_plan
 
 if TYPE_CHECKING:
     from liftenvelope.jetstream.api import Api
@@ -97,15 +97,21 @@ class OrderedConsumer:
         self._api = api
         self.stream_name = check_stream_name(stream)
         if isinstance(filter_subjects, str):
-            raise UsageTypeError(f"filter_subjects must be a sequence of str, not {filter_subjects!r}")
+            raise UsageTypeError(f"filter_subjects must be a sequence of str, got {filter_subjects!r}")
         for subject in filter_subjects:
             check_filter(subject)
         if opt_start_seq is not None:
-            whole("opt_start_seq", opt_start_seq, 1)
+            as_count("opt_start_seq", opt_start_seq, 1)
         if (opt_start_seq is not None) != (deliver_policy is DeliverPolicy.BY_START_SEQUENCE):
-            raise UsageError(f"opt_start_seq {opt_start_seq!r} does not go with {deliver_policy!s}")
+            raise UsageError(
+                f"opt_start_seq must be given for by_start_sequence alone, got {opt_start_seq!r} "
+                f"with deliver_policy {deliver_policy!s}"
+            )
         if (opt_start_time is not None) != (deliver_policy is DeliverPolicy.BY_START_TIME):
-            raise UsageError(f"opt_start_time {opt_start_time!r} does not go with {deliver_policy!s}")
+            raise UsageError(
+                f"opt_start_time must be given for by_start_time alone, got {opt_start_time!r} "
+                f"with deliver_policy {deliver_policy!s}"
+            )
         self._config = ConsumerConfig(
             ack_policy=AckPolicy.NONE,
             max_deliver=1,
@@ -172,7 +178,7 @@ class OrderedConsumer:
             JetStreamError, CallTimeoutError, TransportError: The consumer could not be created.
         """
         if not callable(handler):
-            raise UsageTypeError(f"handler must be a function, not {type(handler).__name__}")
+            raise UsageTypeError(f"handler must be a function, got {type(handler).__name__}")
         plan = self._plan(max_messages, max_bytes, expires, idle_heartbeat)
         feed = OrderedFeed(self._api, self.stream_name, self._config, plan, on_event)
         try:
@@ -206,7 +212,7 @@ class OrderedConsumer:
             while batch := await consumer.fetch(100, expires=1):
                 print(batch[0].metadata.stream_sequence)
         """
-        whole("max_messages", max_messages, 1)
+        as_count("max_messages", max_messages, 1)
         return await self._fetches.fetch(Amount(max_messages, None, expires, idle_heartbeat))
 
     async def fetch_bytes(
@@ -221,7 +227,7 @@ class OrderedConsumer:
 
         Raises: As for :meth:`fetch`.
         """
-        whole("max_bytes", max_bytes, 1)
+        as_count("max_bytes", max_bytes, 1)
         return await self._fetches.fetch(Amount(None, max_bytes, expires, idle_heartbeat))
 
     async def fetch_no_wait(self, max_messages: int) -> Batch:
@@ -232,7 +238,7 @@ class OrderedConsumer:
 
         Raises: As for :meth:`fetch`.
         """
-        whole("max_messages", max_messages, 1)
+        as_count("max_messages", max_messages, 1)
         return await self._fetches.fetch(Amount(max_messages))
 
     async def next(self, timeout: float = 30.0) -> Message:
@@ -245,7 +251,7 @@ class OrderedConsumer:
             CallTimeoutError: No message arrived in time. The error is a :class:`TimeoutError`.
             LiftEnvelopeError: As for :meth:`fetch`.
         """
-        return first_of(await self._fetches.fetch(Amount(1, None, positive("timeout", timeout))), timeout)
+        return first_of(await self._fetches.fetch(Amount(1, None, as_seconds("timeout", timeout))), timeout)
 
     def _plan(
         self,
@@ -306,7 +312,9 @@ class OrderedFeed:
             UsageError: The feed was started or stopped before.
         """
         if self._generation or self._stopped:
-            raise UsageError("this was started, or stopped, before: make a new one")
+            raise UsageError(
+                "the feed was started, or stopped, before: call messages() or consume() for a new one"
+            )
         await self._begin()
 
     def pop(self) -> Message:
@@ -322,7 +330,7 @@ class OrderedFeed:
             UsageError: Another task is waiting for the next message.
         """
         if self._reading:
-            raise UsageError("another task waits for the next message: one may at a time")
+            raise UsageError("another task waits for the next message: read in one task at a time")
         self._reading = True
         try:
             return await self._next()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Unpack
 import nats.errors
 
 from liftenvelope._ack_timeouts import MAY_BE_STORED, ack_timeout
-from liftenvelope._checks import as_bytes
+from liftenvelope._checks import as_bytes, as_count, as_seconds
 from liftenvelope._native import jet
 from liftenvelope.errors import JetStreamError, NoJetStreamError, TransportError, UsageError
 from liftenvelope.jetstream._publish_frames import (
@@ -25,7 +25,6 @@ from liftenvelope.jetstream._publish_frames import (
 )
 from liftenvelope.jetstream.api import ENABLE_JETSTREAM, Api
 from liftenvelope.nats._link import Link
-from liftenvelope.nats._outcomes import positive
 from liftenvelope.nats._receiving import DirectSubscription, deliver_directly, read_directly
 from liftenvelope.nats._subjects import publish_subject
 
@@ -94,12 +93,11 @@ class Publishing:
     """
 
     def __init__(self, api: Api, *, timeout: float, max_outstanding: int) -> None:
-        if type(max_outstanding) is not int or max_outstanding < 1:
-            raise UsageError(f"max_outstanding must be an integer of at least 1, not {max_outstanding!r}")
+        max_outstanding = as_count("max_outstanding", max_outstanding)
         self.api = api
         self._nc = api.nc
         self._link = Link(api.nc)
-        self._ack_timeout = positive("timeout", timeout)
+        self._ack_timeout = as_seconds("timeout", timeout)
         self.max_outstanding = max_outstanding
         # Start of the PUB command by subject, up to the token: verb, subject and inbox.
         self._heads: dict[str, bytes] = {}
@@ -209,8 +207,10 @@ class Publishing:
             block = header_block(header_pairs(headers or {}, option_headers(options)))
         size = len(block) + len(body)
         if size > self._nc.max_payload:
-            raise UsageError(f"the message has {size} bytes; the server takes {self._nc.max_payload}")
-        seconds = self._ack_timeout if timeout is None else positive("timeout", timeout)
+            raise UsageError(
+                f"the message must be at most {self._nc.max_payload} bytes, the server's limit, got {size}"
+            )
+        seconds = self._ack_timeout if timeout is None else as_seconds("timeout", timeout)
         head = self._heads.get(subject) or self._head(subject)
         if retry_attempts != 2 or retry_wait != 0.25:
             _check_retries(retry_attempts, retry_wait)
@@ -435,6 +435,5 @@ class Publishing:
 
 
 def _check_retries(attempts: int, wait: float) -> None:
-    if type(attempts) is not int or attempts < 0:
-        raise UsageError(f"retry_attempts must be an integer of at least 0, got {attempts!r}")
-    positive("retry_wait", wait)
+    as_count("retry_attempts", attempts, 0)
+    as_seconds("retry_wait", wait)

@@ -7,11 +7,11 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypedDict
 
+from liftenvelope._checks import as_count, as_seconds
 from liftenvelope.errors import PushConsumerError, UsageError
 from liftenvelope.jetstream._pull import BYTES_BATCH, PullLimits
-from liftenvelope.jetstream._records import integer, to_ns
+from liftenvelope.jetstream._records import to_ns
 from liftenvelope.jetstream.consumer_config import AckPolicy, ConsumerConfig, PriorityPolicy
-from liftenvelope.nats._outcomes import positive
 
 __all__ = ["ConsumeOptions", "GroupOptions", "OnReconnect", "PullPlan"]
 
@@ -70,18 +70,6 @@ class ConsumeOptions(GroupOptions, total=False):
     threshold_messages: int | None
     threshold_bytes: int | None
     on_reconnect: OnReconnect
-
-
-def whole(name: str, value: Any, least: int, most: int | None = None) -> int:
-    """Return ``value`` if it is an integer from ``least`` to ``most``; raise UsageError otherwise."""
-    number = integer(name, value)
-    if number < least or (most is not None and number > most):
-        raise UsageError(
-            f"{name} must be {least} to {most}, not {number}"
-            if most is not None
-            else f"{name} must be at least {least}, not {number}"
-        )
-    return number
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +144,7 @@ def consume_plan(
     """
     fields = group_fields(config, group, min_pending, min_ack_pending, priority)
     if on_reconnect not in ("pull", "check"):
-        raise UsageError(f"on_reconnect must be 'pull' or 'check', not {on_reconnect!r}")
+        raise UsageError(f"on_reconnect must be 'pull' or 'check', got {on_reconnect!r}")
     limit, in_bytes = _limit_of(config, max_messages, max_bytes)
     threshold = _threshold_of(limit, in_bytes, threshold_messages, threshold_bytes)
     keep_pin = _keep_pin(config)
@@ -204,7 +192,7 @@ def fetch_plan(
     if expires is None:
         fields["no_wait"] = True
     else:
-        if positive("expires", expires) > _LONGEST_BEAT and idle_heartbeat is None:
+        if as_seconds("expires", expires) > _LONGEST_BEAT and idle_heartbeat is None:
             beat = min(expires / 2, _LONGEST_BEAT)
         elif idle_heartbeat is not None:
             beat = _beat_of(idle_heartbeat, expires)
@@ -228,20 +216,24 @@ def group_fields(
     policy = config.priority_policy
     given = {
         "group": group,
-        "min_pending": None if min_pending is None else whole("min_pending", min_pending, 1),
-        "min_ack_pending": None if min_ack_pending is None else whole("min_ack_pending", min_ack_pending, 1),
-        "priority": None if priority is None else whole("priority", priority, 0, 9),
+        "min_pending": None if min_pending is None else as_count("min_pending", min_pending, 1),
+        "min_ack_pending": None
+        if min_ack_pending is None
+        else as_count("min_ack_pending", min_ack_pending, 1),
+        "priority": None if priority is None else as_count("priority", priority, 0, 9),
     }
     fields: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     if policy is PriorityPolicy.NONE:
         if fields:
             name, value = next(iter(fields.items()))
-            raise UsageError(f"{name} {value!r}: the consumer has no priority policy")
+            raise UsageError(f"{name} must be None for a consumer without a priority policy, got {value!r}")
         return fields
     if group is None:
-        raise UsageError(f"group is required: the consumer's groups are {list(config.priority_groups)}")
+        raise UsageError(f"group must be one of the consumer's, {list(config.priority_groups)}, got None")
     if group not in config.priority_groups:
-        raise UsageError(f"group {group!r} is none of the consumer's, {list(config.priority_groups)}")
+        raise UsageError(
+            f"group must be one of the consumer's, {list(config.priority_groups)}, got {group!r}"
+        )
     for name, wanted in (
         ("min_pending", PriorityPolicy.OVERFLOW),
         ("min_ack_pending", PriorityPolicy.OVERFLOW),
@@ -249,24 +241,24 @@ def group_fields(
     ):
         if name in fields and policy is not wanted:
             raise UsageError(
-                f"{name} {fields[name]!r} is for the policy {wanted}, the consumer's is {policy}"
+                f"{name} must be None for the policy {policy}, got {fields[name]!r}: it is for {wanted}"
             )
     return fields
 
 
 def _limit_of(config: ConsumerConfig, max_messages: int | None, max_bytes: int | None) -> tuple[int, bool]:
     if max_messages is not None and max_bytes is not None:
-        raise UsageError(f"max_messages {max_messages!r} and max_bytes {max_bytes!r} exclude each other")
+        raise UsageError("max_messages and max_bytes exclude each other; leave one of them out")
     if max_bytes is not None:
-        return _within("max_bytes", whole("max_bytes", max_bytes, 1), config.max_bytes), True
+        return _within("max_bytes", as_count("max_bytes", max_bytes, 1), config.max_bytes), True
     if max_messages is None:
         return min(_DEFAULT_MESSAGES, config.max_batch or _DEFAULT_MESSAGES), False
-    return _within("max_messages", whole("max_messages", max_messages, 1), config.max_batch), False
+    return _within("max_messages", as_count("max_messages", max_messages, 1), config.max_batch), False
 
 
 def _within(name: str, value: int, most: int | None) -> int:
     if most and 0 < most < value:
-        raise UsageError(f"{name} {value} is more than the consumer allows one pull, {most}")
+        raise UsageError(f"{name} must be at most {most}, the consumer's limit for one pull, got {value}")
     return value
 
 
@@ -274,8 +266,10 @@ def _threshold_of(limit: int, in_bytes: bool, messages: int | None, size: int | 
     name, value = ("threshold_bytes", size) if in_bytes else ("threshold_messages", messages)
     other, wrong = ("threshold_messages", messages) if in_bytes else ("threshold_bytes", size)
     if wrong is not None:
-        raise UsageError(f"{other} {wrong!r} does not go with {'max_bytes' if in_bytes else 'max_messages'}")
-    return math.ceil(limit / 2) if value is None else whole(name, value, 1, limit)
+        raise UsageError(
+            f"{other} must be None with {'max_bytes' if in_bytes else 'max_messages'}, got {wrong!r}"
+        )
+    return math.ceil(limit / 2) if value is None else as_count(name, value, 1, limit)
 
 
 def _keep_pin(config: ConsumerConfig) -> float:
@@ -295,11 +289,11 @@ def _times(expires: float, beat: float) -> dict[str, int]:
 
 def _expires_of(config: ConsumerConfig, expires: float | None, keep_pin: float) -> float:
     if expires is not None:
-        if positive("expires", expires) < _SHORTEST_EXPIRES:
-            raise UsageError(f"expires must be at least {_SHORTEST_EXPIRES} s, not {expires}")
+        if as_seconds("expires", expires) < _SHORTEST_EXPIRES:
+            raise UsageError(f"expires must be at least {_SHORTEST_EXPIRES} s, got {expires}")
         if config.max_expires and expires > config.max_expires:
             raise UsageError(
-                f"expires {expires} s is more than the consumer's max_expires, {config.max_expires} s"
+                f"expires must be at most the consumer's max_expires, {config.max_expires} s, got {expires}"
             )
     default = _EXPIRES_WITHOUT_ACKS if config.ack_policy is AckPolicy.NONE else _EXPIRES
     seconds = min(expires or default, config.max_expires or math.inf)
@@ -310,9 +304,9 @@ def _expires_of(config: ConsumerConfig, expires: float | None, keep_pin: float) 
 def _beat_of(idle_heartbeat: float | None, expires: float) -> float:
     if idle_heartbeat is None:
         return min(max(expires / 2, _SHORTEST_BEAT), _LONGEST_BEAT, expires / 2)
-    if not _SHORTEST_BEAT <= positive("idle_heartbeat", idle_heartbeat) <= min(_LONGEST_BEAT, expires / 2):
+    if not _SHORTEST_BEAT <= as_seconds("idle_heartbeat", idle_heartbeat) <= min(_LONGEST_BEAT, expires / 2):
         raise UsageError(
             f"idle_heartbeat must be {_SHORTEST_BEAT} to {_LONGEST_BEAT} s and at most half of expires "
-            f"({expires} s), not {idle_heartbeat}"
+            f"({expires} s), got {idle_heartbeat}"
         )
     return idle_heartbeat

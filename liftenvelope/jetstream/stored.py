@@ -182,11 +182,13 @@ async def _next(
     deadline = loop.time() + timeout
     while answers.empty():
         if api.nc.is_closed:
-            raise TransportError("the NATS connection was closed before all had come", sent=True)
+            raise TransportError("the NATS connection was closed before all messages came", sent=True)
         # Require several checks in a row: nats-py counts a reconnect a moment before it is established.
         looks = looks + 1 if link.epoch > epoch else 0
         if looks == _LOOKS:
-            raise _LostError("the NATS connection was lost before all had come: ask for the rest", sent=True)
+            raise _LostError(
+                "the NATS connection was lost before all messages came: ask for the rest", sent=True
+            )
         if (left := deadline - loop.time()) <= 0:
             raise CallTimeoutError(
                 f"nothing more came from stream {stream!r} within {timeout:.3g} s{link.refusal}"
@@ -209,7 +211,7 @@ def _failure(headers: Mapping[str, str], stream: str, request: Mapping[str, Any]
         )
     if status == "503":
         return NoJetStreamError(
-            503, f"nothing answers directly for stream {stream!r}: allow_direct is off there"
+            503, f"no server answers direct gets of stream {stream!r}: set allow_direct=True in its config"
         )
     return jetstream_error(status_number(status) or 500, 0, description)
 

@@ -6,7 +6,8 @@ from collections.abc import AsyncIterator, Sequence
 from datetime import datetime
 from typing import Any, Self
 
-from liftenvelope.errors import UsageError, UsageTypeError
+from liftenvelope._checks import MAX_INT64, as_count, as_seconds
+from liftenvelope.errors import UsageError
 from liftenvelope.jetstream import consumer_requests as requests
 from liftenvelope.jetstream import listing
 from liftenvelope.jetstream._names import check_filter, check_stream_name
@@ -17,7 +18,6 @@ from liftenvelope.jetstream.consumer_config import ConsumerConfig, DeliverPolicy
 from liftenvelope.jetstream.infos import ConsumerInfo, StreamInfo
 from liftenvelope.jetstream.ordered import OrderedConsumer
 from liftenvelope.jetstream.stored import StoredMessage, direct_message, direct_messages, stored_message
-from liftenvelope.nats._outcomes import positive
 
 __all__ = ["Stream"]
 
@@ -121,12 +121,14 @@ class Stream:
             UsageError: An argument is invalid; nothing was sent.
         """
         if keep is not None and sequence is not None:
-            raise UsageError(f"keep={keep!r} and sequence={sequence!r} exclude each other")
+            raise UsageError(
+                f"keep {keep!r} and sequence {sequence!r} exclude each other; leave one of them out"
+            )
         request: dict[str, Any] = {}
         if keep is not None:
-            request["keep"] = _count("keep", keep, least=0)
+            request["keep"] = as_count("keep", keep, 0, MAX_INT64)
         if sequence is not None:
-            request["seq"] = _count("sequence", sequence, least=1)
+            request["seq"] = as_count("sequence", sequence, 1, MAX_INT64)
         if subject is not None:
             request["filter"] = check_filter(subject)
 
@@ -169,7 +171,7 @@ class Stream:
         """
         request = _one_message(sequence, last_by_subject, next_by_subject)
         if self._info.config.allow_direct if direct is None else direct:
-            seconds = self._api.timeout if timeout is None else positive("timeout", timeout)
+            seconds = self._api.timeout if timeout is None else as_seconds("timeout", timeout)
             return await direct_message(self._api, self.name, request, timeout=seconds)
         return await self._api.request_as(
             lambda answer: stored_message(self.name, answer["message"]),
@@ -211,17 +213,17 @@ class Stream:
             async for message in stream.get_messages(100, subject="orders.*"):
                 print(message.sequence, message.pending)
         """
-        request: dict[str, Any] = {"batch": _count("batch", batch, least=1)}
+        request: dict[str, Any] = {"batch": as_count("batch", batch, 1, MAX_INT64)}
         if sequence is not None and start_time is not None:
-            raise UsageError(f"sequence={sequence!r} and start_time={start_time!r} exclude each other")
+            raise UsageError("sequence and start_time exclude each other; leave one of them out")
         if start_time is not None:
             request["start_time"] = moment_text(check_moment("start_time", start_time))
         else:
-            request["seq"] = _count("sequence", 1 if sequence is None else sequence, least=1)
+            request["seq"] = as_count("sequence", 1 if sequence is None else sequence, 1, MAX_INT64)
         if subject is not None:
             request["next_by_subj"] = check_filter(subject)
         if max_bytes is not None:
-            request["max_bytes"] = _count("max_bytes", max_bytes, least=1)
+            request["max_bytes"] = as_count("max_bytes", max_bytes, 1, MAX_INT64)
         return self._batch(request, timeout)
 
     def get_last_messages(
@@ -249,22 +251,20 @@ class Stream:
                 :meth:`get_messages`.
         """
         if isinstance(subjects, str) or not subjects:
-            raise UsageError(f"subjects must be a sequence of at least one, not {subjects!r}")
+            raise UsageError(f"subjects must be a sequence of at least one, got {subjects!r}")
         if up_to_sequence is not None and up_to_time is not None:
-            raise UsageError(
-                f"up_to_sequence={up_to_sequence!r} and up_to_time={up_to_time!r} exclude each other"
-            )
+            raise UsageError("up_to_sequence and up_to_time exclude each other; leave one of them out")
         request: dict[str, Any] = {"multi_last": [check_filter(subject) for subject in subjects]}
         if batch is not None:
-            request["batch"] = _count("batch", batch, least=1)
+            request["batch"] = as_count("batch", batch, 1, MAX_INT64)
         if up_to_sequence is not None:
-            request["up_to_seq"] = _count("up_to_sequence", up_to_sequence, least=1)
+            request["up_to_seq"] = as_count("up_to_sequence", up_to_sequence, 1, MAX_INT64)
         if up_to_time is not None:
             request["up_to_time"] = moment_text(check_moment("up_to_time", up_to_time))
         return self._batch(request, timeout)
 
     def _batch(self, request: dict[str, Any], timeout: float | None) -> AsyncIterator[StoredMessage]:
-        seconds = self._api.timeout if timeout is None else positive("timeout", timeout)
+        seconds = self._api.timeout if timeout is None else as_seconds("timeout", timeout)
         return direct_messages(self._api, self.name, request, batch=True, timeout=seconds)
 
     async def delete_message(
@@ -280,7 +280,7 @@ class Stream:
         Raises:
             JetStreamError: No such message (error 10057 or 10043), or the stream forbids deleting.
         """
-        request: dict[str, Any] = {"seq": _count("sequence", sequence, least=1)}
+        request: dict[str, Any] = {"seq": as_count("sequence", sequence, 1, MAX_INT64)}
         if not secure:
             request["no_erase"] = True
         await self._api.request(f"STREAM.MSG.DELETE.{self.name}", request, timeout=timeout)
@@ -385,24 +385,16 @@ class Stream:
         return f"<Stream {self.name!r}>"
 
 
-def _count(name: str, value: Any, *, least: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise UsageTypeError(f"{name} must be an integer, not {type(value).__name__}")
-    if not least <= value < 2**63:
-        raise UsageError(f"{name} must be an integer of at least {least}, not {value}")
-    return value
-
-
 def _one_message(sequence: int | None, last: str | None, following: str | None) -> dict[str, Any]:
     if last is not None:
         if sequence is not None or following is not None:
-            raise UsageError(f"last_by_subject={last!r} excludes sequence and next_by_subject")
+            raise UsageError("last_by_subject excludes sequence and next_by_subject; leave it or them out")
         return {"last_by_subj": check_filter(last)}
     if sequence is None and following is None:
-        raise UsageError("one of sequence, last_by_subject and next_by_subject must be given")
+        raise UsageError("sequence, last_by_subject or next_by_subject must be given")
     request: dict[str, Any] = {}
     if sequence is not None:
-        request["seq"] = _count("sequence", sequence, least=1)
+        request["seq"] = as_count("sequence", sequence, 1, MAX_INT64)
     if following is not None:
         request["next_by_subj"] = check_filter(following)
     return request

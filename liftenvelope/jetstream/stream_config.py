@@ -281,4 +281,6 @@ class StreamConfig(Record):
         for subject in self.subjects:
             check_filter(subject)
         if self.mirror is not None and self.subjects:
-            raise UsageError(f"mirror and subjects exclude each other: {self.subjects!r}")
+            raise UsageError(
+                f"mirror and subjects {self.subjects!r} exclude each other; leave one of them out"
+            )

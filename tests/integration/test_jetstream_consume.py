@@ -250,7 +250,7 @@ class TestMessages:
         async with consumer.messages() as messages:
             waiting = asyncio.ensure_future(messages.next())
             await asyncio.sleep(0)
-            with pytest.raises(UsageError, match="one may at a time"):
+            with pytest.raises(UsageError, match="read in one task at a time"):
                 await messages.next()
             waiting.cancel()
             await asyncio.wait({waiting})

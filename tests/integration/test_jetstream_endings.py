@@ -327,14 +327,14 @@ async def test_entered_twice(bench: Bench) -> None:
     """The second time is refused, and what runs goes on."""
     consumer = await bench.consumer()
     async with consumer.messages() as messages:
-        with pytest.raises(UsageError, match="make a new one"):
+        with pytest.raises(UsageError, match="started, or stopped, before"):
             await messages.__aenter__()
         await bench.publish(numbered(1))
         assert (await messages.next(timeout=20)).data == b"0"
-    with pytest.raises(UsageError, match="make a new one"):
+    with pytest.raises(UsageError, match="started, or stopped, before"):
         await messages.__aenter__()
     ordered = (await jetstream_pulls.stream_of(bench)).ordered_consumer()
     async with ordered.messages() as in_order:
-        with pytest.raises(UsageError, match="make a new one"):
+        with pytest.raises(UsageError, match="started, or stopped, before"):
             await in_order.__aenter__()
         assert (await in_order.next(timeout=20)).data == b"0"

@@ -155,7 +155,7 @@ class TestOrderedReaders:
         async with (await stream_of(bench)).ordered_consumer().messages() as messages:
             waiting = asyncio.ensure_future(messages.next())
             await asyncio.sleep(0)
-            with pytest.raises(UsageError, match="one may at a time"):
+            with pytest.raises(UsageError, match="read in one task at a time"):
                 await messages.next(timeout=1)
             await bench.publish(numbered(1))
             assert (await asyncio.wait_for(waiting, 20)).data == b"0"

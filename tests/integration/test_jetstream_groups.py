@@ -361,14 +361,14 @@ class TestPrioritized:
 @pytest.mark.parametrize(
     ("policy", "options", "words"),
     [
-        ("pinned_client", {}, "group is required"),
+        ("pinned_client", {}, "group must be one of the consumer's, .* got None"),
         ("pinned_client", {"group": "other"}, "'other'"),
-        ("pinned_client", {"group": "jobs", "min_pending": 3}, "min_pending 3"),
-        ("pinned_client", {"group": "jobs", "priority": 3}, "priority 3"),
-        ("overflow", {"group": "jobs", "priority": 3}, "priority 3"),
+        ("pinned_client", {"group": "jobs", "min_pending": 3}, "min_pending must be None .*, got 3"),
+        ("pinned_client", {"group": "jobs", "priority": 3}, "priority must be None .*, got 3"),
+        ("overflow", {"group": "jobs", "priority": 3}, "priority must be None .*, got 3"),
         ("overflow", {"group": "jobs", "min_pending": 0}, "min_pending must be"),
         ("prioritized", {"group": "jobs", "priority": 10}, "priority must be"),
-        ("prioritized", {"group": "jobs", "min_ack_pending": 1}, "min_ack_pending 1"),
+        ("prioritized", {"group": "jobs", "min_ack_pending": 1}, "min_ack_pending must be None .*, got 1"),
     ],
 )
 async def test_checked_against_the_consumer(

@@ -133,7 +133,7 @@ class TestFetch:
         ordered = stream.ordered_consumer()
         fetching = asyncio.create_task(ordered.fetch(1, expires=20))
         await asyncio.sleep(0)
-        with pytest.raises(UsageError, match="one may be at a time"):
+        with pytest.raises(UsageError, match="await it before the next one"):
             await ordered.next(timeout=1)
         await bench.publish(numbered(1))
         assert await data_of(fetching) == numbered(1)

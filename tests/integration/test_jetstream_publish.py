@@ -237,8 +237,8 @@ class TestOne:
     @pytest.mark.parametrize(
         ("options", "text"),
         [
-            ({"retry_attempts": -1}, "retry_attempts must be an integer of at least 0, got -1"),
-            ({"retry_attempts": 1.5}, "retry_attempts must be an integer of at least 0, got 1.5"),
+            ({"retry_attempts": -1}, "retry_attempts must be at least 0, got -1"),
+            ({"retry_attempts": 1.5}, "retry_attempts must be an integer, got 1.5"),
             ({"retry_wait": 0}, "retry_wait must be a positive number"),
         ],
     )
@@ -282,7 +282,7 @@ class TestOne:
             await msg.respond(answer)  # type: ignore[attr-defined]
 
         await js_nc.subscribe(name, cb=reply)
-        with pytest.raises(JetStreamError, match="this is no ack"):
+        with pytest.raises(JetStreamError, match="invalid ack"):
             await js.publish(name)
 
     @pytest.mark.parametrize(
@@ -291,20 +291,20 @@ class TestOne:
             ({"subject": "a b"}, "'a b'"),
             ({"subject": "a.*"}, r"'a\.\*'"),
             ({"subject": ""}, "''"),
-            ({"payload": "text"}, "payload must be bytes-like, not str"),
-            ({"payload": b"x" * 2_000_000}, "2000000 bytes"),
+            ({"payload": "text"}, "payload must be bytes-like, got str"),
+            ({"payload": b"x" * 2_000_000}, "must be at most .* bytes, the server's limit, got 2000000"),
             ({"timeout": 0}, "timeout must be a positive"),
             ({"headers": {"a b": "c"}}, "'a b'"),
             ({"headers": {"a:b": "c"}}, "'a:b'"),
             ({"headers": {"a": "c\r\nd"}}, "line end"),
-            ({"headers": {"a": 5}}, "must be str, not int"),
-            ({"headers": {"a": ["b", 5]}}, "must be str, not int"),
+            ({"headers": {"a": 5}}, "must be str, got int"),
+            ({"headers": {"a": ["b", 5]}}, "must be str, got int"),
             ({"message_id": ""}, "message_id must not be empty"),
             ({"message_id": "a\nb"}, "line end"),
-            ({"expected_last_sequence": -1}, "not -1"),
-            ({"expected_last_subject_sequence": "1"}, "not str"),
+            ({"expected_last_sequence": -1}, "must be at least 0, got -1"),
+            ({"expected_last_subject_sequence": "1"}, "must be an integer, got '1'"),
             ({"expected_stream": "a.b"}, r"'a\.b'"),
-            ({"expected_last_subject_filter": "a"}, "needs an expected_last_subject_sequence"),
+            ({"expected_last_subject_filter": "a"}, "expected_last_subject_sequence must be given"),
             ({"ttl": 0.5}, "0.5"),
             ({"ttl": "soon"}, "'soon'"),
             ({"msg_id": "x"}, "no option 'msg_id'"),

@@ -100,5 +100,5 @@ def test_what_is_none(payload: bytes) -> None:
 
 
 def test_a_consumer_without_its_stream(js_nc: Client) -> None:
-    with pytest.raises(UsageError, match="needs the stream"):
+    with pytest.raises(UsageError, match="stream must be given with consumer"):
         Advisories(js_nc, consumer="worker")

@@ -112,7 +112,7 @@ class TestNames:
         assert api_prefix(None, None) == "$JS.API"
         assert api_prefix("hub", None) == "$JS.hub.API"
         assert api_prefix(None, "my.js.") == "my.js"
-        with pytest.raises(UsageError, match="exclude"):
+        with pytest.raises(UsageError, match="exclude each other"):
             api_prefix("hub", "x")
         for domain in ("", "a.b", "*"):
             with pytest.raises(UsageError, match="domain"):
@@ -175,7 +175,7 @@ class TestAcks:
         ],
     )
     def test_hostile(self, data: bytes) -> None:
-        assert "this is no ack" in str(read_ack(data))
+        assert "invalid ack" in str(read_ack(data))
 
     def test_the_rest(self) -> None:
         """The acks and errors are those of nats-server 2.15.1, but for the values."""

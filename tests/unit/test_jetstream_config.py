@@ -285,28 +285,31 @@ class TestChecks:
     @pytest.mark.parametrize(
         ("values", "said"),
         [
-            ({"name": 5}, "name must be str, not int"),
+            ({"name": 5}, "name must be str, got int"),
             ({"name": "\ud800"}, "lone surrogate"),
-            ({"subjects": "a"}, "subjects must be a sequence, not str"),
-            ({"subjects": ["a", 5]}, r"subjects\[1\] must be str, not int"),
+            ({"subjects": "a"}, "subjects must be a sequence, got str"),
+            ({"subjects": ["a", 5]}, r"subjects\[1\] must be str, got int"),
             ({"subjects": ["a b"]}, "'a b'"),
             ({"subjects": ["a..b"]}, "empty token"),
-            ({"subjects": ["a.>.b"]}, "'>' elsewhere"),
-            ({"max_msgs": 1.5}, "max_msgs must be an integer, not float"),
-            ({"max_msgs": True}, "max_msgs must be an integer, not bool"),
-            ({"max_msgs": 2**64}, "does not fit"),
-            ({"max_msgs": None}, "not NoneType"),
-            ({"max_age": 1e-12}, "less than a nanosecond"),
-            ({"max_age": "1s"}, "max_age must be a number of seconds, not str"),
+            ({"subjects": ["a.>.b"]}, "'>' at its end only"),
+            ({"max_msgs": 1.5}, "max_msgs must be an integer, got "),
+            ({"max_msgs": True}, "max_msgs must be an integer, got True"),
+            ({"max_msgs": 2**64}, "max_msgs must be at most"),
+            ({"max_msgs": None}, "max_msgs must be an integer, got None"),
+            ({"max_age": 1e-12}, "at least a nanosecond"),
+            ({"max_age": "1s"}, "max_age must be a number of seconds, got '1s'"),
             ({"max_age": float("nan")}, "nan"),
             ({"max_age": 1e10}, "10000000000.0"),
             ({"max_age": 10**400}, "64 bits"),
-            ({"sealed": 1}, "sealed must be a bool, not int"),
-            ({"retention": 1}, "retention must be str, not int"),
+            ({"sealed": 1}, "sealed must be a bool, got int"),
+            ({"retention": 1}, "retention must be str, got int"),
             ({"metadata": {"a": 1}}, r"metadata\['a'\] must be str"),
-            ({"metadata": []}, "metadata must be a mapping, not list"),
-            ({"placement": {}}, "placement must be a Placement, not dict"),
-            ({"mirror": StreamSource(name="o"), "subjects": ["a"]}, "exclude"),
+            ({"metadata": []}, "metadata must be a mapping, got list"),
+            ({"placement": {}}, "placement must be a Placement, got dict"),
+            (
+                {"mirror": StreamSource(name="o"), "subjects": ["a"]},
+                "exclude each other",
+            ),
         ],
     )
     def test_streams(self, values: dict[str, Any], said: str) -> None:
@@ -316,14 +319,17 @@ class TestChecks:
     @pytest.mark.parametrize(
         ("values", "said"),
         [
-            ({"opt_start_time": "now"}, "must be a datetime, not str"),
+            ({"opt_start_time": "now"}, "must be a datetime, got str"),
             ({"opt_start_time": datetime(2026, 1, 1)}, "with a time zone"),
             (
                 {"opt_start_time": datetime.min.replace(tzinfo=timezone(timedelta(hours=5)))},
                 "years 1 to 9999",
             ),
-            ({"name": "a", "durable_name": "b"}, "'a' and durable_name 'b'"),
-            ({"filter_subject": "a", "filter_subjects": ["b"]}, "exclude"),
+            ({"name": "a", "durable_name": "b"}, "durable_name must be the same as name, 'a', got 'b'"),
+            (
+                {"filter_subject": "a", "filter_subjects": ["b"]},
+                "exclude each other",
+            ),
             ({"filter_subjects": ["b", ""]}, "''"),
             ({"priority_groups": ["x" * 17]}, "x{17}"),
             ({"priority_groups": ["a b"]}, "'a b'"),
@@ -338,12 +344,15 @@ class TestChecks:
     @pytest.mark.parametrize(
         ("wire", "said"),
         [
-            ({}, "StreamInfo without 'config'"),
-            ({"config": 5}, "StreamInfo.config can't be 5"),
-            ({"config": {}}, "StreamInfo.config can't be"),
-            ({"config": {"name": "x"}, "created": "soon"}, "StreamInfo.created can't be 'soon'"),
+            ({}, "StreamInfo must have 'config'"),
+            ({"config": 5}, "StreamInfo.config must be a valid value of its type, got 5"),
+            ({"config": {}}, "StreamInfo.config must be a valid value"),
+            (
+                {"config": {"name": "x"}, "created": "soon"},
+                "StreamInfo.created must be a valid value of its type, got 'soon'",
+            ),
             ({"config": {"name": "x"}, "created": "2026-01-01T00:00:00"}, "StreamInfo.created"),
-            ({"config": {"name": "x"}, "state": {"messages": "5"}}, "StreamInfo.state can't be"),
+            ({"config": {"name": "x"}, "state": {"messages": "5"}}, "StreamInfo.state must be a valid value"),
             ({"config": {"name": "x"}, "sources": 5}, "StreamInfo.sources"),
         ],
     )
@@ -352,7 +361,7 @@ class TestChecks:
             StreamInfo.from_json(wire)
 
     def test_not_even_a_mapping(self) -> None:
-        with pytest.raises(UsageTypeError, match="not from list"):
+        with pytest.raises(UsageTypeError, match="must be read from a mapping, got list"):
             StreamInfo.from_json([])  # type: ignore[arg-type]
 
     def test_push(self) -> None:

@@ -40,7 +40,7 @@ class TestMetadata:
 
     @pytest.mark.parametrize("reply", ["", "_INBOX.x", "$JS.ACK.a.b", V1 + ".10th", V1.replace("41", "x")])
     def test_anything_else(self, reply: str) -> None:
-        with pytest.raises(UsageError, match="not the reply subject"):
+        with pytest.raises(UsageError, match="must be the reply subject"):
             MessageMetadata.from_reply(reply)
 
 
