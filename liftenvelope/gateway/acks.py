@@ -30,6 +30,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 from liftenvelope._backoff import Backoff
+from liftenvelope._checks import as_seconds
 from liftenvelope.errors import (
     CallTimeoutError,
     ConsumerNotFoundError,
@@ -46,7 +47,6 @@ from liftenvelope.jetstream._watch import watch_of
 from liftenvelope.jetstream.api import DEFAULT_PREFIX, Api
 from liftenvelope.jetstream.listing import consumer_names
 from liftenvelope.nats._link import Link
-from liftenvelope.nats._outcomes import positive
 from liftenvelope.nats._receiving import DirectSubscription, subscribe_direct
 
 if TYPE_CHECKING:
@@ -144,7 +144,7 @@ class AckReader:
             raise UsageError("acks of stored messages need a nats-py whose buffer of commands is known")
         self._api = Api(nc, prefix=api_prefix, timeout=_ONE_REQUEST)
         self._jetstream_stream = jetstream_stream
-        self._heartbeat = positive("heartbeat", heartbeat)
+        self._heartbeat = as_seconds("heartbeat", heartbeat)
         self._done = start_sequence - 1
         self._on_error = on_error
         self._flow = AckFlow(

@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from liftenvelope import envelope as codec
+from liftenvelope._checks import as_seconds
 from liftenvelope.errors import (
     CallTimeoutError,
     EnvelopeError,
@@ -30,7 +31,6 @@ from liftenvelope.errors import (
 )
 from liftenvelope.gateway.compaction_plan import CompactionPlan
 from liftenvelope.gateway.feed import PartitionFeed, sequences_of
-from liftenvelope.nats._outcomes import positive
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -136,7 +136,7 @@ class Compactor:
     ) -> None:
         self._js = js
         self._stream = stream
-        self._interval = positive("interval", interval)
+        self._interval = as_seconds("interval", interval)
         self._max_memory = max_memory
         self._budget = budget or CompactionBudget()
         self._is_wanted = is_wanted

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 from google.protobuf.message import DecodeError
 
 from liftenvelope._backoff import Backoff
+from liftenvelope._checks import as_seconds
 from liftenvelope._pb import groups_pb2 as pb
 from liftenvelope.errors import (
     CallTimeoutError,
@@ -21,7 +22,6 @@ from liftenvelope.group.errors import GroupUnavailableError, NotControllerError,
 from liftenvelope.group.names import check_prefix
 from liftenvelope.group.wire import raise_for
 from liftenvelope.jetstream import Api
-from liftenvelope.nats._outcomes import positive
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message
@@ -56,7 +56,7 @@ class GroupCalls:
     def __init__(self, nc: Client, *, prefix: str = DEFAULT_PREFIX, timeout: float = 5.0) -> None:
         self._api = Api(nc, timeout=timeout)
         self.prefix = check_prefix(prefix)
-        self.timeout = positive("timeout", timeout)
+        self.timeout = as_seconds("timeout", timeout)
         self._controllers: dict[str, str] = {}
         self._locating: dict[str, asyncio.Task[str]] = {}
 
@@ -69,7 +69,7 @@ class GroupCalls:
             CallTimeoutError: No answer came in time.
             TransportError: The connection is closed or draining.
         """
-        seconds = self.timeout if timeout is None else positive("timeout", timeout)
+        seconds = self.timeout if timeout is None else as_seconds("timeout", timeout)
         return await self._patiently(lambda left: self._at_any(method, request, kind, left), seconds)
 
     async def controller(
@@ -80,7 +80,7 @@ class GroupCalls:
         Raises:
             GroupError, GroupUnavailableError, CallTimeoutError, TransportError: As for :meth:`any`.
         """
-        seconds = self.timeout if timeout is None else positive("timeout", timeout)
+        seconds = self.timeout if timeout is None else as_seconds("timeout", timeout)
         return await self._patiently(
             lambda left: self.controller_once(group, method, request, kind, left), seconds
         )

@@ -6,8 +6,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from liftenvelope._checks import MAX_INT64, as_integer
 from liftenvelope._pb import groups_pb2 as pb
-from liftenvelope.errors import CallTimeoutError, GroupError, TransportError, UsageTypeError
+from liftenvelope.errors import CallTimeoutError, GroupError, TransportError
 from liftenvelope.group.assignors import TopicPartition
 from liftenvelope.group.calls import DEFAULT_PREFIX, GroupCalls
 from liftenvelope.group.errors import group_error
@@ -261,10 +262,8 @@ class GroupClient:
 
 
 def _offset(offset: object) -> int:
-    if isinstance(offset, bool) or not isinstance(offset, int):
-        raise UsageTypeError(f"offsets must be ints, got {offset!r}")
-        # An offset beyond 64 bits is beyond any partition: the coordinator clamps it anyway.
-    return min(max(offset, -1), 2**63 - 1)
+    # An offset beyond 64 bits is beyond any partition: the coordinator clamps it anyway.
+    return min(max(as_integer("offset", offset), -1), MAX_INT64)
 
 
 def _info(group: pb.Group) -> GroupInfo:

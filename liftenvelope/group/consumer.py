@@ -7,13 +7,13 @@ import contextlib
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Self
 
+from liftenvelope._checks import MAX_INT64, as_count, as_seconds
 from liftenvelope.errors import (
     CallTimeoutError,
     GroupError,
     LiftEnvelopeError,
     TransportError,
     UsageError,
-    UsageTypeError,
 )
 from liftenvelope.group.assignors import TopicPartition
 from liftenvelope.group.calls import DEFAULT_PREFIX
@@ -24,7 +24,6 @@ from liftenvelope.group.events import CommitFailed, GroupEventHandler
 from liftenvelope.group.reader import GroupMessage, PartitionReader
 from liftenvelope.group.topics import Topic
 from liftenvelope.nats._link import Link
-from liftenvelope.nats._outcomes import positive
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -155,7 +154,7 @@ class GroupConsumer(ConsumerReading):
             CallTimeoutError: The call timed out.
             LiftEnvelopeError: A topic could not be read.
         """
-        seconds = self._options.timeout if timeout is None else positive("timeout", timeout)
+        seconds = self._options.timeout if timeout is None else as_seconds("timeout", timeout)
         self._running()
         lags: dict[TopicPartition, int] = {}
         try:
@@ -307,7 +306,7 @@ class GroupConsumer(ConsumerReading):
                 this consumer is no longer a member, for example because it was closed.
             GroupError, CallTimeoutError, TransportError: The offsets could not be stored.
         """
-        seconds = self._options.timeout if timeout is None else positive("timeout", timeout)
+        seconds = self._options.timeout if timeout is None else as_seconds("timeout", timeout)
         member = self._running()
         if self._gone.is_set():
             raise UnknownMemberError(f"{self.consumer_id!r} has left the group; commit before closing")
@@ -370,10 +369,7 @@ class GroupConsumer(ConsumerReading):
             NotAssignedError: The partition is not assigned to this member.
             UsageError: The offset is negative.
         """
-        if isinstance(offset, bool) or not isinstance(offset, int):
-            raise UsageTypeError(f"offset must be an int, got {offset!r}")
-        if not 0 <= offset < 2**63 - 1:
-            raise UsageError(f"offset must be at least 0 and below 2**63 - 1, got {offset!r}")
+        offset = as_count("offset", offset, 0, MAX_INT64 - 1)
         reader = self._reader(topic, partition)
         self._dirty.pop(reader.key, None)
         self._handed_out.pop(reader.key, None)

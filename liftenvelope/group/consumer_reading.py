@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Final, Self
 
+from liftenvelope._checks import as_count, as_seconds
 from liftenvelope.errors import UsageError
 from liftenvelope.group.clock import time_since_boot
-from liftenvelope.group.consumer_options import check_batches
 from liftenvelope.group.consumer_partitions import ConsumerPartitions
 from liftenvelope.group.reader import GroupMessage, PartitionReader
 
@@ -75,7 +75,8 @@ class ConsumerReading(ConsumerPartitions):
             UsageError: An argument is malformed, or another task waits for messages.
             LiftEnvelopeError: Any error that iterating would raise.
         """
-        check_batches("max_messages", max_messages, max_wait)
+        as_count("max_messages", max_messages)
+        as_seconds("max_wait", max_wait, zero=True)
         while messages := await self._next(max_messages, max_wait):
             yield messages
 
@@ -99,7 +100,8 @@ class ConsumerReading(ConsumerPartitions):
             MissingExtraError: pyarrow is not installed.
             LiftEnvelopeError: Any error that iterating would raise.
         """
-        check_batches("max_rows", max_rows, max_wait)
+        as_count("max_rows", max_rows)
+        as_seconds("max_wait", max_wait, zero=True)
         from liftenvelope.group.rows import message_rows
 
         async for messages in self.batches(max_rows, max_wait):

@@ -10,6 +10,7 @@ from uuid import uuid4
 
 import nats.errors
 
+from liftenvelope._checks import as_seconds
 from liftenvelope.errors import GroupError, UsageError, UsageTypeError
 from liftenvelope.group.assignors import ASSIGNORS, Assignor
 from liftenvelope.group.bounds import Bounds, jetstream_bounds, source_bounds
@@ -24,7 +25,6 @@ from liftenvelope.group.state import GroupState, TopicSpec
 from liftenvelope.group.store import GroupStore
 from liftenvelope.group.topics import TopicSource
 from liftenvelope.jetstream import JetStream
-from liftenvelope.nats._outcomes import positive
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -91,14 +91,14 @@ class Coordinator:
         self._nc = nc
         self._id = uuid4().hex if coordinator_id is None else check_token("coordinator_id", coordinator_id)
         self._prefix = check_prefix(prefix)
-        self._timeout = positive("timeout", timeout)
+        self._timeout = as_seconds("timeout", timeout)
         self._assignors = {**ASSIGNORS, **_checked_assignors(assignors or {})}
         self._on_event = warn if on_event is None else on_event
         if not callable(self._on_event):
             raise UsageTypeError(f"on_event must be a function or None, got {on_event!r}")
         if type(replicas) is not int or not 1 <= replicas <= 5:
             raise UsageError(f"replicas must be an int from 1 to 5, got {replicas!r}")
-        self._js = JetStream(nc, domain=domain, timeout=min(self._timeout, 2 * positive("lease", lease)))
+        self._js = JetStream(nc, domain=domain, timeout=min(self._timeout, 2 * as_seconds("lease", lease)))
         self._store = GroupStore(self._js, check_token("bucket", bucket), replicas)
         self._peer = Peer(self._id, "", float(lease), frozenset(self._assignors))
         if bounds is None:

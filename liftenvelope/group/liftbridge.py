@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Final, Self
 
+from liftenvelope._checks import as_integer
 from liftenvelope.errors import (
     CallTimeoutError,
     ConnectionClosedError,
     PartitionPausedError,
     ReadonlyPartitionError,
-    UsageError,
 )
 from liftenvelope.group.state import TopicSpec, check_id, check_topics
 from liftenvelope.group.topics import SourceMessage, beyond_the_end
@@ -67,9 +67,7 @@ class LiftbridgeTopic:
         self._client = client
         self._stream = check_id("stream", stream)
         self._resume = resume
-        if isinstance(partitions, bool) or not isinstance(partitions, int):
-            raise UsageError(f"partitions must be an int, got {partitions!r}")
-        self._spec = TopicSpec(stream if name is None else name, partitions)
+        self._spec = TopicSpec(stream if name is None else name, as_integer("partitions", partitions))
         check_topics([self._spec])
 
     @classmethod

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Final
 
+from liftenvelope._checks import is_encodable
 from liftenvelope.group.assignors import TopicPartition
 from liftenvelope.group.errors import GroupLimitError, GroupRequestError, TopicMismatchError
 
@@ -150,12 +151,10 @@ def check_id(what: str, value: object) -> str:
     """
     if not isinstance(value, str) or not value:
         raise GroupRequestError(f"{what} must be a str that is not empty, got {value!r}")
-    try:
-        size = len(value.encode())
-    except UnicodeEncodeError:
+    if not is_encodable(value):
         text = f"{what} must not contain a lone surrogate, which UTF-8 cannot encode, got {value!r}"
-        raise GroupRequestError(text) from None
-    if size > _LONGEST_NAME:
+        raise GroupRequestError(text)
+    if (size := len(value.encode())) > _LONGEST_NAME:
         text = f"{what} must be at most {_LONGEST_NAME} bytes, got {size}: {value[:40]!r}..."
         raise GroupRequestError(text)
     if _CONTROL.search(value):

@@ -508,7 +508,7 @@ class TestPartitions:
             assert message.data == b"1"
             await consumer.commit(message)
             assert (await play.offsets())[TopicPartition(play.name, 1)] == 2
-            with pytest.raises(UsageError, match=r"offset must be at least 0 .*, got -1"):
+            with pytest.raises(UsageError, match=r"offset must be at least 0, got -1"):
                 consumer.seek(play.name, 1, -1)
             with pytest.raises(UsageTypeError):
                 consumer.seek(play.name, 1, "1")  # type: ignore[arg-type]
