@@ -60,16 +60,16 @@ class BatchRun:
         rows = self._rows
         self._link.check_open()
         if (ids := rows.ids(0, len(rows))) is not None and len(set(ids)) < len(ids):
-            raise UsageError("a correlation id stands twice in the batch")
+            raise UsageError("correlation_ids must differ, got one twice in the batch")
         if ids is None and self._inbox is not None:
             ids = [_LONGEST_ID] * len(rows)
         envelopes = rows.envelopes(0, len(rows), ids, *self._options)
         if (row := envelopes.first_null()) is not None:
-            raise UsageError(f"row {row}: the value is null")
+            raise UsageError(f"row {row}: value must not be null")
         limit = self._link.max_payload
         if (found := envelopes.oversize(limit)) is not None:
             raise EnvelopeTooLargeError(
-                f"row {found[0]}: the envelope has {found[1]} bytes; the NATS server takes {limit}"
+                f"row {found[0]}: the envelope must be at most {limit} bytes, got {found[1]}"
             )
         return envelopes
 

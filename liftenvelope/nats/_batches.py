@@ -24,7 +24,7 @@ def _sliceable(column: Any, name: str) -> Any:
     if column is None or _is_arrow(column) or isinstance(column, list | tuple):
         return column
     if isinstance(column, str | bytes | bytearray | memoryview | dict) or not isinstance(column, Iterable):
-        raise UsageTypeError(f"{name} must be an iterable of rows, not {type(column).__name__}")
+        raise UsageTypeError(f"{name} must be an iterable of rows, got {type(column).__name__}")
     return list(column)
 
 
@@ -68,7 +68,7 @@ class Rows:
         given = (keys, headers, partitions, correlation_ids)
         if _is_arrow(values) and hasattr(values, "column_names"):
             if any(column is not None for column in given) or expected_offsets is not ANY_OFFSET:
-                raise UsageError("a record batch has all columns in itself: give no others beside it")
+                raise UsageError("no other column must be given with a record batch, which has all of them")
             return cls._of_table(values)
         rows = cls(
             _sliceable(values, "values"),
@@ -87,8 +87,10 @@ class Rows:
     def _of_table(cls, table: Any) -> Self:
         unknown = [name for name in table.column_names if name not in _COLUMNS]
         if unknown or "value" not in table.column_names:
-            what = f"column {unknown[0]!r} is not one of them" if unknown else "value is missing"
-            raise UsageError(f"a record batch to publish has columns of {', '.join(_COLUMNS)}: {what}")
+            what = f"a column {unknown[0]!r}" if unknown else "no column value"
+            raise UsageError(
+                f"a record batch must have columns of {', '.join(_COLUMNS)}, value among them, got {what}"
+            )
         found = {name: table[name] for name in table.column_names}
         partition = found.get("partition")
         return cls(
@@ -104,7 +106,9 @@ class Rows:
         for name in ("keys", "headers", "partitions", "expected_offsets", "correlation_ids"):
             column = getattr(self, name)
             if column is not None and not isinstance(column, int) and len(column) != len(self.values):
-                raise UsageError(f"{name} has {len(column)} rows, values {len(self.values)}")
+                raise UsageError(
+                    f"{name} must have as many rows as values, {len(self.values)}, got {len(column)}"
+                )
 
     def __len__(self) -> int:
         return len(self.values)
@@ -114,7 +118,7 @@ class Rows:
         keys = [None] * len(self) if self.keys is None else _python(self.keys)
         for index, (key, value) in enumerate(zip(keys, _python(self.values), strict=True)):
             if value is None:
-                raise UsageError(f"row {index}: the value is null")
+                raise UsageError(f"row {index}: value must not be null")
             if isinstance(key, str):
                 key = key.encode()  # noqa: PLW2901 - an Arrow column of strings
             yield as_optional_bytes(f"keys[{index}]", key), _plain(f"values[{index}]", value)

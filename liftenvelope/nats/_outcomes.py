@@ -11,8 +11,6 @@ from liftenvelope.errors import (
     AckTimeoutError,
     PublishError,
     TransportError,
-    UsageError,
-    UsageTypeError,
     publish_error,
 )
 from liftenvelope.types import AckError
@@ -22,15 +20,6 @@ _TOO_FEW_CAUSES: Final = (
     "fewer streams record the subject than acks are expected; one of the streams is paused or read-only; "
     "the server is slow or unreachable"
 )
-
-
-def positive(name: str, seconds: float) -> float:
-    """Return ``seconds`` if it is a positive, finite number; raise UsageError otherwise."""
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float):
-        raise UsageTypeError(f"{name} must be a number of seconds, not {type(seconds).__name__}")
-    if not 0 < seconds < float("inf"):
-        raise UsageError(f"{name} must be a positive number of seconds, not {seconds!r}")
-    return seconds
 
 
 def outcome_of(result: Ack | tuple[Ack, ...]) -> Ack | tuple[Ack, ...] | PublishError:

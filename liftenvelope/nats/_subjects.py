@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
+from liftenvelope._checks import as_text
 from liftenvelope.errors import UsageError, UsageTypeError
 
 # The server limits the first line of a command to 4,096 bytes; this leaves room for verb, size and reply.
@@ -24,25 +25,23 @@ def publish_subject(subject: str) -> str:
             or a wildcard token.
     """
     if not isinstance(subject, str):
-        raise UsageTypeError(f"subject must be str, not {type(subject).__name__}")
+        raise UsageTypeError(f"subject must be str, got {type(subject).__name__}")
     tokens = subject.split(".")
     if "" in tokens or _INVALID.search(subject):
         raise UsageError(
-            f"subject {subject!r} is empty, or has an empty token, white space or a control character"
+            f"subject must have no empty token, white space or control character, got {subject!r}"
         )
     if "*" in tokens or ">" in tokens:
-        raise UsageError(f"subject {subject!r} has a wildcard: messages are published on one subject")
+        raise UsageError(
+            f"subject must not have a wildcard, got {subject!r}: messages are published on one subject"
+        )
     _check_size("subject", subject)
     return subject
 
 
 def _check_size(name: str, subject: str) -> None:
-    try:
-        size = len(subject.encode())
-    except UnicodeEncodeError:
-        raise UsageError(f"{name} {subject!r} has a lone surrogate, which UTF-8 can't carry") from None
-    if size > _LONGEST:
-        raise UsageError(f"{name} {subject[:40]!r}... has {size} bytes; at most {_LONGEST} are allowed")
+    if (size := len(as_text(name, subject).encode())) > _LONGEST:
+        raise UsageError(f"{name} {subject[:40]!r}... must be at most {_LONGEST} bytes, got {size}")
 
 
 def check_inbox_prefix(prefix: str) -> str:

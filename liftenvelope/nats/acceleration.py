@@ -5,8 +5,7 @@ from __future__ import annotations
 import warnings
 from typing import TYPE_CHECKING, Final, Self
 
-from liftenvelope._checks import as_int64
-from liftenvelope.errors import UsageError
+from liftenvelope._checks import MAX_INT64, as_count
 from liftenvelope.nats._receiving import DirectParser, nats_py_version, parser_of, what_is_unknown
 
 if TYPE_CHECKING:
@@ -82,9 +81,7 @@ def accelerate(nc: Client, *, max_message_bytes: int = MAX_MESSAGE_BYTES) -> Acc
         async with AckInbox(nc) as inbox:
             await inbox.publish("sensors.temperature", b"21.5")
     """
-    limit = as_int64("max_message_bytes", max_message_bytes)
-    if limit < 1:
-        raise UsageError(f"max_message_bytes must be at least 1, got {limit}")
+    limit = as_count("max_message_bytes", max_message_bytes, 1, MAX_INT64)
     if (current := parser_of(nc)) is None:
         if (unknown := what_is_unknown(nc)) is not None:
             message = f"nats-py {nats_py_version()} is not known to liftenvelope: {unknown}; not accelerated"

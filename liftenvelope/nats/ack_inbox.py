@@ -9,12 +9,13 @@ from collections.abc import Callable, Mapping
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, Literal, Self, SupportsIndex, Unpack, overload
 
+from liftenvelope._checks import as_count, as_seconds
 from liftenvelope.correlation import Ended, PendingAcks, PendingStats, Stray
 from liftenvelope.envelope import Ack, AckPolicy, new_message, unmarshal_ack
 from liftenvelope.errors import EnvelopeError, EnvelopeTooLargeError, TransportError, UsageError
 from liftenvelope.nats._feed import AckFeed
 from liftenvelope.nats._link import Link
-from liftenvelope.nats._outcomes import failure_of, outcome_of, positive
+from liftenvelope.nats._outcomes import failure_of, outcome_of
 from liftenvelope.nats._receiving import DirectSubscription, subscribe_direct
 from liftenvelope.nats._subjects import publish_subject
 from liftenvelope.nats.ack_future import AckFuture, PublishOptions, Settled
@@ -62,12 +63,10 @@ class AckInbox:
         max_outstanding: int = 65_536,
         on_stray: Callable[[Ack, Stray], None] | None = None,
     ) -> None:
-        if max_outstanding < 1:
-            raise UsageError(f"max_outstanding must be at least 1, not {max_outstanding!r}")
         self._nc, self._link = nc, Link(nc)
         self.subject = self._link.new_inbox() if subject is None else publish_subject(subject)
-        self.timeout = positive("timeout", timeout)
-        self.max_outstanding = max_outstanding
+        self.timeout = as_seconds("timeout", timeout)
+        self.max_outstanding = as_count("max_outstanding", max_outstanding)
         #: Number of received messages that are not valid acks.
         self.malformed = 0
         self._on_stray = on_stray
@@ -209,7 +208,7 @@ class AckInbox:
         publish_subject(subject)
         if ack_policy == AckPolicy.NONE:
             raise UsageError(
-                "ack_policy NONE: no ack would ever come; publish with an EnvelopePublisher instead"
+                "ack_policy must be LEADER or ALL, got NONE, which gets no ack: use an EnvelopePublisher"
             )
         future = self.expect(correlation_id, expected=expected, timeout=timeout)
         try:
@@ -252,7 +251,7 @@ class AckInbox:
             TransportError: The inbox or its connection has ended.
         """
         self._check_started()
-        deadline = self._loop.time() + (self.timeout if timeout is None else positive("timeout", timeout))
+        deadline = self._loop.time() + (self.timeout if timeout is None else as_seconds("timeout", timeout))
         future = AckFuture(loop=self._loop)
         future._inbox = self
         future.sent, future._counted, future.subject = True, False, None
@@ -274,7 +273,7 @@ class AckInbox:
         """
         if not 1 <= wanted <= self.max_outstanding:
             raise UsageError(
-                f"wanted must be from 1 to max_outstanding ({self.max_outstanding}), not {wanted}"
+                f"wanted must be from 1 to max_outstanding, {self.max_outstanding}, got {wanted}"
             )
         while self._ended is None:
             if not self._outbox and self.max_outstanding - self._outstanding >= wanted:
@@ -332,7 +331,7 @@ class AckInbox:
 
     def _check_size(self, payload: bytes) -> None:
         if len(payload) > (limit := self._link.max_payload):
-            raise EnvelopeTooLargeError(f"the envelope has {len(payload)} bytes; the server takes {limit}")
+            raise EnvelopeTooLargeError(f"the envelope must be at most {limit} bytes, got {len(payload)}")
 
     def _can_write(self, size: int) -> bool:
         return self._link.direct and self._link.fits(size)

@@ -7,12 +7,12 @@ from array import array
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Literal, SupportsIndex, TypeVar, cast, overload
 
+from liftenvelope._checks import as_count, as_seconds
 from liftenvelope.envelope import Ack, AckPolicy, new_message
 from liftenvelope.errors import EnvelopeTooLargeError, TransportError, UsageError
 from liftenvelope.nats._batch_run import BatchRun
 from liftenvelope.nats._batches import Rows
 from liftenvelope.nats._link import Link
-from liftenvelope.nats._outcomes import positive
 from liftenvelope.nats._subjects import publish_subject
 from liftenvelope.nats.ack_inbox import AckInbox
 from liftenvelope.nats.batch_acks import BatchAcks
@@ -101,8 +101,7 @@ class EnvelopePublisher(Generic[_Answer, _Answers]):
         crc: bool = False,
         timeout: float = 5.0,
     ) -> None:
-        if partitions < 1:
-            raise UsageError(f"partitions must be at least 1, not {partitions!r}")
+        partitions = as_count("partitions", partitions)
         self._link = Link(nc)
         self.subject = publish_subject(subject)
         self._subjects = [partition_subject(subject, i).encode() for i in range(partitions)]
@@ -111,9 +110,11 @@ class EnvelopePublisher(Generic[_Answer, _Answers]):
         self._inbox = inbox
         self._policy = as_request_policy("ack_policy", ack_policy)
         if inbox is not None and self._policy == AckPolicy.NONE:
-            raise UsageError("ack_policy NONE with an inbox: no ack would ever come; leave the inbox out")
+            raise UsageError(
+                "ack_policy must be LEADER or ALL with an inbox, got NONE, which gets no ack: drop the inbox"
+            )
         self._crc = crc
-        self._timeout = positive("timeout", timeout)
+        self._timeout = as_seconds("timeout", timeout)
         # Epoch of the connection when the first message since the last flush was published.
         self._unflushed: int | None = None
 
@@ -180,9 +181,7 @@ class EnvelopePublisher(Generic[_Answer, _Answers]):
     async def _send(self, chosen: int, payload: bytes, timeout: float | None) -> None:
         link, size = self._link, len(payload)
         if size > link.max_payload:
-            raise EnvelopeTooLargeError(
-                f"the envelope has {size} bytes; the NATS server takes {link.max_payload}"
-            )
+            raise EnvelopeTooLargeError(f"the envelope must be at most {link.max_payload} bytes, got {size}")
         if not link.fits(size):
             await link.room(size, self._deadline(timeout))
         if self._unflushed is None:
@@ -242,7 +241,7 @@ class EnvelopePublisher(Generic[_Answer, _Answers]):
             which=self._choose_all(rows),
             policy=self._policy,
             crc=self._crc,
-            timeout=self._timeout if timeout is None else positive("timeout", timeout),
+            timeout=self._timeout if timeout is None else as_seconds("timeout", timeout),
         )
         try:
             await run.run()
@@ -265,14 +264,14 @@ class EnvelopePublisher(Generic[_Answer, _Answers]):
                 was lost since the last flush, so messages written before may be lost.
         """
         began, self._unflushed = self._unflushed, None
-        await self._link.barrier(positive("timeout", timeout))
+        await self._link.barrier(as_seconds("timeout", timeout))
         if began is not None and began != self._link.epoch:
             raise TransportError(
                 "the NATS connection was lost since the last flush: what was published may not have arrived"
             )
 
     def _deadline(self, timeout: float | None) -> float:
-        seconds = self._timeout if timeout is None else positive("timeout", timeout)
+        seconds = self._timeout if timeout is None else as_seconds("timeout", timeout)
         return asyncio.get_running_loop().time() + seconds
 
     def _choose(self, key: Any, value: Any, partition: int | None) -> int:
@@ -284,7 +283,7 @@ class EnvelopePublisher(Generic[_Answer, _Answers]):
 
     def _checked(self, partition: int, what: str) -> int:
         if not 0 <= partition < len(self._heads):
-            raise UsageError(f"{what} {partition!r} is not from 0 to {len(self._heads) - 1}")
+            raise UsageError(f"{what} must be from 0 to {len(self._heads) - 1}, got {partition!r}")
         return partition
 
     def _choose_all(self, rows: Rows) -> array[int] | None:

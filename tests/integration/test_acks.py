@@ -333,7 +333,7 @@ async def test_bad_options_of_the_inbox(nc: Client, options: dict[str, Any], mat
         ("a\r\nPUB x 0\r\n\r\n", {}, "white space"),
         ("a..b", {}, "empty token"),
         ("a.>", {}, "wildcard"),
-        ("x" * 4000, {}, "4000 bytes"),
+        ("x" * 4000, {}, "at most 3500 bytes, got 4000"),
         ("a\ud800", {}, "surrogate"),
         (7, {}, "int"),
         ("a", {"timeout": -1}, "timeout"),

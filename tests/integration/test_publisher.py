@@ -96,7 +96,7 @@ async def test_every_form_of_a_batch_is_the_same_on_the_wire(
         values, options = cast(columns["value"]), {key: cast(columns[c]) for key, c in options.items()}
     await collector.start(name)
     if form == "table":
-        with pytest.raises(UsageError, match="stands twice"):
+        with pytest.raises(UsageError, match="got one twice"):
             await EnvelopePublisher(nc, name).publish_batch(values)
         values = pa.Table.from_batches([batch])
     await EnvelopePublisher(nc, name, crc=True).publish_batch(values, **options)
@@ -153,18 +153,18 @@ async def test_other_ways_to_choose_partitions(nc: Client, collector: Collector,
 @pytest.mark.parametrize(
     ("values", "columns", "match"),
     [
-        ([b"a", None], {}, "row 1: the value is null"),
+        ([b"a", None], {}, "row 1: value must not be null"),
         ([b"a", "text"], {}, r"values\[1\]"),
         (b"one", {}, "iterable of rows"),
-        ([b"a"], {"keys": [b"k", b"k"]}, "keys has 2 rows, values 1"),
-        ([b"a", b"b"], {"headers": [{}]}, "headers has 1 rows"),
+        ([b"a"], {"keys": [b"k", b"k"]}, "keys must have as many rows as values, 1, got 2"),
+        ([b"a", b"b"], {"headers": [{}]}, "headers must have as many rows as values, 2, got 1"),
         ([b"a", b"b"], {"headers": [{}, {"h" * 32_768: b""}]}, "32768"),
-        ([b"a", b"b"], {"correlation_ids": ["x", "x"]}, "stands twice"),
+        ([b"a", b"b"], {"correlation_ids": ["x", "x"]}, "got one twice"),
         ([b"a"], {"expected_offsets": [2**63]}, r"expected_offsets\[0\]"),
         ([b"a"], {"timeout": 0}, "timeout"),
-        (pa.record_batch({"key": [b"k"]}), {}, "value is missing"),
+        (pa.record_batch({"key": [b"k"]}), {}, "got no column value"),
         (pa.record_batch({"value": [b"k"], "colour": [1]}), {}, "'colour'"),
-        (pa.record_batch({"value": [b"k"]}), {"keys": [b"k"]}, "no others beside it"),
+        (pa.record_batch({"value": [b"k"]}), {"keys": [b"k"]}, "no other column must be given"),
         (pa.array([1, 2]), {}, "int64"),
     ],
 )
@@ -199,7 +199,7 @@ async def test_a_row_that_is_too_large_is_named_before_anything_is_sent(nc: Clie
         ({"subject": "a.>"}, "wildcard"),
         ({"partitions": 0}, "partitions"),
         ({"partition_by": "hash"}, "hash"),
-        ({"ack_policy": 7}, "ack_policy 7"),
+        ({"ack_policy": 7}, "ack_policy must be one of .*, got 7"),
         ({"timeout": float("inf")}, "timeout"),
     ],
 )
