@@ -7,8 +7,9 @@ import warnings
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-import nats.micro
+import nats.errors
 from google.protobuf.message import DecodeError, Message
+from nats.micro.service import Service, ServiceConfig
 
 from liftenvelope._pb import groups_pb2 as pb
 from liftenvelope._version import __version__
@@ -33,7 +34,6 @@ from liftenvelope.nats._link import Link
 if TYPE_CHECKING:
     from nats.aio.client import Client
     from nats.micro.request import Request
-    from nats.micro.service import Service
 
 __all__ = ["SERVICE", "GroupService"]
 
@@ -88,13 +88,15 @@ class GroupService:
         """
         # nats-py's own call warns from Python 3.12 on, and users of this package can't change it.
         warnings.filterwarnings("ignore", r"datetime\.datetime\.utcnow", DeprecationWarning, r"nats\.micro")
-        self._service = service = await nats.micro.add_service(
-            self._nc,
+        config = ServiceConfig(
             name=SERVICE,
             version=__version__,
             description="Consumer groups of liftenvelope",
             metadata={"coordinator": self._id},
         )
+        # Not nats.micro.add_service: its service would keep its subscriptions if its start failed.
+        self._service = service = Service(self._nc, config)
+        await service.start()
         at_any = service.add_group(name=f"{self._prefix}.any")
         here = service.add_group(name=controller_subject(self._prefix, self._id))
         for method in METHODS:
