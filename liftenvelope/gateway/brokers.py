@@ -184,14 +184,16 @@ class Brokers:
 
     async def leave(self) -> None:
         """Give up the lease, and announce that to the others if NATS answers. Leaving twice is fine."""
+        if self._left:
+            return
         self._left = True
         self._regained.set()
         self._lease.end()
-        task, self._task = self._task, None
-        if task is None:
-            return
-        task.cancel()
-        await asyncio.wait([task])
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+        if self.me not in self._alive:
+            return  # never announced
         # If this fails, the others notice after the TTL.
         with contextlib.suppress(LiftEnvelopeError, TimeoutError):
             async with asyncio.timeout(_FAREWELL):

@@ -39,8 +39,6 @@ class Options:
     encrypted: bool = False
     replicas: int = 1
     domain: str | None = None
-    cursors: bool = True
-    activity: bool = True
 
 
 @dataclass(slots=True)
@@ -58,7 +56,7 @@ class Core:
         copies: Publishes for partitions that copy from another stream.
         ack_inboxes: Allowed ack inboxes of clients.
         quotas: Usage per client.
-        activity: The activity stream; None if events are not published.
+        activity: Publishes events to the activity stream.
         changing: Lock held while this gateway creates, changes or deletes a stream.
         faults: Reasons why JetStream stores nothing, by partition.
         draining: Set when the gateway refuses new calls and finishes the open ones.
@@ -74,7 +72,7 @@ class Core:
     copies: CopyAcks
     ack_inboxes: AckInboxes
     quotas: Quotas
-    activity: ActivityLog | None = None
+    activity: ActivityLog
     changing: asyncio.Lock = field(default_factory=asyncio.Lock)
     faults: StorageFaults = field(default_factory=StorageFaults)
     draining: asyncio.Event = field(default_factory=asyncio.Event)

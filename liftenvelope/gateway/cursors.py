@@ -8,7 +8,7 @@ cursors do not expire.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Self
 
 from liftenvelope._pb import api_pb2
 from liftenvelope.errors import InternalError
@@ -53,23 +53,29 @@ class CursorService:
     """Serves the cursor methods of the API.
 
     Args:
-        js: JetStream.
+        bucket: Bucket of the cursors.
         limits: Bounds of the names in requests.
-        replicas: Number of replicas of the bucket. Default 1.
     """
 
-    def __init__(self, js: JetStream, limits: Limits, *, replicas: int = 1) -> None:
+    def __init__(self, bucket: Bucket, limits: Limits) -> None:
+        self._bucket = bucket
         self._limits = limits
-        self._bucket = Bucket(js, BUCKET, replicas=replicas)
-        self._started = False
 
-    async def start(self) -> None:
-        """Create the bucket if it does not exist."""
-        await self._bucket.create()
+    @classmethod
+    async def open(cls, js: JetStream, limits: Limits, *, replicas: int = 1) -> Self:
+        """Create the bucket if it does not exist; return the service.
+
+        Args:
+            js: JetStream.
+            limits: Bounds of the names in requests.
+            replicas: Number of replicas of the bucket. Default 1.
+        """
+        bucket = Bucket(js, BUCKET, replicas=replicas)
+        await bucket.create()
         # In a cluster, a new leader may not know a bucket created just now. The error makes the gateway start
         # again.
-        await self._bucket.last_revision()
-        self._started = True
+        await bucket.last_revision()
+        return cls(bucket, limits)
 
     async def set(self, raw: bytes) -> bytes:
         """Serve SetCursor."""
@@ -85,8 +91,6 @@ class CursorService:
         return api_pb2.FetchCursorResponse(offset=await self._offset(key)).SerializeToString()
 
     async def _offset(self, key: str) -> int:
-        if not self._started:
-            raise RpcError(StatusCode.INTERNAL, "Cursors stream does not exist")
         # Not a direct get: a replica that lags could answer it, and the cursor would go back.
         value = (await self._bucket.get(key)).value
         if not value:

@@ -170,17 +170,14 @@ async def account_of(core: Core) -> str:
 
 
 async def follow(file: LogFile, watch: DropWatch) -> None:
-    """Pass lines of a log to a watch until cancelled, then close the file."""
-    try:
-        while True:
-            try:
-                lines = await asyncio.to_thread(file.lines)
-            except OSError as exc:
-                _log.warning("the log of nats-server can't be read now: %s", exc)
-                lines = []
-            for line in lines:
-                watch.feed(line)
-            if not lines:
-                await asyncio.sleep(_LOOK)
-    finally:
-        file.close()
+    """Pass lines of a log to a watch until cancelled."""
+    while True:
+        try:
+            lines = await asyncio.to_thread(file.lines)
+        except OSError as exc:
+            _log.warning("the log of nats-server can't be read now: %s", exc)
+            lines = []
+        for line in lines:
+            watch.feed(line)
+        if not lines:
+            await asyncio.sleep(_LOOK)

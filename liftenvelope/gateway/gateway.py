@@ -10,19 +10,13 @@ import ssl
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
 
-from liftenvelope.errors import (
-    CallTimeoutError,
-    JetStreamError,
-    NoJetStreamError,
-    StreamNotFoundError,
-    UsageError,
-)
+from liftenvelope.errors import UsageError
 from liftenvelope.gateway.authorization import Authorization
 from liftenvelope.gateway.core import Options
 from liftenvelope.gateway.drops import LogFile
 from liftenvelope.gateway.limits import Limits
-from liftenvelope.gateway.running import Running, Setup
-from liftenvelope.group.errors import GroupUnavailableError
+from liftenvelope.gateway.running import Running
+from liftenvelope.gateway.starting import Setup, start_gateway
 from liftenvelope.jetstream._names import check_domain
 from liftenvelope.rpc.address import parse_address
 
@@ -30,13 +24,6 @@ if TYPE_CHECKING:
     from nats.aio.client import Client
 
 __all__ = ["Gateway"]
-
-#: Seconds to retry the start while JetStream is not ready, and pause between two attempts.
-_PATIENCE = 30.0
-_PAUSE = 0.25
-#: JetStream's code and error code for "temporarily unavailable".
-_UNAVAILABLE = 503
-_NOT_NOW = 10008
 
 
 class Gateway:
@@ -150,7 +137,10 @@ class Gateway:
             nats_log=log,
             group_timeouts=(consumer_timeout, coordinator_timeout),
         )
+        # None while the gateway is not started.
         self._running: Running | None = None
+        # Held while the gateway starts or stops.
+        self._changing = asyncio.Lock()
 
     @property
     def id(self) -> str:
@@ -169,7 +159,7 @@ class Gateway:
         Raises:
             UsageError: The gateway is not started.
         """
-        if self._running is None or not self._running.address:
+        if self._running is None:
             raise UsageError("the gateway is not started")
         return self._running.address
 
@@ -184,21 +174,11 @@ class Gateway:
             TransportError: The gateway can't listen on the address, or the connection is closed.
             UsageError: The gateway is started already.
         """
-        if self._running is not None:
-            raise UsageError("the gateway is started already")
-        deadline = asyncio.get_running_loop().time() + _PATIENCE
-        while True:
-            running = self._running = Running(self._setup)
-            try:
-                await running.start()
-            except BaseException as exc:
-                await self.close()
-                late = asyncio.get_running_loop().time() > deadline
-                if late or not _passes(exc, is_answered=running.is_answered):
-                    raise
-                await asyncio.sleep(_PAUSE)
-            else:
-                return self
+        async with self._changing:
+            if self._running is not None:
+                raise UsageError("the gateway is started already")
+            self._running = await start_gateway(self._setup)
+        return self
 
     def read_server_log(self, line: str) -> None:
         """Process a line of the NATS server's log, for servers whose log is not a file.
@@ -208,10 +188,12 @@ class Gateway:
                 warning.
         """
         if self._running is not None:
-            self._running.read_server_log(line)
+            self._running.drops.feed(line)
 
     async def close(self, *, grace: float = 0.0) -> None:
         """Stop serving. Stored data and the connection to NATS stay. Closing twice is fine.
+
+        While the gateway starts, this waits for the end of the start. To end a start early, cancel it.
 
         With a ``grace`` the gateway drains first. It refuses new calls, answers every publish that it has
         accepted, sends the acks of all stored messages and lets the other gateways take over. It ends
@@ -220,34 +202,18 @@ class Gateway:
         Args:
             grace: Seconds to drain. Whatever is unfinished then is cancelled. Default 0: no draining.
         """
-        running, self._running = self._running, None
-        if running is None:
-            return
-        try:
-            if grace:
-                await running.drain(grace)
-        finally:
-            await running.close()
+        async with self._changing:
+            running, self._running = self._running, None
+            if running is None:
+                return
+            try:
+                if grace:
+                    await running.drain(grace)
+            finally:
+                await running.close()
 
     async def __aenter__(self) -> Self:
         return await self.start()
 
     async def __aexit__(self, *_: Any) -> None:
         await self.close()
-
-
-def _passes(error: BaseException, *, is_answered: bool) -> bool:
-    """Return True if an error is temporary: a JetStream cluster may still be electing leaders.
-
-    Args:
-        error: The error.
-        is_answered: True if JetStream has answered before. A missing answer then means that a stream or
-            consumer has no leader yet.
-    """
-    if isinstance(error, NoJetStreamError):
-        return is_answered or error.err_code == _NOT_NOW
-    if isinstance(error, JetStreamError):
-        # The gateway creates the streams that it needs, but a new leader may not know a stream created just
-        # now.
-        return error.code == _UNAVAILABLE or isinstance(error, StreamNotFoundError)
-    return isinstance(error, CallTimeoutError | GroupUnavailableError)

@@ -52,7 +52,6 @@ from liftenvelope.group.wire import topic_messages
 from liftenvelope.rpc.status import RpcError, StatusCode
 
 if TYPE_CHECKING:
-    from liftenvelope.gateway.activity import ActivityLog
     from liftenvelope.gateway.core import Core
     from liftenvelope.gateway.reads import Read
     from liftenvelope.gateway.records import StreamRecord
@@ -112,7 +111,6 @@ class GroupFace:
 
     Args:
         core: Parts of the gateway.
-        activity: Activity stream for joins and leaves. Default: None, no events.
         consumer_timeout: Seconds of silence after which a member is dead. Default 15.
         coordinator_timeout: Seconds of silence after which members report a coordinator. Default 15.
         check: Called on each heartbeat with the client's name, a stream and the method ``Subscribe``. Raises
@@ -123,14 +121,13 @@ class GroupFace:
     def __init__(
         self,
         core: Core,
-        activity: ActivityLog | None = None,
         *,
         consumer_timeout: float = 15.0,
         coordinator_timeout: float = 15.0,
         check: Callable[[str, str, str], None] | None = None,
     ) -> None:
         self._core = core
-        self._activity = activity
+        self._activity = core.activity
         self._check = check
         self._timeouts = (consumer_timeout, coordinator_timeout)
         timeout = core.options.ack_timeout
@@ -165,7 +162,7 @@ class GroupFace:
         await self._coordinator.close()
 
     def _on_event(self, event: GroupEvent) -> None:
-        if isinstance(event, MemberExpired) and self._activity is not None:
+        if isinstance(event, MemberExpired):
             self._activity.group_left(event.group, event.consumer_id, expired=True)
 
     async def _bounds(self, spec: TopicSpec, partition: int) -> tuple[int, int]:
@@ -193,8 +190,7 @@ class GroupFace:
             controller, epoch = await self._join(request.groupId, request.consumerId, client, topics)
         except GroupError as exc:
             raise group_status(exc) from exc
-        if self._activity is not None:
-            self._activity.group_joined(request.groupId, request.consumerId, request.streams)
+        self._activity.group_joined(request.groupId, request.consumerId, request.streams)
         consumer, coordinator = self._timeouts
         return api_pb2.JoinConsumerGroupResponse(
             coordinator=self._broker(controller),
@@ -213,8 +209,7 @@ class GroupFace:
             await self._leave(request.groupId, request.consumerId, client)
         except GroupError as exc:
             raise group_status(exc) from exc
-        if self._activity is not None:
-            self._activity.group_left(request.groupId, request.consumerId, expired=False)
+        self._activity.group_left(request.groupId, request.consumerId, expired=False)
         return api_pb2.LeaveConsumerGroupResponse().SerializeToString()
 
     async def assignments(self, call: ServerCall, raw: bytes) -> bytes:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Final
 
 from liftenvelope.gateway.records import StreamRecord, StreamState
@@ -18,8 +17,9 @@ from liftenvelope.rpc.status import RpcError, StatusCode
 
 if TYPE_CHECKING:
     from liftenvelope.gateway.registry import StreamRegistry
+    from liftenvelope.gateway.streams import StreamService
 
-__all__ = ["ACTIVITY", "CURSORS", "ensure_stream"]
+__all__ = ["ACTIVITY", "CURSORS", "ensure_stream", "reserved_record"]
 
 CURSORS: Final = "__cursors"
 ACTIVITY: Final = "__activity"
@@ -27,6 +27,10 @@ ACTIVITY: Final = "__activity"
 _SUBJECTS: Final = {CURSORS: "_lift.cursors", ACTIVITY: "_lift.activity"}
 #: Retention of the reserved streams, in milliseconds: a week, the default of Liftbridge.
 _MAX_AGE_MS: Final = 7 * 24 * 3600 * 1000
+#: Times that an unfinished stream is removed after the timeout.
+_TRIES: Final = 3
+#: Statuses of a creation that lost to another gateway, which creates the stream or removes it just now.
+_TAKEN: Final = (StatusCode.ALREADY_EXISTS, StatusCode.NOT_FOUND, StatusCode.ABORTED)
 #: Interval of polls while another gateway creates the stream, in seconds.
 _LOOK: Final = 0.05
 
@@ -34,7 +38,7 @@ _LOOK: Final = 0.05
 async def ensure_stream(
     name: str,
     registry: StreamRegistry,
-    make: Callable[[StreamRecord], Awaitable[StreamRecord]],
+    streams: StreamService,
     *,
     maker: str,
     replicas: int = 1,
@@ -42,32 +46,50 @@ async def ensure_stream(
 ) -> StreamRecord:
     """Return a reserved stream; create it if no gateway has done so.
 
+    A gateway that dies while it creates the stream leaves an unfinished record. Such a record of an earlier
+    run of this gateway is removed at once. Another gateway gets ``timeout`` seconds to finish, because it may
+    be alive: gateways join the live ones at the end of their start.
+
     Args:
         name: ``__cursors`` or ``__activity``.
         registry: The existing streams.
-        make: Creates a stream from a record.
+        streams: Creates and removes streams.
         maker: Id of this gateway.
         replicas: Number of servers that store the stream. Default 1.
         timeout: Seconds to wait for another gateway that is creating the stream. Default 10.
 
     Raises:
-        RpcError: The stream can't be created, or another gateway does not finish creating it in time.
+        RpcError: The stream can't be created. ABORTED: other gateways create and remove it again and again.
     """
-    deadline = asyncio.get_running_loop().time() + timeout
-    while True:
-        try:
-            return await registry.find(name)
-        except RpcError as missing:
+    loop = asyncio.get_running_loop()
+    for _ in range(_TRIES):
+        deadline = loop.time() + timeout
+        while loop.time() < deadline:
             try:
-                return await make(_record(name, maker, replicas))
-            except RpcError as exc:
-                late = asyncio.get_running_loop().time() > deadline
-                if exc.code != StatusCode.ALREADY_EXISTS or late:
-                    raise exc from missing
-        await asyncio.sleep(_LOOK)
+                return await registry.find(name)
+            except RpcError as missing:
+                try:
+                    return await streams.make(reserved_record(name, maker, replicas))
+                except RpcError as exc:
+                    if exc.code not in _TAKEN:
+                        raise exc from missing
+            left = _unfinished(name, registry)
+            if left is not None and left.maker == maker:
+                await streams.remove_unfinished(left)
+            else:
+                await asyncio.sleep(_LOOK)
+        if (left := _unfinished(name, registry)) is not None:
+            await streams.remove_unfinished(left)
+    raise RpcError(StatusCode.ABORTED, f"no gateway has finished creating {name}: start the gateway again")
 
 
-def _record(name: str, maker: str, replicas: int) -> StreamRecord:
+def _unfinished(name: str, registry: StreamRegistry) -> StreamRecord | None:
+    """Return the record of a stream that is being created or removed; None if there is none."""
+    return next((record for record in registry.unfinished() if record.name == name), None)
+
+
+def reserved_record(name: str, maker: str, replicas: int) -> StreamRecord:
+    """Return the record of a new reserved stream, in state CREATING."""
     return StreamRecord(
         name=name,
         subject=_SUBJECTS[name],

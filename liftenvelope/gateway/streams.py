@@ -203,21 +203,16 @@ class StreamService:
                 raise RpcError(StatusCode.FAILED_PRECONDITION, text)
 
     def _events(self, event: ActivityStreamEvent) -> tuple[RecordedEvent, ...]:
-        """Return an event as it is stored in a record; empty if this gateway has no activity stream."""
-        activity = self._core.activity
-        return () if activity is None else (activity.recorded(event),)
+        """Return an event as it is stored in a record."""
+        return (self._core.activity.recorded(event),)
 
     def _tell(self, name: str, events: tuple[RecordedEvent, ...]) -> None:
         """Publish events of a record; each is removed from the record once the activity stream has it."""
-        if self._core.activity is not None:
-            self._core.activity.tell(name, events)
+        self._core.activity.tell(name, events)
 
     async def tell_left_over(self, alive: Iterable[str], *, of_the_dead: bool) -> None:
         """Publish the events left in records by earlier runs of this gateway or by dead gateways."""
-        activity = self._core.activity
-        if activity is None:
-            return
-        living = set(alive)
+        activity, living = self._core.activity, set(alive)
         for record in self._core.registry:
             left = [e for e in record.events if activity.is_left_over(e, living, of_the_dead=of_the_dead)]
             activity.tell(record.name, left)
@@ -265,7 +260,7 @@ class StreamService:
         """Remove the partitions and the record of a stream whose creation or deletion is unfinished."""
         for number in range(len(record.partitions)):
             await self._core.storage.delete(record, number)
-        if self._core.activity is not None and record.events:
+        if record.events:
             # Removing the record drops its events, so they must be published first.
             self._core.activity.tell(record.name, record.events)
             await self._core.activity.told(record.events)
@@ -284,7 +279,7 @@ class StreamService:
             )
             record = await self._core.registry.change(name, change)
             for number in range(len(record.partitions)):
-                await self._hand_over(record, number, detach=True)
+                await self._hand_over(record, number)
             await self.remove_unfinished(record)
         await self._core.agreement.reach(name)
         return api_pb2.DeleteStreamResponse().SerializeToString()
@@ -395,13 +390,13 @@ class StreamService:
         for number in numbers:
             was, is_now = before.partitions[number].records, after.partitions[number].records
             if was and not is_now:
-                await self._hand_over(before, number, detach=True)
+                await self._hand_over(before, number)
                 sources[number] = None
             elif is_now and not was:
                 sources[number] = await self._core.storage.attach(after, number)
         return sources
 
-    async def _hand_over(self, record: StreamRecord, partition: int, *, detach: bool) -> None:
+    async def _hand_over(self, record: StreamRecord, partition: int) -> None:
         """Stop recording a partition, and attach the partitions that copied from it.
 
         The first copy takes over the subject, and the others copy from that one. Before that, each copy gets
@@ -415,7 +410,7 @@ class StreamService:
             if part.source == name
         ]
         try:
-            if detach and (copies or record.state is StreamState.READY):
+            if copies or record.state is StreamState.READY:
                 await self._core.storage.detach(record, partition)
         except StreamNotFoundError:
             return  # already removed by the gateway that began to

@@ -33,9 +33,7 @@ async def cursors(js: JetStream) -> CursorService:
 
 
 async def started(js: JetStream) -> CursorService:
-    service = CursorService(js, Limits())
-    await service.start()
-    return service
+    return await CursorService.open(js, Limits())
 
 
 async def put(cursors: CursorService, cursor_id: str, stream: str, partition: int, offset: int) -> None:
@@ -93,11 +91,6 @@ async def test_what_is_refused(
         with pytest.raises(RpcError, match=reason) as info:
             await call
         assert info.value.code == StatusCode.INVALID_ARGUMENT
-
-
-async def test_a_gateway_that_keeps_none(js: JetStream) -> None:
-    with pytest.raises(RpcError, match="Cursors stream does not exist"):
-        await get(CursorService(js, Limits()), "r", "s", 0)
 
 
 async def test_a_value_of_somebody_elses(cursors: CursorService, js: JetStream, name: str) -> None:
