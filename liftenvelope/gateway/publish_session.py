@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine
 
     from liftenvelope.gateway.core import Core
-    from liftenvelope.gateway.publishing import PublishService
+    from liftenvelope.gateway.intake import Intake
     from liftenvelope.rpc.server import ServerCall
 
 __all__ = ["PublishSession"]
@@ -74,20 +74,19 @@ class PublishSession:
     """Serves one PublishAsync call.
 
     Args:
-        service: Stores messages of the slow path and looks up their targets.
+        intake: Stores messages of the slow path and looks up their targets.
         core: The gateway's parts.
         call: The call to serve.
     """
 
-    def __init__(self, service: PublishService, core: Core, call: ServerCall) -> None:
-        self._service = service
+    def __init__(self, intake: Intake, core: Core, call: ServerCall) -> None:
+        self._intake = intake
         self._core = core
         self._call = call
         self._link = Link(core.nc)
         inbox = self._link.new_inbox() + "."
         self._inbox = inbox + "*"
-        self._pipe = _native.gate.PublishPipe(inbox, service.max_message)
-        self._subscription: DirectSubscription | None = None
+        self._pipe = _native.gate.PublishPipe(inbox, intake.max_message)
         self._routes: dict[tuple[str, int], Target] = {}
         self._read_ack = _native.jet.AckReader(PubAck, read_ack)
         # Messages of the slow path that have no answer yet.
@@ -105,9 +104,10 @@ class PublishSession:
             RpcError: UNAVAILABLE: the connection to NATS was lost, or the gateway is draining.
         """
         tasks: list[asyncio.Task[None]] = []
+        subscription: DirectSubscription | None = None
         draining = asyncio.create_task(self._drain(), name="drain publishes")
         try:
-            self._subscription = await subscribe_direct(self._core.nc, self._inbox, self._on_acks)
+            subscription = await subscribe_direct(self._core.nc, self._inbox, self._on_acks)
             tasks = [asyncio.create_task(part, name="publish") for part in (self._serve(), self._watch())]
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
@@ -118,8 +118,8 @@ class PublishSession:
             for task in (*tasks, draining):
                 task.cancel()
             await asyncio.gather(*tasks, draining, return_exceptions=True)
-            if self._subscription is not None:
-                await self._subscription.unsubscribe()
+            if subscription is not None:
+                await subscription.unsubscribe()
 
     async def _serve(self) -> None:
         while (requests := await self._call.receive()) is not None:
@@ -193,8 +193,8 @@ class PublishSession:
         """Publish a message on the slow path, then open the fast path for its partition if possible."""
         request = read_request(api_pb2.PublishRequest, raw, self._core.options.limits)
         try:
-            target = await self._service.target(request)
-            future = await self._service.store(target, request, own_inbox=False, timeout=None)
+            target = await self._intake.target(request)
+            future = await self._intake.store(target, request, own_inbox=False, timeout=None)
         except LiftEnvelopeError as exc:
             self._answer(_refusal(status_of(exc), request.correlationId))
             return
@@ -287,7 +287,7 @@ class PublishSession:
     async def _accept_in_sync(self, target: Target, request: api_pb2.PublishRequest, sequence: int) -> None:
         """Answer with an ack if enough replicas are in sync, else with an unknown outcome."""
         try:
-            await self._service.check_replicas(target, request)
+            await self._intake.check_replicas(target, request)
         except RpcError:
             self._give_up(request.ackPolicy, request.correlationId)
         else:
@@ -307,7 +307,7 @@ class PublishSession:
 
     async def _refuse(self, error: LiftEnvelopeError, request: api_pb2.PublishRequest) -> None:
         try:
-            status = await self._service.explained(error, request.stream, request.partition)
+            status = await self._intake.explained(error, request.stream, request.partition)
             self._answer(_refusal(status, request.correlationId))
         finally:
             self._slow -= 1
