@@ -346,14 +346,15 @@ class GroupFace:
     ) -> tuple[str, int]:
         """Create the group if needed and join it; return the id of its controller and its epoch."""
         definition = Definition(name=group, session_timeout=self._timeouts[0], ephemeral=True, immediate=True)
-        for attempt in range(_TRIES):
+        attempt = 1
+        while True:
             await self._create(definition)
             try:
                 return await self._register(group, consumer, client, topics)
             except (UnknownGroupError, NotControllerError):
-                if attempt == _TRIES - 1:
+                if attempt == _TRIES:
                     raise
-        raise GroupUnavailableError(f"group {group!r} changes all the time: try again")
+            attempt += 1
 
     async def _create(self, definition: Definition) -> None:
         try:
