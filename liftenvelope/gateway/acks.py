@@ -141,7 +141,7 @@ class AckReader:
         self._nc = nc
         self._link = Link(nc)
         if not self._link.direct:
-            raise UsageError("acks of stored messages need a nats-py whose buffer of commands is known")
+            raise UsageError("acks of stored messages need a supported nats-py: install nats-py>=2.16,<3")
         self._api = Api(nc, prefix=api_prefix, timeout=_ONE_REQUEST)
         self._jetstream_stream = jetstream_stream
         self._heartbeat = as_seconds("heartbeat", heartbeat)

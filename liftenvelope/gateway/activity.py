@@ -156,7 +156,9 @@ class ActivityLog:
                 message = api_pb2.ActivityStreamEvent.FromString(bytes.fromhex(event.data))
             except (ValueError, DecodeError) as exc:
                 # Not written by a gateway.
-                _log.warning("in the record of %s is an event that can't be read: %s", stream, exc)
+                _log.warning(
+                    "skipped an event in the record of stream %s that can't be read: %s", stream, exc
+                )
             else:
                 self._add(_Waiting(message, event.token, stream))
 
@@ -174,7 +176,8 @@ class ActivityLog:
                     await one.done.wait()
         except TimeoutError:
             _log.warning(
-                "the activity stream takes nothing: %d events wait in this gateway alone", len(waiting)
+                "the activity stream stored nothing in time: %d events wait in this gateway's memory",
+                len(waiting),
             )
 
     def is_left_over(self, event: RecordedEvent, alive: Iterable[str], *, of_the_dead: bool) -> bool:
@@ -221,7 +224,9 @@ class ActivityLog:
                     await self._settle(one)
                 except LiftEnvelopeError as exc:
                     _log.warning(
-                        "the activity stream takes nothing, %d events wait: %s", len(self._waiting), exc
+                        "could not store an event in the activity stream, %d events wait: %s",
+                        len(self._waiting),
+                        exc,
                     )
                     await asyncio.sleep(backoff.next())
                     continue

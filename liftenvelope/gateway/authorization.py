@@ -103,7 +103,7 @@ class Policy:
                 continue
             fields = [field.strip() for field in next(csv.reader([line], skipinitialspace=True))]
             if len(fields) != _FIELDS or fields[0] != "p" or not all(fields):
-                raise UsageError(f"line {number}: {line!r}: expected 'p, client, stream, method'")
+                raise UsageError(f"line {number} must be 'p, client, stream, method', got {line!r}")
             _, client, resource, method = fields
             self._allowed.add((client, resource, method))
             if method == _RECORD:
@@ -193,7 +193,7 @@ class Authorization:
             RpcError: PERMISSION_DENIED: the client may not, or its certificate has no name.
         """
         if not client:
-            text = f"the client has shown no certificate with a name, so it may not call {method}"
+            text = f"{method} needs a client certificate with a common name: none was presented"
             raise RpcError(StatusCode.PERMISSION_DENIED, text)
         if not self._policy.allows(client, resource, method):
             text = f"The client is not authorized to call {method} on resource {resource}"
@@ -313,7 +313,7 @@ class Authorization:
             try:
                 self._policy = self._read()
             except UsageError as exc:
-                _log.warning("the policy stays as it was: %s", exc)
+                _log.warning("keeping the previous policy: %s", exc)
             else:
                 _log.info("policy file %s: %d permissions", self._path, len(self._policy))
                 for opened in list(self._open):
@@ -331,9 +331,11 @@ class Authorization:
             with open(self._path, encoding="utf-8") as file:
                 return Policy(file.read())
         except (OSError, UnicodeDecodeError) as exc:
-            raise UsageError(f"the policy file {self._path!r} can't be read: {exc}") from exc
+            raise UsageError(
+                f"policy_file must be a file that can be read, got {self._path!r}: {exc}"
+            ) from exc
         except UsageError as exc:
-            raise UsageError(f"the policy file {self._path!r}, {exc}") from exc
+            raise UsageError(f"policy_file {self._path!r}: {exc}") from exc
 
 
 def client_name(certificate: Mapping[str, Any] | None) -> str:

@@ -179,7 +179,7 @@ class Brokers:
                 await self.lease()
         except TimeoutError as exc:
             raise CallTimeoutError(
-                f"the bucket {BUCKET} did not send its last entry in {self._ttl} s"
+                f"the bucket {BUCKET} did not deliver this gateway's own entry within {self._ttl} s"
             ) from exc
 
     async def leave(self) -> None:
@@ -231,7 +231,9 @@ class Brokers:
             async with asyncio.timeout(self._ttl):
                 revision, continuous = await self._write(value)
         except TimeoutError as exc:
-            raise CallTimeoutError(f"JetStream stored nothing within {self._ttl} s") from exc
+            raise CallTimeoutError(
+                f"JetStream did not store this gateway's entry within {self._ttl} s"
+            ) from exc
         except JetStreamError as exc:
             if has_no_room(exc):
                 self._lease.refused(began=began)
@@ -267,7 +269,7 @@ class Brokers:
         try:
             broker = Broker(**json.loads(entry.value))
         except (ValueError, TypeError) as exc:
-            raise InternalError(f"a gateway's record can't be read: {exc}: {entry.value[:80]!r}") from exc
+            raise InternalError(f"the entry of a gateway can't be read: {exc}: {entry.value[:80]!r}") from exc
         if broker.id == self.me:
             self._note(self._lease.read_back(entry.revision))
             return

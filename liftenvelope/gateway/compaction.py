@@ -167,7 +167,7 @@ class Compactor:
             try:
                 await self.compact()
             except (LiftEnvelopeError, TimeoutError) as exc:
-                _log.warning("%s is not compacted, until the next time: %s", self._stream, exc)
+                _log.warning("could not compact %s, retrying at the next interval: %s", self._stream, exc)
 
     async def compact(self) -> Compaction:
         """Compact the messages stored now.
@@ -293,7 +293,7 @@ async def _take(feed: PartitionFeed) -> list[Delivery]:
         deliveries = await feed.take()
         if deliveries or not feed.pending:
             return deliveries
-    raise CallTimeoutError(f"{feed.pending} messages are due and none came within {_QUIET} s")
+    raise CallTimeoutError(f"none of {feed.pending} pending messages arrived within {_QUIET} s")
 
 
 def _key(payload: bytes) -> bytes:

@@ -43,9 +43,9 @@ def cursor_key(cursor_id: str, stream: str, partition: int) -> str:
         if not value:
             raise RpcError(StatusCode.INVALID_ARGUMENT, f"No {name} provided")
         if "," in value:
-            raise RpcError(StatusCode.INVALID_ARGUMENT, f"{name} {value!r} has a comma: take another name")
+            raise RpcError(StatusCode.INVALID_ARGUMENT, f"{name} must have no comma, got {value!r}")
     if partition < 0:
-        raise RpcError(StatusCode.INVALID_ARGUMENT, f"partition {partition}: expected 0 or more")
+        raise RpcError(StatusCode.INVALID_ARGUMENT, f"partition must be at least 0, got {partition}")
     return f"{encode_name(cursor_id)}.{encode_name(stream)}.{partition}"
 
 

@@ -102,8 +102,8 @@ class DropWatch:
         record, partition = found
         self.warned += 1
         _log.warning(
-            "%s, partition %d: JetStream has dropped messages on %r, which came faster than it stores them "
-            "(%s); they get no acks. Give its server larger max_buffered_msgs and max_buffered_size",
+            "%s, partition %d: JetStream has dropped messages on %r because they arrived faster than it "
+            "stores them (%s); they get no acks. Increase max_buffered_msgs and max_buffered_size there",
             record.name,
             partition,
             record.subject_of(partition),
@@ -175,7 +175,7 @@ async def follow(file: LogFile, watch: DropWatch) -> None:
         try:
             lines = await asyncio.to_thread(file.lines)
         except OSError as exc:
-            _log.warning("the log of nats-server can't be read now: %s", exc)
+            _log.warning("could not read the log of nats-server, retrying: %s", exc)
             lines = []
         for line in lines:
             watch.feed(line)

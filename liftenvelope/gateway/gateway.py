@@ -91,7 +91,7 @@ class Gateway:
         coordinator_timeout: float = 15.0,
     ) -> None:
         if not 0 <= port <= 65_535:
-            raise UsageError(f"port={port!r}: expected 0 to 65535")
+            raise UsageError(f"port must be from 0 to 65535, got {port!r}")
         timeouts = {
             "broker_ttl": broker_ttl,
             "ack_timeout": ack_timeout,
@@ -100,9 +100,9 @@ class Gateway:
         }
         for name, seconds in timeouts.items():
             if not (math.isfinite(seconds) and seconds > 0):
-                raise UsageError(f"{name}={seconds!r}: expected a positive number of seconds")
+                raise UsageError(f"{name} must be a positive number of seconds, got {seconds!r}")
         if not 1 <= replicas <= 5:
-            raise UsageError(f"replicas={replicas!r}: expected 1 to 5")
+            raise UsageError(f"replicas must be from 1 to 5, got {replicas!r}")
         limits = limits or Limits()
         if max_message_bytes is not None:
             limits = replace(limits, max_message_bytes=max_message_bytes)
@@ -120,8 +120,8 @@ class Gateway:
         authorization = None
         if policy_file is not None:
             if tls is None or tls.verify_mode is not ssl.CERT_REQUIRED:
-                text = "a tls context that requires clients to show certificates"
-                raise UsageError(f"policy_file needs {text}, got {os.fspath(policy_file)!r} without one")
+                text = "policy_file must come with a tls context that requires client certificates"
+                raise UsageError(f"{text}, got {os.fspath(policy_file)!r} without one")
             authorization = Authorization(policy_file)
         log = None if nats_log is None else os.fspath(nats_log)
         if log is not None:
@@ -160,7 +160,7 @@ class Gateway:
             UsageError: The gateway is not started.
         """
         if self._running is None:
-            raise UsageError("the gateway is not started")
+            raise UsageError("the gateway is not started: await start(), or use 'async with'")
         return self._running.address
 
     async def start(self) -> Self:
@@ -176,7 +176,7 @@ class Gateway:
         """
         async with self._changing:
             if self._running is not None:
-                raise UsageError("the gateway is started already")
+                raise UsageError("the gateway is started already: close it before the next start")
             self._running = await start_gateway(self._setup)
         return self
 

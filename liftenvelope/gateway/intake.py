@@ -125,7 +125,7 @@ class Intake:
                 target.intake, envelope, timeout=seconds, retry_attempts=0
             )
         if expected < 0:
-            raise RpcError(StatusCode.INVALID_ARGUMENT, f"expectedOffset={expected}")
+            raise RpcError(StatusCode.INVALID_ARGUMENT, f"expectedOffset must be at least -1, got {expected}")
         return await self._core.js.publish_async(
             target.intake, envelope, timeout=seconds, expected_last_sequence=expected, retry_attempts=0
         )

@@ -136,7 +136,7 @@ class Leading:
             try:
                 await self._settle(names)
             except LiftEnvelopeError as exc:
-                _log.warning("not all that this gateway leads is taken care of: %s", exc)
+                _log.warning("could not start or stop the work for all partitions, retrying: %s", exc)
                 self._look_again()
 
     def _look_again(self) -> None:
@@ -190,7 +190,7 @@ class Leading:
             except StreamNotFoundError:
                 return  # deleted: the registry is about to report that
             except LiftEnvelopeError as exc:
-                _log.warning("%s, partition %d: no acks yet: %s", *key, exc)
+                _log.warning("%s, partition %d: could not start sending acks, retrying: %s", *key, exc)
                 self._failed = True
                 self._look_again()
                 return
@@ -207,7 +207,7 @@ class Leading:
             await self._streams.finish_work(alive, of_the_dead=of_the_dead)
             await self._streams.tell_left_over(alive, of_the_dead=of_the_dead)
         except LiftEnvelopeError as exc:
-            _log.warning("a stream that was not made or removed to the end is still there: %s", exc)
+            _log.warning("could not clean up an unfinished stream or event, retrying: %s", exc)
             self._look_again()
 
     async def _check_subjects(self, names: Iterable[str]) -> None:
@@ -218,7 +218,7 @@ class Leading:
             except StreamNotFoundError:
                 continue  # deleted meanwhile
             except LiftEnvelopeError as exc:
-                _log.warning("whether %s records what it should is not known: %s", name, exc)
+                _log.warning("could not check the subjects of stream %s, retrying: %s", name, exc)
                 self._check = True
                 self._look_again()
 

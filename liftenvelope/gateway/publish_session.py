@@ -177,7 +177,10 @@ class PublishSession:
         seconds = self._core.options.ack_timeout
         await self._link.room(len(frames), asyncio.get_running_loop().time() + seconds)
         if not self._link.direct:
-            raise RpcError(StatusCode.UNIMPLEMENTED, "PublishAsync needs a nats-py that is known")
+            raise RpcError(
+                StatusCode.UNIMPLEMENTED,
+                "PublishAsync needs a supported nats-py: install nats-py>=2.16,<3 in the gateway",
+            )
         self._link.write(frames, count, size)
 
     def _drop_old_routes(self) -> None:

@@ -122,7 +122,7 @@ class StreamRegistry:
                 await self._refresh(record.name)
             else:
                 return
-        raise RpcError(StatusCode.ABORTED, "the stream is being changed by others all the time: try again")
+        raise RpcError(StatusCode.ABORTED, "other gateways keep changing the stream: retry later")
 
     async def change(self, name: str, change: Callable[[StreamRecord], StreamRecord]) -> StreamRecord:
         """Change a stream's record atomically, with retries if other gateways change it at the same time.
@@ -155,7 +155,7 @@ class StreamRegistry:
                 await self._refresh(name)
             else:
                 return changed
-        raise RpcError(StatusCode.ABORTED, "the stream is being changed by others all the time: try again")
+        raise RpcError(StatusCode.ABORTED, "other gateways keep changing the stream: retry later")
 
     async def clear_event(self, name: str, token: str) -> None:
         """Remove a published event from a stream's record, if the stream still exists."""

@@ -46,7 +46,7 @@ def read_request(kind: type[_M], raw: bytes, limits: Limits) -> _M:
             _check(field, (value,), limits.max_name_chars)
             continue
         if len(value) > limits.max_list_length:
-            text = f"{field} has {len(value)} names: at most {limits.max_list_length} are allowed"
+            text = f"{field} must have at most {limits.max_list_length} names, got {len(value)}"
             raise RpcError(StatusCode.INVALID_ARGUMENT, text)
         _check(field, value, limits.max_name_chars)
     return request
@@ -61,5 +61,5 @@ def _text_fields(kind: Descriptor) -> tuple[str, ...]:
 def _check(field: str, names: Iterable[str], most: int) -> None:
     for name in names:
         if len(name) > most:
-            text = f"{field} has {len(name)} characters: at most {most} are allowed"
+            text = f"{field} must have at most {most} characters, got {len(name)}"
             raise RpcError(StatusCode.INVALID_ARGUMENT, text)

@@ -80,7 +80,7 @@ def _start(request: api_pb2.SubscribeRequest, state: PartitionState) -> int:
         case api_pb2.NEW_ONLY | api_pb2.LATEST:
             return state.newest
         case _:
-            text = "reverse: start at an offset, the earliest or the latest message"
+            text = "startPosition must be OFFSET, EARLIEST or LATEST for a reverse read"
             raise RpcError(StatusCode.INVALID_ARGUMENT, text)
 
 

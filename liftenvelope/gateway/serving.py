@@ -89,13 +89,14 @@ class Serving:
 
     def __post_init__(self) -> None:
         if (self.nats_url is None) == (self.data_dir is None):
-            raise UsageError("either a NATS server or a folder for one of our own, not both and not neither")
+            given = "neither" if self.nats_url is None else "both"
+            raise UsageError(f"exactly one of nats_url and data_dir must be given, got {given}")
         if (self.tls_cert is None) != (self.tls_key is None):
             raise UsageError("tls_cert and tls_key belong together: give both or neither")
         if self.tls_client_ca is not None and self.tls_cert is None:
-            raise UsageError("tls_client_ca needs tls_cert and tls_key")
+            raise UsageError("tls_client_ca needs tls_cert and tls_key: give them too")
         if not (math.isfinite(self.drain) and self.drain >= 0):
-            raise UsageError(f"drain must be a number of seconds from 0, got {self.drain!r}")
+            raise UsageError(f"drain must be at least 0 seconds, got {self.drain!r}")
         if (credentials := self.connect.get("user_credentials")) is not None:
             _check_readable("user_credentials", credentials)
         if (prefix := self.connect.get("inbox_prefix")) is not None:
@@ -213,10 +214,10 @@ async def _connect(url: str | None, options: dict[str, Any]) -> Client:
 
     async def lost() -> None:
         if not nc.is_closed:
-            _log.warning("the connection to NATS is lost: nothing is served until it is back%s", last)
+            _log.warning("lost the connection to NATS: no calls are served until it is back%s", last)
 
     async def back() -> None:
-        _log.warning("the connection to NATS is back")
+        _log.warning("reconnected to NATS")
 
     # Reconnect without limit: a gateway outlives restarts of its NATS server.
     options = {
@@ -227,7 +228,7 @@ async def _connect(url: str | None, options: dict[str, Any]) -> Client:
         **options,
     }
     if not all(map(_has_port, url.split(","))):
-        raise TransportError(f"no connection to the NATS server {shown}: expected a port from 0 to 65535")
+        raise TransportError(f"no connection to the NATS server {shown}: its port must be from 0 to 65535")
     try:
         async with asyncio.timeout(_PATIENCE):
             await nc.connect(url.split(","), error_cb=note, allow_reconnect=True, **options)
@@ -301,7 +302,9 @@ async def _wait(stop: asyncio.Event, own: EmbeddedNats | None) -> None:
     try:
         await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         if not stop.is_set():
-            raise TransportError(f"nats-server has ended, with status {waiting[1].result()}")
+            raise TransportError(
+                f"nats-server has ended with status {waiting[1].result()}: see its log above"
+            )
     finally:
         for future in waiting:
             future.cancel()

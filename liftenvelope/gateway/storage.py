@@ -167,7 +167,9 @@ class Storage:
                 try:
                     self._listed = await self._list()
                 except (CallTimeoutError, NoJetStreamError) as exc:
-                    _log.warning("metadata is out of date: JetStream does not list its streams: %s", exc)
+                    _log.warning(
+                        "metadata is out of date because JetStream did not list its streams: %s", exc
+                    )
                 self._listed_at = asyncio.get_running_loop().time()
         return self._listed
 
@@ -306,7 +308,7 @@ class Storage:
             raise RpcError(
                 StatusCode.FAILED_PRECONDITION,
                 f"the subject {subject!r} overlaps with those of {names}, none of which records all of it. "
-                "JetStream keeps a subject in one stream only: make the stream with the wider subject first",
+                "JetStream records a subject in one stream only: create the stream with the wider one first",
             )
         owner = owners[0]
         whole = owner.config.subjects == (subject,)

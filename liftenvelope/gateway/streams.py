@@ -96,7 +96,7 @@ def new_record(request: api_pb2.CreateStreamRequest, options: Options, *, owner:
     _check_subject(request.subject, count)
     _check_replicas(request.replicationFactor, settings)
     if settings.get("encryption") and not options.encrypted:
-        text = "encryption: this gateway does not know whether the NATS server encrypts what it stores"
+        text = "encryption needs a gateway with encrypted=True, on a NATS server that encrypts its storage"
         raise RpcError(StatusCode.FAILED_PRECONDITION, text)
     return StreamRecord(
         name=request.name,
@@ -115,7 +115,7 @@ def new_record(request: api_pb2.CreateStreamRequest, options: Options, *, owner:
 
 def _partition_count(request: api_pb2.CreateStreamRequest, most: int) -> int:
     if not 0 <= request.partitions <= most:
-        text = f"partitions={request.partitions}: expected 1 to {most}"
+        text = f"partitions must be from 1 to {most}, got {request.partitions}"
         raise RpcError(StatusCode.INVALID_ARGUMENT, text)
     return request.partitions or 1
 
@@ -128,10 +128,10 @@ def _check_subject(subject: str, partitions: int) -> None:
 
 def _check_replicas(factor: int, settings: dict[str, int]) -> None:
     if factor < _MOST_REPLICAS:
-        raise RpcError(StatusCode.INVALID_ARGUMENT, f"replicationFactor={factor}: expected -1 or more")
+        raise RpcError(StatusCode.INVALID_ARGUMENT, f"replicationFactor must be at least -1, got {factor}")
     least = settings.get("minIsr", 0)
     if factor != _MOST_REPLICAS and least > max(factor, 1):
-        text = f"minIsr={least}: there are only {max(factor, 1)} replicas"
+        text = f"minIsr must be at most the number of replicas, {max(factor, 1)}, got {least}"
         raise RpcError(StatusCode.INVALID_ARGUMENT, text)
 
 
@@ -197,8 +197,8 @@ class StreamService:
         for other in self._core.registry if record.group else ():
             if (other.group, other.subject) == (record.group, record.subject):
                 text = (
-                    f"group {record.group!r}: the stream {other.name!r} is in it, and on JetStream two "
-                    "streams can't share the messages of a subject"
+                    f"group must differ from that of stream {other.name!r}, got {record.group!r}: on "
+                    "JetStream, two streams can't share the messages of a subject"
                 )
                 raise RpcError(StatusCode.FAILED_PRECONDITION, text)
 
@@ -237,7 +237,7 @@ class StreamService:
                 code = StatusCode.INTERNAL
                 if isinstance(exc, InvalidConfigError) or "replicas" in exc.description:
                     code = StatusCode.INVALID_ARGUMENT
-                raise RpcError(code, f"JetStream can't keep it: {exc.description}") from exc
+                raise RpcError(code, f"JetStream can't store the stream: {exc.description}") from exc
             raise
         made = record.with_partitions(partitions).with_events(events)
         return await self._core.registry.change(record.name, lambda _: replace(made, state=StreamState.READY))

@@ -47,11 +47,11 @@ def check_recorded(subject: str) -> None:
     except UsageError as exc:
         raise _invalid(exc) from exc
     if (size := len(subject.encode("utf-8", "replace"))) > _LONGEST:
-        raise _invalid(f"{_shown(subject)}... has {size} bytes: at most {_LONGEST} are allowed")
+        raise _invalid(f"{_shown(subject)}... must have at most {_LONGEST} bytes, got {size}")
     first, _, rest = subject.partition(".")
     if _is_internal(first) or first == ">" or (first == "*" and rest):
         names = ", ".join(f"{beginning}..." for beginning in _INTERNAL)
-        raise _invalid(f"{_shown(subject)} matches internal subjects ({names}): begin with another name")
+        raise _invalid(f"{_shown(subject)} matches internal subjects ({names}): choose another first token")
 
 
 def check_published(subject: str) -> None:
@@ -65,7 +65,7 @@ def check_published(subject: str) -> None:
     except UsageError as exc:
         raise _invalid(exc) from exc
     if _is_internal(subject.partition(".")[0]):
-        raise _invalid(f"{_shown(subject)} is internal: the gateway publishes nothing there for a client")
+        raise _invalid(f"{_shown(subject)} is internal: choose another subject")
 
 
 class AckInboxes:
@@ -112,8 +112,8 @@ class AckInboxes:
             RpcError: INVALID_ARGUMENT: the inbox is malformed, is internal or has no allowed prefix.
         """
         if inbox and not self.allows(inbox):
-            text = f"ackInbox {_shown(inbox)} is not allowed: it must be a subject that begins with one of"
-            raise RpcError(StatusCode.INVALID_ARGUMENT, f"{text} {self._names} (limit allowed_ack_inboxes)")
+            text = f"ackInbox must be a subject that begins with one of {self._names}, got {_shown(inbox)}"
+            raise RpcError(StatusCode.INVALID_ARGUMENT, f"{text} (limit allowed_ack_inboxes)")
 
     def warn(self, stream: str, partition: int, inbox: bytes, now: float) -> None:
         """Log that an envelope on NATS names a refused ack inbox, at most once a minute.
@@ -126,7 +126,7 @@ class AckInboxes:
         """
         if now - self._warned >= _QUIET:
             self._warned = now
-            text = "%s, partition %d: no ack goes to %r: an ack inbox must begin with one of %s"
+            text = "%s, partition %d: refused the ack inbox %r: it must begin with one of %s"
             text += " (limit allowed_ack_inboxes)"
             _log.warning(text, stream, partition, _readable(inbox), self._names)
 

@@ -162,7 +162,7 @@ async def test_without_a_stream_events_wait_and_the_oldest_go(
     assert log.dropped == 3
     await log.start()
     async with asyncio.timeout(60):
-        while "takes nothing" not in caplog.text:
+        while "could not store an event" not in caplog.text:
             await asyncio.sleep(0.01)
     await make(js, name)
     found = await stored(js, name, 5)

@@ -180,7 +180,7 @@ async def test_the_file_is_read_again_and_a_broken_one_is_not_taken(
 ) -> None:
     policy.write_text("nonsense\n")
     async with asyncio.timeout(60):
-        while "the policy stays as it was" not in caplog.text:
+        while "keeping the previous policy" not in caplog.text:
             await asyncio.sleep(0.05)
     await app.fetch_metadata()
     policy.write_text("p, somebody, else, Publish\n")

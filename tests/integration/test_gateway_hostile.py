@@ -338,7 +338,7 @@ async def test_subject_that_fits_into_no_line_of_nats_is_refused(
             request.optimisticConcurrencyControl.value = True
             publish = api_pb2.PublishRequest(stream=f"{name}-{size}", value=b"v")
             if not is_taken:
-                with pytest.raises(RpcError, match="has 3401 bytes: at most 3400 are allowed") as caught:
+                with pytest.raises(RpcError, match="must have at most 3400 bytes, got 3401") as caught:
                     await channel.unary("/proto.API/CreateStream", request.SerializeToString(), timeout=60)
                 assert caught.value.code == StatusCode.INVALID_ARGUMENT
                 continue
