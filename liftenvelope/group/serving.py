@@ -96,7 +96,12 @@ class GroupService:
         )
         # Not nats.micro.add_service: its service would keep its subscriptions if its start failed.
         self._service = service = Service(self._nc, config)
-        await service.start()
+        starting = asyncio.create_task(service.start(), name="start group service")
+        try:
+            await asyncio.shield(starting)
+        finally:
+            # Not cancelled: nats-py drops the connection when it gets the answer to a cancelled flush.
+            await asyncio.wait([starting])
         at_any = service.add_group(name=f"{self._prefix}.any")
         here = service.add_group(name=controller_subject(self._prefix, self._id))
         for method in METHODS:
