@@ -214,10 +214,10 @@ async def _connect(url: str | None, options: dict[str, Any]) -> Client:
 
     async def lost() -> None:
         if not nc.is_closed:
-            _log.warning("lost the connection to NATS: no calls are served until it is back%s", last)
+            _log.warning("the connection to NATS is lost: no calls are served until it is back%s", last)
 
     async def back() -> None:
-        _log.warning("reconnected to NATS")
+        _log.warning("the connection to NATS is back")
 
     # Reconnect without limit: a gateway outlives restarts of its NATS server.
     options = {

@@ -81,7 +81,7 @@ async def test_many_at_once(cursors: CursorService, name: str) -> None:
         ("r", "", 0, "No stream provided"),
         ("a,b", "s", 0, "comma"),
         ("a", "b,s", 0, "comma"),
-        ("a", "s", -1, "partition -1"),
+        ("a", "s", -1, "partition must be at least 0, got -1"),
     ],
 )
 async def test_what_is_refused(
