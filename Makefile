@@ -31,8 +31,7 @@ CLAIMED := $(shell sed -n 's/.*Python :: \(3\.[0-9]*\)",/\1/p' pyproject.toml)
 LOWEST := $(shell sed '/^\[dependency-groups\]/,$$d' pyproject.toml | \
 	grep -oE '"(nats-py|h2|hpack|protobuf|pyarrow|click|rich)>=[0-9.]+' | sed 's/"//; s/>=/==/' | sort -V | sort -s -u -t= -k1,1)
 # Tests on servers of what uses nats-py.
-ON_NATS := $(addprefix tests/integration/,test_acks.py test_accelerate*.py test_barrier.py test_direct_delivery.py \
-	test_publisher.py test_jetstream_*.py)
+ON_NATS := tests/integration/nats tests/integration/jetstream
 # Which line of PySpark the tests of Spark run with: 4.2 or 4.3.
 SPARK ?= 4.3
 # Those that CI runs. The others kill what there is to kill, and start many queries.

@@ -3,7 +3,7 @@
 All knowledge of nats-py's internals is here and, for reading, in ``_receiving``. Frames are appended to the
 connection's command buffer, as ``nc.publish`` does for each message, but a whole batch at once and without an
 ``await``. Each link checks the required private names once. If they have changed, everything goes through
-public methods, which are slower, and ``tests/integration/test_link.py`` fails.
+public methods, which are slower, and ``tests/integration/nats/test_link.py`` fails.
 
 Workarounds for nats-py (2.16):
 

@@ -14,12 +14,12 @@ from tests.faults.ledger import UNORDERED
 from tests.faults.publishing import publish_once
 from tests.faults.running import Path, Run
 from tests.faults.scenes import PATIENCE, connect_nats
-from tests.integration.group_play import Delivery, Play, watching
+from tests.integration.group.play import Delivery, Play, watching
 
 __all__ = ["GROUP"]
 
 _PARTITIONS: Final = 4
-_PROGRAM: Final = "tests.integration.group_play"
+_PROGRAM: Final = "tests.integration.group.play"
 #: Seconds between messages: members take some milliseconds for each.
 _PACE: Final = 0.005
 

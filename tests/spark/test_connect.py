@@ -11,7 +11,7 @@ import pytest
 
 from liftenvelope.testing import LiftbridgeCluster, NatsServer
 from tests.integration.bulk_streams import make_stream
-from tests.integration.test_examples import ROOT
+from tests.integration.project.test_examples import ROOT
 from tests.spark.streams import Stream
 
 pytestmark = pytest.mark.timeout(900)

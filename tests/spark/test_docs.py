@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 from liftenvelope import bulk
 from liftenvelope.testing import LiftbridgeCluster, NatsServer
 from tests.integration.bulk_streams import make_stream
-from tests.integration.test_examples import ROOT, blocks
+from tests.integration.project.test_examples import ROOT, blocks
 from tests.spark.streams import patiently
 
 pytestmark = pytest.mark.timeout(900)

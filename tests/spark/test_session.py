@@ -13,7 +13,7 @@ import pytest
 from liftenvelope import bulk
 from liftenvelope.testing import NatsServer
 from tests.integration.bulk_streams import make_stream
-from tests.integration.test_examples import ROOT, blocks
+from tests.integration.project.test_examples import ROOT, blocks
 
 pytestmark = pytest.mark.timeout(900)
 

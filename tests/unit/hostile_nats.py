@@ -1,7 +1,7 @@
 """FAKE, NOT REAL: NATS servers that attack their client.
 
 A real server can't be made to send any of this. The greeting, the answers and the lines that an attack does
-not name are those that nats-server 2.15.1 was seen to send (see test_bulk_scripted.py).
+not name are those that nats-server 2.15.1 was seen to send (see bulk/test_scripted.py).
 """
 
 from __future__ import annotations

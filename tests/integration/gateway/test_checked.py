@@ -1,0 +1,302 @@
+"""Streams that check offsets, on raw NATS: stored where the publisher expects it, or refused."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+import pytest
+from nats.aio.client import Client as NatsClient
+from nats.aio.msg import Msg
+
+import liftenvelope
+from liftenvelope.client import Client
+from liftenvelope.envelope import Ack, Message, marshal_message, new_message, unmarshal_ack
+from liftenvelope.errors import IncorrectOffsetError
+from liftenvelope.gateway import Gateway
+from liftenvelope.gateway.checked import CheckedIntake, wait_for_intakes
+from liftenvelope.gateway.records import StreamRecord
+from liftenvelope.gateway.subjects import AckInboxes
+from liftenvelope.jetstream import JetStream
+from liftenvelope.nats import AckInbox
+from liftenvelope.testing import NatsServer, run_nats_server
+from liftenvelope.types import AckError, AckPolicy
+from tests.conformance.actions import fill
+from tests.integration.conftest import connect
+
+
+@pytest.fixture(scope="module")
+def own_nats() -> Iterator[NatsServer]:
+    """A server of this file's own: gateways keep what they know in it."""
+    with run_nats_server(jetstream=True) as server:
+        yield server
+
+
+@pytest.fixture
+async def gateway(own_nats: NatsServer) -> AsyncIterator[Gateway]:
+    nc = await connect(own_nats.url)
+    async with Gateway(nc, id="first") as serving:
+        yield serving
+    await nc.close()
+
+
+@pytest.fixture
+async def client(gateway: Gateway) -> AsyncIterator[Client]:
+    async with liftenvelope.connect([gateway.address]) as client:
+        yield client
+
+
+@pytest.fixture
+async def nc(own_nats: NatsServer) -> AsyncIterator[NatsClient]:
+    connection = await connect(own_nats.url)
+    yield connection
+    await connection.close()
+
+
+class Inbox:
+    """The acks that come to an inbox, by correlation id."""
+
+    def __init__(self, nc: NatsClient) -> None:
+        self._nc = nc
+        self.subject = nc.new_inbox()
+        self.acks: dict[str, Ack] = {}
+
+    async def open(self) -> Inbox:
+        await self._nc.subscribe(self.subject, cb=self._note)
+        return self
+
+    async def _note(self, msg: Msg) -> None:
+        ack = unmarshal_ack(msg.data)
+        self.acks[ack.correlation_id] = ack
+
+    async def publish(
+        self, subject: str, ident: str, expected: int, policy: AckPolicy = AckPolicy.LEADER
+    ) -> None:
+        envelope = new_message(
+            ident.encode(),
+            ack_inbox=self.subject,
+            correlation_id=ident,
+            expected_offset=expected,
+            ack_policy=policy,
+        )
+        await self._nc.publish(subject, envelope)
+
+    async def outcome(self, ident: str) -> tuple[int, AckError]:
+        async with asyncio.timeout(60):
+            while ident not in self.acks:
+                await asyncio.sleep(0.01)
+        return self.acks[ident].offset, self.acks[ident].error
+
+
+async def values(client: Client, name: str) -> list[bytes]:
+    async with client.subscribe(name, start="earliest", stop="latest") as messages:
+        return [message.value async for message in messages]
+
+
+async def test_what_is_expected_is_checked(client: Client, nc: NatsClient, name: str) -> None:
+    await client.create_stream(name, name, optimistic_concurrency=True)
+    inbox = await Inbox(nc).open()
+    for ident, expected in (
+        ("a", 0),
+        ("early", 5),
+        ("b", 1),
+        ("late", 0),
+        ("any", -1),
+        ("below", -2),
+        ("c", 3),
+    ):
+        await inbox.publish(name, ident, expected)
+    await inbox.publish(name, "unasked", 9, AckPolicy.NONE)
+    await inbox.publish(name, "all", 4, AckPolicy.ALL)
+    assert [await inbox.outcome(ident) for ident in ("a", "b", "any", "c", "all")] == [
+        (offset, AckError.OK) for offset in range(5)
+    ]
+    for ident in ("early", "late", "below", "unasked"):
+        assert await inbox.outcome(ident) == (0, AckError.INCORRECT_OFFSET)
+    refusal = inbox.acks["early"]
+    assert (refusal.stream, refusal.msg_subject, refusal.ack_inbox) == (name, name, inbox.subject)
+    assert await values(client, name) == [b"a", b"b", b"any", b"c", b"all"]
+
+
+async def test_plain_values_and_odd_envelopes(client: Client, nc: NatsClient, name: str) -> None:
+    await client.create_stream(name, name, optimistic_concurrency=True)
+    inbox = await Inbox(nc).open()
+    await nc.publish(name, b"plain")
+    await nc.publish(name, b"")
+    await nc.publish(name, b"\xb9\x0e\x43\xb4\x00\xff\x00\x00")
+    await nc.publish(name, marshal_message(Message(b"no", offset=77, ack_inbox="a b")))
+    await nc.publish(name, marshal_message(Message(b"no", offset=-9, ack_inbox="$KV.x.y")))
+    await inbox.publish(name, "last", 3)
+    assert await inbox.outcome("last") == (3, AckError.OK)
+    assert await values(client, name) == [b"plain", b"", b"\xb9\x0e\x43\xb4\x00\xff\x00\x00", b"last"]
+
+
+async def test_one_of_many_wins(client: Client, nc: NatsClient, own_nats: NatsServer, name: str) -> None:
+    await client.create_stream(name, name, optimistic_concurrency=True)
+    connections = [await connect(own_nats.url) for _ in range(4)]
+    inboxes = [await Inbox(connection).open() for connection in connections]
+    for offset in range(20):
+        ids = [f"{offset}-{number}" for number in range(4)]
+        pairs = list(zip(inboxes, ids, strict=True))
+        await asyncio.gather(*(inbox.publish(name, ident, offset) for inbox, ident in pairs))
+        outcomes = [await inbox.outcome(ident) for inbox, ident in pairs]
+        assert sorted(outcomes) == sorted([(offset, AckError.OK), *[(0, AckError.INCORRECT_OFFSET)] * 3])
+    for connection in connections:
+        await connection.close()
+    assert [value.split(b"-")[0] for value in await values(client, name)] == [b"%d" % n for n in range(20)]
+
+
+async def test_this_package_s_own_publisher(client: Client, nc: NatsClient, name: str) -> None:
+    await client.create_stream(name, name, optimistic_concurrency=True, partitions=2)
+    async with AckInbox(nc) as inbox:
+        for subject in (name, f"{name}.1"):
+            assert (await inbox.publish(subject, b"x", expected_offset=0)).offset == 0
+            with pytest.raises(IncorrectOffsetError):
+                await inbox.publish(subject, b"x", expected_offset=0)
+            assert (await inbox.publish(subject, b"x", expected_offset=1)).offset == 1
+
+
+async def test_grpc_and_raw_nats_take_turns(client: Client, nc: NatsClient, name: str) -> None:
+    await client.create_stream(name, name, optimistic_concurrency=True)
+    async with AckInbox(nc) as inbox:
+        for offset in range(0, 10, 2):
+            assert await fill(client, name, [b"grpc"], expected_offset=offset) == [offset]
+            assert (await inbox.publish(name, b"raw", expected_offset=offset + 1)).offset == offset + 1
+        sent = await client.publish_to_subject(name, b"to subject")
+        assert sent is not None
+        assert sent.offset == 10
+        with pytest.raises(IncorrectOffsetError):
+            await client.publish(name, b"no", expected_offset=5)
+
+
+async def test_subjects_are_kept(client: Client, nc: NatsClient, name: str) -> None:
+    await client.create_stream(f"{name}.*", name, optimistic_concurrency=True)
+    inbox = await Inbox(nc).open()
+    await inbox.publish(f"{name}.kitchen", "a", 0)
+    await inbox.publish(f"{name}.hall", "b", 1)
+    assert (await inbox.outcome("b")) == (1, AckError.OK)
+    assert inbox.acks["a"].msg_subject == f"{name}.kitchen"
+    async with client.subscribe(name, start="earliest", stop="latest") as messages:
+        assert [m.subject async for m in messages] == [f"{name}.kitchen", f"{name}.hall"]
+
+
+async def test_another_stream_on_the_subject_records_all(client: Client, nc: NatsClient, name: str) -> None:
+    await client.create_stream(name, name, optimistic_concurrency=True)
+    await client.create_stream(name, f"{name}-all")
+    inbox = await Inbox(nc).open()
+    await inbox.publish(name, "a", 0)
+    await inbox.publish(name, "b", 7)
+    await inbox.publish(name, "c", 1)
+    async with asyncio.timeout(60):
+        while (await client.fetch_partition_metadata(f"{name}-all", 0)).newest_offset < 2:
+            await asyncio.sleep(0.01)
+        while (await client.fetch_partition_metadata(name, 0)).newest_offset < 1:
+            await asyncio.sleep(0.01)
+    assert await values(client, name) == [b"a", b"c"]
+    assert await values(client, f"{name}-all") == [b"a", b"b", b"c"]
+
+
+async def test_paused_and_readonly_partitions_store_nothing(
+    gateway: Gateway, client: Client, nc: NatsClient, name: str
+) -> None:
+    await client.create_stream(name, name, optimistic_concurrency=True)
+    inbox = await Inbox(nc).open()
+    await inbox.publish(name, "a", 0)
+    assert await inbox.outcome("a") == (0, AckError.OK)
+    await client.pause_stream(name)
+    await inbox.publish(name, "paused", 1)
+    await nc.flush()
+    await gateway._setup.nc.flush()  # it has come there, too
+    await client.publish(name, b"wakes", expected_offset=1)
+    await client.set_stream_readonly(name)
+    await inbox.publish(name, "readonly", 2)
+    await nc.flush()
+    await gateway._setup.nc.flush()
+    await client.set_stream_readonly(name, readonly=False)
+    await inbox.publish(name, "b", 2)
+    assert await inbox.outcome("b") == (2, AckError.OK)
+    assert await values(client, name) == [b"a", b"wakes", b"b"]
+    assert set(inbox.acks) == {"a", "b"}
+
+
+async def test_a_publisher_that_asks_jetstream_gets_its_answer(
+    client: Client, nc: NatsClient, name: str
+) -> None:
+    await client.create_stream(name, name, optimistic_concurrency=True)
+    stored = json.loads((await nc.request(name, new_message(b"x", expected_offset=0), timeout=60)).data)
+    assert stored["seq"] == 1
+    refused = json.loads((await nc.request(name, new_message(b"x", expected_offset=0), timeout=60)).data)
+    assert refused["error"]["err_code"] == 10071
+
+
+async def test_the_next_leader_goes_on(own_nats: NatsServer, nc: NatsClient, name: str) -> None:
+    connections = [await connect(own_nats.url) for _ in range(2)]
+    gateways = [Gateway(connections[number], id=f"g{number}", broker_ttl=6.0) for number in range(2)]
+    for gateway in gateways:
+        await gateway.start()
+    async with liftenvelope.connect([gateway.address for gateway in gateways]) as client:
+        await client.create_stream(name, name, partitions=4, optimistic_concurrency=True)
+        async with AckInbox(nc) as inbox:
+            subjects = [name, *(f"{name}.{number}" for number in range(1, 4))]
+            for subject in subjects:
+                assert (await inbox.publish(subject, b"x", expected_offset=0, timeout=60)).offset == 0
+            await gateways[0].close()
+            for subject in subjects:
+                assert await stored_next(inbox, subject) == 1
+    await gateways[1].close()
+    for connection in connections:
+        await connection.close()
+
+
+async def stored_next(inbox: AckInbox, subject: str) -> int:
+    """Publish until somebody takes it: what comes while nobody leads the partition has no ack."""
+    async with asyncio.timeout(60):
+        while True:
+            try:
+                return (await inbox.publish(subject, b"y", expected_offset=1, timeout=0.5)).offset
+            except IncorrectOffsetError:
+                return 1  # stored, and the ack came too late
+            except TimeoutError:
+                continue
+
+
+async def _slowly(subscribe: Any, inside: asyncio.Event, *arguments: Any, **options: Any) -> Any:
+    with suppress(asyncio.CancelledError):
+        inside.set()
+        await asyncio.sleep(60)
+    return await subscribe(*arguments, **options)
+
+
+async def test_a_start_that_is_cancelled(nc: NatsClient, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Faked: nats-py waits only while its queue of flushes is full. It swallows what cancels it."""
+    record = StreamRecord(name=name, subject=name, id=name, settings={"optimisticConcurrencyControl": 1})
+    inside = asyncio.Event()
+    async with JetStream(nc) as js:
+        before = set(nc._subs)
+        intake = CheckedIntake(js, record, 0, inboxes=AckInboxes(["_INBOX."]), on_error=print)
+        with monkeypatch.context() as faked:
+            faked.setattr(nc, "subscribe", partial(_slowly, nc.subscribe, inside))
+            starting = asyncio.create_task(intake.start())
+            await inside.wait()
+            starting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await starting
+        assert set(nc._subs) == before
+        await intake.start()
+        await intake.close()
+        assert set(nc._subs) == before
+
+
+async def test_a_wait_for_intakes_that_do_not_come(nc: NatsClient, name: str) -> None:
+    record = StreamRecord(name=name, subject=name, id=name, settings={"optimisticConcurrencyControl": 1})
+    async with JetStream(nc) as js:
+        await wait_for_intakes(js, record, timeout=0.3)  # nobody answers, which is no error
+        waiting = asyncio.create_task(wait_for_intakes(js, record, timeout=60))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting

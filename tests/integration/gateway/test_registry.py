@@ -1,0 +1,95 @@
+"""The records that gateways keep of streams: made once, whatever each has heard, and found by their names."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+
+from liftenvelope.gateway.core import Core
+from liftenvelope.gateway.names import partition_stream
+from liftenvelope.gateway.records import StreamRecord
+from liftenvelope.gateway.registry import StreamRegistry
+from liftenvelope.jetstream.context import JetStream
+from liftenvelope.rpc.status import RpcError, StatusCode
+from liftenvelope.testing import NatsServer
+from tests.integration.conftest import connect
+
+
+@pytest.fixture
+async def js(jetstream_server: NatsServer) -> AsyncIterator[JetStream]:
+    """JetStream."""
+    client = await connect(jetstream_server.url)
+    async with JetStream(client) as context:
+        yield context
+    await client.close()
+
+
+async def registry(js: JetStream) -> StreamRegistry:
+    made = StreamRegistry(js, lambda *_: None)
+    await made.start()
+    return made
+
+
+def record(name: str, maker: str) -> StreamRecord:
+    return StreamRecord(name=name, subject=name, id=maker, maker=maker)
+
+
+async def test_one_that_another_gateway_has_made_unheard_of(js: JetStream, name: str) -> None:
+    here, there = await registry(js), await registry(js)
+    await here.close()  # it hears of nothing from now on
+    await there.create(record(name, "there"))
+    with pytest.raises(RpcError) as refused:
+        await here.create(record(name, "here"))
+    assert refused.value.code == StatusCode.ALREADY_EXISTS
+    found = await here.find(name)
+    assert found.maker == "there"
+    await there.remove(name)
+    await there.close()
+
+
+async def test_one_that_another_gateway_has_removed_unheard_of(js: JetStream, name: str) -> None:
+    here, there = await registry(js), await registry(js)
+    await here.close()
+    for _ in range(2):
+        await there.create(record(name, "there"))
+        # It thinks of one that is gone, then of one that was never there.
+        with pytest.raises(RpcError):
+            await here.create(record(name, "here"))
+        await there.remove(name)
+    await here.create(record(name, "here"))
+    assert (await there.find(name)).maker == "here"
+    await there.remove(name)
+    await there.close()
+
+
+async def test_one_that_came_and_went_unheard_of(js: JetStream, name: str) -> None:
+    here, there = await registry(js), await registry(js)
+    await here.close()
+    await there.create(record(name, "there"))
+    await there.remove(name)
+    await here.create(record(name, "here"))
+    assert (await here.find(name)).maker == "here"
+    await there.remove(name)
+    await there.close()
+
+
+async def test_the_partition_that_a_stream_holds(js: JetStream, name: str) -> None:
+    here = await registry(js)
+    core = cast(Core, SimpleNamespace(registry=here))
+    names = [name, f"{name}_1", f"{name}.\N{SNOWMAN}", name * 20]
+    for one in names:
+        assert Core.partition_of(core, partition_stream(one, 0)) is None
+        await here.create(record(one, "here"))
+    for one in names:
+        for number in (0, 1, 12):
+            found = Core.partition_of(core, partition_stream(one, number))
+            assert found is not None
+            assert (found[0].name, found[1]) == (one, number)
+    for other in (name, f"lift_{name}", f"lift_{name}_00", f"lift_{name}_x", f"{name}_0", "_0", ""):
+        assert Core.partition_of(core, other) is None
+    for one in names:
+        await here.remove(one)
+    await here.close()

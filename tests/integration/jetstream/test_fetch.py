@@ -1,0 +1,245 @@
+"""``fetch``, ``fetch_bytes``, ``fetch_no_wait`` and ``next`` on a real server."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from nats.aio.client import Client
+
+from liftenvelope.errors import (
+    CallTimeoutError,
+    ConnectionClosedError,
+    ConsumerDeletedError,
+    JetStreamError,
+    NoJetStreamError,
+    UsageError,
+)
+from tests.integration.conftest import until
+
+from . import pulling
+from .pulling import Bench, Wire, numbered, until_no_pulls, until_pulled
+
+#: Fixtures.
+js_nc, bench = pulling.js_nc, pulling.bench
+
+
+class TestFetch:
+    async def test_a_full_batch(self, bench: Bench) -> None:
+        await bench.publish(numbered(10))
+        consumer = await bench.consumer()
+        batch = await consumer.fetch(10, expires=20)
+        assert [message.data for message in batch] == numbered(10)
+        assert batch.error is None
+        for message in batch:
+            await message.ack_sync()
+        assert (await consumer.info()).num_ack_pending == 0
+
+    async def test_what_there_is_when_the_time_is_up(self, bench: Bench) -> None:
+        await bench.publish(numbered(3))
+        consumer = await bench.consumer()
+        assert [message.data for message in await consumer.fetch(10, expires=0.3)] == numbered(3)
+        assert await consumer.fetch(10, expires=0.1) == []
+        await until_no_pulls(consumer)
+
+    async def test_no_wait(self, bench: Bench) -> None:
+        consumer = await bench.consumer()
+        assert await consumer.fetch_no_wait(5) == []
+        await bench.publish(numbered(7))
+        assert [message.data for message in await consumer.fetch_no_wait(5)] == numbered(5)
+        assert [message.data for message in await consumer.fetch_no_wait(5)] == numbered(2, 5)
+
+    async def test_bytes(self, bench: Bench) -> None:
+        """Defect 13: a batch of one; here as much as fits, and no pull is left over."""
+        await bench.publish([b"x" * 100] * 50, headers={"A": "b"})
+        consumer = await bench.consumer()
+        batch = await consumer.fetch_bytes(2000, expires=2)
+        assert 5 < len(batch) < 20
+        assert len(batch) + len(await consumer.fetch_bytes(2000, expires=2)) > len(batch)
+        await until_no_pulls(consumer)
+
+    async def test_bytes_that_fit_exactly(self, bench: Bench) -> None:
+        """The server ends such a pull without a word."""
+        await bench.publish([b"x" * 100] * 4, headers={"A": "b"})
+        consumer = await bench.consumer(ack_policy="none")
+        first = await consumer.next(timeout=20)
+        size = len(first.subject) + len(first.reply) + 100 + len("NATS/1.0\r\nA: b\r\n\r\n")
+        async with asyncio.timeout(20):  # not until it expires
+            assert len(await consumer.fetch_bytes(2 * size, expires=60)) == 2
+
+    async def test_one_after_the_other_uses_one_subscription(self, bench: Bench, js_nc: Client) -> None:
+        """Defect 3: every call left a subscription behind."""
+        await bench.publish(numbered(100))
+        consumer = await bench.consumer()
+        before = len(js_nc._subs)
+        for number in range(100):
+            assert (await consumer.next(timeout=20)).data == b"%d" % number
+            assert len(js_nc._subs) <= before + 1
+        await until(lambda: len(js_nc._subs) <= before)
+
+    async def test_many_at_once(self, bench: Bench, js_nc: Client) -> None:
+        await bench.publish(numbered(100))
+        consumer = await bench.consumer()
+        before = len(js_nc._subs)
+        batches = await asyncio.gather(*(consumer.fetch(10, expires=20) for _ in range(10)))
+        assert sorted(int(m.data) for batch in batches for m in batch) == list(range(100))
+        await until(lambda: len(js_nc._subs) <= before)
+
+    async def test_next_times_out(self, bench: Bench) -> None:
+        consumer = await bench.consumer()
+        with pytest.raises(CallTimeoutError, match=r"0\.2 s"):
+            await consumer.next(timeout=0.2)
+        with pytest.raises(TimeoutError):
+            await consumer.next(timeout=0.2)
+
+    async def test_cancelled_gives_back_what_had_come(self, bench: Bench, js_nc: Client) -> None:
+        """Defect 3: 40 of 50 messages were lost until ack_wait."""
+        await bench.publish(numbered(5))
+        consumer = await bench.consumer()
+        before, received = len(js_nc._subs), js_nc.stats["in_msgs"]
+        fetching = asyncio.create_task(consumer.fetch(10, expires=20))
+        async with asyncio.timeout(60):
+            # That the server counts them as delivered does not say that they have come.
+            while js_nc.stats["in_msgs"] < received + 5:
+                await asyncio.sleep(0.01)
+        fetching.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await fetching
+        assert len(js_nc._subs) == before
+        await until_no_pulls(consumer)
+        again = await consumer.fetch(5, expires=20)
+        assert sorted(message.data for message in again) == numbered(5)
+
+    async def test_consumer_deleted_meanwhile(self, bench: Bench) -> None:
+        """Defect 22: an empty list after the full time-out."""
+        consumer = await bench.consumer()
+        fetching = asyncio.create_task(consumer.fetch(5, expires=30))
+        await until_pulled(consumer)
+        await consumer.delete()
+        with pytest.raises(ConsumerDeletedError):
+            await asyncio.wait_for(fetching, 20)
+
+    async def test_consumer_deleted_after_some_had_come(self, bench: Bench) -> None:
+        await bench.publish(numbered(2))
+        consumer = await bench.consumer()
+        fetching = asyncio.create_task(consumer.fetch(5, expires=30))
+        async with asyncio.timeout(20):
+            while (await consumer.info()).num_ack_pending < 2:
+                await asyncio.sleep(0.01)
+        await consumer.delete()
+        batch = await asyncio.wait_for(fetching, 20)
+        assert [message.data for message in batch] == numbered(2)
+        assert isinstance(batch.error, ConsumerDeletedError)
+
+    async def test_consumer_gone_before(self, bench: Bench) -> None:
+        consumer = await bench.consumer()
+        await consumer.delete()
+        with pytest.raises(NoJetStreamError):
+            await consumer.fetch(1, expires=20)
+
+    async def test_refused(self, bench: Bench) -> None:
+        consumer = await bench.consumer()
+        await bench.consumer(max_batch=5)
+        with pytest.raises(JetStreamError, match="MaxRequestBatch"):
+            await consumer.fetch(10, expires=20)
+
+    async def test_connection_closed_by_its_owner(self, bench: Bench, js_nc: Client) -> None:
+        consumer = await bench.consumer()
+        fetching = asyncio.create_task(consumer.fetch(5))
+        await until_pulled(consumer)
+        await js_nc.close()
+        with pytest.raises(ConnectionClosedError):
+            await asyncio.wait_for(fetching, 20)
+
+    async def test_heartbeats(self, bench: Bench, js_nc: Client) -> None:
+        """On by themselves beyond 30 s (ADR-37), and never so many that the server refuses them."""
+        consumer = await bench.consumer()
+        async with Wire(js_nc, consumer.pull_subject) as wire:
+            fetching = [
+                asyncio.create_task(consumer.fetch(5, expires=31)),
+                asyncio.create_task(consumer.fetch(5, expires=30)),
+                asyncio.create_task(consumer.fetch(5, expires=4, idle_heartbeat=0.5)),
+            ]
+            await until(lambda: len(wire.payloads) == 3)
+            for task in fetching:
+                task.cancel()
+            await asyncio.wait(fetching)
+        assert [b"heartbeat" in payload for payload in wire.payloads] == [True, False, True]
+
+    @pytest.mark.parametrize(
+        ("what", "arguments", "options"),
+        [
+            ("fetch", (0,), {}),
+            ("fetch", (-1,), {}),
+            ("fetch", (5,), {"expires": 0}),
+            ("fetch", (5,), {"expires": 30, "idle_heartbeat": 20}),
+            ("fetch", (5,), {"group": "jobs"}),
+            ("fetch_bytes", (0,), {}),
+            ("fetch_no_wait", (0,), {}),
+            ("next", (-1,), {}),
+        ],
+    )
+    async def test_options(
+        self, bench: Bench, js_nc: Client, what: str, arguments: tuple[int], options: dict[str, int]
+    ) -> None:
+        consumer = await bench.consumer()
+        sent = js_nc.stats["out_msgs"]
+        with pytest.raises(UsageError):
+            await getattr(consumer, what)(*arguments, **options)
+        assert js_nc.stats["out_msgs"] == sent
+
+
+class TestOperations:
+    async def test_info_asks_and_cached_info_does_not(self, bench: Bench) -> None:
+        """Defect 12."""
+        consumer = await bench.consumer()
+        await bench.publish(numbered(3))
+        assert consumer.cached_info.num_pending == 0
+        assert (await consumer.info()).num_pending == 3
+        assert consumer.cached_info.num_pending == 3
+
+    async def test_pause_and_resume(self, bench: Bench) -> None:
+        await bench.publish(numbered(1))
+        consumer = await bench.consumer()
+        paused = await consumer.pause(60)
+        assert paused.paused
+        assert 50 < paused.pause_remaining <= 60
+        assert await consumer.fetch(1, expires=0.2) == []
+        assert not (await consumer.resume()).paused
+        assert (await consumer.next(timeout=20)).data == b"0"
+
+    async def test_reset(self, bench: Bench) -> None:
+        await bench.publish(numbered(5))
+        consumer = await bench.consumer()
+        for message in await consumer.fetch(5, expires=20):
+            message.ack()
+        assert (await consumer.reset(3)).reset_seq == 3
+        assert [message.data for message in await consumer.fetch(3, expires=20)] == numbered(3, 2)
+
+    async def test_acks(self, bench: Bench) -> None:
+        await bench.publish(numbered(4))
+        consumer = await bench.consumer()
+        first, second, third, fourth = await consumer.fetch(4, expires=20)
+        first.ack()
+        second.nak()
+        third.nak(delay=0.3)
+        fourth.in_progress()
+        fourth.term("no good")
+        again = await consumer.fetch(2, expires=20)
+        assert [message.data for message in again] == [b"1", b"2"]
+        assert [message.metadata.num_delivered for message in again] == [2, 2]
+        for message in again:
+            await message.ack_sync(timeout=20)
+        with pytest.raises(UsageError, match="acknowledged before"):
+            await again[0].ack_sync()
+        assert (await consumer.info()).num_ack_pending == 0
+
+    async def test_metadata(self, bench: Bench) -> None:
+        await bench.publish(numbered(2))
+        consumer = await bench.consumer()
+        await consumer.next(timeout=20)
+        metadata = (await consumer.next(timeout=20)).metadata
+        assert (metadata.stream, metadata.consumer) == (bench.name, "worker")
+        assert (metadata.stream_sequence, metadata.consumer_sequence) == (2, 2)
+        assert (metadata.num_pending, metadata.num_delivered, metadata.domain) == (0, 1, "")
+        assert metadata.timestamp.year >= 2024

@@ -1,0 +1,116 @@
+"""Advisories that nobody takes, or that were told while the connection was down."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+from nats.aio.client import Client
+
+from liftenvelope.errors import TransportError, UsageError
+from liftenvelope.jetstream import (
+    Advisories,
+    Advisory,
+    JetStream,
+    LostAdvisories,
+    MaxDeliveriesAdvisory,
+    read_advisory,
+)
+from liftenvelope.testing import FaultProxy, NatsServer
+from tests.integration.conftest import connect, until
+
+from . import pulling
+
+#: A fixture.
+js_nc = pulling.js_nc
+
+
+async def tell(nc: Client, stream: str, numbers: range) -> None:
+    """Publish a fake advisory for each number: a message given up. Fields as nats-server 2.15 has them."""
+    for number in numbers:
+        body = {
+            "type": "io.nats.jetstream.advisory.v1.max_deliver",
+            "id": f"fake{number}",
+            "timestamp": "2026-11-22T10:52:30.194251213Z",
+            "stream": stream,
+            "consumer": "worker",
+            "stream_seq": number,
+            "deliveries": 1,
+        }
+        subject = f"$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES.{stream}.worker"
+        await nc.publish(subject, json.dumps(body).encode())
+    await nc.flush()
+
+
+async def take(advisories: Advisories, count: int) -> list[Advisory]:
+    async with asyncio.timeout(60):
+        return [await anext(advisories) for _ in range(count)]
+
+
+def sequences(advisories: list[Advisory]) -> list[int]:
+    return [each.stream_sequence for each in advisories if isinstance(each, MaxDeliveriesAdvisory)]
+
+
+async def test_the_oldest_are_dropped_and_counted(js_nc: Client, name: str) -> None:
+    async with JetStream(js_nc).advisories(name, max_waiting=5) as advisories:
+        await tell(js_nc, name, range(1, 4))
+        assert sequences(await take(advisories, 3)) == [1, 2, 3]
+        await tell(js_nc, name, range(4, 12))
+        await until(lambda: advisories.dropped == 3)
+        first, *rest = await take(advisories, 6)
+        assert first == LostAdvisories(count=3)
+        assert sequences(rest) == list(range(7, 12))
+        await tell(js_nc, name, range(12, 13))
+        assert sequences(await take(advisories, 1)) == [12]  # the loss is told once
+    assert advisories.dropped == 3
+
+
+async def test_while_the_connection_was_down(jetstream_server: NatsServer, js_nc: Client, name: str) -> None:
+    with FaultProxy(jetstream_server.address) as proxy:
+        nc = await connect(f"nats://{proxy.address}")
+        async with JetStream(nc).advisories(name) as advisories:
+            proxy.refuse()
+            proxy.cut()
+            await until(lambda: not nc.is_connected)
+            await tell(js_nc, name, range(1, 4))
+            proxy.accept()
+            assert await take(advisories, 1) == [LostAdvisories()]
+            await tell(js_nc, name, range(4, 5))
+            assert sequences(await take(advisories, 1)) == [4]
+        await nc.close()
+
+
+async def test_an_entry_that_fails_leaves_nothing(jetstream_server: NatsServer, name: str) -> None:
+    """The server does not answer: no subscription is left, and the connection is as it was."""
+    with FaultProxy(jetstream_server.address) as proxy:
+        nc = await connect(f"nats://{proxy.address}")
+        before = len(nc._subs)
+        proxy.stall()
+        with pytest.raises(TransportError):
+            await asyncio.wait_for(JetStream(nc).advisories(name).__aenter__(), 30)
+        assert len(nc._subs) == before
+        entering = asyncio.ensure_future(JetStream(nc).advisories(name).__aenter__())
+        await asyncio.sleep(0.05)
+        entering.cancel()
+        await asyncio.wait({entering})
+        assert entering.cancelled()
+        assert len(nc._subs) == before
+        proxy.resume()
+        async with JetStream(nc).advisories(name) as advisories:
+            await tell(nc, name, range(1, 2))
+            assert sequences(await take(advisories, 1)) == [1]
+        await nc.close()
+
+
+@pytest.mark.parametrize("max_waiting", [0, -1, 1.5, True])
+def test_max_waiting(js_nc: Client, max_waiting: int) -> None:
+    with pytest.raises(UsageError, match="max_waiting"):
+        Advisories(js_nc, max_waiting=max_waiting)
+
+
+def test_of_a_known_kind_and_another_shape() -> None:
+    """A server that means something else by it is no reason to lose it."""
+    advisory = read_advisory(b'{"type":"io.nats.jetstream.advisory.v1.max_deliver","stream_seq":"all"}')
+    assert type(advisory) is Advisory
+    assert advisory.data["stream_seq"] == "all"

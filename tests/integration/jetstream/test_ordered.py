@@ -1,0 +1,149 @@
+"""Ordered consumers on a real server: nothing missing, nothing twice."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from nats.aio.client import Client
+
+from liftenvelope.errors import ConnectionClosedError, StreamNotFoundError, UsageError
+from liftenvelope.jetstream.api import Api
+from liftenvelope.jetstream.consumer_config import DeliverPolicy
+from liftenvelope.jetstream.events import OrderedReset, PullEvent
+from liftenvelope.jetstream.message import Message
+from liftenvelope.jetstream.ordered import OrderedConsumer
+from liftenvelope.testing import run_nats_server
+from tests.integration.conftest import connect, until
+
+from . import pulling
+from .pulling import Bench, numbered
+
+#: Fixtures.
+js_nc, bench = pulling.js_nc, pulling.bench
+
+
+async def consumers_of(bench: Bench) -> list[str]:
+    names = (await bench.api.request(f"CONSUMER.NAMES.{bench.name}"))["consumers"]
+    return list(names or [])
+
+
+class TestOrdered:
+    async def test_all_in_order(self, bench: Bench) -> None:
+        await bench.publish(numbered(1000))
+        consumer = OrderedConsumer(bench.api, bench.name)
+        async with consumer.messages(max_messages=50) as messages:
+            got = [await messages.next(timeout=20) for _ in range(1000)]
+        assert [message.data for message in got] == numbered(1000)
+        async with asyncio.timeout(20):
+            while await consumers_of(bench):
+                await asyncio.sleep(0.01)
+
+    async def test_made_anew_when_its_consumer_is_deleted(self, bench: Bench) -> None:
+        await bench.publish(numbered(30))
+        events: list[PullEvent] = []
+        consumer = OrderedConsumer(bench.api, bench.name)
+        async with consumer.messages(max_messages=5, on_event=events.append) as messages:
+            got = [(await messages.next(timeout=20)).data for _ in range(12)]
+            for each in await consumers_of(bench):
+                await bench.api.request(f"CONSUMER.DELETE.{bench.name}.{each}")
+            got += [(await messages.next(timeout=20)).data for _ in range(18)]
+        assert got == numbered(30)
+        resets = [event for event in events if isinstance(event, OrderedReset)]
+        assert len(resets) == 1
+        assert 13 <= resets[0].sequence <= 18
+
+    async def test_a_lost_message_is_read_again(self, bench: Bench, js_nc: Client) -> None:
+        """Injected: a message that nats-py has got is taken away."""
+        await bench.publish(numbered(20))
+        consumer = OrderedConsumer(bench.api, bench.name)
+        async with consumer.messages(max_messages=20) as messages:
+            got = [(await messages.next(timeout=20)).data for _ in range(4)]
+            feed = messages._feed._feed  # type: ignore[attr-defined]
+            await until(lambda: len(feed.buffer) == 16)
+            assert feed.buffer.pop().data == b"4"
+            got += [(await messages.next(timeout=20)).data for _ in range(16)]
+        assert got == numbered(20)
+
+    async def test_filters_and_beginnings(self, bench: Bench) -> None:
+        await bench.publish(numbered(5), subject="a")
+        await bench.publish(numbered(5, 5), subject="b")
+        consumer = OrderedConsumer(
+            bench.api,
+            bench.name,
+            filter_subjects=[f"{bench.name}.b", f"{bench.name}.c"],
+            deliver_policy=DeliverPolicy.BY_START_SEQUENCE,
+            opt_start_seq=8,
+        )
+        async with consumer.messages() as messages:
+            assert [(await messages.next(timeout=20)).data for _ in range(3)] == numbered(3, 7)
+
+    async def test_consume_stop_and_drain(self, bench: Bench) -> None:
+        await bench.publish(numbered(100))
+        seen: list[bytes] = []
+
+        def handle(message: Message) -> None:
+            seen.append(message.data)
+
+        async with await OrderedConsumer(bench.api, bench.name).consume(handle) as consumption:
+            await until(lambda: len(seen) == 100)
+            await consumption.drain()
+        assert seen == numbered(100)
+
+    async def test_stream_deleted_ends_it(self, bench: Bench) -> None:
+        await bench.publish(numbered(1))
+        async with OrderedConsumer(bench.api, bench.name).messages() as messages:
+            await messages.next(timeout=20)
+            await bench.delete()
+            with pytest.raises(StreamNotFoundError):
+                await messages.next(timeout=20)
+            with pytest.raises(StreamNotFoundError):
+                await messages.closed()
+        await bench.create()
+
+    async def test_connection_closed_ends_it(self, bench: Bench, js_nc: Client) -> None:
+        async with OrderedConsumer(bench.api, bench.name).messages() as messages:
+            waiting = asyncio.ensure_future(messages.next())
+            await asyncio.sleep(0)
+            await js_nc.close()
+            with pytest.raises(ConnectionClosedError):
+                await asyncio.wait_for(waiting, 20)
+
+    @pytest.mark.parametrize(
+        "options",
+        [
+            {"opt_start_seq": 3},
+            {"deliver_policy": DeliverPolicy.BY_START_SEQUENCE},
+            {"deliver_policy": DeliverPolicy.BY_START_TIME},
+            {"deliver_policy": DeliverPolicy.BY_START_SEQUENCE, "opt_start_seq": 0},
+            {"filter_subjects": "a.b"},
+            {"filter_subjects": ["a..b"]},
+        ],
+    )
+    async def test_options(self, bench: Bench, options: dict[str, object]) -> None:
+        with pytest.raises(UsageError):
+            OrderedConsumer(bench.api, bench.name, **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("how", ["kill", "stop"])
+async def test_goes_on_after_a_restart(how: str, name: str) -> None:
+    """Defect 5: after a restart it hung for ever."""
+    with run_nats_server(jetstream=True) as server:
+        nc = await connect(server.url)
+        bench = await Bench(nc, name).create()
+        await bench.publish(numbered(100))
+        events: list[PullEvent] = []
+        async with OrderedConsumer(Api(nc), name).messages(
+            max_messages=20, on_event=events.append
+        ) as messages:
+            got = [(await messages.next(timeout=20)).data for _ in range(30)]
+            reading = asyncio.ensure_future(read(messages, 70))
+            await asyncio.to_thread(getattr(server, how))
+            await asyncio.to_thread(server.start)
+            got += await asyncio.wait_for(reading, 15)
+        assert got == numbered(100)
+        await nc.close()
+
+
+async def read(messages: object, count: int) -> list[bytes]:
+    return [(await messages.next(timeout=15)).data for _ in range(count)]  # type: ignore[attr-defined]
