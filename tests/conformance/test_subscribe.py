@@ -494,7 +494,7 @@ async def test_two_tasks_on_one_subscription(client: Client, name: str, partitio
         assert [(await first).offset, (await anext(messages)).offset] == [0, 1]
 
 
-async def test_not_opened_and_opened_twice(client: Client, name: str) -> None:
+async def test_unopened_and_twice_opened_subscriptions_are_refused(client: Client, name: str) -> None:
     await client.create_stream(name, name)
     subscription = client.subscribe(name)
     with pytest.raises(UsageError, match=name):

@@ -271,12 +271,12 @@ class TestErrors:
 
 
 class TestMessages:
-    def test_they_are_found_again(self) -> None:
+    def test_messages_are_identified_again(self) -> None:
         messages = Messages(SEED, 3)
         assert [messages.index_of(messages.value(i)) for i in range(2_000)] == list(range(2_000))
         assert messages.index_of(make_marker(1)) == -1
 
-    def test_they_depend_on_the_seed_and_on_nothing_else(self) -> None:
+    def test_messages_depend_on_the_seed_alone(self) -> None:
         one, same, other = Messages(1), Messages(1), Messages(2)
         assert [one.row(i) for i in range(500)] == [same.row(i) for i in range(500)]
         assert not {one.value(i) for i in range(500)} & {other.value(i) for i in range(500)}

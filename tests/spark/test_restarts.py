@@ -111,7 +111,7 @@ def small_batches(spark: SparkSession) -> SparkSession:
 
 
 class TestTasks:
-    def test_they_are_run_again(
+    def test_failed_task_is_run_again(
         self, spark: SparkSession, small_batches: SparkSession, stream: Stream, tmp_path: Path
     ) -> None:
         stream.write(5_000)
@@ -129,7 +129,7 @@ class TestTasks:
         query.run()
         assert query.numbers(spark) == stream.numbers
 
-    def test_and_fail_the_query_in_the_end(
+    def test_task_that_always_fails_ends_the_query(
         self, spark: SparkSession, nats: NatsServer, name: str, tmp_path: Path
     ) -> None:
         """What it has not committed is read again by the next run."""
@@ -334,11 +334,13 @@ class TestRetention:
         stream.write(5)
         return stream
 
-    def test_it_ends_the_query(self, spark: SparkSession, overtaken: Stream, tmp_path: Path) -> None:
+    def test_loss_ends_the_query(self, spark: SparkSession, overtaken: Stream, tmp_path: Path) -> None:
         with pytest.raises(PySparkException, match="message 10 is gone"):
             Query(overtaken.follow(spark), tmp_path).run()
 
-    def test_or_is_passed_over(self, spark: SparkSession, overtaken: Stream, tmp_path: Path) -> None:
+    def test_loss_is_passed_over_without_fail_on_data_loss(
+        self, spark: SparkSession, overtaken: Stream, tmp_path: Path
+    ) -> None:
         query = Query(overtaken.follow(spark, failOnDataLoss=False), tmp_path)
         query.run()
         found = query.numbers(spark)

@@ -179,11 +179,13 @@ class TestLoss:
         with_jetstream(nats.url, lambda js: js.purge_stream(name, seq=16))
         return stream
 
-    def test_it_ends_the_query(self, spark: SparkSession, purged: Stream, tmp_path: Path) -> None:
+    def test_loss_ends_the_query(self, spark: SparkSession, purged: Stream, tmp_path: Path) -> None:
         with pytest.raises(PySparkException, match="message 10 is gone, the oldest is 15"):
             Query(purged.follow(spark), tmp_path).run()
 
-    def test_or_is_passed_over(self, spark: SparkSession, purged: Stream, tmp_path: Path) -> None:
+    def test_loss_is_passed_over_without_fail_on_data_loss(
+        self, spark: SparkSession, purged: Stream, tmp_path: Path
+    ) -> None:
         query = Query(purged.follow(spark, failOnDataLoss=False), tmp_path)
         query.run()
         assert query.numbers(spark) == [*range(10), *range(15, 20)]

@@ -66,7 +66,7 @@ def test_requests(
 
 @BATCH_TWINS
 class TestRequests:
-    def test_they_are_what_protobuf_makes(self, twin: ModuleType) -> None:
+    def test_requests_are_what_protobuf_makes(self, twin: ModuleType) -> None:
         made = requests(twin, [(b"one", b"k", {"h": b"x"}, 3), (b"", None, None, 0)])
         stop, frames = made.frames(0, 2, 9, 10_000, 10_000)
         assert stop == 2

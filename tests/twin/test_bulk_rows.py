@@ -255,7 +255,7 @@ class TestNatsRows:
         data = msg(b"a", SID, ack(5, 1), b"", b"x")
         assert reader.feed(data, 0, len(data)) == (twin.LOST, 0)
 
-    def test_it_ends_where_it_was_told(self, twin: Any) -> None:
+    def test_rows_end_at_the_given_offset(self, twin: Any) -> None:
         data = b"".join(msg(b"a", SID, ack(i, i), b"", b"x") for i in range(1, 5))
         log = run_nats(twin, data, [], 0, (9, 999), 2)
         assert log[-2][0] == twin.DONE

@@ -41,7 +41,7 @@ NAMES = {
 }
 
 
-def test_it_is_upb() -> None:
+def test_protobuf_backend_is_upb() -> None:
     assert api_implementation.Type() == "upb"
 
 

@@ -184,7 +184,7 @@ class TestEncodeHeaders:
         ]
 
     @pytest.mark.parametrize("distinct", [1, 3, 40])
-    def test_of_a_repeated_name_the_last_value_counts(self, distinct: int) -> None:
+    def test_last_value_of_a_repeated_name_counts(self, distinct: int) -> None:
         entries = [(f"h{i % distinct}", b"%d" % i) for i in range(2 * distinct)]
         result = encode_batch([b"v", b"w"], headers=pa.array([entries, [("x", b"y")]], HEADERS))
         assert result.to_pylist() == [
@@ -499,7 +499,7 @@ class TestDecode:
         assert decode_batch(rows)["headers"].to_pylist() == [list(h.items()) for h in (headers, plain, {})]
 
     @pytest.mark.parametrize("distinct", [1, 5, 12, 40])
-    def test_of_a_repeated_header_the_last_value_counts(self, distinct: int) -> None:
+    def test_last_value_of_a_repeated_header_counts(self, distinct: int) -> None:
         entries = [(f"h{i % distinct}", b"%d" % i) for i in range(distinct * 3)]
         body = b"".join(header_field(name, value) for name, value in entries)
         result = decode_batch([bytes.fromhex("b90e43b400080000") + body])
@@ -600,7 +600,7 @@ class TestOnError:
             decode_acks([], on_error="raw")  # type: ignore[arg-type]
 
     @pytest.mark.parametrize("decode", [decode_batch, decode_acks])
-    def test_not_bytes(self, decode: Callable[[Any], pa.RecordBatch]) -> None:
+    def test_input_that_is_not_bytes_is_refused(self, decode: Callable[[Any], pa.RecordBatch]) -> None:
         with pytest.raises(
             UsageTypeError, match="array must be an Arrow array of binary or string, got int64"
         ):

@@ -95,7 +95,7 @@ class TestColumns:
         batch.validate(full=True)
         assert batch.num_rows == 0
 
-    def test_of_a_repeated_header_the_last_counts(self) -> None:
+    def test_last_of_a_repeated_header_counts(self) -> None:
         entries = bytes.fromhex("4a060a0161120131" + "4a060a0162120132" + "4a060a0161120133")
         assert plain(stored_batch([entries]))["headers"] == [[("a", b"3"), ("b", b"2")]]
 
@@ -168,5 +168,5 @@ class TestFaults:
             stored_batch([megabytes] * 128)
 
 
-def test_it_is_exported() -> None:
+def test_stored_batch_is_exported() -> None:
     assert {"STORED_SCHEMA", "stored_batch"} <= set(arrow.__all__)

@@ -141,7 +141,7 @@ class TestSeveralAcks:
 
 
 class TestDeadlines:
-    def test_not_before_and_within_one_resolution(self) -> None:
+    def test_deadline_expires_within_one_resolution_and_never_early(self) -> None:
         pending = PendingAcks(resolution=0.5)
         new_id = pending.register(deadline=3.2, context="c")
         assert pending.expire(3.2) == []
@@ -212,7 +212,7 @@ class TestDeadlines:
 
     @pytest.mark.parametrize("deadline", [math.nan, math.inf, -math.inf, 10**400])
     @pytest.mark.parametrize("warm", [False, True])
-    def test_not_finite(self, deadline: float, warm: bool) -> None:
+    def test_infinite_deadline_is_refused(self, deadline: float, warm: bool) -> None:
         pending = PendingAcks()
         if warm:
             pending.register(deadline=5.0)
@@ -225,14 +225,14 @@ class TestDeadlines:
         assert pending.stats.registered == len(pending) == int(warm)
 
     @pytest.mark.parametrize("deadline", ["5", None, b"5", [5]])
-    def test_not_a_number(self, deadline: Any) -> None:
+    def test_deadline_of_another_type_is_refused(self, deadline: Any) -> None:
         with pytest.raises(UsageTypeError, match=f"number of seconds, got {re.escape(repr(deadline))}"):
             PendingAcks().register(deadline=deadline)
 
 
 class TestExpected:
     @pytest.mark.parametrize("expected", [0, -1])
-    def test_too_few(self, expected: int) -> None:
+    def test_too_few_expected_entries_are_refused(self, expected: int) -> None:
         pending = PendingAcks()
         for call in self.calls(pending, expected):
             with pytest.raises(UsageError, match=f"expected must be at least 1, got {expected}"):

@@ -354,7 +354,7 @@ class TestRefusals:
         assert type(caught.value) is kind
         assert str(caught.value) == text
 
-    def test_of_several_faults_one_is_named(self) -> None:
+    def test_one_of_several_faults_is_named(self) -> None:
         wrong: dict[str, Any] = {
             "expected_offset": "",
             "key": 1,

@@ -133,7 +133,7 @@ def test_partitions_must_be_positive(partitioner: Partitioner, partitions: int) 
 
 
 class TestMake:
-    def test_by_name(self) -> None:
+    def test_partitioner_is_made_by_name(self) -> None:
         assert isinstance(make_partitioner("key"), KeyPartitioner)
         assert isinstance(make_partitioner("round_robin"), RoundRobinPartitioner)
 
@@ -153,13 +153,13 @@ class TestMake:
         assert make_partitioner(given) is given
 
     @pytest.mark.parametrize("name", ["", "Key", "random", "round-robin"])
-    def test_other_name(self, name: str) -> None:
+    def test_unknown_partitioner_name_is_refused(self, name: str) -> None:
         with pytest.raises(UsageError, match="got '" + name + "'") as caught:
             make_partitioner(name)
         assert not isinstance(caught.value, TypeError)
 
     @pytest.mark.parametrize("given", [None, 3, b"key", ["key"]])
-    def test_other_type(self, given: Any) -> None:
+    def test_partitioner_of_another_type_is_refused(self, given: Any) -> None:
         with pytest.raises(UsageTypeError, match="partition_by must be"):
             make_partitioner(given)
 

@@ -67,7 +67,7 @@ def test_what_is_archived(url: str, name: str, tmp_path: Path) -> None:
     assert list((tmp_path / "a" / "b").iterdir()) == list(done.files)
 
 
-def test_it_goes_on_where_the_files_end(url: str, name: str, tmp_path: Path) -> None:
+def test_archive_goes_on_where_the_files_end(url: str, name: str, tmp_path: Path) -> None:
     make_stream(url, name)
     publish(url, numbered(name, 100))
     assert bulk.to_parquet(url, name, tmp_path, stop=60).rows == 60

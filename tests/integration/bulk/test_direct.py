@@ -197,7 +197,7 @@ def test_a_reader_that_is_dropped_ends_its_threads(url: str, name: str) -> None:
     wait_for("the end of the threads", lambda: set(threading.enumerate()) <= before)
 
 
-def test_it_is_not_allowed(url: str, name: str) -> None:
+def test_direct_read_without_permission_is_refused(url: str, name: str) -> None:
     make_stream(url, name)
     with pytest.raises(UsageError, match=f"via='direct': {name} needs allow_direct=True"):
         direct(url, name)

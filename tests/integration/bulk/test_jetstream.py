@@ -256,7 +256,7 @@ class TestEnvelopes:
 
 
 class TestGaps:
-    def test_of_deleted_messages(self, url: str, name: str) -> None:
+    def test_deleted_messages_are_gaps(self, url: str, name: str) -> None:
         make_stream(url, name)
         publish(url, numbered(name, 30))
 
@@ -274,7 +274,7 @@ class TestGaps:
         assert bulk.count(url, name, start=5, stop=20) == 11
         assert offsets(bulk.read(url, name, start=5, stop=8).read_all()) == []
 
-    def test_of_a_subject_that_was_purged(self, url: str, name: str) -> None:
+    def test_purged_subject_leaves_gaps(self, url: str, name: str) -> None:
         make_stream(url, name)
         publish(url, numbered(name, 300))
 
@@ -287,7 +287,7 @@ class TestGaps:
         assert offsets(table) == [i for i in range(300) if i % 3 != 1]
         assert missing == [Gap(0, i, i + 1) for i in range(1, 300, 3)]
 
-    def test_of_a_stream_that_keeps_the_last_of_a_subject(self, url: str, name: str) -> None:
+    def test_stream_with_one_message_per_subject_has_no_gap_at_its_start(self, url: str, name: str) -> None:
         make_stream(url, name, max_msgs_per_subject=1)
         publish(url, [(f"{name}.{i % 10}", b"%d" % i, None) for i in range(105)])
         assert offsets(bulk.read(url, name).read_all()) == list(range(95, 105))

@@ -99,7 +99,7 @@ def test_each_kind_of_arrow_data(address: str, name: str) -> None:
 
 
 class TestPartitions:
-    def test_they_are_chosen_as_the_client_chooses(self, address: str, name: str) -> None:
+    def test_partitions_are_chosen_as_the_client_chooses(self, address: str, name: str) -> None:
         create(address, name, partitions=3)
         keys = [b"k%d" % i if i % 4 else None for i in range(40)]
         data = pa.table({"key": keys, "value": [b"%d" % i for i in range(40)]})
@@ -120,7 +120,7 @@ class TestPartitions:
             1: (5, 6),
         }
 
-    def test_there_is_none_of_that_number(self, address: str, name: str) -> None:
+    def test_missing_partition_is_refused(self, address: str, name: str) -> None:
         create(address, name)
         with pytest.raises(NoSuchPartitionError, match="no partition 1"):
             bulk.write(address, name, table(1), partition=1)
@@ -277,7 +277,9 @@ class TestFaults:
         assert stored == table(100_000)["value"].to_pylist()[: len(stored)]
         threads.wait_until_gone()
 
-    def test_it_is_cut_while_nothing_is_in_flight(self, proxy: FaultProxy, address: str, name: str) -> None:
+    def test_connection_is_cut_while_nothing_is_in_flight(
+        self, proxy: FaultProxy, address: str, name: str
+    ) -> None:
         create(address, name)
 
         def batches() -> Iterator[pa.RecordBatch]:
@@ -314,7 +316,7 @@ class TestFaults:
         assert isinstance(caught.value.__cause__, AckTimeoutError)
         assert 0 < caught.value.unknown <= 100
 
-    def test_there_is_no_server(self) -> None:
+    def test_missing_server_is_an_error(self) -> None:
         access = Access(timeout=30, reconnect_wait=0.2)
         with pytest.raises(TransportError):
             bulk.write("127.0.0.1:9", "x", table(1), access=access)

@@ -204,7 +204,7 @@ class TestEveryMode:
             bulk.write(url, name, reader, subject=f"{name}.x", mode=mode)
         assert set(threading.enumerate()) <= before
 
-    def test_it_is_interrupted(self, url: str, name: str, mode: Any) -> None:
+    def test_interrupted_write_stores_a_prefix(self, url: str, name: str, mode: Any) -> None:
         open_stream(url, name)
 
         def stop(progress: Progress) -> None:
@@ -392,7 +392,7 @@ class TestWhichMode:
             assert "nats-server 2.1" in str(caught.value)
         assert bulk.write(url, name, numbers(2_000), subject=f"{name}.x").acked == 2_000
 
-    def test_it_is_not_allowed_any_more(self, url: str, name: str) -> None:
+    def test_mode_disallowed_between_batches_fails_the_write(self, url: str, name: str) -> None:
         open_stream(url, name)
 
         async def forbid() -> None:
@@ -411,7 +411,7 @@ class TestWhichMode:
         assert stored == list(range(len(stored)))
         assert caught.value.acked <= len(stored) <= caught.value.acked + caught.value.unknown
 
-    def test_it_is_not_allowed_any_more_in_the_middle_of_a_batch(self, url: str, name: str) -> None:
+    def test_mode_disallowed_within_a_batch_fails_the_write(self, url: str, name: str) -> None:
         open_stream(url, name)
 
         async def forbid() -> None:

@@ -310,7 +310,7 @@ class TestThreads:
 
 
 class TestClose:
-    def test_it_leaves_no_thread(self, liftbridge_server: LiftbridgeCluster, name: str) -> None:
+    def test_close_leaves_no_thread(self, liftbridge_server: LiftbridgeCluster, name: str) -> None:
         before = threads()
         client = liftenvelope.connect_blocking(liftbridge_server.addresses)
         assert len(threads() - before) == 1
@@ -332,7 +332,7 @@ class TestClose:
         with liftenvelope.connect_blocking(liftbridge_server.addresses, ack_wait=60) as another:
             assert another.fetch_cursor("reader", name, 0) == 5
 
-    def test_it_ends_what_other_threads_iterate_over(
+    def test_close_ends_the_iterations_of_other_threads(
         self, liftbridge_server: LiftbridgeCluster, name: str
     ) -> None:
         with liftenvelope.connect_blocking(liftbridge_server.addresses, ack_wait=60) as client:

@@ -352,7 +352,9 @@ async def test_a_long_stall_is_noticed(client: Client, proxy: FaultProxy, name: 
         assert [message.offset for message in await reading] == [5, 6, 7, 8, 9]
 
 
-async def test_not_regained_in_time(client: Client, proxy: FaultProxy, name: str) -> None:
+async def test_connection_that_is_not_regained_in_time_is_an_error(
+    client: Client, proxy: FaultProxy, name: str
+) -> None:
     await client.create_stream(name, name)
     await fill(client, name, 5)
     async with (
@@ -374,7 +376,9 @@ async def test_not_regained_in_time(client: Client, proxy: FaultProxy, name: str
             assert [message.offset for message in await take(again, 2)] == [5, 6]
 
 
-async def test_not_made_again_where_that_is_not_wanted(client: Client, proxy: FaultProxy, name: str) -> None:
+async def test_subscription_without_resume_is_not_made_again(
+    client: Client, proxy: FaultProxy, name: str
+) -> None:
     await client.create_stream(name, name)
     async with through(proxy, resubscribe_wait=0) as reader, reader.subscribe(name) as messages:
         proxy.cut()

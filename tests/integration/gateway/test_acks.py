@@ -356,7 +356,7 @@ async def test_from_a_message_on(partition: Partition) -> None:
     assert partition.ids == ["c"]
 
 
-async def test_there_is_no_such_stream(partition: Partition, name: str) -> None:
+async def test_missing_stream_is_an_error(partition: Partition, name: str) -> None:
     reader = AckReader(partition.nc, jetstream_stream="none", stream="s", partition_subject="s")
     with pytest.raises(StreamNotFoundError):
         await reader.start()

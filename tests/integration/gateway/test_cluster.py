@@ -45,7 +45,7 @@ async def leaders(client: Client, name: str) -> dict[int, str]:
     return {number: partition.leader for number, partition in stream.partitions.items()}
 
 
-async def test_they_share_the_partitions(cluster: GatewayCluster, client: Client, name: str) -> None:
+async def test_gateways_share_the_partitions(cluster: GatewayCluster, client: Client, name: str) -> None:
     await client.create_stream(name, name, partitions=30)
     metadata = await client.fetch_metadata()
     assert set(metadata.brokers) == {"node1", "node2", "node3"}

@@ -47,7 +47,7 @@ async def make(gateway: Gateway, name: str) -> None:
         await client.create_stream(name, name, partitions=2)
 
 
-async def test_by_its_own_server(
+async def test_drops_by_the_embedded_server_are_reported(
     tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("liftenvelope.gateway.embedded.BUFFERED", SMALL)
@@ -64,7 +64,7 @@ async def test_by_its_own_server(
     assert any(f"{name}, partition 1" in text for text in caplog.messages)
 
 
-async def test_by_a_server_whose_log_it_has(
+async def test_drops_by_a_server_with_a_known_log_are_reported(
     tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     log = tmp_path / "nats.log"

@@ -77,7 +77,7 @@ async def test_streams_that_the_dead_left(
         assert await fill(client, name, 1, partition=2) == [0]
 
 
-async def test_those_of_the_living_are_left_to_them(
+async def test_streams_of_living_gateways_are_left_to_them(
     server: NatsServer, nc: NatsClient, js: JetStream, name: str
 ) -> None:
     async with Gateway(nc, id=f"{name}-one"):

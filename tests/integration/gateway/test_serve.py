@@ -79,7 +79,7 @@ def test_with_a_server_of_its_own(tmp_path: Path, name: str, number: signal.Sign
         assert [message.value for message in read] == [b"first", b"second"]
 
 
-def test_its_server_is_gone_when_it_is_killed_and_comes_back(tmp_path: Path, name: str) -> None:
+def test_embedded_server_ends_with_a_killed_gateway_and_comes_back(tmp_path: Path, name: str) -> None:
     arguments = ("--data-dir", str(tmp_path / "data"), "--nats-listen", f"127.0.0.1:{free_port()}")
     with serving(*arguments) as (process, match):
         LiftbridgeAdmin([match[1]]).create_stream(name)

@@ -279,7 +279,7 @@ class TestCommits:
             waiting.cancel()
             await asyncio.wait([waiting])
 
-    async def test_of_several_messages_at_once(self, play: Play) -> None:
+    async def test_several_messages_are_committed_at_once(self, play: Play) -> None:
         await play.publish(16)
         async with play.consumer("a", auto_commit_interval=None) as consumer:
             async with asyncio.timeout(PATIENCE):
@@ -308,7 +308,7 @@ class TestCommits:
         assert [one async for one in consumer] == []
         assert [one async for one in consumer.batches()] == []
 
-    async def test_of_a_generation_that_is_over(self, play: Play) -> None:
+    async def test_commit_for_an_old_generation_is_refused(self, play: Play) -> None:
         await play.publish(40)
         async with play.consumer("a") as consumer:
             async with asyncio.timeout(PATIENCE):
@@ -322,7 +322,7 @@ class TestCommits:
 
 
 class TestBatches:
-    async def test_they_have_what_there_is(self, play: Play) -> None:
+    async def test_batches_hold_the_messages_there_are(self, play: Play) -> None:
         await play.publish(40)
         async with play.consumer("a", auto_commit_interval=None) as consumer:
             seen: list[GroupMessage] = []
@@ -405,7 +405,7 @@ class TestBatches:
 
 
 class TestPartitions:
-    async def test_they_are_shared_and_everybody_hears_of_it(self, play: Play) -> None:
+    async def test_partitions_are_shared_and_every_member_is_told(self, play: Play) -> None:
         heard: list[tuple[str, list[int]]] = []
 
         def told(what: str) -> Any:
@@ -607,7 +607,7 @@ class TestItsLife:
                 await take(consumer, 1)
             await consumer.close()
 
-    async def test_it_is_for_one_task_at_a_time(self, play: Play) -> None:
+    async def test_consumer_is_for_one_task_at_a_time(self, play: Play) -> None:
         async with play.consumer("a") as consumer:
             waiting = asyncio.create_task(take(consumer, 1))
             await eventually(lambda: consumer._is_awaited)

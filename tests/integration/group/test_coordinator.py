@@ -283,14 +283,16 @@ class TestImmediate:
 
 
 class TestService:
-    async def test_it_is_a_micro_service(self, nc: Client, running: Coordinator) -> None:
+    async def test_coordinator_is_a_micro_service(self, nc: Client, running: Coordinator) -> None:
         answers = [json.loads((await nc.request("$SRV.INFO.liftenvelope-groups", timeout=PATIENCE)).data)]
         assert [answer["metadata"] for answer in answers] == [{"coordinator": running.id}]
         subjects = {endpoint["subject"] for endpoint in answers[0]["endpoints"]}
         assert {f"{running.subject}.{method}" for method in METHODS} <= subjects
         assert "liftenvelope.groups.any.ListGroups" in subjects
 
-    async def test_it_answers_what_the_tools_ask(self, nc: Client, running: Coordinator, name: str) -> None:
+    async def test_coordinator_answers_the_nats_tools(
+        self, nc: Client, running: Coordinator, name: str
+    ) -> None:
         async def ask(what: str, *at: str) -> Any:
             subject = ".".join((f"$SRV.{what}", *at))
             return json.loads((await nc.request(subject, timeout=PATIENCE)).data)

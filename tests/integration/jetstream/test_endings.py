@@ -100,7 +100,7 @@ class TestStop:
         assert (await consumer.info()).num_ack_pending == 5
         assert len(await consumer.fetch(5, expires=20)) == 5
 
-    async def test_or_is_given_back(self, bench: Bench) -> None:
+    async def test_stop_with_nak_gives_buffered_messages_back(self, bench: Bench) -> None:
         await bench.publish(numbered(5))
         consumer = await bench.consumer(ack_wait=120_000_000_000)
         async with consumer.messages() as messages:
@@ -112,7 +112,7 @@ class TestStop:
         assert sorted(message.data for message in again) == numbered(4, 1)
         assert {message.metadata.num_delivered for message in again} == {2}
 
-    async def test_not_what_the_handler_has(self, bench: Bench) -> None:
+    async def test_stop_with_nak_leaves_the_message_of_the_handler(self, bench: Bench) -> None:
         await bench.publish(numbered(5))
         consumer = await bench.consumer(ack_wait=120_000_000_000)
 

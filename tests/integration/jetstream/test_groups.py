@@ -326,7 +326,7 @@ class TestPinned:
 
 
 class TestOverflow:
-    async def test_only_above_the_threshold(self, bench: Bench) -> None:
+    async def test_overflow_delivers_only_above_the_threshold(self, bench: Bench) -> None:
         consumer = await bench.consumer(priority_policy="overflow", priority_groups=["jobs"])
         await bench.publish(numbered(10))
         batch = await consumer.fetch(10, expires=0.5, group="jobs", min_pending=8)

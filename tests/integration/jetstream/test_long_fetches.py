@@ -48,7 +48,7 @@ async def test_a_fetch_keeps_its_pin(bench: Bench, js_nc: Client) -> None:
     assert all(2 * pull.get("idle_heartbeat", 0) <= pull["expires"] for pull in wire.pulls())
 
 
-async def test_it_ends_when_its_time_is_up(bench: Bench, js_nc: Client) -> None:
+async def test_long_fetch_ends_when_its_time_is_up(bench: Bench, js_nc: Client) -> None:
     consumer = await pinned_consumer(bench, timeout=2)
     async with Wire(js_nc, consumer.pull_subject) as wire:
         assert await consumer.fetch(3, expires=6, group="jobs") == []

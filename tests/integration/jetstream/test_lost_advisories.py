@@ -109,7 +109,7 @@ def test_max_waiting(js_nc: Client, max_waiting: int) -> None:
         Advisories(js_nc, max_waiting=max_waiting)
 
 
-def test_of_a_known_kind_and_another_shape() -> None:
+def test_advisory_with_an_unexpected_field_type_is_kept() -> None:
     """A server that means something else by it is no reason to lose it."""
     advisory = read_advisory(b'{"type":"io.nats.jetstream.advisory.v1.max_deliver","stream_seq":"all"}')
     assert type(advisory) is Advisory

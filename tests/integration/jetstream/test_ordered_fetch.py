@@ -78,7 +78,7 @@ class TestFetch:
             assert (await messages.next(timeout=20)).data == b"2"
         assert await data_of(ordered.fetch(2, expires=20)) == numbered(2, 4)
 
-    async def test_its_consumer_is_deleted_between(self, bench: Bench, stream: Stream) -> None:
+    async def test_consumer_is_deleted_between_fetches(self, bench: Bench, stream: Stream) -> None:
         await bench.publish(numbered(20))
         ordered = stream.ordered_consumer()
         got = []
@@ -92,7 +92,7 @@ class TestFetch:
         got += await data_of(ordered.fetch_bytes(100_000, expires=5))
         assert got == numbered(20)
 
-    async def test_its_consumer_is_deleted_meanwhile(self, bench: Bench, stream: Stream) -> None:
+    async def test_consumer_is_deleted_during_a_fetch(self, bench: Bench, stream: Stream) -> None:
         await bench.publish(numbered(3))
         ordered = stream.ordered_consumer()
         fetching = asyncio.create_task(data_of(ordered.fetch(6, expires=30)))

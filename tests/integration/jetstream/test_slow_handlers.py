@@ -17,7 +17,7 @@ from .pulling import Bench, Wire, numbered, until_pulled
 js_nc, bench = pulling.js_nc, pulling.bench
 
 
-async def test_of_consume(bench: Bench) -> None:
+async def test_slow_handler_of_consume_misses_no_heartbeats(bench: Bench) -> None:
     """Heartbeats come every three seconds, and wait in the socket."""
     await bench.publish(numbered(2))
     consumer = await bench.consumer()
@@ -54,7 +54,7 @@ async def test_a_blocked_loop_does_not_pull_twice(bench: Bench, js_nc: Client) -
         assert len(wire.payloads) == 1
 
 
-async def test_of_a_fetch(bench: Bench) -> None:
+async def test_blocked_loop_does_not_end_a_fetch(bench: Bench) -> None:
     consumer = await bench.consumer()
     fetching = asyncio.create_task(consumer.fetch(3, expires=60, idle_heartbeat=3))
     await until_pulled(consumer)

@@ -323,7 +323,7 @@ class TestConsumerConfig:
 class TestConsumers:
     """That consumers come from streams and from the context alike; what they do is tested elsewhere."""
 
-    async def test_of_a_stream(self, js: JetStream, name: str) -> None:
+    async def test_stream_creates_updates_and_deletes_consumers(self, js: JetStream, name: str) -> None:
         stream = await filled(js, name)
         config = ConsumerConfig(durable_name="c")
         assert (await stream.create_consumer(config)).cached_info.num_pending == 5
@@ -338,7 +338,7 @@ class TestConsumers:
         with pytest.raises(UsageError, match=r"'a\.b'"):
             await stream.consumer("a.b")
 
-    async def test_of_the_context(self, js: JetStream, name: str) -> None:
+    async def test_context_creates_updates_and_deletes_consumers(self, js: JetStream, name: str) -> None:
         await filled(js, name)
         config = ConsumerConfig(durable_name="c")
         assert (await js.create_consumer(name, config)).cached_info.stream_name == name

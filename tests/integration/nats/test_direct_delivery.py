@@ -31,7 +31,7 @@ async def test_in_order_and_accounted_for(nc: Client, name: str) -> None:
     assert not nc._subs
 
 
-async def test_only_that_subscription(nc: Client, name: str) -> None:
+async def test_other_subscriptions_are_not_affected(nc: Client, name: str) -> None:
     ours: list[Msg] = []
     others: list[Msg] = []
 
@@ -65,7 +65,7 @@ async def test_a_handler_that_fails_costs_nobody_the_connection(nc: Client, name
     assert nc.is_connected
 
 
-async def test_its_end_is_seen(nc: Client, name: str) -> None:
+async def test_end_of_a_subscription_is_seen(nc: Client, name: str) -> None:
     ended = asyncio.Event()
     link = Link(nc)
     sub = await link.subscribe(name, _to_the_task)

@@ -93,7 +93,9 @@ class TestPatterns:
 
 class TestCursors:
     @pytest.mark.parametrize("kind", ["liftbridge_server", "gateway_server"])
-    def test_they_show_how_far_it_is(self, kind: str, name: str, request: pytest.FixtureRequest) -> None:
+    def test_cursors_show_the_position_of_the_query(
+        self, kind: str, name: str, request: pytest.FixtureRequest
+    ) -> None:
         cluster: LiftbridgeCluster | GatewayCluster = request.getfixturevalue(kind)
         servers = Servers("liftbridge", cluster.addresses[0], cluster.create_stream)
         servers.make(name, *range(10))

@@ -174,7 +174,7 @@ def test_two_clusters_on_one_nats() -> None:
         assert nats.is_running
 
 
-def test_it_stops_by_itself_when_nats_has_gone() -> None:
+def test_liftbridge_stops_by_itself_when_nats_has_gone() -> None:
     with run_liftbridge() as cluster:
         assert cluster.nats is not None
         cluster.nats.kill()
@@ -221,7 +221,9 @@ def test_no_nats() -> None:
             pass
 
 
-def test_not_ready_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_server_that_is_not_ready_in_time_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # Stands in for a server that hangs.
     program = tmp_path / "liftbridge"
     program.write_text(

@@ -39,7 +39,7 @@ def info(server: NatsServer) -> dict[str, object]:
         return dict(json.loads(file.readline()[5:]))
 
 
-def test_it_serves_and_goes() -> None:
+def test_nats_server_serves_and_ends() -> None:
     with run_nats_server(max_payload=12_345, config={"max_control_line": 2048}) as server:
         said = info(server)
         assert said["max_payload"] == 12_345

@@ -46,7 +46,7 @@ class TestPulls:
         pulls.arrived(4)
         assert pulls.is_idle
 
-    def test_those_before_one_that_ended_have_ended(self) -> None:
+    def test_pulls_before_an_ended_one_have_ended(self) -> None:
         pulls = PullWindow()
         pulls.due(-1)
         pulls.due(-1)
@@ -54,7 +54,7 @@ class TestPulls:
         assert pulls.is_idle
 
     @given(st.lists(st.one_of(st.integers(0, 5), st.just("ended"), st.just("due"))))
-    def test_it_never_loses_count(self, steps: list[Any]) -> None:
+    def test_pull_window_never_loses_count(self, steps: list[Any]) -> None:
         pulls, sent = PullWindow(), 0
         for step in steps:
             if step == "due":
@@ -183,7 +183,7 @@ class TestCrew:
         with pytest.raises(InternalError, match="ZeroDivisionError"):
             Crew([fail], 1, lambda: None).next()
 
-    def test_it_holds_no_more_than_it_may(self) -> None:
+    def test_crew_holds_no_more_than_its_limit(self) -> None:
         put: list[int] = []
 
         def work(outlet: Outlet) -> None:

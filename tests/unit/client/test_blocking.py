@@ -75,7 +75,7 @@ def test_same_names_parameters_and_defaults(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CLASSES)
-def test_it_has_nothing_else(name: str) -> None:
+def test_blocking_client_has_no_names_of_its_own(name: str) -> None:
     one, twin = pair(name)
     known = {DUNDERS.get(member, member) for member in public(one)} | {"closed"}
     extra = {method for *_, method in generator.FED.values()}

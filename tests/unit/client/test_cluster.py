@@ -44,7 +44,7 @@ async def make_call(client: Client, method: str, timeout: float = 2.0) -> bytes 
 
 
 class TestMetadata:
-    async def test_of_a_young_cluster_is_put_together(self) -> None:
+    async def test_metadata_of_a_new_cluster_is_merged_from_all_brokers(self) -> None:
         # Each broker lists only itself, and knows of one stream.
         async with scripted(2) as (first, second):
             first.log(0)
@@ -58,13 +58,13 @@ class TestMetadata:
                     assert set(found.streams) == {"foo", "bar"}
                     assert found.missing_brokers() == set()
 
-    async def test_of_a_stream_that_only_one_broker_knows_yet(self) -> None:
+    async def test_new_stream_is_found_when_only_one_broker_knows_it(self) -> None:
         async with scripted(3) as brokers:
             brokers[2].log(0)
             async with client_of(brokers) as client:
                 assert (await client.fetch_partition_metadata("foo")).newest_offset == 0
 
-    async def test_of_nothing_is_not_of_everything(self) -> None:
+    async def test_metadata_of_no_streams_is_empty(self) -> None:
         async with scripted() as (broker,):
             broker.log(0)
             async with client_of([broker]) as client:
@@ -156,7 +156,7 @@ class TestMetadata:
                 assert (await tasks[1]).newest_offset == 0
                 assert tasks[0].cancelled()
 
-    async def test_that_nobody_waits_for_any_more_may_fail(self) -> None:
+    async def test_refresh_without_waiters_may_fail(self) -> None:
         async with scripted() as (broker,), client_of([broker]) as client:
             broker.next("FetchMetadata", stall)
             waiting = asyncio.create_task(client.fetch_partition_metadata("foo"))
@@ -199,7 +199,7 @@ class TestLeaders:
                 assert (await waiting).newest_offset == 0
 
     @pytest.mark.parametrize("leader", ["", "unheard-of"])
-    async def test_that_never_come(self, leader: str) -> None:
+    async def test_leader_that_never_comes_is_an_error(self, leader: str) -> None:
         async with scripted() as (broker,):
             broker.log(0)
             broker.streams["foo"] = [leader]
@@ -207,7 +207,7 @@ class TestLeaders:
                 with pytest.raises((NotLeaderError, CallTimeoutError)):
                     await client.fetch_partition_metadata("foo", timeout=0.3)
 
-    async def test_that_deny_it_until_the_end(self) -> None:
+    async def test_leader_that_always_refuses_is_an_error(self) -> None:
         async with scripted() as (broker,):
             broker.log(0)
             broker.always("FetchPartitionMetadata", NOT_LEADER)
@@ -216,14 +216,14 @@ class TestLeaders:
                     await client.fetch_partition_metadata("foo", timeout=0.3)
             assert broker.calls["FetchPartitionMetadata"] > 1
 
-    async def test_of_partitions_that_there_are_not(self) -> None:
+    async def test_leader_of_a_missing_partition_is_an_error(self) -> None:
         async with scripted() as (broker,):
             broker.log(0)
             async with client_of([broker]) as client:
                 with pytest.raises(NoSuchPartitionError, match="no partition 5"):
                     await client.fetch_partition_metadata("foo", 5)
 
-    async def test_of_partitions_that_came_later(self) -> None:
+    async def test_leader_of_a_new_partition_is_found(self) -> None:
         async with scripted() as (broker,):
             broker.log(0)
             async with client_of([broker]) as client:
@@ -245,7 +245,7 @@ class TestAgain:
 
     @pytest.mark.parametrize("method", ["Publish", "JoinConsumerGroup"])
     @pytest.mark.parametrize("how", ["unavailable", "lost", "stalled"])
-    async def test_not_what_must_be_done_once(self, method: str, how: str) -> None:
+    async def test_call_that_must_be_made_once_is_not_repeated(self, method: str, how: str) -> None:
         async with scripted() as (broker,), client_of([broker]) as client:
             steps: dict[str, Any] = {"unavailable": UNAVAILABLE, "lost": broker.drop_at, "stalled": stall}
             broker.always(method, steps[how])
@@ -261,7 +261,7 @@ class TestAgain:
             assert await make_call(client, method) is not None
             assert broker.calls[method] == 1
 
-    async def test_not_what_was_refused(self) -> None:
+    async def test_refused_call_is_not_repeated(self) -> None:
         async with scripted() as (broker,), client_of([broker]) as client:
             broker.always("CreateStream", RpcError(StatusCode.INVALID_ARGUMENT, "Subject is invalid"))
             with pytest.raises(RpcError, match="Subject is invalid"):
@@ -308,7 +308,7 @@ class TestAgain:
                 await client.delete_stream("foo", timeout=0.2)
             assert broker.calls["DeleteStream"] == 1
 
-    async def test_not_once_the_client_is_closed(self) -> None:
+    async def test_call_is_not_repeated_after_close(self) -> None:
         async with scripted() as (broker,):
             client = await client_of([broker], timeout=30.0)
             broker.always("DeleteStream", stall)
@@ -380,7 +380,7 @@ class TestTime:
         assert 0 < (seen[0] or 0) <= 1.5
 
     @pytest.mark.parametrize("timeout", [0, -1, float("nan"), "1"])
-    async def test_that_makes_no_sense(self, timeout: Any) -> None:
+    async def test_invalid_timeout_is_refused(self, timeout: Any) -> None:
         async with scripted() as (broker,), client_of([broker]) as client:
             with pytest.raises(UsageError, match="timeout"):
                 await client.delete_stream("foo", timeout=timeout)
@@ -401,13 +401,13 @@ class TestSelection:
         assert sum(found) == 40
         assert min(found) > 0
 
-    async def test_by_workload(self) -> None:
+    async def test_broker_is_selected_by_workload(self) -> None:
         async with scripted(3) as brokers:
             for broker, count in zip(brokers, (7, 2, 5), strict=True):
                 broker.partition_count = count
             assert await self.asked(brokers, "workload") == [0, 12, 0]
 
-    async def test_by_latency(self) -> None:
+    async def test_broker_is_selected_by_latency(self) -> None:
         async with scripted(3) as brokers:
             async with client_of(brokers, broker_selection="latency") as client:
                 taken = dict(zip([broker.address for broker in brokers], (0.3, 0.1, 0.2), strict=True))
@@ -416,18 +416,18 @@ class TestSelection:
                     await make_call(client, "DeleteStream")
             assert [broker.calls["DeleteStream"] for broker in brokers] == [0, 5, 0]
 
-    async def test_by_a_function(self) -> None:
+    async def test_broker_is_selected_by_a_function(self) -> None:
         async with scripted(3) as brokers:
             assert await self.asked(brokers, lambda known: max(known, key=lambda one: one.id)) == [0, 0, 12]
 
-    async def test_by_a_function_that_makes_something_up(self) -> None:
+    async def test_selecting_function_must_return_a_known_broker(self) -> None:
         async with scripted(2) as brokers, client_of(brokers, broker_selection=lambda known: None) as client:
             with pytest.raises(
                 UsageTypeError, match=r"broker_selection must return one of the brokers .*, got None"
             ):
                 await make_call(client, "DeleteStream")
 
-    async def test_those_that_failed_come_last(self) -> None:
+    async def test_failed_brokers_are_selected_last(self) -> None:
         async with scripted(2) as brokers:
             brokers[0].always("DeleteStream", UNAVAILABLE)
             assert await self.asked(brokers, lambda known: min(known, key=lambda one: one.id), 3) == [3, 3]
@@ -443,14 +443,14 @@ class TestAddresses:
                 assert (await client.fetch_partition_metadata("foo")).newest_offset == 0
                 assert (await client.fetch_metadata()).addresses == ("broker.invalid:9292",)
 
-    async def test_that_lead_nowhere_leave_those_that_were_given(self) -> None:
+    async def test_given_addresses_stay_when_advertised_ones_fail(self) -> None:
         async with scripted() as (broker,):
             broker.advertised = "127.0.0.1:1"
             async with client_of([broker]) as client:
                 for _ in range(3):
                     assert await make_call(client, "DeleteStream") is not None
 
-    async def test_of_brokers_by_id(self) -> None:
+    async def test_broker_address_is_found_by_id(self) -> None:
         async with scripted(2) as brokers, client_of(brokers[:1]) as client:
             assert await client._cluster.broker_address("b1", Deadline(2)) == brokers[1].address
             with pytest.raises(NotLeaderError, match="'b7'"):

@@ -301,7 +301,7 @@ def test_options_are_checked_at_once(options: dict[str, object], text: str) -> N
         client.consumer(**{"group": "g", "streams": ["s"], **options})  # type: ignore[arg-type]
 
 
-async def test_not_open() -> None:
+async def test_membership_that_is_not_open_is_refused() -> None:
     consumer = liftenvelope.connect("127.0.0.1:1").consumer("g", "s")
     assert consumer.assignment == frozenset()
     for use in (consumer.commit(), anext(consumer)):

@@ -61,7 +61,7 @@ class TestAddresses:
             b"a:1",
         ],
     )
-    def test_that_are_none(self, given: Any) -> None:
+    def test_invalid_addresses_are_refused(self, given: Any) -> None:
         with pytest.raises(UsageError, match=r"address"):
             options(addresses=given)
 
@@ -148,7 +148,7 @@ class TestOthers:
         with pytest.raises(UsageTypeError, match="on_event"):
             options(on_event=[])
 
-    def test_that_event_handlers_are_no_coroutine_functions(self) -> None:
+    def test_coroutine_function_as_event_handler_is_refused(self) -> None:
         async def handler(event: object) -> None:
             raise AssertionError(event)
 
@@ -169,11 +169,11 @@ class TestOthers:
 
 
 class TestWarnings:
-    def test_of_what_needs_looking_at(self) -> None:
+    def test_stop_at_the_high_watermark_warns(self) -> None:
         with pytest.warns(LiftEnvelopeWarning, match=r"foo\[0\].* high watermark 3; 2 stored"):
             warn(StoppedAtHighWatermark("foo", 0, 3, 5))
 
-    def test_not_of_what_is_as_usual(self) -> None:
+    def test_usual_events_do_not_warn(self) -> None:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             warn(MetadataRefreshed("a:1", ()))
@@ -199,7 +199,7 @@ class TestTlsServerName:
             Access(tls=self.TLS, tls_server_name=given)
 
     @pytest.mark.parametrize("given", [5, b"a", ["a"], {"a:1": None}, {5: "a"}])
-    def test_of_another_type(self, given: Any) -> None:
+    def test_tls_server_name_of_another_type_is_refused(self, given: Any) -> None:
         with pytest.raises(UsageTypeError, match="tls_server_name"):
             options(tls=self.TLS, tls_server_name=given)
 

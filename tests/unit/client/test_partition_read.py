@@ -173,7 +173,7 @@ class TestRequests:
         assert (request.startPosition, request.startOffset) == (api_pb2.OFFSET, 5)
         assert request.stopPosition == api_pb2.STOP_ON_CANCEL
 
-    def test_of_a_member_of_a_group(self) -> None:
+    def test_request_of_a_group_member_names_group_epoch_and_consumer(self) -> None:
         read = PartitionRead(
             "foo", 0, EARLIEST, None, group=GroupIdentity("g", 7, "c"), read_isr_replica=True
         )
@@ -200,7 +200,9 @@ class TestRequests:
         assert (request.startPosition, request.startOffset) == (api_pb2.OFFSET, offset)
 
     @pytest.mark.parametrize(("start", "offset"), [(NEW, 0), (LATEST, 0)])
-    def test_of_an_empty_partition(self, start: StartAt, offset: int) -> None:
+    def test_request_to_an_empty_partition_starts_at_its_first_offset(
+        self, start: StartAt, offset: int
+    ) -> None:
         assert self.request(start, info=PartitionInfo(3)).startOffset == offset
 
     def test_the_latest_stops_at_the_high_watermark(self) -> None:
@@ -253,7 +255,7 @@ class TestEnds:
         ],
         ids=str,
     )
-    def test_that_are_losses(self, error: RpcError | TransportError | None) -> None:
+    def test_lost_connections_resume_the_read(self, error: RpcError | TransportError | None) -> None:
         assert self.read().ended(error) is Verdict.LOST
         assert self.read(StopAt(At.LATEST)).ended(error) is Verdict.LOST
 
@@ -262,14 +264,14 @@ class TestEnds:
         assert isinstance(found, FencedError)
         assert str(found).startswith("foo[2]")
 
-    def test_that_are_the_end(self) -> None:
+    def test_reached_stop_finishes_the_read(self) -> None:
         empty = RpcError(StatusCode.RESOURCE_EXHAUSTED, "Stream is empty")
         for stop in (StopAt(At.OFFSET, 5), StopAt(At.LATEST), StopAt(At.TIME, 5)):
             assert [self.read(stop).ended(error) for error in (REACHED, empty, BEFORE)] == [
                 Verdict.FINISHED
             ] * 3
 
-    def test_of_a_read_only_partition(self) -> None:
+    def test_read_of_a_read_only_partition_ends_at_its_stop(self) -> None:
         assert self.read(StopAt(At.LATEST)).ended(READONLY) is Verdict.FINISHED
         assert self.read(StopAt(At.TIME, 5)).ended(READONLY) is Verdict.FINISHED
         for stop in (None, StopAt(At.OFFSET, 100)):
@@ -302,14 +304,14 @@ class TestEnds:
             (99, "a status of tomorrow", RpcError),
         ],
     )
-    def test_that_are_errors(self, code: int, text: str, kind: type[Exception]) -> None:
+    def test_refusals_end_the_read_with_an_error(self, code: int, text: str, kind: type[Exception]) -> None:
         found = self.read().ended(RpcError(code, text))
         assert type(found) is kind
         assert "foo[2]" in str(found)
         if isinstance(found, ServerError):
             assert (found.code, isinstance(found, NotLeaderError)) == (code, False)
 
-    def test_by_a_partition_that_closes(self) -> None:
+    def test_closing_partition_ends_the_read(self) -> None:
         closed = RpcError(StatusCode.FAILED_PRECONDITION, "commit log was closed")
         assert self.read().ended(closed) is Verdict.CLOSED
 

@@ -187,7 +187,7 @@ class TestTheLoopsOwnThread:
 
 
 class TestClose:
-    def test_it_leaves_no_thread_and_no_task(self) -> None:
+    def test_close_leaves_no_thread_and_no_task(self) -> None:
         before = set(threads())
         portal = Portal()
         assert len(set(threads()) - before) == 1
@@ -224,7 +224,7 @@ class TestClose:
             portal.close()
         assert set(threads()) <= before
 
-    def test_of_two_threads_both_wait(self) -> None:
+    def test_close_from_two_threads_waits_in_both(self) -> None:
         portal, release = Portal(), threading.Event()
 
         async def finish() -> None:
@@ -367,7 +367,7 @@ class TestFeed:
 
         assert portal.feed((portal.call(double(n)) for n in range(5)), use) == [0, 2, 4, 6, 8]
 
-    def test_it_holds_a_quick_iterator_back(self, portal: Portal) -> None:
+    def test_feed_holds_back_a_fast_iterator(self, portal: Portal) -> None:
         taken = itertools.count()
         at_most: list[int] = []
 
@@ -520,7 +520,7 @@ def test_next(portal: Portal) -> None:
 
 
 class TestForgotten:
-    def test_it_says_so_and_ends(self) -> None:
+    def test_forgotten_portal_warns_and_ends(self) -> None:
         before, done = set(threads()), threading.Event()
         portal: Portal | None = Portal()
 

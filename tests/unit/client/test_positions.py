@@ -83,7 +83,7 @@ class TestStart:
             parse_start(start, NOW)
 
     @pytest.mark.parametrize("start", [None, True, False, 1.5, b"new", [], object()])
-    def test_of_another_type(self, start: Any) -> None:
+    def test_start_of_another_type_is_refused(self, start: Any) -> None:
         with pytest.raises(UsageTypeError, match=r"^start must .* got "):
             parse_start(start, NOW)
 
@@ -132,7 +132,7 @@ class TestStop:
             parse_stop(stop, NOW)
 
     @pytest.mark.parametrize("stop", [True, 1.5, timedelta(1), Cursor("c"), b"latest"])
-    def test_of_another_type(self, stop: Any) -> None:
+    def test_stop_of_another_type_is_refused(self, stop: Any) -> None:
         with pytest.raises(UsageTypeError, match=r"^stop must .* got "):
             parse_stop(stop, NOW)
 

@@ -136,7 +136,7 @@ def test_begins_at_the_high_watermark_at_most() -> None:
     assert (request.startOffset, request.stopOffset, request.reverse, request.resume) == (4, 4, False, True)
 
 
-def test_then_asks_backwards_with_a_stop_that_gives_old_servers_away() -> None:
+def test_second_request_is_reverse_with_a_stop_that_detects_old_servers() -> None:
     read = begun([3, 4], StartAt(At.LATEST), None)
     read.request(resume=False)
     assert len(read.accept([message(4)])) == 1
@@ -145,7 +145,7 @@ def test_then_asks_backwards_with_a_stop_that_gives_old_servers_away() -> None:
     assert (request.startOffset, request.stopOffset, request.reverse) == (3, 4, True)
 
 
-def test_other_ends_are_those_of_any_read() -> None:
+def test_reverse_read_ends_as_a_forward_read_does() -> None:
     read = begun([3, 4], StartAt(At.LATEST), None)
     read.request(resume=False)
     assert read.ended(None) is Verdict.LOST

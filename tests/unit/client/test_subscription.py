@@ -73,7 +73,7 @@ class TestReading:
                 assert await read(client, start=3, stop=5) == [3, 4, 5]
                 assert await read(client, start="latest", stop="latest") == [9]
 
-    async def test_of_nothing_asks_for_nothing(self) -> None:
+    async def test_reading_an_empty_partition_makes_no_subscribe_call(self) -> None:
         async with scripted() as (broker,):
             broker.log()
             async with client_of([broker]) as client:
@@ -162,7 +162,7 @@ class TestCursors:
     async def test_where_there_is_none(self, default: str, found: list[int]) -> None:
         assert await self.begun(-1, default=default) == (found, [])
 
-    async def test_of_an_earlier_stream(self) -> None:
+    async def test_cursor_of_an_earlier_stream_falls_back_to_the_default(self) -> None:
         found, events = await self.begun(6, default="latest")
         assert (found, events) == ([5], [CursorAheadOfStream("foo", 0, "c", 6, 5, "latest")])
 
@@ -280,7 +280,7 @@ class TestLoss:
                 assert await read(client, start=0, stop=5) == list(range(6))
             assert starts(broker) == [0, 2]
 
-    async def test_of_a_member_of_a_group_it_is_a_fence(self) -> None:
+    async def test_loss_fences_a_group_member(self) -> None:
         async with scripted() as (broker,):
             broker.log(*range(6))
             broker.next("Subscribe", answers(HANDSHAKE, message(0), error=None))
@@ -295,7 +295,7 @@ class TestLoss:
             assert (consumer.groupId, consumer.groupEpoch, consumer.consumerId) == ("g", 3, "me")
             assert broker.calls["Subscribe"] == 1
 
-    async def test_of_new_messages_before_the_first(self) -> None:
+    async def test_loss_before_the_first_new_message_skips_none(self) -> None:
         # What was published while the connection was away counts as new.
         async with scripted() as (broker,):
             log = broker.log(0, 1, 2)
@@ -305,7 +305,7 @@ class TestLoss:
                 assert await offsets(reader, 3) == [3, 4, 5]
             assert starts(broker) == [3, 3]
 
-    async def test_by_going_away(self) -> None:
+    async def test_open_subscription_survives_goaway(self) -> None:
         async with scripted() as (broker,):
             log = broker.log(*range(3))
             async with client_of([broker]) as client, client.subscribe("foo", start="earliest") as reader:
@@ -482,7 +482,7 @@ class TestEnds:
                 assert first.value is second.value is third.value
             assert broker.calls["Subscribe"] == 1
 
-    async def test_of_a_read_only_partition_with_an_end(self) -> None:
+    async def test_read_only_partition_ends_a_read_with_a_stop(self) -> None:
         over = RpcError(StatusCode.RESOURCE_EXHAUSTED, "End of readonly partition")
         async with scripted() as (broker,):
             broker.log(0, 1)
@@ -490,7 +490,7 @@ class TestEnds:
             async with client_of([broker]) as client:
                 assert await read(client, start="earliest", stop="latest") == [0, 1]
 
-    async def test_of_a_paused_partition(self) -> None:
+    async def test_paused_partition_ends_the_subscription(self) -> None:
         closed = RpcError(StatusCode.FAILED_PRECONDITION, "commit log was closed")
         async with scripted() as (broker,):
             broker.log(0, 1)
@@ -500,7 +500,7 @@ class TestEnds:
                 with pytest.raises(PartitionPausedError):
                     await reader.next()
 
-    async def test_of_a_stream_that_is_gone(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_deleted_stream_ends_the_subscription(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(cluster_module, "_GONE_AFTER", 0.2)
         async with scripted() as (broker,):
             broker.log(0, 1)

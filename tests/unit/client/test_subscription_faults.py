@@ -85,7 +85,7 @@ class TestHandshake:
                 with pytest.raises(RpcError, match="before its handshake"):
                     await read(client, start="earliest")
 
-    async def test_with_messages_in_one_piece(self) -> None:
+    async def test_handshake_and_messages_may_come_in_one_frame(self) -> None:
         async def at_once(call: Any, request: bytes) -> None:
             await call.send([HANDSHAKE, *map(message, range(4))])
             await asyncio.Event().wait()
@@ -96,7 +96,7 @@ class TestHandshake:
             async with client_of([broker]) as client:
                 assert await read(client, start="earliest", stop="latest") == [0, 1, 2, 3]
 
-    async def test_of_someone_who_gives_up(self) -> None:
+    async def test_cancelled_open_closes_the_subscription(self) -> None:
         async with scripted() as (broker,):
             broker.log(0)
             broker.always("Subscribe", stall)
@@ -128,7 +128,7 @@ class TestMalformed:
                     with pytest.raises(RpcError, match="invalid message"):
                         await reader.next()
 
-    async def test_in_a_list(self) -> None:
+    async def test_malformed_message_in_a_batch_is_an_error(self) -> None:
         async def at_once(call: Any, request: bytes) -> None:
             await call.send([HANDSHAKE])
             await call.send([message(0), b"\xff\xff\xff", message(2)])
@@ -142,7 +142,7 @@ class TestMalformed:
                     with pytest.raises(RpcError, match="invalid message"):
                         await anext(reader.batches())
 
-    async def test_too_long(self) -> None:
+    async def test_oversized_message_is_an_error(self) -> None:
         async with scripted() as (broker,):
             broker.log(0, 1, size=5000)
             async with client_of([broker], max_message_bytes=4000) as client:
@@ -186,7 +186,7 @@ class TestSlowReader:
 
 
 class TestCancellation:
-    async def test_of_next_loses_nothing(self) -> None:
+    async def test_cancelling_next_loses_no_message(self) -> None:
         async with scripted() as (broker,):
             log = broker.log()
             async with client_of([broker]) as client, client.subscribe("foo") as reader:
@@ -206,7 +206,7 @@ class TestCancellation:
                 assert found == list(range(60))
 
     @pytest.mark.parametrize("method", ["batches", "arrow_batches"])
-    async def test_of_lists_loses_nothing(self, method: str) -> None:
+    async def test_cancelling_batches_loses_no_message(self, method: str) -> None:
         async with scripted() as (broker,):
             log = broker.log(*range(5))
             async with client_of([broker]) as client, client.subscribe("foo", start="earliest") as reader:
@@ -293,7 +293,7 @@ class TestClose:
                 async with asyncio.timeout(60):
                     await ended.wait()
 
-    async def test_of_the_client_while_another_task_reads(self) -> None:
+    async def test_closing_the_client_ends_a_waiting_reader(self) -> None:
         async with scripted() as (broker,):
             broker.log(0)
             before = asyncio.all_tasks()
@@ -342,7 +342,7 @@ class TestClose:
                 with pytest.raises(TransportError):
                     await opening
 
-    async def test_of_a_reader_that_gave_up_on_a_lost_subscription(self) -> None:
+    async def test_closing_a_reader_whose_recovery_failed_is_silent(self) -> None:
         async with scripted() as (broker,):
             log = broker.log(*range(3))
             async with client_of([broker]) as client, client.subscribe("foo", start="earliest") as reader:

@@ -37,25 +37,25 @@ class TestReverse:
                 assert await read(client, reverse=True, start=4, stop=2) == [4, 3, 2]
                 assert await read(client, reverse=True, start=0) == [0]
 
-    async def test_of_nothing(self) -> None:
+    async def test_reverse_read_of_an_empty_partition_is_empty(self) -> None:
         async with scripted() as (broker,):
             broker.log()
             async with client_of([broker]) as client:
                 assert await read(client, reverse=True) == []
 
-    async def test_of_a_log_whose_oldest_are_gone(self) -> None:
+    async def test_reverse_read_ends_at_the_oldest_message_left(self) -> None:
         async with scripted() as (broker,):
             broker.log(*range(5, 10))
             async with client_of([broker]) as client:
                 assert await read(client, reverse=True) == [9, 8, 7, 6, 5]
 
-    async def test_of_a_log_with_one_message_left(self) -> None:
+    async def test_reverse_read_of_one_message_left(self) -> None:
         async with scripted() as (broker,):
             broker.log(9)
             async with client_of([broker]) as client:
                 assert await read(client, reverse=True) == [9]
 
-    async def test_of_a_read_only_partition(self) -> None:
+    async def test_reverse_read_of_a_read_only_partition(self) -> None:
         over = RpcError(StatusCode.RESOURCE_EXHAUSTED, "End of readonly partition")
         asked: list[tuple[int, bool]] = []
 

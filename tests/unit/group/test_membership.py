@@ -272,27 +272,27 @@ class TestTime:
 
 
 class TestEphemeral:
-    def test_it_goes_with_its_last_member(self) -> None:
+    def test_ephemeral_group_goes_with_its_last_member(self) -> None:
         group = make(ephemeral=True)
         register(group, "a")
         assert not group.gone
         group.leave("a")
         assert group.gone
 
-    def test_it_goes_when_its_last_member_dies(self) -> None:
+    def test_ephemeral_group_goes_when_its_last_member_dies(self) -> None:
         group = make(ephemeral=True)
         register(group, "a")
         group.expire(10.0)
         assert group.gone
 
-    def test_it_goes_if_nobody_ever_comes(self) -> None:
+    def test_ephemeral_group_goes_if_nobody_joins(self) -> None:
         group = make(ephemeral=True)
         group.expire(59.9)
         assert not group.gone
         group.expire(60.0)
         assert group.gone
 
-    def test_others_stay_with_their_offsets(self) -> None:
+    def test_permanent_groups_stay_with_their_offsets(self) -> None:
         group = stable("a")
         group.commit("a", 1, [Commit(P[1], 5)])
         group.leave("a")

@@ -90,7 +90,7 @@ STEPS = st.lists(
 @example(list(range(15)), [("take", 2), ("seek", 1), ("elsewhere", 0), ("take", 3), ("take", 3)])
 @example(list(range(15)), [("take", 2), ("take", 2), ("elsewhere", 0), ("take", 3), ("take", 3)])
 @given(OFFSETS, STEPS)
-def test_it_goes_on_where_the_group_is(offsets: list[int], steps: list[tuple[str, int]]) -> None:
+def test_reader_resumes_at_the_offset_of_the_group(offsets: list[int], steps: list[tuple[str, int]]) -> None:
     asyncio.run(go_through(offsets, steps))
 
 
@@ -154,7 +154,7 @@ async def test_what_was_read_ahead_is_not_read_again() -> None:
     await reader.close()
 
 
-async def test_it_is_not_held_before_its_beginning_is_committed() -> None:
+async def test_partition_is_not_held_before_its_start_is_committed() -> None:
     never = asyncio.Event()
 
     async def keep(_: PartitionReader, __: int) -> None:

@@ -15,7 +15,7 @@ def inside() -> MemberSession:
     return session
 
 
-def test_it_registers_then_beats(inside: MemberSession) -> None:
+def test_session_registers_then_sends_heartbeats(inside: MemberSession) -> None:
     assert MemberSession().next(0.0) == Action(Do.REGISTER, 0.0)
     assert inside.next(0.0) == Action(Do.HEARTBEAT, 3.0)
     inside.beaten(sent_at=3.0, now=3.5)
@@ -42,7 +42,7 @@ def test_members_that_ask_at_once_go_apart() -> None:
     assert session.next(3.0).wait == pytest.approx(2.4)
 
 
-def test_it_owns_from_when_it_asked(inside: MemberSession) -> None:
+def test_ownership_counts_from_the_request(inside: MemberSession) -> None:
     inside.beaten(sent_at=3.0, now=9.0)
     assert inside.owns(12.9)
     assert not inside.owns(13.0)

@@ -72,13 +72,13 @@ class TestErrors:
             (99999, errors.JetStreamError),
         ],
     )
-    def test_by_number(self, err_code: int, kind: type[JetStreamError]) -> None:
+    def test_error_type_follows_the_number(self, err_code: int, kind: type[JetStreamError]) -> None:
         error = jetstream_error(400, err_code, "said so")
         assert type(error) is kind
         assert (error.code, error.err_code, error.description) == (400, err_code, "said so")
         assert str(error) == f"said so (code 400, error {err_code})"
 
-    def test_without_a_number(self) -> None:
+    def test_error_type_without_a_number(self) -> None:
         assert type(jetstream_error(503, 0, "")) is NoJetStreamError
         assert str(jetstream_error(400, 0, "")) == "the server gave no reason (code 400)"
         # A store that fails is no JetStream that is off, though the server says 503 to both.

@@ -264,7 +264,7 @@ class TestOpenness:
         assert ConsumerConfig().to_json() == {"ack_policy": "explicit"}
         assert StreamConfig.from_json({"name": "x", "subjects": None}).subjects == ()
 
-    def test_they_are_frozen(self) -> None:
+    def test_records_are_frozen(self) -> None:
         config = StreamConfig(name="x")
         with pytest.raises(FrozenInstanceError):
             config.name = "y"  # type: ignore[misc]
@@ -360,7 +360,7 @@ class TestChecks:
         with pytest.raises(UsageError, match=said):
             StreamInfo.from_json(wire)
 
-    def test_not_even_a_mapping(self) -> None:
+    def test_reply_that_is_no_mapping_is_refused(self) -> None:
         with pytest.raises(UsageTypeError, match="must be read from a mapping, got list"):
             StreamInfo.from_json([])  # type: ignore[arg-type]
 

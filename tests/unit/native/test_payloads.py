@@ -95,7 +95,7 @@ class TestMessages:
             with pytest.raises(TypeError):
                 read(payload).headers["x"] = b""  # type: ignore[index]
 
-    def test_of_a_repeated_header_the_last_counts(self) -> None:
+    def test_last_of_a_repeated_header_counts(self) -> None:
         entries = [blob(9, blob(1, b"a") + blob(2, value)) for value in (b"1", b"2")]
         assert read(b"".join(entries)).headers == {"a": b"2"}
 
@@ -315,7 +315,7 @@ class TestRequests:
             codec.publish_request(**{"stream": "s", "value": b""} | options)
         assert str(caught.value) == text
 
-    def test_of_several_faults_the_first_is_named(self) -> None:
+    def test_first_of_several_faults_is_named(self) -> None:
         publish_request: Any = codec.publish_request
         with pytest.raises(UsageError, match=r"^stream must be"):
             publish_request(None, None, partition=None, key=5)

@@ -41,7 +41,7 @@ def test_doctests(name: str) -> None:
     assert doctest.testmod(import_module(name)).failed == 0
 
 
-def test_they_are_found() -> None:
+def test_doctests_are_found() -> None:
     finder = doctest.DocTestFinder(exclude_empty=True)
     tested = {test.name for name in MODULES for test in finder.find(import_module(name)) if test.examples}
     assert {

@@ -31,7 +31,7 @@ class TestDefaults:
         assert (streaming.max_offsets, streaming.min_offsets, streaming.trigger_delay) == (None, None, 900.0)
 
     @pytest.mark.parametrize("format_", ["liftbridge", "jetstream"])
-    def test_they_travel(self, format_: str) -> None:
+    def test_default_options_can_be_pickled(self, format_: str) -> None:
         options = source_options(format_, OF[format_], streaming=True)
         assert pickle.loads(pickle.dumps(options)) == options
         sink = sink_options(format_, {"servers": OF[format_]["servers"], "topic": "a"}, streaming=True)
@@ -210,7 +210,9 @@ class TestSubscriptions:
             ("liftbridge", {"readISRReplica": "maybe"}, True, "must be 'true' or 'false', got 'maybe'"),
         ],
     )
-    def test_of_one_kind(self, format_: str, given: dict[str, str], streaming: bool, text: str) -> None:
+    def test_options_of_another_kind_of_subscription_are_refused(
+        self, format_: str, given: dict[str, str], streaming: bool, text: str
+    ) -> None:
         with pytest.raises(OptionError, match=text):
             source_options(format_, {**OF[format_], **given}, streaming=streaming)
 
@@ -235,7 +237,7 @@ def test_the_nearest_option_is_named(name: str, meant: str) -> None:
 @pytest.mark.parametrize(
     ("name", "meant"), [("subscribe", "topic"), ("deliveryGuarante", "deliveryGuarantee")]
 )
-def test_that_of_a_sink(name: str, meant: str) -> None:
+def test_nearest_sink_option_is_named(name: str, meant: str) -> None:
     with pytest.raises(OptionError, match=f"unknown option '{name}': did you mean '{meant}'"):
         sink_options("jetstream", {"servers": "a:1", "topic": "S", name: "x"}, streaming=True)
 

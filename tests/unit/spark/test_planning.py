@@ -226,13 +226,13 @@ class TestBatches:
 
 
 class TestLoss:
-    def test_it_fails(self) -> None:
+    def test_loss_fails_the_batch(self) -> None:
         with pytest.raises(DataLossError, match=r"s\[1\] does not exist any more; the query was at offset 7"):
             planner().next(at(a=5, b=7), extents(a=6), ALL, 0.0)
         with pytest.raises(DataLossError, match=r"s\[0\] ends at offset 3.*failOnDataLoss=false"):
             planner().next(at(a=5), extents(a=3), ALL, 0.0)
 
-    def test_it_is_told_and_passed_over(self) -> None:
+    def test_loss_is_reported_and_passed_over(self) -> None:
         went = planner(fails=False)
         found = went.next(at(a=5, b=7), {A: Extents(1, 3, 3)}, ALL, 0.0)
         assert found == Position({A: 3}, {A: 1})

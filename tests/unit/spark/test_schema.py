@@ -183,7 +183,7 @@ class TestEnvelopes:
         assert [row["key"] for row in rows] == [b"k", None, None, None]
         assert [bool(row["error"]) for row in rows] == [False, True, False, False]
 
-    def test_or_fail(self) -> None:
+    def test_malformed_rows_fail_when_asked_to(self) -> None:
         with pytest.raises(EnvelopeError, match="row 1"):
             decoded_structs(pa.array(ENVELOPES, pa.binary()), "fail")
 
