@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import pytest
 from nats.aio.client import Client
 
 from liftenvelope.errors import CallTimeoutError, NoJetStreamError, TransportError
@@ -17,9 +16,7 @@ from liftenvelope.jetstream.api import Api
 from liftenvelope.jetstream.consumer import Consumer
 from liftenvelope.jetstream.consuming import Messages
 from liftenvelope.jetstream.infos import ConsumerInfo
-from liftenvelope.nats import accelerate
 from liftenvelope.testing import NatsServer
-from tests.integration.conftest import connect
 
 
 class Bench:
@@ -51,26 +48,6 @@ class Bench:
         for payload in payloads[:-1]:
             await self.nc.publish(f"{self.name}.{subject}", payload, headers=headers)
         await self.nc.request(f"{self.name}.{subject}", payloads[-1], timeout=20, headers=headers)
-
-
-@pytest.fixture(params=["plain", "accelerated"])
-async def js_nc(request: pytest.FixtureRequest, jetstream_server: NatsServer) -> AsyncIterator[Client]:
-    """A connection to a server with JetStream, accelerated in one of two runs."""
-    client = await connect(jetstream_server.url)
-    if request.param == "accelerated":
-        assert accelerate(client).active
-    yield client
-    if not client.is_closed:
-        await client.close()
-
-
-@pytest.fixture
-async def bench(jetstream_server: NatsServer, js_nc: Client, name: str) -> AsyncIterator[Bench]:
-    """A stream of the test's own."""
-    yield await Bench(js_nc, name).create()
-    other = await connect(jetstream_server.url)
-    await other.request(f"$JS.API.STREAM.DELETE.{name}", timeout=20)
-    await other.close()
 
 
 def numbered(count: int, start: int = 0) -> list[bytes]:

@@ -17,11 +17,7 @@ from liftenvelope.nats._receiving import DirectParser
 from liftenvelope.testing import FaultProxy, NatsServer
 from tests.integration.conftest import connect, until
 
-from . import pulling
 from .pulling import Bench, feed_of, numbered, read_all, until_acked, until_no_pulls
-
-#: Fixtures.
-js_nc, bench = pulling.js_nc, pulling.bench
 
 ACK = "$JS.ACK.S.C.1.7.3.0.2"
 BLOCK = b"NATS/1.0\r\nA: 1\r\nA: 2\r\n\r\n"

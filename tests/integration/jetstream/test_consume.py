@@ -18,7 +18,6 @@ from liftenvelope.jetstream.events import LimitExceeded, MessageTooLarge, PullEv
 from liftenvelope.jetstream.message import Message
 from tests.integration.conftest import until
 
-from . import pulling
 from .pulling import (
     Bench,
     Wire,
@@ -29,9 +28,6 @@ from .pulling import (
     until_no_pulls,
     until_pulled,
 )
-
-#: Fixtures.
-js_nc, bench = pulling.js_nc, pulling.bench
 
 
 class TestMessages:

@@ -8,11 +8,7 @@ from nats.aio.client import Client
 
 from liftenvelope.testing import NatsServer
 
-from . import pulling
 from .pulling import Bench, feed_of, numbered, until_no_pulls
-
-#: Fixtures.
-js_nc, bench = pulling.js_nc, pulling.bench
 
 
 async def test_nothing_waits_for_a_clock(bench: Bench) -> None:

@@ -16,11 +16,7 @@ from liftenvelope.jetstream.message import Message
 from liftenvelope.testing import FaultProxy, NatsServer
 from tests.integration.conftest import connect, until
 
-from . import pulling
 from .pulling import Bench, feed_of, numbered, stream_of, until_no_pulls, until_pulled
-
-#: Fixtures.
-js_nc, bench = pulling.js_nc, pulling.bench
 
 #: Drains of one test. Of so many, 2 to 10 left delivered messages when the subscription ended first.
 DRAINS = 100

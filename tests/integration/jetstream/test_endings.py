@@ -18,9 +18,6 @@ from tests.integration.conftest import connect, until
 from . import pulling
 from .pulling import Bench, numbered, until_no_pulls, until_pulled
 
-#: Fixtures.
-js_nc, bench = pulling.js_nc, pulling.bench
-
 
 class TestInsideTheHandler:
     """What waits for the handler would wait for itself there."""

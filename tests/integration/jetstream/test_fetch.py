@@ -17,11 +17,7 @@ from liftenvelope.errors import (
 )
 from tests.integration.conftest import until
 
-from . import pulling
 from .pulling import Bench, Wire, numbered, until_no_pulls, until_pulled
-
-#: Fixtures.
-js_nc, bench = pulling.js_nc, pulling.bench
 
 
 class TestFetch:

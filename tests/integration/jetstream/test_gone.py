@@ -12,11 +12,7 @@ from liftenvelope.jetstream import Message, NoResponders, PullEvent
 from liftenvelope.jetstream.consumer import Consumer
 from tests.integration.conftest import until
 
-from . import pulling
 from .pulling import Bench, numbered, read_all, stream_of, until_pulled
-
-#: Fixtures.
-js_nc, bench = pulling.js_nc, pulling.bench
 
 #: Makes a consumer, or its stream, go away.
 Deleting = Callable[[Bench, Consumer], Awaitable[None]]

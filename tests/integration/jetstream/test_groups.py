@@ -19,11 +19,7 @@ from liftenvelope.jetstream.message import Message
 from liftenvelope.testing import FaultProxy, NatsServer
 from tests.integration.conftest import connect, until
 
-from . import pulling
 from .pulling import Bench, Wire, numbered, until_pulled
-
-#: Fixtures.
-js_nc, bench = pulling.js_nc, pulling.bench
 
 
 async def pinned_consumer(bench: Bench, timeout: float = 60, ack_wait: int = 30) -> Consumer:

@@ -11,11 +11,7 @@ from liftenvelope.errors import CallTimeoutError
 from liftenvelope.jetstream.consumer import Consumer
 from tests.integration.conftest import until
 
-from . import pulling
 from .pulling import Bench, Wire, numbered, until_no_pulls, until_pulled
-
-#: Fixtures.
-js_nc, bench = pulling.js_nc, pulling.bench
 
 
 async def pinned_consumer(bench: Bench, timeout: int) -> Consumer:

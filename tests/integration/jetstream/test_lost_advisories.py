@@ -20,11 +20,6 @@ from liftenvelope.jetstream import (
 from liftenvelope.testing import FaultProxy, NatsServer
 from tests.integration.conftest import connect, until
 
-from . import pulling
-
-#: A fixture.
-js_nc = pulling.js_nc
-
 
 async def tell(nc: Client, stream: str, numbers: range) -> None:
     """Publish a fake advisory for each number: a message given up. Fields as nats-server 2.15 has them."""

@@ -20,9 +20,6 @@ from tests.integration.conftest import connect, until
 from . import pulling
 from .pulling import Bench, numbered, until_no_pulls, until_pulled
 
-#: Fixtures.
-js_nc, bench = pulling.js_nc, pulling.bench
-
 
 class Far:
     """A second connection, which goes through a proxy, to the stream of a bench."""

@@ -16,11 +16,7 @@ from liftenvelope.jetstream.ordered import OrderedConsumer
 from liftenvelope.testing import run_nats_server
 from tests.integration.conftest import connect, until
 
-from . import pulling
 from .pulling import Bench, numbered
-
-#: Fixtures.
-js_nc, bench = pulling.js_nc, pulling.bench
 
 
 async def consumers_of(bench: Bench) -> list[str]:

@@ -24,9 +24,6 @@ from tests.integration.conftest import connect, until
 from . import pulling
 from .pulling import Bench, numbered, publish_patiently, restart
 
-#: Fixtures.
-js_nc, bench = pulling.js_nc, pulling.bench
-
 
 @pytest.fixture
 async def stream(bench: Bench) -> Stream:

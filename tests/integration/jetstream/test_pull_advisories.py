@@ -21,11 +21,7 @@ from liftenvelope.jetstream.advisories import (
     read_advisory,
 )
 
-from . import pulling
 from .pulling import Bench, numbered
-
-#: Fixtures.
-js_nc, bench = pulling.js_nc, pulling.bench
 
 
 async def next_of(advisories: Advisories) -> Advisory:

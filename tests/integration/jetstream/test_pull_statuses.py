@@ -19,12 +19,7 @@ from liftenvelope.jetstream.events import (
 from liftenvelope.nats._link import Link
 from tests.integration.conftest import until
 
-from . import pulling
 from .pulling import Bench, Wire, feed_of, numbered, until_pulled
-
-#: Fixtures.
-js_nc, bench = pulling.js_nc, pulling.bench
-
 
 #: A fake, as nats-server 2.15.1 writes it: read in its source (consumer.go), since it takes a cluster.
 LEADERSHIP_CHANGE = b"NATS/1.0 409 Leadership Change\r\n\r\n"

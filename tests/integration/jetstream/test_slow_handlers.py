@@ -10,11 +10,7 @@ from nats.aio.client import Client
 from liftenvelope.jetstream import Message, MissedHeartbeats, PullEvent
 from tests.integration.conftest import until
 
-from . import pulling
 from .pulling import Bench, Wire, numbered, until_pulled
-
-#: Fixtures.
-js_nc, bench = pulling.js_nc, pulling.bench
 
 
 async def test_slow_handler_of_consume_misses_no_heartbeats(bench: Bench) -> None:
