@@ -86,7 +86,7 @@ async def test_an_entry_that_fails_leaves_nothing(jetstream_server: NatsServer, 
             await asyncio.wait_for(JetStream(nc).advisories(name).__aenter__(), 30)
         assert len(nc._subs) == before
         entering = asyncio.ensure_future(JetStream(nc).advisories(name).__aenter__())
-        await asyncio.sleep(0.05)
+        await until(lambda: len(nc._subs) > before)
         entering.cancel()
         await asyncio.wait({entering})
         assert entering.cancelled()

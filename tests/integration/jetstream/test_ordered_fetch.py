@@ -147,7 +147,9 @@ class TestFetch:
     async def test_the_connection_is_closed(self, bench: Bench, stream: Stream, js_nc: Client) -> None:
         ordered = stream.ordered_consumer()
         fetching = asyncio.create_task(ordered.fetch(1, expires=60))
-        await asyncio.sleep(0.05)
+        async with asyncio.timeout(60):
+            while not [info async for info in stream.consumers() if info.num_waiting]:
+                await asyncio.sleep(0.01)
         await js_nc.close()
         for _ in range(2):
             with pytest.raises(TransportError):

@@ -42,7 +42,7 @@ async def test_a_blocked_loop_does_not_pull_twice(bench: Bench, js_nc: Client) -
         consumer.messages(max_messages=10, expires=60, idle_heartbeat=3) as messages,
     ):
         await until(lambda: len(wire.payloads) == 1)
-        await asyncio.sleep(0.1)
+        await until_pulled(consumer)
         time.sleep(6.5)  # more than two heartbeats
         await bench.publish(numbered(30))
         await until(lambda: messages.buffered >= 10)

@@ -100,7 +100,7 @@ async def test_lost_meanwhile(far_nc: Client, proxy: FaultProxy) -> None:
     link = Link(far_nc)
     proxy.stall()
     waiting = asyncio.ensure_future(link.barrier(1))
-    await asyncio.sleep(0.1)
+    await until(lambda: far_nc._pongs)
     proxy.cut()
     proxy.resume()
     with pytest.raises(TransportError):

@@ -21,6 +21,7 @@ from tests.unit.scripted_broker import (
     message,
     offsets,
     scripted,
+    until,
 )
 
 pytestmark = pytest.mark.usefixtures("loop_errors")
@@ -170,7 +171,7 @@ class TestMerged:
                 client.subscribe("foo", partition="all", start="earliest") as reader,
             ):
                 waiting = asyncio.ensure_future(anext(reader.batches(1000, max_wait=60)))
-                await asyncio.sleep(0.2)
+                await until(lambda: all(part._read.next_offset == 4 for part in reader._parts))
                 waiting.cancel()
                 with pytest.raises(asyncio.CancelledError):
                     await waiting
