@@ -246,6 +246,8 @@ class Api:
         epoch, looks = self._link.epoch, 0
         left = max(deadline - asyncio.get_running_loop().time(), 0.001)
         call = asyncio.ensure_future(self.nc.request(subject, body, timeout=left, headers=headers))
+        # Cancelled while it gets its answer, the call may still end with an error that nobody awaits.
+        call.add_done_callback(lambda done: done.cancelled() or done.exception())
         try:
             while not call.done():
                 await asyncio.wait({call}, timeout=_LOOK)
