@@ -71,7 +71,7 @@ demo: setup  ## the main job: publish envelopes and account for every ack; BROKE
 	$(RUN) -m liftenvelope demo --broker $(BROKER)
 
 test: servers without-servers  ## all tests, on real servers; PYTHON=python3.13 for that version, in .venv-3.13
-	LIFTENVELOPE_REQUIRE_EXTENSIONS=1 $(RUN) -m pytest -q -n $(WORKERS) --dist loadfile $(WITHOUT_SERVERS:%=--ignore=%) --ignore=tests/spark
+	LIFTENVELOPE_REQUIRE_EXTENSIONS=1 $(RUN) -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(WITHOUT_SERVERS:%=--ignore=%) --ignore=tests/spark
 	LIFTENVELOPE_REQUIRE_EXTENSIONS=1 LIFTENVELOPE_CONFORMANCE_SERVER=gateway $(RUN) -m pytest -q -n 2 --dist loadfile tests/conformance
 	$(RUN) -m pytest benchmarks -q --ignore=benchmarks/spark
 

@@ -1,4 +1,4 @@
-"""What every test shares: which examples hypothesis tries.
+"""Shared by all tests: the examples of hypothesis, and the order of the files.
 
 A run of the gate repeats itself: the same commit gives the same verdict. New examples are sought by
 ``make soak``, with ``--hypothesis-profile=search``; what that finds becomes a test with the example in it.
@@ -7,7 +7,9 @@ A run of the gate repeats itself: the same commit gives the same verdict. New ex
 from __future__ import annotations
 
 from importlib.util import find_spec
+from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 # A loaded machine is slow, and no finding.
@@ -19,3 +21,27 @@ settings.load_profile("repeatable")
 
 # `make test-spark` installs Spark before it runs these; other runs need not have it.
 collect_ignore = [] if find_spec("pyspark") else ["spark"]
+
+#: Files that keep a process busy for a minute or more. They run first, so that no process is alone with one
+#: at the end (see --no-loadscope-reorder in the Makefile).
+_SLOWEST = (
+    "fuzz/test_campaign.py",
+    "packaging/test_distribution.py",
+    "integration/project/test_operating_permissions.py",
+    "integration/gateway/test_compaction.py",
+    "integration/project/test_documented_programs.py",
+    "faults/test_slice.py",
+    "integration/project/test_examples.py",
+    "integration/gateway/test_serve.py",
+    "integration/bulk/test_archive.py",
+    "hostile/test_slice.py",
+    "integration/testing/test_ports.py",
+    "integration/testing/test_liftbridge.py",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Move the slowest files to the front; the others keep their order."""
+    folder = Path(__file__).parent
+    ranks = {folder / name: rank for rank, name in enumerate(_SLOWEST)}
+    items.sort(key=lambda item: ranks.get(item.path, len(ranks)))
