@@ -66,8 +66,8 @@ class TestHandshake:
             broker.log(0, 1)
             broker.always("Subscribe", stall)
             async with client_of([broker], timeout=2.0) as client:
-                # Before each further attempt the client fetches metadata, and the deadline may pass meanwhile.
-                with pytest.raises(CallTimeoutError, match="did not stand|FetchMetadata was not answered"):
+                # The client fetches metadata before each further attempt: the deadline may pass meanwhile.
+                with pytest.raises(CallTimeoutError, match=r"did not stand|FetchMetadata was not answered"):
                     await read(client, start="earliest")
             assert broker.calls["Subscribe"] > 1
 
