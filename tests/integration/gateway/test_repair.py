@@ -93,7 +93,7 @@ async def test_streams_of_living_gateways_are_left_to_them(
 
                 async def is_gone() -> bool:
                     entry = await Bucket(js, "lift_streams").get(encode_name(name))
-                    return entry is None or entry.value is None
+                    return entry.value is None
 
                 await eventually(is_gone)
         await second.close()
@@ -157,7 +157,7 @@ async def test_a_removal_that_the_dead_did_not_tell(nc: NatsClient, js: JetStrea
 
         async def is_gone() -> bool:
             entry = await Bucket(js, "lift_streams").get(encode_name(name))
-            return entry is None or entry.value is None
+            return entry.value is None
 
         await eventually(is_gone)
         assert await told(js, name) == [api_pb2.DELETE_STREAM]
