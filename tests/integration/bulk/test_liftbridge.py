@@ -365,12 +365,12 @@ class TestErrors:
         [
             ("http://x:1", "http://x:1"),
             ("nats://a:1,liftbridge://b:1", "one kind"),
-            ("liftbridge://me@host:1", "no users"),
+            ("liftbridge://me@host:1", "must not have a user"),
             ("nats://u:p@host:99999999", "'nats://host:***'"),
             ("no-port", "no-port"),
             ([], "at least one"),
             (7, "int"),
-            ([7], "not int"),
+            ([7], "must be str, got int"),
         ],
     )
     def test_sources(self, source: Any, text: str) -> None:

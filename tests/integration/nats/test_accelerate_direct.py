@@ -7,6 +7,7 @@ import gc
 import socket
 import weakref
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from typing import Any
 
 import nats.errors
@@ -446,9 +447,10 @@ async def test_faults_of_the_server_lose_the_connection(accelerated: bool, spoil
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         connections.append(writer)
         writer.write(INFO)
-        while line := await reader.readline():
-            if line == b"PING\r\n":
-                writer.write(b"PONG\r\n")
+        with suppress(ConnectionResetError):
+            while line := await reader.readline():
+                if line == b"PING\r\n":
+                    writer.write(b"PONG\r\n")
         writer.close()
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)

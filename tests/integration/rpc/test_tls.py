@@ -6,6 +6,7 @@ import asyncio
 import ssl
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import grpc
 import grpc.aio
@@ -127,7 +128,8 @@ async def test_server_that_does_not_speak_http2(
     client_tls: ssl.SSLContext, server_tls: ssl.SSLContext
 ) -> None:
     async def ignore(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.read()
+        with suppress(ConnectionResetError):
+            await reader.read()
         writer.close()
 
     server = await asyncio.start_server(ignore, "127.0.0.1", 0, ssl=server_tls)

@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import time
 from collections.abc import Awaitable, Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import Any
 
 import pyarrow as pa
@@ -355,7 +355,8 @@ async def test_little_is_received_at_a_time_while_nothing_is_for_a_call() -> Non
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(settings + unknown)
-        await reader.read()
+        with suppress(ConnectionResetError):
+            await reader.read()
         writer.close()
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
