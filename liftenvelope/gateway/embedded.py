@@ -192,7 +192,7 @@ class EmbeddedNats:
     async def _launch(self, program: Path, configuration: dict[str, Any], lock: int) -> None:
         path = self._folder / "nats-server.json"
         write_private(path, json.dumps(configuration, indent=1))
-        self._process = await asyncio.create_subprocess_exec(
+        process = self._process = await asyncio.create_subprocess_exec(
             "/bin/sh",
             "-c",
             _GUARD,
@@ -205,7 +205,8 @@ class EmbeddedNats:
             pass_fds=(lock,),
         )
         self._lines, self._is_logged = [], False
-        self._reading = asyncio.create_task(self._read(), name="read nats-server's log")
+        assert process.stderr is not None
+        self._reading = asyncio.create_task(self._read(process.stderr), name="read nats-server's log")
 
     async def stop(self, timeout: float = 15.0) -> None:
         """Stop the server cleanly, or kill it after the timeout. Stopping twice is fine.
@@ -253,10 +254,9 @@ class EmbeddedNats:
         self._violations_after = now + _VIOLATION_PAUSE
         return False
 
-    async def _read(self) -> None:
-        assert self._process is not None
-        assert self._process.stderr is not None
-        async for raw in self._process.stderr:
+    async def _read(self, stderr: asyncio.StreamReader) -> None:
+        # A server that has ended may be stopped before this task begins: it must not rely on the process.
+        async for raw in stderr:
             line = raw.decode("utf-8", "replace")
             if _OWN_PASSWORDS in line or self._is_repeated(line):
                 continue

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -171,6 +172,23 @@ def test_port_of_the_gateway_that_is_taken_is_one_line(tmp_path: Path, nats_serv
     listens = ("--listen", f"127.0.0.1:{port}", "--nats-listen", f"127.0.0.1:{free_port()}")
     said = failed("--data-dir", str(tmp_path), *listens)
     assert said == f"Error: can't listen on 127.0.0.1:{port}: address already in use\n"
+
+
+async def test_reason_is_told_if_nats_has_ended_before_its_log_is_read(
+    tmp_path: Path, nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a slow machine the server has ended when the start of its process is reported."""
+    start_process = asyncio.create_subprocess_exec
+
+    async def start_slowly(*command: Any, **options: Any) -> asyncio.subprocess.Process:
+        process = await start_process(*command, **options)
+        await process.wait()
+        return process
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", start_slowly)
+    port = int(nats_server.url.rpartition(":")[2])
+    with pytest.raises(TransportError, match="in use"):
+        await EmbeddedNats(tmp_path, port=port).start()
 
 
 def test_port_of_nats_that_is_taken_is_one_line(tmp_path: Path, nats_server: NatsServer) -> None:
