@@ -91,8 +91,8 @@ class JetStreamRequests:
         """Close the connection for API requests, after the server has taken all that was sent."""
         with self._lock:
             if self._control is not None:
-                # A socket that is closed with unread bytes, such as a PING, may lose the last bytes sent.
-                # No result depends on it any more, so its errors concern nobody.
+                # Closing a socket with unread bytes, such as a PING, may lose the last bytes sent. Errors are
+                # ignored, because no call waits for a result any more.
                 with contextlib.suppress(LiftEnvelopeError):
                     self._control.flush(_CLOSING)
                 self._control.close()
