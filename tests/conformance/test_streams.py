@@ -25,11 +25,9 @@ from liftenvelope.errors import (
     UsageError,
 )
 from liftenvelope.rpc.status import StatusCode
+from tests.cleaner_clock import CLEANER_INTERVAL, CleanerClock
 from tests.conformance.actions import SOON, eventually, fill, new_stream, read, read_offsets
 from tests.conformance.conftest import Server
-
-# Segments of a few messages each, looked at five times a second: only full ones can go.
-SMALL_SEGMENTS: dict[str, Any] = {"segment_max_bytes": 1024, "cleaner_interval": 0.2}
 
 
 async def test_a_stream_is_found_once_it_is_made(client: Client, name: str) -> None:
@@ -131,7 +129,15 @@ async def test_all_options_together(client: Client, name: str) -> None:
 
 
 async def test_old_messages_go_and_offsets_stay(client: Client, name: str) -> None:
-    await new_stream(client, name, [b"x" * 200] * 40, retention_max_messages=10, **SMALL_SEGMENTS)
+    # Only full segments can go: these hold a few messages each.
+    cleaner = CleanerClock()
+    await client.create_stream(
+        name, name, retention_max_messages=10, segment_max_bytes=1024, cleaner_interval=CLEANER_INTERVAL
+    )
+    cleaner.created()
+    for _ in range(40):
+        await cleaner.wait_async()
+        await fill(client, name, [b"x" * 200])
 
     async def are_gone() -> bool:
         return (await read_offsets(client, name, start="earliest", stop="latest"))[0] > 0

@@ -22,6 +22,7 @@ from liftenvelope.errors import (
     UsageError,
 )
 from liftenvelope.rpc.status import StatusCode
+from tests.cleaner_clock import CLEANER_INTERVAL, CleanerClock
 from tests.conformance.actions import PATIENCE, eventually, fill, new_stream, read, read_offsets, take
 
 EMPTY: list[int] = []
@@ -329,8 +330,13 @@ async def test_reading_a_readonly_partition(client: Client, name: str) -> None:
 
 
 async def test_a_compacted_stream_without_the_stop_offset(client: Client, name: str) -> None:
-    await client.create_stream(name, name, compact_enabled=True, segment_max_bytes=1024, cleaner_interval=0.2)
+    cleaner = CleanerClock()
+    await client.create_stream(
+        name, name, compact_enabled=True, segment_max_bytes=1024, cleaner_interval=CLEANER_INTERVAL
+    )
+    cleaner.created()
     for number in range(60):
+        await cleaner.wait_async()
         await fill(client, name, [b"x" * 150], key=b"k%d" % (number % 3))
 
     async def is_compacted() -> bool:

@@ -22,6 +22,7 @@ from pyspark.sql.streaming import StreamingQuery
 
 from liftenvelope import bulk
 from liftenvelope.testing import LiftbridgeCluster, NatsServer, run_liftbridge
+from tests.cleaner_clock import CLEANER_INTERVAL, CleanerClock
 from tests.integration.bulk_streams import jetstream, make_stream
 from tests.spark.streams import Query, Stream, numbers, patiently
 
@@ -322,15 +323,19 @@ class TestRetention:
         settings: dict[str, Any] = {
             "retention_max_messages": 20,
             "segment_max_bytes": 1_000,
-            "cleaner_interval": 200,
+            "cleaner_interval": round(CLEANER_INTERVAL * 1000),
         }
+        cleaner = CleanerClock()
         liftbridge_server.create_stream(name, **settings)
+        cleaner.created()
         stream = Stream("liftbridge", liftbridge_server.addresses[0], name)
         stream.write(10)
         Query(stream.follow(spark, startingOffsets="earliest"), tmp_path).run()
+        cleaner.wait()
         stream.write(200)
         # It takes whole segments: perhaps all of them but the one that is written to.
         wait_for("retention", lambda: bulk.count(stream.servers, stream.name) < 200)
+        cleaner.wait()
         stream.write(5)
         return stream
 

@@ -35,6 +35,7 @@ from liftenvelope.testing import (
     run_liftbridge,
     run_nats_server,
 )
+from tests.cleaner_clock import CLEANER_INTERVAL, CleanerClock
 from tests.integration.bulk_streams import BulkThreads, offsets, wait_for
 
 COUNT = 1_000
@@ -204,10 +205,18 @@ def test_messages_of_8_mib(run: Any, config: dict[str, Any], name: str) -> None:
 
 
 def test_a_compacted_stream(client: BlockingClient, address: str, name: str) -> None:
+    cleaner = CleanerClock()
     client.create_stream(
-        name, name, compact_enabled=True, segment_max_bytes=2_000, cleaner_interval=0.2, segment_max_age=0.5
+        name,
+        name,
+        compact_enabled=True,
+        segment_max_bytes=2_000,
+        cleaner_interval=CLEANER_INTERVAL,
+        segment_max_age=0.5,
     )
+    cleaner.created()
     items = [(b"k%d" % (i % 5), b"%d" % i) for i in range(200)]
+    cleaner.wait()
     client.publish_many(name, items, partition=0)
     wait_for("compaction", lambda: bulk.count(address, name) < 100)
     gaps: list[Gap] = []
@@ -225,8 +234,13 @@ def test_a_compacted_stream(client: BlockingClient, address: str, name: str) -> 
 
 
 def test_retention_has_passed_the_start(client: BlockingClient, address: str, name: str) -> None:
-    client.create_stream(name, name, retention_max_messages=20, segment_max_bytes=1_000, cleaner_interval=0.2)
+    cleaner = CleanerClock()
+    client.create_stream(
+        name, name, retention_max_messages=20, segment_max_bytes=1_000, cleaner_interval=CLEANER_INTERVAL
+    )
+    cleaner.created()
     for _ in range(60):
+        cleaner.wait()
         client.publish(name, bytes(200))
     wait_for("retention", lambda: bulk.count(address, name) < 50)
     with pytest.raises(RetentionError, match="message 0 is gone") as caught:
@@ -240,13 +254,21 @@ def test_retention_has_passed_the_start(client: BlockingClient, address: str, na
 
 def test_retention_passes_running_reads(client: BlockingClient, address: str, name: str) -> None:
     """The stream is longer than what servers, sockets and windows hold for readers that take nothing."""
+    cleaner = CleanerClock()
     client.create_stream(
-        name, name, retention_max_bytes=45 * MIB, segment_max_bytes=4 * MIB, cleaner_interval=0.2
+        name,
+        name,
+        retention_max_bytes=45 * MIB,
+        segment_max_bytes=4 * MIB,
+        cleaner_interval=CLEANER_INTERVAL,
     )
+    cleaner.created()
     value, count = bytes(100_000), 400
 
     def fill() -> None:
-        client.publish_many(name, [value] * count, partition=0, max_in_flight=20)
+        for _ in range(count // 20):
+            cleaner.wait()
+            client.publish_many(name, [value] * 20, partition=0)
 
     fill()
     gaps: list[Gap] = []
