@@ -15,7 +15,7 @@ from nats.aio.msg import Msg
 from benchmarks.rounds import Comparison, Loop, Peer
 from liftenvelope._native import frames
 from liftenvelope.nats import accelerate
-from liftenvelope.nats._receiving import subscribe_direct
+from liftenvelope.nats.receiving import subscribe_direct
 from liftenvelope.testing import NatsServer
 
 SUBJECT, PAYLOAD = "bench.receive", b"x" * 100

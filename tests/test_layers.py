@@ -87,11 +87,14 @@ def for_types_alone(node: ast.stmt) -> bool:
     return isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
 
 
-def imported(tree: ast.AST, package: str) -> set[str]:
-    """Dotted names of all that is imported when the module runs, inside functions as well."""
+def imported(tree: ast.AST, package: str, *, types: bool = False) -> set[str]:
+    """Dotted names that a module imports when it runs, inside functions as well.
+
+    With ``types`` the set includes imports under ``TYPE_CHECKING``.
+    """
     names: set[str] = set()
     for node in ast.iter_child_nodes(tree):
-        if isinstance(node, ast.If) and for_types_alone(node):
+        if isinstance(node, ast.If) and for_types_alone(node) and not types:
             names |= imported(ast.Module(node.orelse, []), package)
         elif isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
@@ -101,14 +104,19 @@ def imported(tree: ast.AST, package: str) -> set[str]:
             module = (base + (node.module or "")).rstrip(".")
             names |= {f"{module}.{alias.name}" for alias in node.names}
         else:
-            names |= imported(node, package)
+            names |= imported(node, package, types=types)
     return names
 
 
-def imports_of(path: Path) -> set[str]:
+def package_of(path: Path) -> str:
+    """Dotted name of the package that a source file belongs to. Extensions belong to ``_native``."""
+    parts = path.relative_to(PACKAGE).parent.parts if path.suffix == ".py" else ("_native",)
+    return ".".join(("liftenvelope", *parts))
+
+
+def imports_of(path: Path, *, types: bool = False) -> set[str]:
     if path.suffix == ".py":
-        package = ".".join(("liftenvelope", *path.relative_to(PACKAGE).parent.parts))
-        return imported(ast.parse(path.read_text()), package)
+        return imported(ast.parse(path.read_text()), package_of(path), types=types)
     found = re.findall(r"^\s*from (liftenvelope\S*) import (\([^)]*\)|.*)", path.read_text(), re.MULTILINE)
     return {
         f"{module}.{name}" for module, names in found for name in re.findall(r"(?<! as )\b(?!as\b)\w+", names)
@@ -129,6 +137,34 @@ def violations(unit: str, names: set[str]) -> list[str]:
         elif RANK[target] >= RANK[unit] or target in FORBIDDEN.get(unit, ()):
             bad.append(f"{unit} may not import {name}")
     return bad
+
+
+def private_imports(package: str, names: set[str]) -> list[str]:
+    """Imported names that contain a private module or a private name of another package.
+
+    Private modules in the root, and ``_native`` and ``_pb``, are ground for the whole package.
+    """
+    found = []
+    for name in sorted(names):
+        unit, *parts = name.removeprefix("liftenvelope.").split(".")
+        if not name.startswith("liftenvelope.") or unit in ("_native", "_pb"):
+            continue
+        for depth, part in enumerate(parts):
+            owner = ".".join(("liftenvelope", unit, *parts[:depth]))
+            is_private = part.startswith("_") and not part.endswith("__")
+            if is_private and not f"{package}.".startswith(f"{folder_of(owner)}."):
+                found.append(f"{package} may not import {name}: {part} is private to {folder_of(owner)}")
+                break
+    return found
+
+
+def folder_of(owner: str) -> str:
+    """Dotted name of the package whose modules may import private names of a package or module.
+
+    A private name of a module in the root is private to that module.
+    """
+    path = PACKAGE.joinpath(*owner.split(".")[1:])
+    return owner if path.is_dir() or path.parent == PACKAGE else owner.rpartition(".")[0]
 
 
 def is_inside(name: str) -> bool:
@@ -170,6 +206,11 @@ def test_imports_go_up(path: Path) -> None:
 def test_imports_inside_native_go_up(path: Path) -> None:
     assert path.stem in INNER_RANK, f"{path.stem} has no place in NATIVE"
     assert inner_violations(path.stem, imports_of(path)) == []
+
+
+@pytest.mark.parametrize("path", SOURCES + CYTHON, ids=name_of)
+def test_no_import_of_private_module_or_name_of_another_package(path: Path) -> None:
+    assert private_imports(package_of(path), imports_of(path, types=True)) == []
 
 
 @pytest.mark.parametrize("path", [path for path in SOURCES if unit_of(path) in SANS_IO], ids=name_of)
@@ -247,6 +288,40 @@ class TestTheRules:
     )
     def test_found_inside_native(self, module: str, source: str) -> None:
         assert len(inner_violations(module, imported(ast.parse(source), "liftenvelope._native"))) == 1
+
+    @pytest.mark.parametrize(
+        ("package", "source"),
+        [
+            ("gateway", "from liftenvelope.testing._ports import free_port"),
+            ("gateway", "from liftenvelope.testing import _ports"),
+            ("gateway", "import liftenvelope.testing._ports"),
+            ("gateway", "if TYPE_CHECKING:\n    from liftenvelope.testing._ports import free_port"),
+            ("client", "from liftenvelope.client.blocking._base import Portal"),
+            ("gateway", "from liftenvelope.rpc.status import _unquoted"),
+            ("gateway", "from liftenvelope.arrow import _headers"),
+            ("", "from liftenvelope.rpc.status import _unquoted"),
+        ],
+    )
+    def test_private_import_is_found(self, package: str, source: str) -> None:
+        place = f"liftenvelope.{package}".rstrip(".")
+        assert len(private_imports(place, imported(ast.parse(source), place, types=True))) == 1
+
+    @pytest.mark.parametrize(
+        ("package", "source"),
+        [
+            ("testing", "from liftenvelope.testing._ports import free_port"),
+            ("rpc", "from .status import _unquoted"),
+            ("client.blocking", "from liftenvelope.client.connections import _opened"),
+            ("gateway", "from liftenvelope._checks import as_text"),
+            ("gateway", "from liftenvelope._version import __version__"),
+            ("gateway", "from liftenvelope._pb import api_pb2"),
+            ("", "if TYPE_CHECKING:\n    from liftenvelope._native._fastenv import Ack"),
+            ("gateway", "import nats._private"),
+        ],
+    )
+    def test_private_import_is_allowed(self, package: str, source: str) -> None:
+        place = f"liftenvelope.{package}".rstrip(".")
+        assert private_imports(place, imported(ast.parse(source), place, types=True)) == []
 
     def test_relative_imports_are_resolved(self) -> None:
         tree = ast.parse("from . import a\nfrom .b import c\nfrom ..envelope import d")

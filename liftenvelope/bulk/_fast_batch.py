@@ -15,9 +15,9 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from liftenvelope.errors import JetStreamError, WrongStreamError, jetstream_error
-from liftenvelope.jetstream._publish_frames import PubAck, read_ack
-from liftenvelope.jetstream._statuses import status_number
 from liftenvelope.jetstream.api import natural
+from liftenvelope.jetstream.publish_frames import PubAck, read_ack
+from liftenvelope.jetstream.statuses import status_number
 
 __all__ = ["FLOW", "FastBatch"]
 

@@ -22,8 +22,8 @@ from liftenvelope.errors import (
     NoJetStreamError,
     TransportError,
 )
-from liftenvelope.jetstream._statuses import Kind
 from liftenvelope.jetstream.api import natural
+from liftenvelope.jetstream.statuses import Kind
 
 if TYPE_CHECKING:
     from liftenvelope.bulk._crew import Outlet
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from liftenvelope.bulk._nats_socket import NatsSocket
     from liftenvelope.bulk.plan import BatchPlan
     from liftenvelope.bulk.ranges import Range
-    from liftenvelope.jetstream._statuses import Status
+    from liftenvelope.jetstream.statuses import Status
 
 __all__ = ["ConsumerRead"]
 

@@ -21,8 +21,8 @@ from liftenvelope.errors import (
     StreamNotFoundError,
     TransportError,
 )
-from liftenvelope.jetstream._names import check_stream_name
 from liftenvelope.jetstream.api import api_prefix, natural
+from liftenvelope.jetstream.names import check_stream_name
 from liftenvelope.rpc.address import Address, parse_address
 
 if TYPE_CHECKING:

@@ -27,8 +27,8 @@ from liftenvelope.errors import (
     StreamMessageTooLargeError,
     TransportError,
 )
-from liftenvelope.jetstream._statuses import Status, status_number
 from liftenvelope.jetstream.api import encode_payload, natural, read_answer, read_as, read_json
+from liftenvelope.jetstream.statuses import Status, status_number
 from liftenvelope.rpc.address import Address, parse_address
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from liftenvelope import _native
 from liftenvelope.bulk._publisher import MOST_BYTES, PIECE, Publisher, WriteLink
 from liftenvelope.bulk.errors import WriteFailedError
 from liftenvelope.bulk.outgoing import Written
-from liftenvelope.jetstream._publish_frames import PubAck
+from liftenvelope.jetstream.publish_frames import PubAck
 
 if TYPE_CHECKING:
     from liftenvelope.bulk._nats_socket import Frame

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from liftenvelope import _native
 from liftenvelope.arrow import encode_batch
 from liftenvelope.errors import UsageError, UsageTypeError
-from liftenvelope.jetstream._publish_frames import header_block
-from liftenvelope.nats._subjects import publish_subject
+from liftenvelope.jetstream.publish_frames import header_block
+from liftenvelope.nats.subjects import publish_subject
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -21,7 +21,7 @@ from liftenvelope.errors import (
     UsageError,
     WrongStreamError,
 )
-from liftenvelope.jetstream._publish_frames import PubAck, read_ack
+from liftenvelope.jetstream.publish_frames import PubAck, read_ack
 
 if TYPE_CHECKING:
     from liftenvelope import _native

@@ -18,7 +18,7 @@ from liftenvelope.client.client import Client
 from liftenvelope.client.options import check_http2_sizes, check_server_names
 from liftenvelope.errors import UsageError, UsageTypeError
 from liftenvelope.jetstream.api import api_prefix
-from liftenvelope.nats._subjects import check_inbox_prefix
+from liftenvelope.nats.subjects import check_inbox_prefix
 from liftenvelope.rpc.address import Address, parse_address
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from liftenvelope.bulk.plan import BatchPlan
     from liftenvelope.bulk.ranges import Extent, Range
 
-__all__ = ["StreamSource", "open_stream"]
+__all__ = ["LiftbridgeSource", "StreamSource", "open_stream"]
 
 
 class StreamSource(Protocol):

@@ -15,7 +15,7 @@ from liftenvelope.bulk.outgoing import Written, batches_of, open_rows, published
 from liftenvelope.bulk.ranges import Progress
 from liftenvelope.client.blocking import BlockingClient, connect_blocking
 from liftenvelope.errors import UsageError, UsageTypeError
-from liftenvelope.jetstream._publish_frames import header_block
+from liftenvelope.jetstream.publish_frames import header_block
 from liftenvelope.types import AckPolicy
 
 if TYPE_CHECKING:

@@ -43,11 +43,11 @@ from liftenvelope.errors import (
 from liftenvelope.gateway.ack_flow import ACKNOWLEDGE_EVERY, AckFlow, Written
 from liftenvelope.gateway.ack_servers import ack_servers_of
 from liftenvelope.gateway.feed import ask_start
-from liftenvelope.jetstream._watch import watch_of
 from liftenvelope.jetstream.api import DEFAULT_PREFIX, Api
 from liftenvelope.jetstream.listing import consumer_names
-from liftenvelope.nats._link import Link
-from liftenvelope.nats._receiving import DirectSubscription, subscribe_direct
+from liftenvelope.jetstream.watch import watch_of
+from liftenvelope.nats.link import Link
+from liftenvelope.nats.receiving import DirectSubscription, subscribe_direct
 
 if TYPE_CHECKING:
     from nats.aio.client import Client

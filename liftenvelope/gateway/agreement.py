@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from liftenvelope.errors import LiftEnvelopeError
 from liftenvelope.gateway.names import encode_name
-from liftenvelope.nats._link import Link
+from liftenvelope.nats.link import Link
 
 if TYPE_CHECKING:
     from nats.aio.msg import Msg

@@ -39,7 +39,7 @@ from liftenvelope.errors import UsageError
 from liftenvelope.gateway.limits import Limits
 from liftenvelope.gateway.requests import read_request
 from liftenvelope.gateway.storage import covers
-from liftenvelope.jetstream._names import check_filter
+from liftenvelope.jetstream.names import check_filter
 from liftenvelope.rpc.status import RpcError, StatusCode
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ from liftenvelope.errors import (
     UsageError,
     WrongLastSequenceError,
 )
-from liftenvelope.nats._link import Link
+from liftenvelope.nats.link import Link
 from liftenvelope.types import AckError
 
 if TYPE_CHECKING:
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 
     from liftenvelope.gateway.records import StreamRecord
     from liftenvelope.gateway.subjects import AckInboxes
-    from liftenvelope.jetstream._publish_frames import PubAck
     from liftenvelope.jetstream.context import JetStream
+    from liftenvelope.jetstream.publish_frames import PubAck
 
 __all__ = ["CheckedIntake", "wait_for_intakes"]
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from liftenvelope.envelope import new_message, unmarshal_ack
 from liftenvelope.errors import AckTimeoutError, EnvelopeError
-from liftenvelope.jetstream._publish_frames import PubAck
-from liftenvelope.nats._receiving import DirectSubscription, subscribe_direct
+from liftenvelope.jetstream.publish_frames import PubAck
+from liftenvelope.nats.receiving import DirectSubscription, subscribe_direct
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -29,15 +29,15 @@ from liftenvelope.errors import (
     TransportError,
 )
 from liftenvelope.gateway.pull_window import PullBudget, PullWindow
-from liftenvelope.nats._link import Link
-from liftenvelope.nats._receiving import subscribe_direct
+from liftenvelope.nats.link import Link
+from liftenvelope.nats.receiving import subscribe_direct
 
 if TYPE_CHECKING:
     from nats.aio.client import Client
 
     from liftenvelope.jetstream.api import Api
     from liftenvelope.jetstream.context import JetStream
-    from liftenvelope.nats._receiving import DirectSubscription
+    from liftenvelope.nats.receiving import DirectSubscription
 
 __all__ = ["Delivery", "PartitionFeed", "ask_start", "budget_of", "sequences_of"]
 

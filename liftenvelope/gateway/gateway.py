@@ -17,7 +17,7 @@ from liftenvelope.gateway.drops import LogFile
 from liftenvelope.gateway.limits import Limits
 from liftenvelope.gateway.running import Running
 from liftenvelope.gateway.starting import Setup, start_gateway
-from liftenvelope.jetstream._names import check_domain
+from liftenvelope.jetstream.names import check_domain
 from liftenvelope.rpc.address import parse_address
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from liftenvelope.rpc.status import RpcError, StatusCode
 if TYPE_CHECKING:
     from liftenvelope.gateway.core import Core
     from liftenvelope.gateway.streams import StreamService
-    from liftenvelope.jetstream._publish_frames import PubAck
+    from liftenvelope.jetstream.publish_frames import PubAck
 
 __all__ = ["Intake"]
 

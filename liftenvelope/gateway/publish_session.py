@@ -35,9 +35,9 @@ from liftenvelope.gateway.failures import status_of
 from liftenvelope.gateway.replicas import least_in_sync
 from liftenvelope.gateway.requests import read_request
 from liftenvelope.gateway.targets import Target, ack_of
-from liftenvelope.jetstream._publish_frames import PubAck, read_ack
-from liftenvelope.nats._link import Link
-from liftenvelope.nats._receiving import DirectSubscription, subscribe_direct
+from liftenvelope.jetstream.publish_frames import PubAck, read_ack
+from liftenvelope.nats.link import Link
+from liftenvelope.nats.receiving import DirectSubscription, subscribe_direct
 from liftenvelope.rpc.status import UNANSWERED_IS_NOT_STORED, RpcError, StatusCode
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from liftenvelope.errors import LiftEnvelopeError
-from liftenvelope.nats._link import Link
+from liftenvelope.nats.link import Link
 from liftenvelope.rpc.status import RpcError, StatusCode
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from liftenvelope._secrets import without_secrets
 from liftenvelope.errors import TransportError, UsageError
 from liftenvelope.gateway.embedded import EmbeddedNats
 from liftenvelope.gateway.gateway import Gateway
-from liftenvelope.nats._subjects import check_inbox_prefix
+from liftenvelope.nats.subjects import check_inbox_prefix
 
 __all__ = ["Serving", "data_folder", "running_gateway", "serve"]
 

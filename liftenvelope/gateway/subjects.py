@@ -15,8 +15,8 @@ from liftenvelope import _wire as w
 from liftenvelope._native import acks
 from liftenvelope.errors import UsageError
 from liftenvelope.gateway.limits import ANY_SUBJECT
-from liftenvelope.jetstream._names import check_filter
-from liftenvelope.nats._subjects import publish_subject
+from liftenvelope.jetstream.names import check_filter
+from liftenvelope.nats.subjects import publish_subject
 from liftenvelope.rpc.status import RpcError, StatusCode
 
 __all__ = ["AckInboxes", "check_published", "check_recorded"]

@@ -23,7 +23,7 @@ from liftenvelope.group.errors import UnknownMemberError
 from liftenvelope.group.events import CommitFailed, GroupEventHandler
 from liftenvelope.group.reader import GroupMessage, PartitionReader
 from liftenvelope.group.topics import Topic
-from liftenvelope.nats._link import Link
+from liftenvelope.nats.link import Link
 
 if TYPE_CHECKING:
     from types import TracebackType

@@ -27,7 +27,7 @@ from liftenvelope.group.names import changed_subject
 from liftenvelope.group.session import Do, MemberSession
 from liftenvelope.group.state import DEFAULT_SESSION_TIMEOUT, Phase, TopicSpec
 from liftenvelope.group.wire import read_offsets, topic_messages
-from liftenvelope.nats._link import Link
+from liftenvelope.nats.link import Link
 
 if TYPE_CHECKING:
     from nats.aio.client import Client

@@ -29,7 +29,7 @@ from liftenvelope.group.wire import (
     read_topics,
     registered_message,
 )
-from liftenvelope.nats._link import Link
+from liftenvelope.nats.link import Link
 
 if TYPE_CHECKING:
     from nats.aio.client import Client

@@ -15,7 +15,7 @@ from liftenvelope.errors import MessageNotFoundError, OffsetOutOfRangeError, Usa
 from liftenvelope.group.bounds import place_bounds
 from liftenvelope.group.state import Place, TopicSpec, check_id
 from liftenvelope.jetstream import AckPolicy, ConsumerConfig, DeliverPolicy, JetStream, Messages
-from liftenvelope.jetstream._names import check_filter, check_stream_name
+from liftenvelope.jetstream.names import check_filter, check_stream_name
 
 __all__ = [
     "JetStreamSource",

@@ -4,7 +4,6 @@
 one stream. :class:`Consumer` reads messages. None of them closes the connection or replaces its callbacks.
 """
 
-from liftenvelope.jetstream._publish_frames import PubAck, PublishOptions
 from liftenvelope.jetstream.advisories import (
     Advisories,
     Advisory,
@@ -66,6 +65,7 @@ from liftenvelope.jetstream.infos import (
 )
 from liftenvelope.jetstream.message import Message, MessageMetadata, Recorder
 from liftenvelope.jetstream.ordered import OrderedConsumer
+from liftenvelope.jetstream.publish_frames import PubAck, PublishOptions
 from liftenvelope.jetstream.publishing import PublishFuture
 from liftenvelope.jetstream.pull_options import ConsumeOptions, GroupOptions, OnReconnect
 from liftenvelope.jetstream.stored import StoredMessage
@@ -85,7 +85,7 @@ from liftenvelope.jetstream.stream_config import (
     StreamSource,
     SubjectTransform,
 )
-from liftenvelope.nats._headers import Headers
+from liftenvelope.nats.headers import Headers
 
 __all__ = [
     "AccountInfo",

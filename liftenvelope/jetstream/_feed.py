@@ -25,12 +25,12 @@ from liftenvelope.errors import (
 )
 from liftenvelope.jetstream._endings import DRAIN, holds_pin, until_nothing_is_owed
 from liftenvelope.jetstream._pull import End, PullCore, PullNow, Tell
-from liftenvelope.jetstream._statuses import Kind, Status
-from liftenvelope.jetstream._watch import watch_of
 from liftenvelope.jetstream.events import Pinned, PinNotReleased, PullEvent, Unpinned
 from liftenvelope.jetstream.message import PIN_HEADER, Acks, Message, counted_size
 from liftenvelope.jetstream.pull_options import PullPlan
-from liftenvelope.nats._pull_inbox import PullInbox
+from liftenvelope.jetstream.statuses import Kind, Status
+from liftenvelope.jetstream.watch import watch_of
+from liftenvelope.nats.pull_inbox import PullInbox
 
 if TYPE_CHECKING:
     from liftenvelope.jetstream.api import Api

@@ -23,7 +23,7 @@ from liftenvelope.jetstream.consumer import Consumer
 from liftenvelope.jetstream.consumer_config import ConsumerConfig
 from liftenvelope.jetstream.fetching import Batch
 from liftenvelope.jetstream.pull_options import fetch_plan
-from liftenvelope.nats._link import Link
+from liftenvelope.nats.link import Link
 
 if TYPE_CHECKING:
     from liftenvelope.jetstream.api import Api

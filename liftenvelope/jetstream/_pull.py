@@ -24,7 +24,6 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple, TypeAlias
 
 from liftenvelope._backoff import Backoff
-from liftenvelope.jetstream._statuses import FATAL, Kind, Status
 from liftenvelope.jetstream.events import (
     Disconnected,
     LeadershipChanged,
@@ -39,6 +38,7 @@ from liftenvelope.jetstream.events import (
     UnknownStatus,
     Unpinned,
 )
+from liftenvelope.jetstream.statuses import FATAL, Kind, Status
 
 __all__ = ["Action", "Check", "End", "PullCore", "PullLimits", "PullNow", "Tell"]
 

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 
 from liftenvelope._checks import as_count
 from liftenvelope.errors import ConnectionClosedError, UsageError
-from liftenvelope.jetstream._names import check_consumer_name, check_filter, check_stream_name
-from liftenvelope.jetstream._watch import watch_of
-from liftenvelope.nats._link import Link
+from liftenvelope.jetstream.names import check_consumer_name, check_filter, check_stream_name
+from liftenvelope.jetstream.watch import watch_of
+from liftenvelope.nats.link import Link
 
 if TYPE_CHECKING:
     from nats.aio.client import Client

@@ -19,9 +19,9 @@ from liftenvelope.errors import (
     UsageError,
     jetstream_error,
 )
-from liftenvelope.jetstream._names import check_domain, check_prefix
-from liftenvelope.nats._link import Link
-from liftenvelope.nats._subjects import wire_subject
+from liftenvelope.jetstream.names import check_domain, check_prefix
+from liftenvelope.nats.link import Link
+from liftenvelope.nats.subjects import wire_subject
 
 if TYPE_CHECKING:
     from nats.aio.client import Client

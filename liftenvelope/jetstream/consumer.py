@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Final, Unpack
 from liftenvelope._checks import as_count, as_seconds
 from liftenvelope.errors import UsageError, UsageTypeError
 from liftenvelope.jetstream._feed import Hooks, PullFeed
-from liftenvelope.jetstream._names import check_group
 from liftenvelope.jetstream._records import moment_text
 from liftenvelope.jetstream.consumer_config import AckPolicy, ConsumerConfig, PriorityPolicy
 from liftenvelope.jetstream.consuming import Consumption, Handler, Messages
@@ -17,6 +16,7 @@ from liftenvelope.jetstream.events import PullEvent
 from liftenvelope.jetstream.fetching import Batch, FetchInboxes, first_of
 from liftenvelope.jetstream.infos import ConsumerInfo, PauseInfo
 from liftenvelope.jetstream.message import Acks, Message
+from liftenvelope.jetstream.names import check_group
 from liftenvelope.jetstream.pull_options import (
     ConsumeOptions,
     GroupOptions,

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from liftenvelope.errors import UsageError
-from liftenvelope.jetstream._names import check_consumer_name, check_filter, check_group
 from liftenvelope.jetstream._records import Moment, OpenEnum, Record, Seconds
+from liftenvelope.jetstream.names import check_consumer_name, check_filter, check_group
 
 __all__ = ["AckPolicy", "ConsumerConfig", "DeliverPolicy", "PriorityPolicy", "ReplayPolicy"]
 

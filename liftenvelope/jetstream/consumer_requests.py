@@ -6,10 +6,10 @@ import secrets
 from typing import Literal
 
 from liftenvelope.errors import UsageError, UsageTypeError
-from liftenvelope.jetstream._names import check_consumer_name, check_stream_name
 from liftenvelope.jetstream.api import Api
 from liftenvelope.jetstream.consumer_config import ConsumerConfig
 from liftenvelope.jetstream.infos import ConsumerInfo
+from liftenvelope.jetstream.names import check_consumer_name, check_stream_name
 
 __all__ = ["ConsumerAction", "consumer_info", "delete_consumer", "put_consumer"]
 

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Self
 from liftenvelope.errors import StreamNotFoundError, UsageTypeError
 from liftenvelope.jetstream import consumer_requests as requests
 from liftenvelope.jetstream import listing
-from liftenvelope.jetstream._names import check_stream_name
 from liftenvelope.jetstream.advisories import Advisories
 from liftenvelope.jetstream.api import Api
 from liftenvelope.jetstream.api import api_prefix as prefix_of
 from liftenvelope.jetstream.consumer import Consumer
 from liftenvelope.jetstream.consumer_config import ConsumerConfig
 from liftenvelope.jetstream.infos import AccountInfo, StreamInfo
+from liftenvelope.jetstream.names import check_stream_name
 from liftenvelope.jetstream.publishing import Publishing
 from liftenvelope.jetstream.stream import Stream
 from liftenvelope.jetstream.stream_config import StreamConfig

@@ -13,12 +13,12 @@ from liftenvelope.errors import (
     TransportError,
 )
 from liftenvelope.jetstream._feed import LATE, TURNS, Source, error_of
-from liftenvelope.jetstream._statuses import Kind, Status
-from liftenvelope.jetstream._watch import reason_of, watch_of
 from liftenvelope.jetstream.message import PIN_HEADER, Message, counted_size
 from liftenvelope.jetstream.pull_options import PullPlan
-from liftenvelope.nats._link import Link
-from liftenvelope.nats._pull_inbox import PullInbox
+from liftenvelope.jetstream.statuses import Kind, Status
+from liftenvelope.jetstream.watch import reason_of, watch_of
+from liftenvelope.nats.link import Link
+from liftenvelope.nats.pull_inbox import PullInbox
 
 __all__ = ["Batch", "FetchInboxes"]
 

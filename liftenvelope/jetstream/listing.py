@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any, Final, TypeVar
 
-from liftenvelope.jetstream._names import check_filter, check_stream_name
 from liftenvelope.jetstream.api import Api, natural
 from liftenvelope.jetstream.infos import ConsumerInfo, StreamInfo
+from liftenvelope.jetstream.names import check_filter, check_stream_name
 
 __all__ = ["consumer_infos", "consumer_names", "stream_infos", "stream_names"]
 

@@ -15,8 +15,8 @@ from liftenvelope._checks import as_seconds, as_text
 from liftenvelope._native import frames
 from liftenvelope.errors import UsageError
 from liftenvelope.jetstream._records import to_ns
-from liftenvelope.nats._headers import Headers, headers_of
-from liftenvelope.nats._link import Link
+from liftenvelope.nats.headers import Headers, headers_of
+from liftenvelope.nats.link import Link
 
 if TYPE_CHECKING:
     from liftenvelope.jetstream.api import Api

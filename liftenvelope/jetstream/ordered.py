@@ -29,7 +29,6 @@ from liftenvelope.errors import (
     UsageTypeError,
 )
 from liftenvelope.jetstream._feed import Hooks, PullFeed
-from liftenvelope.jetstream._names import check_filter, check_stream_name
 from liftenvelope.jetstream._ordered_fetch import Amount, OrderedFetches
 from liftenvelope.jetstream._ordered_places import Places
 from liftenvelope.jetstream.consumer import Consumer
@@ -38,6 +37,7 @@ from liftenvelope.jetstream.consuming import Consumption, Handler, Messages
 from liftenvelope.jetstream.events import MissedHeartbeats, NoResponders, OrderedReset, PullEvent, Reconnected
 from liftenvelope.jetstream.fetching import Batch, first_of
 from liftenvelope.jetstream.message import Message
+from liftenvelope.jetstream.names import check_filter, check_stream_name
 from liftenvelope.jetstream.pull_options import PullPlan, consume_plan
 
 if TYPE_CHECKING:

@@ -13,7 +13,8 @@ from liftenvelope._ack_timeouts import MAY_BE_STORED, ack_timeout
 from liftenvelope._checks import as_bytes, as_count, as_seconds
 from liftenvelope._native import jet
 from liftenvelope.errors import JetStreamError, NoJetStreamError, TransportError, UsageError
-from liftenvelope.jetstream._publish_frames import (
+from liftenvelope.jetstream.api import ENABLE_JETSTREAM, Api
+from liftenvelope.jetstream.publish_frames import (
     HeaderFields,
     PubAck,
     PublishOptions,
@@ -23,10 +24,9 @@ from liftenvelope.jetstream._publish_frames import (
     read_ack,
     status_error,
 )
-from liftenvelope.jetstream.api import ENABLE_JETSTREAM, Api
-from liftenvelope.nats._link import Link
-from liftenvelope.nats._receiving import DirectSubscription, deliver_directly, read_directly
-from liftenvelope.nats._subjects import publish_subject
+from liftenvelope.nats.link import Link
+from liftenvelope.nats.receiving import DirectSubscription, deliver_directly, read_directly
+from liftenvelope.nats.subjects import publish_subject
 
 if TYPE_CHECKING:
     from nats.aio.msg import Msg

@@ -21,11 +21,11 @@ from liftenvelope.errors import (
     jetstream_error,
 )
 from liftenvelope.jetstream._records import read_moment
-from liftenvelope.jetstream._statuses import status_number
 from liftenvelope.jetstream.api import Api, encode_payload, natural, read_as
-from liftenvelope.nats._headers import Headers, headers_of
-from liftenvelope.nats._link import Link
-from liftenvelope.nats._receiving import read_directly
+from liftenvelope.jetstream.statuses import status_number
+from liftenvelope.nats.headers import Headers, headers_of
+from liftenvelope.nats.link import Link
+from liftenvelope.nats.receiving import read_directly
 
 if TYPE_CHECKING:
     from nats.aio.msg import Msg

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from liftenvelope.errors import UsageError
-from liftenvelope.jetstream._names import check_filter, check_stream_name
 from liftenvelope.jetstream._records import Moment, OpenEnum, Record, Seconds
+from liftenvelope.jetstream.names import check_filter, check_stream_name
 
 __all__ = [
     "Compression",

@@ -8,9 +8,9 @@ from typing import Any, Final
 
 from liftenvelope.errors import EnvelopeTooLargeError, TransportError, UsageError
 from liftenvelope.nats._batches import Rows
-from liftenvelope.nats._link import Link
 from liftenvelope.nats.ack_inbox import AckInbox
 from liftenvelope.nats.batch_acks import BatchAcks
+from liftenvelope.nats.link import Link
 from liftenvelope.types import AckPolicy
 
 # Bytes handed to the connection at once: enough to amortize the cost per piece, few enough to read acks in

@@ -6,7 +6,7 @@ import warnings
 from typing import TYPE_CHECKING, Final, Self
 
 from liftenvelope._checks import MAX_INT64, as_count
-from liftenvelope.nats._receiving import DirectParser, nats_py_version, parser_of, what_is_unknown
+from liftenvelope.nats.receiving import DirectParser, nats_py_version, parser_of, what_is_unknown
 
 if TYPE_CHECKING:
     from nats.aio.client import Client

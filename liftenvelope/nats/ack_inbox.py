@@ -14,11 +14,11 @@ from liftenvelope.correlation import Ended, PendingAcks, PendingStats, Stray
 from liftenvelope.envelope import Ack, AckPolicy, new_message, unmarshal_ack
 from liftenvelope.errors import EnvelopeError, EnvelopeTooLargeError, TransportError, UsageError
 from liftenvelope.nats._feed import AckFeed
-from liftenvelope.nats._link import Link
 from liftenvelope.nats._outcomes import failure_of, outcome_of
-from liftenvelope.nats._receiving import DirectSubscription, subscribe_direct
-from liftenvelope.nats._subjects import publish_subject
 from liftenvelope.nats.ack_future import AckFuture, PublishOptions, Settled
+from liftenvelope.nats.link import Link
+from liftenvelope.nats.receiving import DirectSubscription, subscribe_direct
+from liftenvelope.nats.subjects import publish_subject
 
 if TYPE_CHECKING:
     from nats.aio.client import Client

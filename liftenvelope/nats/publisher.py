@@ -12,10 +12,10 @@ from liftenvelope.envelope import Ack, AckPolicy, new_message
 from liftenvelope.errors import EnvelopeTooLargeError, TransportError, UsageError
 from liftenvelope.nats._batch_run import BatchRun
 from liftenvelope.nats._batches import Rows
-from liftenvelope.nats._link import Link
-from liftenvelope.nats._subjects import publish_subject
 from liftenvelope.nats.ack_inbox import AckInbox
 from liftenvelope.nats.batch_acks import BatchAcks
+from liftenvelope.nats.link import Link
+from liftenvelope.nats.subjects import publish_subject
 from liftenvelope.partition import Partitioner, make_partitioner, partition_subject
 from liftenvelope.types import as_request_policy
 

@@ -9,10 +9,9 @@ from collections.abc import Iterator
 from typing import Any, Final, Self
 
 from liftenvelope import bulk
-from liftenvelope.bulk._liftbridge import LiftbridgeSource
 from liftenvelope.bulk.listing import Lister, open_lister
 from liftenvelope.bulk.ranges import Extent
-from liftenvelope.bulk.sources import StreamSource, open_stream
+from liftenvelope.bulk.sources import LiftbridgeSource, StreamSource, open_stream
 from liftenvelope.errors import TransportError
 from liftenvelope.spark.errors import DataLossError, OptionError
 from liftenvelope.spark.offsets import Offsets, Part, Places

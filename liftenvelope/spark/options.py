@@ -13,7 +13,7 @@ from typing import Any, Final
 from liftenvelope._stream_names import check_stream_name
 from liftenvelope.client.cursors import check_cursor_id
 from liftenvelope.errors import UsageError
-from liftenvelope.jetstream._names import check_stream_name as check_jetstream_name
+from liftenvelope.jetstream.names import check_stream_name as check_jetstream_name
 from liftenvelope.spark.connection import CONNECTION_OPTIONS, Connection, read_connection
 from liftenvelope.spark.errors import OptionError
 from liftenvelope.spark.offsets import LATEST, Place, Places, check_order, end_places, start_places

@@ -12,8 +12,8 @@ from nats.aio.client import Client
 from liftenvelope.jetstream.consumer import Consumer
 from liftenvelope.jetstream.message import Message, Recorder
 from liftenvelope.nats import Acceleration, accelerate
-from liftenvelope.nats._pull_inbox import PullInbox
-from liftenvelope.nats._receiving import DirectParser
+from liftenvelope.nats.pull_inbox import PullInbox
+from liftenvelope.nats.receiving import DirectParser
 from liftenvelope.testing import FaultProxy, NatsServer
 from tests.integration.conftest import connect, until
 
@@ -305,8 +305,8 @@ async def test_reading_ends_with_the_connection(bench: Bench, js_nc: Client) -> 
 @pytest.fixture
 def unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if nats-py had renamed what it keeps to itself."""
-    monkeypatch.setattr("liftenvelope.nats._link._PRIVATE", ("_gone",))
-    monkeypatch.setattr("liftenvelope.nats._receiving._PRIVATE", ("_gone",))
+    monkeypatch.setattr("liftenvelope.nats.link._PRIVATE", ("_gone",))
+    monkeypatch.setattr("liftenvelope.nats.receiving._PRIVATE", ("_gone",))
 
 
 @pytest.mark.parametrize("read", [by_messages, by_bytes, by_handler, by_fetch, by_next])

@@ -29,12 +29,12 @@ from liftenvelope.errors import (
     WrongStreamError,
 )
 from liftenvelope.jetstream import AckPolicy, ConsumerConfig, Headers
-from liftenvelope.jetstream._publish_frames import PubAck
 from liftenvelope.jetstream.context import JetStream
+from liftenvelope.jetstream.publish_frames import PubAck
 from liftenvelope.jetstream.stream import Stream
 from liftenvelope.jetstream.stream_config import DiscardPolicy, StorageType, StreamConfig
 from liftenvelope.nats import accelerate
-from liftenvelope.nats._receiving import DirectParser
+from liftenvelope.nats.receiving import DirectParser
 from liftenvelope.testing import NatsServer, run_nats_server
 from tests.integration.conftest import connect, until
 

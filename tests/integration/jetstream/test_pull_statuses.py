@@ -16,7 +16,7 @@ from liftenvelope.jetstream.events import (
     NoResponders,
     PullEvent,
 )
-from liftenvelope.nats._link import Link
+from liftenvelope.nats.link import Link
 from tests.integration.conftest import until
 
 from .pulling import Bench, Wire, feed_of, numbered, until_pulled

@@ -19,7 +19,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from liftenvelope.nats import accelerate
-from liftenvelope.nats._receiving import subscribe_direct
+from liftenvelope.nats.receiving import subscribe_direct
 from liftenvelope.testing import FaultProxy, NatsServer, run_nats_server
 from tests.integration.conftest import connect, until
 

@@ -19,8 +19,8 @@ from nats.aio.msg import Msg
 from liftenvelope._native import frames
 from liftenvelope.errors import TransportError
 from liftenvelope.nats import Acceleration, accelerate
-from liftenvelope.nats._headers import header_block
-from liftenvelope.nats._receiving import (
+from liftenvelope.nats.headers import header_block
+from liftenvelope.nats.receiving import (
     DirectParser,
     DirectSubscription,
     read_directly,
@@ -382,13 +382,13 @@ async def test_an_unknown_nats_py_is_left_as_it_is(
 
     match change:
         case "name":
-            monkeypatch.setattr("liftenvelope.nats._receiving._PRIVATE", ("_gone",))
+            monkeypatch.setattr("liftenvelope.nats.receiving._PRIVATE", ("_gone",))
         case "state":
             monkeypatch.delattr(nats.protocol.parser, "AWAITING_MSG_PAYLOAD")
         case "parser":
             nc._ps = Another(nc)
         case "attribute":
-            monkeypatch.setattr("liftenvelope.nats._receiving._SUBSCRIPTION_PRIVATE", ("_gone",))
+            monkeypatch.setattr("liftenvelope.nats.receiving._SUBSCRIPTION_PRIVATE", ("_gone",))
         case "buffer":
             parser.buf = b""
         case "signature":

@@ -13,7 +13,7 @@ from nats.aio.client import Client
 
 from liftenvelope.errors import UsageError
 from liftenvelope.nats import accelerate
-from liftenvelope.nats._receiving import parser_of, subscribe_direct
+from liftenvelope.nats.receiving import parser_of, subscribe_direct
 from tests.integration.conftest import connect
 from tests.unit.hostile_nats import INFO
 

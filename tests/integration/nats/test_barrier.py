@@ -9,7 +9,7 @@ import pytest
 from nats.aio.client import Client
 
 from liftenvelope.errors import TransportError
-from liftenvelope.nats._link import Link
+from liftenvelope.nats.link import Link
 from liftenvelope.testing import FaultProxy, NatsServer, run_nats_server
 from tests.integration.conftest import connect, until
 

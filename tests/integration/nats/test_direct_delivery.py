@@ -9,8 +9,8 @@ import pytest
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
-from liftenvelope.nats._link import Link
-from liftenvelope.nats._receiving import deliver_directly
+from liftenvelope.nats.link import Link
+from liftenvelope.nats.receiving import deliver_directly
 from tests.integration.conftest import until
 
 

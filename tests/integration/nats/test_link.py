@@ -13,14 +13,14 @@ import liftenvelope
 from liftenvelope.errors import UsageError
 from liftenvelope.jetstream.api import Api
 from liftenvelope.nats import AckInbox, EnvelopePublisher
-from liftenvelope.nats._link import _PRIVATE, Link
+from liftenvelope.nats.link import _PRIVATE, Link
 from liftenvelope.testing import FaultProxy, LiftbridgeCluster, run_nats_server
 from tests.integration.conftest import connect
 from tests.integration.nats.test_publisher import acked
 
 
 async def test_nats_py_still_has_the_names_that_make_publishing_quick(nc: Client) -> None:
-    """When this fails, nats-py has changed inside: look at nats/_link.py. Until then publishing is slow."""
+    """When this fails, nats-py has changed inside: look at nats/link.py. Until then publishing is slow."""
     assert [name for name in _PRIVATE if not hasattr(nc, name)] == []
     assert Link(nc).direct
     assert isinstance(nc._pending, list)
@@ -33,7 +33,7 @@ async def test_nats_py_still_has_the_names_that_make_publishing_quick(nc: Client
 
 @pytest.mark.parametrize("path", sorted(Path(liftenvelope.__file__).parent.rglob("*.py")), ids=str)
 def test_private_names_stand_in_two_modules(path: Path) -> None:
-    if path.parent.name == "nats" and path.name in ("_link.py", "_receiving.py"):
+    if path.parent.name == "nats" and path.name in ("link.py", "receiving.py"):
         return
     found = re.findall(r"\bnc\._\w+|\b_nc\._\w+|\bsub(?:scription)?\._\w+|\b_remove_sub\b", path.read_text())
     assert found == []
@@ -66,7 +66,7 @@ async def test_subjects_that_would_inject_commands_never_reach_nats_py(nc: Clien
 @pytest.fixture
 def public_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if nats-py had renamed what it keeps to itself."""
-    monkeypatch.setattr("liftenvelope.nats._link._PRIVATE", ("_gone",))
+    monkeypatch.setattr("liftenvelope.nats.link._PRIVATE", ("_gone",))
 
 
 async def test_everything_works_through_public_methods(

@@ -19,7 +19,8 @@ from liftenvelope.errors import (
     UsageError,
     jetstream_error,
 )
-from liftenvelope.jetstream._names import (
+from liftenvelope.jetstream.api import api_prefix, encode_payload, read_answer
+from liftenvelope.jetstream.names import (
     check_consumer_name,
     check_domain,
     check_filter,
@@ -27,7 +28,7 @@ from liftenvelope.jetstream._names import (
     check_prefix,
     check_stream_name,
 )
-from liftenvelope.jetstream._publish_frames import (
+from liftenvelope.jetstream.publish_frames import (
     HeaderFields,
     PubAck,
     header_block,
@@ -36,8 +37,7 @@ from liftenvelope.jetstream._publish_frames import (
     read_ack,
     status_error,
 )
-from liftenvelope.jetstream.api import api_prefix, encode_payload, read_answer
-from liftenvelope.nats._headers import Headers, headers_of
+from liftenvelope.nats.headers import Headers, headers_of
 
 #: As captured from nats-server 2.15.1.
 STREAM_NOT_FOUND = (

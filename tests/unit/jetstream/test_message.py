@@ -12,7 +12,7 @@ from nats.aio.msg import Msg
 from liftenvelope.envelope import new_message
 from liftenvelope.errors import ChecksumError, UsageError
 from liftenvelope.jetstream.message import Message, MessageMetadata, Recorder, counted_size
-from liftenvelope.nats._pull_inbox import size_of
+from liftenvelope.nats.pull_inbox import size_of
 
 if TYPE_CHECKING:
     from nats.aio.client import Client

@@ -14,7 +14,6 @@ import pytest
 
 from liftenvelope.errors import PushConsumerError, UsageError
 from liftenvelope.jetstream._pull import Action, Check, End, PullCore, PullLimits, PullNow, Tell
-from liftenvelope.jetstream._statuses import Kind, Status
 from liftenvelope.jetstream.consumer_config import ConsumerConfig, PriorityPolicy
 from liftenvelope.jetstream.events import (
     LeadershipChanged,
@@ -29,6 +28,7 @@ from liftenvelope.jetstream.events import (
     Unpinned,
 )
 from liftenvelope.jetstream.pull_options import consume_plan, fetch_plan
+from liftenvelope.jetstream.statuses import Kind, Status
 
 
 def core_of(limit: int = 100, threshold: int = 50, **limits: Any) -> PullCore:

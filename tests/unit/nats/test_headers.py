@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from nats.aio.client import Client
 
-from liftenvelope.nats._headers import header_block, headers_of
+from liftenvelope.nats.headers import header_block, headers_of
 
 LINES = st.lists(
     st.one_of(

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from liftenvelope.errors import UsageError
-from liftenvelope.nats._subjects import publish_subject, wire_subject
+from liftenvelope.nats.subjects import publish_subject, wire_subject
 
 
 def subscribed(subject: str) -> str:

@@ -9,7 +9,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any, Final, Protocol
 from weakref import WeakKeyDictionary, ref
 
-from liftenvelope.nats._receiving import DirectParser
+from liftenvelope.nats.receiving import DirectParser
 
 if TYPE_CHECKING:
     from nats.aio.client import Client

@@ -1,6 +1,6 @@
 """Adapter for the user's nats-py connection, used by the rest of this package.
 
-All knowledge of nats-py's internals is here and, for reading, in ``_receiving``. Frames are appended to the
+All knowledge of nats-py's internals is here and, for reading, in ``receiving``. Frames are appended to the
 connection's command buffer, as ``nc.publish`` does for each message, but a whole batch at once and without an
 ``await``. Each link checks the required private names once. If they have changed, everything goes through
 public methods, which are slower, and ``tests/integration/nats/test_link.py`` fails.
@@ -25,7 +25,7 @@ from nats.aio.transport import TcpTransport
 from nats.protocol.parser import PERMISSIONS_ERR
 
 from liftenvelope.errors import TransportError
-from liftenvelope.nats._subjects import wire_subject
+from liftenvelope.nats.subjects import wire_subject
 
 if TYPE_CHECKING:
     from nats.aio.client import Client

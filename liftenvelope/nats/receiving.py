@@ -1,6 +1,6 @@
 """Deliver messages to handlers directly, bypassing nats-py's queues and, if accelerated, its parser.
 
-Like ``_link``, this module knows nats-py's internals, here for reading: the parser (``nc._ps``), the table of
+Like ``link``, this module knows nats-py's internals, here for reading: the parser (``nc._ps``), the table of
 subscriptions, their queues and counters. There are two shortcuts. Each is used only if the internals are as
 expected:
 
@@ -24,8 +24,8 @@ from nats.aio.subscription import Subscription
 from nats.protocol import parser as nats_parser
 
 from liftenvelope._native import frames
-from liftenvelope.nats._headers import header_block
-from liftenvelope.nats._link import Link
+from liftenvelope.nats.headers import header_block
+from liftenvelope.nats.link import Link
 
 if TYPE_CHECKING:
     from nats.aio.client import Client

@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from liftenvelope.errors import TransportError
-from liftenvelope.nats._link import Link
-from liftenvelope.nats._receiving import (
+from liftenvelope.nats.link import Link
+from liftenvelope.nats.receiving import (
     Delivery,
     DirectSubscription,
     can_end_at_once,

@@ -9,11 +9,11 @@ from typing import Any, Final, NamedTuple, TypedDict
 
 from liftenvelope._checks import as_count, as_full_text, as_text
 from liftenvelope.errors import JetStreamError, NoJetStreamError, UsageError, UsageTypeError, jetstream_error
-from liftenvelope.jetstream._names import check_stream_name
 from liftenvelope.jetstream._records import to_ns
-from liftenvelope.jetstream._statuses import status_number
-from liftenvelope.nats._headers import Headers
-from liftenvelope.nats._subjects import publish_subject
+from liftenvelope.jetstream.names import check_stream_name
+from liftenvelope.jetstream.statuses import status_number
+from liftenvelope.nats.headers import Headers
+from liftenvelope.nats.subjects import publish_subject
 
 __all__ = [
     "HeaderFields",
