@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple
 
 from liftenvelope._native import acks
 
-__all__ = ["AckFlow", "Written"]
+__all__ = ["AckCommands", "AckFlow"]
 
 _CONTROL: Final = b"NATS/1.0 100"
 _LAST_DELIVERY: Final = b"nats-last-consumer"
@@ -32,7 +32,7 @@ _MOST_OWED: Final = 4_096
 ACKNOWLEDGE_EVERY: Final = 0.02
 
 
-class Written(NamedTuple):
+class AckCommands(NamedTuple):
     """Commands to write to the connection: first the acks, then the acknowledgement to JetStream.
 
     Attributes:
@@ -110,7 +110,7 @@ class AckFlow:
         """Return the seconds of silence left before the consumer counts as gone; 0 or less if it does."""
         return self._heard + self._patience - now
 
-    def feed(self, messages: list[Any], now: float, now_ns: int) -> Written:
+    def feed(self, messages: list[Any], now: float, now_ns: int) -> AckCommands:
         """Process a batch of deliveries, as :func:`subscribe_direct` passes it on.
 
         Args:
@@ -123,7 +123,7 @@ class AckFlow:
             :attr:`owes` is true afterwards, the caller must call :meth:`settle` later.
         """
         if self.broken:
-            return Written(b"", 0, 0, 0)
+            return AckCommands(b"", 0, 0, 0)
         self._heard = now
         before = self._acks.stream_sequence
         frames, count, size, others = self._acks.take(messages, now_ns)
@@ -137,18 +137,18 @@ class AckFlow:
             for answer in self._answers(reply, headers or b""):
                 frames += b"PUB %b 0\r\n\r\n" % answer
                 written += 1
-        return Written(frames, written, size, count)
+        return AckCommands(frames, written, size, count)
 
     @property
     def owes(self) -> bool:
         """True if acked messages are not yet acknowledged to JetStream."""
         return self._owed > 0 and not self.broken
 
-    def settle(self, now: float) -> Written:
+    def settle(self, now: float) -> AckCommands:
         """Return the acknowledgement to JetStream for all acked messages; empty if none is owed."""
         if not self.owes:
-            return Written(b"", 0, 0, 0)
-        return Written(self._acknowledgement(now), 1, 4, 0)
+            return AckCommands(b"", 0, 0, 0)
+        return AckCommands(self._acknowledgement(now), 1, 4, 0)
 
     def _acknowledgement(self, now: float) -> bytes:
         self._owed, self._next = 0, now + ACKNOWLEDGE_EVERY

@@ -22,7 +22,7 @@ _INTERVAL: Final = 5.0
 _QUESTIONS: Final = 2
 
 
-class _Reader(Protocol):
+class _CheckedReader(Protocol):
     async def is_reachable(self) -> bool:
         """Return True if the server that holds the consumer answers."""
 
@@ -34,16 +34,16 @@ class AckServers:
     """Checks the servers that hold the ack consumers of one connection."""
 
     def __init__(self) -> None:
-        self._readers: dict[str, dict[_Reader, None]] = {}
+        self._readers: dict[str, dict[_CheckedReader, None]] = {}
         self._task: asyncio.Task[None] | None = None
 
-    def add(self, server: str, reader: _Reader) -> None:
+    def add(self, server: str, reader: _CheckedReader) -> None:
         """Check the server that holds a reader's consumer from now on."""
         self._readers.setdefault(server, {})[reader] = None
         if self._task is None:
             self._task = asyncio.create_task(self._run(), name="servers of ack consumers")
 
-    def remove(self, reader: _Reader) -> None:
+    def remove(self, reader: _CheckedReader) -> None:
         """Stop checking servers for a reader."""
         for server in [server for server, readers in self._readers.items() if reader in readers]:
             del self._readers[server][reader]

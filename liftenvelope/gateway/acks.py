@@ -40,7 +40,7 @@ from liftenvelope.errors import (
     TransportError,
     UsageError,
 )
-from liftenvelope.gateway.ack_flow import ACKNOWLEDGE_EVERY, AckFlow, Written
+from liftenvelope.gateway.ack_flow import ACKNOWLEDGE_EVERY, AckCommands, AckFlow
 from liftenvelope.gateway.ack_servers import ack_servers_of
 from liftenvelope.gateway.feed import ask_start
 from liftenvelope.jetstream.api import DEFAULT_PREFIX, Api
@@ -52,7 +52,7 @@ from liftenvelope.nats.receiving import DirectSubscription, subscribe_direct
 if TYPE_CHECKING:
     from nats.aio.client import Client
 
-__all__ = ["ACK_CONSUMER", "AckReader"]
+__all__ = ["ACK_CONSUMER", "PartitionAckReader"]
 
 #: Prefix of consumer names.
 ACK_CONSUMER: Final = "lift-acks-"
@@ -95,7 +95,7 @@ class _Other(NamedTuple):
     inbox: str | None
 
 
-class AckReader:
+class PartitionAckReader:
     """Sends the acks of one partition while open. Only the gateway that leads the partition runs one.
 
     Args:
@@ -268,7 +268,7 @@ class AckReader:
         elif self._quiet is None and self._flow.delivery > self._due:
             self._await_quiet()
 
-    def _write(self, written: Written) -> None:
+    def _write(self, written: AckCommands) -> None:
         if not written.frames:
             return
         try:

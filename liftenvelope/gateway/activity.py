@@ -71,7 +71,7 @@ def _event(op: str, **details: Any) -> api_pb2.ActivityStreamEvent:
 
 
 @dataclass(slots=True)
-class _Waiting:
+class _PendingEvent:
     """An event that is not stored yet, or still in a stream's record."""
 
     event: api_pb2.ActivityStreamEvent
@@ -111,7 +111,7 @@ class ActivityLog:
         self._run_id = secrets.token_hex(4)
         self._clear = clear
         # Events by token, in the order of publishing.
-        self._waiting: dict[str, _Waiting] = {}
+        self._waiting: dict[str, _PendingEvent] = {}
         self._some = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._last = -1
@@ -160,7 +160,7 @@ class ActivityLog:
                     "skipped an event in the record of stream %s that can't be read: %s", stream, exc
                 )
             else:
-                self._add(_Waiting(message, event.token, stream))
+                self._add(_PendingEvent(message, event.token, stream))
 
     async def told(self, events: Iterable[RecordedEvent], *, timeout: float = 2.0) -> None:
         """Wait until events are stored; log a warning and return after the timeout.
@@ -197,14 +197,16 @@ class ActivityLog:
     def group_joined(self, group: str, consumer: str, streams: Iterable[str]) -> None:
         """Queue the event for a consumer that joined a group."""
         op = {"groupId": group, "consumerId": consumer, "streams": streams}
-        self._add(_Waiting(_event("JOIN_CONSUMER_GROUP", joinConsumerGroupOp=op), secrets.token_hex(12)))
+        self._add(_PendingEvent(_event("JOIN_CONSUMER_GROUP", joinConsumerGroupOp=op), secrets.token_hex(12)))
 
     def group_left(self, group: str, consumer: str, *, expired: bool) -> None:
         """Queue the event for a consumer that left a group or, if ``expired``, was removed from it."""
         op = {"groupId": group, "consumerId": consumer, "expired": expired}
-        self._add(_Waiting(_event("LEAVE_CONSUMER_GROUP", leaveConsumerGroupOp=op), secrets.token_hex(12)))
+        self._add(
+            _PendingEvent(_event("LEAVE_CONSUMER_GROUP", leaveConsumerGroupOp=op), secrets.token_hex(12))
+        )
 
-    def _add(self, waiting: _Waiting) -> None:
+    def _add(self, waiting: _PendingEvent) -> None:
         if len(self._waiting) == _MOST_WAITING:
             self._waiting.pop(next(iter(self._waiting)))
             self.dropped += 1
@@ -233,7 +235,7 @@ class ActivityLog:
                 backoff.reset()
                 self._waiting.pop(one.token, None)
 
-    async def _settle(self, one: _Waiting) -> None:
+    async def _settle(self, one: _PendingEvent) -> None:
         """Publish an event, then remove it from the stream's record."""
         if not one.stored:
             await self._publish(one.event, one.token)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from nats.aio.msg import Msg
     from nats.aio.subscription import Subscription
 
-    from liftenvelope.gateway.brokers import Brokers
+    from liftenvelope.gateway.brokers import LiveBrokers
     from liftenvelope.gateway.registry import StreamRegistry
     from liftenvelope.jetstream.context import JetStream
 
@@ -39,7 +39,7 @@ class Agreement:
         brokers: The live gateways.
     """
 
-    def __init__(self, js: JetStream, registry: StreamRegistry, brokers: Brokers) -> None:
+    def __init__(self, js: JetStream, registry: StreamRegistry, brokers: LiveBrokers) -> None:
         self._api = js.api
         self._link = Link(js.api.nc)
         self._registry = registry

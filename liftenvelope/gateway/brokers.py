@@ -38,7 +38,7 @@ from liftenvelope.jetstream.bucket import Bucket, BucketEntry
 if TYPE_CHECKING:
     from liftenvelope.jetstream.context import JetStream
 
-__all__ = ["Broker", "Brokers", "leader_of"]
+__all__ = ["Broker", "LiveBrokers", "leader_of"]
 
 BUCKET: Final = "lift_brokers"
 #: Number of beats per TTL.
@@ -82,7 +82,7 @@ def leader_of(stream: str, partition: int, brokers: Iterable[str]) -> str:
     return max(brokers, key=lambda id_: (hashlib.blake2b(id_.encode() + key).digest(), id_), default="")
 
 
-class Brokers:
+class LiveBrokers:
     """The live gateways, and this gateway's lease to lead partitions.
 
     Args:

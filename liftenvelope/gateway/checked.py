@@ -5,8 +5,8 @@ expected offset in the envelope instead. So for these streams, and no others, a 
 NATS messages: the partition's leader receives them from the subject and publishes them to JetStream with the
 header. As in Liftbridge, messages that arrive while the partition has no leader are neither stored nor acked.
 
-The :class:`~liftenvelope.gateway.acks.AckReader` acks stored messages, as for all streams. This module sends
-the refusals.
+The :class:`~liftenvelope.gateway.acks.PartitionAckReader` acks stored messages, as for all
+streams. This module sends the refusals.
 """
 
 from __future__ import annotations

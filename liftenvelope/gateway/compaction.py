@@ -30,7 +30,7 @@ from liftenvelope.errors import (
     StreamNotFoundError,
 )
 from liftenvelope.gateway.compaction_plan import CompactionPlan
-from liftenvelope.gateway.feed import PartitionFeed, sequences_of
+from liftenvelope.gateway.feed import DeliveryFeed, sequences_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -226,7 +226,7 @@ class Compactor:
     async def _read(self, last: int, so_far: Compaction) -> Compaction:
         """Read from the position up to sequence ``last`` and delete obsolete messages."""
         loop, read, deleted = asyncio.get_running_loop(), 0, 0
-        feed = PartitionFeed(self._js, self._stream, self._position + 1)
+        feed = DeliveryFeed(self._js, self._stream, self._position + 1)
         try:
             await feed.open()
             while feed.pending and self._position < last:
@@ -287,7 +287,7 @@ class Compactor:
         return True
 
 
-async def _take(feed: PartitionFeed) -> list[Delivery]:
+async def _take(feed: DeliveryFeed) -> list[Delivery]:
     """Wait for deliveries; return an empty list if all remaining messages were purged."""
     for _ in range(_QUIET):
         deliveries = await feed.take()

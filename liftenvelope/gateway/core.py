@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from liftenvelope.gateway.activity import ActivityLog
     from liftenvelope.gateway.agreement import Agreement
-    from liftenvelope.gateway.brokers import Brokers
+    from liftenvelope.gateway.brokers import LiveBrokers
     from liftenvelope.gateway.copies import CopyAcks
     from liftenvelope.gateway.quotas import Quotas
     from liftenvelope.gateway.records import StreamRecord
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from liftenvelope.gateway.subjects import AckInboxes
     from liftenvelope.jetstream.context import JetStream
 
-__all__ = ["Core", "Options"]
+__all__ = ["Core", "GatewayOptions"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class GatewayOptions:
     """Options of a gateway. See :class:`~liftenvelope.gateway.Gateway` for their meaning."""
 
     id: str
@@ -64,9 +64,9 @@ class Core:
 
     nc: Client
     js: JetStream
-    options: Options
+    options: GatewayOptions
     registry: StreamRegistry
-    brokers: Brokers
+    brokers: LiveBrokers
     agreement: Agreement
     storage: Storage
     copies: CopyAcks

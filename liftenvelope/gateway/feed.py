@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from liftenvelope.jetstream.context import JetStream
     from liftenvelope.nats.receiving import DirectSubscription
 
-__all__ = ["Delivery", "PartitionFeed", "ask_start", "budget_of", "sequences_of"]
+__all__ = ["Delivery", "DeliveryFeed", "ask_start", "budget_of", "sequences_of"]
 
 #: A message from a consumer: subject, reply, headers, payload.
 Delivery: TypeAlias = tuple[str, bytes, bytes | None, bytes]
@@ -147,7 +147,7 @@ async def _make(api: Api, stream: str, name: str, config: dict[str, Any]) -> dic
     return await api.request(f"CONSUMER.CREATE.{stream}.{name}", body)
 
 
-class PartitionFeed:
+class DeliveryFeed:
     """Reads the deliveries of one partition.
 
     Args:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from liftenvelope.errors import UsageError
 from liftenvelope.gateway.authorization import Authorization
-from liftenvelope.gateway.core import Options
+from liftenvelope.gateway.core import GatewayOptions
 from liftenvelope.gateway.drops import LogFile
 from liftenvelope.gateway.limits import Limits
 from liftenvelope.gateway.running import Running
@@ -108,7 +108,7 @@ class Gateway:
             limits = replace(limits, max_message_bytes=max_message_bytes)
         if domain is not None:
             check_domain(domain)
-        options = Options(
+        options = GatewayOptions(
             id=id or f"gateway-{secrets.token_hex(4)}",
             broker_ttl=broker_ttl,
             ack_timeout=ack_timeout,

@@ -15,7 +15,7 @@ from liftenvelope._stream_names import RESERVED
 from liftenvelope.envelope import new_message
 from liftenvelope.errors import LiftEnvelopeError, NoJetStreamError
 from liftenvelope.gateway.failures import TOO_LARGE, has_no_room, status_of
-from liftenvelope.gateway.targets import Target, ack_of
+from liftenvelope.gateway.targets import PublishTarget, ack_of
 from liftenvelope.rpc.status import RpcError, StatusCode
 
 if TYPE_CHECKING:
@@ -44,10 +44,10 @@ class Intake:
     def __init__(self, core: Core, streams: StreamService) -> None:
         self._core = core
         self._streams = streams
-        self._targets: dict[tuple[str, int], Target] = {}
+        self._targets: dict[tuple[str, int], PublishTarget] = {}
         self._sending: set[asyncio.Task[None]] = set()
 
-    async def target(self, request: api_pb2.PublishRequest) -> Target:
+    async def target(self, request: api_pb2.PublishRequest) -> PublishTarget:
         """Return the target of a message, after checking the message and resuming a paused partition.
 
         Raises:
@@ -65,7 +65,7 @@ class Intake:
             raise RpcError(StatusCode.INVALID_ARGUMENT, text)
         return target
 
-    async def _new_target(self, name: str, partition: int) -> Target:
+    async def _new_target(self, name: str, partition: int) -> PublishTarget:
         if not name:
             raise RpcError(StatusCode.INVALID_ARGUMENT, "no stream provided")
         if name in RESERVED:
@@ -75,11 +75,11 @@ class Intake:
             raise RpcError(StatusCode.FAILED_PRECONDITION, "readonly partition")
         if record.partitions[partition].paused:
             record = await self._streams.resume(name, partition)
-        target = Target(record, partition, record.subject_of(partition), record.stream_of(partition))
+        target = PublishTarget(record, partition, record.subject_of(partition), record.stream_of(partition))
         self._targets[name, partition] = target
         return target
 
-    async def check_replicas(self, target: Target, request: api_pb2.PublishRequest) -> None:
+    async def check_replicas(self, target: PublishTarget, request: api_pb2.PublishRequest) -> None:
         """Check that a stored message may be acked.
 
         Raises:
@@ -89,7 +89,12 @@ class Intake:
         await replicas.check(target.record, target.partition, request.ackPolicy)
 
     async def store(
-        self, target: Target, request: api_pb2.PublishRequest, *, own_inbox: bool, timeout: float | None
+        self,
+        target: PublishTarget,
+        request: api_pb2.PublishRequest,
+        *,
+        own_inbox: bool,
+        timeout: float | None,
     ) -> asyncio.Future[PubAck]:
         """Send a message to JetStream and return the future of its ack.
 
@@ -131,7 +136,7 @@ class Intake:
         )
 
     async def _store_in_copy(
-        self, target: Target, request: api_pb2.PublishRequest, *, own_inbox: bool, timeout: float
+        self, target: PublishTarget, request: api_pb2.PublishRequest, *, own_inbox: bool, timeout: float
     ) -> asyncio.Future[PubAck]:
         """Store a message whose subject another stream records; the future has its sequence in the copy."""
         future = await self._core.copies.publish(
@@ -147,7 +152,7 @@ class Intake:
         return future
 
     def _pass_on(
-        self, target: Target, request: api_pb2.PublishRequest, future: asyncio.Future[PubAck]
+        self, target: PublishTarget, request: api_pb2.PublishRequest, future: asyncio.Future[PubAck]
     ) -> None:
         """Send the ack to the client's inbox as well: the envelope names the gateway's own inbox."""
         if future.cancelled() or future.exception() is not None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from liftenvelope._stream_names import RESERVED
 from liftenvelope.errors import LiftEnvelopeError, StreamNotFoundError
-from liftenvelope.gateway.acks import AckReader
+from liftenvelope.gateway.acks import PartitionAckReader
 from liftenvelope.gateway.brokers import leader_of
 from liftenvelope.gateway.checked import CheckedIntake
 from liftenvelope.gateway.compaction import CompactionBudget, Compactor
@@ -244,7 +244,7 @@ class _Led:
         self._stream = record.stream_of(partition)
         self._idle_time = record.setting("autoPauseTime") / 1000
         self._unless_read = bool(record.setting("autoPauseDisableIfSubscribers"))
-        self._acks = AckReader(
+        self._acks = PartitionAckReader(
             core.nc,
             jetstream_stream=self._stream,
             stream=record.name,

@@ -34,7 +34,7 @@ from liftenvelope.errors import (
 from liftenvelope.gateway.failures import status_of
 from liftenvelope.gateway.replicas import least_in_sync
 from liftenvelope.gateway.requests import read_request
-from liftenvelope.gateway.targets import Target, ack_of
+from liftenvelope.gateway.targets import PublishTarget, ack_of
 from liftenvelope.jetstream.publish_frames import PubAck, read_ack
 from liftenvelope.nats.link import Link
 from liftenvelope.nats.receiving import DirectSubscription, subscribe_direct
@@ -87,7 +87,7 @@ class PublishSession:
         inbox = self._link.new_inbox() + "."
         self._inbox = inbox + "*"
         self._pipe = _native.gate.PublishPipe(inbox, intake.max_message)
-        self._routes: dict[tuple[str, int], Target] = {}
+        self._routes: dict[tuple[str, int], PublishTarget] = {}
         self._read_ack = _native.jet.AckReader(PubAck, read_ack)
         # Messages of the slow path that have no answer yet.
         self._slow = 0
@@ -208,7 +208,7 @@ class PublishSession:
             await asyncio.wait({future}, timeout=_FIRST_ACK)
             self._add_route(target)
 
-    def _needs_route(self, target: Target) -> bool:
+    def _needs_route(self, target: PublishTarget) -> bool:
         """Return whether the target may use the fast path and has no route yet.
 
         The fast path neither checks expected offsets nor waits for the offset of a message in a copy.
@@ -217,11 +217,11 @@ class PublishSession:
         is_plain = not (record.checks_offsets or target.is_copy) and self._are_replicas_enough(target)
         return is_plain and (record.name, target.partition) not in self._routes
 
-    def _are_replicas_enough(self, target: Target) -> bool:
+    def _are_replicas_enough(self, target: PublishTarget) -> bool:
         """Return whether messages with ``ALL`` may be acked on the fast path."""
         return self._core.storage.replicas.are_enough(target.record, target.partition)
 
-    def _add_route(self, target: Target) -> None:
+    def _add_route(self, target: PublishTarget) -> None:
         record, partition = target.record, target.partition
         self._routes[record.name, partition] = target
         self._pipe.route(record.name, partition, record.subject, target.subject, target.stream)
@@ -259,7 +259,7 @@ class PublishSession:
         # outcome is unknown.
 
     def _stored(
-        self, target: Target, request: api_pb2.PublishRequest, future: asyncio.Future[PubAck]
+        self, target: PublishTarget, request: api_pb2.PublishRequest, future: asyncio.Future[PubAck]
     ) -> None:
         """Answer a message of the slow path whose publish has ended.
 
@@ -280,14 +280,16 @@ class PublishSession:
         elif isinstance(error, LiftEnvelopeError):
             self._refuse_later(error, request)
 
-    def _accept(self, target: Target, request: api_pb2.PublishRequest, sequence: int) -> None:
+    def _accept(self, target: PublishTarget, request: api_pb2.PublishRequest, sequence: int) -> None:
         if request.ackPolicy != _NONE:
             response = api_pb2.PublishResponse(
                 ack=ack_of(target, request, sequence), correlationId=request.correlationId
             )
             self._answer(response.SerializeToString())
 
-    async def _accept_in_sync(self, target: Target, request: api_pb2.PublishRequest, sequence: int) -> None:
+    async def _accept_in_sync(
+        self, target: PublishTarget, request: api_pb2.PublishRequest, sequence: int
+    ) -> None:
         """Answer with an ack if enough replicas are in sync, else with an unknown outcome."""
         try:
             await self._intake.check_replicas(target, request)

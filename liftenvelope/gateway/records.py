@@ -10,10 +10,10 @@ from typing import Any, Self
 from liftenvelope.errors import InternalError
 from liftenvelope.gateway.names import partition_stream, partition_subject
 
-__all__ = ["PartitionRecord", "RecordedEvent", "StreamRecord", "StreamState"]
+__all__ = ["PartitionRecord", "RecordedEvent", "StreamPhase", "StreamRecord"]
 
 
-class StreamState(StrEnum):
+class StreamPhase(StrEnum):
     """Life cycle state of a stream."""
 
     #: The partitions are being created; clients and other gateways do not see the stream yet.
@@ -112,7 +112,7 @@ class StreamRecord:
     id: str
     maker: str = ""
     owner: str = ""
-    state: StreamState = StreamState.READY
+    state: StreamPhase = StreamPhase.READY
     created_ns: int = 0
     group: str = ""
     replicas: int = 1
@@ -143,7 +143,7 @@ class StreamRecord:
         """
         try:
             found: dict[str, Any] = json.loads(data)
-            found["state"] = StreamState(found["state"])
+            found["state"] = StreamPhase(found["state"])
             found["partitions"] = tuple(PartitionRecord(**part) for part in found["partitions"])
             found["events"] = tuple(RecordedEvent(**event) for event in found.get("events", ()))
             return cls(**found)

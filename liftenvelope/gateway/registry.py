@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from liftenvelope.errors import WrongLastSequenceError
 from liftenvelope.gateway.mirror import Mirror
 from liftenvelope.gateway.names import encode_name
-from liftenvelope.gateway.records import StreamRecord, StreamState
+from liftenvelope.gateway.records import StreamPhase, StreamRecord
 from liftenvelope.jetstream.bucket import Bucket, BucketEntry
 from liftenvelope.rpc.status import RpcError, StatusCode
 
@@ -60,12 +60,12 @@ class StreamRegistry:
         await self._mirror.close()
 
     def __iter__(self) -> Iterator[StreamRecord]:
-        return iter([r for r, _ in self._records.values() if r is not None and r.state is StreamState.READY])
+        return iter([r for r, _ in self._records.values() if r is not None and r.state is StreamPhase.READY])
 
     def unfinished(self) -> list[StreamRecord]:
         """Return the records of streams that are being created or removed."""
         found = [record for record, _ in self._records.values()]
-        return [record for record in found if record is not None and record.state is not StreamState.READY]
+        return [record for record in found if record is not None and record.state is not StreamPhase.READY]
 
     def known(self, name: str) -> StreamRecord | None:
         """Return the ready stream of that name from the local mirror; None if the mirror has none."""
@@ -74,7 +74,7 @@ class StreamRegistry:
     def keyed(self, key: str) -> StreamRecord | None:
         """Return the ready stream with that bucket key (its encoded name) from the local mirror, or None."""
         record, _ = self._records.get(key, (None, 0))
-        return record if record is not None and record.state is StreamState.READY else None
+        return record if record is not None and record.state is StreamPhase.READY else None
 
     def revision(self, name: str) -> int:
         """Return the revision of a stream's record that this gateway knows; 0 for none."""
@@ -96,7 +96,7 @@ class StreamRegistry:
         record = self.known(name)
         if record is None:
             record = await self._refresh(name)
-        if record is None or record.state is not StreamState.READY:
+        if record is None or record.state is not StreamPhase.READY:
             raise RpcError(StatusCode.NOT_FOUND, "No such stream")
         return record
 
@@ -193,6 +193,6 @@ class StreamRegistry:
         for future in waiting:
             if not future.done():
                 future.set_result(None)
-        seen = [r if r is not None and r.state is StreamState.READY else None for r in (before, record)]
+        seen = [r if r is not None and r.state is StreamPhase.READY else None for r in (before, record)]
         if seen != [None, None] and seen[0] != seen[1]:
             self._on_change(*seen)

@@ -12,7 +12,7 @@ import secrets
 import time
 from typing import TYPE_CHECKING, Final
 
-from liftenvelope.gateway.records import StreamRecord, StreamState
+from liftenvelope.gateway.records import StreamPhase, StreamRecord
 from liftenvelope.rpc.status import RpcError, StatusCode
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def reserved_record(name: str, maker: str, replicas: int) -> StreamRecord:
         subject=_SUBJECTS[name],
         id=secrets.token_hex(8),
         maker=maker,
-        state=StreamState.CREATING,
+        state=StreamPhase.CREATING,
         created_ns=time.time_ns(),
         replicas=replicas,
         settings={"retentionMaxAge": _MAX_AGE_MS},

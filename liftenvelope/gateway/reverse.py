@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from liftenvelope import _native
 from liftenvelope._pb import api_pb2
-from liftenvelope.gateway.feed import PartitionFeed
+from liftenvelope.gateway.feed import DeliveryFeed
 from liftenvelope.gateway.reads import may_send
 from liftenvelope.rpc.status import RpcError, StatusCode
 
@@ -94,7 +94,7 @@ def _stop(request: api_pb2.SubscribeRequest, state: PartitionState) -> int:
 
 async def _range(core: Core, stream: str, low: int, high: int, read: Read) -> list[Delivery]:
     """Return the messages from offset ``low`` to ``high`` that still exist, in ascending order."""
-    feed = PartitionFeed(core.js, stream, low + 1)
+    feed = DeliveryFeed(core.js, stream, low + 1)
     read.feed = feed
     found: list[Delivery] = []
     # This framer only parses sequences and pending counts; its frames are discarded.

@@ -17,9 +17,9 @@ from liftenvelope.errors import (
 )
 from liftenvelope.gateway.activity import ActivityLog
 from liftenvelope.gateway.agreement import Agreement
-from liftenvelope.gateway.brokers import Broker, Brokers
+from liftenvelope.gateway.brokers import Broker, LiveBrokers
 from liftenvelope.gateway.copies import CopyAcks
-from liftenvelope.gateway.core import Core, Options
+from liftenvelope.gateway.core import Core, GatewayOptions
 from liftenvelope.gateway.cursors import CursorService
 from liftenvelope.gateway.drops import DropWatch, LogFile, account_of, follow
 from liftenvelope.gateway.feed import budget_of
@@ -71,7 +71,7 @@ class Setup:
     """Arguments of a gateway; see :class:`~liftenvelope.gateway.Gateway`."""
 
     nc: Client
-    options: Options
+    options: GatewayOptions
     host: str
     port: int
     advertise: Address | None
@@ -138,7 +138,7 @@ async def _start_once(setup: Setup) -> Running:
         return await _Start(setup, stack).run()
 
 
-class _Part(Protocol):
+class _Startable(Protocol):
     """Part of a gateway that is started and closed."""
 
     async def start(self) -> None:
@@ -220,7 +220,7 @@ class _Start:
             parts=stack.pop_all(),
         )
 
-    async def _start_part(self, part: _Part) -> None:
+    async def _start_part(self, part: _Startable) -> None:
         self._stack.push_async_callback(part.close)
         await part.start()
 
@@ -239,7 +239,7 @@ class _Start:
         copies = CopyAcks(nc)
         self._stack.push_async_callback(copies.close)
         registry = StreamRegistry(js, self._changes.stream_changed, replicas=replicas)
-        brokers = Brokers(
+        brokers = LiveBrokers(
             js,
             options.id,
             ttl=options.broker_ttl,

@@ -32,7 +32,7 @@ from liftenvelope.gateway.activity import created, deleted, paused, readonly_set
 from liftenvelope.gateway.authorization import client_name
 from liftenvelope.gateway.checked import wait_for_intakes
 from liftenvelope.gateway.names import partition_subject
-from liftenvelope.gateway.records import PartitionRecord, RecordedEvent, StreamRecord, StreamState
+from liftenvelope.gateway.records import PartitionRecord, RecordedEvent, StreamPhase, StreamRecord
 from liftenvelope.gateway.requests import read_request
 from liftenvelope.gateway.subjects import check_recorded
 from liftenvelope.rpc.status import RpcError, StatusCode
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable
 
     from liftenvelope._pb.api_pb2 import ActivityStreamEvent
-    from liftenvelope.gateway.core import Core, Options
+    from liftenvelope.gateway.core import Core, GatewayOptions
     from liftenvelope.rpc.server import ServerCall
 
 __all__ = ["StreamService", "new_record"]
@@ -72,7 +72,9 @@ _SETTINGS: Final = (
 )
 
 
-def new_record(request: api_pb2.CreateStreamRequest, options: Options, *, owner: str = "") -> StreamRecord:
+def new_record(
+    request: api_pb2.CreateStreamRequest, options: GatewayOptions, *, owner: str = ""
+) -> StreamRecord:
     """Check a CreateStream request and return the record of its stream, in state CREATING.
 
     Args:
@@ -104,7 +106,7 @@ def new_record(request: api_pb2.CreateStreamRequest, options: Options, *, owner:
         id=secrets.token_hex(8),
         maker=options.id,
         owner=owner,
-        state=StreamState.CREATING,
+        state=StreamPhase.CREATING,
         created_ns=time.time_ns(),
         group=request.group,
         replicas=request.replicationFactor or 1,
@@ -240,7 +242,7 @@ class StreamService:
                 raise RpcError(code, f"JetStream can't store the stream: {exc.description}") from exc
             raise
         made = record.with_partitions(partitions).with_events(events)
-        return await self._core.registry.change(record.name, lambda _: replace(made, state=StreamState.READY))
+        return await self._core.registry.change(record.name, lambda _: replace(made, state=StreamPhase.READY))
 
     async def _make_partitions(self, record: StreamRecord) -> dict[int, PartitionRecord]:
         """Create the partitions in batches of 16. On an error, finish the batch, then raise it."""
@@ -410,7 +412,7 @@ class StreamService:
             if part.source == name
         ]
         try:
-            if copies or record.state is StreamState.READY:
+            if copies or record.state is StreamPhase.READY:
                 await self._core.storage.detach(record, partition)
         except StreamNotFoundError:
             return  # already removed by the gateway that began to
@@ -450,11 +452,11 @@ class StreamService:
 
 
 def _deleting(record: StreamRecord, *, maker: str, events: tuple[RecordedEvent, ...]) -> StreamRecord:
-    return replace(_present(record), state=StreamState.DELETING, maker=maker).with_events(events)
+    return replace(_present(record), state=StreamPhase.DELETING, maker=maker).with_events(events)
 
 
 def _present(record: StreamRecord) -> StreamRecord:
-    if record.state is not StreamState.READY:
+    if record.state is not StreamPhase.READY:
         raise RpcError(StatusCode.NOT_FOUND, "No such stream")
     return record
 

@@ -9,7 +9,7 @@ from liftenvelope._pb import api_pb2
 from liftenvelope.errors import LiftEnvelopeError, StreamNotFoundError
 from liftenvelope.gateway.authorization import client_name
 from liftenvelope.gateway.failures import status_of
-from liftenvelope.gateway.feed import PartitionFeed, ask_start
+from liftenvelope.gateway.feed import DeliveryFeed, ask_start
 from liftenvelope.gateway.positions import END_OF_READONLY, Bounds, bounds
 from liftenvelope.gateway.reads import Read, may_send
 from liftenvelope.gateway.requests import read_request
@@ -102,7 +102,7 @@ class SubscribeService:
             await read_backwards(self._core, call, request, record, read)
             return
         found = await self._bounds(request, record, stream)
-        feed = PartitionFeed(self._core.js, stream, found.start + 1)
+        feed = DeliveryFeed(self._core.js, stream, found.start + 1)
         read.feed = feed
         try:
             await feed.open()
@@ -129,7 +129,7 @@ class SubscribeService:
         request: api_pb2.SubscribeRequest,
         found: Bounds,
         read: Read,
-        feed: PartitionFeed,
+        feed: DeliveryFeed,
     ) -> None:
         framer = _native.gate.MessageFramer(request.stream, request.partition)
         # Sequence = offset + 1, so the start offset is the sequence before the first message.

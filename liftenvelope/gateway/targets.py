@@ -11,11 +11,11 @@ from liftenvelope._pb import api_pb2
 if TYPE_CHECKING:
     from liftenvelope.gateway.records import StreamRecord
 
-__all__ = ["Target", "ack_of"]
+__all__ = ["PublishTarget", "ack_of"]
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class PublishTarget:
     """Publish target of a partition.
 
     Attributes:
@@ -41,7 +41,7 @@ class Target:
         return self.record.partitions[self.partition].source is not None
 
 
-def ack_of(target: Target, request: api_pb2.PublishRequest, sequence: int) -> api_pb2.Ack:
+def ack_of(target: PublishTarget, request: api_pb2.PublishRequest, sequence: int) -> api_pb2.Ack:
     """Return the Liftbridge ack of a message that JetStream has just stored at ``sequence``."""
     now = time.time_ns()
     return api_pb2.Ack(

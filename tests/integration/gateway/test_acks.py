@@ -18,7 +18,7 @@ from nats.aio.msg import Msg
 from liftenvelope.envelope import Ack, Message, marshal_message, new_message, unmarshal_ack, unmarshal_message
 from liftenvelope.errors import StreamNotFoundError, UsageError
 from liftenvelope.gateway import acks
-from liftenvelope.gateway.acks import ACK_CONSUMER, AckReader
+from liftenvelope.gateway.acks import ACK_CONSUMER, PartitionAckReader
 from liftenvelope.jetstream.api import Api
 from liftenvelope.nats import AckInbox, EnvelopePublisher, accelerate
 from liftenvelope.testing import FaultProxy, NatsServer, run_nats_server
@@ -48,8 +48,8 @@ class Partition:
     async def _note(self, msg: Msg) -> None:
         self.acks.append(unmarshal_ack(msg.data))
 
-    def reader(self, nc: Client | None = None, **options: Any) -> AckReader:
-        return AckReader(
+    def reader(self, nc: Client | None = None, **options: Any) -> PartitionAckReader:
+        return PartitionAckReader(
             nc or self.nc,
             jetstream_stream=self.name,
             stream="orders",
@@ -357,7 +357,7 @@ async def test_from_a_message_on(partition: Partition) -> None:
 
 
 async def test_missing_stream_is_an_error(partition: Partition, name: str) -> None:
-    reader = AckReader(partition.nc, jetstream_stream="none", stream="s", partition_subject="s")
+    reader = PartitionAckReader(partition.nc, jetstream_stream="none", stream="s", partition_subject="s")
     with pytest.raises(StreamNotFoundError):
         await reader.start()
     await reader.close()
@@ -425,13 +425,13 @@ async def test_a_restart_of_the_server(name: str, tmp_path: Any) -> None:
 GATEWAY = """
 import asyncio, sys
 import nats
-from liftenvelope.gateway.acks import AckReader
+from liftenvelope.gateway.acks import PartitionAckReader
 from liftenvelope.nats import accelerate
 
 async def main(url, name):
     nc = await nats.connect(url)
     accelerate(nc)
-    await AckReader(nc, jetstream_stream=name, stream="orders", partition_subject=name).start()
+    await PartitionAckReader(nc, jetstream_stream=name, stream="orders", partition_subject=name).start()
     print("reading", flush=True)
     await asyncio.Event().wait()
 

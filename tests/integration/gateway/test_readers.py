@@ -12,7 +12,7 @@ import liftenvelope
 from liftenvelope._pb import api_pb2
 from liftenvelope.errors import ServerError, UsageError
 from liftenvelope.gateway import Gateway
-from liftenvelope.gateway.feed import Delivery, PartitionFeed, sequences_of
+from liftenvelope.gateway.feed import Delivery, DeliveryFeed, sequences_of
 from liftenvelope.jetstream.context import JetStream
 from liftenvelope.jetstream.stream_config import StreamConfig
 from liftenvelope.nats.acceleration import accelerate
@@ -41,7 +41,7 @@ async def fill(js: JetStream, name: str, payloads: list[bytes]) -> None:
     await asyncio.gather(*[await js.publish_async(name, payload) for payload in payloads])
 
 
-async def take(feed: PartitionFeed, count: int) -> list[Delivery]:
+async def take(feed: DeliveryFeed, count: int) -> list[Delivery]:
     """So many deliveries."""
     found: list[Delivery] = []
     async with asyncio.timeout(PATIENCE):
@@ -102,7 +102,7 @@ async def test_readers_of_large_messages_do_not_cost_the_connection(
 async def test_messages_of_all_sizes_come_in_order(js: JetStream, name: str) -> None:
     sizes = [10, 70_000, 10, 10, 1_000_000, 300_000, 10, 600_000, *([1_000] * 500), 900_000, 10]
     await fill(js, name, [bytes(size) for size in sizes])
-    feed = PartitionFeed(js, name, 1)
+    feed = DeliveryFeed(js, name, 1)
     await feed.open()
     deliveries = await take(feed, len(sizes))
     assert [len(delivery[3]) for delivery in deliveries] == sizes
@@ -120,7 +120,7 @@ async def test_pull_that_ends_without_a_status_does_not_stop_the_reader(js: JetS
     stream = await js.stream(name)
     reply = f"$JS.ACK.{name}.{'c' * 16}.1.9999.9999.{'1' * 19}.9999"
     await fill(js, name, [bytes(1_024 - len(name) - len(reply))] * 12_000)
-    feed = PartitionFeed(js, name, 1)
+    feed = DeliveryFeed(js, name, 1)
     await feed.open()
     consumers = [consumer async for consumer in stream.consumer_names()]
     assert len(await take(feed, 12_000)) == 12_000
@@ -144,7 +144,7 @@ async def test_old_consumer_is_deleted_when_a_feed_begins_anew_or_ends(
     with FaultProxy(jetstream_server.address) as proxy:
         nc = await connect(f"nats://{proxy.address}", reconnect_time_wait=0.01)
         async with JetStream(nc) as cut_off:
-            feed = PartitionFeed(cut_off, name, 1)
+            feed = DeliveryFeed(cut_off, name, 1)
             await feed.open()
             first = await consumers(1)
             assert len(await take(feed, 10)) == 10
@@ -159,7 +159,7 @@ async def test_old_consumer_is_deleted_when_a_feed_begins_anew_or_ends(
 
 async def test_feed_notices_that_the_messages_left_were_purged(js: JetStream, name: str) -> None:
     await fill(js, name, [bytes(1_000)] * 5_000)
-    feed = PartitionFeed(js, name, 1)
+    feed = DeliveryFeed(js, name, 1)
     await feed.open()
     assert feed.pending == 5_000
     await (await js.stream(name)).purge()

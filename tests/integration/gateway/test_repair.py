@@ -14,7 +14,7 @@ from liftenvelope.client import Client
 from liftenvelope.gateway import Gateway
 from liftenvelope.gateway.activity import deleted, paused, resumed
 from liftenvelope.gateway.names import encode_name, partition_stream
-from liftenvelope.gateway.records import PartitionRecord, RecordedEvent, StreamRecord, StreamState
+from liftenvelope.gateway.records import PartitionRecord, RecordedEvent, StreamPhase, StreamRecord
 from liftenvelope.gateway.reserved import ACTIVITY
 from liftenvelope.gateway.storage import Storage
 from liftenvelope.jetstream import JetStream
@@ -55,10 +55,10 @@ async def leave_behind(js: JetStream, record: StreamRecord, partitions: int) -> 
         await Storage(js).create(record, number)
 
 
-@pytest.mark.parametrize("state", [StreamState.CREATING, StreamState.DELETING])
+@pytest.mark.parametrize("state", [StreamPhase.CREATING, StreamPhase.DELETING])
 @pytest.mark.parametrize("partitions", [0, 1, 3])
 async def test_streams_that_the_dead_left(
-    nc: NatsClient, js: JetStream, name: str, state: StreamState, partitions: int
+    nc: NatsClient, js: JetStream, name: str, state: StreamPhase, partitions: int
 ) -> None:
     parts = (PartitionRecord(),) * 3
     record = StreamRecord(name=name, subject=name, id="1", maker="dead", state=state, partitions=parts)
@@ -82,7 +82,7 @@ async def test_streams_of_living_gateways_are_left_to_them(
 ) -> None:
     async with Gateway(nc, id=f"{name}-one"):
         record = StreamRecord(
-            name=name, subject=name, id="1", maker=f"{name}-two", state=StreamState.CREATING
+            name=name, subject=name, id="1", maker=f"{name}-two", state=StreamPhase.CREATING
         )
         second = await connect(server.url)
         async with Gateway(second, id=f"{name}-two") as other:
@@ -150,7 +150,7 @@ async def test_what_the_dead_did_not_tell(nc: NatsClient, js: JetStream, name: s
 async def test_a_removal_that_the_dead_did_not_tell(nc: NatsClient, js: JetStream, name: str) -> None:
     events = left_over("dead", deleted(name))
     record = StreamRecord(
-        name=name, subject=name, id="1", maker="dead", state=StreamState.DELETING, events=events
+        name=name, subject=name, id="1", maker="dead", state=StreamPhase.DELETING, events=events
     )
     await leave_behind(js, record, 1)
     async with Gateway(nc):

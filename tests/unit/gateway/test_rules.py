@@ -24,13 +24,13 @@ from liftenvelope.errors import (
     WrongLastSequenceError,
 )
 from liftenvelope.gateway.brokers import leader_of
-from liftenvelope.gateway.core import Options
+from liftenvelope.gateway.core import GatewayOptions
 from liftenvelope.gateway.failures import status_of
 from liftenvelope.gateway.health import HealthService
 from liftenvelope.gateway.names import encode_name, partition_stream
 from liftenvelope.gateway.positions import bounds
 from liftenvelope.gateway.reads import OpenReads, Read
-from liftenvelope.gateway.records import PartitionRecord, StreamRecord, StreamState
+from liftenvelope.gateway.records import PartitionRecord, StreamPhase, StreamRecord
 from liftenvelope.gateway.storage import PartitionState, covers, parse_ns
 from liftenvelope.gateway.streams import new_record
 from liftenvelope.rpc.status import RpcError, StatusCode
@@ -70,7 +70,7 @@ def test_partitions_of_streams_whose_names_end_alike() -> None:
 def test_a_record_survives_the_bucket() -> None:
     stored = record(
         "ü.x",
-        state=StreamState.DELETING,
+        state=StreamPhase.DELETING,
         settings={"minIsr": 2},
         partitions=(PartitionRecord(paused=True, source="S"), PartitionRecord(readonly=True)),
     )
@@ -133,25 +133,27 @@ def test_a_partition_keeps_when_it_was_changed() -> None:
 )
 def test_streams_that_make_no_sense(fields: dict[str, Any], match: str) -> None:
     with pytest.raises(RpcError, match=match) as info:
-        new_record(api_pb2.CreateStreamRequest(**{"name": "n", "subject": "n", **fields}), Options(id="me"))
+        new_record(
+            api_pb2.CreateStreamRequest(**{"name": "n", "subject": "n", **fields}), GatewayOptions(id="me")
+        )
     assert info.value.code == StatusCode.INVALID_ARGUMENT
 
 
 def test_encryption_is_promised_only_where_it_is_done() -> None:
     request = api_pb2.CreateStreamRequest(name="n", subject="n", encryption=api_pb2.NullableBool(value=True))
     with pytest.raises(RpcError, match="encrypt") as info:
-        new_record(request, Options(id="me"))
+        new_record(request, GatewayOptions(id="me"))
     assert info.value.code == StatusCode.FAILED_PRECONDITION
-    assert new_record(request, Options(id="me", encrypted=True)).setting("encryption") == 1
+    assert new_record(request, GatewayOptions(id="me", encrypted=True)).setting("encryption") == 1
 
 
 def test_what_is_not_said_is_as_in_liftbridge() -> None:
-    made = new_record(api_pb2.CreateStreamRequest(name="n", subject="n"), Options(id="me"))
+    made = new_record(api_pb2.CreateStreamRequest(name="n", subject="n"), GatewayOptions(id="me"))
     assert (made.replicas, len(made.partitions), made.settings, made.state) == (
         1,
         1,
         {},
-        StreamState.CREATING,
+        StreamPhase.CREATING,
     )
 
 
