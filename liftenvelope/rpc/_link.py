@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from liftenvelope.rpc.connection import Connection
 
-__all__ = ["Flow", "Incoming", "Link"]
+__all__ = ["Flow", "Incoming", "TransportLink"]
 
 #: Bytes unsent on a call above which its sender waits.
 _SEND_BUFFER: Final = 256 * 1024
@@ -22,7 +22,7 @@ _CLOSE_TIMEOUT: Final = 1.0
 _C = TypeVar("_C", bound="Connection")
 
 
-class Link(asyncio.BufferedProtocol, Generic[_C]):
+class TransportLink(asyncio.BufferedProtocol, Generic[_C]):
     """Carries bytes between a transport and a sans-io protocol, and wakes waiting senders and receivers."""
 
     #: Size of the receive buffer, in bytes.
@@ -126,7 +126,7 @@ class Link(asyncio.BufferedProtocol, Generic[_C]):
 class Flow:
     """Send and receive queues of one call."""
 
-    def __init__(self, link: Link[Any], call_id: int) -> None:
+    def __init__(self, link: TransportLink[Any], call_id: int) -> None:
         self._link = link
         self.call_id = call_id
         #: True if no more messages will be received.

@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, Final, Self
 
 from liftenvelope.errors import TransportError
-from liftenvelope.rpc._link import Flow, Incoming, Link
+from liftenvelope.rpc._link import Flow, Incoming, TransportLink
 from liftenvelope.rpc.address import Address, parse_address
 from liftenvelope.rpc.client_side import ClientConnection
 from liftenvelope.rpc.connection import DEFAULT_WINDOW
@@ -31,7 +31,7 @@ _TLS_SHUTDOWN_TIMEOUT: Final = 1.0
 _BRIEF: Final = 16 * 1024
 
 
-class _ClientLink(Link[ClientConnection]):
+class _ClientLink(TransportLink[ClientConnection]):
     """Connection to a server, with its open calls."""
 
     def __init__(self, protocol: ClientConnection, keepalive: Keepalive) -> None:

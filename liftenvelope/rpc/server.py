@@ -9,7 +9,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
 
 from liftenvelope.errors import TransportError, UsageError
-from liftenvelope.rpc._link import Flow, Incoming, Link
+from liftenvelope.rpc._link import Flow, Incoming, TransportLink
 from liftenvelope.rpc.budget import Budget
 from liftenvelope.rpc.events import CallEnded, CallStarted, Event, MessagesReceived, RequestsEnded
 from liftenvelope.rpc.limits import DEFAULT_LIMITS, ServerLimits
@@ -114,7 +114,7 @@ class ServerCall(Incoming):
         return self._flow
 
 
-class _ServerLink(Link[ServerConnection]):
+class _ServerLink(TransportLink[ServerConnection]):
     """Connection from a client, with its open calls.
 
     Turns: bytes received are handled in pieces sized so that one takes about ``_TURN``. While ``_working``,
