@@ -7,7 +7,7 @@ from array import array
 from typing import Any, Final
 
 from liftenvelope.errors import EnvelopeTooLargeError, TransportError, UsageError
-from liftenvelope.nats._batches import Rows
+from liftenvelope.nats._batches import BatchRows
 from liftenvelope.nats.ack_inbox import AckInbox
 from liftenvelope.nats.batch_acks import BatchAcks
 from liftenvelope.nats.link import Link
@@ -34,7 +34,7 @@ class BatchRun:
     def __init__(
         self,
         link: Link,
-        rows: Rows,
+        rows: BatchRows,
         *,
         inbox: AckInbox | None,
         subjects: list[bytes],

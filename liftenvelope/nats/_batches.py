@@ -34,7 +34,7 @@ def _python(column: Any) -> Sequence[Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class BatchRows:
     """Rows of a batch, sliced as the batch is sent.
 
     Attributes:

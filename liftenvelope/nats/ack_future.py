@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
     from liftenvelope.nats.ack_inbox import AckInbox
 
-__all__ = ["AckFuture", "PublishOptions", "Settled"]
+__all__ = ["AckFuture", "EnvelopeOptions", "Settled"]
 
 
-class PublishOptions(TypedDict, total=False):
+class EnvelopeOptions(TypedDict, total=False):
     """Options of one message: see :func:`liftenvelope.envelope.new_message`."""
 
     key: Buffer | None

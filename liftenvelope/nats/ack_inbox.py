@@ -15,7 +15,7 @@ from liftenvelope.envelope import Ack, AckPolicy, new_message, unmarshal_ack
 from liftenvelope.errors import EnvelopeError, EnvelopeTooLargeError, TransportError, UsageError
 from liftenvelope.nats._feed import AckFeed
 from liftenvelope.nats._outcomes import failure_of, outcome_of
-from liftenvelope.nats.ack_future import AckFuture, PublishOptions, Settled
+from liftenvelope.nats.ack_future import AckFuture, EnvelopeOptions, Settled
 from liftenvelope.nats.link import Link
 from liftenvelope.nats.receiving import DirectSubscription, subscribe_direct
 from liftenvelope.nats.subjects import publish_subject
@@ -136,7 +136,7 @@ class AckInbox:
         *,
         expected: Literal[1] = 1,
         timeout: float | None = None,
-        **options: Unpack[PublishOptions],
+        **options: Unpack[EnvelopeOptions],
     ) -> Ack: ...
     @overload
     async def publish(
@@ -146,7 +146,7 @@ class AckInbox:
         *,
         expected: int | None,
         timeout: float | None = None,
-        **options: Unpack[PublishOptions],
+        **options: Unpack[EnvelopeOptions],
     ) -> tuple[Ack, ...]: ...
     async def publish(
         self,
@@ -155,7 +155,7 @@ class AckInbox:
         *,
         expected: int | None = 1,
         timeout: float | None = None,
-        **options: Unpack[PublishOptions],
+        **options: Unpack[EnvelopeOptions],
     ) -> Ack | tuple[Ack, ...]:
         """Publish an envelope and wait for its ack.
 

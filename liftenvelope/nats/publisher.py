@@ -11,7 +11,7 @@ from liftenvelope._checks import as_count, as_seconds
 from liftenvelope.envelope import Ack, AckPolicy, new_message
 from liftenvelope.errors import EnvelopeTooLargeError, TransportError, UsageError
 from liftenvelope.nats._batch_run import BatchRun
-from liftenvelope.nats._batches import Rows
+from liftenvelope.nats._batches import BatchRows
 from liftenvelope.nats.ack_inbox import AckInbox
 from liftenvelope.nats.batch_acks import BatchAcks
 from liftenvelope.nats.link import Link
@@ -232,7 +232,7 @@ class EnvelopePublisher(Generic[_Answer, _Answers]):
             UsageError: A row is invalid; the error names the row, and nothing was sent.
             EnvelopeTooLargeError: A row is too large; the error names the row, and nothing was sent.
         """
-        rows = Rows.of(values, keys, headers, partitions, expected_offsets, correlation_ids)
+        rows = BatchRows.of(values, keys, headers, partitions, expected_offsets, correlation_ids)
         run = BatchRun(
             self._link,
             rows,
@@ -286,7 +286,7 @@ class EnvelopePublisher(Generic[_Answer, _Answers]):
             raise UsageError(f"{what} must be from 0 to {len(self._heads) - 1}, got {partition!r}")
         return partition
 
-    def _choose_all(self, rows: Rows) -> array[int] | None:
+    def _choose_all(self, rows: BatchRows) -> array[int] | None:
         """Return the partition of each row; None if no choice is needed: one partition, and none given."""
         if rows.partitions is not None:
             return array(
