@@ -23,7 +23,7 @@ from liftenvelope.errors import (
     TransportError,
 )
 from liftenvelope.jetstream.api import natural
-from liftenvelope.jetstream.statuses import Kind
+from liftenvelope.jetstream.statuses import StatusKind
 
 if TYPE_CHECKING:
     from liftenvelope.bulk._crew import Outlet
@@ -190,13 +190,13 @@ class ConsumerRead(RangeRead):
         if frame is None or frame.sid != self._sid or (status := frame.status) is None:
             return
         match status.kind:
-            case Kind.HEARTBEAT:
+            case StatusKind.HEARTBEAT:
                 pass
-            case Kind.BAD_REQUEST | Kind.PUSH | Kind.REFUSED:
+            case StatusKind.BAD_REQUEST | StatusKind.PUSH | StatusKind.REFUSED:
                 raise BadRequestError(status.code, f"{self._source.stream}: {status.description}")
-            case Kind.DELETED | Kind.NO_RESPONDERS:
+            case StatusKind.DELETED | StatusKind.NO_RESPONDERS:
                 raise TransportError(f"{self._source.stream}: the consumer is gone: {status}")
-            case Kind.LEADERSHIP | Kind.SHUTDOWN:
+            case StatusKind.LEADERSHIP | StatusKind.SHUTDOWN:
                 self._pulls.forget()
                 self._unfruitful(link, f"ended all pulls: {status}")
             case _:
@@ -207,7 +207,7 @@ class ConsumerRead(RangeRead):
         at, since = self._asked_at.pop(number, (self._next, self._moved_at))
         if at != self._next or time.monotonic() - since > _EXPIRES / 2:
             return  # the pull delivered rows, or waited for some
-        if status.kind is Kind.TOO_LARGE and self._pull_bytes < _MOST_PULL_BYTES:
+        if status.kind is StatusKind.TOO_LARGE and self._pull_bytes < _MOST_PULL_BYTES:
             # Not even one message fits into the pull: the message is older than the server's limit. (Every
             # pull that has used up its bytes ends with this status. The server serves several pulls in
             # turns, so they end together.)

@@ -26,9 +26,9 @@ from liftenvelope.errors import (
 from liftenvelope.jetstream._endings import DRAIN, holds_pin, until_nothing_is_owed
 from liftenvelope.jetstream._pull import End, PullCore, PullNow, Tell
 from liftenvelope.jetstream.events import Pinned, PinNotReleased, PullEvent, Unpinned
-from liftenvelope.jetstream.message import PIN_HEADER, Acks, Message, counted_size
+from liftenvelope.jetstream.message import PIN_HEADER, AckSender, Message, counted_size
 from liftenvelope.jetstream.pull_options import PullPlan
-from liftenvelope.jetstream.statuses import Kind, Status
+from liftenvelope.jetstream.statuses import Status, StatusKind
 from liftenvelope.jetstream.watch import watch_of
 from liftenvelope.nats.pull_inbox import PullInbox
 
@@ -63,7 +63,7 @@ class Source(Protocol):
         """Subject that pulls are published to."""
 
     @property
-    def acks(self) -> Acks:
+    def acks(self) -> AckSender:
         """Sender of the acks."""
 
     async def info(self, *, timeout: float | None = None) -> ConsumerInfo:
@@ -113,11 +113,11 @@ class Hooks:
 
 def error_of(status: Status) -> JetStreamError:
     """Return the exception for a status that ends the consumption."""
-    kinds: dict[Kind, type[JetStreamError]] = {
-        Kind.DELETED: ConsumerDeletedError,
-        Kind.PUSH: PushConsumerError,
-        Kind.BAD_REQUEST: BadRequestError,
-        Kind.NO_RESPONDERS: NoJetStreamError,
+    kinds: dict[StatusKind, type[JetStreamError]] = {
+        StatusKind.DELETED: ConsumerDeletedError,
+        StatusKind.PUSH: PushConsumerError,
+        StatusKind.BAD_REQUEST: BadRequestError,
+        StatusKind.NO_RESPONDERS: NoJetStreamError,
     }
     text = status.description or "nothing answers pulls: JetStream or the consumer is not there"
     return kinds.get(status.kind, JetStreamError)(status.code, text)

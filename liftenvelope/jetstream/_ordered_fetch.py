@@ -18,7 +18,7 @@ from liftenvelope.errors import (
     TransportError,
     UsageError,
 )
-from liftenvelope.jetstream._ordered_places import Places
+from liftenvelope.jetstream._ordered_places import OrderedPlaces
 from liftenvelope.jetstream.consumer import Consumer
 from liftenvelope.jetstream.consumer_config import ConsumerConfig
 from liftenvelope.jetstream.fetching import Batch
@@ -62,7 +62,7 @@ class Amount:
     idle_heartbeat: float | None = None
 
 
-class _Reader:
+class _OrderedReader:
     """Server-side consumer and the next consumer sequence expected from it."""
 
     def __init__(self, consumer: Consumer, epoch: int) -> None:
@@ -98,8 +98,8 @@ class OrderedFetches:
         self._nc: Any = api.nc
         self._link = Link(api.nc)
         self._config = config
-        self._places = Places(api, stream, config)
-        self._reader: _Reader | None = None
+        self._places = OrderedPlaces(api, stream, config)
+        self._reader: _OrderedReader | None = None
         self._sequence = 0
         self._busy = False
 
@@ -172,7 +172,7 @@ class OrderedFetches:
             raise batch.error
         return True
 
-    async def _ready(self, into: Batch, deadline: float) -> _Reader:
+    async def _ready(self, into: Batch, deadline: float) -> _OrderedReader:
         """Return the consumer to fetch from; create one if there is none or the connection is new."""
         if self._reader is not None and self._link.epoch > self._reader.epoch:
             self._leave()  # messages on their way are lost, and without acks the consumer cannot know
@@ -184,7 +184,7 @@ class OrderedFetches:
             sequence = into[-1].metadata.stream_sequence if into else self._sequence
             left = max(deadline - asyncio.get_running_loop().time(), _LEAST)
             consumer = await self._places.make(sequence, timeout=min(left, self._api.timeout))
-            self._reader = _Reader(consumer, epoch)
+            self._reader = _OrderedReader(consumer, epoch)
         return self._reader
 
     async def _unless_lost(self, work: Coroutine[Any, Any, Batch], epoch: int) -> Batch | None:

@@ -16,13 +16,13 @@ from liftenvelope.jetstream.consumer_requests import put_consumer
 if TYPE_CHECKING:
     from liftenvelope.jetstream.api import Api
 
-__all__ = ["Places"]
+__all__ = ["OrderedPlaces"]
 
 #: Tasks that delete consumers. The event loop holds only weak references to tasks.
 _removing: Final[set[asyncio.Task[None]]] = set()
 
 
-class Places:
+class OrderedPlaces:
     """Creates consumers that start where the previous one stopped.
 
     Args:

@@ -38,7 +38,7 @@ from liftenvelope.jetstream.events import (
     UnknownStatus,
     Unpinned,
 )
-from liftenvelope.jetstream.statuses import FATAL, Kind, Status
+from liftenvelope.jetstream.statuses import FATAL, Status, StatusKind
 
 __all__ = ["Action", "Check", "End", "PullCore", "PullLimits", "PullNow", "Tell"]
 
@@ -105,7 +105,7 @@ Action: TypeAlias = PullNow | Tell | Check | End
 
 
 @dataclass(slots=True)
-class _Waiting:
+class _PendingPull:
     """Pull that may still be open at the server."""
 
     amount: int
@@ -132,7 +132,7 @@ class PullCore:
         self.buffered = 0
         self.actions: list[Action] = []
         self.pin_id: str | None = None
-        self._waiting: dict[int, _Waiting] = {}
+        self._waiting: dict[int, _PendingPull] = {}
         self._next_number = 1
         self._online = True
         self._stopped = True
@@ -198,7 +198,7 @@ class PullCore:
             self._forget_pulls()
             self._end(status)
             return
-        if status.kind is Kind.HEARTBEAT:
+        if status.kind is StatusKind.HEARTBEAT:
             self._recovered()
         else:
             pull = self._waiting.pop(number, None)
@@ -298,7 +298,7 @@ class PullCore:
             del self._waiting[older]
         self._settle(0)
 
-    def _ended(self, number: int, pull: _Waiting, status: Status, now: float) -> None:
+    def _ended(self, number: int, pull: _PendingPull, status: Status, now: float) -> None:
         """Settle an ended pull, and react to the kind of its status.
 
         If the status reports the rest of the pull, the rest is subtracted from ``asked``. A leadership change
@@ -312,19 +312,19 @@ class PullCore:
         kind = status.kind
         if left is not None:
             self._settle(min(left, pull.amount))
-        elif kind is Kind.LEADERSHIP:
+        elif kind is StatusKind.LEADERSHIP:
             self._forget_until(number)
         else:  # refused on arrival: the whole pull is left
             self._settle(pull.amount)
-        if kind is Kind.ENDED and is_fruitless and now < pull.deadline - self.limits.expires / 2:
+        if kind is StatusKind.ENDED and is_fruitless and now < pull.deadline - self.limits.expires / 2:
             self._pause(now)  # avoids a busy loop with a server that ends every pull at once
-        elif kind is Kind.ENDED:
+        elif kind is StatusKind.ENDED:
             self._recovered()
-        elif kind is Kind.TOO_LARGE:
+        elif kind is StatusKind.TOO_LARGE:
             self._too_large(pull, left, now)
-        elif kind is Kind.WRONG_PIN:
+        elif kind is StatusKind.WRONG_PIN:
             self._wrong_pin(pull)
-        elif kind is Kind.LEADERSHIP:
+        elif kind is StatusKind.LEADERSHIP:
             if not self._held:  # if held, this is the same change reported to another pull
                 self.actions.append(Tell(LeadershipChanged()))
             # Pulls without a leader are lost silently. An answer to a lookup proves there is a new leader.
@@ -336,11 +336,11 @@ class PullCore:
 
     def _refused(self, status: Status, now: float) -> None:
         event: PullEvent
-        if status.kind is Kind.REFUSED:
+        if status.kind is StatusKind.REFUSED:
             event = LimitExceeded(status.description)
-        elif status.kind is Kind.SHUTDOWN:
+        elif status.kind is StatusKind.SHUTDOWN:
             event = ServerShutdown()
-        elif status.kind is Kind.NO_RESPONDERS:
+        elif status.kind is StatusKind.NO_RESPONDERS:
             event = NoResponders()
             if self._served:  # on this connection, so the server is not just starting up
                 self._look_up()
@@ -349,7 +349,7 @@ class PullCore:
         self.actions.append(Tell(event))
         self._pause(now)
 
-    def _too_large(self, pull: _Waiting, left: int | None, now: float) -> None:
+    def _too_large(self, pull: _PendingPull, left: int | None, now: float) -> None:
         """React to a message larger than the rest of a pull.
 
         A pull below the limit is followed by one for the whole limit. If even that pull is too small, the
@@ -364,7 +364,7 @@ class PullCore:
             self.actions.append(Tell(MessageTooLarge(self.limits.limit)))
         self._pause(now)
 
-    def _wrong_pin(self, pull: _Waiting) -> None:
+    def _wrong_pin(self, pull: _PendingPull) -> None:
         # A pull with an older pin id may be answered after this client got a new pin, which stays valid.
         if pull.pin_id is not None and pull.pin_id == self.pin_id:
             self.actions.append(Tell(Unpinned(pull.pin_id)))
@@ -415,5 +415,5 @@ class PullCore:
         pin_id = self.pin_id if self.limits.pinned else None
         if len(self._waiting) >= _REMEMBERED:
             del self._waiting[next(iter(self._waiting))]
-        self._waiting[number] = _Waiting(amount, now + self.limits.expires, pin_id)
+        self._waiting[number] = _PendingPull(amount, now + self.limits.expires, pin_id)
         self.actions.append(PullNow(number, amount, pin_id))

@@ -15,7 +15,7 @@ from liftenvelope.jetstream.consuming import Consumption, Handler, Messages
 from liftenvelope.jetstream.events import PullEvent
 from liftenvelope.jetstream.fetching import Batch, FetchInboxes, first_of
 from liftenvelope.jetstream.infos import ConsumerInfo, PauseInfo
-from liftenvelope.jetstream.message import Acks, Message
+from liftenvelope.jetstream.message import AckSender, Message
 from liftenvelope.jetstream.names import check_group
 from liftenvelope.jetstream.pull_options import (
     ConsumeOptions,
@@ -50,7 +50,7 @@ class Consumer:
     def __init__(self, api: Api, info: ConsumerInfo) -> None:
         self._api = api
         self._info = info
-        self._acks = Acks(api)
+        self._acks = AckSender(api)
         self._inboxes = FetchInboxes(self)
         self._plans: dict[str, tuple[ConsumerConfig, PullPlan]] = {}
 
@@ -62,7 +62,7 @@ class Consumer:
         return self._api
 
     @property
-    def acks(self) -> Acks:
+    def acks(self) -> AckSender:
         """Sender of the acks of this consumer's messages."""
         return self._acks
 

@@ -12,13 +12,13 @@ from liftenvelope.errors import TransportError, UsageError
 from liftenvelope.jetstream._endings import DRAIN
 from liftenvelope.jetstream.message import Message
 
-__all__ = ["Consumption", "Feed", "Handler", "Messages"]
+__all__ = ["Consumption", "Handler", "MessageFeed", "Messages"]
 
 #: Handler that ``consume`` calls with each message: a plain function or a coroutine function.
 Handler = Callable[[Message], Awaitable[None] | None]
 
 
-class Feed(Protocol):
+class MessageFeed(Protocol):
     """Source of :class:`Messages` and :class:`Consumption`."""
 
     #: Release the pin at the end.
@@ -65,7 +65,7 @@ class Messages:
     ``BadRequestError`` or ``ConnectionClosedError``. Messages that were buffered before are delivered first.
     """
 
-    def __init__(self, feed: Feed) -> None:
+    def __init__(self, feed: MessageFeed) -> None:
         self._feed = feed
 
     async def __aenter__(self) -> Self:
@@ -163,7 +163,7 @@ class Consumption:
     Leaving an ``async with`` stops the consumption. Await :meth:`closed` to learn how the consumption ended.
     """
 
-    def __init__(self, feed: Feed, handler: Handler, progress: float | None) -> None:
+    def __init__(self, feed: MessageFeed, handler: Handler, progress: float | None) -> None:
         self._feed = feed
         self._handler = handler
         self._progress = progress
@@ -260,7 +260,7 @@ class Consumption:
             )
 
 
-def _stop(feed: Feed, nak: bool, unpin: bool) -> None:
+def _stop(feed: MessageFeed, nak: bool, unpin: bool) -> None:
     """Stop a feed, and nak its buffered messages if asked to."""
     feed.unpin = feed.unpin and unpin
     held = list(feed.buffer) if nak else []

@@ -15,7 +15,7 @@ from liftenvelope.errors import (
 from liftenvelope.jetstream._feed import LATE, TURNS, Source, error_of
 from liftenvelope.jetstream.message import PIN_HEADER, Message, counted_size
 from liftenvelope.jetstream.pull_options import PullPlan
-from liftenvelope.jetstream.statuses import Kind, Status
+from liftenvelope.jetstream.statuses import Status, StatusKind
 from liftenvelope.jetstream.watch import reason_of, watch_of
 from liftenvelope.nats.link import Link
 from liftenvelope.nats.pull_inbox import PullInbox
@@ -34,7 +34,7 @@ _PAUSE: Final = 0.1
 #: Status code of an expired pull.
 _TIMEOUT: Final = 408
 #: Statuses that end a pull without an error.
-_QUIET: Final = frozenset({Kind.ENDED, Kind.TOO_LARGE})
+_QUIET: Final = frozenset({StatusKind.ENDED, StatusKind.TOO_LARGE})
 
 
 class Batch(list[Message]):
@@ -281,15 +281,19 @@ class _Fetch:
 
     def _take_status(self, status: Status) -> None:
         kind = status.kind
-        if kind is Kind.HEARTBEAT:
+        if kind is StatusKind.HEARTBEAT:
             return
-        if kind is Kind.WRONG_PIN:
+        if kind is StatusKind.WRONG_PIN:
             if self._pins.get(self._group) == self._pin_id:
                 self._pins.pop(self._group, None)
             self._send()
             return
-        self._resuming |= kind in (Kind.LEADERSHIP, Kind.SHUTDOWN)
-        again = self._resuming and kind in (Kind.LEADERSHIP, Kind.SHUTDOWN, Kind.NO_RESPONDERS)
+        self._resuming |= kind in (StatusKind.LEADERSHIP, StatusKind.SHUTDOWN)
+        again = self._resuming and kind in (
+            StatusKind.LEADERSHIP,
+            StatusKind.SHUTDOWN,
+            StatusKind.NO_RESPONDERS,
+        )
         if again and self._loop.time() < self._deadline:
             if self._retry is None:
                 self._retry = self._loop.call_later(_PAUSE, self._send)

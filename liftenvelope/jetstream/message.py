@@ -21,7 +21,7 @@ from liftenvelope.nats.link import Link
 if TYPE_CHECKING:
     from liftenvelope.jetstream.api import Api
 
-__all__ = ["Acks", "Message", "MessageMetadata", "Recorder"]
+__all__ = ["AckSender", "Message", "MessageMetadata", "Recorder"]
 
 ACK: Final = b"+ACK"
 NAK: Final = b"-NAK"
@@ -39,7 +39,7 @@ _EMPTY_BLOCK: Final = 12
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-class Acks:
+class AckSender:
     """Sends the acks of one consumer's messages on the user's connection."""
 
     def __init__(self, api: Api) -> None:
@@ -69,7 +69,7 @@ class Acks:
         await self._api.ask(reply, payload, timeout=timeout)
 
 
-class Recorder(Acks):
+class Recorder(AckSender):
     """Records acks in a list instead of sending them, to test handlers without a server.
 
     Example:
@@ -167,7 +167,7 @@ class Message(frames.Delivered):
     if TYPE_CHECKING:
 
         def __init__(
-            self, subject: str, reply: str, data: bytes, headers: Mapping[str, str] | None, acks: Acks
+            self, subject: str, reply: str, data: bytes, headers: Mapping[str, str] | None, acks: AckSender
         ) -> None: ...
 
     @property

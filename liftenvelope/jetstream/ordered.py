@@ -30,7 +30,7 @@ from liftenvelope.errors import (
 )
 from liftenvelope.jetstream._feed import Hooks, PullFeed
 from liftenvelope.jetstream._ordered_fetch import Amount, OrderedFetches
-from liftenvelope.jetstream._ordered_places import Places
+from liftenvelope.jetstream._ordered_places import OrderedPlaces
 from liftenvelope.jetstream.consumer import Consumer
 from liftenvelope.jetstream.consumer_config import AckPolicy, ConsumerConfig, DeliverPolicy, ReplayPolicy
 from liftenvelope.jetstream.consuming import Consumption, Handler, Messages
@@ -281,7 +281,7 @@ class OrderedFeed:
         on_event: Callable[[PullEvent], None] | None,
     ) -> None:
         self._nc: Any = api.nc
-        self._places = Places(api, stream, config)
+        self._places = OrderedPlaces(api, stream, config)
         self._plan = plan
         self._user_hooks = Hooks(on_event)
         self.unpin = True

@@ -11,13 +11,13 @@ from collections.abc import Mapping
 from enum import Enum, auto
 from typing import Final, NamedTuple
 
-__all__ = ["Kind", "Status", "status_number"]
+__all__ = ["Status", "StatusKind", "status_number"]
 
 #: At most 18 digits, which fit in 64 bits. Python parses longer numbers slowly or refuses them.
 _NUMBER: Final = re.compile(r"-?[0-9]{1,18}")
 
 
-class Kind(Enum):
+class StatusKind(Enum):
     """Meaning of a status for the pull it answers."""
 
     #: 100: the pull is still waiting.
@@ -47,26 +47,26 @@ class Kind(Enum):
 
 
 #: Kinds after which no pull can succeed.
-FATAL: Final = frozenset({Kind.DELETED, Kind.PUSH, Kind.BAD_REQUEST})
+FATAL: Final = frozenset({StatusKind.DELETED, StatusKind.PUSH, StatusKind.BAD_REQUEST})
 
 _BY_CODE: Final = {
-    100: Kind.HEARTBEAT,
-    400: Kind.BAD_REQUEST,
-    404: Kind.ENDED,
-    408: Kind.ENDED,
-    412: Kind.BAD_REQUEST,
-    423: Kind.WRONG_PIN,
-    503: Kind.NO_RESPONDERS,
+    100: StatusKind.HEARTBEAT,
+    400: StatusKind.BAD_REQUEST,
+    404: StatusKind.ENDED,
+    408: StatusKind.ENDED,
+    412: StatusKind.BAD_REQUEST,
+    423: StatusKind.WRONG_PIN,
+    503: StatusKind.NO_RESPONDERS,
 }
 #: Description prefixes of a 409, in lower case, and their meanings.
 _CONFLICTS: Final = (
-    ("message size exceeds", Kind.TOO_LARGE),
-    ("batch completed", Kind.ENDED),
-    ("exceeded", Kind.REFUSED),
-    ("consumer deleted", Kind.DELETED),
-    ("consumer is push", Kind.PUSH),
-    ("leadership change", Kind.LEADERSHIP),
-    ("server shutdown", Kind.SHUTDOWN),
+    ("message size exceeds", StatusKind.TOO_LARGE),
+    ("batch completed", StatusKind.ENDED),
+    ("exceeded", StatusKind.REFUSED),
+    ("consumer deleted", StatusKind.DELETED),
+    ("consumer is push", StatusKind.PUSH),
+    ("leadership change", StatusKind.LEADERSHIP),
+    ("server shutdown", StatusKind.SHUTDOWN),
 )
 
 
@@ -81,7 +81,7 @@ class Status(NamedTuple):
         bytes: Bytes the pull had left, None if the server does not say.
     """
 
-    kind: Kind
+    kind: StatusKind
     code: int
     description: str = ""
     messages: int | None = None
@@ -112,11 +112,11 @@ class Status(NamedTuple):
         return f"{self.code} {self.description}".rstrip()
 
 
-def _kind_of(code: int, description: str) -> Kind:
+def _kind_of(code: int, description: str) -> StatusKind:
     if code != 409:
-        return _BY_CODE.get(code, Kind.UNKNOWN)
+        return _BY_CODE.get(code, StatusKind.UNKNOWN)
     text = description.lower()
-    return next((kind for start, kind in _CONFLICTS if text.startswith(start)), Kind.UNKNOWN)
+    return next((kind for start, kind in _CONFLICTS if text.startswith(start)), StatusKind.UNKNOWN)
 
 
 def status_number(text: str | None) -> int | None:

@@ -14,7 +14,7 @@ from liftenvelope.nats.receiving import DirectParser
 if TYPE_CHECKING:
     from nats.aio.client import Client
 
-__all__ = ["ConnectionWatch", "Listener", "reason_of", "watch_of"]
+__all__ = ["ConnectionListener", "ConnectionWatch", "reason_of", "watch_of"]
 
 #: Polling interval in seconds.
 _LOOK: Final = 0.02
@@ -24,7 +24,7 @@ _SELDOM: Final = 0.25
 _EAGER_LOOKS: Final = 200
 
 
-class Listener(Protocol):
+class ConnectionListener(Protocol):
     """Receiver of connection events."""
 
     def lost(self) -> None:
@@ -49,12 +49,12 @@ class ConnectionWatch:
 
     def __init__(self, nc: Client) -> None:
         self._nc: Any = nc
-        self._listeners: dict[int, Listener] = {}
+        self._listeners: dict[int, ConnectionListener] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._eager = 0
         self._seen = self._state()
 
-    def add(self, listener: Listener) -> None:
+    def add(self, listener: ConnectionListener) -> None:
         """Register a listener."""
         if not self._listeners:
             self._seen = self._state()
@@ -83,7 +83,7 @@ class ConnectionWatch:
         if isinstance(parser, DirectParser):
             parser.on_reset.pop(id(self), None)
 
-    def remove(self, listener: Listener) -> None:
+    def remove(self, listener: ConnectionListener) -> None:
         """Unregister a listener."""
         self._listeners.pop(id(listener), None)
 

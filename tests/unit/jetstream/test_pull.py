@@ -28,7 +28,7 @@ from liftenvelope.jetstream.events import (
     Unpinned,
 )
 from liftenvelope.jetstream.pull_options import consume_plan, fetch_plan
-from liftenvelope.jetstream.statuses import Kind, Status
+from liftenvelope.jetstream.statuses import Status, StatusKind
 
 
 def core_of(limit: int = 100, threshold: int = 50, **limits: Any) -> PullCore:
@@ -172,13 +172,13 @@ class TestStatuses:
     @pytest.mark.parametrize(
         ("status", "kind"),
         [
-            (Status.of(409, "Consumer Deleted"), Kind.DELETED),
-            (Status.of(409, "Consumer is push based"), Kind.PUSH),
-            (Status.of(400, "Bad Request - heartbeat value too large"), Kind.BAD_REQUEST),
-            (Status.of(412, "Required Api Level"), Kind.BAD_REQUEST),
+            (Status.of(409, "Consumer Deleted"), StatusKind.DELETED),
+            (Status.of(409, "Consumer is push based"), StatusKind.PUSH),
+            (Status.of(400, "Bad Request - heartbeat value too large"), StatusKind.BAD_REQUEST),
+            (Status.of(412, "Required Api Level"), StatusKind.BAD_REQUEST),
         ],
     )
-    def test_the_end(self, status: Status, kind: Kind) -> None:
+    def test_the_end(self, status: Status, kind: StatusKind) -> None:
         core = core_of()
         did(core)
         core.status(1, status, 1.0)
@@ -348,19 +348,19 @@ class TestFromHeaders:
                 "Nats-Pending-Bytes": "0",
             }
         )
-        assert status == Status(Kind.ENDED, 408, "Request Timeout", 7, 0)
+        assert status == Status(StatusKind.ENDED, 408, "Request Timeout", 7, 0)
 
     def test_a_503_whose_text_is_its_first_header(self) -> None:
         """Defect 19."""
         status = Status.from_headers({"Status": "503", "Description": "\nNats-Subject: $JS.API.X"})
-        assert (status.kind, str(status)) == (Kind.NO_RESPONDERS, "503")
+        assert (status.kind, str(status)) == (StatusKind.NO_RESPONDERS, "503")
 
     def test_a_negative_rest_is_none(self) -> None:
         assert Status.from_headers({"Status": "409", "Nats-Pending-Messages": "-1"}).messages == 0
 
     @pytest.mark.parametrize("headers", [None, {}, {"Status": "x"}, {"Nats-Pending-Bytes": "many"}])
     def test_nonsense_is_unknown(self, headers: dict[str, str] | None) -> None:
-        assert Status.from_headers(headers).kind is Kind.UNKNOWN
+        assert Status.from_headers(headers).kind is StatusKind.UNKNOWN
 
 
 class TestPlans:
