@@ -38,7 +38,7 @@ _MOST_WAITING: Final = 10_000
 
 
 @dataclass(slots=True)
-class _Call(Generic[_T]):
+class _GroupCall(Generic[_T]):
     do: Callable[[Group, float], _T]
     outcome: asyncio.Future[_T]
     result: Any = None
@@ -89,7 +89,7 @@ class GroupHost:
         self._on_stored = on_stored
         self._on_expired = on_expired
         self._on_end = on_end
-        self._calls: deque[_Call[Any]] = deque()
+        self._calls: deque[_GroupCall[Any]] = deque()
         self._waiters: list[_Waiter] = []
         self._wake = asyncio.Event()
         self._end: GroupError | None = None
@@ -112,7 +112,7 @@ class GroupHost:
         if len(self._calls) >= _MOST_WAITING:
             text = f"group {self.name!r}: {_MOST_WAITING} calls are waiting already; retry later"
             raise GroupUnavailableError(text)
-        call: _Call[_T] = _Call(do, self._loop.create_future())
+        call: _GroupCall[_T] = _GroupCall(do, self._loop.create_future())
         self._calls.append(call)
         self._wake.set()
         return await call.outcome
@@ -212,7 +212,7 @@ class GroupHost:
             except TimeoutError:
                 continue
 
-    async def _do(self, calls: list[_Call[Any]]) -> None:
+    async def _do(self, calls: list[_GroupCall[Any]]) -> None:
         self._check_lease()
         now = self._loop.time()
         expired = self.group.expire(now)

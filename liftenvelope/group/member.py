@@ -24,7 +24,7 @@ from liftenvelope.group.errors import (
 )
 from liftenvelope.group.events import ControllerLost, GroupEventHandler, MemberFenced
 from liftenvelope.group.names import changed_subject
-from liftenvelope.group.session import Do, MemberSession
+from liftenvelope.group.session import MemberSession, RequestKind
 from liftenvelope.group.state import DEFAULT_SESSION_TIMEOUT, Phase, TopicSpec
 from liftenvelope.group.wire import read_offsets, topic_messages
 from liftenvelope.nats.link import Link
@@ -141,7 +141,7 @@ class GroupMember:
                 if self.session.expires(now):
                     self._has_lost(None)
                     continue
-                if self.session.next(now).do is Do.REGISTER:
+                if self.session.next(now).do is RequestKind.REGISTER:
                     await self._register()
                 else:
                     await self._heartbeat()

@@ -29,14 +29,14 @@ from typing import Final
 
 from liftenvelope._backoff import Backoff
 
-__all__ = ["Action", "Do", "MemberSession"]
+__all__ = ["MemberRequest", "MemberSession", "RequestKind"]
 
 _HEARTBEAT_SHARE: Final = 0.3
 #: Seconds before a member without an assignment asks again.
 _ASK_AGAIN: Final = 0.02
 
 
-class Do(Enum):
+class RequestKind(Enum):
     """Requests of a member."""
 
     REGISTER = auto()
@@ -50,7 +50,7 @@ class _State(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Action:
+class MemberRequest:
     """Next request of a member.
 
     Attributes:
@@ -58,7 +58,7 @@ class Action:
         wait: Seconds until the request is due, 0 for now.
     """
 
-    do: Do
+    do: RequestKind
     wait: float = 0.0
 
 
@@ -79,10 +79,10 @@ class MemberSession:
     Example:
         >>> session = MemberSession()
         >>> session.next(now=0.0)
-        Action(do=<Do.REGISTER: 1>, wait=0.0)
+        MemberRequest(do=<RequestKind.REGISTER: 1>, wait=0.0)
         >>> session.registered(1, 10.0, sent_at=0.0, now=0.5)
         >>> session.next(now=0.5)
-        Action(do=<Do.HEARTBEAT: 2>, wait=3.0)
+        MemberRequest(do=<RequestKind.HEARTBEAT: 2>, wait=3.0)
         >>> session.owns(now=9.9), session.owns(now=10.0)
         (True, False)
     """
@@ -116,10 +116,10 @@ class MemberSession:
         """Return True if the member's partitions are certainly its own."""
         return self.is_inside and now < self._owned_until
 
-    def next(self, now: float) -> Action:
+    def next(self, now: float) -> MemberRequest:
         """Return the next request, and the seconds until it is due."""
-        do = Do.HEARTBEAT if self.is_inside else Do.REGISTER
-        return Action(do, max(self._next_at - now, 0.0))
+        do = RequestKind.HEARTBEAT if self.is_inside else RequestKind.REGISTER
+        return MemberRequest(do, max(self._next_at - now, 0.0))
 
     def hurry(self, now: float) -> None:
         """Make the next request due at once, because the group may have changed."""

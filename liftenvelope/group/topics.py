@@ -18,8 +18,8 @@ from liftenvelope.jetstream import AckPolicy, ConsumerConfig, DeliverPolicy, Jet
 from liftenvelope.jetstream.names import check_filter, check_stream_name
 
 __all__ = [
-    "JetStreamSource",
     "JetStreamTopic",
+    "JetStreamTopicSource",
     "NewestSource",
     "PartitionFeed",
     "SourceMessage",
@@ -183,7 +183,7 @@ class JetStreamTopic:
 Topic: TypeAlias = JetStreamTopic | TopicSource
 
 
-class JetStreamSource:
+class JetStreamTopicSource:
     """Reads a :class:`JetStreamTopic` through a connection.
 
     Args:
@@ -286,7 +286,7 @@ def beyond_the_end(stream: str, partition: int, offset: int, newest: int) -> Off
 
 def source_of(topic: Topic, js: JetStream, prefetch: int) -> TopicSource:
     """Return the source that reads a topic."""
-    return JetStreamSource(js, topic, prefetch=prefetch) if isinstance(topic, JetStreamTopic) else topic
+    return JetStreamTopicSource(js, topic, prefetch=prefetch) if isinstance(topic, JetStreamTopic) else topic
 
 
 def spec_of(topic: Topic) -> TopicSpec:

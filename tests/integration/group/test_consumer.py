@@ -42,7 +42,7 @@ from liftenvelope.group import (
 from liftenvelope.group.calls import GroupCalls
 from liftenvelope.group.clock import time_since_boot
 from liftenvelope.group.rows import SCHEMA
-from liftenvelope.group.topics import JetStreamSource
+from liftenvelope.group.topics import JetStreamTopicSource
 from liftenvelope.testing import FaultProxy, NatsServer
 from tests.integration.conftest import connect
 
@@ -699,7 +699,7 @@ class Counted:
     """A JetStream topic that tells what is opened."""
 
     def __init__(self, play: Play, opened: list[tuple[int, int]]) -> None:
-        self._source = JetStreamSource(play.js, play.topic)
+        self._source = JetStreamTopicSource(play.js, play.topic)
         self._opened = opened
         self.spec = self._source.spec
         self.bounds, self.lag = self._source.bounds, self._source.lag

@@ -17,7 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from liftenvelope.group.assignors import TopicPartition
 from liftenvelope.group.errors import ConsumerIdInUseError, MemberFencedError
 from liftenvelope.group.membership import Commit, Group, Registered, Registration
-from liftenvelope.group.session import Do, MemberSession
+from liftenvelope.group.session import MemberSession, RequestKind
 from liftenvelope.group.state import GroupState, Phase, TopicSpec
 from liftenvelope.group.wire import decode_group, encode_group
 
@@ -65,7 +65,7 @@ class Member:
 @dataclass(eq=False)
 class Request:
     member: Member
-    do: Do
+    do: RequestKind
     generation: int
     sent_at: float
 
@@ -183,7 +183,7 @@ class GroupMachine(RuleBasedStateMachine):
         member = request.member
         self.group.expire(self.now)
         try:
-            if request.do is Do.HEARTBEAT:
+            if request.do is RequestKind.HEARTBEAT:
                 return self.group.heartbeat(member.name, request.generation, self.now, member.client_id)
             registration = Registration(
                 consumer_id=member.name,

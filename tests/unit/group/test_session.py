@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from liftenvelope.group.session import Action, Do, MemberSession
+from liftenvelope.group.session import MemberRequest, MemberSession, RequestKind
 
 
 @pytest.fixture
@@ -16,10 +16,10 @@ def inside() -> MemberSession:
 
 
 def test_session_registers_then_sends_heartbeats(inside: MemberSession) -> None:
-    assert MemberSession().next(0.0) == Action(Do.REGISTER, 0.0)
-    assert inside.next(0.0) == Action(Do.HEARTBEAT, 3.0)
+    assert MemberSession().next(0.0) == MemberRequest(RequestKind.REGISTER, 0.0)
+    assert inside.next(0.0) == MemberRequest(RequestKind.HEARTBEAT, 3.0)
     inside.beaten(sent_at=3.0, now=3.5)
-    assert inside.next(3.5) == Action(Do.HEARTBEAT, 3.0)
+    assert inside.next(3.5) == MemberRequest(RequestKind.HEARTBEAT, 3.0)
     assert inside.until_expiry(3.5) == 9.5
     inside.hurry(4.0)
     assert inside.next(4.0).wait == 0.0
@@ -55,7 +55,7 @@ def test_silence_ends_it(inside: MemberSession) -> None:
     assert not inside.expires(9.9)
     assert inside.expires(10.0)
     assert not inside.expires(10.0)
-    assert inside.next(10.0).do is Do.REGISTER
+    assert inside.next(10.0).do is RequestKind.REGISTER
     assert inside.generation == 0
     assert inside.until_expiry(10.0) == float("inf")
 
@@ -67,7 +67,7 @@ def test_giving_back(inside: MemberSession) -> None:
     assert inside.owns(9.9)
     assert not inside.owns(10.0)
     inside.given_back(7.0)
-    assert inside.next(7.0) == Action(Do.REGISTER, 0.0)
+    assert inside.next(7.0) == MemberRequest(RequestKind.REGISTER, 0.0)
     assert inside.generation == 3
     inside.waits(3, 10.0, 7.0)
     assert 0 < inside.next(7.0).wait < 0.1
@@ -80,9 +80,9 @@ def test_being_fenced(inside: MemberSession) -> None:
     inside.rebalances(1.0)
     assert inside.fenced(2.0)
     assert not inside.owns(2.0)
-    assert inside.next(2.0) == Action(Do.REGISTER, 0.0)
+    assert inside.next(2.0) == MemberRequest(RequestKind.REGISTER, 0.0)
     inside.given_back(3.0)  # too late, and no harm
-    assert inside.next(3.0).do is Do.REGISTER
+    assert inside.next(3.0).do is RequestKind.REGISTER
     assert not inside.fenced(3.0)
     assert inside.next(3.0).wait > 0.0
 
