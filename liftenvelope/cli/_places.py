@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
-__all__ = ["Place", "check_lines", "fail_cleanly", "url_option"]
+__all__ = ["PlaceType", "check_lines", "fail_cleanly", "url_option"]
 
 #: File suffixes that are accepted for lines of JSON. Other suffixes, such as .csv, imply another format.
 _LINES: Final = ("", ".ndjson", ".jsonl", ".json", ".txt", ".log")
@@ -31,7 +31,7 @@ url_option = click.option(
 )
 
 
-class Place(_ParamType):
+class PlaceType(_ParamType):
     """A keyword, an offset, or a time in ISO format (UTC if it has no offset)."""
 
     name = "place"

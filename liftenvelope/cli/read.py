@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from liftenvelope._checks import as_local_path
-from liftenvelope.cli._places import Place, check_lines, fail_cleanly, url_option
+from liftenvelope.cli._places import PlaceType, check_lines, fail_cleanly, url_option
 
 
 @click.command()
@@ -29,13 +29,13 @@ from liftenvelope.cli._places import Place, check_lines, fail_cleanly, url_optio
     "--start",
     default="earliest",
     show_default=True,
-    type=Place("earliest", "latest", "new"),
+    type=PlaceType("earliest", "latest", "new"),
     help="Where to start: earliest, latest (the newest message), new (after the newest message), an offset, "
     "or a time such as 2026-01-31T12:00, UTC.",
 )
 @click.option(
     "--stop",
-    type=Place("latest"),
+    type=PlaceType("latest"),
     help="Offset or time to stop before, or latest.  [default: the end]",
 )
 @click.option("--partition", "partitions", multiple=True, type=int, help="Partition to read; repeatable.")

@@ -11,7 +11,7 @@ from liftenvelope.rpc.address import Address, parse_address
 from liftenvelope.testing._errors import ServerStartError
 from liftenvelope.testing._lifecycle import Managed
 from liftenvelope.testing._ports import LOOPBACK, free_port, release_port
-from liftenvelope.testing._relay import DIRECTIONS, Direction, Lane, Relay
+from liftenvelope.testing._relay import DIRECTIONS, Direction, Relay, RelayLane
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -199,7 +199,7 @@ class FaultProxy(Managed):
 
         return self._await(act())
 
-    def _for_lanes(self, direction: _Which, action: Callable[[Lane], None]) -> None:
+    def _for_lanes(self, direction: _Which, action: Callable[[RelayLane], None]) -> None:
         if direction not in ("both", *DIRECTIONS):
             raise UsageError(f"direction must be both, {' or '.join(DIRECTIONS)}, got {direction!r}")
 

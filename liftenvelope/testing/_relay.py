@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from liftenvelope.rpc.address import Address
 
-__all__ = ["DIRECTIONS", "Direction", "Lane", "Relay"]
+__all__ = ["DIRECTIONS", "Direction", "Relay", "RelayLane"]
 
 Direction: TypeAlias = Literal["to_server", "to_client"]
 
@@ -37,7 +37,7 @@ class _TruncatedError(Exception):
         self.direction = direction
 
 
-class Lane:
+class RelayLane:
     """Faults for the bytes in one direction, on every connection."""
 
     def __init__(self, direction: Direction) -> None:
@@ -109,7 +109,7 @@ class Relay:
         self._loop = asyncio.get_running_loop()
         self._listener: socket.socket | None = None
         self._links: set[asyncio.Task[None]] = set()
-        self.lanes = {direction: Lane(direction) for direction in DIRECTIONS}
+        self.lanes = {direction: RelayLane(direction) for direction in DIRECTIONS}
         self.connections = 0
 
     @property
@@ -197,14 +197,14 @@ class Relay:
             link.client.close()
             link.server.close()
 
-    async def _receive(self, link: _Link, lane: Lane) -> None:
+    async def _receive(self, link: _Link, lane: RelayLane) -> None:
         data = b"-"
         while data:
             await lane.open.wait()
             data = await self._loop.sock_recv(link.source(lane.direction), _CHUNK)
             await link.queues[lane.direction].put((self._loop.time() + lane.delay, data))
 
-    async def _send(self, link: _Link, lane: Lane) -> None:
+    async def _send(self, link: _Link, lane: RelayLane) -> None:
         sink = link.sink(lane.direction)
         while True:
             due, data = await link.queues[lane.direction].get()
