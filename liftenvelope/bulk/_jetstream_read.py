@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from liftenvelope import _native
 from liftenvelope._backoff import pause_before
 from liftenvelope.bulk._jetstream_requests import new_name
-from liftenvelope.bulk._pulls import PullWindow
+from liftenvelope.bulk._pulls import PullsInFlight
 from liftenvelope.bulk._range_read import RangeRead
 from liftenvelope.bulk.schema import row_columns
 from liftenvelope.errors import (
@@ -64,7 +64,7 @@ class ConsumerRead(RangeRead):
             plan.allocate,
         )
         super().__init__(source, span, plan, outlet, rows, source.stream)
-        self._pulls = PullWindow()
+        self._pulls = PullsInFlight()
         self._consumer = self._inbox = ""
         self._sid = 0
         self._pull_bytes = 0

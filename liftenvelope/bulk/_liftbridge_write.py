@@ -15,7 +15,7 @@ from liftenvelope._extras import require
 from liftenvelope.arrow import request_columns
 from liftenvelope.bulk._brokers import Brokers
 from liftenvelope.bulk._placing import Placing, byte_column
-from liftenvelope.bulk._publish_lane import Lane
+from liftenvelope.bulk._publish_lane import PublishLane
 from liftenvelope.bulk.errors import WriteFailedError
 from liftenvelope.bulk.outgoing import Written
 from liftenvelope.client.publish_checks import check_published_stream
@@ -91,8 +91,8 @@ class LiftbridgeWrite:
         self._access = target.access
         self._brokers = Brokers(target)
         self._partitions = 0
-        self._lanes: dict[str, Lane] = {}
-        self._routes: dict[int, Lane] = {}
+        self._lanes: dict[str, PublishLane] = {}
+        self._routes: dict[int, PublishLane] = {}
         self._rows = self._acked = self._bytes = 0
         self._offsets: dict[int, tuple[int, int]] = {}
 
@@ -160,7 +160,7 @@ class LiftbridgeWrite:
         """Split a batch by the leaders of the rows' partitions. ``first`` is the number of its first row."""
         if not batch.num_rows:
             return
-        by_lane: dict[Lane, list[int]] = {}
+        by_lane: dict[PublishLane, list[int]] = {}
         numbers = pc.unique(partitions).to_pylist()
         self._connect(numbers)
         for partition in numbers:
@@ -185,7 +185,7 @@ class LiftbridgeWrite:
         if new:
             self._wait_until_recorded(new)
 
-    def _lane(self, partition: int) -> Lane:
+    def _lane(self, partition: int) -> PublishLane:
         """Return the call for rows of a partition; open it if necessary.
 
         Raises:
@@ -210,14 +210,14 @@ class LiftbridgeWrite:
                 self._lanes[address] = self._routes[partition] = lane
                 return lane
 
-    def _new_lane(self, address: str) -> Lane:
+    def _new_lane(self, address: str) -> PublishLane:
         self._brokers.check_publish(self._stream, address)
         # The dot separates the random part from the row number that follows.
         ident = f"{secrets.token_urlsafe(_IDENT)}."
         channel = self._brokers.new_channel(address)
-        return Lane(channel, self._stream, ident, self._window, self._partitions, self._ack_wait)
+        return PublishLane(channel, self._stream, ident, self._window, self._partitions, self._ack_wait)
 
-    def _retire(self, lane: Lane) -> None:
+    def _retire(self, lane: PublishLane) -> None:
         """Add up the results of a call and close it. Its partitions get a new call when needed."""
         self._acked += lane.acks.acked
         for partition, (first, last) in lane.acks.offsets().items():

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from liftenvelope.rpc.blocking import BlockingChannel, Conversation
 
-__all__ = ["Lane"]
+__all__ = ["PublishLane"]
 
 _METHOD: Final = "/proto.API/PublishAsync"
 #: Bytes of requests to encode at a time, and bytes that may wait for the server's flow-control windows.
@@ -38,7 +38,7 @@ _LOOK: Final = 0.5
 _GATHER: Final = 0.001
 
 
-class Lane:
+class PublishLane:
     """One PublishAsync call to one broker.
 
     Rows are numbered per call, in the order of sending; a correlation id is ``ident`` plus that number.

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections import deque
 from typing import Final
 
-__all__ = ["PullWindow"]
+__all__ = ["PullsInFlight"]
 
 _DEPTH: Final = 2
 #: Messages to ask for in a pull that its bytes limit (ADR-37).
 _MOST: Final = 1_000_000
 
 
-class PullWindow:
+class PullsInFlight:
     """Tracks the pulls that the server is serving.
 
     The server serves pulls in turns, so two pulls may end together. Messages that arrive are counted against

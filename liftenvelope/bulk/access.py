@@ -24,7 +24,7 @@ from liftenvelope.rpc.address import Address, parse_address
 if TYPE_CHECKING:
     from liftenvelope.client.options import Options
 
-__all__ = ["Access", "Kind", "Source", "Target", "find_target"]
+__all__ = ["Access", "ServerKind", "Source", "Target", "find_target"]
 
 #: A URL, several URLs, or a client whose servers to use.
 Source: TypeAlias = "str | Iterable[str] | Client | BlockingClient"
@@ -32,7 +32,7 @@ Source: TypeAlias = "str | Iterable[str] | Client | BlockingClient"
 _PORTS: Final = {"nats": 4222, "tls": 4222, "liftbridge": 9292}
 
 
-class Kind(Enum):
+class ServerKind(Enum):
     """Protocol of a server."""
 
     NATS = "nats"
@@ -149,7 +149,7 @@ class Target:
         secure: True if TLS is mandatory.
     """
 
-    kind: Kind
+    kind: ServerKind
     addresses: tuple[Address, ...]
     access: Access
     secure: bool = False
@@ -208,7 +208,7 @@ def _client_target(options: Options, access: Access | None) -> Target:
         tls_server_name=options.tls_server_name,
     )
     addresses = tuple(parse_address(seed) for seed in options.seeds)
-    return Target(Kind.LIFTBRIDGE, addresses, own, options.context is not None)
+    return Target(ServerKind.LIFTBRIDGE, addresses, own, options.context is not None)
 
 
 def _parse_url(text: object, access: Access) -> Target:
@@ -217,7 +217,7 @@ def _parse_url(text: object, access: Access) -> Target:
     url = text.strip()
     if "://" not in url:
         secure = access.context is not None
-        return Target(Kind.LIFTBRIDGE, (parse_address(url),), access, secure)
+        return Target(ServerKind.LIFTBRIDGE, (parse_address(url),), access, secure)
     expected = "nats://host:port, tls://host:port or liftbridge://host:port"
     try:
         parts = urlsplit(url)
@@ -230,9 +230,9 @@ def _parse_url(text: object, access: Access) -> Target:
     if parts.scheme == "liftbridge":
         if parts.username is not None:
             raise UsageError(f"a liftbridge:// URL must not have a user, got {without_secrets(url)!r}")
-        return Target(Kind.LIFTBRIDGE, (address,), access, access.context is not None)
+        return Target(ServerKind.LIFTBRIDGE, (address,), access, access.context is not None)
     secure = parts.scheme == "tls" or access.context is not None
-    return Target(Kind.NATS, (address,), _with_login(access, parts), secure)
+    return Target(ServerKind.NATS, (address,), _with_login(access, parts), secure)
 
 
 def _with_login(access: Access, parts: SplitResult) -> Access:

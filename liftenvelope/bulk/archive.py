@@ -21,7 +21,7 @@ from liftenvelope.bulk.ranges import Gap, Progress, Range, Stop, parse_begin, pa
 from liftenvelope.bulk.reading import BATCH_BYTES, BATCH_ROWS, PARALLEL
 from liftenvelope.bulk.schema import EnvelopeMode
 from liftenvelope.bulk.selection import check_range, plan_ranges
-from liftenvelope.bulk.sources import StreamSource, open_stream
+from liftenvelope.bulk.sources import RangedStream, open_stream
 from liftenvelope.client.positions import Start
 from liftenvelope.errors import LiftEnvelopeError, OffsetOutOfRangeError, UsageError
 
@@ -141,7 +141,7 @@ def _is_codec(name: str) -> bool:
 
 
 def _span(
-    source: StreamSource,
+    source: RangedStream,
     folder: ArchiveFolder,
     partition: int,
     start: Start,
@@ -172,7 +172,7 @@ class _Run:
 
     def __init__(
         self,
-        source: StreamSource,
+        source: RangedStream,
         folder: ArchiveFolder,
         spans: list[Range],
         progress: OnProgress | None,

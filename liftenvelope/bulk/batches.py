@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from liftenvelope.bulk.plan import BatchPlan
-    from liftenvelope.bulk.sources import StreamSource
+    from liftenvelope.bulk.sources import RangedStream
 else:
     from liftenvelope.bulk.schema import pa
 
@@ -78,7 +78,7 @@ class Batches:
 
 
 def start_batches(
-    source: StreamSource,
+    source: RangedStream,
     spans: Sequence[Range],
     plan: BatchPlan,
     parallel: int,
@@ -102,7 +102,7 @@ def start_batches(
 
 
 def start_reader(
-    source: StreamSource,
+    source: RangedStream,
     spans: Sequence[Range],
     plan: BatchPlan,
     parallel: int,

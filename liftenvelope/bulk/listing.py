@@ -6,7 +6,7 @@ from typing import Protocol
 
 from liftenvelope.bulk._brokers import Brokers
 from liftenvelope.bulk._jetstream import JetStreamSource
-from liftenvelope.bulk.access import Access, Kind, Source, find_target
+from liftenvelope.bulk.access import Access, ServerKind, Source, find_target
 
 __all__ = ["Lister", "open_lister"]
 
@@ -41,4 +41,4 @@ def open_lister(source: Source, access: Access | None = None) -> Lister:
     """
     target = find_target(source, access)
     # For JetStream, the source of any one stream can list all streams; the name "all" is a placeholder.
-    return Brokers(target) if target.kind is Kind.LIFTBRIDGE else JetStreamSource(target, "all")
+    return Brokers(target) if target.kind is ServerKind.LIFTBRIDGE else JetStreamSource(target, "all")

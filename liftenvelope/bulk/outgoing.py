@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 else:
     from liftenvelope.bulk.schema import pa
 
-__all__ = ["Rows", "Written", "open_rows", "rows_of"]
+__all__ = ["LiftbridgeRows", "Written", "open_rows", "rows_of"]
 
 #: Columns that the server fills. A table that was read has these columns; a write ignores them.
 _LEFT_OUT: Final = frozenset({"offset", "timestamp", *ENVELOPE_COLUMNS})
@@ -59,7 +59,7 @@ class Written:
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class LiftbridgeRows:
     """Rows of one record batch for Liftbridge, as Python values; None for an absent column."""
 
     values: list[bytes]
@@ -97,7 +97,7 @@ def open_rows(data: Any) -> pa.RecordBatchReader:
     return reader
 
 
-def rows_of(batch: pa.RecordBatch) -> Rows:
+def rows_of(batch: pa.RecordBatch) -> LiftbridgeRows:
     """Return the rows of a batch.
 
     Raises:
@@ -108,7 +108,7 @@ def rows_of(batch: pa.RecordBatch) -> Rows:
     values = _bytes("value", columns["value"])
     if None in values:
         raise UsageError(f"data: row {values.index(None)} of a batch must have a value, got null")
-    return Rows(
+    return LiftbridgeRows(
         [value for value in values if value is not None],
         _bytes("key", columns["key"]) if "key" in columns else None,
         [_headers(row) for row in columns["headers"].to_pylist()] if "headers" in columns else None,

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, get_args
 
 from liftenvelope._checks import as_choice
-from liftenvelope.bulk.access import Access, Kind, Source, find_target
+from liftenvelope.bulk.access import Access, ServerKind, Source, find_target
 from liftenvelope.bulk.batches import OnGap, OnProgress, check_calls, start_batches, start_reader
 from liftenvelope.bulk.plan import OnRetention, make_plan
 from liftenvelope.bulk.ranges import Range, Stop, split_ranges
@@ -112,7 +112,7 @@ def read(
     begin, end, parts = check_range(partitions, start, stop, parallel)
     check_calls(on_gap, progress)
     target = find_target(source, access)
-    unsigned = target.kind is Kind.NATS
+    unsigned = target.kind is ServerKind.NATS
     as_choice("via", via, get_args(Via))
     if via != "auto" and not unsigned:
         raise UsageError(f"via must be 'auto' for Liftbridge, got {via!r}: it is for JetStream")
@@ -174,7 +174,7 @@ def tail(
     begin, _, parts = check_range(partitions, start, None, None)
     check_calls(on_gap, progress)
     target = find_target(source, access)
-    unsigned = target.kind is Kind.NATS
+    unsigned = target.kind is ServerKind.NATS
     plan = make_plan(
         columns,
         envelope,

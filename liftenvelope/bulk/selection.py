@@ -14,7 +14,7 @@ from liftenvelope.client.positions import At, Start, StartAt
 from liftenvelope.errors import UsageError, UsageTypeError
 
 if TYPE_CHECKING:
-    from liftenvelope.bulk.sources import StreamSource
+    from liftenvelope.bulk.sources import RangedStream
 
 __all__ = ["Via", "check_range", "plan_ranges"]
 
@@ -53,7 +53,7 @@ def _numbers(partitions: Iterable[int] | int | None) -> list[int] | None:
 
 
 def plan_ranges(
-    source: StreamSource,
+    source: RangedStream,
     partitions: Sequence[int] | None,
     begin: StartAt,
     end: StartAt | None,
@@ -96,7 +96,7 @@ def plan_ranges(
     return spans
 
 
-def _place(source: StreamSource, partition: int, place: StartAt, extent: Extent) -> int:
+def _place(source: RangedStream, partition: int, place: StartAt, extent: Extent) -> int:
     found: int | None = None
     if place.at is At.TIME and extent.oldest < extent.end:
         found = max(source.at_time(partition, place.number, extent), extent.oldest)

@@ -6,17 +6,17 @@ from typing import TYPE_CHECKING, Protocol
 
 from liftenvelope.bulk._jetstream import JetStreamSource
 from liftenvelope.bulk._liftbridge import LiftbridgeSource
-from liftenvelope.bulk.access import Access, Kind, Source, find_target
+from liftenvelope.bulk.access import Access, ServerKind, Source, find_target
 
 if TYPE_CHECKING:
     from liftenvelope.bulk._crew import Outlet
     from liftenvelope.bulk.plan import BatchPlan
     from liftenvelope.bulk.ranges import Extent, Range
 
-__all__ = ["LiftbridgeSource", "StreamSource", "open_stream"]
+__all__ = ["LiftbridgeSource", "RangedStream", "open_stream"]
 
 
-class StreamSource(Protocol):
+class RangedStream(Protocol):
     """A stream that can be read in ranges. Any thread may call its methods."""
 
     stream: str
@@ -59,13 +59,13 @@ class StreamSource(Protocol):
         ...
 
 
-def open_stream(source: Source, stream: str, access: Access | None) -> StreamSource:
+def open_stream(source: Source, stream: str, access: Access | None) -> RangedStream:
     """Return a stream that can be read. Sends nothing until the first method call.
 
     Raises:
         UsageError: The source or the name is invalid.
     """
     target = find_target(source, access)
-    if target.kind is Kind.NATS:
+    if target.kind is ServerKind.NATS:
         return JetStreamSource(target, stream)
     return LiftbridgeSource(target, stream)

@@ -9,7 +9,7 @@ from liftenvelope._checks import as_choice, as_count, as_full_text
 from liftenvelope.bulk._jetstream import JetStreamSource
 from liftenvelope.bulk._jetstream_write import MODES, JetStreamWrite, WriteMode
 from liftenvelope.bulk._liftbridge_write import LiftbridgeWrite
-from liftenvelope.bulk.access import Access, Kind, Source, Target, find_target
+from liftenvelope.bulk.access import Access, ServerKind, Source, Target, find_target
 from liftenvelope.bulk.batches import OnProgress
 from liftenvelope.bulk.outgoing import Written, batches_of, open_rows, published
 from liftenvelope.bulk.ranges import Progress
@@ -102,7 +102,7 @@ def write(
     _check_options(target.kind, subject, envelope, message_id, partition)
     _check_mode(target.kind, mode)
     reader = open_rows(data)
-    if target.kind is Kind.NATS:
+    if target.kind is ServerKind.NATS:
         job = JetStreamWrite(
             JetStreamSource(target, stream),
             subject=subject,
@@ -129,21 +129,21 @@ def write(
 
 
 def _check_options(
-    kind: Kind, subject: str | None, envelope: bool, message_id: str | None, partition: int | None
+    kind: ServerKind, subject: str | None, envelope: bool, message_id: str | None, partition: int | None
 ) -> None:
-    if kind is Kind.NATS and partition is not None:
+    if kind is ServerKind.NATS and partition is not None:
         raise UsageError(f"partition must be None for JetStream, got {partition!r}: use subject instead")
     given = {"subject": subject, "envelope": envelope or None, "message_id": message_id}
     for name, value in given.items():
-        if kind is Kind.LIFTBRIDGE and value is not None:
+        if kind is ServerKind.LIFTBRIDGE and value is not None:
             raise UsageError(f"{name} must not be given for Liftbridge, got {value!r}: it is for JetStream")
     if message_id is not None:
         header_block([("Nats-Msg-Id", as_full_text("message_id", message_id))])
 
 
-def _check_mode(kind: Kind, mode: str) -> None:
+def _check_mode(kind: ServerKind, mode: str) -> None:
     as_choice("mode", mode, MODES)
-    if kind is Kind.LIFTBRIDGE and mode != "auto":
+    if kind is ServerKind.LIFTBRIDGE and mode != "auto":
         raise UsageError(f"mode must be 'auto' for Liftbridge, got {mode!r}: it is for JetStream")
 
 

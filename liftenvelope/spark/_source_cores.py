@@ -7,13 +7,13 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
-from liftenvelope.spark.broker import Broker, read_span
+from liftenvelope.spark.broker import SourceBroker, read_span
 from liftenvelope.spark.cursors import Cursors
 from liftenvelope.spark.offsets import Offsets, Position
 from liftenvelope.spark.options import SourceOptions
 from liftenvelope.spark.planning import Planner, Span, Trigger, divide, spans_between
 
-__all__ = ["BatchSource", "StreamSource"]
+__all__ = ["BatchSource", "StreamingSource"]
 
 
 class BatchSource:
@@ -32,7 +32,7 @@ class BatchSource:
         Raises:
             LiftEnvelopeError: A stream does not exist, or the servers can't be reached.
         """
-        with Broker(self._options) as broker:
+        with SourceBroker(self._options) as broker:
             extents = broker.extents()
             spans = spans_between(broker.begin(extents), broker.end(extents))
         return divide(spans, self._options.min_partitions, self._options.max_records)
@@ -42,7 +42,7 @@ class BatchSource:
         return read_span(self._options, span)
 
 
-class StreamSource:
+class StreamingSource:
     """Streaming query: one object plans offsets for as long as the query lives, pickled copies read in tasks.
 
     Args:
@@ -51,7 +51,7 @@ class StreamSource:
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
-        self._broker = Broker(options)
+        self._broker = SourceBroker(options)
         self._planner = Planner(fail_on_data_loss=options.fail_on_data_loss)
         self._initial: Position | None = None
         self._ends: Offsets | None = None

@@ -11,7 +11,7 @@ from typing import Any, Final, Self
 from liftenvelope import bulk
 from liftenvelope.bulk.listing import Lister, open_lister
 from liftenvelope.bulk.ranges import Extent
-from liftenvelope.bulk.sources import LiftbridgeSource, StreamSource, open_stream
+from liftenvelope.bulk.sources import LiftbridgeSource, RangedStream, open_stream
 from liftenvelope.errors import TransportError
 from liftenvelope.spark.errors import DataLossError, OptionError
 from liftenvelope.spark.offsets import Offsets, Part, Places
@@ -19,7 +19,7 @@ from liftenvelope.spark.options import SourceOptions
 from liftenvelope.spark.planning import Extents, Span, begin_at, check_named, end_at
 from liftenvelope.spark.schema import BATCH_BYTES, BATCH_ROWS, bulk_columns, spark_batches, spark_schema
 
-__all__ = ["Broker", "read_span"]
+__all__ = ["SourceBroker", "read_span"]
 
 _READABLE_POLL: Final = 0.1
 #: Seconds for which a stream that was seen must be missing before it counts as deleted.
@@ -27,7 +27,7 @@ _GONE_AFTER: Final = 5.0
 _GONE_POLL: Final = 0.25
 
 
-class Broker:
+class SourceBroker:
     """Client of the servers for one source: partitions, extents, start and end offsets.
 
     Connections are opened on first use. Pickling drops them.
@@ -38,7 +38,7 @@ class Broker:
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
-        self._sources: dict[str, StreamSource] = {}
+        self._sources: dict[str, RangedStream] = {}
         self._listers: list[Lister] = []
         self._matched: set[str] = set()
         # Spark does not always report the end of a query.
@@ -51,13 +51,13 @@ class Broker:
         self.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Broker, (self._options,)
+        return SourceBroker, (self._options,)
 
     def close(self) -> None:
         """Close every connection. The next call opens them again."""
         _close_all(self._sources, self._listers)
 
-    def _source(self, stream: str) -> StreamSource:
+    def _source(self, stream: str) -> RangedStream:
         if stream not in self._sources:
             connection = self._options.connection
             self._sources[stream] = open_stream(connection.servers, stream, connection.open())
@@ -197,7 +197,7 @@ class Broker:
             raise TransportError(f"{text}, because its server restarted during the read; run the task again")
 
 
-def _close_all(sources: dict[str, StreamSource], listers: list[Lister]) -> None:
+def _close_all(sources: dict[str, RangedStream], listers: list[Lister]) -> None:
     while sources:
         sources.popitem()[1].close()
     while listers:
@@ -216,7 +216,7 @@ def read_span(options: SourceOptions, span: Span) -> Iterator[Any]:
         DataLossError: The partition ends before the range does.
         LiftEnvelopeError: The servers can't be reached, or refuse the request.
     """
-    with Broker(options) as broker:
+    with SourceBroker(options) as broker:
         broker.await_readable(span)
         schema = spark_schema(headers=options.headers, envelope=options.envelope)
         seen = [0]

@@ -10,15 +10,15 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from liftenvelope.bulk import Access
-from liftenvelope.bulk.access import Kind, find_target
+from liftenvelope.bulk.access import ServerKind, find_target
 from liftenvelope.errors import UsageError
 from liftenvelope.spark.errors import OptionError
 from liftenvelope.spark.words import Words
 
-__all__ = ["CONNECTION_OPTIONS", "FORMATS", "Connection", "read_connection"]
+__all__ = ["CONNECTION_OPTIONS", "FORMATS", "ConnectionSettings", "read_connection"]
 
 #: Kind of server for each format.
-FORMATS: Final = {"liftbridge": Kind.LIFTBRIDGE, "jetstream": Kind.NATS}
+FORMATS: Final = {"liftbridge": ServerKind.LIFTBRIDGE, "jetstream": ServerKind.NATS}
 _SCHEMES: Final = {"liftbridge": ("liftbridge",), "jetstream": ("nats", "tls")}
 
 _SHARED: Final = (
@@ -47,7 +47,7 @@ CONNECTION_OPTIONS: Final = {"liftbridge": (*_SHARED, "maxMessageBytes"), "jetst
 
 
 @dataclass(frozen=True, kw_only=True)
-class Connection:
+class ConnectionSettings:
     """Connection settings as plain values.
 
     Attributes:
@@ -91,7 +91,7 @@ def _with_tls(access: Access, tls: ssl.SSLContext | bool | None) -> Access:
     return Access(**{**values, "tls": tls})
 
 
-def read_connection(format_: str, words: Words) -> Connection:
+def read_connection(format_: str, words: Words) -> ConnectionSettings:
     """Return the connection settings.
 
     Raises:
@@ -103,7 +103,7 @@ def read_connection(format_: str, words: Words) -> Connection:
         raise OptionError(f"tls=false and {files[0]} exclude each other; leave one of them out")
     if files and "tlsKeyFile" in files and "tlsCertFile" not in files:
         raise OptionError("tlsKeyFile needs tlsCertFile; give both")
-    made = Connection(
+    made = ConnectionSettings(
         format=format_,
         servers=_servers(format_, words),
         tls=tls,

@@ -14,7 +14,7 @@ __all__ = [
     "LATEST",
     "Offsets",
     "Part",
-    "Place",
+    "PartitionPlace",
     "Places",
     "Position",
     "check_order",
@@ -37,7 +37,7 @@ _LARGEST: Final = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class PartitionPlace:
     """Start or end in one partition.
 
     Attributes:
@@ -58,10 +58,10 @@ class Places:
         named: Place for each named partition.
     """
 
-    default: Place | None
-    named: Mapping[Part, Place]
+    default: PartitionPlace | None
+    named: Mapping[Part, PartitionPlace]
 
-    def of(self, part: Part) -> Place | None:
+    def of(self, part: Part) -> PartitionPlace | None:
         """Return the place for one partition; None if the options name none."""
         return self.named.get(part, self.default)
 
@@ -146,7 +146,7 @@ def _places(words: Words, which: str, default: str, named: tuple[str, ...]) -> P
     text = words.text(f"{which}Timestamp")
     if text is not None:
         return Places(_moment(f"{which}Timestamp", whole(text), text), {})
-    rest = Place(EARLIEST if default == "earliest" else LATEST)
+    rest = PartitionPlace(EARLIEST if default == "earliest" else LATEST)
     moments = words.mapping(f"{which}OffsetsByTimestamp")
     if moments is not None:
         name = f"{which}OffsetsByTimestamp"
@@ -158,7 +158,7 @@ def _places(words: Words, which: str, default: str, named: tuple[str, ...]) -> P
     if text is None:
         return Places(rest, {})
     if text.lower() in named:
-        return Places(Place(EARLIEST if text.lower() == "earliest" else LATEST), {})
+        return Places(PartitionPlace(EARLIEST if text.lower() == "earliest" else LATEST), {})
     if not text.startswith("{"):
         expected = " or ".join(map(repr, named))
         raise OptionError(f'{name} must be {expected} or JSON like {{"orders": {{"0": 23}}}}, got {text!r}')
@@ -189,29 +189,29 @@ def check_order(start: Places, end: Places) -> None:
         raise OptionError(f"{text}, got {_shown(last)}")
 
 
-def _is_before(one: Place, other: Place) -> bool:
+def _is_before(one: PartitionPlace, other: PartitionPlace) -> bool:
     """Return True if ``one`` is before ``other`` for certain, without asking a server."""
     if one.offset is None or other.offset is None:
         return one.offset is other.offset and one.time_ns < other.time_ns
     return 0 <= one.offset < other.offset
 
 
-def _shown(place: Place) -> int:
+def _shown(place: PartitionPlace) -> int:
     """Return the offset or the timestamp in milliseconds, as in the options."""
     return place.time_ns // _MILLISECOND if place.offset is None else place.offset
 
 
-def _moment(name: str, value: Any, given: Any) -> Place:
+def _moment(name: str, value: Any, given: Any) -> PartitionPlace:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _LARGEST // _MILLISECOND:
         raise OptionError(f"{name} must be milliseconds since 1970, before the year 2262, got {given!r}")
-    return Place(None, value * _MILLISECOND)
+    return PartitionPlace(None, value * _MILLISECOND)
 
 
-def _place(name: str, value: Any, least: int) -> Place:
+def _place(name: str, value: Any, least: int) -> PartitionPlace:
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= _LARGEST:
         words = "-2 (earliest) or -1 (latest)" if least == EARLIEST else "-1 (latest)"
         raise OptionError(f"{name} must be an offset, {words}, got {value!r}")
-    return Place(value)
+    return PartitionPlace(value)
 
 
 def _parts(name: str, given: dict[str, Any]) -> list[tuple[Part, Any]]:

@@ -14,7 +14,7 @@ from liftenvelope import bulk
 from liftenvelope._backoff import Patience
 from liftenvelope._extras import require
 from liftenvelope.bulk import WriteFailedError
-from liftenvelope.bulk.outgoing import Rows, rows_of
+from liftenvelope.bulk.outgoing import LiftbridgeRows, rows_of
 from liftenvelope.client.publish_many import OutgoingMessage
 from liftenvelope.client.publish_summary import PublishSummary
 from liftenvelope.errors import IncorrectOffsetError, LiftEnvelopeError, NoSuchStreamError
@@ -116,7 +116,7 @@ class OnceWriter:
 
     # Rows
 
-    def _divided(self, rows: Rows) -> dict[int, _Portion]:
+    def _divided(self, rows: LiftbridgeRows) -> dict[int, _Portion]:
         portions: dict[int, _Portion] = {}
         for i, value in enumerate(rows.values):
             key = rows.keys[i] if rows.keys is not None else None

@@ -14,12 +14,12 @@ from liftenvelope._stream_names import check_stream_name
 from liftenvelope.client.cursors import check_cursor_id
 from liftenvelope.errors import UsageError
 from liftenvelope.jetstream.names import check_stream_name as check_jetstream_name
-from liftenvelope.spark.connection import CONNECTION_OPTIONS, Connection, read_connection
+from liftenvelope.spark.connection import CONNECTION_OPTIONS, ConnectionSettings, read_connection
 from liftenvelope.spark.errors import OptionError
-from liftenvelope.spark.offsets import LATEST, Place, Places, check_order, end_places, start_places
+from liftenvelope.spark.offsets import LATEST, PartitionPlace, Places, check_order, end_places, start_places
 from liftenvelope.spark.words import Words
 
-__all__ = ["SinkOptions", "SourceOptions", "Subscription", "row_options", "sink_options", "source_options"]
+__all__ = ["SinkOptions", "SourceOptions", "StreamSelection", "row_options", "sink_options", "source_options"]
 
 _BATCH_ONLY: Final = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
 _LIMITS: Final = ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay")
@@ -60,7 +60,7 @@ _IN_FLIGHT: Final = 4_000
 
 
 @dataclass(frozen=True)
-class Subscription:
+class StreamSelection:
     """Streams to read.
 
     Attributes:
@@ -96,8 +96,8 @@ class SourceOptions:
         cursor: For Liftbridge: id of the cursors that show the progress of the query; None for none.
     """
 
-    connection: Connection
-    subscription: Subscription
+    connection: ConnectionSettings
+    subscription: StreamSelection
     start: Places
     end: Places
     late_start_is_end: bool
@@ -128,7 +128,7 @@ class SinkOptions:
         partitioner: For Liftbridge: ``"key"`` or ``"round_robin"``, for rows without a partition.
     """
 
-    connection: Connection
+    connection: ConnectionSettings
     topic: str | None
     once: bool
     headers: bool
@@ -167,7 +167,7 @@ def source_options(format_: str, given: Mapping[str, Any], *, streaming: bool) -
         raise OptionError(f"{name} is only for {kind}; leave it out")
     start, end = start_places(words, "latest" if streaming else "earliest"), end_places(words)
     check_order(start, end)
-    if not streaming and start.default == Place(LATEST):
+    if not streaming and start.default == PartitionPlace(LATEST):
         raise OptionError("startingOffsets='latest' would make a batch query empty; leave it out")
     return SourceOptions(
         connection=read_connection(format_, words),
@@ -230,21 +230,21 @@ def _limits(words: Words) -> dict[str, Any]:
     return {"max_offsets": most, "min_offsets": least, "trigger_delay": delay}
 
 
-def _subscription(format_: str, words: Words) -> Subscription:
+def _subscription(format_: str, words: Words) -> StreamSelection:
     given = words.given("subscribe", "subscribePattern", "assign", "path")
     if len(given) != 1:
         what = f"{' and '.join(given)} exclude each other" if given else "no stream is named"
         expected = "expected one of subscribe, subscribePattern, assign, or the argument of load()"
         raise OptionError(f"{what}; {expected}")
     if given == ["subscribePattern"]:
-        return Subscription((), pattern=_pattern(words.text("subscribePattern") or ""))
+        return StreamSelection((), pattern=_pattern(words.text("subscribePattern") or ""))
     if given == ["assign"]:
         return _assigned(format_, words.mapping("assign") or {})
     text = words.text(given[0]) or ""
     names = [name.strip() for name in text.split(",")]
     if not all(names):
         raise OptionError(f"{given[0]} must have a name before and after each comma, got {text!r}")
-    return Subscription(tuple(dict.fromkeys(_check_name(format_, name, given[0]) for name in names)))
+    return StreamSelection(tuple(dict.fromkeys(_check_name(format_, name, given[0]) for name in names)))
 
 
 def _pattern(text: str) -> str:
@@ -256,7 +256,7 @@ def _pattern(text: str) -> str:
     return text
 
 
-def _assigned(format_: str, given: dict[str, Any]) -> Subscription:
+def _assigned(format_: str, given: dict[str, Any]) -> StreamSelection:
     if not given:
         raise OptionError("assign must name at least one stream, got {}")
     made: dict[str, tuple[int, ...]] = {}
@@ -269,7 +269,7 @@ def _assigned(format_: str, given: dict[str, Any]) -> Subscription:
         if format_ == "jetstream" and set(numbers) != {0}:
             raise OptionError(f"assign: {name} must be [0] in JetStream, got {numbers!r}")
         made[name] = tuple(sorted(set(numbers)))
-    return Subscription(tuple(made), made)
+    return StreamSelection(tuple(made), made)
 
 
 def sink_options(format_: str, given: Mapping[str, Any], *, streaming: bool) -> SinkOptions:

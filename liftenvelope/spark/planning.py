@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from liftenvelope.spark.errors import DataLossError, OptionError
-from liftenvelope.spark.offsets import EARLIEST, LATEST, Offsets, Part, Place, Places, Position
+from liftenvelope.spark.offsets import EARLIEST, LATEST, Offsets, Part, PartitionPlace, Places, Position
 
 __all__ = [
     "Extents",
@@ -74,7 +74,7 @@ def check_named(places: Places, parts: Iterable[Part]) -> None:
         raise OptionError(f"an offset is given for {_name(unknown[0])}, which is not read; leave it out")
 
 
-def _place(places: Places, part: Part) -> Place:
+def _place(places: Places, part: Part) -> PartitionPlace:
     found = places.of(part)
     if found is None:
         raise OptionError(f"no offset is given for {_name(part)}; name every partition that is read")

@@ -14,7 +14,7 @@ from functools import cache
 from typing import Any, ClassVar
 
 from liftenvelope._extras import require
-from liftenvelope.spark._source_cores import BatchSource, StreamSource
+from liftenvelope.spark._source_cores import BatchSource, StreamingSource
 from liftenvelope.spark.errors import OptionError
 from liftenvelope.spark.options import SinkOptions, SourceOptions, row_options, sink_options, source_options
 from liftenvelope.spark.schema import check_sink, spark_ddl
@@ -64,7 +64,7 @@ def _begin_task() -> None:
         _spare_modules()
 
 
-def _rows(source: BatchSource | StreamSource, partition: InputPartition) -> Iterator[Any]:
+def _rows(source: BatchSource | StreamingSource, partition: InputPartition) -> Iterator[Any]:
     _begin_task()
     # For a query with nothing to read, Spark makes one partition without a value.
     return iter(()) if partition.value is None else source.read(partition.value)
@@ -97,7 +97,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
-        self._source = StreamSource(options)
+        self._source = StreamingSource(options)
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
         """Return the position at which the query begins."""

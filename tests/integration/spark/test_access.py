@@ -15,7 +15,7 @@ import pytest
 import trustme
 
 from liftenvelope.errors import LiftEnvelopeError, TransportError
-from liftenvelope.spark._source_cores import BatchSource, StreamSource
+from liftenvelope.spark._source_cores import BatchSource, StreamingSource
 from liftenvelope.spark.errors import OptionError
 from liftenvelope.spark.options import sink_options, source_options
 from liftenvelope.spark.writing import write_task
@@ -75,7 +75,9 @@ def there_and_back(format_: str, servers: str, name: str, **given: object) -> No
     assert [int(v) for span in whole.spans() for b in whole.read(span) for v in b["value"].to_pylist()] == [
         *range(100)
     ]
-    stream = StreamSource(source_options(format_, {**source, "startingOffsets": "earliest"}, streaming=True))
+    stream = StreamingSource(
+        source_options(format_, {**source, "startingOffsets": "earliest"}, streaming=True)
+    )
     start = stream.initial()
     end = stream.latest(start, limited=True)
     assert sum(b.num_rows for span in stream.spans(start, end) for b in stream.read(span)) == 100

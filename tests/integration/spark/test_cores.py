@@ -13,8 +13,8 @@ import pytest
 from liftenvelope import bulk
 from liftenvelope.bulk import RetentionError
 from liftenvelope.errors import NoSuchStreamError, StreamNotFoundError, TransportError, UsageError
-from liftenvelope.spark._source_cores import BatchSource, StreamSource
-from liftenvelope.spark.broker import Broker, read_span
+from liftenvelope.spark._source_cores import BatchSource, StreamingSource
+from liftenvelope.spark.broker import SourceBroker, read_span
 from liftenvelope.spark.errors import DataLossError, OptionError
 from liftenvelope.spark.options import SourceOptions, sink_options, source_options
 from liftenvelope.spark.planning import Extents, Span
@@ -62,7 +62,7 @@ def numbers(batches: Iterator[pa.RecordBatch]) -> list[int]:
     return [int(value) for batch in batches for value in batch["value"].to_pylist()]
 
 
-def values_of(spans: list[Span], source: BatchSource | StreamSource) -> list[int]:
+def values_of(spans: list[Span], source: BatchSource | StreamingSource) -> list[int]:
     return sorted(number for span in spans for number in numbers(source.read(span)))
 
 
@@ -109,7 +109,7 @@ class TestBatch:
     def test_a_place_in_a_partition_that_there_is_not(self, address: str, name: str) -> None:
         given = options(address, name, startingOffsets=f'{{"{name}": {{"0": 0, "1": 0, "2": 0}}}}')
         with pytest.raises(OptionError, match=r"\[2\], which is not read; leave it out"):
-            StreamSource(given).initial()
+            StreamingSource(given).initial()
 
     @pytest.mark.parametrize("servers", ["url", "address"])
     def test_a_beginning_beyond_the_end(
@@ -124,7 +124,7 @@ class TestBatch:
             "startingOffsets": f'{{"{name}": {end + 1}}}',
         }
         batch = BatchSource(source_options(format_, given, streaming=False))
-        stream = StreamSource(source_options(format_, given, streaming=True))
+        stream = StreamingSource(source_options(format_, given, streaming=True))
         for work in (batch.spans, stream.initial):
             with pytest.raises(OptionError, match=f"must be at most {end}, .*, got {end + 1}"):
                 work()
@@ -143,7 +143,7 @@ class TestStream:
     def test_batch_after_batch(self, servers: str, name: str, request: pytest.FixtureRequest) -> None:
         where: str = request.getfixturevalue(servers)
         fill(where, name, 0, 10)
-        source = StreamSource(options(where, name, maxOffsetsPerTrigger=4))
+        source = StreamingSource(options(where, name, maxOffsetsPerTrigger=4))
         start = source.initial()
         fill(where, name, 10, 20)
         assert source.initial() == start  # "latest" stays where it was
@@ -161,7 +161,7 @@ class TestStream:
         assert source.latest(start, limited=True) == start
 
     def test_to_where_it_ends_now(self, url: str, name: str) -> None:
-        source = StreamSource(options(url, name, startingOffsets="earliest"))
+        source = StreamingSource(options(url, name, startingOffsets="earliest"))
         fill(url, name, 0, 5)
         source.stop_here()
         fill(url, name, 5, 9)
@@ -204,7 +204,7 @@ class TestStream:
         threads.wait_until_gone()
 
 
-class _Hiding(Broker):
+class _Hiding(SourceBroker):
     """A broker that shows less than it has for a while: a mock, since a server's crash can't be timed."""
 
     def __init__(self, given: SourceOptions, ends: list[int]) -> None:

@@ -12,7 +12,7 @@ import pytest
 from liftenvelope import bulk, connect_blocking
 from liftenvelope.bulk._brokers import Brokers
 from liftenvelope.bulk.access import Access, find_target
-from liftenvelope.spark._source_cores import BatchSource, StreamSource
+from liftenvelope.spark._source_cores import BatchSource, StreamingSource
 from liftenvelope.spark.errors import DataLossError, OptionError
 from liftenvelope.spark.options import source_options
 from liftenvelope.testing import GatewayCluster, LiftbridgeCluster, NatsServer, run_liftbridge
@@ -48,7 +48,7 @@ def servers(request: pytest.FixtureRequest) -> Servers:
     return Servers("liftbridge", cluster.addresses[0], cluster.create_stream)
 
 
-def numbers(source: StreamSource, start: dict[str, Any]) -> tuple[dict[str, Any], list[int]]:
+def numbers(source: StreamingSource, start: dict[str, Any]) -> tuple[dict[str, Any], list[int]]:
     """The next batch, and what it has."""
     end = source.latest(start, limited=True)
     batches = [batch for span in source.spans(start, end) for batch in source.read(span)]
@@ -57,7 +57,9 @@ def numbers(source: StreamSource, start: dict[str, Any]) -> tuple[dict[str, Any]
 
 class TestPatterns:
     def test_new_streams_are_picked_up(self, servers: Servers, name: str) -> None:
-        source = StreamSource(servers.options(subscribePattern=f"{name}-[0-9]", startingOffsets="earliest"))
+        source = StreamingSource(
+            servers.options(subscribePattern=f"{name}-[0-9]", startingOffsets="earliest")
+        )
         begin = source.initial()
         assert numbers(source, begin) == (begin, [])
         servers.make(f"{name}-1", 1, 2)
@@ -83,7 +85,7 @@ class TestPatterns:
         url = jetstream_server.url
         servers = Servers("jetstream", url, lambda one: make_stream(url, one))
         servers.make(f"{name}-1", 1)
-        source = StreamSource(servers.options(subscribePattern=f"{name}-.*", startingOffsets="earliest"))
+        source = StreamingSource(servers.options(subscribePattern=f"{name}-.*", startingOffsets="earliest"))
         at, found = numbers(source, source.initial())
         assert found == [1]
         with_jetstream(url, lambda js: js.delete_stream(f"{name}-1"))
@@ -102,7 +104,7 @@ class TestCursors:
         given = servers.options(
             subscribe=name, startingOffsets="earliest", commitCursor=name, maxOffsetsPerTrigger=4
         )
-        source = StreamSource(given)
+        source = StreamingSource(given)
         at = source.initial()
         with connect_blocking(cluster.addresses) as client:
             for cursor in (None, 3, 7):
@@ -117,7 +119,7 @@ class TestCursors:
         with run_liftbridge(config={"cursors.stream.partitions": 0}) as cluster:
             servers = Servers("liftbridge", cluster.addresses[0], cluster.create_stream)
             servers.make(name, 1)
-            source = StreamSource(servers.options(subscribe=name, commitCursor="c", timeout="5s"))
+            source = StreamingSource(servers.options(subscribe=name, commitCursor="c", timeout="5s"))
             with pytest.raises(OptionError, match=r"commitCursor='c'.*the cluster keeps no cursors"):
                 source.latest(source.initial(), limited=True)
             source.close()
@@ -126,7 +128,7 @@ class TestCursors:
         with run_liftbridge() as cluster:
             servers = Servers("liftbridge", cluster.addresses[0], cluster.create_stream)
             servers.make(name, 1, 2)
-            source = StreamSource(servers.options(subscribe=name, commitCursor="c", timeout="5s"))
+            source = StreamingSource(servers.options(subscribe=name, commitCursor="c", timeout="5s"))
             at = source.initial()
             source.done(at)
         ahead = {**at, "offsets": {name: {"0": 9}}}

@@ -18,8 +18,8 @@ from liftenvelope._checks import as_local_path
 from liftenvelope.bulk import Access
 from liftenvelope.bulk._crew import Crew, Outlet, Piece
 from liftenvelope.bulk._nats_login import read_credentials
-from liftenvelope.bulk._pulls import PullWindow
-from liftenvelope.bulk.access import Kind, find_target
+from liftenvelope.bulk._pulls import PullsInFlight
+from liftenvelope.bulk.access import ServerKind, find_target
 from liftenvelope.bulk.files import from_lines, open_parquet, to_lines
 from liftenvelope.bulk.ranges import Range, split_ranges
 from liftenvelope.errors import InternalError, TransportError, UsageError
@@ -28,17 +28,17 @@ from liftenvelope.rpc.address import Address
 
 class TestPulls:
     def test_two_are_in_flight(self) -> None:
-        pulls = PullWindow()
+        pulls = PullsInFlight()
         assert [pulls.due(-1) for _ in range(3)] == [(1, 1_000_000), (2, 1_000_000), None]
         pulls.ended(1)
         assert pulls.due(10) == (3, 10)
         assert pulls.due(10) is None
 
     def test_nothing_is_wanted(self) -> None:
-        assert PullWindow().due(0) is None
+        assert PullsInFlight().due(0) is None
 
     def test_a_pull_that_has_brought_all(self) -> None:
-        pulls = PullWindow()
+        pulls = PullsInFlight()
         pulls.due(3)
         pulls.due(3)
         pulls.arrived(4)
@@ -47,7 +47,7 @@ class TestPulls:
         assert pulls.is_idle
 
     def test_pulls_before_an_ended_one_have_ended(self) -> None:
-        pulls = PullWindow()
+        pulls = PullsInFlight()
         pulls.due(-1)
         pulls.due(-1)
         pulls.ended(2)
@@ -55,7 +55,7 @@ class TestPulls:
 
     @given(st.lists(st.one_of(st.integers(0, 5), st.just("ended"), st.just("due"))))
     def test_pull_window_never_loses_count(self, steps: list[Any]) -> None:
-        pulls, sent = PullWindow(), 0
+        pulls, sent = PullsInFlight(), 0
         for step in steps:
             if step == "due":
                 sent += pulls.due(3) is not None
@@ -81,13 +81,13 @@ class TestTargets:
     @pytest.mark.parametrize(
         ("source", "kind", "addresses"),
         [
-            ("nats://h", Kind.NATS, [("h", 4222)]),
-            ("nats://h:5, tls://i", Kind.NATS, [("h", 5), ("i", 4222)]),
-            (["liftbridge://h", "i:7"], Kind.LIFTBRIDGE, [("h", 9292), ("i", 7)]),
-            ("nats://[::1]:5/", Kind.NATS, [("::1", 5)]),
+            ("nats://h", ServerKind.NATS, [("h", 4222)]),
+            ("nats://h:5, tls://i", ServerKind.NATS, [("h", 5), ("i", 4222)]),
+            (["liftbridge://h", "i:7"], ServerKind.LIFTBRIDGE, [("h", 9292), ("i", 7)]),
+            ("nats://[::1]:5/", ServerKind.NATS, [("::1", 5)]),
         ],
     )
-    def test_urls(self, source: Any, kind: Kind, addresses: list[tuple[str, int]]) -> None:
+    def test_urls(self, source: Any, kind: ServerKind, addresses: list[tuple[str, int]]) -> None:
         target = find_target(source, None)
         assert (target.kind, list(target.addresses)) == (kind, [Address(*one) for one in addresses])
 

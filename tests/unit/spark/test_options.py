@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from liftenvelope.spark.errors import OptionError
-from liftenvelope.spark.offsets import EARLIEST, LATEST, Place, Places
-from liftenvelope.spark.options import Subscription, sink_options, source_options
+from liftenvelope.spark.offsets import EARLIEST, LATEST, PartitionPlace, Places
+from liftenvelope.spark.options import StreamSelection, sink_options, source_options
 from liftenvelope.spark.words import Words, duration
 
 LB = {"servers": "127.0.0.1:9292", "subscribe": "orders"}
@@ -22,9 +22,9 @@ class TestDefaults:
     def test_a_stream_begins_at_the_end_a_batch_at_the_beginning(self, format_: str) -> None:
         streaming = source_options(format_, OF[format_], streaming=True)
         batch = source_options(format_, OF[format_], streaming=False)
-        assert streaming.start == Places(Place(LATEST), {})
-        assert batch.start == Places(Place(EARLIEST), {})
-        assert batch.end == Places(Place(LATEST), {})
+        assert streaming.start == Places(PartitionPlace(LATEST), {})
+        assert batch.start == Places(PartitionPlace(EARLIEST), {})
+        assert batch.end == Places(PartitionPlace(LATEST), {})
         assert batch.fail_on_data_loss
         assert not batch.headers
         assert batch.envelope == "none"
@@ -49,35 +49,42 @@ class TestDefaults:
     def test_the_argument_of_load(self) -> None:
         given = {"servers": "a:1", "path": "x, y,x"}
         found = source_options("liftbridge", given, streaming=False)
-        assert found.subscription == Subscription(("x", "y"))
+        assert found.subscription == StreamSelection(("x", "y"))
 
     def test_assigned_partitions(self) -> None:
         given = {"servers": "a:1", "assign": '{"x": [2, 0, 2], "y": [1]}'}
         found = source_options("liftbridge", given, streaming=False)
-        assert found.subscription == Subscription(("x", "y"), {"x": (0, 2), "y": (1,)})
+        assert found.subscription == StreamSelection(("x", "y"), {"x": (0, 2), "y": (1,)})
 
 
 class TestPlaces:
     @pytest.mark.parametrize(
         ("options", "places"),
         [
-            ({"startingOffsets": "EARLIEST"}, Places(Place(EARLIEST), {})),
+            ({"startingOffsets": "EARLIEST"}, Places(PartitionPlace(EARLIEST), {})),
             (
                 {"startingOffsets": '{"orders": {"0": 23, "1": -2, "2": -1}}'},
                 Places(
                     None,
-                    {("orders", 0): Place(23), ("orders", 1): Place(EARLIEST), ("orders", 2): Place(LATEST)},
+                    {
+                        ("orders", 0): PartitionPlace(23),
+                        ("orders", 1): PartitionPlace(EARLIEST),
+                        ("orders", 2): PartitionPlace(LATEST),
+                    },
                 ),
             ),
-            ({"startingOffsets": '{"orders": 5}'}, Places(None, {("orders", 0): Place(5)})),
-            ({"startingTimestamp": "1700000000000"}, Places(Place(None, 1_700_000_000_000_000_000), {})),
+            ({"startingOffsets": '{"orders": 5}'}, Places(None, {("orders", 0): PartitionPlace(5)})),
+            (
+                {"startingTimestamp": "1700000000000"},
+                Places(PartitionPlace(None, 1_700_000_000_000_000_000), {}),
+            ),
             (
                 {"startingOffsetsByTimestamp": '{"orders": {"0": 1}}', "startingOffsets": "earliest"},
-                Places(None, {("orders", 0): Place(None, 1_000_000)}),
+                Places(None, {("orders", 0): PartitionPlace(None, 1_000_000)}),
             ),
             (
                 {"startingTimestamp": "0", "startingOffsetsByTimestamp": '{"orders": {"0": 1}}'},
-                Places(Place(None, 0), {}),
+                Places(PartitionPlace(None, 0), {}),
             ),
         ],
     )
@@ -87,7 +94,7 @@ class TestPlaces:
     def test_where_to_end(self) -> None:
         given = {**LB, "endingOffsets": '{"orders": {"0": -1, "1": 9}}'}
         end = source_options("liftbridge", given, streaming=False).end
-        assert end == Places(None, {("orders", 0): Place(LATEST), ("orders", 1): Place(9)})
+        assert end == Places(None, {("orders", 0): PartitionPlace(LATEST), ("orders", 1): PartitionPlace(9)})
 
 
 @pytest.mark.parametrize(
@@ -177,7 +184,7 @@ class TestSubscriptions:
     def test_a_pattern(self) -> None:
         given = {"servers": "a:1", "subscribePattern": "orders-.*"}
         found = source_options("liftbridge", given, streaming=True)
-        assert found.subscription == Subscription((), None, "orders-.*")
+        assert found.subscription == StreamSelection((), None, "orders-.*")
 
     @pytest.mark.parametrize(
         ("given", "text"),
@@ -244,7 +251,7 @@ def test_nearest_sink_option_is_named(name: str, meant: str) -> None:
 
 def test_offsets_of_jetstream_are_those_of_its_rows() -> None:
     found = source_options("jetstream", {**JS, "startingOffsets": '{"ORDERS": 23}'}, streaming=True)
-    assert found.start == Places(None, {("ORDERS", 0): Place(23)})
+    assert found.start == Places(None, {("ORDERS", 0): PartitionPlace(23)})
 
 
 def test_a_jetstream_stream_has_one_partition() -> None:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from liftenvelope.spark.errors import CheckpointError, DataLossError, OptionError
-from liftenvelope.spark.offsets import EARLIEST, LATEST, Offsets, Part, Place, Places, Position
+from liftenvelope.spark.offsets import EARLIEST, LATEST, Offsets, Part, PartitionPlace, Places, Position
 from liftenvelope.spark.planning import (
     Extents,
     Planner,
@@ -77,19 +77,24 @@ class TestPositions:
 class TestPlaces:
     def test_words(self) -> None:
         found = Extents(5, 9, 12)
-        for place, offset in ((Place(EARLIEST), 5), (Place(LATEST), 9), (Place(2), 2), (Place(50), 50)):
+        for place, offset in (
+            (PartitionPlace(EARLIEST), 5),
+            (PartitionPlace(LATEST), 9),
+            (PartitionPlace(2), 2),
+            (PartitionPlace(50), 50),
+        ):
             assert begin_at(Places(place, {}), A, found, None) == offset
-        for place, offset in ((Place(LATEST), 9), (Place(7), 7), (Place(50), 9)):
+        for place, offset in ((PartitionPlace(LATEST), 9), (PartitionPlace(7), 7), (PartitionPlace(50), 9)):
             assert end_at(Places(place, {}), A, found, None) == offset
 
     def test_moments(self) -> None:
-        places = Places(Place(None, 1), {})
+        places = Places(PartitionPlace(None, 1), {})
         assert begin_at(places, A, Extents(5, 9, 9), 7) == 7
         assert begin_at(places, A, Extents(5, 9, 9), 2) == 5
         assert end_at(places, A, Extents(5, 9, 9), 7) == 7
 
     def test_every_partition_must_be_named(self) -> None:
-        places = Places(None, {A: Place(1)})
+        places = Places(None, {A: PartitionPlace(1)})
         assert begin_at(places, A, Extents(0, 5, 5), None) == 1
         with pytest.raises(OptionError, match=r"no offset is given for s\[1\]"):
             begin_at(places, B, Extents(0, 5, 5), None)
