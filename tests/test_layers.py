@@ -71,6 +71,25 @@ FORBIDDEN = {
 }
 #: `rebuild` makes a pickled value with the loaded backend, so it asks the dispatcher when it is called.
 INNER_EXCEPTIONS = {("values", "__init__")}
+#: Class names that stand for more than one thing, and why. Every other class name stands for one.
+REPEATED = {
+    # Public: users import the name from a package that also says which server it is about.
+    "AckPolicy": "liftenvelope: when the server acks a publish; jetstream: how a consumer acks messages",
+    "Consumer": "client: member of a Liftbridge group; jetstream: consumer of a stream",
+    "GroupInfo": "client and group: a group, as each protocol describes it",
+    "Message": "liftenvelope: an envelope; jetstream: a delivered message",
+    "StreamInfo": "client: a Liftbridge stream; jetstream: a JetStream stream",
+    # Compiled pieces are reached by the name of the piece: `batch.Column`, `put.Column`.
+    "Column": "_native: values of a batch to encode; values of a table to publish",
+    "MessageReader": "_native: cuts a gRPC call into messages; client: hands out messages",
+    "_Head": "_native: lines that each twin reads by itself, like its extension",
+    # The consumers of client and group are siblings, and each has the same parts.
+    "ConsumerOptions": "client and group",
+    "ConsumerPartitions": "client and group",
+    "GroupMember": "client and group",
+    "PartitionReader": "client and group",
+    "Deadline": "bulk: blocking; client: asyncio",
+}
 #: Sans-io: no event loop, no socket, no clock, no thread.
 SANS_IO = {"errors", "types", "envelope", "arrow", "correlation", "partition"} | {
     name for name in RANK if name.startswith("_") and name not in ("_pb", "__init__", "__main__")
@@ -235,6 +254,21 @@ def test_names(path: Path) -> None:
         "helper",
         "misc",
     } == set()
+
+
+def classes_in(tree: ast.AST) -> list[str]:
+    return [node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+
+
+def test_class_name_stands_for_one_thing() -> None:
+    places: dict[str, list[str]] = {}
+    for path in SOURCES:
+        if unit_of(path) != "_pb":
+            for name in classes_in(ast.parse(path.read_text())):
+                places.setdefault(name, []).append(name_of(path))
+    assert len(places) > 500
+    repeated = {name: found for name, found in places.items() if len(found) > 1}
+    assert {name: found for name, found in repeated.items() if name not in REPEATED} == {}
 
 
 class TestTheRules:
