@@ -48,7 +48,7 @@ class Piece:
     gaps: Sequence[tuple[int, int]] = ()
 
 
-Job: TypeAlias = "Callable[[Outlet], None]"
+ReadJob: TypeAlias = "Callable[[Outlet], None]"
 
 
 class Outlet:
@@ -110,7 +110,7 @@ class Crew:
         on_end: Called once after all threads were stopped.
     """
 
-    def __init__(self, jobs: Sequence[Job], parallel: int, on_end: Callable[[], None]) -> None:
+    def __init__(self, jobs: Sequence[ReadJob], parallel: int, on_end: Callable[[], None]) -> None:
         self._jobs = deque(jobs)
         self._on_end = on_end
         self._running = min(parallel, len(jobs))

@@ -35,7 +35,7 @@ from liftenvelope.gateway.feed import DeliveryFeed, sequences_of
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from liftenvelope.gateway.feed import Delivery
+    from liftenvelope.gateway.feed import PartitionDelivery
     from liftenvelope.jetstream.context import JetStream
     from liftenvelope.jetstream.infos import StreamInfo
 
@@ -245,7 +245,7 @@ class Compactor:
             await feed.close()
         return replace(so_far, read=so_far.read + read, deleted=so_far.deleted + deleted)
 
-    def _see(self, deliveries: list[Delivery], last: int) -> int:
+    def _see(self, deliveries: list[PartitionDelivery], last: int) -> int:
         """Add deliveries up to sequence ``last`` to the plan; return their number."""
         count = 0
         for sequence, delivery in zip(sequences_of(deliveries), deliveries, strict=True):
@@ -287,7 +287,7 @@ class Compactor:
         return True
 
 
-async def _take(feed: DeliveryFeed) -> list[Delivery]:
+async def _take(feed: DeliveryFeed) -> list[PartitionDelivery]:
     """Wait for deliveries; return an empty list if all remaining messages were purged."""
     for _ in range(_QUIET):
         deliveries = await feed.take()

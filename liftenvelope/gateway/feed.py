@@ -39,10 +39,10 @@ if TYPE_CHECKING:
     from liftenvelope.jetstream.context import JetStream
     from liftenvelope.nats.receiving import DirectSubscription
 
-__all__ = ["Delivery", "DeliveryFeed", "ask_start", "budget_of", "sequences_of"]
+__all__ = ["DeliveryFeed", "PartitionDelivery", "ask_start", "budget_of", "sequences_of"]
 
 #: A message from a consumer: subject, reply, headers, payload.
-Delivery: TypeAlias = tuple[str, bytes, bytes | None, bytes]
+PartitionDelivery: TypeAlias = tuple[str, bytes, bytes | None, bytes]
 
 #: Maximum number of messages per pull.
 _BATCH: Final = 4_096
@@ -78,7 +78,7 @@ _budgets: WeakKeyDictionary[Client, PullBudget] = WeakKeyDictionary()
 class _Received(NamedTuple):
     """Deliveries that were not taken yet, and their size in bytes as the server counts it."""
 
-    deliveries: list[Delivery]
+    deliveries: list[PartitionDelivery]
     size: int
 
 
@@ -89,7 +89,7 @@ class _Pull(NamedTuple):
     shared: int
 
 
-def sequences_of(deliveries: list[Delivery]) -> list[int]:
+def sequences_of(deliveries: list[PartitionDelivery]) -> list[int]:
     """Return the stream sequences of deliveries."""
     if not deliveries:
         return []
@@ -207,7 +207,7 @@ class DeliveryFeed:
         except TransportError:
             return  # the connection is gone, and the server drops the consumer by itself
 
-    async def take(self) -> list[Delivery]:
+    async def take(self) -> list[PartitionDelivery]:
         """Wait for the next deliveries and return them.
 
         The list is empty after :meth:`wake`, after a second without a delivery, and if the consumer is lost.
@@ -259,7 +259,7 @@ class DeliveryFeed:
         if on_the_way and not self._received:
             self._lose()
 
-    def _note(self, messages: list[Delivery]) -> bool:
+    def _note(self, messages: list[PartitionDelivery]) -> bool:
         """Record the last sequences of the deliveries; return False if they do not follow the last ones."""
         first, last = messages[0][1].split(b"."), messages[-1][1].split(b".")
         at = _SEQUENCE_AT if len(first) == _TOKENS else _SEQUENCE_AT + 2
@@ -275,7 +275,7 @@ class DeliveryFeed:
         if self._wakeup is not None and not self._wakeup.done():
             self._wakeup.set_result(None)
 
-    def _on_messages(self, raws: list[Delivery]) -> None:
+    def _on_messages(self, raws: list[PartitionDelivery]) -> None:
         self._heard = asyncio.get_running_loop().time()
         # Only statuses have no reply subject. Most batches contain no status, so this check is fast.
         messages = raws if all(map(_REPLY_OF, raws)) else [raw for raw in raws if raw[1]]
@@ -286,7 +286,7 @@ class DeliveryFeed:
                 if not raw[1]:
                     self._on_status(raw)
 
-    def _arrived(self, messages: list[Delivery]) -> None:
+    def _arrived(self, messages: list[PartitionDelivery]) -> None:
         size = largest = 0
         for subject, reply, headers, payload in messages:
             one = len(reply) + len(payload) + (len(subject) if subject.isascii() else len(subject.encode()))
@@ -300,7 +300,7 @@ class DeliveryFeed:
             self._end_pulls()
         self.wake()
 
-    def _on_status(self, raw: Delivery) -> None:
+    def _on_status(self, raw: PartitionDelivery) -> None:
         text = raw[2] or b""
         status = text[9:12]
         if status == b"100":

@@ -29,7 +29,7 @@ BUCKET: Final = "lift_streams"
 _TRIES: Final = 20
 
 #: Called with the record before and after a change; None stands for no stream.
-Listener = Callable[[StreamRecord | None, StreamRecord | None], None]
+RecordListener = Callable[[StreamRecord | None, StreamRecord | None], None]
 
 
 class StreamRegistry:
@@ -41,7 +41,7 @@ class StreamRegistry:
         replicas: Number of servers that store the bucket. Default 1.
     """
 
-    def __init__(self, js: JetStream, on_change: Listener, *, replicas: int = 1) -> None:
+    def __init__(self, js: JetStream, on_change: RecordListener, *, replicas: int = 1) -> None:
         self._bucket = Bucket(js, BUCKET, replicas=replicas)
         self._mirror = Mirror(self._bucket, self._on_entry)
         self._on_change = on_change

@@ -16,7 +16,7 @@ from liftenvelope.rpc.status import RpcError, StatusCode
 
 if TYPE_CHECKING:
     from liftenvelope.gateway.core import Core
-    from liftenvelope.gateway.feed import Delivery
+    from liftenvelope.gateway.feed import PartitionDelivery
     from liftenvelope.gateway.reads import Read
     from liftenvelope.gateway.records import StreamRecord
     from liftenvelope.gateway.storage import PartitionState
@@ -92,11 +92,11 @@ def _stop(request: api_pb2.SubscribeRequest, state: PartitionState) -> int:
     return state.oldest
 
 
-async def _range(core: Core, stream: str, low: int, high: int, read: Read) -> list[Delivery]:
+async def _range(core: Core, stream: str, low: int, high: int, read: Read) -> list[PartitionDelivery]:
     """Return the messages from offset ``low`` to ``high`` that still exist, in ascending order."""
     feed = DeliveryFeed(core.js, stream, low + 1)
     read.feed = feed
-    found: list[Delivery] = []
+    found: list[PartitionDelivery] = []
     # This framer only parses sequences and pending counts; its frames are discarded.
     framer = _native.gate.MessageFramer("", 0)
     try:

@@ -29,7 +29,7 @@ from liftenvelope.gateway.leading import Leading
 from liftenvelope.gateway.open_calls import OpenCalls
 from liftenvelope.gateway.quotas import Quotas
 from liftenvelope.gateway.reads import OpenReads
-from liftenvelope.gateway.registry import Listener, StreamRegistry
+from liftenvelope.gateway.registry import RecordListener, StreamRegistry
 from liftenvelope.gateway.reserved import ACTIVITY, CURSORS, ensure_stream, reserved_record
 from liftenvelope.gateway.running import Running
 from liftenvelope.gateway.service import handlers
@@ -160,7 +160,7 @@ class _Changes:
 
     def __init__(self, reads: OpenReads) -> None:
         self._reads = reads
-        self.stream_listeners: list[Listener] = [reads.stream_changed]
+        self.stream_listeners: list[RecordListener] = [reads.stream_changed]
         self.broker_listeners: list[Callable[[], None]] = []
 
     def stream_changed(self, before: StreamRecord | None, after: StreamRecord | None) -> None:

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 __all__ = ["StreamService", "new_record"]
 
 #: Implementation of a unary method that changes streams: serialized request to serialized response.
-Change: TypeAlias = "Callable[[bytes], Coroutine[Any, Any, bytes]]"
+StreamChange: TypeAlias = "Callable[[bytes], Coroutine[Any, Any, bytes]]"
 
 #: ``replicationFactor`` that requests as many replicas as possible.
 _MOST_REPLICAS: Final = -1
@@ -155,7 +155,7 @@ class StreamService:
         for change in self._changes:
             change.cancel()
 
-    def whole(self, serve: Change) -> Change:
+    def whole(self, serve: StreamChange) -> StreamChange:
         """Wrap a method so that it runs to its end even if its call is cancelled."""
 
         async def call(raw: bytes) -> bytes:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from liftenvelope.jetstream.api import Api
     from liftenvelope.jetstream.infos import ConsumerInfo
 
-__all__ = ["Hooks", "PullFeed", "Source", "error_of"]
+__all__ = ["Hooks", "PullFeed", "PullSource", "error_of"]
 
 #: Failed lookups after which a consumer counts as present, and seconds between two lookups.
 _LOOK_UPS: Final = 5
@@ -51,7 +51,7 @@ LATE: Final = 0.1
 TURNS: Final = 10
 
 
-class Source(Protocol):
+class PullSource(Protocol):
     """Consumer that a feed pulls messages from."""
 
     @property
@@ -135,7 +135,7 @@ class PullFeed:
         hooks: Callbacks for events.
     """
 
-    def __init__(self, source: Source, plan: PullPlan, hooks: Hooks) -> None:
+    def __init__(self, source: PullSource, plan: PullPlan, hooks: Hooks) -> None:
         self._source = source
         self._plan = plan
         self._hooks = hooks

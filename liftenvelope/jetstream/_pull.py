@@ -40,7 +40,7 @@ from liftenvelope.jetstream.events import (
 )
 from liftenvelope.jetstream.statuses import FATAL, Status, StatusKind
 
-__all__ = ["Action", "Check", "End", "PullCore", "PullLimits", "PullNow", "Tell"]
+__all__ = ["Check", "End", "PullAction", "PullCore", "PullLimits", "PullNow", "Tell"]
 
 #: Number of messages in a pull that is limited by bytes (ADR-37).
 BYTES_BATCH: Final = 1_000_000
@@ -101,7 +101,7 @@ class End(NamedTuple):
     status: Status
 
 
-Action: TypeAlias = PullNow | Tell | Check | End
+PullAction: TypeAlias = PullNow | Tell | Check | End
 
 
 @dataclass(slots=True)
@@ -130,7 +130,7 @@ class PullCore:
         self.limits = limits
         self.asked = 0
         self.buffered = 0
-        self.actions: list[Action] = []
+        self.actions: list[PullAction] = []
         self.pin_id: str | None = None
         self._waiting: dict[int, _PendingPull] = {}
         self._next_number = 1

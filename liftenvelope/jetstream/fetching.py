@@ -12,7 +12,7 @@ from liftenvelope.errors import (
     LiftEnvelopeError,
     TransportError,
 )
-from liftenvelope.jetstream._feed import LATE, TURNS, Source, error_of
+from liftenvelope.jetstream._feed import LATE, TURNS, PullSource, error_of
 from liftenvelope.jetstream.message import PIN_HEADER, Message, counted_size
 from liftenvelope.jetstream.pull_options import PullPlan
 from liftenvelope.jetstream.statuses import Status, StatusKind
@@ -51,7 +51,7 @@ class Batch(list[Message]):
 class _FetchInbox:
     """Subscription that serves one fetch at a time."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: PullSource) -> None:
         self.inbox = PullInbox(source.api.nc, Message, source.acks, self._take, self._take_status)
         self.watch = watch_of(source.api.nc)
         self.current: _Fetch | None = None
@@ -86,7 +86,7 @@ class FetchInboxes:
         pins: Ids of the pins that fetches hold, by group.
     """
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: PullSource) -> None:
         self._source = source
         self._idle: list[_FetchInbox] = []
         self._timer: asyncio.TimerHandle | None = None
@@ -163,7 +163,7 @@ class _Fetch:
     #: True once the server has ended the pull: nothing more arrives at the inbox.
     is_clean = False
 
-    def __init__(self, source: Source, plan: PullPlan, inbox: _FetchInbox, pins: dict[str, str]) -> None:
+    def __init__(self, source: PullSource, plan: PullPlan, inbox: _FetchInbox, pins: dict[str, str]) -> None:
         self._source = source
         self._plan = plan
         self._inbox = inbox

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["StoredMessage", "direct_message", "direct_messages", "stored_message"]
 
 #: Reply to a direct request: headers and payload.
-_Answer = tuple[Headers, bytes]
+_StoredAnswer = tuple[Headers, bytes]
 _NOT_FOUND: Final = 10037
 #: Seconds between connection checks of a waiting request, and the consecutive checks that must find the
 #: connection lost.
@@ -123,12 +123,12 @@ async def direct_messages(
 @asynccontextmanager
 async def _answers(
     api: Api, subject: str, request: Mapping[str, Any]
-) -> AsyncIterator[asyncio.Queue[_Answer]]:
+) -> AsyncIterator[asyncio.Queue[_StoredAnswer]]:
     """Send a request and collect its replies, of which there may be any number, in a queue."""
     # Not nats-py's request(): it treats a stored message with a header "Status: 503" as no responders.
     link = Link(api.nc)
     link.check_open()
-    queue: asyncio.Queue[_Answer] = asyncio.Queue()
+    queue: asyncio.Queue[_StoredAnswer] = asyncio.Queue()
 
     async def take(msg: Msg) -> None:
         queue.put_nowait((Headers((msg.headers or {}).items()), msg.data))
@@ -175,8 +175,8 @@ class _LostError(TransportError):
 
 
 async def _next(
-    api: Api, answers: asyncio.Queue[_Answer], stream: str, timeout: float, epoch: int
-) -> _Answer:
+    api: Api, answers: asyncio.Queue[_StoredAnswer], stream: str, timeout: float, epoch: int
+) -> _StoredAnswer:
     link, looks = Link(api.nc), 0
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout
@@ -216,7 +216,7 @@ def _failure(headers: Mapping[str, str], stream: str, request: Mapping[str, Any]
     return jetstream_error(status_number(status) or 500, 0, description)
 
 
-def _direct(answer: _Answer) -> StoredMessage:
+def _direct(answer: _StoredAnswer) -> StoredMessage:
     headers, data = answer
     pending = headers.get(_PENDING)
     return StoredMessage(

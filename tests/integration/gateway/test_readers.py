@@ -12,7 +12,7 @@ import liftenvelope
 from liftenvelope._pb import api_pb2
 from liftenvelope.errors import ServerError, UsageError
 from liftenvelope.gateway import Gateway
-from liftenvelope.gateway.feed import Delivery, DeliveryFeed, sequences_of
+from liftenvelope.gateway.feed import DeliveryFeed, PartitionDelivery, sequences_of
 from liftenvelope.jetstream.context import JetStream
 from liftenvelope.jetstream.stream_config import StreamConfig
 from liftenvelope.nats.acceleration import accelerate
@@ -41,9 +41,9 @@ async def fill(js: JetStream, name: str, payloads: list[bytes]) -> None:
     await asyncio.gather(*[await js.publish_async(name, payload) for payload in payloads])
 
 
-async def take(feed: DeliveryFeed, count: int) -> list[Delivery]:
+async def take(feed: DeliveryFeed, count: int) -> list[PartitionDelivery]:
     """So many deliveries."""
-    found: list[Delivery] = []
+    found: list[PartitionDelivery] = []
     async with asyncio.timeout(PATIENCE):
         while len(found) < count:
             found += await feed.take()

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from liftenvelope.errors import PushConsumerError, UsageError
-from liftenvelope.jetstream._pull import Action, Check, End, PullCore, PullLimits, PullNow, Tell
+from liftenvelope.jetstream._pull import Check, End, PullAction, PullCore, PullLimits, PullNow, Tell
 from liftenvelope.jetstream.consumer_config import ConsumerConfig, PriorityPolicy
 from liftenvelope.jetstream.events import (
     LeadershipChanged,
@@ -37,7 +37,7 @@ def core_of(limit: int = 100, threshold: int = 50, **limits: Any) -> PullCore:
     return core
 
 
-def did(core: PullCore) -> list[Action]:
+def did(core: PullCore) -> list[PullAction]:
     actions = list(core.actions)
     core.actions.clear()
     return actions
