@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from liftenvelope import _native
-from liftenvelope.bulk._publisher import MOST_BYTES, PIECE, Publisher, WriteLink
+from liftenvelope.bulk._publisher import MOST_BYTES, PIECE, RowPublisher, WriteLink
 from liftenvelope.bulk.outgoing import Written
 from liftenvelope.errors import JetStreamError, TransportError
 from liftenvelope.jetstream.publish_frames import PubAck
@@ -40,7 +40,7 @@ _MOMENT: Final = 0.5
 _SILENCE: Final = 3.0
 
 
-class AtomicPublisher(Publisher):
+class AtomicPublisher(RowPublisher):
     """Publishes each portion as one atomic batch.
 
     Args:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from liftenvelope import _native
 from liftenvelope.bulk._fast_batch import FLOW, FastBatch
-from liftenvelope.bulk._publisher import MOST_BYTES, PIECE, Publisher, WriteLink
+from liftenvelope.bulk._publisher import MOST_BYTES, PIECE, RowPublisher, WriteLink
 from liftenvelope.bulk.outgoing import Written
 from liftenvelope.errors import JetStreamError, TransportError
 
@@ -35,7 +35,7 @@ _CUT_SHORT: Final = JetStreamError(
 )
 
 
-class FastPublisher(Publisher):
+class FastPublisher(RowPublisher):
     """Publishes each portion as one batch, except the very first row, whose own ack gives the first offset.
 
     Args:

@@ -10,7 +10,7 @@ from liftenvelope.bulk._atomic import BATCH_ROWS, AtomicPublisher
 from liftenvelope.bulk._fast_ingest import FastPublisher
 from liftenvelope.bulk._pipelined import PipelinedPublisher
 from liftenvelope.bulk._portions import Portion, Portions, regrouped
-from liftenvelope.bulk._publisher import Publisher, WriteLink
+from liftenvelope.bulk._publisher import RowPublisher, WriteLink
 from liftenvelope.bulk.errors import WriteFailedError
 from liftenvelope.bulk.outgoing import Written
 from liftenvelope.errors import UsageError
@@ -62,7 +62,7 @@ class JetStreamWrite:
         self._message_id = message_id
         self._limit = max_in_flight
         self._mode = mode
-        self._publisher: Publisher | None = None
+        self._publisher: RowPublisher | None = None
 
     def open(self) -> None:
         """Connect and check that the stream exists and allows the mode.
@@ -130,7 +130,7 @@ class JetStreamWrite:
         text = f"{self._link.source.stream}: {rows} rows are stored, and no more: {error}"
         return WriteFailedError(text, rows, 0)
 
-    def _choose(self, rows: int) -> Publisher:
+    def _choose(self, rows: int) -> RowPublisher:
         options: dict[str, Any] = {"max_in_flight": self._limit, "message_id": self._message_id}
         if self._mode == "atomic":
             return AtomicPublisher(self._link, **options)

@@ -6,7 +6,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Final
 
 from liftenvelope import _native
-from liftenvelope.bulk._publisher import MOST_BYTES, PIECE, Publisher, WriteLink
+from liftenvelope.bulk._publisher import MOST_BYTES, PIECE, RowPublisher, WriteLink
 from liftenvelope.bulk.errors import WriteFailedError
 from liftenvelope.bulk.outgoing import Written
 from liftenvelope.jetstream.publish_frames import PubAck
@@ -21,7 +21,7 @@ __all__ = ["PipelinedPublisher", "learn"]
 _SEQUENCE: Final = b'"seq":'
 
 
-class PipelinedPublisher(Publisher):
+class PipelinedPublisher(RowPublisher):
     """Publishes rows with one ack per row. The subject of an ack contains the number of its row.
 
     Acks may come in any order. ``_acks.floor`` is the number of rows acked without a hole from the start.

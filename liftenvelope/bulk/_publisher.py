@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from liftenvelope.bulk._portions import Portion
     from liftenvelope.bulk.outgoing import Written
 
-__all__ = ["MOST_BYTES", "NO_RESPONDERS", "PIECE", "Publisher", "WriteLink"]
+__all__ = ["MOST_BYTES", "NO_RESPONDERS", "PIECE", "RowPublisher", "WriteLink"]
 
 #: Upper bound of accepted sequences: they are kept as signed 64-bit integers. No stream reaches the bound.
 _SEQUENCES: Final = 2**63
@@ -157,7 +157,7 @@ def stream_named(answer: bytes) -> str | None:
         return None
 
 
-class Publisher(ABC):
+class RowPublisher(ABC):
     """Base class of the methods to publish rows: resends after a lost connection if that is safe.
 
     Args:

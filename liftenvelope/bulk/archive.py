@@ -130,7 +130,8 @@ def to_parquet(
         for number in opened.partitions() if chosen is None else chosen:
             claims.enter_context(folder.claimed(number))
             spans.append(_span(opened, folder, number, start, stop, on_retention))
-        return _Run(opened, folder, [one for one in spans if one.start < one.stop], progress, on_gap).run()
+        spans = [one for one in spans if one.start < one.stop]
+        return _ArchiveRun(opened, folder, spans, progress, on_gap).run()
 
 
 def _is_codec(name: str) -> bool:
@@ -167,7 +168,7 @@ def _span(
     return found
 
 
-class _Run:
+class _ArchiveRun:
     """One run: appends each batch read to the open file of its partition."""
 
     def __init__(

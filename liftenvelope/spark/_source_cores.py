@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from liftenvelope.spark.broker import SourceBroker, read_span
-from liftenvelope.spark.cursors import Cursors
+from liftenvelope.spark.cursors import QueryCursors
 from liftenvelope.spark.offsets import Offsets, Position
 from liftenvelope.spark.options import SourceOptions
 from liftenvelope.spark.planning import Planner, Span, Trigger, divide, spans_between
@@ -55,7 +55,7 @@ class StreamingSource:
         self._planner = Planner(fail_on_data_loss=options.fail_on_data_loss)
         self._initial: Position | None = None
         self._ends: Offsets | None = None
-        self._cursors = Cursors(options)
+        self._cursors = QueryCursors(options)
 
     def initial(self) -> dict[str, Any]:
         """Return the position at which the query begins.

@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from liftenvelope.spark.offsets import Offsets
     from liftenvelope.spark.options import SourceOptions
 
-__all__ = ["Cursors"]
+__all__ = ["QueryCursors"]
 
 #: Timeout in seconds of storing a cursor, because the query waits for it.
 _TIMEOUT: Final = 2.0
 
 
-class Cursors:
+class QueryCursors:
     """Stores the cursors of a query.
 
     The connection is opened on first use. Pickling drops it.
@@ -36,7 +36,7 @@ class Cursors:
         self._set: Offsets = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Cursors, (self._options,)
+        return QueryCursors, (self._options,)
 
     def close(self) -> None:
         """Close the connection. The next call opens it again."""
