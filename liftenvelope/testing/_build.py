@@ -1,7 +1,7 @@
 """Builds the Liftbridge server from the pinned Go module, once per user.
 
-The sources come from the Go module proxy and are checked against ``go.sum``. Three small files define the
-build. They are part of the package; in a checkout they are in ``tests/servers``.
+The sources come from the Go module proxy and are checked against ``go.sum``. Three small files in ``_servers``
+define the build.
 """
 
 from __future__ import annotations
@@ -55,14 +55,13 @@ def build_liftbridge() -> Path:
 
 
 def _sources() -> Path:
-    here = Path(__file__).parent
-    candidates = (here / "_servers", here.parent.parent / "tests" / "servers")
-    for folder in candidates:
-        if all((folder / name).is_file() for name in _FILES):
-            return folder
-    raise ServerStartError(
-        f"can't build Liftbridge: {', '.join(_FILES)} not found in {' or '.join(map(str, candidates))}"
-    )
+    folder = Path(__file__).parent / "_servers"
+    missing = [name for name in _FILES if not (folder / name).is_file()]
+    if missing:
+        raise ServerStartError(
+            f"can't build Liftbridge: {folder} lacks {', '.join(missing)}; install liftenvelope again"
+        )
+    return folder
 
 
 def _target(sources: Path) -> Path:
