@@ -1,7 +1,7 @@
 """Builds the Liftbridge server from the pinned Go module, once per user.
 
-The sources come from the Go module proxy and are checked against ``go.sum``. Three small files in ``_servers``
-define the build.
+The sources come from the Go module proxy and are checked against ``go.sum``. Three small files in
+``_servers`` define the build.
 """
 
 from __future__ import annotations
