@@ -1,12 +1,18 @@
-"""Deadlines without timers: entries are kept in buckets, one per time slice of their expiry."""
+"""Deadlines of one operation, and of many entries without a timer for each.
+
+:class:`Deadline` reads the clock itself, so that shells need no arithmetic. :class:`DeadlineBuckets` is
+sans-io: callers pass the time.
+"""
 
 from __future__ import annotations
 
 import math
 import sys
+import time
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Any, Final
 
+from liftenvelope._backoff import pause_before
 from liftenvelope.errors import UsageError, UsageTypeError
 
 if TYPE_CHECKING:
@@ -15,6 +21,47 @@ if TYPE_CHECKING:
 #: A dict that takes more bytes than this per entry is mostly holes. A growing dict takes 30 to 60.
 _SPARSE_BYTES: Final = 128
 _TIDIED_AT_ONCE: Final = 2
+#: Least seconds left, so that the value is a valid timeout of sockets and requests.
+_LEAST: Final = 0.001
+
+
+class Deadline:
+    """Deadline of one operation, on the monotonic clock that event loops use as well.
+
+    Args:
+        timeout: Seconds from now.
+
+    Attributes:
+        timeout: The seconds given, for error texts.
+
+    Example:
+        >>> deadline = Deadline(60.0)
+        >>> deadline.is_over, 59.0 < deadline.left <= 60.0, deadline.pause_before(0)
+        (False, True, 0.0)
+        >>> passed = Deadline(0.0)
+        >>> passed.is_over, passed.left, passed.pause_before(3)
+        (True, 0.001, 0.001)
+    """
+
+    __slots__ = ("_end", "timeout")
+
+    def __init__(self, timeout: float) -> None:
+        self.timeout = timeout
+        self._end = time.monotonic() + timeout
+
+    @property
+    def left(self) -> float:
+        """Seconds left, at least 0.001, so that the value is always a valid timeout."""
+        return max(self._end - time.monotonic(), _LEAST)
+
+    @property
+    def is_over(self) -> bool:
+        """True once the deadline has passed."""
+        return time.monotonic() >= self._end
+
+    def pause_before(self, attempt: int) -> float:
+        """Return the seconds to wait before an attempt: the default backoff, but not past the deadline."""
+        return min(pause_before(attempt), self.left)
 
 
 class DeadlineBuckets:

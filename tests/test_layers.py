@@ -15,10 +15,9 @@ CYTHON = sorted((ROOT / "src").glob("*.p[yx][xdi]"))
 
 #: A module may import those above its line; those in one line may not import each other.
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("errors", "_version", "_wire"),
+    ("errors", "_backoff", "_version", "_wire"),
     (
         "_ack_timeouts",
-        "_backoff",
         "_checks",
         "_deadlines",
         "_extras",
@@ -91,9 +90,11 @@ REPEATED = {
     "Deadline": "bulk: blocking; client: asyncio",
 }
 #: Sans-io: no event loop, no socket, no clock, no thread.
+#: A ``Deadline`` reads the clock, so that shells need not.
 SANS_IO = {"errors", "types", "envelope", "arrow", "correlation", "partition"} | {
-    name for name in RANK if name.startswith("_") and name not in ("_pb", "__init__", "__main__")
+    name for name in RANK if name.startswith("_")
 }
+SANS_IO -= {"_deadlines", "_pb", "__init__", "__main__"}
 IO_MODULES = {"asyncio", "socket", "selectors", "ssl", "time", "threading", "signal", "subprocess"}
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final
 
-from liftenvelope._backoff import pause_before
+from liftenvelope._deadlines import Deadline
 from liftenvelope._pb import api_pb2
 from liftenvelope.client.failures import call_error, decode
 from liftenvelope.client.metadata import Metadata, PartitionInfo, StreamInfo, decode_metadata, partition_info
@@ -30,30 +30,12 @@ if TYPE_CHECKING:
     from liftenvelope.bulk.access import Target
     from liftenvelope.rpc.blocking import ResponseStream
 
-__all__ = ["Brokers", "Deadline"]
+__all__ = ["Brokers"]
 
 #: Rounds, and seconds between rounds, to look for a stream that a broker does not know. The next broker may
 #: know the stream, or the same broker a little later.
 _LATE_ROUNDS: Final = 3
 _LATE_PAUSE: Final = 0.1
-
-
-class Deadline:
-    """Deadline of an operation, a number of seconds from now."""
-
-    def __init__(self, seconds: float) -> None:
-        self.seconds = seconds
-        self._end = time.monotonic() + seconds
-
-    @property
-    def left(self) -> float:
-        """Seconds until the deadline, at least 0.001."""
-        return max(self._end - time.monotonic(), 0.001)
-
-    @property
-    def is_over(self) -> bool:
-        """True if the deadline has passed."""
-        return time.monotonic() >= self._end
 
 
 class Brokers:
@@ -135,7 +117,7 @@ class Brokers:
                 if fate_of(exc) is Fate.REFUSED or deadline.is_over or nobody:
                     raise call_error(method, exc, about) from exc
             attempt += 1
-            time.sleep(min(pause_before(attempt), deadline.left))
+            time.sleep(deadline.pause_before(attempt))
 
     def _call_once(
         self, method: str, request: bytes, find: Callable[[int], str], attempt: int, timeout: float
@@ -232,7 +214,7 @@ class Brokers:
                 text = f"{stream}[{partition}] has no leader"
                 raise NotLeaderError(StatusCode.FAILED_PRECONDITION, text)
             attempt += 1
-            time.sleep(min(pause_before(attempt), deadline.left))
+            time.sleep(deadline.pause_before(attempt))
 
     def reader(self, stream: str, partition: int, timeout: float) -> str:
         """Return the address of a broker to read from.

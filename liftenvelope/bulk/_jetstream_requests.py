@@ -6,12 +6,12 @@ import contextlib
 import itertools
 import secrets
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from liftenvelope._checks import as_text
+from liftenvelope._deadlines import Deadline
 from liftenvelope.bulk._nats_socket import NatsSocket
 from liftenvelope.bulk.ranges import Extent
 from liftenvelope.errors import (
@@ -108,14 +108,14 @@ class JetStreamRequests:
             TransportError: No server could be reached, or none within ``reconnect_wait`` seconds.
         """
         error: TransportError | CallTimeoutError | None = None
-        deadline = time.monotonic() + self.access.reconnect_wait
+        deadline = Deadline(self.access.reconnect_wait)
         for _ in range(len(self._addresses)):
             address = self._addresses[next(self._turns) % len(self._addresses)]
             try:
                 found = NatsSocket(address, self._target)
             except (TransportError, CallTimeoutError) as exc:
                 error = exc
-                if time.monotonic() >= deadline:  # servers may advertise many addresses that don't answer
+                if deadline.is_over:  # servers may advertise many addresses that don't answer
                     break
             else:
                 self._learn(found.other_addresses)

@@ -6,8 +6,8 @@ import time
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, TypeVar
 
-from liftenvelope._backoff import pause_before
-from liftenvelope.bulk._brokers import Brokers, Deadline
+from liftenvelope._deadlines import Deadline
+from liftenvelope.bulk._brokers import Brokers
 from liftenvelope.client.start_lookup import ENDED, Pause, Receive, StartLookup, Subscribe
 from liftenvelope.errors import TransportError
 from liftenvelope.rpc.status import RpcError, StatusCode
@@ -88,7 +88,7 @@ class BlockingStartLookup:
                 return self._receive(seconds)
             case Pause(attempt):
                 self._open.close()
-                time.sleep(min(pause_before(attempt), self._deadline.left))
+                time.sleep(self._deadline.pause_before(attempt))
                 return not self._deadline.is_over
             case _:
                 self._brokers.partition(self._stream, self._partition)

@@ -11,7 +11,8 @@ from liftenvelope.errors import TransportError
 from liftenvelope.rpc.status import RpcError, StatusCode
 
 if TYPE_CHECKING:
-    from liftenvelope.client.cluster import Cluster, Deadline
+    from liftenvelope._deadlines import Deadline
+    from liftenvelope.client.cluster import Cluster
     from liftenvelope.client.start_lookup import Answer, LookupStep, LookupSteps
     from liftenvelope.rpc.aio import Call
 
@@ -77,7 +78,7 @@ class AsyncStartLookup:
                 return await self._receive(min(seconds, self._deadline.left))
             case Pause(attempt):
                 self._close()
-                await self._deadline.pause(attempt)
+                await asyncio.sleep(self._deadline.pause_before(attempt))
                 return not self._deadline.is_over
             case _:
                 await self._ask_leader()

@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable, Collection, Hashable
 from typing import TYPE_CHECKING, Generic, Self, TypeVar, overload
 
 from liftenvelope._checks import as_count, as_seconds
+from liftenvelope._deadlines import Deadline
 from liftenvelope.client.checkpoints import Checkpoints
-from liftenvelope.client.cluster import Deadline
 from liftenvelope.client.core import check_partition
 from liftenvelope.client.events import CheckpointFailed
 from liftenvelope.errors import LiftEnvelopeError, UsageError, UsageTypeError

@@ -7,6 +7,7 @@ import random
 from typing import TYPE_CHECKING, Final, Protocol
 
 from liftenvelope._backoff import pause_before
+from liftenvelope._deadlines import Deadline
 from liftenvelope._pb import api_pb2
 from liftenvelope.client.connections import Connections
 from liftenvelope.client.events import MetadataRefreshed
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from liftenvelope.client.options import Options
     from liftenvelope.client.retries import Retry
 
-__all__ = ["Cluster", "Deadline"]
+__all__ = ["Cluster"]
 
 #: Metadata requests for a never-seen stream before it counts as missing: brokers learn of a new stream late.
 _LATE_ROUNDS: Final = 5
@@ -42,29 +43,6 @@ _GONE_AFTER: Final = 5.0
 _ANY_STREAM: Final = "__cursors"
 #: Longest pause in seconds between two requests for a missing stream.
 _MISSING_PAUSE: Final = 0.25
-
-
-class Deadline:
-    """A point in time by which an operation must finish, on the clock of the event loop."""
-
-    def __init__(self, timeout: float) -> None:
-        self.timeout = timeout
-        self._loop = asyncio.get_running_loop()
-        self._end = self._loop.time() + timeout
-
-    @property
-    def left(self) -> float:
-        """Seconds left, at least 0.001, so that the value is always a valid timeout."""
-        return max(self._end - self._loop.time(), 0.001)
-
-    @property
-    def is_over(self) -> bool:
-        """True once the deadline has passed."""
-        return self._loop.time() >= self._end
-
-    async def pause(self, attempt: int) -> None:
-        """Sleep for the backoff before an attempt, but not past the deadline."""
-        await asyncio.sleep(min(pause_before(attempt), self.left))
 
 
 class Route(Protocol):
@@ -146,7 +124,7 @@ class Cluster:
                     raise call_error(method, last, about) from last
                 uncertain |= fate.is_uncertain
                 failed.append(address)
-                await deadline.pause(len(failed))
+                await asyncio.sleep(deadline.pause_before(len(failed)))
                 if deadline.is_over:  # no time is left for another attempt
                     raise call_error(method, last, about) from last
 
@@ -363,7 +341,7 @@ class Cluster:
                 text = f"{stream}[{partition}] had no leader for {deadline.timeout} s"
                 raise NotLeaderError(StatusCode.FAILED_PRECONDITION, text)
             attempt += 1
-            await deadline.pause(attempt)
+            await asyncio.sleep(deadline.pause_before(attempt))
 
     async def replica_address(
         self, stream: str, partition: int, deadline: Deadline, *, refresh: bool = False

@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Self
 
 from liftenvelope._checks import MAX_INT64, as_count, as_seconds
+from liftenvelope._deadlines import Deadline
 from liftenvelope.client.checkpointer import CheckpointWriter
-from liftenvelope.client.cluster import Deadline
 from liftenvelope.client.consumer_member import GroupMember
 from liftenvelope.client.consumer_partitions import ConsumerPartitions
 from liftenvelope.client.core import check_partition, check_stream

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
+from liftenvelope._deadlines import Deadline
 from liftenvelope._pb import api_pb2
-from liftenvelope.client.cluster import Deadline
 from liftenvelope.client.events import GroupCoordinatorReported, GroupMemberExpired
 from liftenvelope.client.failures import call_error, decode
 from liftenvelope.client.membership import Change, Do, Membership, StreamPartition

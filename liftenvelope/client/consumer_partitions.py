@@ -14,9 +14,9 @@ from collections.abc import Awaitable, Collection, Iterable
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
+from liftenvelope._deadlines import Deadline
 from liftenvelope.client.checkpointer import CheckpointWriter
 from liftenvelope.client.checkpoints import Checkpoints
-from liftenvelope.client.cluster import Deadline
 from liftenvelope.client.consumer_member import GroupMember
 from liftenvelope.client.consumer_reader import PartitionReader
 from liftenvelope.client.events import CheckpointFailed

@@ -6,7 +6,8 @@ import asyncio
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from liftenvelope._checks import MAX_INT32, as_count, as_full_text, as_seconds
-from liftenvelope.client.cluster import Cluster, Deadline
+from liftenvelope._deadlines import Deadline
+from liftenvelope.client.cluster import Cluster
 from liftenvelope.client.failures import decode
 from liftenvelope.client.options import Options
 from liftenvelope.errors import ConnectionClosedError, UsageError

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import zlib
 from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
 
@@ -22,7 +23,7 @@ from liftenvelope.errors import (
 if TYPE_CHECKING:
     from google.protobuf.message import Message as ProtobufMessage
 
-    from liftenvelope.client.cluster import Deadline
+    from liftenvelope._deadlines import Deadline
 
 __all__ = ["CURSORS_STREAM", "CursorsMixin", "check_cursor_id", "cursor_key", "cursor_partition"]
 
@@ -222,7 +223,7 @@ class CursorsMixin(StreamsMixin):
                     raise
                 raise _unavailable(key, missing.code) from exc
             attempt += 1
-            await deadline.pause(attempt)
+            await asyncio.sleep(deadline.pause_before(attempt))
 
 
 def _unavailable(key: str, code: int) -> CursorsUnavailableError:

@@ -12,7 +12,7 @@ from liftenvelope.errors import EnvelopeError, TransportError
 from liftenvelope.rpc.status import RpcError, StatusCode
 
 if TYPE_CHECKING:
-    from liftenvelope.client.cluster import Deadline
+    from liftenvelope._deadlines import Deadline
 
 __all__ = ["HealthMixin", "HealthStatus"]
 

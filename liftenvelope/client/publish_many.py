@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeAlias
 
 from liftenvelope._checks import as_bytes, as_choice, as_count
-from liftenvelope.client.cluster import Deadline
+from liftenvelope._deadlines import Deadline
 from liftenvelope.client.core import check_partition
 from liftenvelope.client.in_flight import Entry, Outcome
 from liftenvelope.client.publish_checks import MAX_REQUEST, check_headers, check_size

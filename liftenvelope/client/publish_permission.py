@@ -15,8 +15,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+from liftenvelope._deadlines import Deadline
 from liftenvelope._pb import api_pb2
-from liftenvelope.client.cluster import Deadline
 from liftenvelope.client.failures import call_error
 from liftenvelope.client.retries import READ, Fate, fate_of
 from liftenvelope.errors import NoSuchPartitionError, NoSuchStreamError

@@ -12,9 +12,8 @@ from itertools import count
 from typing import TYPE_CHECKING, Final
 
 from liftenvelope._correlation_ids import IdSource
-from liftenvelope._deadlines import DeadlineBuckets
+from liftenvelope._deadlines import Deadline, DeadlineBuckets
 from liftenvelope._pb import api_pb2
-from liftenvelope.client.cluster import Deadline
 from liftenvelope.client.in_flight import DONE, Entry, InFlight, Outcome, Sink
 from liftenvelope.client.publish_codec import read_publish_responses
 from liftenvelope.client.publish_permission import PublishPermissions
@@ -135,7 +134,7 @@ class Lane:
         """
         deadline = Deadline(self._cluster.options.connect_timeout)
         if self._lost:
-            await deadline.pause(self._lost)
+            await asyncio.sleep(deadline.pause_before(self._lost))
             await self._until_served(Deadline(_PATIENCE))
         address = await self._cluster.any_broker(failed, deadline) if failed else self._address
         try:
@@ -158,7 +157,7 @@ class Lane:
         attempt = 0
         while not deadline.is_over and not await self._is_served():
             attempt += 1
-            await deadline.pause(attempt)
+            await asyncio.sleep(deadline.pause_before(attempt))
 
     async def _is_served(self) -> bool:
         for stream, partition in self.flight.partitions:

@@ -16,8 +16,8 @@ from liftenvelope._checks import (
     as_optional_text,
     storable_headers,
 )
+from liftenvelope._deadlines import Deadline
 from liftenvelope._pb import api_pb2
-from liftenvelope.client.cluster import Deadline
 from liftenvelope.client.core import ClientCore, check_partition
 from liftenvelope.client.failures import STREAM_ACK_CAUSES, SUBJECT_ACK_CAUSES, publish_call_error
 from liftenvelope.client.in_flight import Entry, Outcome

@@ -16,8 +16,8 @@ import asyncio
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Final, Self
 
+from liftenvelope._deadlines import Deadline
 from liftenvelope.client.async_start_lookup import AsyncStartLookup
-from liftenvelope.client.cluster import Deadline
 from liftenvelope.client.events import (
     CursorAheadOfStream,
     StoppedAtHighWatermark,
@@ -269,7 +269,7 @@ class Subscription(MessageReader):
                 if deadline.is_over or self.closed or not again:
                     raise self._to_raise(verdict, exc) from exc
                 attempt += 1
-                await deadline.pause(attempt)
+                await asyncio.sleep(deadline.pause_before(attempt))
                 if deadline.is_over:
                     raise self._to_raise(verdict, exc) from exc
             else:
@@ -416,7 +416,8 @@ class Subscription(MessageReader):
         # A closed partition is tried at least once, without waking it, to find out why it was closed.
         while (closed and not self._attempts) or (wait and not deadline.is_over):
             self._attempts += 1
-            await deadline.pause(self._attempts)  # also the first time: many clients may lose one broker
+            # Also the first time: many clients may lose one broker.
+            await asyncio.sleep(deadline.pause_before(self._attempts))
             try:
                 await self._regain(deadline, closed=closed)
             except (TransportError, RpcError, CallTimeoutError, NotLeaderError) as exc:

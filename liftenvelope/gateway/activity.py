@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 from google.protobuf.message import DecodeError
 
 from liftenvelope._backoff import Backoff
+from liftenvelope._deadlines import Deadline
 from liftenvelope._pb import api_pb2
 from liftenvelope.errors import LiftEnvelopeError, WrongLastSequenceError
 from liftenvelope.gateway.records import RecordedEvent
@@ -130,8 +131,8 @@ class ActivityLog:
         task, self._task = self._task, None
         if task is None:
             return
-        deadline = asyncio.get_running_loop().time() + timeout
-        while self._waiting and asyncio.get_running_loop().time() < deadline and not task.done():
+        deadline = Deadline(timeout)
+        while self._waiting and not deadline.is_over and not task.done():
             await asyncio.sleep(0.01)
         task.cancel()
         await asyncio.wait([task])

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from liftenvelope._deadlines import Deadline
 from liftenvelope.envelope import Ack, Message, marshal_ack, unmarshal_message
 from liftenvelope.errors import (
     EnvelopeError,
@@ -187,10 +188,9 @@ async def wait_for_intakes(js: JetStream, record: StreamRecord, *, timeout: floa
         record: Record of a stream that checks offsets.
         timeout: Seconds to wait for all partitions together.
     """
-    loop = asyncio.get_running_loop()
-    deadline = loop.time() + timeout
+    deadline = Deadline(timeout)
     for partition in range(len(record.partitions)):
-        while loop.time() < deadline:
+        while not deadline.is_over:
             try:
                 await js.api.ask(_probe(record, partition), timeout=_ONE_TRY)
                 break

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, Self
 
+from liftenvelope._deadlines import Deadline
 from liftenvelope.errors import TransportError, UsageError
 from liftenvelope.gateway.embedded_logins import Logins, write_private
 from liftenvelope.gateway.nats_log import log_line, read_level
@@ -122,7 +123,7 @@ class EmbeddedNats:
             TransportError: Another nats-server uses the folder, or the server did not become ready. In the
                 second case the message ends with the server's own reason.
         """
-        deadline = asyncio.get_running_loop().time() + timeout
+        deadline = Deadline(timeout)
         program = find_nats_server()
         ports = self._folder / "ports"
         try:
@@ -139,8 +140,7 @@ class EmbeddedNats:
             # The server has inherited the lock and holds it as long as it lives.
             os.close(lock)
         while not (url := _url_in(ports)):
-            late = asyncio.get_running_loop().time() > deadline
-            if late or self.returncode is not None:
+            if deadline.is_over or self.returncode is not None:
                 await self.stop()
                 raise TransportError(f"nats-server did not start: {self._reason()}")
             await asyncio.sleep(_LOOK)
@@ -172,7 +172,7 @@ class EmbeddedNats:
         for line in lines:
             log_line(line)
 
-    async def _lock(self, deadline: float) -> int:
+    async def _lock(self, deadline: Deadline) -> int:
         """Lock the folder; return the file descriptor. Two servers in one folder would destroy its data."""
         lock = os.open(self._folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
         while True:
@@ -180,7 +180,7 @@ class EmbeddedNats:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 # The server of a gateway that was just killed is about to end.
-                if asyncio.get_running_loop().time() > deadline:
+                if deadline.is_over:
                     os.close(lock)
                     raise TransportError(
                         f"another nats-server uses the folder {self._folder}: stop it or use another one"

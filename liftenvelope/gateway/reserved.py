@@ -12,6 +12,7 @@ import secrets
 import time
 from typing import TYPE_CHECKING, Final
 
+from liftenvelope._deadlines import Deadline
 from liftenvelope.gateway.records import StreamPhase, StreamRecord
 from liftenvelope.rpc.status import RpcError, StatusCode
 
@@ -61,10 +62,9 @@ async def ensure_stream(
     Raises:
         RpcError: The stream can't be created. ABORTED: other gateways create and remove it again and again.
     """
-    loop = asyncio.get_running_loop()
     for _ in range(_TRIES):
-        deadline = loop.time() + timeout
-        while loop.time() < deadline:
+        deadline = Deadline(timeout)
+        while not deadline.is_over:
             try:
                 return await registry.find(name)
             except RpcError as missing:

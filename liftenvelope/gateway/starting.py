@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
+from liftenvelope._deadlines import Deadline
 from liftenvelope.errors import (
     CallTimeoutError,
     JetStreamError,
@@ -94,19 +95,20 @@ async def start_gateway(setup: Setup) -> Running:
         NoJetStreamError: The NATS server has no JetStream.
         TransportError: The gateway can't listen on the address, or the connection is closed.
     """
-    deadline = asyncio.get_running_loop().time() + _PATIENCE
+    deadline = Deadline(_PATIENCE)
     await _retried(partial(_ask_jetstream, setup), deadline, is_answered=False)
     return await _retried(partial(_start_once, setup), deadline, is_answered=True)
 
 
-async def _retried(step: Callable[[], Awaitable[_Result]], deadline: float, *, is_answered: bool) -> _Result:
+async def _retried(
+    step: Callable[[], Awaitable[_Result]], deadline: Deadline, *, is_answered: bool
+) -> _Result:
     """Run a step of the start again after temporary errors, until the deadline."""
     while True:
         try:
             return await step()
         except Exception as exc:
-            late = asyncio.get_running_loop().time() > deadline
-            if late or not _is_temporary(exc, is_answered=is_answered):
+            if deadline.is_over or not _is_temporary(exc, is_answered=is_answered):
                 raise
         await asyncio.sleep(_PAUSE)
 

@@ -10,6 +10,7 @@ from google.protobuf.message import DecodeError
 
 from liftenvelope._backoff import Backoff
 from liftenvelope._checks import as_seconds
+from liftenvelope._deadlines import Deadline
 from liftenvelope._pb import groups_pb2 as pb
 from liftenvelope.errors import (
     CallTimeoutError,
@@ -108,12 +109,10 @@ class GroupCalls:
         Raises:
             GroupError, GroupUnavailableError, CallTimeoutError, TransportError: As for :meth:`any`.
         """
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + timeout
+        deadline = Deadline(timeout)
         subject = self._controllers.get(group) or await self._located(group, timeout)
         try:
-            left = max(deadline - loop.time(), 0.001)
-            return await self._ask(f"{subject}.{method}", request, kind, left, passing=passing)
+            return await self._ask(f"{subject}.{method}", request, kind, deadline.left, passing=passing)
         except (GroupUnavailableError, NotControllerError, UnknownGroupError, CallTimeoutError):
             self._controllers.pop(group, None)
             raise
@@ -141,12 +140,11 @@ class GroupCalls:
 
     async def _locate(self, group: str, timeout: float) -> str:
         """Ask any coordinator. NATS may choose one that hangs, so the first attempts are short."""
-        loop = asyncio.get_running_loop()
-        deadline, attempt = loop.time() + timeout, _FIRST_TRY
+        deadline, attempt = Deadline(timeout), _FIRST_TRY
         request = pb.ListGroupsRequest(names=[group])
         answer: pb.ListGroupsResponse | None = None
         while answer is None:
-            left = max(deadline - loop.time(), 0.001)
+            left = deadline.left
             try:
                 answer = await self._at_any("ListGroups", request, pb.ListGroupsResponse, min(attempt, left))
             except CallTimeoutError:
@@ -175,19 +173,18 @@ class GroupCalls:
         return answer
 
     async def _patiently(self, ask: Callable[[float], Awaitable[_A]], timeout: float) -> _A:
-        loop = asyncio.get_running_loop()
-        deadline, backoff = loop.time() + timeout, Backoff(first=0.02, longest=0.5)
+        deadline, backoff = Deadline(timeout), Backoff(first=0.02, longest=0.5)
         refusal: GroupError | None = None
         while True:
-            left, pause = max(deadline - loop.time(), 0.001), backoff.next()
+            left, pause = deadline.left, backoff.next()
             try:
                 return await ask(min(left, _ONE_TRY))
             except (GroupUnavailableError, NotControllerError) as exc:
                 refusal = exc
-                if loop.time() + pause >= deadline:
+                if pause >= deadline.left:
                     raise
             except CallTimeoutError as exc:
-                if loop.time() + pause >= deadline:
+                if pause >= deadline.left:
                     # The refusal of an earlier attempt says more than the timeout of the last one.
                     raise refusal or exc from exc
             await asyncio.sleep(pause)

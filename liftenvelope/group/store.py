@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import Final
 
+from liftenvelope._deadlines import Deadline
 from liftenvelope.errors import (
     AckTimeoutError,
     CallTimeoutError,
@@ -51,15 +52,14 @@ class GroupStore:
         Raises:
             GroupUnavailableError: JetStream refused or did not answer.
         """
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + patience
+        deadline = Deadline(patience)
         while True:
             try:
                 with _unavailable("can't create the bucket"):
                     await self._bucket.create()
                 return
             except GroupUnavailableError:
-                if loop.time() >= deadline:
+                if deadline.is_over:
                     raise
                 await asyncio.sleep(_PAUSE)
 

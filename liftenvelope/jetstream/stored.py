@@ -11,6 +11,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from liftenvelope._checks import as_text
+from liftenvelope._deadlines import Deadline
 from liftenvelope.errors import (
     CallTimeoutError,
     JetStreamError,
@@ -157,11 +158,9 @@ async def direct_message(
         request: Body of the request.
         timeout: Seconds to wait in total.
     """
-    loop = asyncio.get_running_loop()
-    deadline = loop.time() + timeout
+    deadline = Deadline(timeout)
     while True:
-        left = max(deadline - loop.time(), 0.001)
-        answers = direct_messages(api, stream, request, batch=False, timeout=left)
+        answers = direct_messages(api, stream, request, batch=False, timeout=deadline.left)
         try:
             return await anext(answers)
         except _LostError:

@@ -9,6 +9,7 @@ import pytest
 
 import liftenvelope
 from liftenvelope import Client
+from liftenvelope._deadlines import Deadline
 from liftenvelope._pb import api_pb2
 from liftenvelope.client.activity import (
     ActivityEvent,
@@ -22,7 +23,6 @@ from liftenvelope.client.activity import (
     StreamResumed,
     UnknownActivity,
 )
-from liftenvelope.client.cluster import Deadline
 from liftenvelope.errors import NoSuchStreamError, UsageError
 from liftenvelope.rpc.blocking import BlockingChannel
 from liftenvelope.testing import LiftbridgeCluster, run_liftbridge

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 import liftenvelope
+from liftenvelope._deadlines import Deadline
 from liftenvelope.client import cluster as cluster_module
 from liftenvelope.client.client import Client
-from liftenvelope.client.cluster import Deadline
 from liftenvelope.client.events import MetadataRefreshed
 from liftenvelope.client.retries import Retry
 from liftenvelope.errors import (

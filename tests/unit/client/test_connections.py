@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from liftenvelope._deadlines import Deadline
 from liftenvelope._pb import api_pb2
-from liftenvelope.client.cluster import Deadline
 from liftenvelope.client.connections import Connections
 from liftenvelope.client.options import Options
 from liftenvelope.errors import TransportError

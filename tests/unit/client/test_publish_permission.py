@@ -12,8 +12,8 @@ from typing import cast
 
 import pytest
 
+from liftenvelope._deadlines import Deadline
 from liftenvelope._pb import api_pb2
-from liftenvelope.client.cluster import Deadline
 from liftenvelope.client.in_flight import Entry, InFlight, Outcome, Sink
 from liftenvelope.client.publish_permission import PublishPermissions
 from liftenvelope.errors import CallTimeoutError, PermissionDeniedError, TransportError
