@@ -1,14 +1,47 @@
-"""Helpers of publish summaries, which share ``acked``, ``failures``, ``ok`` and ``raise_for_failures()``."""
+"""Vocabulary of publish summaries: ``acked``, ``failures``, ``ok`` and ``raise_for_failures()``."""
 
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["raise_failures", "warn_renamed"]
+__all__ = ["Outcomes", "raise_failures", "warn_renamed"]
+
+_E_co = TypeVar("_E_co", bound=Exception, covariant=True)
+
+
+class Outcomes(Protocol[_E_co]):
+    """Outcomes of the messages of a ``publish_many``, which :class:`PublishSummary` implements.
+
+    A summary has errors, and an error may carry a summary: this protocol keeps the modules of both apart.
+    """
+
+    @property
+    def acked(self) -> int:
+        """Number of messages that are stored."""
+        ...
+
+    @property
+    def failures(self) -> Mapping[int, _E_co]:
+        """Errors of the other messages by their index in the input, in ascending order."""
+        ...
+
+    @property
+    def offsets(self) -> Mapping[int, tuple[int, int]]:
+        """First and last offset of the stored messages, by partition."""
+        ...
+
+    @property
+    def ok(self) -> bool:
+        """True if every message is stored."""
+        ...
+
+    def raise_for_failures(self) -> None:
+        """Raise an ExceptionGroup of the failures, if there are any."""
+        ...
 
 
 def raise_failures(failures: Mapping[int, Exception], size: int) -> None:

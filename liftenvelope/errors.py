@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
-    from liftenvelope.client.publish_summary import PublishSummary
+    from liftenvelope._summaries import Outcomes
     from liftenvelope.envelope import Ack
 
 __all__ = [
@@ -85,8 +85,8 @@ class LiftEnvelopeError(Exception):
 
     #: True if a retry of the same call may succeed without any change on the caller's side.
     retriable: ClassVar[bool] = False
-    #: Outcomes of the messages, on the error that ends a ``publish_many``; otherwise None.
-    summary: PublishSummary | None = None
+    #: ``PublishSummary`` on the error that ends a ``publish_many``; otherwise None.
+    summary: Outcomes[LiftEnvelopeError] | None = None
 
 
 class UsageError(LiftEnvelopeError, ValueError):

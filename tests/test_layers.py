@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Iterable, Mapping
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "liftenvelope"
 SOURCES = sorted(PACKAGE.rglob("*.py"))
+STUBS = sorted(PACKAGE.rglob("*.pyi"))
 CYTHON = sorted((ROOT / "src").glob("*.p[yx][xdi]"))
 
 #: A module may import those above its line; those in one line may not import each other.
@@ -46,7 +49,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 NATIVE: tuple[tuple[str, ...], ...] = (
     ("protobuf",),
     ("values", "delivered"),
-    ("payloads", "frames", "jet", "put", "direct"),
+    ("payloads", "columns", "frames", "jet", "put", "direct"),
     ("env", "requests"),
     ("_fastenv", "_fastframes", "_fastjet", "_fastput", "_fastdirect"),
     ("batch", "acks", "gate", "calls"),
@@ -87,7 +90,12 @@ REPEATED = {
     "ConsumerPartitions": "client and group",
     "GroupMember": "client and group",
     "PartitionReader": "client and group",
-    "Deadline": "bulk: blocking; client: asyncio",
+}
+#: Imports that close a circle, each with its reason.
+CIRCLES = {
+    ("liftenvelope._native.values", "liftenvelope._native"): "a pickled value is made by the loaded twin",
+    ("liftenvelope.errors", "liftenvelope.envelope"): "PublishError carries its ack, also in pickles",
+    ("liftenvelope.client.checkpointer", "liftenvelope.client.cursors"): "a client makes its checkpointers",
 }
 #: Sans-io: no event loop, no socket, no clock, no thread.
 #: A ``Deadline`` reads the clock, so that shells need not.
@@ -130,12 +138,12 @@ def imported(tree: ast.AST, package: str, *, types: bool = False) -> set[str]:
 
 def package_of(path: Path) -> str:
     """Dotted name of the package that a source file belongs to. Extensions belong to ``_native``."""
-    parts = path.relative_to(PACKAGE).parent.parts if path.suffix == ".py" else ("_native",)
+    parts = path.relative_to(PACKAGE).parent.parts if path.suffix in (".py", ".pyi") else ("_native",)
     return ".".join(("liftenvelope", *parts))
 
 
 def imports_of(path: Path, *, types: bool = False) -> set[str]:
-    if path.suffix == ".py":
+    if path.suffix in (".py", ".pyi"):
         return imported(ast.parse(path.read_text()), package_of(path), types=types)
     found = re.findall(r"^\s*from (liftenvelope\S*) import (\([^)]*\)|.*)", path.read_text(), re.MULTILINE)
     return {
@@ -202,6 +210,37 @@ def inner_violations(module: str, names: set[str]) -> list[str]:
         for target in targets
         if INNER_RANK[target] >= INNER_RANK[module] and (module, target) not in INNER_EXCEPTIONS
     ]
+
+
+def module_name(path: Path) -> str:
+    """Dotted name of the module of a source file, a stub or a Cython file."""
+    if path in CYTHON:
+        return f"liftenvelope._native.{path.stem}"
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+def import_graph(sources: Iterable[Path]) -> dict[str, set[str]]:
+    """Every module with the modules that it imports: at run time, inside functions, and for types alone."""
+    names = {path: imports_of(path, types=True) for path in sources}
+    graph: dict[str, set[str]] = {module_name(path): set() for path in names}
+    for path, imports in names.items():
+        for name in imports:
+            module = name
+            while module and module not in graph:
+                module = module.rpartition(".")[0]
+            if module and module != module_name(path):
+                graph[module_name(path)].add(module)
+    return graph
+
+
+def circle(graph: Mapping[str, set[str]]) -> list[str]:
+    """One import circle, with its first module at both ends; empty if there is none."""
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as exc:
+        modules: list[str] = exc.args[1]
+        return modules[::-1]  # each one imports the next
+    return []
 
 
 def name_of(path: Path) -> str:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Buffer
 
-    from liftenvelope._native.batch import Column, HeaderColumn
+    from liftenvelope._native.columns import Column, HeaderColumn
 
 __all__ = ["Requests", "request_row"]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from itertools import count
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from liftenvelope._correlation_ids import IdSource
 from liftenvelope._deadlines import Deadline, DeadlineBuckets
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
     from liftenvelope.client.cluster import Cluster
     from liftenvelope.client.metadata import StreamInfo
-    from liftenvelope.client.publish_many import PublishMany
     from liftenvelope.rpc.aio import Call
 
 __all__ = ["MAX_WAITING_BYTES", "Lane", "PublishStreams"]
@@ -232,6 +231,14 @@ class Lane:
         self._look_later()
 
 
+class _Run(Protocol):
+    """A bulk publish whose task takes messages from an async iterator."""
+
+    def stop(self) -> None:
+        """Stop taking messages."""
+        ...
+
+
 class PublishStreams:
     """All publish streams of a client."""
 
@@ -251,8 +258,8 @@ class PublishStreams:
         self._lanes: dict[str, Lane] = {}
         self._pins: dict[tuple[str, int], Lane] = {}
         self._progress: asyncio.Future[None] | None = None
-        #: Bulk publishes whose task takes messages from an async iterator.
-        self.runs: set[PublishMany] = set()
+        #: Bulk publishes to stop on close.
+        self.runs: set[_Run] = set()
         self._tasks: set[asyncio.Task[Ack | None]] = set()
         self._closed = False
 

@@ -1,4 +1,4 @@
-"""Outcome of many published messages, in its own module because errors carry summaries too."""
+"""Outcome of many published messages."""
 
 from __future__ import annotations
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
-from typing import TYPE_CHECKING, TypeAlias
+from collections.abc import Awaitable, Callable
+from typing import TypeAlias
 
 from liftenvelope.errors import (
     CallTimeoutError,
-    GroupError,
     JetStreamError,
-    LiftEnvelopeError,
     MessageNotFoundError,
     StreamNotFoundError,
     TransportError,
@@ -18,10 +16,7 @@ from liftenvelope.group.errors import GroupRequestError, GroupUnavailableError
 from liftenvelope.group.state import Place, TopicSpec
 from liftenvelope.jetstream import JetStream, Stream
 
-if TYPE_CHECKING:
-    from liftenvelope.group.topics import TopicSource
-
-__all__ = ["Bounds", "clamped", "jetstream_bounds", "place_bounds", "source_bounds"]
+__all__ = ["Bounds", "clamped", "jetstream_bounds", "place_bounds"]
 
 #: Returns the oldest offset of a topic's partition, and the offset of its next message.
 Bounds: TypeAlias = Callable[[TopicSpec, int], Awaitable[tuple[int, int]]]
@@ -61,25 +56,6 @@ def jetstream_bounds(js: JetStream) -> Bounds:
             raise GroupRequestError(f"topic {spec.name!r}: {exc.description}") from exc
         except (JetStreamError, CallTimeoutError, TransportError) as exc:
             raise GroupUnavailableError(f"can't read the offsets of topic {spec.name!r}: {exc}") from exc
-
-    return bounds
-
-
-def source_bounds(sources: Iterable[TopicSource], others: Bounds) -> Bounds:
-    """Return bounds that ask these sources for their topics, and ``others`` for the rest."""
-    known = {source.spec.name: source for source in sources}
-
-    async def bounds(spec: TopicSpec, partition: int) -> tuple[int, int]:
-        source = known.get(spec.name)
-        if source is None or spec.places:
-            return await others(spec, partition)
-        try:
-            return await source.bounds(partition)
-        except GroupError:
-            raise
-        except LiftEnvelopeError as exc:
-            kind = GroupUnavailableError if exc.retriable else GroupRequestError
-            raise kind(f"can't read the offsets of topic {spec.name!r}: {exc}") from exc
 
     return bounds
 

@@ -13,7 +13,7 @@ import nats.errors
 from liftenvelope._checks import as_seconds
 from liftenvelope.errors import GroupError, UsageError, UsageTypeError
 from liftenvelope.group.assignors import ASSIGNORS, Assignor
-from liftenvelope.group.bounds import Bounds, jetstream_bounds, source_bounds
+from liftenvelope.group.bounds import Bounds, jetstream_bounds
 from liftenvelope.group.directory import Directory
 from liftenvelope.group.errors import GroupUnavailableError
 from liftenvelope.group.events import GroupEventHandler, LeaseLost, warn
@@ -23,7 +23,7 @@ from liftenvelope.group.names import changed_subject, check_prefix, check_token,
 from liftenvelope.group.serving import GroupService
 from liftenvelope.group.state import GroupState, TopicSpec
 from liftenvelope.group.store import GroupStore
-from liftenvelope.group.topics import TopicSource
+from liftenvelope.group.topics import TopicSource, source_bounds
 from liftenvelope.jetstream import JetStream
 
 if TYPE_CHECKING:

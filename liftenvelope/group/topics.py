@@ -6,13 +6,21 @@ from an offset takes part as a :class:`TopicSource`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeAlias, runtime_checkable
 from uuid import uuid4
 
-from liftenvelope.errors import MessageNotFoundError, OffsetOutOfRangeError, UsageError, UsageTypeError
-from liftenvelope.group.bounds import place_bounds
+from liftenvelope.errors import (
+    GroupError,
+    LiftEnvelopeError,
+    MessageNotFoundError,
+    OffsetOutOfRangeError,
+    UsageError,
+    UsageTypeError,
+)
+from liftenvelope.group.bounds import Bounds, place_bounds
+from liftenvelope.group.errors import GroupRequestError, GroupUnavailableError
 from liftenvelope.group.state import Place, TopicSpec, check_id
 from liftenvelope.jetstream import AckPolicy, ConsumerConfig, DeliverPolicy, JetStream, Messages
 from liftenvelope.jetstream.names import check_filter, check_stream_name
@@ -27,6 +35,7 @@ __all__ = [
     "TopicSource",
     "beyond_the_end",
     "newest_of",
+    "source_bounds",
     "source_of",
     "spec_of",
 ]
@@ -108,6 +117,25 @@ async def newest_of(source: TopicSource, partition: int) -> int:
         return await source.newest(partition)
     oldest, end = await source.bounds(partition)
     return max(end - 1, oldest)
+
+
+def source_bounds(sources: Iterable[TopicSource], others: Bounds) -> Bounds:
+    """Return bounds that ask these sources for their topics, and ``others`` for the rest."""
+    known = {source.spec.name: source for source in sources}
+
+    async def bounds(spec: TopicSpec, partition: int) -> tuple[int, int]:
+        source = known.get(spec.name)
+        if source is None or spec.places:
+            return await others(spec, partition)
+        try:
+            return await source.bounds(partition)
+        except GroupError:
+            raise
+        except LiftEnvelopeError as exc:
+            kind = GroupUnavailableError if exc.retriable else GroupRequestError
+            raise kind(f"can't read the offsets of topic {spec.name!r}: {exc}") from exc
+
+    return bounds
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,6 @@ from liftenvelope.envelope import Ack, AckPolicy
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-    from liftenvelope.nats.ack_inbox import AckInbox
-
 __all__ = ["AckFuture", "EnvelopeOptions", "Settled"]
 
 
@@ -39,6 +37,14 @@ class Settled(Protocol):
         ...
 
 
+class _Inbox(Protocol):
+    """The ack inbox of a future."""
+
+    def _give_up(self, future: AckFuture) -> None:
+        """Forget a future that is being cancelled."""
+        ...
+
+
 class AckFuture(asyncio.Future[Any]):
     """Future of the ack of a publish; cancelling the future abandons the publish.
 
@@ -53,7 +59,7 @@ class AckFuture(asyncio.Future[Any]):
     correlation_id: str
     subject: str | None
     sent: bool
-    _inbox: AckInbox
+    _inbox: _Inbox
     _counted: bool
 
     def cancel(self, msg: Any | None = None) -> bool:
