@@ -23,7 +23,7 @@ WIDTH, MARGIN, GAP, LINE = 360, 10, 6, 17
 NAME, CAPTION = 8.2, 7.0
 #: Headings, each with the lowest package below it.
 BANDS = {
-    "errors": "Ground",
+    "_wire": "Ground",
     "_native": "Formats and state, without I/O",
     "nats": "Connections",
     "jetstream": "APIs of the servers",

@@ -4,6 +4,10 @@ An error text names the argument, what it must be, and the value: ``priority mus
 
 Both twins of the codec use these checks. The Cython twin has its own fast path for the usual types and calls
 these functions for all others, so that the accepted values and the error texts are defined once.
+
+Liftbridge servers check neither stream names nor settings. Some names make the process panic, and again at
+every start, because the request is in its Raft log by then. With other names the next request makes it panic.
+Negative settings do the same. So :func:`check_stream_name` and :func:`check_settings` come first.
 """
 
 from __future__ import annotations
@@ -11,13 +15,14 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from importlib import import_module
 from operator import index
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from liftenvelope import _wire as w
-from liftenvelope.errors import EnvelopeTooLargeError, UsageError, UsageTypeError
+from liftenvelope.errors import EnvelopeTooLargeError, MissingExtraError, UsageError, UsageTypeError
 
 #: A URL scheme. One slash is enough: ``Path("s3://b")`` is ``s3:/b``. One letter is a Windows drive.
 _SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:[/\\]")
@@ -28,6 +33,13 @@ MAX_INT64: Final = 2**63 - 1
 _Choice = TypeVar("_Choice")
 #: Longest value shown in an error text, in characters.
 _LONGEST_SHOWN: Final = 80
+#: The server's own streams. The server refuses these names too; the check here fails earlier.
+RESERVED: Final = ("__cursors", "__activity")
+# Bytes. The server creates a folder with the stream's name: 300 bytes are too long, 240 bytes worked.
+_LONGEST_NAME: Final = 240
+# Largest number of milliseconds that fits in the server's 64-bit nanoseconds.
+_LONGEST_MS: Final = (2**63 - 1) // 1_000_000
+_TIMES: Final = ("retentionMaxAge", "cleanerInterval", "segmentMaxAge", "autoPauseTime")
 
 
 def _shown(value: object) -> str:
@@ -232,3 +244,62 @@ def storable_headers(headers: Mapping[str, Any] | None) -> dict[str, bytes]:
             most = f"header name {name[:20]!r}... must be at most {w.MAX_HEADER_KEY} bytes, got {size}"
             raise EnvelopeTooLargeError(f"{most}: a longer one crashes the server")
     return copy
+
+
+def check_stream_name(name: str) -> None:
+    """Raise UsageError for a stream name that is invalid or would crash the server."""
+    for is_faulty, fault in _FAULTS:
+        if is_faulty(name):
+            raise UsageError(f"stream name {fault}, got {name!r}")
+
+
+def _has_stray_dot(name: str) -> bool:
+    return name.startswith(".") or name.endswith(".") or ".." in name
+
+
+def _has_wildcard(name: str) -> bool:
+    return "*" in name or ">" in name
+
+
+def _has_odd_character(name: str) -> bool:
+    import unicodedata  # every user of the package would load it, and few name a stream
+
+    return any(unicodedata.category(character) in ("Zs", "Zl", "Zp", "Cc", "Cs") for character in name)
+
+
+def _is_too_long(name: str) -> bool:
+    return len(name.encode("utf-8", "surrogatepass")) > _LONGEST_NAME
+
+
+_FAULTS: Final[tuple[tuple[Callable[[str], bool], str], ...]] = (
+    (lambda name: not name, "must not be empty"),
+    (lambda name: name in RESERVED, "must not be one that the server reserves"),
+    (_is_too_long, f"must be at most {_LONGEST_NAME} bytes"),
+    (_has_stray_dot, "must not have a dot at its start or end, or two in a row"),
+    (_has_wildcard, "must not have a wildcard"),
+    (_has_odd_character, "must not have a space, a control character or a lone surrogate"),
+)
+
+
+def check_settings(settings: Mapping[str, int | bool]) -> None:
+    """Raise UsageError for a setting that would break the stream or server. Keys: API names of settings."""
+    for name, value in settings.items():
+        if value < 0:
+            raise UsageError(f"{name} must be at least 0, got {value!r}")
+        if name in _TIMES and value > _LONGEST_MS:
+            raise UsageError(f"{name} must be at most {_LONGEST_MS} milliseconds, got {value!r}")
+
+
+def require(module: str, extra: str) -> Any:
+    """Import a module of an optional dependency.
+
+    Raises:
+        MissingExtraError: The module is not installed; the text has the ``pip install`` to run.
+    """
+    try:
+        return import_module(module)
+    except ModuleNotFoundError as exc:
+        if exc.name is None or module.partition(".")[0] != exc.name.partition(".")[0]:
+            raise
+        text = f"this needs {exc.name}: run pip install 'liftenvelope[{extra}]'"
+        raise MissingExtraError(text, name=exc.name) from exc

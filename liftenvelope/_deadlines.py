@@ -1,4 +1,4 @@
-"""Deadlines of one operation, and of many entries without a timer for each.
+"""Deadlines of one operation, and of many entries without a timer for each; the error for a late ack.
 
 :class:`Deadline` reads the clock itself, so that shells need no arithmetic. :class:`DeadlineBuckets` is
 sans-io: callers pass the time.
@@ -12,8 +12,7 @@ import time
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Any, Final
 
-from liftenvelope._backoff import pause_before
-from liftenvelope.errors import UsageError, UsageTypeError
+from liftenvelope.errors import AckTimeoutError, UsageError, UsageTypeError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,6 +22,14 @@ _SPARSE_BYTES: Final = 128
 _TIDIED_AT_ONCE: Final = 2
 #: Least seconds left, so that the value is a valid timeout of sockets and requests.
 _LEAST: Final = 0.001
+#: Outcome of a message that was handed to the connection and got no ack.
+MAY_BE_STORED: Final = "the message may be stored, and publishing it again may store it twice"
+#: Outcome of a message that never left this process.
+NOT_STORED: Final = "the message was never sent, so publishing it again is safe"
+#: Usual causes of a missing ack for an envelope published to a subject.
+SUBJECT_CAUSES: Final = (
+    "no stream records the subject; the stream is paused or read-only; the server is slow or unreachable"
+)
 
 
 class Deadline:
@@ -61,6 +68,8 @@ class Deadline:
 
     def pause_before(self, attempt: int) -> float:
         """Return the seconds to wait before an attempt: the default backoff, but not past the deadline."""
+        from liftenvelope._backoff import pause_before  # loads ``random``, which the codec does not need
+
         return min(pause_before(attempt), self.left)
 
 
@@ -155,3 +164,26 @@ def repack(table: dict[str, Any]) -> None:
         live = list(table.items())
         table.clear()
         table.update(live)
+
+
+def ack_timeout(
+    what: str,
+    correlation_id: str = "",
+    *,
+    sent: bool = True,
+    came: str = "no ack",
+    unknown: str = MAY_BE_STORED,
+    causes: str = SUBJECT_CAUSES,
+) -> AckTimeoutError:
+    """Return the error for a message whose acks did not all arrive in time.
+
+    Args:
+        what: The message, with its subject or partition: ``the message on 'orders'``.
+        correlation_id: Id that the ack would have carried. Default: none.
+        sent: True if the message was handed to the connection. Default True.
+        came: Number of acks received, as text. Default ``no ack``.
+        unknown: Outcome of a message that was sent. Default :data:`MAY_BE_STORED`.
+        causes: The usual causes, separated by semicolons. The text has them only if the message was sent.
+    """
+    outcome = f"{unknown}. Usual causes: {causes}" if sent else NOT_STORED
+    return AckTimeoutError(f"{came} came in time for {what}: {outcome}", correlation_id, sent)

@@ -19,8 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from liftenvelope._checks import as_bytes, as_choice, as_int64, as_list, as_optional_text, as_text
-from liftenvelope._extras import require
+from liftenvelope._checks import as_bytes, as_choice, as_int64, as_list, as_optional_text, as_text, require
 from liftenvelope._native import batch
 from liftenvelope._native.payloads import read_stored
 from liftenvelope.envelope import unmarshal_ack, unmarshal_message

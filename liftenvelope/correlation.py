@@ -23,8 +23,8 @@ from itertools import islice, repeat
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from liftenvelope._checks import as_count
-from liftenvelope._correlation_ids import IdSource, RecentIds
 from liftenvelope._deadlines import DeadlineBuckets, repack
+from liftenvelope._wire import IdSource, RecentIds
 from liftenvelope.errors import UsageError, UsageTypeError
 
 if TYPE_CHECKING:

@@ -18,20 +18,13 @@ CYTHON = sorted((ROOT / "src").glob("*.p[yx][xdi]"))
 
 #: A module may import those above its line; those in one line may not import each other.
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("errors", "_backoff", "_version", "_wire"),
-    (
-        "_ack_timeouts",
-        "_checks",
-        "_deadlines",
-        "_extras",
-        "_secrets",
-        "_stream_names",
-        "_summaries",
-    ),
+    ("_backoff", "_summaries", "_version", "_wire"),
+    ("errors",),
+    ("_checks", "_deadlines", "_secrets"),
     ("types",),
     ("_native",),
     ("envelope",),
-    ("arrow", "_correlation_ids", "partition"),
+    ("arrow", "partition"),
     ("correlation",),
     ("nats",),
     ("_pb",),
@@ -69,7 +62,7 @@ FORBIDDEN = {
     "spark": {"gateway"},
     "__init__": {"spark", "testing", "cli", "gateway", "bulk"},
     # Servers to test against: of the package's own work no more than what it takes to ask them.
-    "testing": set(RANK) - {"errors", "_version", "_extras", "_stream_names", "_pb", "rpc", "gateway"},
+    "testing": set(RANK) - {"errors", "_version", "_checks", "_pb", "rpc", "gateway"},
 }
 #: `rebuild` makes a pickled value with the loaded backend, so it asks the dispatcher when it is called.
 INNER_EXCEPTIONS = {("values", "__init__")}
@@ -281,6 +274,11 @@ def test_sans_io(path: Path) -> None:
 def test_sizes(path: Path) -> None:
     limit = 500 if path.suffix == ".py" else 900
     assert len(path.read_text().splitlines()) < limit
+
+
+def test_root_has_few_files() -> None:
+    files = [path.name for path in PACKAGE.iterdir() if path.is_file()]
+    assert len(files) <= 16, files
 
 
 @pytest.mark.parametrize("path", SOURCES + CYTHON, ids=name_of)

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from liftenvelope._extras import require
+from liftenvelope._checks import require
 
 require("google.protobuf", "client")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
 
-from liftenvelope._extras import require
+from liftenvelope._checks import require
 from liftenvelope.bulk.errors import ArchiveBusyError
 from liftenvelope.bulk.plan import BatchPlan
 from liftenvelope.errors import UsageError

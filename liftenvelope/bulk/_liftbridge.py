@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from liftenvelope import _native
-from liftenvelope._stream_names import check_stream_name
+from liftenvelope._checks import check_stream_name
 from liftenvelope.bulk._brokers import Brokers
 from liftenvelope.bulk._range_read import RangeRead
 from liftenvelope.bulk._start_lookup import BlockingStartLookup

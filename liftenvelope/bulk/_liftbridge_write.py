@@ -10,8 +10,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from liftenvelope._backoff import Patience
-from liftenvelope._checks import as_count
-from liftenvelope._extras import require
+from liftenvelope._checks import as_count, require
 from liftenvelope.arrow import request_columns
 from liftenvelope.bulk._brokers import Brokers
 from liftenvelope.bulk._placing import Placing, byte_column

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from liftenvelope._extras import require
+from liftenvelope._checks import require
 from liftenvelope.client.core import check_partition
 from liftenvelope.errors import NoSuchPartitionError, UsageError, UsageTypeError
 from liftenvelope.partition import CustomPartitioner, KeyPartitioner, Partitioner, make_partitioner

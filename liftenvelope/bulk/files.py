@@ -10,8 +10,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from liftenvelope._checks import MAX_INT32
-from liftenvelope._extras import require
+from liftenvelope._checks import MAX_INT32, require
 from liftenvelope.errors import UsageError
 
 if TYPE_CHECKING:

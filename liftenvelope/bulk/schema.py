@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
-from liftenvelope._checks import as_choice
-from liftenvelope._extras import require
+from liftenvelope._checks import as_choice, require
 from liftenvelope.errors import UsageError, UsageTypeError
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ def main() -> None:
     from liftenvelope.errors import MissingExtraError
 
     try:
-        from liftenvelope._extras import require
+        from liftenvelope._checks import require
 
         require("click", "cli")
         require("rich", "cli")

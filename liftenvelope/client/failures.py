@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from google.protobuf.message import DecodeError
 
-from liftenvelope._ack_timeouts import SUBJECT_CAUSES, ack_timeout
+from liftenvelope._deadlines import SUBJECT_CAUSES, ack_timeout
 from liftenvelope.errors import (
     AckTimeoutError,
     AlreadyMemberError,

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Sequence
 from enum import Enum, auto
 from typing import Final, Protocol, TypeAlias
 
-from liftenvelope._ack_timeouts import ack_timeout
+from liftenvelope._deadlines import ack_timeout
 from liftenvelope.client.failures import STREAM_ACK_CAUSES, call_error, is_denial, publish_async_error
 from liftenvelope.client.publish_codec import Response
 from liftenvelope.envelope import Ack

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from liftenvelope._checks import as_optional_text
-from liftenvelope._stream_names import RESERVED
+from liftenvelope._checks import RESERVED, as_optional_text
 from liftenvelope.client.core import check_stream
 from liftenvelope.client.streams import check_subject
 from liftenvelope.errors import MessageTooLargeError, UsageError

@@ -11,9 +11,9 @@ import asyncio
 from itertools import count
 from typing import TYPE_CHECKING, Final, Protocol
 
-from liftenvelope._correlation_ids import IdSource
 from liftenvelope._deadlines import Deadline, DeadlineBuckets
 from liftenvelope._pb import api_pb2
+from liftenvelope._wire import IdSource
 from liftenvelope.client.in_flight import DONE, Entry, InFlight, Outcome, Sink
 from liftenvelope.client.publish_codec import read_publish_responses
 from liftenvelope.client.publish_permission import PublishPermissions

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from liftenvelope._ack_timeouts import ack_timeout
 from liftenvelope._checks import (
     as_bytes,
     as_count,
@@ -16,7 +15,7 @@ from liftenvelope._checks import (
     as_optional_text,
     storable_headers,
 )
-from liftenvelope._deadlines import Deadline
+from liftenvelope._deadlines import Deadline, ack_timeout
 from liftenvelope._pb import api_pb2
 from liftenvelope.client.core import ClientCore, check_partition
 from liftenvelope.client.failures import STREAM_ACK_CAUSES, SUBJECT_ACK_CAUSES, publish_call_error

@@ -7,9 +7,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from typing import Final
 
-from liftenvelope._checks import MAX_INT32, MAX_INT64, as_count, as_seconds, as_text
+from liftenvelope._checks import (
+    MAX_INT32,
+    MAX_INT64,
+    as_count,
+    as_seconds,
+    as_text,
+    check_settings,
+    check_stream_name,
+)
 from liftenvelope._pb import api_pb2
-from liftenvelope._stream_names import check_settings, check_stream_name
 from liftenvelope.client.core import ClientCore, check_partition, check_stream
 from liftenvelope.client.metadata import Metadata, PartitionInfo, partition_info
 from liftenvelope.errors import InternalError, StreamExistsError, UsageError, UsageTypeError

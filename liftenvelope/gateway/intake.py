@@ -10,8 +10,8 @@ import asyncio
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from liftenvelope._checks import RESERVED
 from liftenvelope._pb import api_pb2
-from liftenvelope._stream_names import RESERVED
 from liftenvelope.envelope import new_message
 from liftenvelope.errors import LiftEnvelopeError, NoJetStreamError
 from liftenvelope.gateway.failures import TOO_LARGE, has_no_room, status_of

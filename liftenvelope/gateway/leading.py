@@ -12,7 +12,7 @@ import logging
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from liftenvelope._stream_names import RESERVED
+from liftenvelope._checks import RESERVED
 from liftenvelope.errors import LiftEnvelopeError, StreamNotFoundError
 from liftenvelope.gateway.acks import PartitionAckReader
 from liftenvelope.gateway.brokers import leader_of

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from liftenvelope._stream_names import RESERVED
+from liftenvelope._checks import RESERVED
 from liftenvelope.gateway.authorization import client_name
 from liftenvelope.rpc.status import RpcError, StatusCode
 

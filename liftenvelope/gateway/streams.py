@@ -20,8 +20,8 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
+from liftenvelope._checks import RESERVED, check_settings, check_stream_name
 from liftenvelope._pb import api_pb2
-from liftenvelope._stream_names import RESERVED, check_settings, check_stream_name
 from liftenvelope.errors import (
     InvalidConfigError,
     JetStreamError,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from liftenvelope._extras import require
+from liftenvelope._checks import require
 from liftenvelope.envelope import Message as LiftbridgeMessage
 from liftenvelope.group.reader import GroupMessage
 from liftenvelope.jetstream import Message as JetStreamMessage

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Unpack
 
 import nats.errors
 
-from liftenvelope._ack_timeouts import MAY_BE_STORED, ack_timeout
 from liftenvelope._checks import as_bytes, as_count, as_seconds
+from liftenvelope._deadlines import MAY_BE_STORED, ack_timeout
 from liftenvelope._native import jet
 from liftenvelope.errors import JetStreamError, NoJetStreamError, TransportError, UsageError
 from liftenvelope.jetstream.api import ENABLE_JETSTREAM, Api

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from liftenvelope._ack_timeouts import MAY_BE_STORED, NOT_STORED, SUBJECT_CAUSES, ack_timeout
+from liftenvelope._deadlines import MAY_BE_STORED, NOT_STORED, SUBJECT_CAUSES, ack_timeout
 from liftenvelope.correlation import Ended
 from liftenvelope.envelope import Ack
 from liftenvelope.errors import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from liftenvelope._extras import require
+from liftenvelope._checks import require
 
 if not TYPE_CHECKING:
     for _module in ("hpack", "h2"):

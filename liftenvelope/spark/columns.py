@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
-from liftenvelope._extras import require
+from liftenvelope._checks import require
 from liftenvelope.arrow import decode_batch, encode_batch
 from liftenvelope.errors import UsageError
 

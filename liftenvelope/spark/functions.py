@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from liftenvelope._extras import require
+from liftenvelope._checks import require
 from liftenvelope.errors import UsageError
 from liftenvelope.spark.columns import (
     ENVELOPE_DDL,

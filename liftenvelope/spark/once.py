@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 from liftenvelope import bulk
 from liftenvelope._backoff import Patience
-from liftenvelope._extras import require
+from liftenvelope._checks import require
 from liftenvelope.bulk import WriteFailedError
 from liftenvelope.bulk.outgoing import LiftbridgeRows, rows_of
 from liftenvelope.client.publish_many import OutgoingMessage

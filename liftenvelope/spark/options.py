@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from liftenvelope._stream_names import check_stream_name
+from liftenvelope._checks import check_stream_name
 from liftenvelope.client.cursors import check_cursor_id
 from liftenvelope.errors import UsageError
 from liftenvelope.jetstream.names import check_stream_name as check_jetstream_name

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
-from liftenvelope._extras import require
+from liftenvelope._checks import require
 from liftenvelope.spark.errors import OptionError
 from liftenvelope.spark.words import nearest
 

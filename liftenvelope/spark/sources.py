@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, ClassVar
 
-from liftenvelope._extras import require
+from liftenvelope._checks import require
 from liftenvelope.spark._source_cores import BatchSource, StreamingSource
 from liftenvelope.spark.errors import OptionError
 from liftenvelope.spark.options import SinkOptions, SourceOptions, row_options, sink_options, source_options

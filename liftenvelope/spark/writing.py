@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from liftenvelope import bulk
-from liftenvelope._extras import require
+from liftenvelope._checks import require
 from liftenvelope.bulk.access import find_target
 from liftenvelope.bulk.writing import open_client
 from liftenvelope.errors import UsageError

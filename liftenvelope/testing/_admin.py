@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Final, TypeVar
 
+from liftenvelope._checks import check_settings, check_stream_name
 from liftenvelope._pb import api_pb2
-from liftenvelope._stream_names import check_settings, check_stream_name
 from liftenvelope.errors import TransportError, UsageError
 from liftenvelope.rpc.address import parse_address
 from liftenvelope.rpc.blocking import BlockingChannel, ResponseStream
