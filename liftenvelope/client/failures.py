@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from google.protobuf.message import DecodeError
 
+from liftenvelope._checks import MAX_INT64
 from liftenvelope._deadlines import SUBJECT_CAUSES, ack_timeout
 from liftenvelope.errors import (
     AckTimeoutError,
@@ -247,10 +248,17 @@ def publish_async_error(
     return kind(code, f"{about}: {text}")
 
 
-_BEFORE_START: Final = re.compile(r"Stop offset is before start offset: -?\d+ < (\d+)")
+#: An offset has at most 19 digits.
+_BEFORE_START: Final = re.compile(r"Stop offset is before start offset: -?\d+ < (\d{1,19})(?!\d)")
 
 
 def resolved_start(error: RpcError) -> int | None:
-    """Return the start offset in a refusal whose stop offset is below the start; None for other errors."""
+    """Return the start offset in a refusal whose stop offset is below the start; None for other errors.
+
+    A number beyond 64 bits is not an offset, so it counts as another error.
+    """
     found = _BEFORE_START.search(error.description)
-    return int(found[1]) if found and error.code == StatusCode.INVALID_ARGUMENT else None
+    if found is None or error.code != StatusCode.INVALID_ARGUMENT:
+        return None
+    offset = int(found[1])
+    return offset if offset <= MAX_INT64 else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from liftenvelope.client.failures import call_error, publish_async_error, publish_call_error
+from liftenvelope.client.failures import call_error, publish_async_error, publish_call_error, resolved_start
 from liftenvelope.errors import (
     AckTimeoutError,
     AlreadyMemberError,
@@ -247,3 +247,20 @@ def test_publish_async_that_is_denied_may_be_stored() -> None:
     assert isinstance(found, PermissionDeniedError)
     assert (found.sent, found.retriable) == (True, False)
     assert f"foo[0]: PublishAsync was refused: {text}; the message may be stored" in str(found)
+
+
+@pytest.mark.parametrize(
+    ("code", "start", "offset"),
+    [
+        (C.INVALID_ARGUMENT, "0", 0),
+        (C.INVALID_ARGUMENT, str(2**63 - 1), 2**63 - 1),
+        (C.INVALID_ARGUMENT, str(2**63), None),
+        (C.INVALID_ARGUMENT, "9" * 20, None),
+        (C.INVALID_ARGUMENT, "9" * 5_000, None),
+        (C.INTERNAL, "4", None),
+    ],
+    ids=["zero", "largest", "beyond 64 bits", "20 digits", "5,000 digits", "another code"],
+)
+def test_resolved_start_is_an_offset(code: StatusCode, start: str, offset: int | None) -> None:
+    error = RpcError(code, f"Stop offset is before start offset: -1 < {start}")
+    assert resolved_start(error) == offset
