@@ -59,7 +59,8 @@ class JetStreamSource(JetStreamRequests):
     def _reader_for(self, config: dict[str, Any]) -> type[ConsumerRead]:
         allowed = bool(config.get("allow_direct"))
         if self._via == "direct" and not allowed:
-            raise UsageError(f"via='direct': {self.stream} needs allow_direct=True in its config")
+            text = f"via must be 'auto' or 'consumer' for {self.stream}, got 'direct'"
+            raise UsageError(f"{text}: set allow_direct=True in the stream's config to read it directly")
         wanted = self._via == "direct" or config.get("retention") == "workqueue"
         return DirectRead if allowed and wanted else ConsumerRead
 

@@ -80,8 +80,9 @@ class JetStreamWrite:
             setting, version = _NEEDS[self._mode]
             if not self._link.config.get(setting):
                 raise UsageError(
-                    f"mode={self._mode!r}: {stream} needs {setting}=True in its config, and nats-server "
-                    f"{version} or newer; this one is {self._link.version or 'of no version'}"
+                    f"mode must be one that {stream} allows, got {self._mode!r}: set {setting}=True in its "
+                    f"config, which takes nats-server {version} or newer; this one is "
+                    f"{self._link.version or 'of no version'}"
                 )
 
     def close(self) -> None:

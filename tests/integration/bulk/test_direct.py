@@ -199,7 +199,7 @@ def test_a_reader_that_is_dropped_ends_its_threads(url: str, name: str) -> None:
 
 def test_direct_read_without_permission_is_refused(url: str, name: str) -> None:
     make_stream(url, name)
-    with pytest.raises(UsageError, match=f"via='direct': {name} needs allow_direct=True"):
+    with pytest.raises(UsageError, match=f"via must be .* for {name}, got 'direct': set allow_direct=True"):
         direct(url, name)
     with pytest.raises(StreamNotFoundError):
         direct(url, "nothing")

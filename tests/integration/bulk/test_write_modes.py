@@ -387,7 +387,7 @@ class TestWhichMode:
     def test_the_stream_does_not_allow_it(self, url: str, name: str) -> None:
         make_stream(url, name)
         for mode, setting in (("fast", "allow_batched=True"), ("atomic", "allow_atomic=True")):
-            with pytest.raises(UsageError, match=f"mode='{mode}': {name} needs {setting}") as caught:
+            with pytest.raises(UsageError, match=f"{name} allows, got '{mode}': set {setting}") as caught:
                 bulk.write(url, name, numbers(1), subject=f"{name}.x", mode=mode)  # type: ignore[arg-type]
             assert "nats-server 2.1" in str(caught.value)
         assert bulk.write(url, name, numbers(2_000), subject=f"{name}.x").acked == 2_000
