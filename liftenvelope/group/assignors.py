@@ -191,14 +191,18 @@ def checked(situation: Situation, shares: Mapping[str, Iterable[TopicPartition]]
         for partition in partitions:
             if partition not in free or partition.topic not in situation.members[member]:
                 raise GroupRequestError(
-                    f"the assignor gave {partition} to {member!r}, which can't have it: the partition does "
-                    f"not exist, is given twice, or its topic is not read by the member"
+                    f"the assignor gave {_shown(partition)} to {member!r}, which can't have it: the "
+                    f"partition does not exist, is given twice, or its topic is not read by the member"
                 )
             free.remove(partition)
         given[member] = frozenset(partitions)
     if free:
-        raise GroupRequestError(f"the assignor gave {min(free)} to no member")
+        raise GroupRequestError(f"the assignor gave {_shown(min(free))} to no member")
     return given
+
+
+def _shown(partition: TopicPartition) -> str:
+    return f"{partition.topic}[{partition.partition}]"
 
 
 #: Built-in assignors of every coordinator, by name.
