@@ -94,15 +94,15 @@ class ConsumerRead(RangeRead):
             self._hand_out(block=True)
         finally:
             self._outlet.wake = lambda: None
+            self._drop_consumer(link)
             link.close()
-            self._drop_consumer()
 
     def _open(self, link: NatsSocket) -> bool:
         """Create a consumer at the next offset; return True if anything is left to read."""
         self._check_end(link)
-        self._drop_consumer()
+        self._drop_consumer(link)
         self._consumer = new_name()
-        left = self._source.make_consumer(self._consumer, self._next)
+        left = self._source.make_consumer(self._consumer, self._next, self._outlet.check)
         if self._sid:
             link.unsubscribe(self._sid)
         self._inbox = self._source.access.new_inbox()
@@ -124,10 +124,10 @@ class ConsumerRead(RangeRead):
         subject = f"{self._source.prefix}.STREAM.INFO.{self._source.stream}"
         self._check_not_truncated(link.ask(lambda answer: natural(answer["state"]["last_seq"]), subject))
 
-    def _drop_consumer(self) -> None:
+    def _drop_consumer(self, link: NatsSocket) -> None:
         name, self._consumer = self._consumer, ""
         if name:
-            self._source.drop_consumer(name)
+            self._source.drop_consumer(name, link)
 
     def _pump(self, link: NatsSocket) -> None:
         """Read until the range is complete."""

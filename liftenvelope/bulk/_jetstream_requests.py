@@ -132,11 +132,16 @@ class JetStreamRequests:
         self._addresses += fresh[: max(self.access.max_brokers - len(known), 0)]
 
     def ask(
-        self, read: Callable[[dict[str, Any]], _T], subject: str, payload: dict[str, Any] | None = None
+        self,
+        read: Callable[[dict[str, Any]], _T],
+        subject: str,
+        payload: dict[str, Any] | None = None,
+        check: Callable[[], None] | None = None,
     ) -> _T:
         """Send an API request over the shared connection; return the answer as parsed by ``read``.
 
-        If a connection from an earlier call fails, the request is sent once more over a new connection.
+        If a connection from an earlier call fails, the request is sent once more over a new connection. An
+        error that ``check`` raises ends the wait for the answer, and leaves the connection open.
 
         Raises:
             JetStreamError: The server refused the request.
@@ -148,7 +153,7 @@ class JetStreamRequests:
                 if self._control is None:
                     self._control = self.connect()
                 try:
-                    return self._control.ask(read, f"{self.prefix}.{subject}", payload)
+                    return self._control.ask(read, f"{self.prefix}.{subject}", payload, check)
                 except StreamNotFoundError as exc:
                     raise self.no_stream(exc) from exc
                 except (TransportError, CallTimeoutError):
@@ -179,26 +184,34 @@ class JetStreamRequests:
         """Return the server's "stream not found" error with the name of the stream added."""
         return StreamNotFoundError(error.code, f"there is no stream {self.stream!r}", error.err_code)
 
-    def make_consumer(self, name: str, offset: int) -> int:
+    def make_consumer(self, name: str, offset: int, check: Callable[[], None]) -> int:
         """Create a consumer that only reads; return the number of messages from the offset on.
 
         The request and that of :meth:`drop_consumer` go over the shared connection, so that the server gets
-        them in this order, also if the read is stopped before the answer. Two connections have no order.
+        them in this order, also if ``check`` ends the wait for the answer. Two connections have no order.
 
         Raises:
             LiftEnvelopeError: As for :meth:`ask`.
         """
         request = consumer_request(self.stream, start_at(offset))
-        return self.ask(pending, f"CONSUMER.CREATE.{self.stream}.{name}", request)
+        return self.ask(pending, f"CONSUMER.CREATE.{self.stream}.{name}", request, check)
 
-    def drop_consumer(self, name: str) -> None:
+    def drop_consumer(self, name: str, link: NatsSocket) -> None:
         """Delete a consumer, without waiting for the answer.
 
         If the request is lost, the server deletes the consumer after its inactivity threshold.
+
+        Args:
+            name: Name of the consumer, which may not exist.
+            link: Connection to use if the shared one is closed, as after a request without an answer.
         """
-        with self._lock, contextlib.suppress(TransportError):
+        subject = f"{self.prefix}.CONSUMER.DELETE.{self.stream}.{name}"
+        with self._lock, contextlib.suppress(TransportError, CallTimeoutError):
             if self._control is not None:
-                self._control.publish(f"{self.prefix}.CONSUMER.DELETE.{self.stream}.{name}", b"")
+                self._control.publish(subject, b"")
+            else:
+                link.publish(subject, b"")
+                link.flush(_CLOSING)  # the caller closes it next
 
     def probe(self, read: Callable[[dict[str, Any]], int], start: dict[str, Any]) -> int:
         """Create a consumer at a start position, read a number from its info, and delete the consumer.

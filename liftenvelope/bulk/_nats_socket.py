@@ -42,6 +42,8 @@ _BUFFER: Final = 1024 * 1024
 _LEAST: Final = 65_536
 #: Subscription number of the request inbox, the first subscription of every connection.
 _REQUESTS: Final = 1
+#: Seconds between two checks whether the caller still waits for an answer.
+_LOOK: Final = 0.5
 _DEFAULT_PAYLOAD: Final = 1024 * 1024
 #: Bytes to allow for the other fields of an API answer that contains a message in base64.
 _ANSWER_FIELDS: Final = 65_536
@@ -351,14 +353,24 @@ class NatsSocket:
             raise PermissionDeniedError(0, f"{self.address}: {text}{hint}")
         raise TransportError(f"{self.address}: {text}")
 
-    def _next_other(self, deadline: float, what: str) -> Frame | None:
+    def _next_other(
+        self, deadline: float, what: str, check: Callable[[], None] | None = None
+    ) -> Frame | None:
         """Wait for the next frame, which must not be a row, and handle it.
+
+        Args:
+            deadline: Deadline by ``time.monotonic()``.
+            what: The awaited frame, for error texts.
+            check: Called at least every 0.5 s. An error that it raises ends the wait, not the connection.
 
         Raises:
             CallTimeoutError: The deadline has passed; the message names ``what`` is missing.
         """
         while True:
             left = self._left(deadline, what)  # also applies if the server keeps sending other frames
+            if check is not None:
+                check()
+                left = min(left, _LOOK)
             state, _ = self._lines.feed(self.view, self.start, self.end)
             if state == _native.bulk.LINE:
                 return self.handle(self._lines.line, deadline)
@@ -435,7 +447,12 @@ class NatsSocket:
 
     # Requests
 
-    def request(self, subject: str, payload: Mapping[str, Any] | bytes | None = None) -> Frame:
+    def request(
+        self,
+        subject: str,
+        payload: Mapping[str, Any] | bytes | None = None,
+        check: Callable[[], None] | None = None,
+    ) -> Frame:
         """Send a request and return the answer. Drops messages of other subscriptions that arrive meanwhile.
 
         Raises:
@@ -448,7 +465,7 @@ class NatsSocket:
         deadline = time.monotonic() + self._access.timeout
         self.publish(subject, encode_payload(payload), self._awaited, deadline)
         while self._awaited not in self._answers:
-            self._next_other(deadline, f"an answer on {subject!r}")
+            self._next_other(deadline, f"an answer on {subject!r}", check)
         answer = self._answers.pop(self._awaited)
         status = answer.status
         if status is not None and status.code == 503:
@@ -461,13 +478,16 @@ class NatsSocket:
         read: Callable[[dict[str, Any]], _T],
         subject: str,
         payload: Mapping[str, Any] | None = None,
+        check: Callable[[], None] | None = None,
     ) -> _T:
         """Send a JetStream API request; return the JSON answer as parsed by ``read``.
+
+        The wait ends early with an error that ``check`` raises. It is called at least every 0.5 s.
 
         Raises:
             JetStreamError: The server refused the request.
             ServerProtocolError: The answer lacks a field, or a field has a wrong type.
             NoJetStreamError, CallTimeoutError, TransportError: As for :meth:`request`.
         """
-        answer = read_answer(self.request(subject, payload).payload, subject)
+        answer = read_answer(self.request(subject, payload, check).payload, subject)
         return read_as(read, answer, f"the answer on {subject!r}")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
+import threading
 import time
 from collections.abc import Callable
 from contextlib import closing
@@ -28,6 +30,26 @@ from tests.unit.hostile_nats import INFO, FakeNats, msg, status, usual
 #: Ends soon after a server was found to be of no use.
 QUICK = Access(connect_timeout=60, timeout=0.3, reconnect_wait=0, stall_timeout=0.3)
 PAYLOAD = b'"max_payload":1048576'
+
+
+class NoConsumers:
+    """A server that answers every request but the one that creates a consumer."""
+
+    def __init__(self) -> None:
+        self.asked = threading.Event()
+
+    def __call__(self, subject: bytes, reply: bytes, sid: int) -> bytes:
+        if b".CONSUMER.CREATE." not in subject:
+            return usual(subject, reply, sid)
+        self.asked.set()
+        return b""
+
+
+def requests(server: FakeNats, kind: bytes) -> list[tuple[int, bytes]]:
+    """The consumers that requests of a kind name, each with the number of its connection."""
+    pattern = re.compile(rb"^PUB \$JS\.API\.CONSUMER\.%b\.S\.(\S+) " % kind, re.MULTILINE)
+    return [(number, name) for number, data in enumerate(server.received) for name in pattern.findall(data)]
+
 
 GREETINGS = {
     "message of 5 GB": b"MSG x 1 5000000000\r\n",
@@ -324,3 +346,24 @@ def test_many_dead_servers_do_not_prolong_a_connection_attempt() -> None:
         with pytest.raises(LiftEnvelopeError):
             bulk.count(server.url, "S", access=Access(timeout=0.1, reconnect_wait=0, connect_timeout=60))
         assert time.monotonic() - began < 60
+
+
+def test_dropped_reader_deletes_a_consumer_whose_creation_is_unanswered() -> None:
+    script = NoConsumers()
+    with FakeNats(script).running() as server:
+        reader = bulk.read(server.url, "S", access=Access(timeout=30.0))
+        assert script.asked.wait(60)
+        del reader  # returns when the threads have ended and the server has read all
+        created, deleted = requests(server, b"CREATE"), requests(server, b"DELETE")
+    assert len(created) == 1
+    assert deleted == created  # over the same connection, so the server sees them in this order
+
+
+def test_consumer_is_deleted_after_its_creation_timed_out() -> None:
+    with FakeNats(NoConsumers()).running() as server:
+        with pytest.raises(ReadLostError):
+            bulk.read(server.url, "S", access=QUICK).read_all()
+        created = {name for _, name in requests(server, b"CREATE")}
+        deleted = {name for _, name in requests(server, b"DELETE")}
+    assert len(created) == 1
+    assert deleted == created
