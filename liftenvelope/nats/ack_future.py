@@ -37,8 +37,8 @@ class Settled(Protocol):
         ...
 
 
-class _Inbox(Protocol):
-    """The ack inbox of a future."""
+class _FutureOwner(Protocol):
+    """The ack inbox that made a future."""
 
     def _give_up(self, future: AckFuture) -> None:
         """Forget a future that is being cancelled."""
@@ -59,7 +59,7 @@ class AckFuture(asyncio.Future[Any]):
     correlation_id: str
     subject: str | None
     sent: bool
-    _inbox: _Inbox
+    _inbox: _FutureOwner
     _counted: bool
 
     def cancel(self, msg: Any | None = None) -> bool:
