@@ -16,6 +16,7 @@ that of type 1 an ``Ack`` of ``protos/api.proto``.
 from __future__ import annotations
 
 import os
+from functools import cache
 from itertools import chain, count
 from operator import length_hint
 from typing import TYPE_CHECKING, Final
@@ -109,10 +110,16 @@ _ALPHABET: Final = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWX
 _DIGIT_VALUES: Final = {digit: value for value, digit in enumerate(_ALPHABET)}
 #: Allows 64 ** 6 prefixes, so that the ids of tables that share an inbox by mistake do not collide.
 _PREFIX_LENGTH: Final = 6
-#: All values of the last two digits of the counter, so that generating an id is one concatenation.
-_TAILS: Final = tuple(tens + ones for tens in _ALPHABET for ones in _ALPHABET)
+#: Number of values of the last two digits of the counter.
+_BLOCK: Final = len(_ALPHABET) ** 2
 #: Longer counters are not parsed: a stray id of a megabyte would take minutes.
 _MAX_COUNTER_LENGTH: Final = 12
+
+
+@cache
+def _tails() -> tuple[str, ...]:
+    """Return all values of the last two digits, so that generating an id is one concatenation."""
+    return tuple(tens + ones for tens in _ALPHABET for ones in _ALPHABET)
 
 
 class IdSource:
@@ -132,13 +139,13 @@ class IdSource:
 
     def _next_block(self, block: int) -> Iterator[str]:
         self._block = block
-        self._tails = iter(_TAILS)
+        self._tails = iter(_tails())
         return map((self._prefix + _digits(block)).__add__, self._tails)
 
     @property
     def issued(self) -> int:
         """Number of ids drawn. Counting adds no cost to a draw."""
-        return (self._block + 1) * len(_TAILS) - length_hint(self._tails)
+        return (self._block + 1) * _BLOCK - length_hint(self._tails)
 
     def is_issued(self, correlation_id: str) -> bool:
         """Return True if the id was drawn from this source."""
