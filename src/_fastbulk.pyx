@@ -7,7 +7,7 @@ No Python object is created per message. The GIL is released while a piece of in
 
 cimport cython
 from cpython.buffer cimport PyBUF_WRITABLE, PyBuffer_FillInfo
-from cpython.bytes cimport PyBytes_FromStringAndSize
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from libc.stdlib cimport calloc, free, malloc
 
 from _cursor cimport *
@@ -686,7 +686,7 @@ cdef class StoredRows(_Messages):
         """Read from a new subscription, from `next_offset` up to and excluding `stop`; -1 for no end."""
         self.next_offset, self.stop = next_offset, stop
         self.stands = self.begun = False
-        self.part.n = 0
+        self.restart()
 
     @property
     def rows(self):

@@ -19,6 +19,9 @@ from _nats cimport *
 from liftenvelope._checks import as_bytes
 from liftenvelope.errors import UsageError, UsageTypeError
 
+cdef extern from "Python.h":
+    Py_buffer* PyMemoryView_GET_BUFFER(object view)
+
 COMPRESSED = 1
 TOO_LONG = 2
 
@@ -41,8 +44,32 @@ cdef inline uint32_t be32(const uint8_t* p) noexcept nogil:
     return (<uint32_t>p[0] << 24) | (<uint32_t>p[1] << 16) | (<uint32_t>p[2] << 8) | <uint32_t>p[3]
 
 
+cdef inline Py_ssize_t length_of(const uint8_t* header) noexcept nogil:
+    """Return the length of the payload behind a frame header."""
+    return (<Py_ssize_t>header[0] << 16) | (<Py_ssize_t>header[1] << 8) | <Py_ssize_t>header[2]
+
+
 cdef inline const uint8_t* start_of(bytes data):
     return <const uint8_t*>PyBytes_AS_STRING(data)
+
+
+cdef object borrowed(object data):
+    """Return a memoryview of bytes as a view of its own, and any other bytes-like object as bytes."""
+    if type(data) is memoryview:
+        try:
+            view = memoryview(data)
+        except ValueError:  # released
+            return as_bytes("data", data)
+        if view.c_contiguous and view.itemsize == 1 and view.ndim == 1:
+            return view
+    return data if type(data) is bytes else as_bytes("data", data)
+
+
+cdef inline const uint8_t* pointer_to(object data):
+    """Return the start of bytes or of a memoryview from borrowed()."""
+    if type(data) is bytes:
+        return start_of(<bytes>data)
+    return <const uint8_t*>PyMemoryView_GET_BUFFER(data).buf
 
 
 def pack_messages(list messages not None):
@@ -71,7 +98,7 @@ def pack_messages(list messages not None):
 
 @cython.final
 cdef class MessageCutter:
-    """Cuts the bytes of one stream into messages, fed in pieces of any size.
+    """Cuts the bytes of one stream into messages, fed in pieces of any size; or passes them to a sink.
 
     Invariant: between two calls at most one message is incomplete. It has either `prefix_filled` bytes (1 to 4) of
     its prefix, or a `body` with `body_filled` bytes, never both. The body is allocated once at its full size, after
@@ -79,7 +106,7 @@ cdef class MessageCutter:
     """
 
     cdef Py_ssize_t max_message
-    cdef readonly bint leaves_pieces
+    cdef readonly object sink
     cdef uint8_t prefix[PREFIX]
     cdef Py_ssize_t prefix_filled
     cdef bytes body             # of an incomplete message: allocated at full size, filled piece by piece
@@ -87,9 +114,9 @@ cdef class MessageCutter:
     cdef readonly int fault
     cdef readonly object fault_value
 
-    def __init__(self, Py_ssize_t max_message, bint pieces=False):
+    def __init__(self, Py_ssize_t max_message, sink=None):
         self.max_message = max_message
-        self.leaves_pieces = pieces
+        self.sink = sink
         self.prefix_filled = 0
         self.body = None
         self.fault = 0
@@ -104,16 +131,17 @@ cdef class MessageCutter:
         """Process more bytes of the stream; return the messages that are now complete."""
         cdef bytes given = data if type(data) is bytes else as_bytes("data", data)
         cdef list messages = []
-        self.cut(start_of(given), PyBytes_GET_SIZE(given), messages)
+        cdef int64_t whole[2]
+        if self.sink is not None:
+            whole[0], whole[1] = 0, PyBytes_GET_SIZE(given)
+            self.sink.put(given, PyBytes_FromStringAndSize(<const char*>whole, sizeof(whole)))
+        else:
+            self.cut(start_of(given), PyBytes_GET_SIZE(given), messages)
         return messages
 
     cdef int cut(self, const uint8_t* p, Py_ssize_t n, list messages) except -1:
         """Process the `n` bytes at `p`; append the messages that are now complete."""
         cdef Py_ssize_t length
-        if self.leaves_pieces:
-            if n:
-                messages.append(PyBytes_FromStringAndSize(<const char*>p, n))
-            return 0
         while n > 0 and not self.fault:
             if self.body is not None:
                 length = self.fill_body(p, n, messages)
@@ -168,12 +196,13 @@ cdef class MessageCutter:
 
 
 cdef class _Taken:
-    """Messages taken from one stream in one walk."""
+    """Payloads taken from one stream in one walk."""
 
     cdef object stream_id
-    cdef Py_ssize_t size  # total length of the payloads
+    cdef Py_ssize_t size    # total length of the payloads
     cdef list messages
-    cdef bint whole       # true to return the payloads joined and uncut
+    cdef object sink        # None if the messages are cut here
+    cdef Py_ssize_t frames  # frames that the sink has not got yet
 
 
 @cython.final
@@ -183,14 +212,21 @@ cdef class FrameWalker:
     Invariants: messages are returned before any frame that arrived after them, because walk() ends at the first
     frame that it does not take. While a header block is incomplete (`in_headers`), no DATA frame is taken, so that
     h2 sees and refuses it. Only DATA frames without flags are taken: no flag means no padding and no end of the
-    stream, so that the payload is nothing but message bytes. `buffer[start:]` is the input not yet processed.
+    stream, so that the payload is nothing but message bytes.
+
+    The input is walked in place, because it is most of the bytes of a connection: `p[start:size]` is the part of
+    `held` that was not processed yet. `held` is borrowed until walk() has returned no frame. Then the rest, less than
+    a frame, is copied. feed() completes that frame in a buffer of its own, and puts the input behind it into
+    `following`, so that the input is not copied to join it with the rest of the last one.
     """
 
     cdef Py_ssize_t max_frame_size
     cdef Py_ssize_t max_message
     cdef Py_ssize_t preface
-    cdef bytes buffer
-    cdef Py_ssize_t start
+    cdef object held            # bytes or memoryview
+    cdef const uint8_t* p       # start of held
+    cdef Py_ssize_t size, start
+    cdef object following       # memoryview of the input behind `held`, or None
     cdef bint in_headers
     cdef dict cutters
     cdef readonly Py_ssize_t oversize
@@ -199,15 +235,15 @@ cdef class FrameWalker:
         self.max_frame_size = max_frame_size
         self.max_message = max_message
         self.preface = preface
-        self.buffer = b""
-        self.start = 0
+        self.hold(b"")
+        self.following = None
         self.in_headers = False
         self.cutters = {}
         self.oversize = 0
 
-    def open(self, stream_id, bint pieces=False):
+    def open(self, stream_id, sink=None):
         """Take the DATA frames of this stream from now on. Return its cutter, for frames that go to h2."""
-        cdef MessageCutter cutter = MessageCutter(self.max_message, pieces)
+        cdef MessageCutter cutter = MessageCutter(self.max_message, sink)
         self.cutters[stream_id] = cutter
         return cutter
 
@@ -220,13 +256,43 @@ cdef class FrameWalker:
         self.cutters.pop(stream_id, None)
 
     def feed(self, data):
-        """Add received bytes. Then call walk() until it returns no frame."""
-        cdef bytes given = data if type(data) is bytes else as_bytes("data", data)
-        if self.start == PyBytes_GET_SIZE(self.buffer):
-            self.buffer = given
+        """Add received bytes. Then call walk() until it returns no frame; until then `data` must not change."""
+        given = borrowed(data)
+        cdef Py_ssize_t n, used
+        if self.start == self.size and self.following is None:
+            self.hold(given)
+            return
+        n = len(given)
+        used = self.missing(given, n)
+        rest = PyBytes_FromStringAndSize(<const char*>self.p + self.start, self.size - self.start)
+        if used < n and self.following is None:
+            view = memoryview(given)
+            self.hold(rest + view[:used])
+            self.following = view[used:]
         else:
-            self.buffer = self.buffer[self.start:] + given
-        self.start = 0
+            following, self.following = self.following, None
+            self.hold(b"".join((rest, following or b"", given)))
+
+    cdef Py_ssize_t missing(self, object given, Py_ssize_t n) except -1:
+        """Return how many of the `n` bytes of the input complete the frame that the last input ended in.
+
+        It is `n` where the frame is incomplete after them, too long or complete already, or if the preface is due.
+        """
+        cdef uint8_t header[FRAME_HEADER]
+        cdef Py_ssize_t left = self.size - self.start, length, have = min(left, FRAME_HEADER)
+        if self.preface or left + n < FRAME_HEADER:
+            return n
+        memcpy(header, self.p + self.start, <size_t>have)
+        if have < FRAME_HEADER:
+            memcpy(header + have, pointer_to(given), <size_t>(FRAME_HEADER - have))
+        length = length_of(header)
+        if length > self.max_frame_size or length + FRAME_HEADER <= left:
+            return n
+        return min(length + FRAME_HEADER - left, n)
+
+    cdef int hold(self, object data) except -1:
+        self.held, self.p, self.size, self.start = data, pointer_to(data), len(data), 0
+        return 0
 
     def walk(self):
         """Advance to the next frame that is not taken; return the messages taken before it, and the frame."""
@@ -234,63 +300,77 @@ cdef class FrameWalker:
         cdef bytes frame = self.next_preface()
         cdef Py_ssize_t end, begin = self.start, stop = self.start
         cdef const uint8_t* p
-        cdef _Taken one
         while PyBytes_GET_SIZE(frame) == 0 and not self.oversize:
             end = self.frame_end()
             if end == 0:
-                break
-            p = start_of(self.buffer) + self.start
+                if self.following is None or self.start < self.size:
+                    break
+                self.feed_sinks(taken, begin, stop)
+                following, self.following = self.following, None
+                self.hold(following)
+                begin = stop = 0
+                continue
+            p = self.p + self.start
             if not self.take(taken, p, end - self.start - FRAME_HEADER):
-                frame = self.buffer[self.start:end]
+                frame = self.piece(self.start, end)
                 if p[3] == HEADERS or p[3] == PUSH_PROMISE or p[3] == CONTINUATION:
                     self.in_headers = not p[4] & END_HEADERS
             else:
                 stop = end
             self.start = end
-        for one in taken.values():
-            if one.whole and one.size:
-                one.messages = [self.payloads(begin, stop, one)]
+        self.feed_sinks(taken, begin, stop)
         if self.oversize and PyBytes_GET_SIZE(frame) == 0:
-            frame = self.buffer[self.start:self.start + SHOWN]
-            self.buffer = b""
-            self.start = 0
-        return [(one.stream_id, one.size, one.messages) for one in taken.values()], frame
+            frame = self.piece(self.start, min(self.size, self.start + SHOWN))
+            self.hold(b"")
+        elif PyBytes_GET_SIZE(frame) == 0:
+            self.hold(self.piece(self.start, self.size))
+        return [((<_Taken>one).stream_id, (<_Taken>one).size, (<_Taken>one).messages) for one in taken.values()], frame
 
-    cdef bytes payloads(self, Py_ssize_t at, Py_ssize_t stop, _Taken one):
-        """Join the payloads taken from a stream in this walk.
+    cdef int feed_sinks(self, dict taken, Py_ssize_t begin, Py_ssize_t stop) except -1:
+        """Pass the payloads taken since the last call, in the frames from `begin` to `stop`, to their sinks."""
+        cdef _Taken one
+        for one in taken.values():
+            if one.frames:
+                spans = self.spans(begin, stop, one)
+                one.frames = 0
+                one.sink.put(self.held, spans)
+        return 0
 
-        A second pass over the frames from `at` to `stop`, which are known to be complete: the exact size is
-        known, so the bytes are copied once and no list of pieces is made.
+    cdef bytes spans(self, Py_ssize_t at, Py_ssize_t stop, _Taken one):
+        """Return the start and end of each payload of a stream in the complete frames from `at` to `stop`.
+
+        A second pass over the frames: their number is known by now, so one allocation has the exact size.
         """
-        cdef bytes whole = PyBytes_FromStringAndSize(NULL, one.size)
-        cdef uint8_t* out = <uint8_t*>PyBytes_AS_STRING(whole)
+        cdef bytes spans = PyBytes_FromStringAndSize(NULL, one.frames * 2 * <Py_ssize_t>sizeof(int64_t))
+        cdef char* out = PyBytes_AS_STRING(spans)
+        cdef char* end = out + PyBytes_GET_SIZE(spans)
         cdef const uint8_t* p
         cdef uint32_t stream_id = one.stream_id
-        cdef Py_ssize_t length
-        while at < stop:
-            p = start_of(self.buffer) + at
-            length = (<Py_ssize_t>p[0] << 16) | (<Py_ssize_t>p[1] << 8) | <Py_ssize_t>p[2]
+        cdef int64_t pair[2]
+        while at < stop and out < end:
+            p = self.p + at
+            pair[0] = at + FRAME_HEADER
+            pair[1] = at = pair[0] + length_of(p)
             if be32(p + 5) & 0x7FFFFFFF == stream_id:
-                memcpy(out, p + FRAME_HEADER, <size_t>length)
-                out += length
-            at += FRAME_HEADER + length
-        return whole
+                memcpy(out, pair, sizeof(pair))
+                out += sizeof(pair)
+        return spans
+
+    cdef inline bytes piece(self, Py_ssize_t start, Py_ssize_t end):
+        return PyBytes_FromStringAndSize(<const char*>self.p + start, end - start)
 
     cdef bytes next_preface(self):
-        cdef bytes part = b""
-        if self.preface:
-            part = self.buffer[self.start:self.start + self.preface]
-            self.preface -= PyBytes_GET_SIZE(part)
-            self.start += PyBytes_GET_SIZE(part)
-        return part
+        cdef Py_ssize_t n = min(self.preface, self.size - self.start)
+        self.preface -= n
+        self.start += n
+        return self.piece(self.start - n, self.start)
 
     cdef Py_ssize_t frame_end(self) except -1:
         """Return the end of the next frame, 0 if it is incomplete or too long."""
-        cdef Py_ssize_t left = PyBytes_GET_SIZE(self.buffer) - self.start
+        cdef Py_ssize_t left = self.size - self.start, length
         if left < FRAME_HEADER:
             return 0
-        cdef const uint8_t* p = start_of(self.buffer) + self.start
-        cdef Py_ssize_t length = (<Py_ssize_t>p[0] << 16) | (<Py_ssize_t>p[1] << 8) | <Py_ssize_t>p[2]
+        length = length_of(self.p + self.start)
         if length > self.max_frame_size:
             self.oversize = length
             return 0
@@ -311,9 +391,13 @@ cdef class FrameWalker:
             taken[stream_id] = one
         one.size += length
         cdef MessageCutter cutter = self.cutters[stream_id]
-        one.whole = cutter is not None and cutter.leaves_pieces
-        if cutter is not None and not cutter.leaves_pieces:
+        if cutter is None:
+            return True
+        if cutter.sink is None:
             cutter.cut(p + FRAME_HEADER, length, one.messages)
+        else:
+            one.sink = cutter.sink
+            one.frames += 1
         return True
 
 
@@ -542,72 +626,7 @@ cdef int send_ready(PyObject* ready, PyObject* value, PyObject** result) except 
 set_send(<PyTypeObject*>_Ready, send_ready)
 
 
-@cython.final
-cdef class _Opened:
-    """Subscription whose messages are taken, and its messages of the current walk.
-
-    `subject` and `subject_bytes` cache the last subject, because most messages of a subscription repeat it:
-    comparing bytes is cheaper than decoding. Long subjects are not kept.
-    """
-
-    cdef object sid
-    cdef int64_t number
-    cdef bint payloads
-    cdef type message_class    # class of the messages; None for tuples
-    cdef object acks
-    cdef bytes statuses        # subject prefix of statuses, which are left
-    cdef Py_ssize_t size       # total length of the payloads in this walk
-    cdef list messages         # messages of this walk; None before the first
-    cdef str subject           # subject of the last message
-    cdef bytes subject_bytes
-
-    cdef int take(self, const Head* head, const uint8_t* body, bytes whole) except -1:
-        """Append a message. `whole` is its headers and payload if they are a bytes object already, else None."""
-        cdef Py_ssize_t n = <Py_ssize_t>(head.size - head.header_size)
-        cdef bytes payload = whole
-        cdef bytes headers = None
-        if whole is None or head.header_size:
-            payload = PyBytes_FromStringAndSize(<const char*>body + head.header_size, n)
-        self.size += n
-        if self.payloads:
-            self.messages.append(payload)
-            return 0
-        if head.header_size:
-            headers = PyBytes_FromStringAndSize(<const char*>body, <Py_ssize_t>head.header_size)
-        if self.message_class is not None:
-            self.messages.append(self.deliver(head, headers, payload))
-            return 0
-        cdef bytes reply = PyBytes_FromStringAndSize(<const char*>head.reply.p, head.reply.n) if head.reply.n else b""
-        self.messages.append((self.subject_of(head.subject), reply, headers, payload))
-        return 0
-
-    cdef Delivered deliver(self, const Head* head, bytes headers, bytes payload):
-        cdef Delivered message = <Delivered>new_of(<PyTypeObject*>self.message_class, EMPTY, NULL)
-        message.subject = self.subject_of(head.subject)
-        message.raw_reply = PyBytes_FromStringAndSize(<const char*>head.reply.p, head.reply.n)
-        message.data = payload
-        message._headers = headers
-        message._acks = self.acks
-        message._size = head.subject.n + head.reply.n + <Py_ssize_t>head.size
-        return message
-
-    cdef bint leaves(self, const Head* head) except -1:
-        """Return true if the message is left to nats-py: a status, or one with an invalid reply subject."""
-        if self.message_class is None:
-            return False
-        if head.reply.n:
-            return not is_text(head.reply)
-        return begins(head.subject.p, head.subject.n, PyBytes_AS_STRING(self.statuses),
-                      PyBytes_GET_SIZE(self.statuses))
-
-    cdef str subject_of(self, Slice subject):
-        if (subject.n != PyBytes_GET_SIZE(self.subject_bytes)
-                or memcmp(subject.p, PyBytes_AS_STRING(self.subject_bytes), <size_t>subject.n) != 0):
-            self.subject = PyUnicode_DecodeUTF8(<const char*>subject.p, subject.n, "strict")
-            self.subject_bytes = b""
-            if subject.n <= LONGEST_KEPT:
-                self.subject_bytes = PyBytes_FromStringAndSize(<const char*>subject.p, subject.n)
-        return self.subject
+include "_opened.pxi"
 
 
 @cython.final

@@ -1,9 +1,10 @@
 """Bulk reads from servers into columns, in plain Python: the twin of ``src/_fastbulk.pyx``.
 
-:class:`NatsRows` parses the bytes of a NATS connection, and :class:`StoredRows` the bytes of one gRPC call to
-a Liftbridge server. Both are fed pieces of any size, take the messages of the batch, and report why they
-stopped. Invariant: ``next_offset`` always follows the last row taken, so a read can resume at exactly that
-offset on another connection. :class:`~liftenvelope._native.calls.PublishAcks` tracks acks in the same way.
+:class:`NatsRows` parses the bytes of a NATS connection. :class:`StoredRows` parses the payloads of one gRPC
+call to a Liftbridge server, which the frame walker passes to it. Both take pieces of any size, put the
+messages into the batch, and report why they stopped. Invariant: ``next_offset`` always follows the last row
+taken, so a read can resume at exactly that offset on another connection.
+:class:`~liftenvelope._native.calls.PublishAcks` tracks acks in the same way.
 """
 
 from __future__ import annotations
@@ -361,6 +362,7 @@ class StoredRows(MessageReader, _Reader):
 
     Attributes:
         next_offset: Next offset to read.
+        state: ``MORE``; ``FULL``: take the batch, then resume; ``DONE``; or ``BROKEN``.
         stands: True once the server's first message, which is empty, was received.
         bad: With ``BROKEN``: the malformed message, or the prefix of a compressed or too long one.
     """
@@ -380,7 +382,8 @@ class StoredRows(MessageReader, _Reader):
     def follow(self, next_offset: int, stop: int) -> None:
         """Read from a new subscription, from ``next_offset`` up to and excluding ``stop``; -1 for no end."""
         self.next_offset, self._stop = next_offset, stop
-        self.stands, self._begun, self._part = False, False, b""
+        self.stands = self._begun = False
+        self._restart()
 
     def _wants(self) -> int:
         if self._batch.is_full:

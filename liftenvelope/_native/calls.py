@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["BROKEN", "DONE", "FULL", "LINE", "LOST", "MORE", "MessageReader", "PublishAcks", "piece_of"]
 
-#: Reasons to stop feeding: more bytes are needed (MORE); the batch is full (FULL); the next input is not a
+#: Reasons to stop: more bytes are needed (MORE); the batch is full (FULL); the next input is not a
 #: message of this read (LINE); the stop offset is reached (DONE); a delivery is missing (LOST); the input is
 #: malformed (BROKEN).
 MORE: Final = 0
@@ -35,44 +35,72 @@ _NUMBER: Final = re.compile(rb"\d{1,19}")
 def piece_of(view: Buffer, start: int, end: int) -> bytes:
     """Check the range of a reader's input; return the bytes before ``end``."""
     data = memoryview(view).cast("B")
-    if not 0 <= start <= end <= len(data):
-        raise UsageError(f"{start} to {end} are not a part of {len(data)} bytes")
+    check_range(data, start, end)
     return bytes(data[:end])
 
 
+def check_range(data: memoryview, start: int, end: int) -> None:
+    """Raise UsageError unless the range is inside the data."""
+    if not 0 <= start <= end <= len(data):
+        raise UsageError(f"{start} to {end} are not a part of {len(data)} bytes")
+
+
 class MessageReader:
-    """Cuts the bytes of a gRPC call into messages; a subclass processes each."""
+    """Cuts the bytes of a gRPC call into messages; a subclass processes each. The sink of a call."""
 
     def __init__(self, max_message: int) -> None:
         self._max_message = max_message
-        self._part = b""
+        self._unread = b""
         #: With ``BROKEN``: the malformed message, or the prefix of a compressed or too long one.
         self.bad = b""
+        #: ``MORE``, or the reason why messages are not processed any more.
+        self.state = MORE
 
     @property
     def inside_message(self) -> bool:
         """True if the input so far ends inside a message."""
-        return bool(self._part)
+        return self.state == MORE and bool(self._unread)
 
-    def feed(self, view: Buffer, start: int, end: int) -> tuple[int, int]:
-        """Parse from ``start`` to ``end``; return the reason to stop and the stop position."""
-        before, at = len(self._part), 0
-        data = self._part + piece_of(view, start, end)[start:]
-        # Position in the view minus position in data.
-        shift = start - before
+    def put(self, view: Buffer, spans: bytes) -> None:
+        """Take payloads. After ``FULL`` they are kept for :meth:`resume`, otherwise dropped unless ``MORE``.
+
+        Args:
+            view: The received bytes.
+            spans: Start and end of each payload in ``view``, as 64-bit integers in native byte order.
+
+        Raises:
+            UsageError: A span is outside the view.
+        """
+        data, pairs = memoryview(view).cast("B"), list(struct.iter_unpack("=2q", spans[: len(spans) & ~15]))
+        for start, end in pairs:
+            check_range(data, start, end)
+        if self.state in (MORE, FULL):
+            self._unread += b"".join(data[start:end] for start, end in pairs)
+        if pairs and self.state == MORE:
+            self._run()
+
+    def resume(self) -> None:
+        """Process the input behind the message that filled the batch, which was taken meanwhile."""
+        if self.state == FULL:
+            self._run()
+
+    def _restart(self) -> None:
+        self.state, self._unread = MORE, b""
+
+    def _run(self) -> None:
+        data, at = self._unread, 0
         while (state := self._wants()) == MORE:
             size = self._message_size(data, at)
             if size < 0:
-                return BROKEN, at + shift
+                state = BROKEN
+                break
             if size > len(data) - at:
-                self._part = data[at:]
-                return MORE, end
-            self._part = b""
+                break
             message, at = data[at + _PREFIX : at + size], at + size
             state = self._take_message(message)
             if state != MORE:
-                return state, at + shift
-        return state, max(at + shift, start)
+                break
+        self.state, self._unread = state, data[at:] if state in (MORE, FULL) else b""
 
     def _wants(self) -> int:
         """Return MORE, or the reason to stop before the next message."""
@@ -112,6 +140,7 @@ class PublishAcks(MessageReader):
         oldest: Number of the oldest unanswered request, or ``next`` if all are answered.
         acked: Number of requests stored.
         pending: Number of unanswered requests.
+        state: ``MORE``, or ``BROKEN``.
         bad: With ``BROKEN``: the malformed answer.
     """
 

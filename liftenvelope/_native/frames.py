@@ -26,7 +26,8 @@ byte for byte, to the client that owns the connection.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar, final
+import struct
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar, final
 
 from liftenvelope._checks import as_bytes
 from liftenvelope._native.delivered import Delivered, MessageQueue
@@ -70,6 +71,19 @@ _LONGEST_LINE: Final = 65_536
 _CRLF: Final = 2
 
 
+class _Sink(Protocol):
+    """Takes the payloads of the DATA frames of one stream, in order."""
+
+    def put(self, view: Buffer, spans: bytes) -> None:
+        """Take payloads.
+
+        Args:
+            view: Received bytes. They may be overwritten after the call.
+            spans: Start and end of each payload in ``view``, as 64-bit integers in native byte order.
+        """
+        ...
+
+
 def pack_messages(messages: list[_B]) -> bytes:
     r"""Concatenate bytes-like messages, each with its gRPC prefix: the payload of DATA frames.
 
@@ -91,31 +105,26 @@ def pack_messages(messages: list[_B]) -> bytes:
 
 @final
 class MessageCutter:
-    """Cuts the bytes of one stream into messages, fed in pieces of any size.
+    """Cuts the bytes of one stream into messages, fed in pieces of any size; or passes them to a sink.
 
     Args:
         max_message: Largest message to accept, in bytes.
-        pieces: True to return the bytes uncut, for the caller to cut, instead of messages. A walker joins the
-            bytes of one walk into one piece.
+        sink: Takes the bytes of the stream uncut; no messages are returned then. Default None: cut messages.
 
     Attributes:
+        sink: The sink.
         fault: 0, or the reason why no more messages are accepted: ``COMPRESSED``, ``TOO_LONG``.
         fault_value: The refused compressed flag or length.
     """
 
-    __slots__ = ("_buffer", "_max_message", "_pieces", "fault", "fault_value")
+    __slots__ = ("_buffer", "_max_message", "fault", "fault_value", "sink")
 
-    def __init__(self, max_message: int, pieces: bool = False) -> None:
+    def __init__(self, max_message: int, sink: _Sink | None = None) -> None:
         self._max_message = max_message
-        self._pieces = pieces
+        self.sink = sink
         self._buffer = bytearray()
         self.fault = 0
         self.fault_value = 0
-
-    @property
-    def leaves_pieces(self) -> bool:
-        """True if the bytes are returned uncut."""
-        return self._pieces
 
     @property
     def inside_message(self) -> bool:
@@ -128,8 +137,10 @@ class MessageCutter:
         Messages before a fault are still returned. After a fault there are no more messages.
         """
         messages: list[bytes] = []
-        if self._pieces:
-            return [piece] if (piece := as_bytes("data", data)) else []
+        if self.sink is not None:
+            payload = as_bytes("data", data)
+            self.sink.put(payload, struct.pack("=2q", 0, len(payload)))
+            return messages
         self._buffer += as_bytes("data", data)
         start = 0
         while not self.fault and (end := self._message_end(start)):
@@ -190,9 +201,15 @@ class FrameWalker:
         self._cutters: dict[int, MessageCutter | None] = {}
         self.oversize = 0
 
-    def open(self, stream_id: int, pieces: bool = False) -> MessageCutter:
-        """Take the DATA frames of this stream from now on. Return its cutter, for frames that go to h2."""
-        cutter = self._cutters[stream_id] = MessageCutter(self._max_message, pieces)
+    def open(self, stream_id: int, sink: _Sink | None = None) -> MessageCutter:
+        """Take the DATA frames of this stream from now on. Return its cutter, for frames that go to h2.
+
+        Args:
+            stream_id: Id of the stream.
+            sink: Takes the payloads during :meth:`walk`, which then returns no messages of this stream.
+                Default None: cut them into messages.
+        """
+        cutter = self._cutters[stream_id] = MessageCutter(self._max_message, sink)
         return cutter
 
     def mute(self, stream_id: int) -> None:
@@ -204,7 +221,10 @@ class FrameWalker:
         self._cutters.pop(stream_id, None)
 
     def feed(self, data: Buffer) -> None:
-        """Add received bytes. Then call :meth:`walk` until it returns no frame."""
+        """Add received bytes. Then call :meth:`walk` until it returns no frame.
+
+        A memoryview is walked in place by the Cython twin: it must not change until then.
+        """
         self._buffer = self._buffer[self._start :] + as_bytes("data", data)
         self._start = 0
 
@@ -215,8 +235,8 @@ class FrameWalker:
 
         Returns:
             For each stream with DATA frames taken, ordered by the first frame: its id, the total length of
-            the payloads, and the completed messages. Then the next frame, or ``b""`` if there is none. If the
-            frame is too long, only its beginning is returned.
+            the payloads, and the completed messages, none for a stream with a sink. Then the next frame, or
+            ``b""`` if there is none. If the frame is too long, only its beginning is returned.
         """
         taken: dict[int, tuple[int, list[bytes]]] = {}
         frame = self._next_preface()
@@ -261,8 +281,6 @@ class FrameWalker:
         cutter = self._cutters[stream_id]
         if cutter is not None:
             messages += cutter.feed(payload)
-            if cutter.leaves_pieces:
-                messages = [b"".join(messages)] if messages else []
         taken[stream_id] = size + len(payload), messages
 
 

@@ -165,6 +165,8 @@ class _LiftbridgeRead(RangeRead):
         self._hidden_since: float | None = None
         # Since when committed messages have been due without arriving.
         self._due_since: float | None = None
+        # Whether the current batch had rows before the last wait.
+        self._had_rows = False
 
     def _check_failure(self, error: Exception, now: float) -> None:
         if not isinstance(error, _MISSING):
@@ -196,7 +198,7 @@ class _LiftbridgeRead(RangeRead):
             self._outlet.check()
             try:
                 request = read.request(resume=False).SerializeToString()
-                with channel.server_stream("/proto.API/Subscribe", request, pieces=True) as call:
+                with channel.server_stream("/proto.API/Subscribe", request, sink=self._rows) as call:
                     self._rows.follow(self._next, span.stop)
                     self._pump(call)
             except (ReadLostError, ServerProtocolError):
@@ -241,12 +243,11 @@ class _LiftbridgeRead(RangeRead):
         began = heard = time.monotonic()
         pause, self._due_since = _SILENCE, None
         while True:
-            pieces = self._receive(call)
+            came = self._receive(call)
             now = time.monotonic()
-            if pieces:
+            if came:
                 heard, pause, self._due_since, self._hidden_since = now, _SILENCE, None, None
-                # Servers send one frame per message or per few messages. One call takes all of them.
-                if self._take(b"".join(pieces)):
+                if self._take():
                     return
             elif call.ended:
                 raise TransportError(f"{self._name}: the server ended the subscription and gave no reason")
@@ -258,33 +259,35 @@ class _LiftbridgeRead(RangeRead):
                 pause += min(pause, self._source.access.stall_timeout)
             self._flush_if_old(block=True)
 
-    def _receive(self, call: ResponseStream) -> list[bytes]:
+    def _receive(self, call: ResponseStream) -> bool:
+        """Wait for bytes from the server, which go straight into the rows; return False if none came."""
         self._outlet.check()
+        self._had_rows = self._rows.rows > 0
         try:
-            return call.receive_all(timeout=self._time_to_wait(_LOOK))
+            return call.wait(timeout=self._time_to_wait(_LOOK))
         except RpcError:
             if call.ended:
                 raise
-            return []
+            return False
 
-    def _take(self, piece: bytes) -> bool:
-        """Parse received messages; return True if the range is complete."""
-        rows, states, at = self._rows, _native.bulk, 0
+    def _take(self) -> bool:
+        """Look at the rows, of which more came; return True if the range is complete."""
+        rows, states = self._rows, _native.bulk
         while True:
-            before = rows.rows
-            state, at = rows.feed(piece, at, len(piece))
             self._next = rows.next_offset
-            if before == 0 and rows.rows:
-                self._began = time.monotonic()
-            if state == states.MORE:
+            if not self._had_rows and rows.rows:
+                self._began, self._had_rows = time.monotonic(), True
+            if rows.state == states.MORE:
                 return False
-            if state == states.BROKEN:
+            if rows.state == states.BROKEN:
                 raise self._broken(rows.bad)
             self._flush()
-            if state == states.DONE:
+            if rows.state == states.DONE:
                 return True
             # While this waits for room, the call's flow-control window stops the server.
             self._hand_out(block=True)
+            self._had_rows = False
+            rows.resume()
 
     def _broken(self, bad: bytes) -> LiftEnvelopeError:
         size = int.from_bytes(bad[1:5], "big")

@@ -77,7 +77,7 @@ class PublishLane:
         # First number on this call, and the table rows that have the numbers from there on.
         self._rows: deque[tuple[int, Sequence[int]]] = deque()
         self._heard = time.monotonic()
-        self._call: Conversation = channel.conversation(_METHOD, pieces=True)
+        self._call: Conversation = channel.conversation(_METHOD, sink=self.acks)
 
     def close(self) -> None:
         """End the call and close its connection."""
@@ -101,7 +101,7 @@ class PublishLane:
         """
         self._rows.append((self.acks.next, rows))
         self._heard = time.monotonic()
-        self._take(self._call.take())
+        self._take(came=self._call.poll())
         at = 0
         while at < requests.length and not self.refusals:
             if not self._wait_for_room(min(requests.length - at, max(1, self._window // 4))):
@@ -142,16 +142,16 @@ class PublishLane:
         if self.acks.pending > self._window // 2 and not self._call.unsent:
             time.sleep(_GATHER)
         try:
-            pieces = self._call.receive_all(timeout=_LOOK)
+            came = self._call.wait(timeout=_LOOK)
         except RpcError as exc:
             if self._call.ended:
                 return self._ended(exc)
-            pieces = []
+            came = False
         except TransportError as exc:
             return self._ended(exc)
-        if not pieces and self._call.ended:
+        if not came and self._call.ended:
             return self._ended(None)
-        self._take(pieces)
+        self._take(came=came)
         return True
 
     def _ended(self, error: RpcError | TransportError | None) -> bool:
@@ -161,14 +161,12 @@ class PublishLane:
         text = f"{self._stream}: the publish stream ended: {why}; {self.acks.pending} rows have no ack"
         raise TransportError(text, self.acks.pending, True) from error
 
-    def _take(self, pieces: list[bytes]) -> None:
+    def _take(self, *, came: bool) -> None:
+        """Look at the acks, of which more came or not."""
         now = time.monotonic()
-        for piece in pieces:
-            state, _ = self.acks.feed(piece, 0, len(piece))
-            if state == _native.bulk.BROKEN:
-                raise ServerProtocolError(
-                    f"{self._stream}: the server sent an invalid answer: {self.acks.bad!r}"
-                )
+        if self.acks.state == _native.bulk.BROKEN:
+            raise ServerProtocolError(f"{self._stream}: the server sent an invalid answer: {self.acks.bad!r}")
+        if came:
             self._heard = now
         self._take_refusals()
         if self.acks.pending and now - self._heard >= self._ack_wait:

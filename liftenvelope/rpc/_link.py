@@ -51,9 +51,9 @@ class TransportLink(asyncio.BufferedProtocol, Generic[_C]):
 
     def buffer_updated(self, nbytes: int) -> None:
         """Process ``nbytes`` received bytes and send the replies."""
-        self.receive(bytes(self._buffer[:nbytes]))
+        self.receive(self._buffer[:nbytes])
 
-    def receive(self, data: bytes) -> None:
+    def receive(self, data: bytes | memoryview) -> None:
         """Process received bytes."""
         self.dispatch(self.protocol.feed(data))
         if self.protocol.failed:

@@ -21,6 +21,8 @@ from liftenvelope.rpc.tls import check_protocol, offer_http2
 if TYPE_CHECKING:
     from types import TracebackType
 
+    from liftenvelope.rpc.framing import PayloadSink
+
 __all__ = ["BlockingChannel", "Conversation", "ResponseStream"]
 
 _RECEIVE_SIZE: Final = 256 * 1024
@@ -45,10 +47,17 @@ def _earlier(a: float | None, b: float | None) -> float | None:
 
 
 class _Inbox:
-    """Messages of one call not taken yet, and the end of the call."""
+    """Messages of one call not taken yet, and the end of the call.
+
+    Attributes:
+        messages: Messages that were received and not taken; empty for a call with a sink.
+        fed: True if the call's sink got bytes since the last look.
+        size: Bytes to release once they were taken.
+    """
 
     def __init__(self, deadline: float | None) -> None:
         self.messages: deque[bytes] = deque()
+        self.fed = False
         self.size = 0
         self.deadline = deadline
         self.ended: CallEnded | None = None
@@ -91,9 +100,14 @@ class _Session:
             raise TransportError(f"can't connect to {address}: {exc}") from exc
 
     def start_call(
-        self, method: str, request: bytes | None, timeout: float | None, deadline: float | None, pieces: bool
+        self,
+        method: str,
+        request: bytes | None,
+        timeout: float | None,
+        deadline: float | None,
+        sink: PayloadSink | None,
     ) -> tuple[int, _Inbox]:
-        call_id = self.protocol.start_call(method, timeout=timeout, pieces=pieces)
+        call_id = self.protocol.start_call(method, timeout=timeout, sink=sink)
         if request is not None:
             self.protocol.send(call_id, [request])
             self.protocol.half_close(call_id)
@@ -136,9 +150,12 @@ class _Session:
 
     def flush(self, deadline: float | None) -> None:
         """Send the pending data, as far as the server's windows allow."""
+        data = self.protocol.data_to_send()
+        if not data:  # sendall would poll and send nothing: two system calls for each read
+            return
         self._socket.settimeout(_remaining(deadline))
         try:
-            self._socket.sendall(self.protocol.data_to_send())
+            self._socket.sendall(data)
         except OSError as exc:
             # A timeout ends the connection as well: part of a frame may have been sent.
             self._dispatch(self.protocol.connection_lost(f"can't send: {exc}"))
@@ -152,7 +169,7 @@ class _Session:
             self._dispatch(self.protocol.connection_lost(f"the connection was lost: {exc}"))
             return
         if size:
-            self._dispatch(self.protocol.feed(bytes(self._buffer[:size])))
+            self._dispatch(self.protocol.feed(self._buffer[:size]))
         else:
             self._dispatch(self.protocol.connection_lost("the server closed the connection"))
 
@@ -164,6 +181,7 @@ class _Session:
                 inbox = self._inboxes[event.call_id]
                 inbox.messages += event.messages
                 inbox.size += event.size
+                inbox.fed = not event.messages
         self._close_if_done()
 
     def _close_if_done(self) -> None:
@@ -227,36 +245,36 @@ class ResponseStream:
         """
         return self._inbox.messages.popleft() if self._wait(timeout) else None
 
-    def receive_all(self, *, timeout: float | None = None) -> list[bytes]:
-        """Wait for a message; return all received messages, or an empty list at the end of the call.
+    def wait(self, *, timeout: float | None = None) -> bool:
+        """Wait until the call's sink gets bytes; return False at the end of the call.
 
-        Arguments and errors are those of :meth:`receive`.
+        The server gets credit for these bytes with the next call. Arguments and errors are those of
+        :meth:`receive`.
         """
-        if not self._wait(timeout):
-            return []
-        came = list(self._inbox.messages)
-        self._inbox.messages.clear()
-        return came
+        return self._wait(timeout)
 
     def _wait(self, timeout: float | None) -> bool:
-        """Wait for a message. Return False at the end of the call."""
+        """Wait for a message, or for bytes for the sink. Return False at the end of the call."""
         limit = _earlier(self._deadline, None if timeout is None else time.monotonic() + timeout)
-        while not self._inbox.messages:
-            if self._inbox.ended is not None:
-                if self._inbox.ended.error is not None:
-                    raise self._inbox.ended.error
+        inbox = self._inbox
+        while not (inbox.messages or inbox.fed):
+            if inbox.ended is not None:
+                if inbox.ended.error is not None:
+                    raise inbox.ended.error
                 return False
-            self._session.protocol.release(self._call_id, self._inbox.size)
-            self._inbox.size = 0
+            self._session.protocol.release(self._call_id, inbox.size)
+            inbox.size = 0
             try:
                 self._session.pump(limit)
             except TimeoutError:
                 self._timed_out(timeout)
+        inbox.fed = False
         return True
 
     def close(self) -> None:
         """Cancel the call if it is open. Messages not yet taken are dropped."""
         self._inbox.messages.clear()
+        self._inbox.fed = False
         if self._inbox.ended is None:
             self._cancel(RpcError(StatusCode.CANCELLED, "the call was closed here"))
 
@@ -309,13 +327,12 @@ class Conversation(ResponseStream):
             self._session.protocol.send_framed(self._call_id, frames)
             self._session.flush(None if timeout is None else time.monotonic() + timeout)
 
-    def take(self) -> list[bytes]:
-        """Return the messages already received, without waiting."""
+    def poll(self) -> bool:
+        """Pass the bytes already received to the call's sink, without waiting; return False for none."""
         if self._inbox.ended is None:
             self._session.take_what_came()
-        came = list(self._inbox.messages)
-        self._inbox.messages.clear()
-        return came
+        fed, self._inbox.fed = self._inbox.fed, False
+        return fed
 
     def half_close(self) -> None:
         """Close the sending side once all queued requests are sent."""
@@ -389,26 +406,26 @@ class BlockingChannel:
         return answer
 
     def server_stream(
-        self, method: str, request: bytes, *, timeout: float | None = None, pieces: bool = False
+        self, method: str, request: bytes, *, timeout: float | None = None, sink: PayloadSink | None = None
     ) -> ResponseStream:
         """Start a server-streaming call; return its responses as a stream.
 
         Arguments and errors are those of :meth:`unary`. Errors after the start of the call are raised by the
-        stream. With ``pieces`` the stream yields the received bytes as they are, with message prefixes and
-        cut anywhere, for callers that read messages in bulk.
+        stream. With a ``sink``, the responses go there during :meth:`ResponseStream.wait`, straight from the
+        receive buffer and not cut into messages.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         session = self._connected(timeout)
-        call_id, inbox = session.start_call(method, request, timeout, deadline, pieces)
+        call_id, inbox = session.start_call(method, request, timeout, deadline, sink)
         return ResponseStream(session, call_id, inbox, timeout)
 
-    def conversation(self, method: str, *, pieces: bool = False) -> Conversation:
+    def conversation(self, method: str, *, sink: PayloadSink | None = None) -> Conversation:
         """Start a bidirectional call: any number of requests and responses.
 
         Arguments and errors are those of :meth:`server_stream`.
         """
         session = self._connected()
-        call_id, inbox = session.start_call(method, None, None, None, pieces)
+        call_id, inbox = session.start_call(method, None, None, None, sink)
         return Conversation(session, call_id, inbox, None)
 
     def connect(self) -> None:

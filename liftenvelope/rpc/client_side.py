@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from liftenvelope._version import __version__
 from liftenvelope.errors import TransportError, UsageError
@@ -22,6 +22,9 @@ from liftenvelope.rpc.status import (
     reset_error,
     trailers_error,
 )
+
+if TYPE_CHECKING:
+    from liftenvelope.rpc.framing import PayloadSink
 
 __all__ = ["ClientConnection"]
 
@@ -68,7 +71,12 @@ class ClientConnection(Connection):
         self._fixed_headers: dict[str, list[tuple[bytes, bytes]]] = {}
 
     def start_call(
-        self, method: str, *, timeout: float | None = None, metadata: Metadata = (), pieces: bool = False
+        self,
+        method: str,
+        *,
+        timeout: float | None = None,
+        metadata: Metadata = (),
+        sink: PayloadSink | None = None,
     ) -> int:
         """Start a call; return its id. If the server's stream limit is reached, the call is queued.
 
@@ -77,8 +85,7 @@ class ClientConnection(Connection):
             timeout: Seconds until the deadline. It is only sent to the server: the caller watches the clock
                 and cancels the call.
             metadata: Names and values to send with the call.
-            pieces: True to deliver the received bytes as they are, with message prefixes and cut anywhere,
-                instead of whole messages.
+            sink: Takes the received bytes in place of messages. Default None: events carry the messages.
 
         Raises:
             UsageError: An argument is invalid.
@@ -91,7 +98,7 @@ class ClientConnection(Connection):
             raise CallNotProcessedError(self._no_more_calls)
         call_id = self._next_id
         self._next_id += 2
-        self._calls[call_id] = CallState(pieces=pieces)
+        self._calls[call_id] = CallState(sink=sink)
         self._waiting.append((call_id, headers))
         return call_id
 

@@ -44,7 +44,7 @@ from liftenvelope.rpc._http2 import (
 from liftenvelope.rpc._http2 import events as h2_events
 from liftenvelope.rpc.budget import Budget
 from liftenvelope.rpc.events import CallEnded, Event, MessagesReceived, Pong
-from liftenvelope.rpc.framing import message_error
+from liftenvelope.rpc.framing import PayloadSink, message_error
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -94,8 +94,8 @@ class CallState:
     closing: bool = False
     closed_here: bool = False
     closed_there: bool = False
-    #: True if events carry the received bytes as they are, for the caller to cut into messages.
-    pieces: bool = False
+    #: Takes the received bytes in place of messages; None to cut them into messages.
+    sink: PayloadSink | None = None
     #: Bytes received of an incomplete message; all bytes received and not released.
     partial: int = 0
     unreleased: int = 0
@@ -258,8 +258,8 @@ class Connection:
         self._answers = 0
         return data
 
-    def feed(self, data: bytes) -> list[Event]:
-        """Process bytes from the peer; return their events, in order.
+    def feed(self, data: bytes | memoryview) -> list[Event]:
+        """Process bytes from the peer; return their events, in order. Nothing refers to ``data`` afterwards.
 
         If the bytes break HTTP/2's rules, the connection fails and every call ends.
         :meth:`data_to_send` then returns the GOAWAY that tells the peer why.
@@ -354,7 +354,7 @@ class Connection:
         events: list[Event] = []
         self._receive(call, size)
         call.partial += size
-        if messages:
+        if messages or (size and call.sink is not None):
             events.append(MessagesReceived(call_id, messages, call.partial))
             call.partial = call.partial_ahead = 0
         elif (due := call.partial - call.partial_ahead) >= self._window // 2:
@@ -460,7 +460,7 @@ class Connection:
     def _data_received(self, event: h2_events.DataReceived) -> list[Event]:
         """Handle a DATA frame that went through h2: one with flags, or of a call that has ended."""
         call = self._calls.get(event.stream_id)
-        if call is None or call.cutter is None:
+        if call is None or call.cutter is None or (call.sink is not None and not event.data):
             self._h2.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
             return []
         call.via_h2 += event.flow_controlled_length
@@ -471,9 +471,9 @@ class Connection:
         """Prepare to receive the messages of a call, after its headers."""
         if b"content-length" in headers:
             # h2 checks content-length against the DATA bytes, so it must see all of them.
-            call.cutter = _native.frames.MessageCutter(self._max_message, call.pieces)
+            call.cutter = _native.frames.MessageCutter(self._max_message, call.sink)
         else:
-            call.cutter = self._walker.open(call_id, call.pieces)
+            call.cutter = self._walker.open(call_id, call.sink)
 
     def _forget(self, call_id: int, reset: ErrorCodes | None) -> None:
         """Remove a call. ``reset``: code of the RST_STREAM to send, needed unless both sides have closed."""

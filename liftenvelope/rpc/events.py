@@ -20,7 +20,7 @@ class MessagesReceived:
 
     Attributes:
         call_id: The call.
-        messages: The messages, at least one.
+        messages: The messages, at least one. Empty for a call with a sink, which got the bytes instead.
         size: Bytes to pass to ``release`` once the messages are taken.
     """
 

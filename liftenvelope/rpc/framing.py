@@ -2,15 +2,31 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from liftenvelope._native import frames
 from liftenvelope.rpc.status import RpcError, StatusCode
 
-__all__ = ["DEFAULT_MAX_MESSAGE", "frame_message", "message_error"]
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+__all__ = ["DEFAULT_MAX_MESSAGE", "PayloadSink", "frame_message", "message_error"]
 
 #: Default for the largest message to receive, in bytes: the default of gRPC's own libraries.
 DEFAULT_MAX_MESSAGE: Final = 4 * 1024 * 1024
+
+
+class PayloadSink(Protocol):
+    """Takes the payloads of a call's DATA frames in place of messages: gRPC messages with their prefixes."""
+
+    def put(self, view: Buffer, spans: bytes) -> None:
+        """Take payloads that were received together, in order.
+
+        Args:
+            view: Received bytes. They are overwritten after the call.
+            spans: Start and end of each payload in ``view``, as 64-bit integers in native byte order.
+        """
+        ...
 
 
 def frame_message(message: bytes) -> bytes:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from liftenvelope._native import _fastbatch, _fastbulk
 from liftenvelope._pb import api_pb2
 from liftenvelope.errors import EnvelopeTooLargeError, LiftEnvelopeError, UsageError
+from tests.sinks import spans
 from tests.twin import readable
 
 BATCH_TWINS = pytest.mark.parametrize("twin", [readable.batch, _fastbatch], ids=["python", "cython"])
@@ -171,10 +172,10 @@ def run_acks(twin: Any, steps: list[tuple[str, Any]], cuts: list[int]) -> list[A
         else:
             start = 0
             for end in [*sorted({cut for cut in cuts if cut < len(argument)}), len(argument)]:
-                code, start = acks.feed(argument, start, end)
-                if code != twin.MORE:
-                    return [*log, code, acks.bad, acks.acked]
-                log.append(start)
+                acks.put(argument, spans(start, end))
+                if acks.state != twin.MORE:
+                    return [*log, acks.state, acks.bad, acks.acked]
+                start = end
         log += [state(acks), acks.refused()]
     return log
 
@@ -190,7 +191,8 @@ class TestPublishAcks:
         acks = make(twin)
         acks.sent(struct.pack("=3i", 2, 0, 2), 0, 3)
         data = answer(2, offset=8) + answer(0, offset=7) + answer(0, offset=1) + answer(9)
-        assert acks.feed(data, 0, len(data)) == (twin.MORE, len(data))
+        acks.put(data, spans(0, len(data)))
+        assert acks.state == twin.MORE
         assert state(acks) == (3, 1, 2, 1, 3, {2: (7, 8)}, False)
 
     def test_the_window_is_kept(self, twin: Any) -> None:
@@ -199,23 +201,24 @@ class TestPublishAcks:
         with pytest.raises(UsageError, match="that there is room for"):
             acks.sent(bytes(4), 0, 1)
         data = answer(1) + answer(2)
-        acks.feed(data, 0, len(data))
+        acks.put(data, spans(0, len(data)))
         assert acks.room == 0  # the oldest has no answer
-        acks.feed(answer(0), 0, len(answer(0)))
+        acks.put(answer(0), spans(0, len(answer(0))))
         assert acks.room == 3
 
     def test_refusals_are_handed_out_once(self, twin: Any) -> None:
         acks = make(twin)
         acks.sent(bytes(8), 0, 2)
         data = refusal(1) + answer(0, ackError=api_pb2.Ack.TOO_LARGE)
-        acks.feed(data, 0, len(data))
+        acks.put(data, spans(0, len(data)))
         assert [number for number, _ in acks.refused()] == [1, 0]
         assert acks.refused() == []
         assert (acks.acked, acks.pending) == (0, 0)
 
     def test_what_is_no_answer(self, twin: Any) -> None:
         acks = make(twin)
-        assert acks.feed(framed(b"\xff"), 0, 6)[0] == twin.BROKEN
+        acks.put(framed(b"\xff"), spans(0, 6))
+        assert acks.state == twin.BROKEN
         assert acks.bad == b"\xff"
 
     @pytest.mark.parametrize(("window", "partitions"), [(0, 1), (1, 0)])

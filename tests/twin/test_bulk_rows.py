@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from liftenvelope._native import _fastbulk
 from liftenvelope._pb import api_pb2
 from liftenvelope.envelope import new_message
+from liftenvelope.errors import UsageError
+from tests.sinks import spans
 from tests.twin import readable
 
 ALL = frozenset({"offset", "timestamp", "key", "value", "headers", "subject", "ack_policy"})
@@ -294,22 +296,24 @@ def stored(offset: int, value: bytes = b"v", **fields: Any) -> bytes:
 
 
 def run_stored(
-    twin: Any, data: bytes, cuts: list[int], limits: tuple[int, int], begin: int, stop: int
+    twin: Any, data: bytes, cuts: list[int], limits: tuple[int, int], begin: int, stop: int, group: int = 1
 ) -> Any:
+    """Rows of data that is put in parts, a group of them at a time."""
     reader = twin.StoredRows(ALL, *limits, 1000, bytearray)
     reader.follow(begin, stop)
     log: list[Any] = []
-    start = 0
-    for end in [*sorted({cut for cut in cuts if cut < len(data)}), len(data)]:
+    ends = [*sorted({cut for cut in cuts if cut < len(data)}), len(data)]
+    parts = list(zip([0, *ends], ends, strict=False))
+    for at in range(0, len(parts), group):
+        reader.put(data, spans(*(place for part in parts[at : at + group] for place in part)))
         while True:
-            state, at = reader.feed(data, start, end)
-            log.append((state, reader.next_offset, reader.rows, reader.nbytes, reader.stands))
-            if state not in (twin.MORE, twin.FULL):
+            log.append((reader.state, reader.next_offset, reader.rows, reader.nbytes, reader.stands))
+            if reader.state not in (twin.MORE, twin.FULL):
                 return [*log, reader.bad, taken(reader)]
-            start = at
-            if state == twin.MORE:
+            if reader.state == twin.MORE:
                 break
             log.append(taken(reader))
+            reader.resume()
     return [*log, reader.inside_message, taken(reader)]
 
 
@@ -333,12 +337,14 @@ def stored_streams(draw: st.DrawFn) -> bytes:
     return out
 
 
-@given(stored_streams(), cut_lists, limits, st.integers(0, 5), st.sampled_from([-1, 0, 4, 9]))
+@given(
+    stored_streams(), cut_lists, limits, st.integers(0, 5), st.sampled_from([-1, 0, 4, 9]), st.integers(1, 3)
+)
 def test_stored_messages(
-    data: bytes, cuts: list[int], limits: tuple[int, int], begin: int, stop: int
+    data: bytes, cuts: list[int], limits: tuple[int, int], begin: int, stop: int, group: int
 ) -> None:
-    assert run_stored(_fastbulk, data, cuts, limits, begin, stop) == run_stored(
-        readable.bulk, data, cuts, limits, begin, stop
+    assert run_stored(_fastbulk, data, cuts, limits, begin, stop, group) == run_stored(
+        readable.bulk, data, cuts, limits, begin, stop, group
     )
 
 
@@ -384,3 +390,51 @@ class TestStoredRows:
         """So it is in the log of a server that was killed before it had noted what it stored."""
         data = grpc(b"") + b"".join(grpc(stored(i)) for i in (1, 2, 3, 4, 3, 4, 5, 6))
         assert run_stored(twin, data, [], (9, 999), 2, 6)[-1][:4] == (6, 2, 5, [])
+
+    def test_payloads_behind_a_full_batch_wait(self, twin: Any) -> None:
+        reader = twin.StoredRows(ALL, 2, 999, 1000, bytearray)
+        reader.follow(0, -1)
+        messages = [grpc(b""), *(grpc(stored(i)) for i in range(7))]
+        data, size = b"".join(messages), len(messages[1])
+        reader.put(data, spans(0, 5 + 3 * size, 5 + 3 * size, len(data) - 3))
+        assert (reader.state, reader.rows, reader.next_offset) == (twin.FULL, 2, 2)
+        reader.put(data, spans(len(data) - 3, len(data)))
+        assert (reader.state, reader.rows, reader.inside_message) == (twin.FULL, 2, False)
+        found = []
+        while reader.state == twin.FULL:
+            found.append(reader.take()[:3])
+            reader.resume()
+        assert found == [(2, 0, 1), (2, 2, 3), (2, 4, 5)]
+        assert (reader.state, reader.rows, reader.next_offset) == (twin.MORE, 1, 7)
+
+    def test_payloads_behind_the_end_are_dropped(self, twin: Any) -> None:
+        reader = twin.StoredRows(ALL, 9, 999, 1000, bytearray)
+        reader.follow(0, 1)
+        data = grpc(b"") + grpc(stored(0)) + b"\1\0\0\0\0"
+        reader.put(data, spans(0, len(data)))
+        for _ in range(2):
+            assert (reader.state, reader.rows, reader.bad, reader.inside_message) == (
+                twin.DONE,
+                1,
+                b"",
+                False,
+            )
+            reader.put(data, spans(0, len(data)))
+            reader.resume()
+
+    def test_a_new_subscription_forgets_the_last_one(self, twin: Any) -> None:
+        reader = twin.StoredRows(ALL, 1, 999, 1000, bytearray)
+        data = grpc(b"") + grpc(stored(0)) + grpc(stored(1))
+        for _ in range(2):
+            reader.follow(0, -1)
+            reader.put(data, spans(0, len(data)))
+            assert reader.state == twin.FULL
+            assert reader.take()[:3] == (1, 0, 0)
+
+    @pytest.mark.parametrize("pair", [(-1, 2), (3, 2), (0, 6), (6, 6), (2**62, 2**62)])
+    def test_spans_outside_the_input_are_refused(self, twin: Any, pair: tuple[int, int]) -> None:
+        reader = twin.StoredRows(ALL, 9, 999, 1000, bytearray)
+        reader.follow(0, -1)
+        with pytest.raises(UsageError, match=f"{pair[0]} to {pair[1]} are not a part of 5 bytes"):
+            reader.put(grpc(b""), spans(0, 5, *pair))
+        assert not reader.stands

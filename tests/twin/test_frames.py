@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from liftenvelope._native import _fastframes
-from liftenvelope.errors import UsageTypeError
+from liftenvelope.errors import UsageError, UsageTypeError
+from tests.sinks import RecordingSink
 from tests.twin import readable
 
 TWINS = pytest.mark.parametrize("frames", [readable.frames, _fastframes], ids=["python", "cython"])
@@ -122,16 +123,82 @@ def test_data_is_taken_out_and_all_else_is_left(
 
 
 @TWINS
-def test_pieces_of_a_walk_come_as_one(frames: ModuleType) -> None:
-    walker = frames.FrameWalker(MAX_FRAME, MAX_MESSAGE)
-    walker.open(1, pieces=True)
-    walker.open(3)
+def test_sink_gets_the_payloads_of_its_stream(frames: ModuleType) -> None:
+    walker, sink = frames.FrameWalker(MAX_FRAME, MAX_MESSAGE), RecordingSink()
+    assert walker.open(1, sink).sink is sink
+    assert walker.open(3).sink is None
     data = frame(DATA, 1, b"ab") + frame(DATA, 3, message(b"x")) + frame(DATA, 1, b"") + frame(DATA, 1, b"c")
     walker.feed(data + frame(SETTINGS, 0, b"") + frame(DATA, 1, b"d") + frame(DATA, 1, b""))
-    assert walker.walk() == ([(1, 3, [b"abc"]), (3, 6, [b"x"])], frame(SETTINGS, 0, b""))
-    assert walker.walk() == ([(1, 1, [b"d"])], b"")
+    assert walker.walk() == ([(1, 3, []), (3, 6, [b"x"])], frame(SETTINGS, 0, b""))
+    assert sink.payloads == [b"ab", b"", b"c"]
+    assert walker.walk() == ([(1, 1, [])], b"")
+    assert sink.payloads[3:] == [b"d", b""]
     walker.feed(frame(DATA, 1, b""))
     assert walker.walk() == ([(1, 0, [])], b"")
+
+
+@TWINS
+def test_sink_of_a_cutter_gets_the_bytes(frames: ModuleType) -> None:
+    sink = RecordingSink()
+    cutter = frames.MessageCutter(MAX_MESSAGE, sink)
+    assert cutter.feed(b"\1\2") == cutter.feed(bytearray(b"")) == []
+    assert (sink.found, cutter.fault, cutter.inside_message) == (b"\1\2", 0, False)
+
+
+def test_one_call_of_the_sink_takes_the_frames_of_a_walk() -> None:
+    walker, sink = _fastframes.FrameWalker(MAX_FRAME, MAX_MESSAGE), RecordingSink()
+    walker.open(1, sink)
+    walker.feed(b"".join(frame(DATA, 1, b"%d" % i) for i in range(9)))
+    assert walker.walk() == ([(1, 9, [])], b"")
+    assert (sink.found, sink.calls) == (b"012345678", 1)
+
+
+@TWINS
+@given(bodies=bodies, cuts=pieces_of, sizes=pieces_of)
+def test_input_may_be_overwritten_after_a_walk(
+    frames: ModuleType, bodies: list[bytes], cuts: list[int], sizes: list[int]
+) -> None:
+    walker, sink = frames.FrameWalker(MAX_FRAME, MAX_MESSAGE), RecordingSink()
+    walker.open(1, sink)
+    walker.open(3)
+    data = b"".join(map(message, bodies))
+    frames_of_both = [frame(DATA, stream, part) for part in split(data, cuts) for stream in (1, 3)]
+    buffer, found = bytearray(100), list[bytes]()
+    for piece in split(b"".join(frames_of_both), sizes):
+        buffer[: len(piece)] = piece
+        walker.feed(memoryview(buffer)[: len(piece)])
+        taken, left = walker.walk()
+        found += [body for stream_id, _, messages in taken if stream_id == 3 for body in messages]
+        assert left == b""
+        buffer[:] = b"\xff" * len(buffer)
+    assert sink.found == data
+    assert found == bodies
+
+
+@TWINS
+def test_input_is_a_view_of_any_kind(frames: ModuleType) -> None:
+    data = frame(DATA, 1, message(b"abc"))
+    released = memoryview(b"x")
+    released.release()
+    for view in (memoryview(data), memoryview(bytearray(data)), memoryview(data).cast("b"), bytearray(data)):
+        walker = frames.FrameWalker(MAX_FRAME, MAX_MESSAGE)
+        walker.open(1)
+        walker.feed(view)
+        assert walker.walk() == ([(1, 8, [b"abc"])], b"")
+    for wrong in (memoryview(b"abcd")[::2], released):
+        with pytest.raises(UsageError, match="data must be"):
+            frames.FrameWalker(MAX_FRAME, MAX_MESSAGE).feed(wrong)
+
+
+@TWINS
+def test_input_is_fed_twice_before_a_walk(frames: ModuleType) -> None:
+    walker = frames.FrameWalker(MAX_FRAME, MAX_MESSAGE)
+    walker.open(1)
+    parts = [frame(DATA, 1, message(b"%d" % i)) for i in range(4)]
+    walker.feed(parts[0] + parts[1][:5])
+    walker.feed(parts[1][5:] + parts[2] + parts[3][:11])
+    walker.feed(parts[3][11:])
+    assert walker.walk() == ([(1, 24, [b"0", b"1", b"2", b"3"])], b"")
 
 
 @TWINS
@@ -207,7 +274,7 @@ steps = st.lists(
     st.one_of(
         st.tuples(st.just("feed"), st.one_of(wild_frames, st.binary(max_size=60))),
         st.tuples(st.sampled_from(["open", "mute", "close"]), st.sampled_from([1, 3, 5])),
-        st.tuples(st.just("open_for_pieces"), st.sampled_from([1, 3])),
+        st.tuples(st.just("open_with_sink"), st.sampled_from([1, 3])),
     ),
     max_size=40,
 )
@@ -218,21 +285,24 @@ def test_twins_agree(steps: list[tuple[str, Any]], sizes: list[int], preface: in
     python = readable.frames.FrameWalker(MAX_FRAME, MAX_MESSAGE, preface)
     cython = _fastframes.FrameWalker(MAX_FRAME, MAX_MESSAGE, preface)
     cutters = []
+    sinks = []
     for name, argument in steps:
         pieces: list[Any] = split(argument, sizes) if name == "feed" else [argument]
         for piece in pieces:
-            if name == "open_for_pieces":
-                cutters.append((python.open(piece, pieces=True), cython.open(piece, pieces=True)))
+            if name == "open_with_sink":
+                sinks.append((RecordingSink(), RecordingSink()))
+                cutters.append((python.open(piece, sinks[-1][0]), cython.open(piece, sinks[-1][1])))
             else:
                 cutters.append((getattr(python, name)(piece), getattr(cython, name)(piece)))
             for _ in range(20):
                 result = python.walk()
                 assert result == cython.walk()
                 assert python.oversize == cython.oversize
+            assert [ours.found for ours, _ in sinks] == [theirs.found for _, theirs in sinks]
     for ours, theirs in cutters:
         if ours is not None:
-            state = (theirs.fault, theirs.fault_value, theirs.inside_message, theirs.leaves_pieces)
-            assert (ours.fault, ours.fault_value, ours.inside_message, ours.leaves_pieces) == state
+            state = (theirs.fault, theirs.fault_value, theirs.inside_message)
+            assert (ours.fault, ours.fault_value, ours.inside_message) == state
 
 
 @given(st.lists(st.one_of(st.binary(max_size=60), st.binary(max_size=45).map(message))))

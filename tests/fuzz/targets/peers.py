@@ -18,6 +18,7 @@ from liftenvelope.rpc.server_side import ServerConnection
 from tests.fuzz.target import PUBLISHES, Chunks, Exact, Target, cuts_of, option
 from tests.fuzz.targets import nats, wire
 from tests.fuzz.targets.frames import DATA, MAX_MESSAGE, frame_of, seeds_of_frames
+from tests.sinks import RecordingSink
 
 __all__ = ["TARGETS"]
 
@@ -40,7 +41,7 @@ def client(_twin: Any, chunks: Chunks, exact: Exact) -> Any:
     options = chunks[0]
     side = ClientConnection("fuzz", max_message=MAX_MESSAGE, window=5_000)
     for i in range(3):
-        call_id = side.start_call(METHOD, pieces=bool(option(options, 1) >> i & 1))
+        call_id = side.start_call(METHOD, sink=RecordingSink() if option(options, 1) >> i & 1 else None)
         side.send(call_id, [b"x" * (70_000 if option(options, 2) >> i & 1 else 1)])
         side.half_close(call_id)
     side.data_to_send()

@@ -22,6 +22,7 @@ from tests.fuzz.target import (
 )
 from tests.fuzz.targets import nats
 from tests.fuzz.targets.values import corpus, responses
+from tests.sinks import spans
 from tests.twin import test_bulk_requests as requests
 from tests.twin import test_bulk_rows as columns
 from tests.twin import test_direct_twins as direct
@@ -139,19 +140,27 @@ def grpc(chunk: bytes) -> bytes:
     return bytes((kind == 3,)) + size.to_bytes(4, "big") + payload
 
 
-def walk_stored(reader: Any, twin: Any, data: bytes, ends: list[int], log: list[Any]) -> None:
+def spans_of(start: int, end: int, step: int) -> bytes:
+    """The range in spans of a length, as a sink gets payloads; 0 for one span."""
+    starts = range(start, end, step or max(end - start, 1))
+    return spans(*(place for at in starts for place in (at, min(at + (step or end), end))))
+
+
+def walk_stored(reader: Any, twin: Any, data: bytes, ends: list[int], step: int, log: list[Any]) -> None:
+    """Put all the data, in spans of a length, up to what ends the reader."""
     start = 0
     for end in ends:
+        reader.put(data, spans_of(start, end, step))
         while True:
-            state, at = reader.feed(data, start, end)
-            log.append((state, reader.next_offset, reader.rows, reader.nbytes, reader.stands, None))
-            if state not in (twin.MORE, twin.FULL):
+            log.append((reader.state, reader.next_offset, reader.rows, reader.nbytes, reader.stands, None))
+            if reader.state not in (twin.MORE, twin.FULL):
                 log += [reader.bad, reader.take()]
                 return
-            start = at
-            if state == twin.MORE:
+            if reader.state == twin.MORE:
                 break
             log.append(reader.take())
+            reader.resume()
+        start = end
     log += [reader.inside_message, reader.take()]
 
 
@@ -160,7 +169,7 @@ def stored_rows(twin: Any, chunks: Chunks, exact: Exact) -> Any:
     log: list[Any] = []
     reader = stored_reader(twin, options, limits_of(options), exact)
     data = exact(b"".join(map(grpc, rest)))
-    walk_stored(reader, twin, data, cuts_of(data, options), log)
+    walk_stored(reader, twin, data, cuts_of(data, options), option(options, 8, 64), log)
     return log
 
 
@@ -169,7 +178,7 @@ def stored_flow(twin: Any, chunks: Chunks, step: int) -> Any:
     log: list[Any] = []
     reader = stored_reader(twin, options, (MOST, WHOLE), unchanged)
     data = b"".join(map(grpc, rest))
-    walk_stored(reader, twin, data, ends_of(data, step), log)
+    walk_stored(reader, twin, data, ends_of(data, step), 0, log)
     return log[-3], log[-2], taken(log[-1])
 
 
@@ -180,7 +189,19 @@ def seeds_of_stored() -> Iterator[Chunks]:
     ]
     for options in range(7):
         yield [
-            bytes([0, options % 2, options, options * 40, 0, options * 30, options % 5, options % 4]),
+            bytes(
+                [
+                    0,
+                    options % 2,
+                    options,
+                    options * 40,
+                    0,
+                    options * 30,
+                    options % 5,
+                    options % 4,
+                    options * 3,
+                ]
+            ),
             b"|",
             *(b"|" + each for each in messages),
         ]
@@ -203,10 +224,10 @@ def publish_acks(twin: Any, chunks: Chunks, exact: Exact) -> Any:
             continue
         data, start = exact(grpc(chunk)), 0
         for end in cuts_of(data, options):
-            state, start = acks.feed(data, start, end)
-            if state != twin.MORE:
-                return [*log, state, acks.bad, requests.state(acks)[:6]]
-            log.append(start)
+            acks.put(data, spans_of(start, end, option(options, 6, 32)))
+            if acks.state != twin.MORE:
+                return [*log, acks.state, acks.bad, requests.state(acks)[:6]]
+            start = end
         log += [requests.state(acks), acks.refused()]
     return log
 
@@ -227,9 +248,10 @@ def acks_flow(twin: Any, chunks: Chunks, step: int) -> Any:
     acks.sent(struct.pack("=9i", *[0, 1, 2] * 3), 0, 9)
     data, start = b"".join(grpc(chunk) for chunk in rest if chunk[:1] != b"s"), 0
     for end in ends_of(data, step):
-        state, start = acks.feed(data, start, end)
-        if state != twin.MORE:
-            return state, acks.bad, requests.state(acks)[:6], acks.refused()
+        acks.put(data, spans(start, end))
+        if acks.state != twin.MORE:
+            return acks.state, acks.bad, requests.state(acks)[:6], acks.refused()
+        start = end
     return acks.bad, requests.state(acks), acks.refused()
 
 
@@ -239,7 +261,7 @@ def seeds_of_acks() -> Iterator[Chunks]:
     for options in range(7):
         chunks = [b"s\1\2\3", *(b"|" + answer[5:] for answer in answers[options:]), b"s\3\1"]
         yield [
-            bytes([4 + options, 2, 0, options * 40]),
+            bytes([4 + options, 2, 0, options * 40, 0, 0, options * 5]),
             *chunks,
             *(b"|" + answer[5:] for answer in answers[:options]),
         ]

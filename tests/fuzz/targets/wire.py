@@ -9,6 +9,7 @@ from tests.fuzz.target import PUBLISHES, Chunks, Exact, Target, option
 from tests.fuzz.targets import nats
 from tests.fuzz.targets.frames import DATA, MAX_MESSAGE, frame_of, seeds_of_frames
 from tests.fuzz.targets.queue import TARGET as QUEUE
+from tests.sinks import RecordingSink
 
 __all__ = ["TARGETS"]
 
@@ -17,7 +18,7 @@ MAX_FRAME = 200
 STATUSES = b"st."
 
 
-def fed(walker: Any, data: bytes, log: list[Any], plain: Any) -> None:
+def fed(walker: Any, data: bytes | memoryview, log: list[Any], plain: Any) -> None:
     """Feed bytes, and walk until nothing is left."""
     walker.feed(data)
     left = b"-"
@@ -30,26 +31,37 @@ def same(found: Any) -> Any:
     return found
 
 
+def opened(walker: Any, stream_id: int, with_sink: int) -> Any:
+    return walker.open(stream_id, RecordingSink() if with_sink else None)
+
+
+def fed_in_place(walker: Any, data: bytes, log: list[Any], exact: Exact) -> None:
+    """Feed a buffer that is overwritten as soon as the walk is over, as the next read does."""
+    buffer = exact(bytearray(data))
+    fed(walker, memoryview(buffer), log, same)
+    memoryview(buffer)[:] = b"\xff" * len(data)
+
+
 def frames(twin: Any, chunks: Chunks, exact: Exact) -> Any:
     """Walk frames; between them, streams are opened, muted and closed."""
     options, *rest = chunks
     walker = twin.FrameWalker(MAX_FRAME, MAX_MESSAGE, option(options, 0, 4) * 8)
-    cutters = [walker.open(1, pieces=bool(option(options, 1, 2)))]
+    cutters = [opened(walker, 1, option(options, 1, 2))]
     log: list[Any] = []
     held, join = b"", option(options, 2, 4)
     for i, chunk in enumerate(rest):
         action = option(chunk, 0) >> 5
         if action == 1:
-            cutters.append(walker.open(3, pieces=bool(option(chunk, 1, 2))))
+            cutters.append(opened(walker, 3, option(chunk, 1, 2)))
         elif action in (2, 3):
             (walker.mute if action == 2 else walker.close)(option(chunk, 1, 8))
         held += frame_of(chunk)
         if i & join == 0:
             cut = option(options, 3, 64)
-            fed(walker, exact(held[: len(held) - cut]), log, same)
+            fed_in_place(walker, held[: len(held) - cut], log, exact)
             held = held[max(len(held) - cut, 0) :]
     fed(walker, exact(held), log, same)
-    states = [(one.fault, one.fault_value, one.inside_message, one.leaves_pieces) for one in cutters]
+    states = [(one.fault, one.fault_value, one.inside_message, payloads(one)) for one in cutters]
     return log, states, walker.oversize, packed(twin, rest)
 
 
@@ -63,7 +75,7 @@ def packed(twin: Any, bodies: list[bytes]) -> Any:
 def frames_flow(twin: Any, chunks: Chunks, step: int) -> Any:
     options, *rest = chunks
     walker = twin.FrameWalker(MAX_FRAME, MAX_MESSAGE, option(options, 0, 4) * 8)
-    cutters = [walker.open(1, pieces=bool(option(options, 1, 2))), walker.open(3)]
+    cutters = [opened(walker, 1, option(options, 1, 2)), walker.open(3)]
     log: list[Any] = []
     data = b"".join(map(frame_of, rest))
     for at in range(0, len(data), step):
@@ -74,19 +86,22 @@ def frames_flow(twin: Any, chunks: Chunks, step: int) -> Any:
                 b"",
             )  # the beginning of a frame that is too long, as much of it as has come
             break
-    return by_stream(log, bool(option(options, 1, 2))), [one.fault for one in cutters], walker.oversize
+    return by_stream(log), [(one.fault, payloads(one)) for one in cutters], walker.oversize
 
 
-def by_stream(log: list[Any], pieces: bool) -> Any:
-    """The messages of each stream, those in pieces put together, and all that was left."""
+def payloads(cutter: Any) -> bytes | None:
+    """What the sink of a cutter got; None if it has no sink."""
+    return None if cutter.sink is None else cutter.sink.found
+
+
+def by_stream(log: list[Any]) -> Any:
+    """The messages of each stream, and all that was left."""
     found: dict[int, list[bytes]] = {}
     sizes: dict[int, int] = {}
     for taken, _ in log:
         for stream_id, size, messages in taken:
             found[stream_id] = found.get(stream_id, []) + messages
             sizes[stream_id] = sizes.get(stream_id, 0) + size
-    if pieces and 1 in found:
-        found[1] = [b"".join(found[1])]
     return found, sizes, b"".join(left for _, left in log)
 
 

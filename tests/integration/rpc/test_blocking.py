@@ -14,8 +14,10 @@ import pytest
 
 from liftenvelope.errors import TransportError
 from liftenvelope.rpc.blocking import BlockingChannel
+from liftenvelope.rpc.framing import frame_message
 from liftenvelope.rpc.status import RpcError, StatusCode
 from liftenvelope.testing import FaultProxy, NatsServer
+from tests.sinks import RecordingSink
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -175,6 +177,57 @@ def test_closing_a_stream_cancels_it(channel: BlockingChannel, service: Service)
     with pytest.raises(RpcError) as info:
         stream.receive()
     assert info.value.code == StatusCode.CANCELLED
+
+
+def test_sink_takes_the_stream(channel: BlockingChannel) -> None:
+    sink = RecordingSink()
+    with channel.server_stream("/test/count", b"1000", sink=sink) as stream:
+        waits = 0
+        while stream.wait(timeout=60.0):
+            waits += 1
+        assert not stream.wait()
+        assert stream.ended
+    assert sink.found == b"".join(frame_message(b"%d" % number) for number in range(1000))
+    assert waits <= sink.calls
+
+
+def test_sink_of_another_call_misses_nothing(channel: BlockingChannel) -> None:
+    sink = RecordingSink()
+    stream = channel.server_stream("/test/flood", b"", sink=sink)
+    for _ in range(10):
+        assert channel.unary("/test/echo", b"x" * 10_000, timeout=60.0) == b"x" * 10_000
+    while stream.wait(timeout=60.0):
+        pass
+    assert sink.found == frame_message(bytes(100_000)) * 200
+
+
+def test_wait_raises_the_status_after_the_bytes(channel: BlockingChannel) -> None:
+    sink = RecordingSink()
+    with channel.server_stream("/test/fail", b"", sink=sink) as stream, pytest.raises(RpcError) as info:
+        stream.wait(timeout=60.0)
+    assert info.value.code == StatusCode.FAILED_PRECONDITION
+    assert sink.found == b""
+
+
+def test_closed_stream_has_nothing_for_its_sink(channel: BlockingChannel) -> None:
+    sink = RecordingSink()
+    stream = channel.server_stream("/test/forever", b"", sink=sink)
+    assert stream.wait(timeout=60.0)
+    assert sink.found == frame_message(b"first")
+    stream.close()
+    with pytest.raises(RpcError) as info:
+        stream.wait()
+    assert info.value.code == StatusCode.CANCELLED
+
+
+def test_poll_takes_only_what_came(channel: BlockingChannel) -> None:
+    sink = RecordingSink()
+    with channel.conversation("/test/chat", sink=sink) as call:
+        assert not call.poll()
+        call.send_framed(frame_message(b"a"))
+        assert call.wait(timeout=60.0)
+        assert sink.found == frame_message(b"a")
+        assert not call.poll()
 
 
 def test_two_calls_at_once(channel: BlockingChannel) -> None:

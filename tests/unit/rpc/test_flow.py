@@ -18,6 +18,7 @@ from liftenvelope.rpc.client_side import ClientConnection
 from liftenvelope.rpc.events import CallEnded, HeadersReceived, MessagesReceived, Pong
 from liftenvelope.rpc.framing import frame_message
 from liftenvelope.rpc.status import RpcError
+from tests.sinks import RecordingSink
 from tests.unit.rpc.test_connection import METHOD, OK_HEADERS, OK_TRAILERS, Pair, failure, goaway, messages
 
 
@@ -82,6 +83,69 @@ def test_message_larger_than_the_window(padded: bool) -> None:
         body = body[room:]
         got += messages(pair.exchange())
     assert got == [bytes(300_000)]
+
+
+def test_sink_takes_the_bytes_of_its_call() -> None:
+    pair, sink = Pair(), RecordingSink()
+    first, second = pair.client.start_call(METHOD, sink=sink), pair.start()
+    pair.client.half_close(first)
+    pair.exchange()
+    for call_id in (first, second):
+        pair.server.send_headers(call_id, OK_HEADERS)
+        pair.server.send_data(call_id, frame_message(b"x"))
+    pair.server.send_data(first, frame_message(b"padded"), pad_length=9)
+    pair.server.send_data(first, b"\0\0")
+    pair.server.send_headers(first, OK_TRAILERS, end_stream=True)
+    *came, end = pair.exchange()
+    assert came[:2] == [MessagesReceived(first, [], 6), MessagesReceived(second, [b"x"], 6)]
+    assert came[2:] == [MessagesReceived(first, [], 21), MessagesReceived(first, [], 2)]
+    assert sink.found == frame_message(b"x") + frame_message(b"padded") + b"\0\0"
+    assert end == CallEnded(first, None)  # the sink is the one to know that a message is incomplete
+
+
+def test_sink_of_a_response_with_a_length() -> None:
+    pair, sink = Pair(), RecordingSink()
+    call_id = pair.client.start_call(METHOD, sink=sink)
+    pair.client.half_close(call_id)
+    pair.exchange()
+    pair.server.send_headers(call_id, [*OK_HEADERS, ("content-length", "6")])
+    pair.server.send_data(call_id, frame_message(b"x"))
+    assert pair.exchange() == [MessagesReceived(call_id, [], 6)]
+    assert sink.payloads == [frame_message(b"x")]
+
+
+def test_sink_gets_no_padding() -> None:
+    """A server that sends nothing but padding gets its credit back, and no event resets a timeout."""
+    pair, sink = small_window(20_000), RecordingSink()
+    call_id = pair.client.start_call(METHOD, sink=sink)
+    pair.client.half_close(call_id)
+    pair.exchange()
+    pair.server.send_headers(call_id, OK_HEADERS)
+    for _ in range(500):
+        pair.server.send_data(call_id, b"", pad_length=200)
+        assert pair.exchange() == []
+    assert (sink.calls, pair.client.unread) == (0, 0)
+
+
+def test_window_holds_back_a_server_whose_bytes_a_sink_took() -> None:
+    pair, sink = small_window(20_000), RecordingSink()
+    call_id = pair.client.start_call(METHOD, sink=sink)
+    pair.client.half_close(call_id)
+    pair.exchange()
+    pair.server.send_headers(call_id, OK_HEADERS)
+    pair.exchange()
+    sent = 0
+    for taken in range(3):
+        pair.server.send_data(call_id, bytes(16_000))
+        pair.server.send_data(call_id, bytes(4_000))
+        sent += 20_000
+        events = pair.exchange()
+        assert (pair.server.local_flow_control_window(call_id), len(sink.found)) == (0, sent), taken
+        for event in events:
+            assert isinstance(event, MessagesReceived)
+            pair.client.release(call_id, event.size)
+        pair.exchange()
+        assert pair.server.local_flow_control_window(call_id) == 20_000
 
 
 def test_window_of_the_connection_is_given_back_by_every_way_a_call_ends(
