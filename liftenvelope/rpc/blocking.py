@@ -43,7 +43,9 @@ def _remaining(deadline: float | None) -> float | None:
 
 
 def _earlier(a: float | None, b: float | None) -> float | None:
-    return min((time_ for time_ in (a, b) if time_ is not None), default=None)
+    if a is None or b is None:
+        return b if a is None else a
+    return min(a, b)
 
 
 class _Inbox:

@@ -117,7 +117,7 @@ class ClientConnection(Connection):
 
     def data_to_send(self) -> bytes:
         """Return the bytes to send to the server now, and remove them from the queue."""
-        if not self._failed:
+        if self._waiting and not self._failed:
             self._start_waiting()
         return super().data_to_send()
 
