@@ -34,6 +34,7 @@ cdef enum:
     CONTINUATION = 0x9
     END_HEADERS = 0x4
     SHOWN = 32
+    SHORT = 4096  # bytes of input that are sooner copied than walked in place, behind the rest of the last input
     FAULT_COMPRESSED = 1
     FAULT_TOO_LONG = 2
     LONGEST_KEPT = 256
@@ -265,7 +266,7 @@ cdef class FrameWalker:
         n = len(given)
         used = self.missing(given, n)
         rest = PyBytes_FromStringAndSize(<const char*>self.p + self.start, self.size - self.start)
-        if used < n and self.following is None:
+        if n - used > SHORT and self.following is None:
             view = memoryview(given)
             self.hold(rest + view[:used])
             self.following = view[used:]

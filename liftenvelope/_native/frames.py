@@ -7,10 +7,10 @@ An HTTP/2 frame (RFC 9113, 4.1) has a header of 9 bytes, a gRPC message a prefix
     4     flags
     5..8  stream id
 
-:class:`FrameWalker` takes DATA frames out of the received bytes and cuts them into messages. h2, which needs
-about 12 us per frame, sees only the few other frames. The walker takes DATA frames without flags, of streams
-that were opened in it: no flag means no padding and no end of the stream, so that the payload is nothing but
-message bytes.
+:class:`FrameWalker` takes DATA frames out of the received bytes and cuts them into messages, or passes their
+payloads to the sink of the stream. h2, which needs about 12 us per frame, sees only the few other frames. The
+walker takes DATA frames without flags, of streams that were opened in it: no flag means no padding and no end
+of the stream, so that the payload is nothing but message bytes.
 
 A NATS server sends lines, some of them followed by a message. Sizes are decimal, and the size of an ``HMSG``
 includes that of its headers::

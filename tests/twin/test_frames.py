@@ -176,6 +176,33 @@ def test_input_may_be_overwritten_after_a_walk(
 
 
 @TWINS
+@pytest.mark.parametrize("size", [4_000, 9_000, 20_000, 70_001])
+@pytest.mark.parametrize("body", [b"", b"x", b"x" * 55])
+def test_large_input_behind_the_rest_of_the_last(frames: ModuleType, size: int, body: bytes) -> None:
+    walker, sink = frames.FrameWalker(MAX_FRAME, 60), RecordingSink()
+    walker.open(1, sink)
+    walker.open(3)
+    one = frame(DATA, 1, b"a" * 50) + frame(SETTINGS, 0, b"123456") + frame(DATA, 3, message(body))
+    messages, sizes, left = walk_all(walker, split(one * 1000, [size]))
+    assert messages == {1: [], 3: [body] * 1000}
+    assert sizes == {1: 50_000, 3: (len(body) + 5) * 1000}
+    assert left == frame(SETTINGS, 0, b"123456") * 1000
+    assert sink.found == b"a" * 50_000
+
+
+@TWINS
+def test_large_input_behind_the_header_of_a_frame_too_long(frames: ModuleType) -> None:
+    for cut in range(1, 9):
+        walker, long = frames.FrameWalker(MAX_FRAME, 60), frame(DATA, 1, bytes(9_000))
+        walker.open(1)
+        walker.feed(long[:cut])
+        assert walker.walk() == ([], b"")
+        walker.feed(long[cut:])
+        assert walker.walk() == ([], long[:32])
+        assert walker.oversize == 9_000
+
+
+@TWINS
 def test_input_is_a_view_of_any_kind(frames: ModuleType) -> None:
     data = frame(DATA, 1, message(b"abc"))
     released = memoryview(b"x")

@@ -53,6 +53,7 @@ def seeds_of_frames() -> Iterator[Chunks]:
     ]
     for options in range(8):
         yield [bytes([options, options & 1, options >> 1, options * 5]), *sent[options::2][:10]]
+        yield [bytes([0, options & 1, 0, options * 9, 1]), *sent[options::3]]
         for action in range(1, 4):
             first = bytes((sent[options][0] | action << 5,)) + sent[options][1:]
             yield [bytes([0, action & 1, 3, 9 * action]), sent[1], first, *sent[:6]]

@@ -43,19 +43,22 @@ def fed_in_place(walker: Any, data: bytes, log: list[Any], exact: Exact) -> None
 
 
 def frames(twin: Any, chunks: Chunks, exact: Exact) -> Any:
-    """Walk frames; between them, streams are opened, muted and closed."""
+    """Walk frames; between them, streams are opened, muted and closed.
+
+    Frames that come 32 times are long enough to be walked in place behind the rest of the last input.
+    """
     options, *rest = chunks
     walker = twin.FrameWalker(MAX_FRAME, MAX_MESSAGE, option(options, 0, 4) * 8)
     cutters = [opened(walker, 1, option(options, 1, 2))]
     log: list[Any] = []
-    held, join = b"", option(options, 2, 4)
+    held, join, times = b"", option(options, 2, 4), 32 if option(options, 4, 8) == 1 else 1
     for i, chunk in enumerate(rest):
         action = option(chunk, 0) >> 5
         if action == 1:
             cutters.append(opened(walker, 3, option(chunk, 1, 2)))
         elif action in (2, 3):
             (walker.mute if action == 2 else walker.close)(option(chunk, 1, 8))
-        held += frame_of(chunk)
+        held += frame_of(chunk) * times
         if i & join == 0:
             cut = option(options, 3, 64)
             fed_in_place(walker, held[: len(held) - cut], log, exact)
