@@ -22,7 +22,7 @@ _M = TypeVar("_M", bound=Message)
 
 
 def read_request(kind: type[_M], raw: bytes, limits: Limits) -> _M:
-    """Parse a request and check the lengths of its names and lists.
+    """Parse a request, check the lengths of its names and lists, and drop its unknown fields.
 
     Args:
         kind: Protobuf class of the request.
@@ -40,8 +40,15 @@ def read_request(kind: type[_M], raw: bytes, limits: Limits) -> _M:
         request = kind.FromString(raw)
     except DecodeError as exc:
         raise RpcError(StatusCode.INTERNAL, f"the request can't be read: {exc}") from exc
-    for field in _text_fields(kind.DESCRIPTOR):
-        value: str | Sequence[str] = getattr(request, field)
+    # A subscription keeps its request for as long as it is open.
+    request.DiscardUnknownFields()
+    _check_names(request, limits)
+    return request
+
+
+def _check_names(message: Message, limits: Limits) -> None:
+    for field in _text_fields(message.DESCRIPTOR):
+        value: str | Sequence[str] = getattr(message, field)
         if isinstance(value, str):
             _check(field, (value,), limits.max_name_chars)
             continue
@@ -49,7 +56,19 @@ def read_request(kind: type[_M], raw: bytes, limits: Limits) -> _M:
             text = f"{field} must have at most {limits.max_list_length} names, got {len(value)}"
             raise RpcError(StatusCode.INVALID_ARGUMENT, text)
         _check(field, value, limits.max_name_chars)
-    return request
+    for field in _messages_with_text(message.DESCRIPTOR):
+        _check_names(getattr(message, field), limits)
+
+
+@cache
+def _messages_with_text(kind: Descriptor) -> tuple[str, ...]:
+    """Return the names of the fields that hold one message with string fields."""
+    found = [(field.name, field.message_type) for field in kind.fields]
+    return tuple(
+        name
+        for name, part in found
+        if part is not None and not part.GetOptions().map_entry and _text_fields(part)
+    )
 
 
 @cache

@@ -144,3 +144,19 @@ def test_names_and_lists_of_requests_are_bounded_by_the_limits() -> None:
         with pytest.raises(RpcError, match="must have at most") as caught:
             read_request(api_pb2.FetchMetadataRequest, raw, limits)
         assert caught.value.code == StatusCode.INVALID_ARGUMENT
+
+
+def test_names_in_nested_messages_are_bounded_and_unknown_fields_dropped() -> None:
+    from liftenvelope._pb import api_pb2
+
+    limits = Limits(max_name_chars=3)
+    sound = api_pb2.SubscribeRequest(stream="abc", consumer=api_pb2.Consumer(groupId="abc", consumerId="d"))
+    unknown = b"\xf2\x07\x04junk"  # field 126
+    found = read_request(api_pb2.SubscribeRequest, sound.SerializeToString() + unknown, limits)
+    assert found.SerializeToString() == sound.SerializeToString()
+    for field in ("groupId", "consumerId"):
+        consumer: Any = {field: "abcd"}
+        raw = api_pb2.SubscribeRequest(consumer=consumer).SerializeToString()
+        with pytest.raises(RpcError, match=f"{field} must have at most 3 characters, got 4"):
+            read_request(api_pb2.SubscribeRequest, raw, limits)
+    assert not read_request(api_pb2.SubscribeRequest, b"", limits).HasField("consumer")
