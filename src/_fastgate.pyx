@@ -270,6 +270,7 @@ cdef struct Request:
     int32_t policy
     bint plain           # false: valid, but for the general path in Python
     Py_ssize_t headers   # size of the header fields in the envelope
+    Py_ssize_t name      # size of the longest correlation id or ack inbox, in bytes
 
 
 cdef inline bint get_header(const uint8_t* p, const uint8_t* end, Request* out) noexcept nogil:
@@ -304,7 +305,7 @@ cdef inline bint get_request(const uint8_t* p, const uint8_t* end, Request* out)
     clear_slice(&out.correlation_id)
     out.partition = out.policy = 0
     out.plain = True
-    out.headers = 0
+    out.headers = out.name = 0
     while p < end:
         p = get_tag(p, end, &tag)
         if p == NULL:
@@ -326,8 +327,12 @@ cdef inline bint get_request(const uint8_t* p, const uint8_t* end, Request* out)
             out.headers += slice_size(part.n) if part.n else 2
         elif tag == TAG_Q_ACK_INBOX:
             p = get_text(p, end, &part)  # validated, not used: the gateway has its own inbox
+            if p != NULL and part.n > out.name:
+                out.name = part.n
         elif tag == TAG_Q_CORRELATION_ID:
             p = get_text(p, end, &out.correlation_id)
+            if p != NULL and out.correlation_id.n > out.name:
+                out.name = out.correlation_id.n
         elif tag == TAG_Q_ACK_POLICY:
             p = get_varint(p, end, &number)
             out.policy = <int32_t>number
@@ -365,22 +370,26 @@ cdef class PublishPipe:
     under that number until acked() or expire() removes it. Numbers only grow, so a late ack never meets another
     message. take() stops at the first request that is not plain or has no route: the caller handles that one, so
     that requests are published in their order. A request enters `waiting` only after its command was written.
+    `pending_bytes` is the sum of the sizes in `waiting`: pop() subtracts what it removes.
     """
 
     cdef bytes inbox
     cdef Py_ssize_t max_message
+    cdef Py_ssize_t max_name
     cdef dict routes
     cdef dict waiting
     cdef readonly int64_t next_number
+    cdef readonly int64_t pending_bytes
     cdef _Route last
     cdef _Buffer out
 
-    def __init__(self, inbox, Py_ssize_t max_message):
+    def __init__(self, inbox, Py_ssize_t max_message, Py_ssize_t max_name):
         self.inbox = as_text("inbox", inbox).encode()
         self.max_message = max_message
+        self.max_name = max_name
         self.routes = {}
         self.waiting = {}
-        self.next_number = 0
+        self.next_number = self.pending_bytes = 0
         self.last = None
         self.out = _Buffer()
 
@@ -430,7 +439,7 @@ cdef class PublishPipe:
             raw = item if type(item) is bytes else as_bytes("request", item)
             p = <const uint8_t*>PyBytes_AS_STRING(raw)
             end = p + PyBytes_GET_SIZE(raw)
-            if not get_request(p, end, &request) or not request.plain:
+            if not get_request(p, end, &request) or not request.plain or request.name > self.max_name:
                 break
             route = self.find(&request)
             if route is None:
@@ -440,8 +449,9 @@ cdef class PublishPipe:
                 break
             self.put(route, &request, p, end, size)
             correlation_id = PyBytes_FromStringAndSize(<const char*>request.correlation_id.p, request.correlation_id.n)
-            self.waiting[self.next_number] = (route, correlation_id, request.policy)
+            self.waiting[self.next_number] = (route, correlation_id, request.policy, PyBytes_GET_SIZE(raw))
             self.next_number += 1
+            self.pending_bytes += PyBytes_GET_SIZE(raw)
             payloads += size
             index += 1
         return self.out.taken(), index, index - start, payloads
@@ -499,10 +509,10 @@ cdef class PublishPipe:
                 continue
             if not get_digits(<const uint8_t*>subject_p + prefix, n - prefix, &number):
                 continue
-            waiting = self.waiting.pop(number, None)
+            waiting = self.pop(number)
             if waiting is None:
                 continue
-            route, correlation_id, policy = waiting
+            route, correlation_id, policy, _ = waiting
             if not get_offset(route.answer, message, &offset):
                 others.append((message, (route.stream, route.partition), policy, correlation_id))
             elif policy != NO_ACK:
@@ -532,8 +542,15 @@ cdef class PublishPipe:
 
     def expire(self, int64_t number):
         """Remove pending messages numbered below `number`; return their policies and correlation ids."""
-        cdef list old = [self.waiting.pop(known) for known in list(self.waiting) if known < number]
-        return [(policy, correlation_id) for _, correlation_id, policy in old]
+        cdef list old = [self.pop(known) for known in list(self.waiting) if known < number]
+        return [(policy, correlation_id) for _, correlation_id, policy, _ in old]
+
+    cdef tuple pop(self, int64_t number):
+        """Remove a pending message and return it; None if the number is not pending."""
+        cdef tuple found = self.waiting.pop(number, None)
+        if found is not None:
+            self.pending_bytes -= <int64_t>found[3]
+        return found
 
 
 cdef bint get_offset(bytes answer, tuple message, int64_t* offset) except? False:

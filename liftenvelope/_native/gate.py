@@ -163,13 +163,15 @@ class PublishPipe:
     Args:
         inbox: Prefix of the reply subjects, including the last dot; a number follows.
         max_message: Largest envelope, in bytes.
+        max_name: Longest correlation id or ack inbox to take, in bytes.
 
     Attributes:
         pending: Number of messages without an ack.
+        pending_bytes: Total size of the requests of these messages, in bytes.
         next_number: Number of the next message.
 
     Example:
-        >>> pipe = PublishPipe("_INBOX.a.", 1024)
+        >>> pipe = PublishPipe("_INBOX.a.", 1024, 100)
         >>> pipe.route("s", 0, "sub", "sub", "JS")
         >>> pipe.take([bytes.fromhex("120568656c6c6f1a0173")], 0)
         (b'PUB sub _INBOX.a.0 15\r\n\xb9\x0eC\xb4\x00\x08\x00\x00\x1a\x05hello\r\n', 1, 1, 15)
@@ -177,12 +179,14 @@ class PublishPipe:
         (b'\x00\x00\x00\x00\x15\n\x13\n\x01s\x12\x03sub\x1a\x03sub \x02@cHc', [])
     """
 
-    def __init__(self, inbox: str, max_message: int) -> None:
+    def __init__(self, inbox: str, max_message: int, max_name: int) -> None:
         self._inbox = as_text("inbox", inbox).encode()
         self._max_message = max_message
+        self._max_name = max_name
         self._routes: dict[tuple[bytes, int], _Route] = {}
-        self._waiting: dict[int, tuple[_Route, bytes, int]] = {}
+        self._waiting: dict[int, tuple[_Route, bytes, int, int]] = {}
         self.next_number = 0
+        self.pending_bytes = 0
 
     @property
     def pending(self) -> int:
@@ -233,15 +237,16 @@ class PublishPipe:
             except EnvelopeError:
                 break
             route = self._routes.get((request.stream, request.partition))
-            if route is None or not request.plain:
+            if route is None or not request.plain or request.name > self._max_name:
                 break
             envelope = request.envelope()
             if len(envelope) > self._max_message:
                 break
             head = (route.command, self.next_number, len(envelope))
             out += b"%b%d %d\r\n%b\r\n" % (*head, envelope)
-            self._waiting[self.next_number] = (route, request.correlation_id, request.policy)
+            self._waiting[self.next_number] = (route, request.correlation_id, request.policy, len(raw))
             self.next_number += 1
+            self.pending_bytes += len(raw)
             size += len(envelope)
             index += 1
         return bytes(out), index, index - start, size
@@ -266,10 +271,10 @@ class PublishPipe:
             number = message[0].encode()[len(self._inbox) :]
             if not number.isdigit() or len(number) > 18:
                 continue
-            waiting = self._waiting.pop(int(number), None)
+            waiting = self._pop(int(number))
             if waiting is None:
                 continue
-            route, correlation_id, policy = waiting
+            route, correlation_id, policy, _ = waiting
             offset = _offset(route.answer, message)
             if offset is None:
                 others.append((message, route.key, policy, correlation_id))
@@ -279,8 +284,15 @@ class PublishPipe:
 
     def expire(self, number: int) -> list[tuple[int, bytes]]:
         """Remove pending messages numbered below ``number``; return their policies and correlation ids."""
-        old = [self._waiting.pop(known) for known in list(self._waiting) if known < number]
-        return [(policy, correlation_id) for _, correlation_id, policy in old]
+        old = [self._pop(known) for known in list(self._waiting) if known < number]
+        return [(waiting[2], waiting[1]) for waiting in old if waiting is not None]
+
+    def _pop(self, number: int) -> tuple[_Route, bytes, int, int] | None:
+        """Remove a pending message and return it; None if the number is not pending."""
+        found = self._waiting.pop(number, None)
+        if found is not None:
+            self.pending_bytes -= found[3]
+        return found
 
 
 class _Request:
@@ -289,6 +301,8 @@ class _Request:
     def __init__(self, raw: bytes) -> None:
         self.key = self.value = self.stream = self.correlation_id = b""
         self.partition = self.policy = 0
+        #: Size of the longest correlation id or ack inbox, in bytes.
+        self.name = 0
         #: True if the pipe can take the request: known fields only, valid header names and policy.
         self.plain = True
         self._headers = bytearray()
@@ -320,11 +334,13 @@ class _Request:
             case w.REQUEST_CORRELATION_ID, w.LEN:
                 read_text(raw, field, "correlation_id")
                 self.correlation_id = data
+                self.name = max(self.name, len(data))
             case w.REQUEST_ACK_POLICY, w.VARINT:
                 self.policy = signed(field.value, 32)
                 self.plain = self.plain and 0 <= self.policy <= _NONE
             case w.REQUEST_ACK_INBOX, w.LEN:
                 read_text(raw, field, "ack_inbox")  # checked and not used: the inbox is ours
+                self.name = max(self.name, len(data))
             case w.REQUEST_EXPECTED_OFFSET, w.VARINT:
                 pass  # a stream that checks offsets has no route
             case _:

@@ -246,7 +246,9 @@ class Authorization:
             elif method in _ABOUT:
                 check = await self._request_check(call, client, method)
                 check()
-            if check is None or method not in _LASTING:
+            if method not in _LASTING:
+                check = None  # holds the parsed request, which may be large
+            if check is None:
                 await handler(call)
                 return
             async with self._while_allowed(check):

@@ -51,6 +51,10 @@ class Limits(ServerLimits):
             RESOURCE_EXHAUSTED. Default 5,000.
         max_partitions_per_client: Total partitions of the streams that a client owns. Further ones are
             refused with RESOURCE_EXHAUSTED. Default 50,000.
+        max_pending_bytes_per_client: Bytes of requests that a client may have pending at this gateway:
+            requests without an answer, and published messages without JetStream's ack. Above this limit
+            PublishAsync waits, and other requests are refused with RESOURCE_EXHAUSTED. A larger request is
+            served if nothing else of the client is pending. Default 128 MiB.
         max_subscriptions_per_client: Open subscriptions of a client at this gateway. Further ones are refused
             with RESOURCE_EXHAUSTED. Default 10,000.
 
@@ -76,6 +80,7 @@ class Limits(ServerLimits):
     allowed_ack_inboxes: tuple[str, ...] = ("_INBOX.",)
     max_streams_per_client: int = bounded(5_000)
     max_partitions_per_client: int = bounded(50_000)
+    max_pending_bytes_per_client: int = bounded(128 << 20)
     max_subscriptions_per_client: int = bounded(10_000)
 
     def __post_init__(self) -> None:

@@ -33,7 +33,7 @@ from liftenvelope.errors import (
 )
 from liftenvelope.gateway.failures import status_of
 from liftenvelope.gateway.replicas import least_in_sync
-from liftenvelope.gateway.requests import read_request
+from liftenvelope.gateway.requests import read_request, without_content
 from liftenvelope.gateway.targets import PublishTarget, ack_of
 from liftenvelope.jetstream.publish_frames import PubAck, read_ack
 from liftenvelope.nats.link import Link
@@ -86,7 +86,12 @@ class PublishSession:
         self._link = Link(core.nc)
         inbox = self._link.new_inbox() + "."
         self._inbox = inbox + "*"
-        self._pipe = _native.gate.PublishPipe(inbox, intake.max_message)
+        limits = core.options.limits
+        self._pipe = _native.gate.PublishPipe(inbox, intake.max_message, limits.max_name_chars)
+        # Requests that are being published, and messages of the fast path without an ack. Each message of the
+        # slow path holds its own bytes.
+        self._held = core.quotas.pending(call)
+        self._is_publishing = False
         self._routes: dict[tuple[str, int], PublishTarget] = {}
         self._read_ack = _native.jet.AckReader(PubAck, read_ack)
         # Messages of the slow path that have no answer yet.
@@ -118,6 +123,7 @@ class PublishSession:
             for task in (*tasks, draining):
                 task.cancel()
             await asyncio.gather(*tasks, draining, return_exceptions=True)
+            self._held.shrink(0)
             if subscription is not None:
                 await subscription.unsubscribe()
 
@@ -156,10 +162,23 @@ class PublishSession:
     # Requests
 
     async def _publish(self, requests: list[bytes]) -> None:
-        """Publish a batch in order: runs of plain messages on the fast path, each other one on the slow path.
+        """Publish a batch when the client has room for it; if it has not, message by message.
 
         Wait afterwards while more messages than ``max_pending_publishes`` have no answer.
         """
+        if self._held.add_now(sum(map(len, requests))):
+            await self._take(requests)
+        else:
+            for request in requests:
+                await self._held.add(len(request))
+                await self._take([request])
+        while self._pending > self._core.options.limits.max_pending_publishes:
+            self._changed.clear()
+            await self._changed.wait()
+
+    async def _take(self, requests: list[bytes]) -> None:
+        """Publish messages in order: runs of plain ones on the fast path, each other one on the slow path."""
+        self._is_publishing = True
         self._drop_old_routes()
         at = 0
         while at < len(requests):
@@ -169,9 +188,14 @@ class PublishSession:
             if at < len(requests):
                 await self._publish_one(requests[at])
                 at += 1
-        while self._pending > self._core.options.limits.max_pending_publishes:
-            self._changed.clear()
-            await self._changed.wait()
+        self._is_publishing = False
+        self._settle()
+
+    def _settle(self) -> None:
+        """Give back the bytes of messages that are no longer pending, and wake the call."""
+        if not self._is_publishing:
+            self._held.shrink(self._pipe.pending_bytes)
+        self._changed.set()
 
     async def _write(self, frames: bytes, count: int, size: int) -> None:
         seconds = self._core.options.ack_timeout
@@ -201,6 +225,8 @@ class PublishSession:
         except LiftEnvelopeError as exc:
             self._answer(_refusal(status_of(exc), request.correlationId))
             return
+        self._held.split(len(raw)).keep_until(future)
+        request = without_content(request)
         self._slow += 1
         future.add_done_callback(partial(self._stored, target, request))
         if self._needs_route(target):
@@ -236,7 +262,7 @@ class PublishSession:
         for message, (stream, partition), policy, correlation_id in others:
             key = (stream.decode(), partition)
             self._on_other(message, key, policy, correlation_id.decode())
-        self._changed.set()
+        self._settle()
 
     def _on_other(self, message: Any, key: tuple[str, int], policy: int, correlation_id: str) -> None:
         """Handle a reply that is no plain ack: an error, or the ack of an unexpected stream."""
@@ -342,7 +368,7 @@ class PublishSession:
             while self._numbers[0][0] <= loop.time():
                 for policy, correlation_id in self._pipe.expire(self._numbers.popleft()[1]):
                     self._give_up(policy, correlation_id.decode())
-                self._changed.set()
+                self._settle()
             await asyncio.sleep(_LOOK)
             before, epoch = epoch, self._link.epoch
             if epoch != before and self._pending:

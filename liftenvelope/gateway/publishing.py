@@ -18,7 +18,7 @@ from liftenvelope.errors import LiftEnvelopeError, NoJetStreamError
 from liftenvelope.gateway.failures import TOO_LARGE, status_of
 from liftenvelope.gateway.intake import Intake
 from liftenvelope.gateway.publish_session import PublishSession
-from liftenvelope.gateway.requests import read_request
+from liftenvelope.gateway.requests import read_request, without_content
 from liftenvelope.gateway.subjects import check_published
 from liftenvelope.gateway.targets import ack_of
 from liftenvelope.rpc.status import RpcError, StatusCode
@@ -48,32 +48,37 @@ class PublishService:
 
     # One message
 
-    async def publish(self, call: ServerCall, raw: bytes) -> bytes:
+    async def publish(self, call: ServerCall) -> None:
         """Serve Publish. Unlike Liftbridge, wait for the ack even if the client set no deadline.
 
         Args:
             call: The call; its timeout limits the wait for JetStream's ack.
-            raw: The serialized request.
 
         Raises:
             RpcError: The message was refused or not acked; see
-                :class:`~liftenvelope.gateway.intake.Intake`.
+                :class:`~liftenvelope.gateway.intake.Intake`. RESOURCE_EXHAUSTED: the client has too many
+                bytes pending.
         """
-        request = read_request(api_pb2.PublishRequest, raw, self._core.options.limits)
-        self._core.ack_inboxes.check(request.ackInbox)
-        response = api_pb2.PublishResponse()
-        try:
-            target = await self._intake.target(request)
-            future = await self._intake.store(target, request, own_inbox=True, timeout=call.timeout)
-            if request.ackPolicy == _NONE:
-                future.add_done_callback(_forget)
-            else:
-                sequence = (await future).sequence
-                await self._intake.check_replicas(target, request)
-                response.ack.CopyFrom(ack_of(target, request, sequence))
-        except LiftEnvelopeError as exc:
-            raise await self._intake.explained(exc, request.stream, request.partition) from exc
-        return response.SerializeToString()
+        raw = await call.one_request()
+        with self._core.quotas.hold(call, len(raw)) as held:
+            request = read_request(api_pb2.PublishRequest, raw, self._core.options.limits)
+            del raw  # not kept while the message waits for its ack
+            self._core.ack_inboxes.check(request.ackInbox)
+            try:
+                target = await self._intake.target(request)
+                future = await self._intake.store(target, request, own_inbox=True, timeout=call.timeout)
+                request = without_content(request)
+                response = api_pb2.PublishResponse()
+                if request.ackPolicy == _NONE:
+                    held.keep_until(future)
+                    future.add_done_callback(_forget)
+                else:
+                    sequence = (await future).sequence
+                    await self._intake.check_replicas(target, request)
+                    response.ack.CopyFrom(ack_of(target, request, sequence))
+            except LiftEnvelopeError as exc:
+                raise await self._intake.explained(exc, request.stream, request.partition) from exc
+            await call.send([response.SerializeToString()])
 
     # Message streams
 
@@ -83,7 +88,7 @@ class PublishService:
 
     # On a subject
 
-    async def publish_to_subject(self, call: ServerCall, raw: bytes) -> bytes:
+    async def publish_to_subject(self, call: ServerCall) -> None:
         """Serve PublishToSubject: publish on a subject that any stream may record.
 
         A message that is too large is answered with the ack error ``TOO_LARGE``.
@@ -91,8 +96,35 @@ class PublishService:
         Raises:
             RpcError: UNKNOWN: no subject is named. INVALID_ARGUMENT: the subject or the ack inbox is not
                 allowed. DEADLINE_EXCEEDED: no stream records the subject, or too few replicas are in sync.
+                RESOURCE_EXHAUSTED: the client has too many bytes pending.
         """
-        request = read_request(api_pb2.PublishToSubjectRequest, raw, self._core.options.limits)
+        raw = await call.one_request()
+        with self._core.quotas.hold(call, len(raw)) as held:
+            request = read_request(api_pb2.PublishToSubjectRequest, raw, self._core.options.limits)
+            del raw  # not kept while the message waits for its ack
+            response = api_pb2.PublishToSubjectResponse()
+            try:
+                sent = await self._send(request, call.timeout)
+                request = without_content(request)
+                if request.ackPolicy == _NONE:
+                    held.keep_until(sent)
+                    sent.add_done_callback(_forget)
+                else:
+                    await self._await_ack(request, response.ack, sent)
+            except RpcError as exc:
+                if exc.description != TOO_LARGE:
+                    raise
+                refusal = api_pb2.Ack(ackError=api_pb2.Ack.TOO_LARGE, msgSubject=request.subject)
+                response.ack.CopyFrom(refusal)
+                response.ack.correlationId = request.correlationId
+            except LiftEnvelopeError as exc:
+                raise status_of(exc) from exc
+            await call.send([response.SerializeToString()])
+
+    async def _send(
+        self, request: api_pb2.PublishToSubjectRequest, timeout: float | None
+    ) -> asyncio.Future[PubAck]:
+        """Publish an envelope on the subject of a request; return the future of JetStream's ack."""
         if not request.subject:
             raise RpcError(StatusCode.UNKNOWN, "nats: invalid subject")
         check_published(request.subject)
@@ -104,23 +136,9 @@ class PublishService:
                 "correlation_id": request.correlationId,
                 "ack_policy": request.ackPolicy,
             }
-        response = api_pb2.PublishToSubjectResponse()
-        try:
-            envelope = new_message(request.value, key=request.key, headers=request.headers, **options)
-            self._intake.check_size(envelope)
-            sent = await self._core.js.publish_async(request.subject, envelope, timeout=call.timeout)
-            if request.ackPolicy == _NONE:
-                sent.add_done_callback(_forget)
-            else:
-                await self._await_ack(request, response.ack, sent)
-        except RpcError as exc:
-            if exc.description != TOO_LARGE:
-                raise
-            response.ack.CopyFrom(api_pb2.Ack(ackError=api_pb2.Ack.TOO_LARGE, msgSubject=request.subject))
-            response.ack.correlationId = request.correlationId
-        except LiftEnvelopeError as exc:
-            raise status_of(exc) from exc
-        return response.SerializeToString()
+        envelope = new_message(request.value, key=request.key, headers=request.headers, **options)
+        self._intake.check_size(envelope)
+        return await self._core.js.publish_async(request.subject, envelope, timeout=timeout)
 
     async def _await_ack(
         self, request: api_pb2.PublishToSubjectRequest, ack: api_pb2.Ack, sent: asyncio.Future[PubAck]

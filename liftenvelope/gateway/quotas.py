@@ -1,8 +1,8 @@
-"""Quotas on the streams, partitions and subscriptions of a client.
+"""Quotas on the streams, partitions, subscriptions and pending bytes of a client.
 
 A client is identified by the common name of its certificate. All clients without a certificate count as one
 client, because nothing distinguishes them. A stream's record names its creator, so every gateway counts the
-same streams, even after a restart. Subscriptions are counted per gateway.
+same streams, even after a restart. Subscriptions and pending bytes are counted per gateway.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from liftenvelope._checks import RESERVED
 from liftenvelope.gateway.authorization import client_name
+from liftenvelope.gateway.pending import Held, PendingBytes
 from liftenvelope.rpc.status import RpcError, StatusCode
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ __all__ = ["Quotas"]
 
 
 class Quotas:
-    """Counts the streams, partitions and subscriptions of clients and enforces the limits.
+    """Counts the streams, partitions, subscriptions and pending bytes of clients and enforces the limits.
 
     Args:
         limits: Limits of each client.
@@ -33,6 +34,7 @@ class Quotas:
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._subscriptions: Counter[str] = Counter()
+        self._pending = PendingBytes(limits.max_pending_bytes_per_client)
 
     def check_stream(self, registry: StreamRegistry, record: StreamRecord) -> None:
         """Check that the owner of a new stream stays within its quota.
@@ -59,6 +61,31 @@ class Quotas:
         if count + len(record.partitions) > (most := self._limits.max_partitions_per_client):
             text = f"{count} partitions, and {len(record.partitions)} more asked for"
             raise _exhausted(record.owner, text, "max_partitions_per_client", most)
+
+    def pending(self, call: ServerCall) -> Held:
+        """Return the pending bytes of a call that waits for room instead of being refused."""
+        return self._pending.of(client_name(call.peer_certificate))
+
+    def hold(self, call: ServerCall, size: int) -> Held:
+        """Count the bytes of a request as pending.
+
+        Args:
+            call: The call of the request.
+            size: Size of the request in bytes.
+
+        Returns:
+            A context manager that counts the bytes until it is left.
+
+        Raises:
+            RpcError: RESOURCE_EXHAUSTED: the client would exceed its quota of pending bytes.
+        """
+        held = self.pending(call)
+        if not held.add_now(size):
+            client, most = client_name(call.peer_certificate), self._limits.max_pending_bytes_per_client
+            text = f"{self._pending.used(client)} bytes of requests pending, and {size} more asked for"
+            error = _exhausted(client, text, "max_pending_bytes_per_client", most)
+            raise RpcError(error.code, f"{error.description}: wait for answers before sending more")
+        return held
 
     def limited(self, subscribe: Handler) -> Handler:
         """Wrap the handler of Subscribe so that it refuses clients that have reached their quota.

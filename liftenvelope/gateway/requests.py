@@ -9,16 +9,18 @@ from google.protobuf.message import DecodeError, Message
 
 from liftenvelope.rpc.status import RpcError, StatusCode
 
-__all__ = ["read_request"]
+__all__ = ["read_request", "without_content"]
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from google.protobuf.descriptor import Descriptor
 
+    from liftenvelope._pb import api_pb2
     from liftenvelope.gateway.limits import Limits
 
 _M = TypeVar("_M", bound=Message)
+_P = TypeVar("_P", "api_pb2.PublishRequest", "api_pb2.PublishToSubjectRequest")
 
 
 def read_request(kind: type[_M], raw: bytes, limits: Limits) -> _M:
@@ -44,6 +46,18 @@ def read_request(kind: type[_M], raw: bytes, limits: Limits) -> _M:
     request.DiscardUnknownFields()
     _check_names(request, limits)
     return request
+
+
+def without_content(request: _P) -> _P:
+    """Return a copy of a publish request without key, value and headers, which its answer does not need.
+
+    Clearing the fields alone would free nothing: protobuf frees the memory of a message as a whole.
+    """
+    for name in ("key", "value", "headers"):
+        request.ClearField(name)
+    copy = type(request)()
+    copy.CopyFrom(request)
+    return copy
 
 
 def _check_names(message: Message, limits: Limits) -> None:

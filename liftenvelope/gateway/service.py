@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from functools import partial
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from google.protobuf.message import DecodeError
 
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from liftenvelope.gateway.reads import OpenReads
     from liftenvelope.gateway.streams import StreamService
     from liftenvelope.rpc.server import Handler, ServerCall
+
+    _Answer: TypeAlias = Callable[[ServerCall, bytes], Awaitable[bytes]]
 
 __all__ = ["handlers"]
 
@@ -54,36 +57,48 @@ def handlers(
         health: Serves the health service.
         calls: Counts the open calls of all methods except Subscribe and the health service's Watch.
     """
+    counted = partial(_counted, core)
     publishing, metadata = PublishService(core, streams), MetadataService(core, groups)
     subscribing = SubscribeService(core, streams, reads, groups)
     table = {
-        _API + "CreateStream": guarded(with_call(streams.create)),
-        _API + "DeleteStream": guarded(unary(streams.whole(streams.delete))),
-        _API + "PauseStream": guarded(unary(streams.whole(streams.pause))),
-        _API + "SetStreamReadonly": guarded(unary(streams.whole(streams.set_readonly))),
-        _API + "FetchMetadata": guarded(unary(metadata.fetch)),
-        _API + "FetchPartitionMetadata": guarded(unary(metadata.fetch_partition)),
-        _API + "Publish": guarded(with_call(publishing.publish)),
+        _API + "CreateStream": guarded(counted(streams.create)),
+        _API + "DeleteStream": guarded(counted(_without_call(streams.whole(streams.delete)))),
+        _API + "PauseStream": guarded(counted(_without_call(streams.whole(streams.pause)))),
+        _API + "SetStreamReadonly": guarded(counted(_without_call(streams.whole(streams.set_readonly)))),
+        _API + "FetchMetadata": guarded(counted(_without_call(metadata.fetch))),
+        _API + "FetchPartitionMetadata": guarded(counted(_without_call(metadata.fetch_partition))),
+        _API + "Publish": guarded(publishing.publish),
         _API + "PublishAsync": guarded(publishing.publish_async),
-        _API + "PublishToSubject": guarded(with_call(publishing.publish_to_subject)),
+        _API + "PublishToSubject": guarded(publishing.publish_to_subject),
         _API + "Subscribe": guarded(core.quotas.limited(subscribing.subscribe)),
-        _API + "SetCursor": guarded(unary(cursors.set)),
-        _API + "FetchCursor": guarded(unary(cursors.fetch)),
-        _API + "JoinConsumerGroup": guarded(with_call(groups.join)),
-        _API + "LeaveConsumerGroup": guarded(with_call(groups.leave)),
-        _API + "FetchConsumerGroupAssignments": guarded(with_call(groups.assignments)),
-        _API + "ReportConsumerGroupCoordinator": guarded(with_call(groups.report)),
+        _API + "SetCursor": guarded(counted(_without_call(cursors.set))),
+        _API + "FetchCursor": guarded(counted(_without_call(cursors.fetch))),
+        _API + "JoinConsumerGroup": guarded(counted(groups.join)),
+        _API + "LeaveConsumerGroup": guarded(counted(groups.leave)),
+        _API + "FetchConsumerGroupAssignments": guarded(counted(groups.assignments)),
+        _API + "ReportConsumerGroupCoordinator": guarded(counted(groups.report)),
         _HEALTH + "Check": guarded(unary(health.check)),
         _HEALTH + "Watch": guarded(health.watch),
     }
     return {path: serve if path in _ENDLESS else calls.counting(serve) for path, serve in table.items()}
 
 
-def with_call(answer: Callable[[ServerCall, bytes], Awaitable[bytes]]) -> Handler:
-    """Return the handler of a unary method whose implementation needs the call as well as the request."""
+def _without_call(answer: Callable[[bytes], Awaitable[bytes]]) -> _Answer:
+    """Return an answer to a call and its request, for an implementation that needs the request alone."""
+
+    async def serve(call: ServerCall, raw: bytes) -> bytes:  # noqa: ARG001
+        return await answer(raw)
+
+    return serve
+
+
+def _counted(core: Core, answer: _Answer) -> Handler:
+    """Return the handler of a unary method. Its requests count as pending bytes until they are answered."""
 
     async def serve(call: ServerCall) -> None:
-        await call.send([await answer(call, await call.one_request())])
+        raw = await call.one_request()
+        with core.quotas.hold(call, len(raw)):
+            await call.send([await answer(call, raw)])
 
     return serve
 

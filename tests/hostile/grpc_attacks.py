@@ -28,7 +28,7 @@ __all__ = ["FORBIDDEN_INBOXES", "GRPC"]
 _API: Final = "/proto.API/"
 _CHECK: Final = "/grpc.health.v1.Health/Check"
 _WATCH: Final = "/grpc.health.v1.Health/Watch"
-_INVALID, _NOT_FOUND, _DENIED, _EXHAUSTED, _UNIMPLEMENTED, _INTERNAL = 3, 5, 7, 8, 12, 13
+_INVALID, _DEADLINE, _NOT_FOUND, _DENIED, _EXHAUSTED, _UNIMPLEMENTED, _INTERNAL = 3, 4, 5, 7, 8, 12, 13
 #: The largest windows that HTTP/2 has, for each call and for the connection: the reader never holds back.
 _OPEN_WINDOWS: Final = (
     GREETING
@@ -101,6 +101,17 @@ _BODIES += [
         rounds=1_000,
         connections=9,
         bounds=Bounds(rss_mib=192),
+    ),
+    Attack(
+        name="messages of 1 MB that nobody stores",
+        must=refuses(_DEADLINE, _EXHAUSTED, close=None),
+        repeat=lambda n: _ask(
+            n,
+            "PublishToSubject",
+            api_pb2.PublishToSubjectRequest(subject="nobody", value=bytes(1_000_000)).SerializeToString(),
+        ),
+        rounds=900,
+        bounds=Bounds(rss_mib=448),
     ),
     Attack(
         name="publishes without end, answers unread",

@@ -20,6 +20,7 @@ TWINS = pytest.mark.parametrize("twin", [readable.gate, _fastgate], ids=["python
 STORED = 1_700_000_000_987_654_321
 NOW = 1_800_000_000_123_456_789
 INBOX = "_INBOX.x."
+MAX_NAME = 100
 
 
 def delivered(payload: bytes, sequence: int = 1, subject: str = "s", pending: int = 0) -> Any:
@@ -166,7 +167,7 @@ def test_both_frame_alike(deliveries: Any, least: int, most: int) -> None:
 
 
 def pipe_of(twin: Any, max_message: int = 1 << 20) -> Any:
-    pipe = twin.PublishPipe(INBOX, max_message)
+    pipe = twin.PublishPipe(INBOX, max_message, MAX_NAME)
     pipe.route("s", 0, "sub", "sub", "JS0")
     pipe.route("s", 1, "sub", "sub.1", "JS1")
     return pipe
@@ -197,7 +198,7 @@ def test_requests_and_acks(twin: Any) -> None:
     first = unmarshal_message(found[0][2])
     assert (first.key, first.value, dict(first.headers)) == (b"k", b"v", {"a": b"1", "ü": b""})
     assert (first.ack_inbox, first.correlation_id) == ("", "")
-    assert pipe.pending == 3
+    assert (pipe.pending, pipe.pending_bytes) == (3, sum(map(len, requests)))
     answers = [
         (INBOX + "1", b"", None, b'{"stream":"JS1","seq":11}'),
         (INBOX + "2", b"", None, b'{"stream":"JS0","seq":3}'),
@@ -233,7 +234,7 @@ def test_requests_and_acks(twin: Any) -> None:
             correlationId="one",
         ),
     ]
-    assert (pipe.pending, pipe.next_number) == (0, 3)
+    assert (pipe.pending, pipe.pending_bytes, pipe.next_number) == (0, 0, 3)
 
 
 @TWINS
@@ -246,6 +247,8 @@ def test_requests_and_acks(twin: Any) -> None:
         request(value=b"x" * 100),
         request(ackPolicy=7),
         request(headers={"h" * 32_768: b""}),
+        request(correlationId="c" * (MAX_NAME + 1)),
+        request(ackInbox="i" * (MAX_NAME + 1)),
         request() + b"\x0a",
         request() + b"\x3a\x01\xff",
         request() + b"\x78\x01",
@@ -257,7 +260,14 @@ def test_what_is_left_to_others(twin: Any, odd: bytes) -> None:
     pipe = pipe_of(twin, 60)
     frames, taken, count, _ = pipe.take([request(), odd, request()], 0)
     assert (len(commands(frames)), taken, count, pipe.pending) == (1, 1, 1, 1)
+    assert pipe.pending_bytes == len(request())
     assert pipe.take([request(), odd, request()], 2)[1:3] == (3, 1)
+
+
+@TWINS
+def test_names_of_the_longest_length_are_taken(twin: Any) -> None:
+    longest = "n" * MAX_NAME
+    assert pipe_of(twin).take([request(correlationId=longest, ackInbox=longest)], 0)[1] == 1
 
 
 @TWINS
@@ -314,6 +324,7 @@ def test_late_acks_are_given_up(twin: Any) -> None:
     pipe.take([request(correlationId=str(number), ackPolicy=number % 3) for number in range(5)], 0)
     assert pipe.expire(3) == [(0, b"0"), (1, b"1"), (2, b"2")]
     assert (pipe.pending, pipe.expire(3)) == (2, [])
+    assert pipe.pending_bytes == sum(len(request(correlationId=str(n), ackPolicy=n % 3)) for n in (3, 4))
     assert pipe.acked([(INBOX + "1", b"", None, b'{"stream":"JS0","seq":1}')], NOW) == (b"", [])
     assert pipe.acked([(INBOX + "3", b"", None, b'{"stream":"JS0","seq":1}')], NOW)[0]
 
@@ -347,7 +358,8 @@ def test_both_pipe_alike(requests: list[bytes], answers: list[Any]) -> None:
             step = pipe.take(requests, at)
             steps.append(step)
             at = max(step[1], at + 1)
-        found.append((steps, pipe.acked(answers, NOW), pipe.pending, pipe.next_number))
+        before = pipe.pending_bytes
+        found.append((steps, before, pipe.acked(answers, NOW), pipe.pending, pipe.pending_bytes))
     assert found[0] == found[1]
 
 
@@ -364,7 +376,7 @@ def test_request_with_text_that_is_no_utf8_is_not_taken(twin: Any, field: str) -
     request = bytes([number << 3 | 2, 2, 0xC3, 0x28]) + sound
     with pytest.raises(DecodeError):
         api_pb2.PublishRequest.FromString(request)
-    pipe = twin.PublishPipe(INBOX, 1000)
+    pipe = twin.PublishPipe(INBOX, 1000, MAX_NAME)
     pipe.route("s", 0, "s", "s", "lift_s_0")
     assert pipe.take([request, sound], 0) == (b"", 0, 0, 0)
     assert pipe.take([sound], 0)[1:3] == (1, 1)

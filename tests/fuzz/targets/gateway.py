@@ -109,7 +109,7 @@ def published(twin: Any, chunks: Chunks, exact: Exact) -> Any:
         elif kind == b"o":
             pipe.route(text(content), option(form, 1), "sub", "sub.1", "JS1")
     log.append(pipe.take(requests, min(number, len(requests))))
-    return [*log, pipe.pending, pipe.next_number]
+    return [*log, pipe.pending, pipe.pending_bytes, pipe.next_number]
 
 
 def seeds_of_requests() -> Iterator[Chunks]:

@@ -19,7 +19,7 @@ from nats.aio.client import Client as NatsClient
 
 import liftenvelope
 from liftenvelope._pb import api_pb2
-from liftenvelope.envelope import new_message, unmarshal_ack
+from liftenvelope.envelope import new_message, unmarshal_ack, unmarshal_message
 from liftenvelope.errors import TransportError
 from liftenvelope.gateway import Gateway, Limits
 from liftenvelope.gateway.failures import TOO_LARGE
@@ -738,3 +738,141 @@ async def subscriptions_of_a_client(place: Place) -> None:
             async with asyncio.timeout(PATIENCE):
                 while not await has_room():
                     await asyncio.sleep(0.01)
+
+
+def request_of(kind: Any, size: int, **fields: Any) -> Any:
+    """A request with a value, of exactly that many bytes."""
+    request = kind(value=bytes(size - 50), **fields)
+    request.value += bytes(size - request.ByteSize())
+    assert request.ByteSize() == size
+    return request
+
+
+class Busy:
+    """A gateway at which one client has requests pending for as long as a test takes.
+
+    Attributes:
+        name: The client and a stream.
+        channel: A connection of that client.
+        other: A connection of another client.
+        values: Values published on the stream, in the order of their publishing.
+    """
+
+    def __init__(self, name: str, channel: Channel, other: Channel, nc: NatsClient) -> None:
+        self.name = name
+        self.channel = channel
+        self.other = other
+        self.values: list[bytes] = []
+        self._nc = nc
+        self._holding: list[asyncio.Task[tuple[StatusCode, str]]] = []
+
+    async def hold(self, size: int) -> None:
+        """Keep a request of that size pending: no stream records its subject."""
+        heard = await self._nc.subscribe(f"{self.name}.nobody")
+        await self._nc.flush()
+        request = request_of(api_pb2.PublishToSubjectRequest, size, subject=f"{self.name}.nobody")
+        self._holding.append(asyncio.create_task(outcome(self.channel, "PublishToSubject", request)))
+        await heard.next_msg(timeout=PATIENCE)
+        await heard.unsubscribe()
+
+    async def let_go(self) -> None:
+        """End the pending requests."""
+        for task in self._holding:
+            task.cancel()
+        await asyncio.gather(*self._holding, return_exceptions=True)
+
+    async def publish(self, channel: Channel, size: int, **fields: Any) -> tuple[StatusCode, str]:
+        request = request_of(api_pb2.PublishRequest, size, stream=self.name, **fields)
+        return await outcome(channel, "Publish", request)
+
+    async def until_room(self, size: int) -> None:
+        """Wait until the client may publish a request of that size."""
+        async with asyncio.timeout(PATIENCE):
+            while (await self.publish(self.channel, size))[0] == EXHAUSTED:
+                await asyncio.sleep(0.01)
+
+
+@asynccontextmanager
+async def busy(place: Place, limit: int) -> AsyncIterator[Busy]:
+    nc = await connect(place.nats.url)
+    tls, other_tls = place.client_tls(place.name), place.client_tls(f"{place.name}-other")
+    options = {"ack_timeout": 2 * PATIENCE}
+    async with (
+        place.gateway(tls=True, options=options, max_pending_bytes_per_client=limit) as gateway,
+        await Channel.connect(gateway.address, tls=tls) as channel,
+        await Channel.connect(gateway.address, tls=other_tls) as other,
+    ):
+        await liftenvelope_stream(channel, place.name)
+        made = Busy(place.name, channel, other, nc)
+
+        async def note(msg: Any) -> None:
+            made.values.append(unmarshal_message(msg.data).value)
+
+        await nc.subscribe(place.name, cb=note)
+        await nc.flush()
+        yield made
+        await made.let_go()
+    await nc.close()
+
+
+@case("max_pending_bytes_per_client")
+async def pending_bytes_of_a_client(place: Place) -> None:
+    async with busy(place, limit=10_000) as gateway:
+        await gateway.hold(9_000)
+        assert await gateway.publish(gateway.channel, 1_000) == (StatusCode.OK, "")
+        assert await gateway.publish(gateway.channel, 1_001) == (
+            EXHAUSTED,
+            f"quota of client {place.name!r} used up: 9000 bytes of requests pending, and 1001 more asked "
+            "for (limit max_pending_bytes_per_client is 10000): wait for answers before sending more",
+        )
+        # Another client has the whole quota of its own.
+        assert await gateway.publish(gateway.other, 10_000) == (StatusCode.OK, "")
+        # Every method counts.
+        metadata = api_pb2.FetchMetadataRequest(streams=["s" * 100] * 11)
+        assert await code(gateway.channel, "FetchMetadata", metadata) == EXHAUSTED
+        assert await code(gateway.other, "FetchMetadata", metadata) == StatusCode.OK
+        await gateway.let_go()
+        await gateway.until_room(1_001)
+
+
+async def test_publish_async_waits_at_the_quota_of_pending_bytes(
+    own_nats: NatsServer, ca: trustme.CA, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with busy(Place(own_nats, name, ca, caplog), limit=10_000) as gateway:
+
+        def message(size: int) -> bytes:
+            found = request_of(api_pb2.PublishRequest, size, stream=name, expectedOffset=-1)
+            return bytes(found.SerializeToString())
+
+        async with gateway.channel.bidi(API + "PublishAsync") as call:
+            await call.send([message(500)])  # the slow path, then the fast path
+            assert not api_pb2.PublishResponse.FromString(await anext(call)).HasField("asyncError")
+            await gateway.hold(9_000)
+            await call.send([message(1_000)])
+            assert api_pb2.PublishResponse.FromString(await anext(call)).ack.offset == 1
+            await call.send([message(1_001), message(600)])
+            # Small requests fit until the gateway has read these two, and come after them from then on.
+            async with asyncio.timeout(PATIENCE):
+                while (await gateway.publish(gateway.channel, 100))[0] == StatusCode.OK:
+                    pass
+            assert (await gateway.publish(gateway.other, 2_000))[0] == StatusCode.OK
+            await until(lambda: len(gateway.values[-1]) > 1_900)
+            before = len(gateway.values)
+            assert all(len(value) < 100 for value in gateway.values[2:-1])
+            await gateway.let_go()
+            for offset in (before, before + 1):
+                assert api_pb2.PublishResponse.FromString(await anext(call)).ack.offset == offset
+            await until(lambda: len(gateway.values) == before + 2)
+            assert 900 < len(gateway.values[before]) < 1_001
+        await gateway.until_room(10_000)
+
+
+async def test_request_above_the_quota_of_pending_bytes_is_served_alone(
+    own_nats: NatsServer, ca: trustme.CA, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with busy(Place(own_nats, name, ca, caplog), limit=1_000) as gateway:
+        assert await gateway.publish(gateway.channel, 2_000) == (StatusCode.OK, "")
+        assert await gateway.publish(gateway.channel, 2_000, ackPolicy=api_pb2.NONE) == (StatusCode.OK, "")
+        await gateway.until_room(1_000)
+        await gateway.hold(2_000)
+        assert (await gateway.publish(gateway.channel, 100))[0] == EXHAUSTED

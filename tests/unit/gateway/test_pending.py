@@ -1,0 +1,110 @@
+"""Pending bytes of clients: the limit, the order of waiting, and what cancelled requests give back."""
+
+from __future__ import annotations
+
+import asyncio
+
+from liftenvelope.gateway.pending import Held, PendingBytes
+
+
+async def waiting(held: Held, size: int) -> asyncio.Task[None]:
+    """A task that waits for room."""
+    task = asyncio.create_task(held.add(size))
+    await asyncio.sleep(0)
+    return task
+
+
+def test_limit_is_exact_and_of_each_client() -> None:
+    pending = PendingBytes(100)
+    one, other = pending.of("one"), pending.of("other")
+    assert one.add_now(99)
+    assert one.add_now(1)
+    assert not pending.of("one").add_now(1)
+    assert other.add_now(100)
+    assert (pending.used("one"), pending.used("other"), pending.used("nobody")) == (100, 100, 0)
+
+
+def test_larger_request_fits_alone() -> None:
+    pending = PendingBytes(100)
+    with pending.of("one") as large:
+        assert large.add_now(101)
+        assert not pending.of("one").add_now(1)
+    with pending.of("one") as small:
+        assert small.add_now(1)
+        assert not pending.of("one").add_now(101)
+
+
+def test_leaving_gives_back_what_is_held() -> None:
+    pending = PendingBytes(100)
+    with pending.of("one") as held:
+        held.add_now(80)
+        held.shrink(30)
+        assert pending.used("one") == 30
+        part = held.split(10)
+    assert pending.used("one") == part.size == 10
+
+
+async def test_bytes_are_kept_until_a_future_is_done() -> None:
+    pending = PendingBytes(100)
+    for is_cancelled in (False, True):
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        with pending.of("one") as held:
+            held.add_now(80)
+            held.keep_until(future)
+        assert pending.used("one") == 80
+        if is_cancelled:
+            future.cancel()
+        else:
+            future.set_result(None)
+        await asyncio.sleep(0)
+        assert pending.used("one") == 0
+
+
+async def test_room_is_given_in_the_order_of_waiting() -> None:
+    pending = PendingBytes(100)
+    held = pending.of("one")
+    held.add_now(100)
+    large, small = await waiting(pending.of("one"), 60), await waiting(pending.of("one"), 1)
+    held.shrink(50)
+    await asyncio.sleep(0)
+    # The small request would fit, but does not overtake.
+    assert not large.done()
+    assert not small.done()
+    assert not pending.of("one").add_now(1)
+    held.shrink(39)
+    await asyncio.gather(large, small)
+    assert pending.used("one") == 100
+
+
+async def test_cancelled_request_takes_no_room() -> None:
+    pending = PendingBytes(100)
+    held = pending.of("one")
+    held.add_now(100)
+    first, second = await waiting(pending.of("one"), 100), await waiting(pending.of("one"), 100)
+    first.cancel()
+    held.shrink(0)
+    await second
+    assert first.cancelled()
+    assert pending.used("one") == 100
+
+
+async def test_request_cancelled_after_it_got_room_gives_it_back() -> None:
+    pending = PendingBytes(100)
+    held = pending.of("one")
+    held.add_now(100)
+    first, second = await waiting(pending.of("one"), 100), await waiting(pending.of("one"), 100)
+    held.shrink(0)  # the first has the room now, and does not run before it is cancelled
+    first.cancel()
+    await second
+    assert first.cancelled()
+    assert pending.used("one") == 100
+
+
+def test_clients_without_pending_bytes_are_forgotten() -> None:
+    pending = PendingBytes(100)
+    for number in range(1_000):
+        with pending.of(f"client {number}") as held:
+            assert held.add_now(1)
+        assert pending.used(f"client {number}") == 0
+        del held
+    assert len(pending) == 0
