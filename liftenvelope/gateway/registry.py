@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-from liftenvelope.errors import WrongLastSequenceError
+from liftenvelope.errors import StreamNotFoundError, WrongLastSequenceError
 from liftenvelope.gateway.mirror import Mirror
 from liftenvelope.gateway.names import encode_name
 from liftenvelope.gateway.records import StreamPhase, StreamRecord
@@ -91,7 +91,8 @@ class StreamRegistry:
         """Return the stream of that name. If the mirror does not have it, read the bucket.
 
         Raises:
-            RpcError: NOT_FOUND: the stream does not exist or is not ready.
+            RpcError: NOT_FOUND: the stream does not exist or is not ready. UNAVAILABLE: the bucket was
+                deleted.
         """
         record = self.known(name)
         if record is None:
@@ -177,9 +178,22 @@ class StreamRegistry:
         self._on_entry(BucketEntry(key, data, written))
 
     async def _refresh(self, name: str) -> StreamRecord | None:
-        """Read a stream's record from the bucket into the mirror and return it, in any state."""
+        """Read a stream's record from the bucket into the mirror and return it, in any state.
+
+        The leader of the bucket answers. A replica that lags would answer with the record that has just
+        caused a conflict.
+
+        Raises:
+            RpcError: UNAVAILABLE: the bucket was deleted, so nobody knows whether the stream exists.
+        """
         key = encode_name(name)
-        self._on_entry(await self._bucket.get(key, direct=True))
+        try:
+            entry = await self._bucket.get(key)
+        except StreamNotFoundError as exc:
+            text = f"the bucket {BUCKET} with the records of all streams does not exist any more"
+            remedy = "restore it from a backup, or restart a gateway to create an empty one"
+            raise RpcError(StatusCode.UNAVAILABLE, f"{text}: {remedy}") from exc
+        self._on_entry(entry)
         return self._records.get(key, (None, 0))[0]
 
     def _on_entry(self, entry: BucketEntry) -> None:

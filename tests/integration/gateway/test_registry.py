@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import cast
 
 import pytest
+from nats.aio.msg import Msg
 
 from liftenvelope.gateway.core import Core
 from liftenvelope.gateway.names import partition_stream
@@ -14,8 +15,8 @@ from liftenvelope.gateway.records import StreamRecord
 from liftenvelope.gateway.registry import StreamRegistry
 from liftenvelope.jetstream.context import JetStream
 from liftenvelope.rpc.status import RpcError, StatusCode
-from liftenvelope.testing import NatsServer
-from tests.integration.conftest import connect
+from liftenvelope.testing import NatsServer, run_nats_server
+from tests.integration.conftest import connect, until
 
 
 @pytest.fixture
@@ -93,3 +94,35 @@ async def test_the_partition_that_a_stream_holds(js: JetStream, name: str) -> No
     for one in names:
         await here.remove(one)
     await here.close()
+
+
+async def test_records_are_read_from_the_leader_of_the_bucket(js: JetStream, name: str) -> None:
+    """Another replica may lag, and answer a conflict with the record that has caused it."""
+    asked: list[str] = []
+
+    async def note(msg: Msg) -> None:
+        asked.append(msg.subject)
+
+    here = await registry(js)
+    for subject in ("$JS.API.STREAM.MSG.GET.KV_lift_streams", "$JS.API.DIRECT.GET.KV_lift_streams.>"):
+        await js.api.nc.subscribe(subject, cb=note)
+    with pytest.raises(RpcError, match="No such stream"):
+        await here.find(name)
+    await until(lambda: asked)
+    assert set(asked) == {"$JS.API.STREAM.MSG.GET.KV_lift_streams"}
+    await here.close()
+
+
+async def test_deleted_bucket_is_named(name: str) -> None:
+    with run_nats_server(jetstream=True) as server:
+        nc = await connect(server.url)
+        async with JetStream(nc) as js:
+            here = await registry(js)
+            await here.create(record(name, "here"))
+            await js.delete_stream("KV_lift_streams")
+            with pytest.raises(RpcError, match="does not exist any more: restore it") as caught:
+                await here.find(f"{name}-unknown")
+            assert caught.value.code == StatusCode.UNAVAILABLE
+            assert (await here.find(name)).name == name  # known from the mirror
+            await here.close()
+        await nc.close()
