@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 from liftenvelope.errors import (
     CallTimeoutError,
     JetStreamError,
+    LiftEnvelopeError,
     NoJetStreamError,
     StreamNotFoundError,
     SubjectsOverlapError,
@@ -195,13 +197,32 @@ class Storage:
         name = f"lift_probe_{encode_name(self._js.api.nc.new_inbox()[-12:])}"
         for replicas in range(_MOST_REPLICAS, 1, -1):
             config = StreamConfig(name=name, subjects=(_NOTHING + name,), num_replicas=replicas)
-            try:
-                await self._js.create_stream(config)
-            except JetStreamError:
-                continue
-            await self._js.delete_stream(name)
-            return replicas
+            if await self._accepts(config):
+                return replicas
         return 1
+
+    async def _accepts(self, config: StreamConfig) -> bool:
+        """Return whether JetStream creates a stream, and delete it again, also when cancelled."""
+        creating = asyncio.create_task(self._create(config), name="create probe stream")
+        try:
+            is_created = await asyncio.shield(creating)
+        except asyncio.CancelledError:
+            # A delete request that overtakes the creation would find no stream.
+            await asyncio.wait([creating])
+            with suppress(LiftEnvelopeError):
+                await self._js.delete_stream(config.name)
+            raise
+        if is_created:
+            await self._js.delete_stream(config.name)
+        return is_created
+
+    async def _create(self, config: StreamConfig) -> bool:
+        """Create a stream; return whether JetStream accepted it."""
+        try:
+            await self._js.create_stream(config)
+        except JetStreamError:
+            return False
+        return True
 
     async def create(self, record: StreamRecord, partition: int) -> str | None:
         """Create a partition.

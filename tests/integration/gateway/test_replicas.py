@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import ExitStack
 
 import pytest
+from nats.aio.msg import Msg
 
 import liftenvelope
 from liftenvelope.client import Client
 from liftenvelope.client.streams import MAX_REPLICATION
 from liftenvelope.envelope import AckPolicy, new_message, unmarshal_ack
 from liftenvelope.errors import LiftEnvelopeError, ServerError
+from liftenvelope.gateway.storage import Storage
 from liftenvelope.jetstream import JetStream, StreamConfig
 from liftenvelope.testing import GatewayCluster, NatsServer, run_gateway, run_nats_server
 from liftenvelope.testing._ports import free_port
@@ -150,3 +153,29 @@ async def raw_acks(server: NatsServer, name: str) -> None:
             assert (ack.stream, ack.correlation_id) == (name, "id")
             break
     await nc.close()
+
+
+async def test_cancelled_probe_leaves_no_stream(servers: list[NatsServer]) -> None:
+    """The first count that three servers accept is 3. The probe is cancelled while its stream is created."""
+    nc, other = await connect(servers[0].url), await connect(servers[0].url)
+    asked = asyncio.Event()
+
+    async def note(msg: Msg) -> None:
+        config = json.loads(msg.data)
+        if config["name"].startswith("lift_probe_") and config["num_replicas"] == 3:
+            asked.set()
+
+    await other.subscribe("$JS.API.STREAM.CREATE.*", cb=note)
+    await other.flush()
+    async with JetStream(nc) as js:
+        assert await Storage(js).most_replicas() == 3
+        asked.clear()
+        probing = asyncio.create_task(Storage(js).most_replicas())
+        async with asyncio.timeout(60):
+            await asked.wait()
+        probing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await probing
+        assert [name async for name in js.stream_names() if name.startswith("lift_probe_")] == []
+    await nc.close()
+    await other.close()
