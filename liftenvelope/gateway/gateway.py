@@ -171,6 +171,7 @@ class Gateway:
 
         Raises:
             NoJetStreamError: The NATS server has no JetStream.
+            PermissionDeniedError: The NATS user lacks a permission that the gateway needs.
             TransportError: The gateway can't listen on the address, or the connection is closed.
             UsageError: The gateway is started already.
         """

@@ -30,6 +30,7 @@ from liftenvelope.gateway.leading import Leading
 from liftenvelope.gateway.open_calls import OpenCalls
 from liftenvelope.gateway.quotas import Quotas
 from liftenvelope.gateway.reads import OpenReads
+from liftenvelope.gateway.refusals import Refusals
 from liftenvelope.gateway.registry import RecordListener, StreamRegistry
 from liftenvelope.gateway.reserved import ACTIVITY, CURSORS, ensure_stream, reserved_record
 from liftenvelope.gateway.running import Running
@@ -58,6 +59,8 @@ __all__ = ["Setup", "start_gateway"]
 #: Seconds to retry the start while JetStream is not ready, and pause between two attempts.
 _PATIENCE: Final = 30.0
 _PAUSE: Final = 0.25
+#: Interval of the checks for a refusal of the first request, in seconds.
+_LOOK: Final = 0.05
 #: JetStream's code and error code for "temporarily unavailable".
 _UNAVAILABLE: Final = 503
 _NOT_NOW: Final = 10008
@@ -93,21 +96,28 @@ async def start_gateway(setup: Setup) -> Running:
 
     Raises:
         NoJetStreamError: The NATS server has no JetStream.
+        PermissionDeniedError: The NATS user lacks a permission that the gateway needs.
         TransportError: The gateway can't listen on the address, or the connection is closed.
     """
     deadline = Deadline(_PATIENCE)
-    await _retried(partial(_ask_jetstream, setup), deadline, is_answered=False)
-    return await _retried(partial(_start_once, setup), deadline, is_answered=True)
+    refusals = Refusals(setup.nc)
+    await _retried(partial(_ask_jetstream, setup, refusals), deadline, refusals, is_answered=False)
+    return await _retried(partial(_start_once, setup), deadline, refusals, is_answered=True)
 
 
 async def _retried(
-    step: Callable[[], Awaitable[_Result]], deadline: Deadline, *, is_answered: bool
+    step: Callable[[], Awaitable[_Result]], deadline: Deadline, refusals: Refusals, *, is_answered: bool
 ) -> _Result:
-    """Run a step of the start again after temporary errors, until the deadline."""
+    """Run a step of the start again after temporary errors, until the deadline.
+
+    A request that NATS refuses gets no answer. So a time-out is not temporary if a refusal was reported.
+    """
     while True:
         try:
             return await step()
         except Exception as exc:
+            if refusals.found and isinstance(exc, CallTimeoutError | GroupUnavailableError):
+                raise refusals.error() from exc
             if deadline.is_over or not _is_temporary(exc, is_answered=is_answered):
                 raise
         await asyncio.sleep(_PAUSE)
@@ -130,9 +140,18 @@ def _is_temporary(error: Exception, *, is_answered: bool) -> bool:
     return isinstance(error, CallTimeoutError | GroupUnavailableError)
 
 
-async def _ask_jetstream(setup: Setup) -> None:
+async def _ask_jetstream(setup: Setup, refusals: Refusals) -> None:
+    """Send the first request. Do not wait for its time-out if NATS refuses it, or its inbox."""
     async with JetStream(setup.nc, domain=setup.options.domain, timeout=setup.options.ack_timeout) as js:
-        await js.account_info()
+        asking = asyncio.create_task(js.account_info(), name="ask JetStream")
+        try:
+            while not (await asyncio.wait([asking], timeout=_LOOK))[0]:
+                if refusals.concern(f"{js.api.prefix}.INFO", setup.nc.new_inbox()):
+                    raise refusals.error()
+            await asking
+        finally:
+            asking.cancel()
+            await asyncio.wait([asking])
 
 
 async def _start_once(setup: Setup) -> Running:
