@@ -28,8 +28,8 @@ METHOD = "/proto.API/FetchMetadata"
 class Pair:
     """A client connection and a server in memory, with a wire between them."""
 
-    def __init__(self, **settings: int) -> None:
-        self.client = ClientConnection("server.test:9292")
+    def __init__(self, *, max_header_list: int | None = None, **settings: int) -> None:
+        self.client = ClientConnection("server.test:9292", max_header_list=max_header_list)
         self.server = H2Connection(H2Configuration(client_side=False, header_encoding="utf-8"))
         self.server.initiate_connection()
         if settings:
@@ -426,3 +426,18 @@ def test_timeout_header_is_never_short_nor_long(timeout: float) -> None:
     assert len(header) <= 9
     seconds = int(header[:-1]) / {"u": 1e6, "m": 1e3, "S": 1}[header[-1]]
     assert seconds >= timeout * (1 - 1e-9) or seconds == 99_999_999
+
+
+@pytest.mark.parametrize("excess", [0, 1])
+def test_response_headers_up_to_the_limit_are_taken(excess: int) -> None:
+    trailers = [*OK_HEADERS, *OK_TRAILERS, ("x-pad", "p" * 100)]
+    size = sum(len(name) + len(value) + 32 for name, value in trailers)  # RFC 9113, 6.5.2
+    pair = Pair(max_header_list=size - excess)
+    call_id = pair.start()
+    pair.server.send_headers(call_id, trailers, end_stream=True)
+    events = pair.exchange()
+    assert pair.client.failed is bool(excess)
+    if excess:
+        assert isinstance(failure(events), TransportError)
+    else:
+        assert [event.error for event in events if isinstance(event, CallEnded)] == [None]

@@ -380,3 +380,15 @@ def test_ids_of_calls_end(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(TransportError, match="used up"):
         pair.client.start_call(METHOD)
     assert not pair.client.accepts_calls
+
+
+def test_server_may_send_ahead_exactly_the_window() -> None:
+    pair = small_window(5_000)
+    call_id = pair.start()
+    pair.server.send_headers(call_id, OK_HEADERS)
+    # The beginning of a message, which nobody can take yet.
+    pair.server.send_data(call_id, b"\0" + (5_000).to_bytes(4, "big") + bytes(4_995))
+    with pytest.raises(FlowControlError):
+        pair.server.send_data(call_id, b"x")
+    assert pair.exchange() == []
+    assert not pair.client.failed
