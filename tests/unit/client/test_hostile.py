@@ -349,6 +349,23 @@ async def test_messages_are_limited(excess: int) -> None:
                 assert caught.value.code == StatusCode.RESOURCE_EXHAUSTED
 
 
+@pytest.mark.parametrize("excess", [0, 1])
+async def test_messages_are_limited_in_bulk(excess: int) -> None:
+    async with scripted() as (broker,):
+        (payload,) = broker.log(0, size=5_000).payloads(0, 0)
+        access = Access(max_message_bytes=len(payload) - excess, reconnect_wait=1.0)
+
+        def read_all() -> int:
+            return int(bulk.read(broker.address, "foo", start=0, stop=1, access=access).read_all().num_rows)
+
+        if not excess:
+            assert await asyncio.to_thread(read_all) == 1
+        else:
+            with pytest.raises(RpcError, match="max_message_bytes") as caught:
+                await asyncio.to_thread(read_all)
+            assert caught.value.code == StatusCode.RESOURCE_EXHAUSTED
+
+
 async def test_little_is_received_at_a_time_while_nothing_is_for_a_call() -> None:
     """256 KiB of empty frames take half a second, in which no time-out would be noticed."""
     settings, unknown = bytes.fromhex("000000040000000000"), bytes.fromhex("000000ff0000000000")
