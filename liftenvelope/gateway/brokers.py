@@ -108,6 +108,7 @@ class LiveBrokers:
         self._bucket = Bucket(js, BUCKET, replicas=replicas, ttl=ttl)
         heartbeat = min(max(ttl / _BEATS, _SHORTEST_HEARTBEAT), _LONGEST_HEARTBEAT)
         self._mirror = Mirror(self._bucket, self._on_entry, heartbeat=heartbeat)
+        self._following = contextlib.AsyncExitStack()
         self.me = me
         self._ttl = ttl
         self._on_change = on_change
@@ -161,7 +162,7 @@ class LiveBrokers:
     async def start(self) -> None:
         """Create the bucket if needed, read the other gateways, and follow their changes."""
         await self._bucket.create()
-        await self._mirror.start()
+        await self._following.enter_async_context(self._mirror.running())
 
     async def join(self, broker: Broker) -> None:
         """Add this gateway to the live ones, announce it to the others, and wait for the lease.
@@ -202,7 +203,7 @@ class LiveBrokers:
     async def close(self) -> None:
         """Leave, and stop following the other gateways."""
         await self.leave()
-        await self._mirror.close()
+        await self._following.aclose()
         for timer in self._timers.values():
             timer.cancel()
 

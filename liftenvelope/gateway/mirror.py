@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Final
 
 from liftenvelope.errors import InternalError, LiftEnvelopeError
@@ -41,47 +42,55 @@ class Mirror:
         self._bucket = bucket
         self._on_entry = on_entry
         self._heartbeat = heartbeat
-        self._messages: Messages | None = None
-        self._task: asyncio.Task[None] | None = None
 
-    async def start(self) -> None:
-        """Read all entries of the bucket, then follow its changes in the background."""
-        await self._open()
-        self._task = asyncio.create_task(self._follow(), name=f"follow {self._bucket.name}")
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Read all entries of the bucket, then follow its changes while the block runs."""
+        messages = await self._open()
+        following = asyncio.create_task(self._follow(messages), name=f"follow {self._bucket.name}")
+        try:
+            yield
+        finally:
+            following.cancel()
+            await asyncio.wait([following])
+            messages.stop()  # a task that is cancelled before it runs does not stop them
 
-    async def close(self) -> None:
-        """Stop following the bucket."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
-        if self._messages is not None:
-            self._messages.stop()
-
-    async def _open(self) -> None:
+    async def _open(self) -> Messages:
+        """Read all entries; return the messages that report changes."""
         stream = await self._bucket.handle()
         waiting = (await stream.info()).state.messages
         # The stream keeps only the last value of each key.
-        self._messages = stream.ordered_consumer().messages(expires=10.0, idle_heartbeat=self._heartbeat)
-        await self._messages.__aenter__()
-        while waiting:
-            try:
-                message = await self._messages.next(timeout=_LATEST)
-            except TimeoutError:
-                break  # the remaining values have expired in the meantime
-            self._take(message)
-            waiting = message.metadata.num_pending
+        messages = stream.ordered_consumer().messages(expires=10.0, idle_heartbeat=self._heartbeat)
+        try:
+            await messages.__aenter__()
+            while waiting:
+                try:
+                    message = await messages.next(timeout=_LATEST)
+                except TimeoutError:
+                    break  # the remaining values have expired in the meantime
+                self._take(message)
+                waiting = message.metadata.num_pending
+        except BaseException:
+            messages.stop()
+            raise
+        return messages
 
-    async def _follow(self) -> None:
+    async def _follow(self, messages: Messages) -> None:
         while True:
             try:
-                assert self._messages is not None
-                async for message in self._messages:
+                async for message in messages:
                     self._take(message)
             except LiftEnvelopeError as exc:
                 _log.warning("changes of the bucket %s don't come: %s", self._bucket.name, exc)
+            finally:
+                messages.stop()
+            messages = await self._open_again()
+
+    async def _open_again(self) -> Messages:
+        while True:
             await asyncio.sleep(_PAUSE)
             try:
-                await self._open()
+                return await self._open()
             except LiftEnvelopeError as exc:
                 _log.warning("the bucket %s can't be read: %s", self._bucket.name, exc)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Final
 
 from liftenvelope.errors import StreamNotFoundError, WrongLastSequenceError
@@ -44,6 +45,7 @@ class StreamRegistry:
     def __init__(self, js: JetStream, on_change: RecordListener, *, replicas: int = 1) -> None:
         self._bucket = Bucket(js, BUCKET, replicas=replicas)
         self._mirror = Mirror(self._bucket, self._on_entry)
+        self._following = AsyncExitStack()
         self._on_change = on_change
         # By key: the record (None if deleted) and its revision.
         self._records: dict[str, tuple[StreamRecord | None, int]] = {}
@@ -53,11 +55,11 @@ class StreamRegistry:
     async def start(self) -> None:
         """Create the bucket if it is missing, read all records and follow their changes."""
         await self._bucket.create()
-        await self._mirror.start()
+        await self._following.enter_async_context(self._mirror.running())
 
     async def close(self) -> None:
         """Stop following changes."""
-        await self._mirror.close()
+        await self._following.aclose()
 
     def __iter__(self) -> Iterator[StreamRecord]:
         return iter([r for r, _ in self._records.values() if r is not None and r.state is StreamPhase.READY])
