@@ -42,6 +42,12 @@ _LONGEST_MS: Final = (2**63 - 1) // 1_000_000
 _TIMES: Final = ("retentionMaxAge", "cleanerInterval", "segmentMaxAge", "autoPauseTime")
 
 
+def about(error: UsageError, *arguments: str) -> UsageError:
+    """Return an error after noting which arguments its text names."""
+    error.arguments = arguments
+    return error
+
+
 def _shown(value: object) -> str:
     try:
         text = repr(value)
@@ -163,7 +169,7 @@ def as_text(name: str, value: Any) -> str:
 def as_full_text(name: str, value: Any) -> str:
     """Check a str like :func:`as_text`, and that it is not empty; return it as a plain str."""
     if not (text := as_text(name, value)):
-        raise UsageError(f"{name} must not be empty, got ''")
+        raise about(UsageError(f"{name} must not be empty, got ''"), name)
     return text
 
 

@@ -92,6 +92,9 @@ class LiftEnvelopeError(Exception):
 class UsageError(LiftEnvelopeError, ValueError):
     """The call is invalid; the message names the offending value. Nothing was sent."""
 
+    #: Names of arguments in the message, which a command replaces by those of its options.
+    arguments: tuple[str, ...] = ()
+
 
 class UsageTypeError(UsageError, TypeError):
     """An argument has a type that the call does not accept. Also a :class:`TypeError`."""
@@ -421,10 +424,7 @@ class OffsetOutOfRangeError(LiftEnvelopeError):
 
 
 class SubscriptionLostError(TransportError):
-    """A subscription lost its connection and could not reconnect within ``resubscribe_wait`` seconds.
-
-    Subscribing again at the subscription's position skips no messages.
-    """
+    """A subscription was lost for ``resubscribe_wait`` seconds. A new one at its position skips nothing."""
 
 
 class GroupError(LiftEnvelopeError):
@@ -489,9 +489,8 @@ _JETSTREAM_ERRORS: dict[int, type[JetStreamError]] = {
 
 def jetstream_error(code: int, err_code: int, description: str) -> JetStreamError:
     """Return the error for JetStream's codes. Codes without an own class give a JetStreamError."""
-    kind = _JETSTREAM_ERRORS.get(err_code, JetStreamError)
-    if not err_code and code == 503:
-        kind = NoJetStreamError
+    default = NoJetStreamError if code == 503 and not err_code else JetStreamError
+    kind = _JETSTREAM_ERRORS.get(err_code, default)
     return kind(code, description or "the server gave no reason", err_code)
 
 

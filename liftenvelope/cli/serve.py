@@ -25,7 +25,7 @@ _LEVELS = {
     "info": logging.INFO,
     "debug": logging.DEBUG,
 }
-#: Options by argument name, for error texts.
+#: Options by argument, for error texts.
 _FLAGS = {
     "advertise": "--advertise",
     "domain": "--nats-domain",
@@ -40,11 +40,6 @@ _FLAGS = {
     "tls_key": "--tls-key",
     "user_credentials": "--nats-creds",
 }
-#: An argument name in an error text. Names that are English words match only at the start of the text.
-_ARGUMENT = re.compile(
-    r"(^(advertise|domain|drain|port|replicas)"
-    r"|\b(inbox_prefix|nats_log|policy_file|tls_\w+|user_credentials))(?=[ =,:]|$)"
-)
 
 
 @click.command()
@@ -151,14 +146,17 @@ def serve(**options: Any) -> None:
         serving = _serving(options)
         asyncio.run(_serve(serving))
     except UsageError as exc:
-        raise click.UsageError(_with_flags(str(exc))) from exc
+        raise click.UsageError(_with_flags(exc)) from exc
     except LiftEnvelopeError as exc:
-        raise click.ClickException(_with_flags(str(exc))) from exc
+        raise click.ClickException(str(exc)) from exc
 
 
-def _with_flags(text: str) -> str:
-    """Replace argument names in an error text by their options."""
-    return _ARGUMENT.sub(lambda found: _FLAGS[found[0]], text)
+def _with_flags(error: UsageError) -> str:
+    """Return the text of an error, with the options in place of the arguments that it names."""
+    text = str(error)
+    for name in error.arguments:
+        text = re.sub(rf"\b{re.escape(name)}\b", _FLAGS.get(name, name), text, count=1)
+    return text
 
 
 def _serving(options: dict[str, Any]) -> Any:

@@ -34,6 +34,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from liftenvelope._checks import about
 from liftenvelope._pb import api_pb2
 from liftenvelope.errors import UsageError
 from liftenvelope.gateway.limits import Limits
@@ -333,11 +334,10 @@ class Authorization:
             with open(self._path, encoding="utf-8") as file:
                 return Policy(file.read())
         except (OSError, UnicodeDecodeError) as exc:
-            raise UsageError(
-                f"policy_file must be a file that can be read, got {self._path!r}: {exc}"
-            ) from exc
+            text = f"policy_file must be a file that can be read, got {self._path!r}: {exc}"
+            raise about(UsageError(text), "policy_file") from exc
         except UsageError as exc:
-            raise UsageError(f"policy_file {self._path!r}: {exc}") from exc
+            raise about(UsageError(f"policy_file {self._path!r}: {exc}"), "policy_file") from exc
 
 
 def client_name(certificate: Mapping[str, Any] | None) -> str:

@@ -17,6 +17,7 @@ import re
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Final
 
+from liftenvelope._checks import about
 from liftenvelope.errors import LiftEnvelopeError, UsageError
 
 if TYPE_CHECKING:
@@ -134,7 +135,7 @@ class LogFile:
             self._file: IO[bytes] = open(path, "rb", buffering=0)  # noqa: SIM115 - closed by close()
         except OSError as exc:
             text = f"nats_log must be a file that can be read, got {path!r}: {exc.strerror}"
-            raise UsageError(text) from exc
+            raise about(UsageError(text), "nats_log") from exc
         self._file.seek(0, os.SEEK_END)
 
     def close(self) -> None:

@@ -10,6 +10,7 @@ import ssl
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
 
+from liftenvelope._checks import about
 from liftenvelope.errors import UsageError
 from liftenvelope.gateway.authorization import Authorization
 from liftenvelope.gateway.core import GatewayOptions
@@ -91,7 +92,7 @@ class Gateway:
         coordinator_timeout: float = 15.0,
     ) -> None:
         if not 0 <= port <= 65_535:
-            raise UsageError(f"port must be from 0 to 65535, got {port!r}")
+            raise about(UsageError(f"port must be from 0 to 65535, got {port!r}"), "port")
         timeouts = {
             "broker_ttl": broker_ttl,
             "ack_timeout": ack_timeout,
@@ -100,9 +101,9 @@ class Gateway:
         }
         for name, seconds in timeouts.items():
             if not (math.isfinite(seconds) and seconds > 0):
-                raise UsageError(f"{name} must be a positive number of seconds, got {seconds!r}")
+                raise about(UsageError(f"{name} must be a positive number of seconds, got {seconds!r}"), name)
         if not 1 <= replicas <= 5:
-            raise UsageError(f"replicas must be from 1 to 5, got {replicas!r}")
+            raise about(UsageError(f"replicas must be from 1 to 5, got {replicas!r}"), "replicas")
         limits = limits or Limits()
         if max_message_bytes is not None:
             limits = replace(limits, max_message_bytes=max_message_bytes)
@@ -121,7 +122,7 @@ class Gateway:
         if policy_file is not None:
             if tls is None or tls.verify_mode is not ssl.CERT_REQUIRED:
                 text = "policy_file must come with a tls context that requires client certificates"
-                raise UsageError(f"{text}, got {os.fspath(policy_file)!r} without one")
+                raise about(UsageError(f"{text}, got {os.fspath(policy_file)!r} without one"), "policy_file")
             authorization = Authorization(policy_file)
         log = None if nats_log is None else os.fspath(nats_log)
         if log is not None:

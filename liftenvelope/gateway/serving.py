@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 import nats.errors
 from nats.aio.client import Client
 
+from liftenvelope._checks import about
 from liftenvelope._secrets import without_secrets
 from liftenvelope.errors import TransportError, UsageError
 from liftenvelope.gateway.embedded import EmbeddedNats
@@ -29,6 +30,7 @@ __all__ = ["Serving", "data_folder", "running_gateway", "serve"]
 
 _log: Final = logging.getLogger("liftenvelope.gateway")
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
+_TLS: Final = ("tls_cert", "tls_key", "tls_client_ca")
 _RECONNECT_PAUSE: Final = 0.2
 #: Time limit for the first connection to NATS, in seconds.
 _PATIENCE: Final = 10.0
@@ -92,16 +94,17 @@ class Serving:
             given = "neither" if self.nats_url is None else "both"
             raise UsageError(f"exactly one of nats_url and data_dir must be given, got {given}")
         if (self.tls_cert is None) != (self.tls_key is None):
-            raise UsageError("tls_cert and tls_key belong together: give both or neither")
+            text = "tls_cert and tls_key belong together: give both or neither"
+            raise about(UsageError(text), "tls_cert", "tls_key")
         if self.tls_client_ca is not None and self.tls_cert is None:
-            raise UsageError("tls_client_ca needs tls_cert and tls_key: give them too")
+            raise about(UsageError("tls_client_ca needs tls_cert and tls_key: give them too"), *_TLS)
         if not (math.isfinite(self.drain) and self.drain >= 0):
-            raise UsageError(f"drain must be at least 0 seconds, got {self.drain!r}")
+            raise about(UsageError(f"drain must be at least 0 seconds, got {self.drain!r}"), "drain")
         if (credentials := self.connect.get("user_credentials")) is not None:
             _check_readable("user_credentials", credentials)
         if (prefix := self.connect.get("inbox_prefix")) is not None:
             check_inbox_prefix(prefix)
-        for name in ("tls_cert", "tls_key", "tls_client_ca"):
+        for name in _TLS:
             _check_readable(name, getattr(self, name))
         # Lets the gateway check its arguments before anything is started or connected.
         self.new_gateway(Client())
@@ -136,7 +139,7 @@ class Serving:
                 repr(name) for name in (self.tls_cert, self.tls_key, self.tls_client_ca) if name
             )
             text = f"tls_cert, tls_key and tls_client_ca must be PEM files that belong together, got {files}"
-            raise UsageError(f"{text}: {exc}") from exc
+            raise about(UsageError(f"{text}: {exc}"), *_TLS) from exc
         return context
 
 
@@ -153,7 +156,7 @@ def _check_readable(name: str, path: object) -> None:
     except OSError as exc:
         text = f"{name} must be a file that can be read, got {os.fspath(path)!r}: {exc.strerror}"
         # The path may be a seed given instead of a file. The OSError contains it too, so it is not chained.
-        raise UsageError(without_secrets(text)) from None
+        raise about(UsageError(without_secrets(text)), name) from None
 
 
 @asynccontextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from liftenvelope._checks import as_full_text
+from liftenvelope._checks import about, as_full_text
 from liftenvelope.errors import UsageError
 
 __all__ = [
@@ -29,16 +29,19 @@ _LONGEST: Final = 255
 def _check_text(name: str, value: object) -> str:
     text = as_full_text(name, value)
     if _ODD.search(text):
-        raise UsageError(f"{name} must not have white space or a control character, got {text!r}")
+        raise about(
+            UsageError(f"{name} must not have white space or a control character, got {text!r}"), name
+        )
     return text
 
 
 def _check_name(name: str, value: object) -> str:
     text = _check_text(name, value)
     if found := _RESERVED.search(text):
-        raise UsageError(f"{name} must not have a {found[0]!r}, got {text!r}")
+        raise about(UsageError(f"{name} must not have a {found[0]!r}, got {text!r}"), name)
     if (size := len(text.encode())) > _LONGEST:
-        raise UsageError(f"{name} must be at most {_LONGEST} bytes, got {size}: {text[:40]!r}...")
+        shown = f"{text[:40]!r}..."
+        raise about(UsageError(f"{name} must be at most {_LONGEST} bytes, got {size}: {shown}"), name)
     return text
 
 

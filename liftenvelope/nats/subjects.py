@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from liftenvelope._checks import as_text
+from liftenvelope._checks import about, as_text
 from liftenvelope.errors import UsageError, UsageTypeError
 
 # The server limits the first line of a command to 4,096 bytes; this leaves room for verb, size and reply.
@@ -53,7 +53,8 @@ def check_inbox_prefix(prefix: str) -> str:
     try:
         return publish_subject(prefix)
     except UsageError as exc:
-        raise UsageError(f"inbox_prefix must be a subject without wildcards, got {prefix!r}") from exc
+        text = f"inbox_prefix must be a subject without wildcards, got {prefix!r}"
+        raise about(UsageError(text), "inbox_prefix") from exc
 
 
 def wire_subject(name: str, subject: str) -> str:

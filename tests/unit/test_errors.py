@@ -9,6 +9,7 @@ import pickle
 import pytest
 
 from liftenvelope import errors
+from liftenvelope._checks import about
 from liftenvelope.client.publish_summary import PublishSummary
 from liftenvelope.envelope import Ack, new_message, unmarshal_message
 from liftenvelope.errors import (
@@ -206,3 +207,9 @@ def test_publish_error_pickles_with_its_ack() -> None:
     error = errors.publish_error(Ack(stream="s", error=99))
     again = pickle.loads(pickle.dumps(error))
     assert (type(again), again.code, again.ack, str(again)) == (PublishError, 99, error.ack, str(error))
+
+
+def test_names_of_arguments_survive_pickling() -> None:
+    error = about(UsageError("tls_cert and tls_key belong together"), "tls_cert", "tls_key")
+    assert pickle.loads(pickle.dumps(error)).arguments == ("tls_cert", "tls_key")
+    assert UsageError("no argument").arguments == ()

@@ -222,6 +222,11 @@ NATS = ("--nats", "nats://127.0.0.1:1")
         (("--nats-url-file", "/none"), "--nats-url-file must be a file that can be read, got '/none'"),
         (("--nats-url-file", "/dev/null"), "--nats-url-file must hold a URL such as nats://host:4222"),
         ((*NATS, "--nats-log", "/none"), "--nats-log must be a file that can be read"),
+        # Only what the error says of its arguments is replaced, not what looks like one.
+        (
+            (*NATS, "--nats-log", "/none/tls_cert"),
+            "--nats-log must be a file that can be read, got '/none/tls_cert'",
+        ),
     ],
 )
 def test_errors_name_options(arguments: tuple[str, ...], error: str) -> None:
