@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Hashable
-from typing import TYPE_CHECKING, Generic, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Generic, Protocol, Self, TypeVar, overload
 
 from liftenvelope._checks import as_count, as_seconds
 from liftenvelope._deadlines import Deadline
 from liftenvelope.client.checkpoints import Checkpoints
 from liftenvelope.client.core import check_partition
+from liftenvelope.client.cursor_names import cursor_key
 from liftenvelope.client.events import CheckpointFailed
 from liftenvelope.errors import LiftEnvelopeError, UsageError, UsageTypeError
 
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from liftenvelope.client.cursors import CursorName, CursorsMixin
+    from liftenvelope.client.core import Closeable
+    from liftenvelope.client.cursor_names import CursorName
+    from liftenvelope.client.metadata import PartitionInfo
+    from liftenvelope.client.options import Options
     from liftenvelope.envelope import Message
 
 __all__ = ["CheckpointWriter", "Checkpointer"]
@@ -146,6 +150,26 @@ class CheckpointWriter(Generic[_K]):
         return failed
 
 
+class CursorClient(Protocol):
+    """Client, as far as a :class:`Checkpointer` uses it."""
+
+    @property
+    def _options(self) -> Options: ...
+    @property
+    def _open(self) -> set[Closeable]: ...
+    def _deadline(self, timeout: float | None, /) -> Deadline: ...
+    async def _raise_cursor(self, name: CursorName, offset: int, deadline: Deadline, /) -> int: ...
+    async def fetch_cursor(
+        self, cursor_id: str, stream: str, partition: int, /, *, timeout: float | None = None
+    ) -> int | None: ...
+    async def reset_cursor(
+        self, cursor_id: str, stream: str, partition: int, /, *, timeout: float | None = None
+    ) -> None: ...
+    async def fetch_partition_metadata(
+        self, stream: str, partition: int, /, *, timeout: float | None = None
+    ) -> PartitionInfo: ...
+
+
 class Checkpointer:
     """Keeps the cursor of a stream's reader. Made by :meth:`Client.checkpointer`; used with ``async with``.
 
@@ -168,15 +192,13 @@ class Checkpointer:
 
     def __init__(
         self,
-        client: CursorsMixin,
+        client: CursorClient,
         cursor_id: str,
         stream: str,
         *,
         every_messages: int,
         every_seconds: float,
     ) -> None:
-        from liftenvelope.client.cursors import cursor_key
-
         cursor_key(cursor_id, stream, 0)
         self._client = client
         self._cursor_id = cursor_id

@@ -8,7 +8,7 @@ from typing import Final, TypeAlias
 
 from liftenvelope._checks import as_choice, as_full_text, as_seconds
 from liftenvelope.client.core import check_stream
-from liftenvelope.client.cursors import check_cursor_id, cursor_key
+from liftenvelope.client.cursor_names import check_cursor_id, cursor_key
 from liftenvelope.errors import UsageError, UsageTypeError
 
 __all__ = ["ConsumerOptions", "PartitionsCallback", "check_streams"]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
-from liftenvelope._checks import MAX_INT64, as_count, as_full_text, as_integer
+from liftenvelope._checks import MAX_INT64, as_count, as_integer
 from liftenvelope._pb import api_pb2
 from liftenvelope.client.checkpointer import Checkpointer
-from liftenvelope.client.core import check_partition, check_stream
+from liftenvelope.client.cursor_names import cursor_key
 from liftenvelope.client.streams import StreamsMixin
 from liftenvelope.errors import (
     CallTimeoutError,
@@ -24,42 +24,15 @@ if TYPE_CHECKING:
     from google.protobuf.message import Message as ProtobufMessage
 
     from liftenvelope._deadlines import Deadline
+    from liftenvelope.client.cursor_names import CursorName
 
-__all__ = ["CURSORS_STREAM", "CursorsMixin", "check_cursor_id", "cursor_key", "cursor_partition"]
+__all__ = ["CURSORS_STREAM", "CursorsMixin", "cursor_partition"]
 
 _M = TypeVar("_M", bound="ProtobufMessage")
-#: Cursor id, stream, partition.
-CursorName: TypeAlias = tuple[str, str, int]
-
 #: Stream in which a cluster stores cursors. It exists only if ``cursors.stream.partitions`` is above 0.
 CURSORS_STREAM: Final = "__cursors"
 # Offset in a server's answer if there is no cursor. Setting a cursor to it is the way to delete the cursor.
 _MISSING: Final = -1
-
-
-def check_cursor_id(cursor_id: str, name: str = "cursor_id") -> str:
-    """Return the id of a cursor if it is valid.
-
-    Raises:
-        UsageError: The id is empty, or contains a lone surrogate or a comma: servers join the id, the stream
-            and the partition into one key with commas, without escaping.
-        UsageTypeError: The id is not a str.
-    """
-    if "," in as_full_text(name, cursor_id):
-        raise UsageError(f"{name} must not have a comma, got {cursor_id!r}")
-    return cursor_id
-
-
-def cursor_key(cursor_id: str, stream: str, partition: int) -> str:
-    """Return the key under which servers store a cursor.
-
-    Raises:
-        UsageError: An argument is invalid, or a name contains a comma.
-    """
-    check_cursor_id(cursor_id)
-    if "," in check_stream(stream):
-        raise UsageError(f"stream must not have a comma in its name to have cursors, got {stream!r}")
-    return f"{cursor_id},{stream},{check_partition(partition)}"
 
 
 def cursor_partition(key: str, partitions: int) -> int:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from liftenvelope._checks import check_stream_name
-from liftenvelope.client.cursors import check_cursor_id
+from liftenvelope.client.cursor_names import check_cursor_id
 from liftenvelope.errors import UsageError
 from liftenvelope.jetstream.names import check_stream_name as check_jetstream_name
 from liftenvelope.spark.connection import CONNECTION_OPTIONS, ConnectionSettings, read_connection

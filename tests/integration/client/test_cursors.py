@@ -9,7 +9,8 @@ import pytest
 
 import liftenvelope
 from liftenvelope.client.checkpointer import Checkpointer
-from liftenvelope.client.cursors import CURSORS_STREAM, cursor_key, cursor_partition
+from liftenvelope.client.cursor_names import cursor_key
+from liftenvelope.client.cursors import CURSORS_STREAM, cursor_partition
 from liftenvelope.client.events import CheckpointFailed, ClientEvent, LiftEnvelopeWarning
 from liftenvelope.errors import CursorsUnavailableError, LiftEnvelopeError, UsageError
 from liftenvelope.testing import FaultProxy, LiftbridgeCluster, run_liftbridge

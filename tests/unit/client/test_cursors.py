@@ -11,7 +11,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 import liftenvelope
 from liftenvelope.client.checkpoints import Checkpoints
-from liftenvelope.client.cursors import cursor_key, cursor_partition
+from liftenvelope.client.cursor_names import cursor_key
+from liftenvelope.client.cursors import cursor_partition
 from liftenvelope.errors import UsageError, UsageTypeError
 
 
