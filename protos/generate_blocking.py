@@ -44,7 +44,16 @@ TWINS = {
     "Client": ("client", "BlockingClient"),
 }
 #: Async classes whose twins in ``_base.py`` are written by hand; "" for those without a base.
-BY_HAND = {"ClientCore": "BlockingCore", "ConsumerPartitions": "Blocking", "": "Blocking"}
+BY_HAND = {"ClientCore": "BlockingCore", "": "Blocking"}
+#: Base classes outside the client, whose public methods the twin gets too: the class with that base, the
+#: file and the name of the base, and the types for its type variables.
+SHELLS = {
+    "Consumer": (
+        "consumers/shell.py",
+        "ConsumerShell",
+        {"KeyT": "StreamPartition", "MessageT": "Message"},
+    ),
+}
 #: Classes with a part of their twin in ``_base.py``: its name, and what it has, which is not generated.
 PARTLY_BY_HAND: dict[str, tuple[str, set[str]]] = {
     "Client": ("", {"open", "__aenter__", "__aexit__"}),
@@ -157,7 +166,12 @@ class Source:
     @classmethod
     def read(cls, module: str) -> Source:
         """Parse the module."""
-        source = cls(module, ast.parse((SOURCE / f"{module}.py").read_text("utf-8")))
+        return cls.of(module, (SOURCE / f"{module}.py").read_text("utf-8"))
+
+    @classmethod
+    def of(cls, module: str, text: str) -> Source:
+        """Parse the text of a module."""
+        source = cls(module, ast.parse(text))
         source._learn(source.tree.body)
         return source
 
@@ -309,7 +323,8 @@ class Writer:
         """Return the twin of a class."""
         node, twin = self.source.class_(name), TWINS[name][1]
         part, skipped = PARTLY_BY_HAND.get(name, ("", set()))
-        bases = [self._base(base) for base in node.bases]
+        inherited = self._inherited(name, node) if name in SHELLS else []
+        bases = [] if name in SHELLS else [self._base(base) for base in node.bases]
         if part or not bases:
             bases = [self._part(part or BY_HAND[""])]
         doc = adapt(ast.get_docstring(node, clean=False) or "", name)
@@ -321,11 +336,26 @@ class Writer:
         }
         members = [
             self.method(member, name)
-            for member in node.body
+            for member in (*node.body, *inherited)
             if isinstance(member, Function) and _is_public(member.name) and member.name not in skipped
         ]
         head = f'class {twin}({", ".join(bases)}):\n    """{doc}"""\n\n    _async: {name}\n'
         return head + "\n" + "\n".join(members)
+
+    def _inherited(self, name: str, node: ast.ClassDef) -> list[Function]:
+        """Return the methods of a base in SHELLS that the class does not override."""
+        path, base, types = SHELLS[name]
+        text = (SOURCE.parent / path).read_text("utf-8")
+        for variable, kind in types.items():
+            text = re.sub(rf"\b{variable}\b", kind, text)
+        shell = Source.of(base, text)
+        self.source.names = {**shell.names, **self.source.names}
+        own = {member.name for member in node.body if isinstance(member, Function)}
+        return [
+            member
+            for member in shell.class_(base).body
+            if isinstance(member, Function) and member.name not in own
+        ]
 
     def _base(self, node: ast.expr) -> str:
         name = ast.unparse(node)

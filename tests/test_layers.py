@@ -29,6 +29,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("nats",),
     ("_pb",),
     ("rpc",),
+    ("consumers",),
     ("jetstream", "client"),
     ("group",),
     ("gateway",),

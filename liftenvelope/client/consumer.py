@@ -1,30 +1,39 @@
-"""Consumer: a member of a consumer group, which shares the partitions of streams among its members."""
+"""Consumer: a member of a consumer group, which shares the partitions of streams among its members.
+
+The lifecycle and the tasks are those of every consumer: see :mod:`liftenvelope.consumers.shell`. This module
+adds Liftbridge's protocol: each change assigns or revokes some partitions, and offsets are stored as cursors.
+After a revocation the member may still store its last offsets, but only if no larger offset is stored. The
+callback ``on_revoked`` runs between the two: readers have stopped, and processed messages still count.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Self
 
 from liftenvelope._checks import MAX_INT64, as_count, as_seconds
 from liftenvelope._deadlines import Deadline
 from liftenvelope.client.checkpointer import CheckpointWriter
-from liftenvelope.client.consumer_member import GroupMember
-from liftenvelope.client.consumer_partitions import ConsumerPartitions
+from liftenvelope.client.checkpoints import Checkpoints
+from liftenvelope.client.consumer_member import ConsumerMember
+from liftenvelope.client.consumer_reader import ConsumerReader
 from liftenvelope.client.core import check_partition, check_stream
-from liftenvelope.client.events import GroupLeaveFailed
-from liftenvelope.errors import LiftEnvelopeError, UsageError
+from liftenvelope.client.events import CheckpointFailed, GroupLeaveFailed
+from liftenvelope.client.membership import StreamPartition
+from liftenvelope.consumers.shell import ConsumerShell, cancel
+from liftenvelope.errors import FencedError, LiftEnvelopeError
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
-    from liftenvelope.client.consumer_reader import PartitionReader
+    from liftenvelope.client.consumer_options import ConsumerOptions
+    from liftenvelope.client.membership import Change
+    from liftenvelope.client.subscribing import SubscribeMixin
     from liftenvelope.envelope import Message
 
 __all__ = ["Consumer"]
 
 
-class Consumer(ConsumerPartitions):
+class Consumer(ConsumerShell[StreamPartition, ConsumerMember, ConsumerReader, "Message"]):
     """A member of a consumer group. Made by :meth:`Client.consumer`; used with ``async with``.
 
     Iteration returns the messages of all partitions assigned to this member, in order within each partition.
@@ -40,27 +49,19 @@ class Consumer(ConsumerPartitions):
         ...         ...
     """
 
+    def __init__(self, client: SubscribeMixin, options: ConsumerOptions) -> None:
+        super().__init__(options)
+        self._client = client
+        self._options = options
+        self._writer: CheckpointWriter[StreamPartition] | None = None
+        self._checkpoints = Checkpoints[StreamPartition](None, options.auto_commit_interval)
+
     # State
-
-    @property
-    def group(self) -> str:
-        """Name of the group."""
-        return self._options.group
-
-    @property
-    def consumer_id(self) -> str:
-        """Id of this member."""
-        return self._consumer_id
 
     @property
     def epoch(self) -> int:
         """Group epoch last seen by this member. The epoch changes when members join or leave."""
         return self._running().state.epoch
-
-    @property
-    def assignment(self) -> frozenset[tuple[str, int]]:
-        """Streams and partitions that this member reads now."""
-        return frozenset(self._readers)
 
     def position(self, stream: str, partition: int) -> int | None:
         """Return a lower bound of the next message's offset; None if the start is not known yet.
@@ -68,7 +69,7 @@ class Consumer(ConsumerPartitions):
         Raises:
             FencedError: The partition is not assigned to this member.
         """
-        return self._reader(stream, partition).position
+        return self._reader(_key(stream, partition)).position
 
     async def lag(self, *, timeout: float | None = None) -> dict[tuple[str, int], int]:
         """Return the lag of each assigned partition in offsets.
@@ -92,83 +93,48 @@ class Consumer(ConsumerPartitions):
             lags[key] = max(info.newest_offset - last, 0)
         return lags
 
+    async def _before(self, reader: ConsumerReader, timeout: float | None) -> int:
+        """Return the offset before the first one to read: from the reader's start, or from the cursor."""
+        if reader.first is not None:
+            return reader.first - 1
+        stored = await self._client.fetch_cursor(self._options.cursor_id, *reader.key, timeout=timeout)
+        return -1 if stored is None else stored
+
     # Lifecycle
 
-    async def __aenter__(self) -> Self:
-        return await self.open()
-
-    async def __aexit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if exc is None:
-            await self.close()
-            return
-        try:
-            await self.close()
-        except LiftEnvelopeError as failure:
-            # The block's own error, such as a cancellation, must not be replaced.
-            exc.add_note(f"group {self.group!r}: the last checkpoint could not be stored: {failure}")
-
     async def open(self) -> Self:
-        """Join the group and start to read the assigned partitions; ``async with`` does it.
+        """Join the group and start reading the assigned partitions; ``async with`` does it.
 
         Raises:
             NoSuchStreamError: A stream does not exist.
             CallTimeoutError: The group could not be joined within the client's ``timeout``.
             TransportError: No broker could be reached.
         """
-        if self._member is not None:
-            raise UsageError("the consumer was opened before: make a new one")
+        streams = self._options.streams
+        await self._open(ConsumerMember(self._client, self.group, self.consumer_id, streams))
+        return self
+
+    async def _join(self, member: ConsumerMember) -> None:
         deadline = self._client._deadline(None)
-        self._member = GroupMember(self._client, self.group, self._consumer_id, self._options.streams)
         self._writer = CheckpointWriter(
             self._checkpoints, self._store, self._report, deadline.timeout, self._allowed
         )
         self._client._open.add(self)
-        try:
-            await self._member.settle(deadline)
-            self._spawn(self._member.keep())
-            self._writer.start(self._task_done)
-            while not self._member.changes.empty():
-                await self._apply(self._member.changes.get_nowait())
-            self._spawn(self._act())
-        except BaseException:
-            await self.close()
-            raise
-        return self
+        await member.settle(deadline)
+        self._spawn(member.keep())
+        self._writer.start(self._task_done)
+        while not member.changes.empty():
+            await self._apply(member.changes.get_nowait())
+        self._spawn(self._act(member))
 
-    async def close(self) -> None:
-        """Stop reading, call ``on_revoked``, store the processed offsets, and leave the group.
-
-        The last message returned counts as processed only if it was committed. ``close`` takes at most the
-        client's ``timeout``, plus the time of ``on_revoked``. Closing twice has no effect.
-
-        Raises:
-            LiftEnvelopeError: The processed offsets could not be stored. The consumer is closed anyway.
-        """
-        if self._closing:
-            if self._closer is not asyncio.current_task():  # on_revoked may call close()
-                await self._gone.wait()
-            return
-        self._closing, self._closer = True, asyncio.current_task()
-        self._wake.set()
-        try:
-            await self._finish()
-        finally:
-            self._client._open.discard(self)
-            try:
-                await self._end_tasks()
-            finally:
-                self._gone.set()
-
-    async def _finish(self) -> None:
-        member, writer = self._member, self._writer
-        if member is None or writer is None:
+    async def _give_all_back(self) -> None:
+        member, writer = self._running(), self._writer
+        if writer is None:
             return
         deadline = Deadline(self._client._options.timeout)
         try:
             # The first task keeps sending heartbeats until the member has left.
-            await _cancel(self._tasks[1:])
+            await cancel(self._tasks[1:])
             await self._give_up(tuple(self._readers), deadline.timeout / 2)
             if self._checkpoints.pending():
                 await writer.flush(timeout=deadline.timeout / 2)
@@ -177,76 +143,41 @@ class Consumer(ConsumerPartitions):
                 try:
                     await member.leave(deadline)
                 except LiftEnvelopeError as exc:
-                    event = GroupLeaveFailed(self.group, self._consumer_id, exc)
-                    self._client._options.notify(event)
+                    self._client._options.notify(GroupLeaveFailed(self.group, self.consumer_id, exc))
 
-    async def _end_tasks(self) -> None:
-        readers = [*self._readers.values(), *self._leaving.values()]
-        self._readers.clear()
-        # A cancellation can end any wait below, so every reader is told to stop first.
-        for reader in readers:
-            reader.stop()
+    async def _end(self) -> None:
+        self._client._open.discard(self)
         try:
-            for reader in readers:
-                await reader.close()
+            await super()._end()
         finally:
-            try:
-                await _cancel(self._tasks)
-            finally:
-                if self._writer is not None:
-                    await self._writer.stop()
+            if self._writer is not None:
+                await self._writer.stop()
 
     # Messages
-
-    def __aiter__(self) -> Self:
-        return self
 
     async def __anext__(self) -> Message:
         self._settle()
         while True:
-            self._check()
-            while self._ready:
+            while self._ready and self._failure is None:
                 reader = self._ready[0]
                 message = reader.take()
                 if message is not None:
                     self._in_hand.append((reader, message.offset))
                     return message
                 self._ready.popleft()
+            self._check()
             if self._closing:
                 raise StopAsyncIteration
-            await self._wait()
+            await self._until_woken()
 
-    async def batches(self, max_messages: int = 1000, max_wait: float = 0.1) -> AsyncIterator[list[Message]]:
-        """Iterate over lists of messages. A list counts as processed when the next one is requested.
-
-        Args:
-            max_messages: Maximum number of messages in a list.
-            max_wait: Seconds to wait for more messages after the first one of a list.
-
-        Yields:
-            Lists of at least one message from any assigned partition, in order within each partition.
-
-        Raises:
-            UsageError: An argument is invalid.
-            LiftEnvelopeError: As iteration does.
-        """
-        as_count("max_messages", max_messages)
-        as_seconds("max_wait", max_wait, zero=True)
-        while True:
-            self._settle()
-            batch = await self._collect(max_messages, max_wait)
-            if not batch:
-                return
-            yield batch
-
-    async def _collect(self, limit: int, max_wait: float) -> list[Message]:
-        """Return the next messages; empty only once the consumer is closing."""
+    async def _next(self, limit: int, max_wait: float) -> list[Message]:
+        self._settle()
         taken = self._take_ready(limit)
         while not taken:
             self._check()
             if self._closing:
                 return []
-            await self._wait()
+            await self._until_woken()
             taken = self._take_ready(limit)
         try:
             await self._add(taken, limit, max_wait)
@@ -259,22 +190,22 @@ class Consumer(ConsumerPartitions):
         return [message for _, messages in taken for message in messages]
 
     async def _add(
-        self, taken: list[tuple[PartitionReader, list[Message]]], limit: int, max_wait: float
+        self, taken: list[tuple[ConsumerReader, list[Message]]], limit: int, max_wait: float
     ) -> None:
         """Add messages to ``taken`` until it has ``limit`` messages or ``max_wait`` seconds have passed."""
         count = sum(len(messages) for _, messages in taken)
         try:
             async with asyncio.timeout(max_wait):
                 while count < limit and not self._closing and self._failure is None:
-                    await self._wait()
+                    await self._until_woken()
                     more = self._take_ready(limit - count)
                     taken += more
                     count += sum(len(messages) for _, messages in more)
         except TimeoutError:
             return
 
-    def _take_ready(self, limit: int) -> list[tuple[PartitionReader, list[Message]]]:
-        found: list[tuple[PartitionReader, list[Message]]] = []
+    def _take_ready(self, limit: int) -> list[tuple[ConsumerReader, list[Message]]]:
+        found: list[tuple[ConsumerReader, list[Message]]] = []
         while self._ready and limit > 0:
             reader = self._ready[0]
             messages = reader.take_many(limit)
@@ -284,32 +215,6 @@ class Consumer(ConsumerPartitions):
             else:
                 self._ready.popleft()
         return found
-
-    async def _wait(self) -> None:
-        self._wake.clear()
-        if self._ready or self._closing or self._failure is not None:
-            return
-        if self._is_waiting:
-            raise UsageError("another task waits for the consumer's next message: read in one task at a time")
-        self._is_waiting = True
-        try:
-            await self._wake.wait()
-        finally:
-            self._is_waiting = False
-
-    def _settle(self) -> None:
-        """Mark the messages returned so far as processed, except those of revoked partitions."""
-        writer = self._writer
-        if writer is None:
-            raise UsageError("the consumer is not open: use it in a 'with' block")
-        for reader, offset in self._in_hand:
-            if reader.is_live and reader.has_handed_out(offset):
-                writer.processed(reader.key, offset)
-        self._in_hand.clear()
-
-    def _check(self) -> None:
-        if self._failure is not None and not self._closing:
-            raise self._failure
 
     # Partition control
 
@@ -338,11 +243,11 @@ class Consumer(ConsumerPartitions):
         key = message.stream, message.partition
         reader = self._readers.get(key) or self._leaving.get(key)
         if reader is None or not reader.has_handed_out(message.offset):
-            raise self._not_ours(*key)
+            raise self._not_assigned(key)
         writer.processed(key, message.offset)
         await writer.flush([key], limit)
         if any(offset <= message.offset for _, offset in self._checkpoints.pending([key])):
-            raise self._not_ours(*key)
+            raise self._not_assigned(key)
 
     def pause(self, stream: str, partition: int) -> None:
         """Stop returning messages of a partition until :meth:`resume`. The partition stays assigned.
@@ -350,7 +255,7 @@ class Consumer(ConsumerPartitions):
         Raises:
             FencedError: The partition is not assigned to this member.
         """
-        self._reader(stream, partition).paused = True
+        self._reader(_key(stream, partition)).paused = True
 
     def resume(self, stream: str, partition: int) -> None:
         """Return messages of a paused partition again.
@@ -358,7 +263,7 @@ class Consumer(ConsumerPartitions):
         Raises:
             FencedError: The partition is not assigned to this member.
         """
-        self._reader(stream, partition).paused = False
+        self._reader(_key(stream, partition)).paused = False
 
     def seek(self, stream: str, partition: int, offset: int) -> None:
         """Continue a partition at another offset, forward or backward.
@@ -376,23 +281,103 @@ class Consumer(ConsumerPartitions):
             UsageError: The offset is negative, or 2**63 or larger.
         """
         offset = as_count("offset", offset, 0, MAX_INT64)
-        reader = self._reader(stream, partition)
-        self._checkpoints.forget(reader.key)
-        self._in_hand = [held for held in self._in_hand if held[0] is not reader]
-        reader.seek(offset)
+        self._seek(_key(stream, partition), offset)
 
-    def _reader(self, stream: str, partition: int) -> PartitionReader:
-        self._running()
-        reader = self._readers.get((check_stream(stream), check_partition(partition)))
-        if reader is None:
-            raise self._not_ours(stream, partition)
-        return reader
+    # Assignment
+
+    async def _act(self, member: ConsumerMember) -> None:
+        while not self._closing:
+            await self._apply(await member.changes.get())
+
+    async def _apply(self, change: Change) -> None:
+        if change.revoked:
+            try:
+                await self._give_up(change.revoked, self._client._options.timeout)
+            except LiftEnvelopeError as exc:
+                for key, offset in self._checkpoints.pending(change.revoked):
+                    self._report(key, offset, exc)
+            # Skipped if the task is cancelled above: then close() stores what is left.
+            for key in change.revoked:
+                self._leaving.pop(key, None)
+                self._forget(key)
+        if change.assigned and not self._closing:
+            readers = {key: self._make_reader(key) for key in change.assigned}
+            self._readers.update(readers)
+            await self._begin(readers)
+
+    async def _give_up(self, keys: Collection[StreamPartition], timeout: float) -> None:
+        """Stop the readers of partitions, call ``on_revoked``, and store the processed offsets."""
+        readers = {key: self._readers.pop(key) for key in keys if key in self._readers}
+        self._leaving.update(readers)
+        for reader in readers.values():
+            reader.stop()
+        for reader in readers.values():
+            await reader.close()
+        try:
+            await self._tell(self._on_revoked, readers)
+        finally:
+            for reader in readers.values():
+                reader.is_live = False
+        assert self._writer is not None
+        await self._writer.flush(keys, timeout)
+
+    def _make_reader(self, key: StreamPartition) -> ConsumerReader:
+        return ConsumerReader(
+            self._client,
+            self._running(),
+            key,
+            cursor_id=self._options.cursor_id,
+            auto_offset=self._options.auto_offset,
+            resume=self._options.resume,
+            on_ready=self._has_messages,
+            on_start=self._has_started,
+        )
+
+    def _not_assigned(self, key: StreamPartition) -> FencedError:
+        stream, partition = key
+        return FencedError(f"{stream}[{partition}] is not assigned to consumer {self.consumer_id!r}")
+
+    def _has_started(self, reader: ConsumerReader, last: int | None) -> None:
+        self._forget(reader.key)
+        if last is not None:
+            self._checkpoints.stored(reader.key, last, asyncio.get_running_loop().time())
+
+    # Checkpoints
+
+    async def _allowed(
+        self, chosen: list[tuple[StreamPartition, int]], deadline: Deadline
+    ) -> list[tuple[StreamPartition, int]]:
+        """Return the offsets that may be stored: partitions assigned in the current epoch, or just revoked.
+
+        A revoked partition may have a new owner already. That is safe, because an offset is stored only if no
+        larger one is: see ``_raise_cursor``.
+        """
+        mine: frozenset[StreamPartition] = frozenset()
+        if any(key not in self._leaving for key, _ in chosen):
+            mine = await self._running().confirm(deadline)
+        return [(key, offset) for key, offset in chosen if key in mine or key in self._leaving]
+
+    async def _store(self, key: StreamPartition, offset: int, deadline: Deadline) -> int:
+        reader = self._readers.get(key)
+        name = (self._options.cursor_id, *key)
+        if reader is None or not reader.rewound:
+            return await self._client._raise_cursor(name, offset, deadline)
+        seeks = reader.seeks
+        await self._client._write_cursor(name, offset, deadline)
+        reader.rewound = reader.seeks != seeks
+        return offset
+
+    def _report(self, key: StreamPartition, offset: int, error: LiftEnvelopeError) -> None:
+        self._client._options.notify(CheckpointFailed(self._options.cursor_id, *key, offset, error))
+
+    def _processed(self, reader: ConsumerReader, offset: int) -> None:
+        if reader.is_live and reader.has_handed_out(offset):
+            assert self._writer is not None
+            self._writer.processed(reader.key, offset)
+
+    def _forget(self, key: StreamPartition) -> None:
+        self._checkpoints.forget(key)
 
 
-async def _cancel(tasks: list[asyncio.Task[None]]) -> None:
-    """Cancel tasks and wait for their end, except for the current task: callbacks may call close()."""
-    others = [task for task in tasks if task is not asyncio.current_task()]
-    for task in others:
-        task.cancel()
-    if others:
-        await asyncio.wait(others)
+def _key(stream: str, partition: int) -> StreamPartition:
+    return check_stream(stream), check_partition(partition)

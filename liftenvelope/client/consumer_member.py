@@ -29,14 +29,14 @@ from liftenvelope.rpc.status import CallNotProcessedError, RpcError
 if TYPE_CHECKING:
     from liftenvelope.client.core import ClientCore
 
-__all__ = ["GroupMember"]
+__all__ = ["ConsumerMember"]
 
 _NS: Final = 1e9
 # Seconds after which a call to a silent coordinator is given up; less if the heartbeat interval is shorter.
 _LONGEST_ATTEMPT: Final = 3.0
 
 
-class GroupMember:
+class ConsumerMember:
     """Keeps one consumer in its group: joins, sends heartbeats, and queues changes of the assignment.
 
     ``state`` decides the next action, and this class makes its calls. ``_lock`` serializes actions: the
@@ -44,7 +44,7 @@ class GroupMember:
 
     Attributes:
         state: Membership state machine.
-        changes: Assignment changes in order, consumed by :class:`ConsumerPartitions`.
+        changes: Assignment changes in order, applied by :class:`~liftenvelope.client.consumer.Consumer`.
         has_joined: True if the group has, or may have, this member.
     """
 

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import TypeAlias
 
-from liftenvelope._checks import as_choice, as_full_text, as_seconds
+from liftenvelope._checks import as_full_text
 from liftenvelope.client.core import check_stream
 from liftenvelope.client.cursor_names import check_cursor_id, cursor_key
-from liftenvelope.errors import UsageError, UsageTypeError
+from liftenvelope.client.membership import StreamPartition
+from liftenvelope.consumers.options import AssignmentCallback, ShellOptions
+from liftenvelope.errors import UsageError
 
 __all__ = ["ConsumerOptions", "PartitionsCallback", "check_streams"]
 
 #: Called with a list of (stream, partition). A function or a coroutine function.
-PartitionsCallback: TypeAlias = Callable[[list[tuple[str, int]]], Awaitable[object] | object]
-
-_AUTO_OFFSETS: Final = ("new", "earliest", "latest", "error")
+PartitionsCallback: TypeAlias = AssignmentCallback[StreamPartition]
 
 
 def check_streams(streams: str | Iterable[str]) -> tuple[str, ...]:
@@ -34,33 +34,18 @@ def check_streams(streams: str | Iterable[str]) -> tuple[str, ...]:
     return names
 
 
-def _check_consumer_id(consumer_id: object) -> None:
-    if consumer_id is not None:
-        as_full_text("consumer_id", consumer_id)
-
-
 @dataclass(frozen=True, kw_only=True)
-class ConsumerOptions:
+class ConsumerOptions(ShellOptions[StreamPartition]):
     """Options of a consumer, documented in :meth:`Client.consumer`."""
 
-    group: str
     streams: tuple[str, ...]
-    consumer_id: str | None
-    auto_commit_interval: float | None
-    auto_offset: str
-    on_assigned: PartitionsCallback | None
-    on_revoked: PartitionsCallback | None
     resume: bool
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_cursor_id(self.group, "group")
-        _check_consumer_id(self.consumer_id)
-        if self.auto_commit_interval is not None:
-            as_seconds("auto_commit_interval", self.auto_commit_interval)
-        as_choice("auto_offset", self.auto_offset, _AUTO_OFFSETS)
-        for name in ("on_assigned", "on_revoked"):
-            if getattr(self, name) is not None and not callable(getattr(self, name)):
-                raise UsageTypeError(f"{name} must be a function, got {getattr(self, name)!r}")
+        if self.consumer_id is not None:
+            as_full_text("consumer_id", self.consumer_id)
 
     @property
     def cursor_id(self) -> str:

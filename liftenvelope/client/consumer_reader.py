@@ -24,13 +24,13 @@ from liftenvelope.errors import (
 )
 
 if TYPE_CHECKING:
-    from liftenvelope.client.consumer_member import GroupMember
+    from liftenvelope.client.consumer_member import ConsumerMember
     from liftenvelope.client.membership import StreamPartition
     from liftenvelope.client.metadata import PartitionInfo
     from liftenvelope.client.subscribing import SubscribeMixin
     from liftenvelope.envelope import Message
 
-__all__ = ["PartitionReader"]
+__all__ = ["ConsumerReader"]
 
 #: Maximum number of messages to take from a subscription at once.
 _BATCH: Final = 500
@@ -40,7 +40,7 @@ _LOOK_AGAIN: Final = 1.0
 _INFO_TIMEOUT: Final = 3.0
 
 
-class PartitionReader:
+class ConsumerReader:
     """Reads one partition, from one assignment to its revocation.
 
     A background task subscribes and offers one batch at a time; the consumer takes messages from the batch.
@@ -68,14 +68,14 @@ class PartitionReader:
     def __init__(
         self,
         client: SubscribeMixin,
-        member: GroupMember,
+        member: ConsumerMember,
         key: StreamPartition,
         *,
         cursor_id: str,
         auto_offset: str,
         resume: bool,
-        on_ready: Callable[[PartitionReader], None],
-        on_start: Callable[[PartitionReader, int | None], None],
+        on_ready: Callable[[ConsumerReader], None],
+        on_start: Callable[[ConsumerReader, int | None], None],
     ) -> None:
         self.key = key
         self.position: int | None = None

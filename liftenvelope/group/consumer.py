@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Self
+from collections.abc import AsyncIterator, Iterable
+from typing import TYPE_CHECKING, Final, Self
 
 from liftenvelope._checks import MAX_INT64, as_count, as_seconds
-from liftenvelope.errors import (
-    CallTimeoutError,
-    GroupError,
-    LiftEnvelopeError,
-    TransportError,
-    UsageError,
-)
+from liftenvelope.consumers.shell import cancel
+from liftenvelope.errors import CallTimeoutError, GroupError, TransportError
 from liftenvelope.group.assignors import TopicPartition
 from liftenvelope.group.calls import DEFAULT_PREFIX
-from liftenvelope.group.consumer_options import ConsumerOptions, PartitionsCallback, check_all_topics
-from liftenvelope.group.consumer_reading import ConsumerReading
+from liftenvelope.group.clock import time_since_boot
+from liftenvelope.group.consumer_options import GroupConsumerOptions, PartitionsCallback, check_all_topics
+from liftenvelope.group.consumer_partitions import GroupConsumerPartitions
 from liftenvelope.group.errors import UnknownMemberError
 from liftenvelope.group.events import CommitFailed, GroupEventHandler
 from liftenvelope.group.reader import GroupMessage, PartitionReader
@@ -26,14 +22,20 @@ from liftenvelope.group.topics import Topic
 from liftenvelope.nats.link import Link
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
+    import pyarrow as pa
     from nats.aio.client import Client
+
+    from liftenvelope.group.member import GroupMember
 
 __all__ = ["GroupConsumer"]
 
+#: Seconds between checks of a member that has messages but may have lost its partitions.
+_LOOK: Final = 0.05
+#: Seconds for which messages are handed out in a row before other tasks get a turn.
+_TURN: Final = 0.05
 
-class GroupConsumer(ConsumerReading):
+
+class GroupConsumer(GroupConsumerPartitions):
     """A member of a group, used with ``async with``, on your own NATS connection.
 
     Iterating yields the messages of every partition assigned to this member, in order within a partition. A
@@ -57,7 +59,8 @@ class GroupConsumer(ConsumerReading):
         ephemeral: Whether a group that this consumer creates is deleted, with its offsets, when its last
             member leaves.
         create: Create the group if it does not exist. Default true.
-        prefetch: Messages of each partition to read ahead. Default 500.
+        prefetch: Messages of each partition to read ahead. A list of :meth:`batches` has at most this many
+            messages of one partition. Default 500.
         timeout: Seconds for a call. Default 10.
         on_assigned: Called with newly assigned partitions, before they are read.
         on_revoked: Called with partitions that move away, before the last commit; for partitions already
@@ -96,7 +99,7 @@ class GroupConsumer(ConsumerReading):
         prefix: str = DEFAULT_PREFIX,
         on_event: GroupEventHandler | None = None,
     ) -> None:
-        options = ConsumerOptions(
+        options = GroupConsumerOptions(
             group=group,
             topics=check_all_topics(topics),
             consumer_id=consumer_id,
@@ -113,28 +116,15 @@ class GroupConsumer(ConsumerReading):
             on_event=on_event,
         )
         super().__init__(nc, options, prefix)
+        #: Time since boot when other tasks last had a turn, as far as the iteration knows.
+        self._turned_at = 0.0
 
     # Properties
-
-    @property
-    def group(self) -> str:
-        """Name of the group."""
-        return self._options.group
-
-    @property
-    def consumer_id(self) -> str:
-        """Id of this member."""
-        return self._consumer_id
 
     @property
     def generation(self) -> int:
         """Group generation of this member's partitions; 0 for none."""
         return self._running().session.generation
-
-    @property
-    def assignment(self) -> frozenset[TopicPartition]:
-        """Partitions that this member reads now."""
-        return frozenset(self._readers)
 
     def position(self, topic: str, partition: int) -> int | None:
         """Return the offset of the next message to hand out, or a lower one; None if not known yet.
@@ -142,7 +132,7 @@ class GroupConsumer(ConsumerReading):
         Raises:
             NotAssignedError: The partition is not assigned to this member.
         """
-        return self._reader(topic, partition).position
+        return self._reader(TopicPartition(topic, partition)).position
 
     async def lag(self, *, timeout: float | None = None) -> dict[TopicPartition, int]:
         """Return the number of messages not yet handed out, for each assigned partition.
@@ -167,21 +157,6 @@ class GroupConsumer(ConsumerReading):
 
     # Lifecycle
 
-    async def __aenter__(self) -> Self:
-        return await self.open()
-
-    async def __aexit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if exc is None:
-            await self.close()
-            return
-        try:
-            await self.close()
-        except LiftEnvelopeError as failure:
-            # The block's own error, such as a cancellation, must propagate unchanged.
-            exc.add_note(f"group {self.group!r}: the last commit failed: {failure}")
-
     async def open(self) -> Self:
         """Join the group and start reading the assigned partitions. ``async with`` calls this.
 
@@ -191,25 +166,23 @@ class GroupConsumer(ConsumerReading):
             GroupError: The group refused the consumer.
             TransportError: The connection is closed.
         """
-        if self._member is not None or self._closing:
-            raise UsageError("a consumer can be opened only once; create a new one")
-        self._member = self._make_member()
-        try:
-            self._spawn(self._member.keep())
-            self._spawn(self._act())
-            if self._options.auto_commit_interval is not None:
-                self._spawn(self._commit_now_and_then(self._options.auto_commit_interval))
-            await self._until_settled()
-        except BaseException:
-            await self.close()
-            raise
+        await self._open(self._make_member())
         return self
+
+    async def _join(self, member: GroupMember) -> None:
+        self._spawn(member.keep())
+        self._spawn(self._act(member))
+        if self._options.auto_commit_interval is not None:
+            self._spawn(self._commit_now_and_then(self._options.auto_commit_interval))
+        await self._until_settled()
 
     async def _until_settled(self) -> None:
         seconds = self._options.timeout
         try:
             async with asyncio.timeout(seconds):
-                await self._settled.wait()
+                while not self._is_settled and not self._closing and self._failure is None:
+                    self._wake.clear()
+                    await self._wake.wait()
         except TimeoutError as exc:
             raise CallTimeoutError(
                 f"{self.consumer_id!r} could not join group {self.group!r} within {seconds:g} s; check that "
@@ -220,48 +193,22 @@ class GroupConsumer(ConsumerReading):
         if self._closing:
             raise UnknownMemberError(f"{self.consumer_id!r} was closed while joining group {self.group!r}")
 
-    async def close(self) -> None:
-        """Stop reading, call ``on_revoked``, commit processed messages, and leave the group.
-
-        The last message handed out counts as processed only if it was committed. Takes at most the consumer's
-        ``timeout``, plus the time of ``on_revoked``. Further calls do nothing.
-
-        Raises:
-            LiftEnvelopeError: The processed offsets could not be committed. The consumer is closed anyway.
-        """
-        if self._closing:
-            if self._closer is not asyncio.current_task():  # on_revoked may call close() too
-                await self._gone.wait()
-            return
-        self._closing, self._closer = True, asyncio.current_task()
-        self._wake.set()
-        self._settled.set()
-        try:
-            await self._finish()
-        finally:
-            try:
-                await self._end()
-            finally:
-                self._gone.set()
-
-    async def _finish(self) -> None:
-        member = self._member
-        if member is None:
-            return
+    async def _give_all_back(self) -> None:
+        member = self._running()
         await self._until_told()
         # The first task keeps sending heartbeats until the last commit.
-        await _cancel(self._tasks[1:])
+        await cancel(self._tasks[1:])
         seconds = self._options.timeout / 2
         readers, self._readers = self._readers, {}
         self._leaving = {**self._leaving, **readers}
         for reader in readers.values():
             await reader.close()
         try:
-            await self._tell(self._options.on_revoked, readers)
+            await self._tell(self._on_revoked, readers)
             if member.session.is_inside:
                 await self._commit_dirty(seconds)
         finally:
-            await _cancel(self._tasks[:1])
+            await cancel(self._tasks[:1])
             try:
                 await member.leave(seconds)
             except (GroupError, CallTimeoutError, TransportError) as exc:
@@ -273,17 +220,146 @@ class GroupConsumer(ConsumerReading):
         if asyncio.current_task() in self._tasks:
             return
         with contextlib.suppress(TimeoutError):  # the callback may wait for a task that closes the consumer
-            async with asyncio.timeout(self._options.timeout), self._telling:
-                return
+            async with asyncio.timeout(self._options.timeout):
+                await self._told.wait()
 
     async def _end(self) -> None:
         self._ready.clear()
         self._in_hand.clear()
-        for reader in [*self._readers.values(), *self._leaving.values(), *self._held.values()]:
-            await reader.close()
-        self._readers, self._leaving, self._held = {}, {}, {}
-        await _cancel(self._tasks)
-        await self._js.close()
+        self._leaving |= self._held
+        self._held = {}
+        try:
+            await super()._end()
+        finally:
+            self._leaving = {}
+            await self._js.close()
+
+    # Messages
+
+    async def __anext__(self) -> GroupMessage:
+        if (message := self._at_once()) is not None:
+            return message
+        messages = await self._next(1, 0.0)
+        if not messages:
+            raise StopAsyncIteration
+        return messages[0]
+
+    def _at_once(self) -> GroupMessage | None:
+        """Return the next message if it needs no waiting and no other work, as is usual; otherwise None."""
+        member = self._member
+        if member is None or self._is_awaited or self._closing or self._failure is not None:
+            return None
+        now = time_since_boot()
+        if now - self._turned_at > _TURN or not member.session.owns(now):
+            return None
+        self._settle()
+        generation = member.session.generation
+        while self._ready:
+            reader = self._ready.popleft()
+            if _gives(reader, generation):
+                message = reader.take_one()
+                if reader.can_give:
+                    self._ready.append(reader)  # at the end, so that other partitions come first
+                self._in_hand.append((reader, message.offset))
+                return message
+        return None
+
+    async def arrow_batches(
+        self, max_rows: int = 65_536, *, max_wait: float = 1.0
+    ) -> AsyncIterator[pa.RecordBatch]:
+        """Iterate over Arrow record batches of messages. Needs the ``[arrow]`` extra.
+
+        A batch counts as processed when the next one is asked for, or with ``commit()``.
+
+        Args:
+            max_rows: Most rows of a batch. A batch has at most ``prefetch`` rows of one partition; for large
+                batches, raise ``prefetch`` too.
+            max_wait: Seconds to wait for more after the first message of a batch.
+
+        Yields:
+            Batches of at least one row, with the columns of :data:`liftenvelope.group.rows.SCHEMA`.
+
+        Raises:
+            UsageError: An argument is malformed, or another task waits for messages.
+            MissingExtraError: pyarrow is not installed.
+            LiftEnvelopeError: Any error that iterating would raise.
+        """
+        as_count("max_rows", max_rows)
+        as_seconds("max_wait", max_wait, zero=True)
+        from liftenvelope.group.rows import message_rows
+
+        async for messages in self.batches(max_rows, max_wait):
+            yield message_rows(messages)
+
+    async def _next(self, limit: int, max_wait: float) -> list[GroupMessage]:
+        """Return the next messages; an empty list only after the end.
+
+        Messages are taken from a reader in the same step, without an await, as the check that the member
+        still owns the partition. So no message is handed out after the ownership ended, and a cancelled call
+        loses none.
+        """
+        member = self._running()
+        self._check_alone()
+        self._settle()
+        if time_since_boot() - self._turned_at > _TURN:
+            # A caller that never awaits must not starve heartbeats.
+            await self._rest(0.0)
+        until: float | None = None
+        while True:
+            self._check()
+            if self._closing:
+                return []
+            if member.owns and self._drop_what_is_over():
+                now = time_since_boot()
+                until = now + max_wait if until is None else until
+                if now >= until or self._has_enough(limit):
+                    return self._take(limit)
+            await self._rest(self._patience(until))
+
+    async def _rest(self, timeout: float | None) -> None:
+        """Wait for messages, and give other tasks a turn."""
+        await self._until_woken(timeout)
+        self._turned_at = time_since_boot()
+
+    def _patience(self, until: float | None) -> float | None:
+        """Return the seconds to wait for messages, for more of them, or to own the partitions again."""
+        if not self._ready:
+            return None
+        if until is None or not self._running().owns:
+            return _LOOK
+        return max(until - time_since_boot(), 0.0)
+
+    def _drop_what_is_over(self) -> bool:
+        """Drop readers that have nothing to give; return True if any is left."""
+        generation = self._running().session.generation
+        # Generations may have changed before the task that acts on assignments has run.
+        while self._ready and not _gives(self._ready[0], generation):
+            self._ready.popleft()
+        return bool(self._ready)
+
+    def _has_enough(self, limit: int) -> bool:
+        """Return True if waiting adds nothing: the list is full, or a partition's buffer is."""
+        return limit == 1 or (
+            any(reader.is_full for reader in self._ready)
+            or sum(reader.waiting for reader in self._ready) >= limit
+        )
+
+    def _take(self, limit: int) -> list[GroupMessage]:
+        generation = self._running().session.generation
+        taken: list[GroupMessage] = []
+        # Each partition at most once; the next call starts with the others.
+        for _ in range(len(self._ready)):
+            reader = self._ready.popleft()
+            if not _gives(reader, generation):
+                continue
+            messages = reader.take(limit - len(taken))
+            self._in_hand.append((reader, messages[-1].offset))
+            taken += messages
+            if reader.can_give:
+                self._ready.append(reader)
+            if len(taken) >= limit:
+                break
+        return taken
 
     # Commits and positions
 
@@ -317,7 +393,7 @@ class GroupConsumer(ConsumerReading):
         if not member.session.is_inside:
             text = f"{self.consumer_id!r} has lost its partitions, and is joining again"
             raise UnknownMemberError(f"{text}; uncommitted messages will be redelivered")
-        self._settle_in_hand()
+        self._settle()
         self._dirty |= self._handed_out
         self._handed_out.clear()
         await self._commit_dirty(seconds)
@@ -344,7 +420,7 @@ class GroupConsumer(ConsumerReading):
         Raises:
             NotAssignedError: The partition is not assigned to this member.
         """
-        self._reader(topic, partition).paused = True
+        self._reader(TopicPartition(topic, partition)).paused = True
 
     def resume(self, topic: str, partition: int) -> None:
         """Resume handing out messages of a partition.
@@ -352,7 +428,7 @@ class GroupConsumer(ConsumerReading):
         Raises:
             NotAssignedError: The partition is not assigned to this member.
         """
-        self._reader(topic, partition).paused = False
+        self._reader(TopicPartition(topic, partition)).paused = False
 
     def seek(self, topic: str, partition: int, offset: int) -> None:
         """Continue a partition at another offset, higher or lower.
@@ -370,25 +446,8 @@ class GroupConsumer(ConsumerReading):
             UsageError: The offset is negative.
         """
         offset = as_count("offset", offset, 0, MAX_INT64 - 1)
-        reader = self._reader(topic, partition)
-        self._dirty.pop(reader.key, None)
-        self._handed_out.pop(reader.key, None)
-        self._in_hand = [held for held in self._in_hand if held[0] is not reader]
-        reader.seek(offset)
-
-    def _reader(self, topic: str, partition: int) -> PartitionReader:
-        self._running()
-        key = TopicPartition(topic, partition)
-        reader = self._readers.get(key)
-        if reader is None:
-            raise self._fenced(key)
-        return reader
+        self._seek(TopicPartition(topic, partition), offset)
 
 
-async def _cancel(tasks: list[asyncio.Task[None]]) -> None:
-    """Cancel tasks and wait for their end, except for the current task, such as a callback's."""
-    others = [task for task in tasks if task is not asyncio.current_task()]
-    for task in others:
-        task.cancel()
-    if others:
-        await asyncio.wait(others)
+def _gives(reader: PartitionReader, generation: int) -> bool:
+    return reader.generation == generation and reader.can_give

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import TypeAlias
 
-from liftenvelope._checks import as_choice, as_count, as_seconds
-from liftenvelope.errors import UsageError, UsageTypeError
+from liftenvelope._checks import as_count, as_seconds
+from liftenvelope.consumers.options import AssignmentCallback, ShellOptions, check_callback
+from liftenvelope.errors import UsageError
 from liftenvelope.group.assignors import TopicPartition
 from liftenvelope.group.events import GroupEventHandler, warn
 from liftenvelope.group.state import check_id, check_session_timeout, check_topics
 from liftenvelope.group.topics import Topic, spec_of
 
-__all__ = ["AUTO_OFFSETS", "ConsumerOptions", "PartitionsCallback", "check_all_topics"]
+__all__ = ["GroupConsumerOptions", "PartitionsCallback", "check_all_topics"]
 
 #: Called with topics and partition numbers; a function or a coroutine function.
-PartitionsCallback: TypeAlias = Callable[[list[TopicPartition]], Awaitable[object] | object]
-
-AUTO_OFFSETS: Final = ("new", "earliest", "latest", "error")
+PartitionsCallback: TypeAlias = AssignmentCallback[TopicPartition]
 
 
 def check_all_topics(topics: Topic | Iterable[Topic]) -> tuple[Topic, ...]:
@@ -36,39 +35,29 @@ def check_all_topics(topics: Topic | Iterable[Topic]) -> tuple[Topic, ...]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ConsumerOptions:
+class GroupConsumerOptions(ShellOptions[TopicPartition]):
     """Options of :class:`GroupConsumer`, which documents them."""
 
-    group: str
     topics: tuple[Topic, ...]
-    consumer_id: str | None
     session_timeout: float | None
-    auto_commit_interval: float | None
-    auto_offset: str
     assignor: str
     ephemeral: bool
     create: bool
     prefetch: int
     timeout: float
-    on_assigned: PartitionsCallback | None
-    on_revoked: PartitionsCallback | None
     on_event: GroupEventHandler | None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_id("group", self.group)
         check_id("assignor", self.assignor)
         if self.consumer_id is not None:
             check_id("consumer_id", self.consumer_id)
         if self.session_timeout is not None:
             check_session_timeout(self.session_timeout)
-        if self.auto_commit_interval is not None:
-            as_seconds("auto_commit_interval", self.auto_commit_interval)
         as_seconds("timeout", self.timeout)
         as_count("prefetch", self.prefetch)
-        as_choice("auto_offset", self.auto_offset, AUTO_OFFSETS)
-        for name in ("on_assigned", "on_revoked", "on_event"):
-            if getattr(self, name) is not None and not callable(getattr(self, name)):
-                raise UsageTypeError(f"{name} must be a function, got {getattr(self, name)!r}")
+        check_callback("on_event", self.on_event)
 
     @property
     def notify(self) -> GroupEventHandler:

@@ -1,7 +1,10 @@
 """Partition assignment for a group consumer: starts and stops readers and commits offsets.
 
-A partition's reader moves through these collections. Only the task in :meth:`ConsumerPartitions._act` moves
-readers, one change at a time, except for closing.
+The lifecycle, the tasks and the hand-out are those of every consumer: see
+:mod:`liftenvelope.consumers.shell`. This module adds the protocol of :mod:`liftenvelope.group.session`.
+
+A partition's reader moves through these collections. Only the task in :meth:`GroupConsumerPartitions._act`
+moves readers, one change at a time, except for closing.
 
 ==========  ===========================================  =========================  ==========================
 collection  meaning                                      messages are handed out    commits are accepted
@@ -19,28 +22,27 @@ that lost a partition can't overwrite the progress of its successor.
 from __future__ import annotations
 
 import asyncio
-import inspect
-from collections import deque
-from collections.abc import Awaitable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Final
 from uuid import uuid4
 
-from liftenvelope.errors import CallTimeoutError, GroupError, TransportError, UsageError
+from liftenvelope.consumers.shell import ConsumerShell
+from liftenvelope.errors import CallTimeoutError, GroupError, TransportError
 from liftenvelope.group.assignors import TopicPartition
 from liftenvelope.group.calls import GroupCalls
 from liftenvelope.group.errors import MemberFencedError, NotAssignedError, StaleGenerationError
 from liftenvelope.group.events import CommitFailed, PartitionUnknown
 from liftenvelope.group.member import Assigned, GiveBack, GroupMember, Lost, creation_of
-from liftenvelope.group.reader import PartitionReader
+from liftenvelope.group.reader import GroupMessage, PartitionReader
 from liftenvelope.group.topics import source_of
 from liftenvelope.jetstream import JetStream
 
 if TYPE_CHECKING:
     from nats.aio.client import Client
 
-    from liftenvelope.group.consumer_options import ConsumerOptions, PartitionsCallback
+    from liftenvelope.group.consumer_options import GroupConsumerOptions
 
-__all__ = ["ConsumerPartitions"]
+__all__ = ["GroupConsumerPartitions"]
 
 #: Fraction of the session timeout allowed for the last commit of a generation.
 _LAST_COMMIT: Final = 0.5
@@ -48,44 +50,26 @@ _LAST_COMMIT: Final = 0.5
 _ONE_TRY: Final = 2.5
 
 
-class ConsumerPartitions:
+class GroupConsumerPartitions(ConsumerShell[TopicPartition, GroupMember, PartitionReader, GroupMessage]):
     """Part of a consumer that carries out the assignments of the group."""
 
-    def __init__(self, nc: Client, options: ConsumerOptions, prefix: str) -> None:
+    def __init__(self, nc: Client, options: GroupConsumerOptions, prefix: str) -> None:
+        super().__init__(options)
         self._options = options
-        self._consumer_id = options.consumer_id or f"consumer-{uuid4().hex}"
         self._calls = GroupCalls(nc, prefix=prefix, timeout=options.timeout)
         self._js = JetStream(nc, timeout=min(options.timeout, _ONE_TRY))
         sources = [source_of(topic, self._js, options.prefetch) for topic in options.topics]
         self._sources = {source.spec.name: source for source in sources}
         self._nc = nc
-        self._member: GroupMember | None = None
-        self._readers: dict[TopicPartition, PartitionReader] = {}
-        #: Readers being given back: no longer read from, but their offsets can still be committed.
-        self._leaving: dict[TopicPartition, PartitionReader] = {}
         #: Readers given back that keep buffering, in case their partition is assigned again.
         self._held: dict[TopicPartition, PartitionReader] = {}
-        self._ready: deque[PartitionReader] = deque()
-        #: Messages handed out last: reader and last offset of each partition.
-        self._in_hand: list[tuple[PartitionReader, int]] = []
         #: Offsets to commit: the next offset to read, by partition.
         self._dirty: dict[TopicPartition, int] = {}
         #: Offsets handed out since, if only :meth:`GroupConsumer.commit` commits.
         self._handed_out: dict[TopicPartition, int] = {}
-        #: Time since boot when other tasks last had a turn, as far as the iteration knows.
-        self._turned_at = 0.0
-        #: True while a task waits for messages.
-        self._is_awaited = False
-        self._wake = asyncio.Event()
-        self._settled = asyncio.Event()
-        self._tasks: list[asyncio.Task[None]] = []
-        self._failure: BaseException | None = None
-        self._closing = False
-        self._closer: asyncio.Task[object] | None = None
-        self._gone = asyncio.Event()
+        #: True once the first assignment was carried out.
+        self._is_settled = False
         self._committing = asyncio.Lock()
-        #: Held while a user callback runs.
-        self._telling = asyncio.Lock()
 
     def _make_member(self) -> GroupMember:
         options = self._options
@@ -105,28 +89,26 @@ class ConsumerPartitions:
             on_event=options.notify,
         )
 
-    def _running(self) -> GroupMember:
-        if self._member is None:
-            raise UsageError("the consumer is not open; use it in an 'async with' block")
-        return self._member
-
-    def _fenced(self, key: TopicPartition, generation: int | None = None) -> MemberFencedError:
-        if generation is not None and generation != self._running().session.generation:
+    def _fenced(self, key: TopicPartition, generation: int) -> MemberFencedError:
+        if generation != self._running().session.generation:
             return StaleGenerationError(
                 f"{key.topic}[{key.partition}] was {self._consumer_id!r}'s in generation {generation}, "
                 "which has ended; the message will be redelivered"
             )
+        return self._not_assigned(key)
+
+    def _not_assigned(self, key: TopicPartition) -> NotAssignedError:
         return NotAssignedError(f"{key.topic}[{key.partition}] is not assigned to {self._consumer_id!r}")
 
     # Assignment
 
-    async def _act(self) -> None:
-        member = self._running()
+    async def _act(self, member: GroupMember) -> None:
         while True:
             change = await member.changes.get()
             if isinstance(change, Assigned):
                 await self._assign(change)
-                self._settled.set()
+                self._is_settled = True
+                self._wake.set()
             elif isinstance(change, GiveBack):
                 await self._give_back(_LAST_COMMIT * member.session.session_timeout)
                 member.given_back()
@@ -149,9 +131,7 @@ class ConsumerPartitions:
         self._readers.update(readers)
         for reader in held.values():
             await reader.close()
-        await self._tell(self._options.on_assigned, readers)
-        for reader in readers.values():
-            reader.start(self._task_done)
+        await self._begin(readers)
 
     def _kept(
         self, held: dict[TopicPartition, PartitionReader], key: TopicPartition, generation: int, offset: int
@@ -177,7 +157,7 @@ class ConsumerPartitions:
         """Return True if this member knows the partition; the topic may have grown since the start."""
         if key.partition < self._sources[key.topic].spec.partitions:
             return True
-        self._options.notify(PartitionUnknown(self._options.group, self._consumer_id, *key))
+        self._options.notify(PartitionUnknown(self._group, self._consumer_id, *key))
         return False
 
     async def _give_back(self, timeout: float) -> None:
@@ -191,12 +171,12 @@ class ConsumerPartitions:
         try:
             for key in readers.keys() - held.keys():
                 await readers[key].close()
-            await self._tell(self._options.on_revoked, readers)
+            await self._tell(self._on_revoked, readers)
             await self._commit_dirty(timeout)
         except (GroupError, CallTimeoutError, TransportError) as exc:
-            self._options.notify(CommitFailed(self._options.group, self._consumer_id, exc))
+            self._options.notify(CommitFailed(self._group, self._consumer_id, exc))
         # Skipped if this task is cancelled: then close() commits the rest.
-        self._forget(readers)
+        self._drop(readers)
         self._held = held
 
     async def _lose(self) -> None:
@@ -204,32 +184,22 @@ class ConsumerPartitions:
         readers, self._readers = self._readers, {}
         held, self._held = self._held, {}
         self._ready.clear()
-        self._forget(readers)
+        self._drop(readers)
         for reader in [*readers.values(), *held.values()]:
             await reader.close()
-        await self._tell(self._options.on_revoked, readers)
+        await self._tell(self._on_revoked, readers)
 
-    def _forget(self, readers: Mapping[TopicPartition, PartitionReader]) -> None:
+    def _drop(self, readers: Mapping[TopicPartition, PartitionReader]) -> None:
+        """Forget the offsets and the messages in hand of partitions that are gone."""
         self._leaving = {}
         for key in readers:
-            self._dirty.pop(key, None)
-            self._handed_out.pop(key, None)
+            self._forget(key)
         gone = set(map(id, readers.values()))
         self._in_hand = [held for held in self._in_hand if id(held[0]) not in gone]
 
-    async def _tell(self, callback: PartitionsCallback | None, keys: Iterable[TopicPartition]) -> None:
-        partitions = sorted(keys)
-        if callback is None or not partitions:
-            return
-        async with self._telling:
-            outcome = callback(partitions)
-            if inspect.isawaitable(outcome):
-                await outcome
-
-    def _has_messages(self, reader: PartitionReader) -> None:
-        if reader not in self._ready:
-            self._ready.append(reader)
-        self._wake.set()
+    def _forget(self, key: TopicPartition) -> None:
+        self._dirty.pop(key, None)
+        self._handed_out.pop(key, None)
 
     async def _keep_start(self, reader: PartitionReader, offset: int) -> None:
         """Commit the start of a partition, so that no later member starts at a later offset.
@@ -241,12 +211,6 @@ class ConsumerPartitions:
         await self._commit_dirty(self._options.timeout)
 
     # Commits
-
-    def _settle_in_hand(self) -> None:
-        """Mark the messages handed out last as processed."""
-        held, self._in_hand = self._in_hand, []
-        for reader, offset in held:
-            self._processed(reader, offset)
 
     def _processed(self, reader: PartitionReader, offset: int) -> None:
         if self._readers.get(reader.key) is reader or self._leaving.get(reader.key) is reader:
@@ -287,20 +251,4 @@ class ConsumerPartitions:
             try:
                 await self._commit_dirty(self._options.timeout)
             except (GroupError, CallTimeoutError, TransportError) as exc:
-                self._options.notify(CommitFailed(self._options.group, self._consumer_id, exc))
-
-    # Tasks
-
-    def _spawn(self, work: Awaitable[None]) -> asyncio.Task[None]:
-        task = asyncio.ensure_future(work)
-        task.add_done_callback(self._task_done)
-        self._tasks.append(task)
-        return task
-
-    def _task_done(self, task: asyncio.Task[None]) -> None:
-        """Pass the failure of a task to the iterating task."""
-        if task.cancelled() or (failure := task.exception()) is None:
-            return
-        self._failure = self._failure or failure
-        self._wake.set()
-        self._settled.set()
+                self._options.notify(CommitFailed(self._group, self._consumer_id, exc))

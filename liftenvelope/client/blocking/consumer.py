@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from liftenvelope.client.consumer import Consumer
+    from liftenvelope.client.membership import StreamPartition
     from liftenvelope.envelope import Message
 
 __all__ = ["BlockingConsumer"]
@@ -36,24 +37,9 @@ class BlockingConsumer(Blocking):
     _async: Consumer
 
     @property
-    def group(self) -> str:
-        """Name of the group."""
-        return self._async.group
-
-    @property
-    def consumer_id(self) -> str:
-        """Id of this member."""
-        return self._async.consumer_id
-
-    @property
     def epoch(self) -> int:
         """Group epoch last seen by this member. The epoch changes when members join or leave."""
         return self._portal.look(lambda: self._async.epoch)
-
-    @property
-    def assignment(self) -> frozenset[tuple[str, int]]:
-        """Streams and partitions that this member reads now."""
-        return self._portal.look(lambda: self._async.assignment)
 
     def position(self, stream: str, partition: int) -> int | None:
         """Return a lower bound of the next message's offset; None if the start is not known yet.
@@ -78,17 +64,8 @@ class BlockingConsumer(Blocking):
         """
         return self._portal.call(self._async.lag(timeout=timeout))
 
-    def __enter__(self) -> Self:
-        self._portal.call(self._async.__aenter__())
-        return self
-
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._portal.end(self._async.__aexit__(exc_type, exc, traceback))
-
     def open(self) -> Self:
-        """Join the group and start to read the assigned partitions; ``with`` does it.
+        """Join the group and start reading the assigned partitions; ``with`` does it.
 
         Raises:
             NoSuchStreamError: A stream does not exist.
@@ -98,38 +75,8 @@ class BlockingConsumer(Blocking):
         self._portal.call(self._async.open())
         return self
 
-    def close(self) -> None:
-        """Stop reading, call ``on_revoked``, store the processed offsets, and leave the group.
-
-        The last message returned counts as processed only if it was committed. ``close`` takes at most the
-        client's ``timeout``, plus the time of ``on_revoked``. Closing twice has no effect.
-
-        Raises:
-            LiftEnvelopeError: The processed offsets could not be stored. The consumer is closed anyway.
-        """
-        self._portal.end(self._async.close())
-
-    def __iter__(self) -> Self:
-        return self
-
     def __next__(self) -> Message:
         return self._portal.next(self._async)
-
-    def batches(self, max_messages: int = 1000, max_wait: float = 0.1) -> Iterator[list[Message]]:
-        """Iterate over lists of messages. A list counts as processed when the next one is requested.
-
-        Args:
-            max_messages: Maximum number of messages in a list.
-            max_wait: Seconds to wait for more messages after the first one of a list.
-
-        Yields:
-            Lists of at least one message from any assigned partition, in order within each partition.
-
-        Raises:
-            UsageError: An argument is invalid.
-            LiftEnvelopeError: As iteration does.
-        """
-        return self._portal.iterate(self._async.batches(max_messages, max_wait))
 
     def commit(self, message: Message | None = None, *, timeout: float | None = None) -> None:
         """Store the processed offsets now.
@@ -179,3 +126,57 @@ class BlockingConsumer(Blocking):
             UsageError: The offset is negative, or 2**63 or larger.
         """
         self._portal.run(lambda: self._async.seek(stream, partition, offset))
+
+    @property
+    def group(self) -> str:
+        """Name of the group."""
+        return self._async.group
+
+    @property
+    def consumer_id(self) -> str:
+        """Id of this member."""
+        return self._async.consumer_id
+
+    @property
+    def assignment(self) -> frozenset[StreamPartition]:
+        """Partitions that this member reads now."""
+        return self._portal.look(lambda: self._async.assignment)
+
+    def __enter__(self) -> Self:
+        self._portal.call(self._async.__aenter__())
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._portal.end(self._async.__aexit__(exc_type, exc, traceback))
+
+    def close(self) -> None:
+        """Stop reading, call ``on_revoked``, store the processed offsets, and leave the group.
+
+        The last message handed out counts as processed only if it was committed. ``close`` takes at most the
+        default timeout of a call, plus the time of ``on_revoked``. Closing twice has no effect.
+
+        Raises:
+            LiftEnvelopeError: The processed offsets could not be stored. The consumer is closed anyway.
+        """
+        self._portal.end(self._async.close())
+
+    def __iter__(self) -> Self:
+        return self
+
+    def batches(self, max_messages: int = 1000, max_wait: float = 0.1) -> Iterator[list[Message]]:
+        """Iterate over lists of messages. A list counts as processed when the next one is requested.
+
+        Args:
+            max_messages: Maximum number of messages in a list.
+            max_wait: Seconds to wait for more messages after the first one of a list.
+
+        Yields:
+            Lists of at least one message from any assigned partition, in order within each partition.
+
+        Raises:
+            UsageError: An argument is invalid, or another task waits for messages.
+            LiftEnvelopeError: Any error that iterating would raise.
+        """
+        return self._portal.iterate(self._async.batches(max_messages, max_wait))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 import liftenvelope
-from liftenvelope.client.consumer_member import GroupMember
+from liftenvelope.client.consumer_member import ConsumerMember
 from liftenvelope.client.failures import call_error
 from liftenvelope.client.membership import Action, Change, Do, Membership
 from liftenvelope.client.partition_read import GroupIdentity
@@ -110,7 +110,7 @@ class TestHeartbeat:
     async def test_a_partition_that_is_gone_is_not_read(self) -> None:
         # Stands in for the client: no call is made.
         core: Any = SimpleNamespace(_cluster=None, _options=SimpleNamespace(notify=None))
-        member = GroupMember(core, "g", "me", ["orders"])
+        member = ConsumerMember(core, "g", "me", ["orders"])
         member.state = settled(A)
         member.state.assigned(3, [A], now=1.0)
         assert member.identity(A) == GroupIdentity("g", 3, "me")
