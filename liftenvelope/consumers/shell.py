@@ -227,6 +227,8 @@ class ConsumerShell(ABC, Generic[KeyT, MemberT, ReaderT, MessageT]):
     async def _begin(self, readers: Mapping[KeyT, ReaderT]) -> None:
         """Call ``on_assigned``, which may seek, and start the readers."""
         await self._tell(self._on_assigned, readers)
+        if self._closing:  # perhaps by the callback
+            return
         for reader in readers.values():
             reader.start(self._task_done)
 

@@ -126,7 +126,7 @@ class TestReading:
             await take(consumer, 1)
             assert not events
             boot = time_since_boot() + 2 * LONG
-            for module in ("member", "consumer_reading"):
+            for module in ("member", "consumer"):
                 monkeypatch.setattr(f"liftenvelope.group.{module}.time_since_boot", lambda: boot)
             # The message that was not committed comes again, because the partitions may have been lost.
             assert set(await take(consumer, 8)) == play.published
@@ -606,6 +606,19 @@ class TestItsLife:
             with pytest.raises(RuntimeError, match="as the user wants"):
                 await take(consumer, 1)
             await consumer.close()
+
+    async def test_callback_may_close_the_consumer_while_it_opens(self, play: Play) -> None:
+        async def close(_: list[TopicPartition]) -> None:
+            await consumer.close()
+
+        revoked: list[list[TopicPartition]] = []
+        consumer = play.consumer("a", on_assigned=close, on_revoked=revoked.append, timeout=PATIENCE)
+        async with asyncio.timeout(PATIENCE):
+            with pytest.raises(UnknownMemberError, match="closed while joining"):
+                await consumer.open()
+        assert [len(partitions) for partitions in revoked] == [play.partitions]
+        assert (await play.client.describe_group(play.name)).members == ()
+        assert not [task for task in asyncio.all_tasks() if "PartitionReader" in repr(task)]
 
     async def test_consumer_is_for_one_task_at_a_time(self, play: Play) -> None:
         async with play.consumer("a") as consumer:
