@@ -21,7 +21,7 @@ from liftenvelope.client.consumer_reader import ConsumerReader
 from liftenvelope.client.core import check_partition, check_stream
 from liftenvelope.client.events import CheckpointFailed, GroupLeaveFailed
 from liftenvelope.client.membership import StreamPartition
-from liftenvelope.consumers.shell import ConsumerShell, cancel
+from liftenvelope.consumers.shell import ConsumerShell, cancel, stop
 from liftenvelope.errors import FencedError, LiftEnvelopeError
 
 if TYPE_CHECKING:
@@ -309,10 +309,7 @@ class Consumer(ConsumerShell[StreamPartition, ConsumerMember, ConsumerReader, "M
         """Stop the readers of partitions, call ``on_revoked``, and store the processed offsets."""
         readers = {key: self._readers.pop(key) for key in keys if key in self._readers}
         self._leaving.update(readers)
-        for reader in readers.values():
-            reader.stop()
-        for reader in readers.values():
-            await reader.close()
+        await stop(readers.values())
         try:
             await self._tell(self._on_revoked, readers)
         finally:

@@ -10,8 +10,8 @@ import asyncio
 import inspect
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
-from typing import TYPE_CHECKING, Final, Generic, Protocol, Self, TypeVar
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable, Mapping
+from typing import TYPE_CHECKING, Generic, Protocol, Self, TypeVar
 from uuid import uuid4
 
 from liftenvelope._checks import as_count, as_seconds
@@ -23,9 +23,7 @@ if TYPE_CHECKING:
 
     from liftenvelope.consumers.options import AssignmentCallback, ShellOptions
 
-__all__ = ["ConsumerShell", "ShellReader", "cancel"]
-
-_NOT_OPEN: Final = "the consumer is not open: use it in a 'with' or 'async with' block"
+__all__ = ["ConsumerShell", "ShellReader", "cancel", "stop"]
 
 
 class ShellReader(Protocol):
@@ -186,25 +184,20 @@ class ConsumerShell(ABC, Generic[KeyT, MemberT, ReaderT, MessageT]):
         """Stop every reader and every task."""
         readers = [*self._readers.values(), *self._leaving.values()]
         self._readers.clear()
-        # A cancellation can end any wait below, so every reader is told to stop first.
-        for reader in readers:
-            reader.stop()
         try:
-            for reader in readers:
-                await reader.close()
+            await stop(readers)
         finally:
             await cancel(self._tasks)
 
     def _running(self) -> MemberT:
         """Return the membership of an open consumer."""
         if self._member is None:
-            raise UsageError(_NOT_OPEN)
+            raise UsageError("the consumer is not open: use it in a 'with' or 'async with' block")
         return self._member
 
     def _check(self) -> None:
         """Raise if the consumer is not open, or if a task has failed."""
-        if self._member is None:
-            raise UsageError(_NOT_OPEN)
+        self._running()
         if self._failure is not None and not self._closing:
             raise self._failure
 
@@ -227,7 +220,7 @@ class ConsumerShell(ABC, Generic[KeyT, MemberT, ReaderT, MessageT]):
     async def _begin(self, readers: Mapping[KeyT, ReaderT]) -> None:
         """Call ``on_assigned``, which may seek, and start the readers."""
         await self._tell(self._on_assigned, readers)
-        if self._closing:  # perhaps by the callback
+        if self._closing:  # the callback may call close()
             return
         for reader in readers.values():
             reader.start(self._task_done)
@@ -312,6 +305,15 @@ class ConsumerShell(ABC, Generic[KeyT, MemberT, ReaderT, MessageT]):
             return
         finally:
             self._is_awaited = False
+
+
+async def stop(readers: Collection[ShellReader]) -> None:
+    """Stop readers, and wait until their read tasks have ended."""
+    # A cancellation can end any wait below, so every reader is told to stop first.
+    for reader in readers:
+        reader.stop()
+    for reader in readers:
+        await reader.close()
 
 
 async def cancel(tasks: Iterable[asyncio.Task[None]]) -> None:

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Iterable
 from typing import TYPE_CHECKING, Final, Self
 
 from liftenvelope._checks import MAX_INT64, as_count, as_seconds
-from liftenvelope.consumers.shell import cancel
+from liftenvelope.consumers.shell import cancel, stop
 from liftenvelope.errors import CallTimeoutError, GroupError, TransportError
 from liftenvelope.group.assignors import TopicPartition
 from liftenvelope.group.calls import DEFAULT_PREFIX
@@ -200,9 +200,8 @@ class GroupConsumer(GroupConsumerPartitions):
         await cancel(self._tasks[1:])
         seconds = self._options.timeout / 2
         readers, self._readers = self._readers, {}
-        self._leaving = {**self._leaving, **readers}
-        for reader in readers.values():
-            await reader.close()
+        self._leaving |= readers
+        await stop(readers.values())
         try:
             await self._tell(self._on_revoked, readers)
             if member.session.is_inside:

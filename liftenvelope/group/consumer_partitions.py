@@ -1,7 +1,7 @@
 """Partition assignment for a group consumer: starts and stops readers and commits offsets.
 
-The lifecycle, the tasks and the hand-out are those of every consumer: see
-:mod:`liftenvelope.consumers.shell`. This module adds the protocol of :mod:`liftenvelope.group.session`.
+The lifecycle and the tasks are those of every consumer: see :mod:`liftenvelope.consumers.shell`. This module
+adds the protocol of :mod:`liftenvelope.group.session`.
 
 A partition's reader moves through these collections. Only the task in :meth:`GroupConsumerPartitions._act`
 moves readers, one change at a time, except for closing.
@@ -26,7 +26,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Final
 from uuid import uuid4
 
-from liftenvelope.consumers.shell import ConsumerShell
+from liftenvelope.consumers.shell import ConsumerShell, stop
 from liftenvelope.errors import CallTimeoutError, GroupError, TransportError
 from liftenvelope.group.assignors import TopicPartition
 from liftenvelope.group.calls import GroupCalls
@@ -129,8 +129,7 @@ class GroupConsumerPartitions(ConsumerShell[TopicPartition, GroupMember, Partiti
             if self._can_read(key)
         }
         self._readers.update(readers)
-        for reader in held.values():
-            await reader.close()
+        await stop(held.values())
         await self._begin(readers)
 
     def _kept(
@@ -169,8 +168,7 @@ class GroupConsumerPartitions(ConsumerShell[TopicPartition, GroupMember, Partiti
         # Most partitions are assigned again at once, so their readers keep buffering without handing out.
         held = {key: reader for key, reader in readers.items() if reader.hold()}
         try:
-            for key in readers.keys() - held.keys():
-                await readers[key].close()
+            await stop([readers[key] for key in readers.keys() - held.keys()])
             await self._tell(self._on_revoked, readers)
             await self._commit_dirty(timeout)
         except (GroupError, CallTimeoutError, TransportError) as exc:
@@ -185,8 +183,7 @@ class GroupConsumerPartitions(ConsumerShell[TopicPartition, GroupMember, Partiti
         held, self._held = self._held, {}
         self._ready.clear()
         self._drop(readers)
-        for reader in [*readers.values(), *held.values()]:
-            await reader.close()
+        await stop([*readers.values(), *held.values()])
         await self._tell(self._on_revoked, readers)
 
     def _drop(self, readers: Mapping[TopicPartition, PartitionReader]) -> None:
