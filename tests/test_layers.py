@@ -79,17 +79,11 @@ REPEATED = {
     "Column": "_native: values of a batch to encode; values of a table to publish",
     "MessageReader": "_native: cuts a gRPC call into messages; client: hands out messages",
     "_Head": "_native: lines that each twin reads by itself, like its extension",
-    # The consumers of client and group are siblings, and each has the same parts.
-    "ConsumerOptions": "client and group",
-    "ConsumerPartitions": "client and group",
-    "GroupMember": "client and group",
-    "PartitionReader": "client and group",
 }
 #: Imports that close a circle, each with its reason.
 CIRCLES = {
     ("liftenvelope._native.values", "liftenvelope._native"): "a pickled value is made by the loaded twin",
     ("liftenvelope.errors", "liftenvelope.envelope"): "PublishError carries its ack, also in pickles",
-    ("liftenvelope.client.checkpointer", "liftenvelope.client.cursors"): "a client makes its checkpointers",
 }
 #: Sans-io: no event loop, no socket, no clock, no thread.
 #: A ``Deadline`` reads the clock, so that shells need not.
