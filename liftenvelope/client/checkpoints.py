@@ -88,7 +88,7 @@ class Checkpoints(Generic[_K]):
             return False
         was_pending = one.is_pending
         one.done = offset
-        if not one.is_pending:
+        if one.stored is not None and offset <= one.stored:
             return False
         one.count += 1
         if not was_pending:

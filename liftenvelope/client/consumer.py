@@ -368,9 +368,9 @@ class Consumer(ConsumerShell[StreamPartition, ConsumerMember, ConsumerReader, "M
         self._client._options.notify(CheckpointFailed(self._options.cursor_id, *key, offset, error))
 
     def _processed(self, reader: ConsumerReader, offset: int) -> None:
-        if reader.is_live and reader.has_handed_out(offset):
-            assert self._writer is not None
-            self._writer.processed(reader.key, offset)
+        writer = self._writer
+        if writer is not None and reader.is_live and reader.has_handed_out(offset):
+            writer.processed(reader.key, offset)
 
     def _forget(self, key: StreamPartition) -> None:
         self._checkpoints.forget(key)
