@@ -28,26 +28,26 @@ TARGET = SOURCE / "blocking"
 
 #: Async class -> (its module, its blocking twin). The order is that of the classes within a module.
 TWINS = {
-    "StreamsMixin": ("streams", "BlockingStreams"),
-    "CursorsMixin": ("cursors", "BlockingCursors"),
+    "Streams": ("streams", "BlockingStreams"),
+    "Cursors": ("cursors", "BlockingCursors"),
     "Checkpointer": ("checkpointer", "BlockingCheckpointer"),
     "MessageReader": ("message_reader", "BlockingMessageReader"),
     "Subscription": ("subscription", "BlockingSubscription"),
     "MergedSubscription": ("merged", "BlockingMergedSubscription"),
-    "SubscribeMixin": ("subscribing", "BlockingSubscribe"),
     "ActivityStream": ("activity", "BlockingActivityStream"),
-    "ActivityMixin": ("activity", "BlockingActivity"),
     "Consumer": ("consumer", "BlockingConsumer"),
-    "ConsumeMixin": ("consuming", "BlockingConsume"),
-    "PublishMixin": ("publishing", "BlockingPublish"),
-    "HealthMixin": ("health", "BlockingHealth"),
+    "Publisher": ("publishing", "BlockingPublish"),
+    "HealthChecks": ("health", "BlockingHealth"),
     "Client": ("client", "BlockingClient"),
 }
+#: Classes whose methods a client forwards to one of its parts. Their twins are the bases of BlockingClient.
+PARTS = ("Publisher", "Streams", "Cursors", "HealthChecks")
 #: Async classes whose twins in ``_base.py`` are written by hand; "" for those without a base.
-BY_HAND = {"ClientCore": "BlockingCore", "ConsumerPartitions": "Blocking", "": "Blocking"}
+BY_HAND = {"ConsumerPartitions": "Blocking", "": "Blocking"}
 #: Classes with a part of their twin in ``_base.py``: its name, and what it has, which is not generated.
 PARTLY_BY_HAND: dict[str, tuple[str, set[str]]] = {
-    "Client": ("", {"open", "__aenter__", "__aexit__"}),
+    "Client": ("BlockingCore", {"open", "close", "__aenter__", "__aexit__"}),
+    "Cursors": ("", {"read", "write", "advance"}),
     "MessageReader": ("BlockingReader", {"__aiter__", "__anext__"}),
 }
 #: Properties that never change, or by one step: any thread can look at them.
@@ -55,7 +55,7 @@ CONSTANT = {"stream", "partition", "finished", "group", "consumer_id"}
 #: Methods that take messages from the caller's iterable, and return what is awaited or iterated over. The
 #: twin waits, and a second method iterates: the parameter, its type, what is awaited, an item, second method.
 FED = {
-    "PublishMixin.publish_many": (
+    "Publisher.publish_many": (
         "messages",
         "Iterable[Item]",
         "PublishSummary",
@@ -71,7 +71,7 @@ FED_HOMES = {
 #: Docstrings that need other words: where -> (what it says, what it shall say).
 REWORDED: dict[str, tuple[tuple[str, str], ...]] = {
     "Client": (("; it belongs to one event loop.", ".\n\n    Any number of threads may use it."),),
-    "ConsumeMixin.consumer": (
+    "Client.consumer": (
         (
             "A function or a coroutine function.",
             "It runs in the client's own thread, and can use what does not wait: seek, pause, resume, "
@@ -80,13 +80,13 @@ REWORDED: dict[str, tuple[tuple[str, str], ...]] = {
     ),
     "Consumer": (("For one task at a time.", "For one thread at a time."),),
     "ActivityStream": (("For one task at a time.", "For one thread at a time."),),
-    "PublishMixin.publish_async": (
+    "Publisher.publish_async": (
         (
             "acks = asyncio.gather(*futures)",
             "acks = [future.result() for future in futures]",
         ),
     ),
-    "PublishMixin.publish_many": (
+    "Publisher.publish_many": (
         (
             "Publish what an iterable gives, many in flight, in bounded memory.",
             "Publish what an iterable gives, many in flight, in bounded memory; wait for the acks.",
@@ -218,7 +218,7 @@ def adapt(text: str, about: str) -> str:
     """Return a docstring as the blocking twin has it."""
     text = "\n".join(_adapt_lines(text.split("\n")))
     for name, (_, twin) in TWINS.items():
-        if not name.endswith("Mixin"):
+        if name not in PARTS:
             text = re.sub(rf"(:(?:class|meth|attr):`){name}\b", rf"\g<1>{twin}", text)
     text = re.sub(r":func:`connect`", ":func:`connect_blocking`", text)
     for old, new in REWORDED.get(about, ()):
@@ -312,8 +312,11 @@ class Writer:
         bases = [self._base(base) for base in node.bases]
         if part or not bases:
             bases = [self._part(part or BY_HAND[""])]
+        if name == "Client":
+            bases = [*map(self._twin, PARTS), *bases]
         doc = adapt(ast.get_docstring(node, clean=False) or "", name)
-        self._import_type(name)
+        owner = "Client" if name in PARTS else name
+        self.for_types.add(f"from liftenvelope.client.{TWINS[owner][0]} import {owner}")
         self._overloaded = {
             member.name
             for member in node.body
@@ -324,7 +327,7 @@ class Writer:
             for member in node.body
             if isinstance(member, Function) and _is_public(member.name) and member.name not in skipped
         ]
-        head = f'class {twin}({", ".join(bases)}):\n    """{doc}"""\n\n    _async: {name}\n'
+        head = f'class {twin}({", ".join(bases)}):\n    """{doc}"""\n\n    _async: {owner}\n'
         return head + "\n" + "\n".join(members)
 
     def _base(self, node: ast.expr) -> str:

@@ -14,7 +14,7 @@ from urllib.parse import SplitResult, unquote, urlsplit
 from liftenvelope._checks import as_count, as_seconds
 from liftenvelope._secrets import without_secrets
 from liftenvelope.client.blocking import BlockingClient
-from liftenvelope.client.client import Client
+from liftenvelope.client.client import Client, options_of
 from liftenvelope.client.options import check_http2_sizes, check_server_names
 from liftenvelope.errors import UsageError, UsageTypeError
 from liftenvelope.jetstream.api import api_prefix
@@ -171,9 +171,9 @@ def find_target(source: Source, access: Access | None) -> Target:
     if access is not None and not isinstance(access, Access):
         raise UsageTypeError(f"access must be a bulk.Access, got {type(access).__name__}")
     if isinstance(source, BlockingClient):
-        return _client_target(source._async._options, access)
+        return _client_target(options_of(source._async), access)
     if isinstance(source, Client):
-        return _client_target(source._options, access)
+        return _client_target(options_of(source), access)
     if not isinstance(source, str | Iterable):
         raise UsageTypeError(
             f"source must be a URL, URLs, or a Liftbridge client, got {type(source).__name__}"

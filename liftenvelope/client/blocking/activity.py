@@ -5,16 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from liftenvelope.client.blocking._base import Blocking
-from liftenvelope.client.blocking.subscribing import BlockingSubscribe
 
 if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-    from liftenvelope.client.activity import ActivityEvent, ActivityMixin, ActivityStream
-    from liftenvelope.client.positions import Start, Stop
+    from liftenvelope.client.activity import ActivityEvent, ActivityStream
 
-__all__ = ["BlockingActivity", "BlockingActivityStream"]
+__all__ = ["BlockingActivityStream"]
 
 
 class BlockingActivityStream(Blocking):
@@ -81,46 +79,3 @@ class BlockingActivityStream(Blocking):
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._portal.end(self._async.__aexit__(exc_type, exc, traceback))
-
-
-class BlockingActivity(BlockingSubscribe):
-    """Client methods for the activity stream."""
-
-    _async: ActivityMixin
-
-    def activity(self, *, start: Start = "new", stop: Stop = None) -> BlockingActivityStream:
-        """Read the events of streams and consumer groups. ``with`` opens the read.
-
-        Servers record events only if ``activity.stream.enabled`` is set in their configuration. A server
-        records an operation soon after it is done. The server's configuration sets the retention.
-
-        Args:
-            start: First event to read, as in :meth:`subscribe`: ``"new"`` after the newest event,
-                ``"earliest"``, ``"latest"``, an offset such as ``event.offset + 1``, a time, or a cursor.
-            stop: Last event to read: None for no end, ``"latest"`` for the newest event at the start of the
-                read, an offset, or a time in the past.
-
-        Returns:
-            The activity stream, not open yet.
-
-        Raises:
-            UsageError: An argument is invalid; the message names it.
-
-        Example:
-            >>> import liftenvelope
-            >>> from liftenvelope.client.activity import StreamCreated
-            >>> from liftenvelope.testing import run_liftbridge
-            >>> def main(addresses):
-            ...     with liftenvelope.connect_blocking(addresses) as client:
-            ...         with client.activity(start="earliest") as events:
-            ...             client.create_stream("orders", "orders", partitions=2)
-            ...             for event in events:
-            ...                 if isinstance(event, StreamCreated) and event.stream == "orders":
-            ...                     return event.partitions
-            >>> with run_liftbridge() as cluster:
-            ...     main(cluster.addresses)
-            (0, 1)
-        """
-        return BlockingActivityStream(
-            self._portal, self._portal.run(lambda: self._async.activity(start=start, stop=stop))
-        )

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from liftenvelope.client.blocking.checkpointer import BlockingCheckpointer
-from liftenvelope.client.blocking.streams import BlockingStreams
+from liftenvelope.client.blocking._base import Blocking
 
 if TYPE_CHECKING:
-    from liftenvelope.client.cursors import CursorsMixin
+    from liftenvelope.client.client import Client
 
 __all__ = ["BlockingCursors"]
 
 
-class BlockingCursors(BlockingStreams):
-    """Client methods for cursors."""
+class BlockingCursors(Blocking):
+    """Part of a client: sets, fetches and deletes cursors."""
 
-    _async: CursorsMixin
+    _async: Client
 
     def set_cursor(
         self, cursor_id: str, stream: str, partition: int, offset: int, *, timeout: float | None = None
@@ -88,30 +87,3 @@ class BlockingCursors(BlockingStreams):
             TransportError: No broker could be reached.
         """
         return self._portal.call(self._async.fetch_cursor(cursor_id, stream, partition, timeout=timeout))
-
-    def checkpointer(
-        self, cursor_id: str, stream: str, *, every_messages: int = 1000, every_seconds: float = 5.0
-    ) -> BlockingCheckpointer:
-        """Return a checkpointer, which keeps the cursor of a stream's reader with few calls to the server.
-
-        Args:
-            cursor_id: Id of the cursor: any text without a comma.
-            stream: Name of the stream.
-            every_messages: Store the cursor after this many processed messages of a partition. Default 1000.
-            every_seconds: Store the cursor at the latest this many seconds after the first unstored message
-                was processed. Default 5.
-
-        Returns:
-            The checkpointer, for use with ``with``: leaving the block stores the processed offsets.
-
-        Raises:
-            UsageError: An argument is invalid, or the id or the stream's name contains a comma.
-        """
-        return BlockingCheckpointer(
-            self._portal,
-            self._portal.run(
-                lambda: self._async.checkpointer(
-                    cursor_id, stream, every_messages=every_messages, every_seconds=every_seconds
-                )
-            ),
-        )

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from liftenvelope.client.blocking._base import BlockingCore
+from liftenvelope.client.blocking._base import Blocking
 
 if TYPE_CHECKING:
-    from liftenvelope.client.health import HealthMixin, HealthStatus
+    from liftenvelope.client.client import Client
+    from liftenvelope.client.health import HealthStatus
 
 __all__ = ["BlockingHealth"]
 
 
-class BlockingHealth(BlockingCore):
-    """Client method for health checks."""
+class BlockingHealth(Blocking):
+    """Part of a client: asks every broker for its health."""
 
-    _async: HealthMixin
+    _async: Client
 
     def check_health(
         self, *, service: str = "proto.API", timeout: float | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 from typing import TYPE_CHECKING
 
-from liftenvelope.client.blocking._base import BlockingCore
+from liftenvelope.client.blocking._base import Blocking
 from liftenvelope.envelope import AckPolicy
 
 if TYPE_CHECKING:
@@ -14,19 +14,23 @@ if TYPE_CHECKING:
 
     from typing_extensions import Buffer
 
+    from liftenvelope.client.client import Client
     from liftenvelope.client.publish_many import Item
     from liftenvelope.client.publish_summary import PublishSummary
-    from liftenvelope.client.publishing import PublishMixin
     from liftenvelope.envelope import Ack
     from liftenvelope.partition import PartitionChoice, Partitioner
 
 __all__ = ["BlockingPublish"]
 
 
-class BlockingPublish(BlockingCore):
-    """Publishing methods of the client."""
+class BlockingPublish(Blocking):
+    """Part of a client: publishes on the streams to the brokers, or by unary calls.
 
-    _async: PublishMixin
+    Attributes:
+        streams: Publish streams with the messages in flight.
+    """
+
+    _async: Client
 
     def publish(
         self,

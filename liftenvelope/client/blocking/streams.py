@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from liftenvelope.client.blocking._base import BlockingCore
+from liftenvelope.client.blocking._base import Blocking
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from liftenvelope.client.client import Client
     from liftenvelope.client.metadata import Metadata, PartitionInfo
-    from liftenvelope.client.streams import StreamsMixin
 
 __all__ = ["BlockingStreams"]
 
 
-class BlockingStreams(BlockingCore):
-    """Methods of the client for whole streams."""
+class BlockingStreams(Blocking):
+    """Part of a client: calls for whole streams and their metadata."""
 
-    _async: StreamsMixin
+    _async: Client
 
     def create_stream(
         self,
