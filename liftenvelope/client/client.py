@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from liftenvelope.client.positions import Start, Stop
     from liftenvelope.client.subscription import Subscription
 
-__all__ = ["Client", "connect", "options_of"]
+__all__ = ["Client", "connect"]
 
 
 class Client:
@@ -296,7 +296,9 @@ class Client:
                 published from then on, ``"earliest"`` for the oldest message, ``"latest"`` for the newest
                 existing message, ``"error"`` to raise :class:`NoCursorError`.
             on_assigned: Called with the list of newly assigned (stream, partition) before the consumer reads
-                them: the place for :meth:`Consumer.seek`. A function or a coroutine function.
+                them: the place for :meth:`Consumer.seek`. A function or a coroutine function. Functions of a
+                blocking client run in its own thread, and may use only what does not wait: seek, pause,
+                resume, position.
             on_revoked: Called with the list of revoked (stream, partition) after their readers have stopped,
                 and before their processed offsets are stored for the last time.
             resume: True to resume paused partitions. False: the consumer reads a paused partition once a
@@ -319,11 +321,6 @@ class Client:
             resume=resume,
         )
         return Consumer(self._parts, options)
-
-
-def options_of(client: Client) -> Options:
-    """Return the options that a client was made with, for code that opens its own connections."""
-    return client._context.options
 
 
 def connect(
@@ -385,8 +382,9 @@ def connect(
             sequence of :class:`BrokerInfo` to one of these.
         address_map: Mapping from an advertised address to the address to connect to, for networks in which
             the advertised address is not reachable.
-        on_event: Called with every :data:`ClientEvent`. By default, events that need attention are issued as
-            Python warnings (:class:`LiftEnvelopeWarning`).
+        on_event: Called with every :data:`ClientEvent`, in the thread of the event loop. A blocking client
+            runs its loop in a thread of its own, where calls to the client raise UsageError. By default,
+            events that need attention are issued as Python warnings (:class:`LiftEnvelopeWarning`).
 
     Returns:
         The client, not connected yet.

@@ -217,7 +217,8 @@ class Publisher:
         Example::
 
             futures = [await client.publish_async("orders", order) for order in orders]
-            acks = await asyncio.gather(*futures)
+            await client.flush()
+            acks = [future.result() for future in futures]
         """
         message = SingleMessage(
             stream,

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from liftenvelope.client.client import Client, connect, options_of
+from liftenvelope.client.binding import options_of
+from liftenvelope.client.client import Client, connect
 from liftenvelope.client.cursors import Cursors
 from liftenvelope.client.health import HealthChecks
 from liftenvelope.client.publishing import Publisher
