@@ -58,6 +58,7 @@ class Stub:
 
     def __init__(self) -> None:
         self.imports = {"from typing import overload", "import concurrent.futures"}
+        self._known = imports_of(blocking.__name__)
 
     def text(self) -> str:
         """Return the whole stub, not formatted yet."""
@@ -65,8 +66,9 @@ class Stub:
         parts.append(self.function("connect_blocking", blocking.connect_blocking))
         return "\n".join([_HEAD, *sorted(self.imports), f"__all__ = {blocking.__all__!r}", *parts])
 
-    def class_(self, kind: type) -> str:
+    def class_(self, kind: type[Blocking]) -> str:
         """Return the declaration of a class with all public members."""
+        self._known = imports_of(blocking.__name__) | imports_of(kind._async_type.__module__)
         (base,) = kind.__bases__
         self.imports.add(f"from {base.__module__} import {base.__name__}")
         lines = [f"class {kind.__name__}({base.__name__}):"]
@@ -107,7 +109,7 @@ class Stub:
         return parameter.replace(default=default, annotation=annotation)
 
     def _import(self, annotation: str, module: str) -> None:
-        known = imports_of(module) | imports_of("liftenvelope.client.blocking")
+        known = self._known | imports_of(module)
         known["Iterator"] = "from collections.abc import Iterator"
         for node in ast.walk(ast.parse(annotation, mode="eval")):
             name = node.id if isinstance(node, ast.Name) else ""

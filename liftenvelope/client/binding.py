@@ -13,8 +13,9 @@ import functools
 import inspect
 import re
 import threading
-from collections.abc import Callable, Collection, Iterator
-from typing import TYPE_CHECKING, Any, Final, Self
+from collections.abc import Callable, Collection, Iterator, Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final, ForwardRef, Self, get_args, get_origin
 
 from liftenvelope.client.portal import Portal
 from liftenvelope.errors import TransportError
@@ -62,6 +63,7 @@ class Blocking:
     """Base of the blocking classes: an async object, and the portal to the event loop that it lives in."""
 
     _async: Any
+    _async_type: type
 
     def __init__(self, portal: Portal, target: object) -> None:
         self._portal = portal
@@ -72,13 +74,14 @@ class Blocking:
         super().__init_subclass__()
         if of is None:
             return
-        _TWINS[of] = cls
+        _TWINS[of], cls._async_type = cls, of
+        types = _type_arguments(of)
         for name in _public(of):
             own = _DUNDERS.get(name, name)
             if name in without or any(own in vars(kind) for kind in cls.__mro__[:-1]):
                 continue  # written by hand
             member = inspect.getattr_static(of, name)
-            setattr(cls, own, _bound(name, member, f"{cls.__qualname__}.{own}"))
+            setattr(cls, own, _bound(name, member, f"{cls.__qualname__}.{own}", types))
 
     def _wrapped(self, found: object) -> object:
         """Return what a method returns: the blocking object for an async one, or else the value itself."""
@@ -133,12 +136,27 @@ def _public(kind: type) -> Iterator[str]:
     return (name for name in names if name in _DUNDERS or not name.startswith("_"))
 
 
-def _bound(name: str, member: Any, qualified: str) -> object:
+def _type_arguments(kind: type) -> dict[str, str]:
+    """Return the types that stand for the type variables of a class's generic bases, as annotations."""
+    found: dict[str, str] = {}
+    for base in getattr(kind, "__orig_bases__", ()):
+        names = [variable.__name__ for variable in getattr(get_origin(base), "__parameters__", ())]
+        found |= dict(zip(names, map(_as_annotation, get_args(base)), strict=False))
+    return found
+
+
+def _as_annotation(kind: Any) -> str:
+    if isinstance(kind, ForwardRef):
+        return kind.__forward_arg__
+    return kind.__name__ if isinstance(kind, type) and not get_args(kind) else repr(kind)
+
+
+def _bound(name: str, member: Any, qualified: str, types: Mapping[str, str]) -> object:
     """Return the blocking form of a member of an async class."""
     if isinstance(member, property):
-        read = with_signature_of(member.fget, _getter(name), qualified)
+        read = with_signature_of(member.fget, _getter(name), qualified, types)
         return property(read, doc=read.__doc__)
-    return with_signature_of(member, _method(name, member), qualified)
+    return with_signature_of(member, _method(name, member), qualified, types)
 
 
 def _getter(name: str) -> Callable[..., Any]:
@@ -182,17 +200,37 @@ _RUN: Final[dict[str, Callable[[Any, Callable[[], Any]], Any]]] = {
 }
 
 
-def with_signature_of(source: Any, function: Callable[..., Any], qualified: str) -> Any:
-    """Give a function the parameters and the docstring of its async source, and return it."""
+def with_signature_of(
+    source: Any, function: Callable[..., Any], qualified: str, types: Mapping[str, str] = MappingProxyType({})
+) -> Any:
+    """Give a function the parameters and the docstring of its async source, and return it.
+
+    Args:
+        source: Function of the async client.
+        function: Function of the blocking client.
+        qualified: Name of the function, with its class.
+        types: Types for the type variables in annotations.
+    """
     functools.update_wrapper(function, source)
     signature = inspect.signature(source)
-    returns = blocking_annotation(signature.return_annotation)
+    returns = blocking_annotation(_with_types(signature.return_annotation, types))
+    parameters = [
+        one.replace(annotation=_with_types(one.annotation, types)) for one in signature.parameters.values()
+    ]
     found: Any = function
-    found.__signature__ = signature.replace(return_annotation=returns)
-    found.__annotations__ = source.__annotations__ | {"return": returns}
+    found.__signature__ = signature.replace(parameters=parameters, return_annotation=returns)
+    found.__annotations__ = {
+        one.name: one.annotation for one in parameters if one.annotation is not inspect.Parameter.empty
+    } | {"return": returns}
     found.__name__, found.__qualname__ = qualified.rsplit(".", maxsplit=1)[-1], qualified
     found.__doc__ = blocking_text(source.__doc__)
     return found
+
+
+def _with_types(annotation: Any, types: Mapping[str, str]) -> Any:
+    for variable, kind in types.items() if isinstance(annotation, str) else ():
+        annotation = re.sub(rf"\b{variable}\b", kind, annotation)
+    return annotation
 
 
 def blocking_annotation(returns: str) -> str:

@@ -9,7 +9,7 @@ import inspect
 import re
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import pytest
 
@@ -150,7 +150,18 @@ def test_examples_in_docstrings() -> None:
     assert blocking_text(None) is None
 
 
-class Kinds:
+KeyT = TypeVar("KeyT")
+ItemT = TypeVar("ItemT")
+
+
+class Keyed(Generic[KeyT, ItemT]):
+    """Base with type variables."""
+
+    def pair(self, key: KeyT) -> tuple[KeyT, list[ItemT]]:
+        return key, []
+
+
+class Kinds(Keyed[tuple[str, int], "Subkind"]):
     """One method of each kind."""
 
     def __init__(self) -> None:
@@ -248,6 +259,11 @@ class TestKinds:
         assert list(kinds.lists()) == [1, 2]
         assert iter(kinds) is kinds
         assert list(kinds) == [0, 1, 2]
+
+    def test_annotations_name_the_types_of_type_variables(self) -> None:
+        signature = inspect.signature(BlockingKinds.pair)  # type: ignore[attr-defined]
+        assert signature.return_annotation == "tuple[tuple[str, int], list[Subkind]]"
+        assert signature.parameters["key"].annotation == "tuple[str, int]"
 
     def test_methods_by_hand_stay_and_others_are_left_out(self, kinds: Any) -> None:
         assert kinds.by_hand() == 2
