@@ -363,7 +363,7 @@ class TestTheRules:
             ("gateway", "from liftenvelope.testing import _ports"),
             ("gateway", "import liftenvelope.testing._ports"),
             ("gateway", "if TYPE_CHECKING:\n    from liftenvelope.testing._ports import free_port"),
-            ("client", "from liftenvelope.client.blocking._base import Portal"),
+            ("client", "from liftenvelope.testing._servers.build import Portal"),
             ("gateway", "from liftenvelope.rpc.status import _unquoted"),
             ("gateway", "from liftenvelope.arrow import _headers"),
             ("", "from liftenvelope.rpc.status import _unquoted"),

@@ -13,6 +13,7 @@ from urllib.parse import SplitResult, unquote, urlsplit
 
 from liftenvelope._checks import as_count, as_seconds
 from liftenvelope._secrets import without_secrets
+from liftenvelope.client.binding import options_of
 from liftenvelope.client.blocking import BlockingClient
 from liftenvelope.client.client import Client
 from liftenvelope.client.options import check_http2_sizes, check_server_names
@@ -170,10 +171,8 @@ def find_target(source: Source, access: Access | None) -> Target:
     """
     if access is not None and not isinstance(access, Access):
         raise UsageTypeError(f"access must be a bulk.Access, got {type(access).__name__}")
-    if isinstance(source, BlockingClient):
-        return _client_target(source._async._options, access)
-    if isinstance(source, Client):
-        return _client_target(source._options, access)
+    if isinstance(source, Client | BlockingClient):
+        return _client_target(options_of(source), access)
     if not isinstance(source, str | Iterable):
         raise UsageTypeError(
             f"source must be a URL, URLs, or a Liftbridge client, got {type(source).__name__}"

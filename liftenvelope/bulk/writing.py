@@ -13,6 +13,7 @@ from liftenvelope.bulk.access import Access, ServerKind, Source, Target, find_ta
 from liftenvelope.bulk.batches import OnProgress
 from liftenvelope.bulk.outgoing import Written, batches_of, open_rows, published
 from liftenvelope.bulk.ranges import Progress
+from liftenvelope.client.binding import options_of
 from liftenvelope.client.blocking import BlockingClient, connect_blocking
 from liftenvelope.errors import UsageError, UsageTypeError
 from liftenvelope.jetstream.publish_frames import header_block
@@ -112,7 +113,7 @@ def write(
             mode=mode,
         )
         return _write_jetstream(job, published(reader), progress)
-    owner = source._async._options if isinstance(source, BlockingClient) else None
+    owner = options_of(source) if isinstance(source, BlockingClient) else None
     return _write_liftbridge(
         LiftbridgeWrite(
             target,

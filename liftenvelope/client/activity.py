@@ -8,14 +8,12 @@ from typing import TYPE_CHECKING, Final, Self, TypeAlias
 from google.protobuf.message import DecodeError
 
 from liftenvelope._pb import api_pb2
-from liftenvelope.client.subscribing import SubscribeMixin
 from liftenvelope.errors import NoSuchStreamError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
 
-    from liftenvelope.client.positions import Start, Stop
     from liftenvelope.client.subscription import Subscription
     from liftenvelope.envelope import Message
 
@@ -23,7 +21,6 @@ __all__ = [
     "ACTIVITY_STREAM",
     "Activity",
     "ActivityEvent",
-    "ActivityMixin",
     "ActivityStream",
     "GroupJoined",
     "GroupLeft",
@@ -333,42 +330,3 @@ class ActivityStream:
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
         await self.close()
-
-
-class ActivityMixin(SubscribeMixin):
-    """Client methods for the activity stream."""
-
-    def activity(self, *, start: Start = "new", stop: Stop = None) -> ActivityStream:
-        """Read the events of streams and consumer groups. ``async with`` opens the read.
-
-        Servers record events only if ``activity.stream.enabled`` is set in their configuration. A server
-        records an operation soon after it is done. The server's configuration sets the retention.
-
-        Args:
-            start: First event to read, as in :meth:`subscribe`: ``"new"`` after the newest event,
-                ``"earliest"``, ``"latest"``, an offset such as ``event.offset + 1``, a time, or a cursor.
-            stop: Last event to read: None for no end, ``"latest"`` for the newest event at the start of the
-                read, an offset, or a time in the past.
-
-        Returns:
-            The activity stream, not open yet.
-
-        Raises:
-            UsageError: An argument is invalid; the message names it.
-
-        Example:
-            >>> import asyncio, liftenvelope
-            >>> from liftenvelope.client.activity import StreamCreated
-            >>> from liftenvelope.testing import run_liftbridge
-            >>> async def main(addresses):
-            ...     async with liftenvelope.connect(addresses) as client:
-            ...         async with client.activity(start="earliest") as events:
-            ...             await client.create_stream("orders", "orders", partitions=2)
-            ...             async for event in events:
-            ...                 if isinstance(event, StreamCreated) and event.stream == "orders":
-            ...                     return event.partitions
-            >>> with run_liftbridge() as cluster:
-            ...     asyncio.run(main(cluster.addresses))
-            (0, 1)
-        """
-        return ActivityStream(self.subscribe(ACTIVITY_STREAM, start=start, stop=stop))

@@ -1,9 +1,9 @@
-"""Base of all client mixins: options, cluster, deadlines and unary calls."""
+"""Common ground of a client's parts: options, cluster, open resources, deadlines and unary calls."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar
 
 from liftenvelope._checks import MAX_INT32, as_count, as_full_text, as_seconds
 from liftenvelope._deadlines import Deadline
@@ -16,8 +16,12 @@ if TYPE_CHECKING:
     from google.protobuf.message import Message as ProtobufMessage
 
     from liftenvelope.client.cluster import Route
+    from liftenvelope.client.parts import ClientParts
 
-__all__ = ["ClientCore", "Closeable", "check_partition", "check_stream"]
+    # Name under which consumers and checkpointers know the parts that they work with today.
+    ClientCore: TypeAlias = ClientParts
+
+__all__ = ["ClientContext", "Closeable", "check_partition", "check_stream"]
 
 _M = TypeVar("_M", bound="ProtobufMessage")
 
@@ -50,46 +54,67 @@ def check_partition(partition: int) -> int:
     return as_count("partition", partition, 0, MAX_INT32)
 
 
-class ClientCore:
-    """Common state of the client mixins, and ``close``."""
+class ClientContext:
+    """State that the parts of one client share. Each part gets it by its constructor.
+
+    Attributes:
+        options: Options of the client.
+        cluster: Connections to the brokers, metadata, and calls with retries.
+        open_resources: Resources to close with the client. Each adds itself on open, and removes itself on
+            close.
+    """
 
     def __init__(self, options: Options) -> None:
-        self._options = options
-        self._cluster = Cluster(options)
+        self.options = options
+        self.cluster = Cluster(options)
+        self.open_resources: set[Closeable] = set()
         self._closed = False
         # Set by the first call: a future of one loop cannot be woken safely from another loop.
         self._loop: asyncio.AbstractEventLoop | None = None
-        #: Open resources to close with the client. Each adds itself on open, and removes itself on close.
-        self._open: set[Closeable] = set()
 
     async def close(self) -> None:
-        """Close every subscription, publish and consumer of this client, and its connections.
-
-        Closing twice has no effect.
+        """Close all open resources, then the connections. Closing twice has no effect.
 
         Raises:
             UsageError: The client belongs to another event loop than the running one.
         """
-        self._check_loop()
+        self.check_loop()
         self._closed = True
         try:
             # All are closed even if one fails: every consumer must store its offsets.
-            found = await asyncio.gather(*(one.close() for one in tuple(self._open)), return_exceptions=True)
+            found = await self._close_resources()
         finally:
-            await self._cluster.close()
+            await self.cluster.close()
             # After a cancellation, resources still open have no connection now, so close() returns at once.
-            await asyncio.gather(*(one.close() for one in tuple(self._open)), return_exceptions=True)
+            await self._close_resources()
         if (failure := next((one for one in found if one is not None), None)) is not None:
             raise failure
 
-    def _deadline(self, timeout: float | None) -> Deadline:
-        """Return a call's deadline. Default: the client's ``timeout``. Raises if the client is closed."""
+    async def _close_resources(self) -> list[BaseException | None]:
+        closing = (one.close() for one in tuple(self.open_resources))
+        return await asyncio.gather(*closing, return_exceptions=True)
+
+    def deadline(self, timeout: float | None) -> Deadline:
+        """Return the deadline of a call.
+
+        Args:
+            timeout: Seconds; None for the client's ``timeout``.
+
+        Raises:
+            ConnectionClosedError: The client is closed.
+            UsageError: The timeout is out of range, or the client belongs to another event loop.
+        """
         if self._closed:
             raise ConnectionClosedError("the client is closed: make a new one with connect()")
-        self._check_loop()
-        return Deadline(self._options.timeout if timeout is None else as_seconds("timeout", timeout))
+        self.check_loop()
+        return Deadline(self.options.timeout if timeout is None else as_seconds("timeout", timeout))
 
-    def _check_loop(self) -> None:
+    def check_loop(self) -> None:
+        """Check that the running event loop is the client's; the first call makes it so.
+
+        Raises:
+            UsageError: The client belongs to another event loop.
+        """
         loop = asyncio.get_running_loop()
         if self._loop is None:
             self._loop = loop
@@ -99,7 +124,7 @@ class ClientCore:
                 "loop, or one with connect_blocking(), which any thread may use"
             )
 
-    async def _call(
+    async def call(
         self,
         method: str,
         request: ProtobufMessage,
@@ -110,5 +135,5 @@ class ClientCore:
     ) -> _M | None:
         """Make a unary call; return None if an earlier attempt of unknown outcome turns out to be applied."""
         data = request.SerializeToString()
-        found = await self._cluster.call(method, data, route or self._cluster.any_broker, deadline, about)
+        found = await self.cluster.call(method, data, route or self.cluster.any_broker, deadline, about)
         return None if found is None else decode(answer, found, about)

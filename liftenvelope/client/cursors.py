@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from liftenvelope._checks import MAX_INT64, as_count, as_integer
 from liftenvelope._pb import api_pb2
-from liftenvelope.client.checkpointer import Checkpointer
 from liftenvelope.client.cursor_names import cursor_key
-from liftenvelope.client.streams import StreamsMixin
 from liftenvelope.errors import (
     CallTimeoutError,
     CursorsUnavailableError,
@@ -24,9 +22,10 @@ if TYPE_CHECKING:
     from google.protobuf.message import Message as ProtobufMessage
 
     from liftenvelope._deadlines import Deadline
+    from liftenvelope.client.core import ClientContext
     from liftenvelope.client.cursor_names import CursorName
 
-__all__ = ["CURSORS_STREAM", "CursorsMixin", "cursor_partition"]
+__all__ = ["CURSORS_STREAM", "Cursors", "cursor_partition"]
 
 _M = TypeVar("_M", bound="ProtobufMessage")
 #: Stream in which a cluster stores cursors. It exists only if ``cursors.stream.partitions`` is above 0.
@@ -51,8 +50,12 @@ def _check_offset(offset: int) -> int:
     return as_count("offset", offset, 0, MAX_INT64)
 
 
-class CursorsMixin(StreamsMixin):
-    """Client methods for cursors."""
+class Cursors:
+    """Part of a client: sets, fetches and deletes cursors."""
+
+    def __init__(self, context: ClientContext) -> None:
+        self._context = context
+        self._cluster = context.cluster
 
     async def set_cursor(
         self, cursor_id: str, stream: str, partition: int, offset: int, *, timeout: float | None = None
@@ -83,7 +86,7 @@ class CursorsMixin(StreamsMixin):
             >>> await client.set_cursor("billing", "orders", 0, message.offset)  # doctest: +SKIP
         """
         key = (cursor_id, stream, partition)
-        await self._write_cursor(key, _check_offset(offset), self._deadline(timeout))
+        await self.write(key, _check_offset(offset), self._context.deadline(timeout))
 
     async def reset_cursor(
         self, cursor_id: str, stream: str, partition: int, *, timeout: float | None = None
@@ -102,7 +105,7 @@ class CursorsMixin(StreamsMixin):
             CallTimeoutError: No answer came in time.
             TransportError: No broker could be reached.
         """
-        await self._write_cursor((cursor_id, stream, partition), _MISSING, self._deadline(timeout))
+        await self.write((cursor_id, stream, partition), _MISSING, self._context.deadline(timeout))
 
     async def fetch_cursor(
         self, cursor_id: str, stream: str, partition: int, *, timeout: float | None = None
@@ -124,59 +127,39 @@ class CursorsMixin(StreamsMixin):
             CallTimeoutError: No answer came in time.
             TransportError: No broker could be reached.
         """
-        return await self._read_cursor((cursor_id, stream, partition), self._deadline(timeout))
-
-    def checkpointer(
-        self, cursor_id: str, stream: str, *, every_messages: int = 1000, every_seconds: float = 5.0
-    ) -> Checkpointer:
-        """Return a checkpointer, which keeps the cursor of a stream's reader with few calls to the server.
-
-        Args:
-            cursor_id: Id of the cursor: any text without a comma.
-            stream: Name of the stream.
-            every_messages: Store the cursor after this many processed messages of a partition. Default 1000.
-            every_seconds: Store the cursor at the latest this many seconds after the first unstored message
-                was processed. Default 5.
-
-        Returns:
-            The checkpointer, for use with ``async with``: leaving the block stores the processed offsets.
-
-        Raises:
-            UsageError: An argument is invalid, or the id or the stream's name contains a comma.
-        """
-        return Checkpointer(
-            self, cursor_id, stream, every_messages=every_messages, every_seconds=every_seconds
-        )
+        return await self.read((cursor_id, stream, partition), self._context.deadline(timeout))
 
     # The methods below take a deadline and do not check for a closed client: they also run while it closes.
 
-    async def _read_cursor(self, name: CursorName, deadline: Deadline) -> int | None:
+    async def read(self, name: CursorName, deadline: Deadline) -> int | None:
+        """Return the stored offset of a cursor; None if there is no cursor."""
         key, (cursor_id, stream, partition) = cursor_key(*name), name
         request = api_pb2.FetchCursorRequest(stream=stream, partition=partition, cursorId=cursor_id)
-        answer = await self._cursor_call("FetchCursor", request, api_pb2.FetchCursorResponse, key, deadline)
+        answer = await self._call("FetchCursor", request, api_pb2.FetchCursorResponse, key, deadline)
         if answer is None:
             raise InternalError("a call without effect counted as done")
         return None if answer.offset <= _MISSING else answer.offset
 
-    async def _write_cursor(self, name: CursorName, offset: int, deadline: Deadline) -> None:
+    async def write(self, name: CursorName, offset: int, deadline: Deadline) -> None:
+        """Set a cursor, also to a smaller offset."""
         key, (cursor_id, stream, partition) = cursor_key(*name), name
         request = api_pb2.SetCursorRequest(
             stream=stream, partition=partition, cursorId=cursor_id, offset=offset
         )
-        await self._cursor_call("SetCursor", request, api_pb2.SetCursorResponse, key, deadline)
+        await self._call("SetCursor", request, api_pb2.SetCursorResponse, key, deadline)
 
-    async def _raise_cursor(self, name: CursorName, offset: int, deadline: Deadline) -> int:
+    async def advance(self, name: CursorName, offset: int, deadline: Deadline) -> int:
         """Set a cursor unless a larger offset is stored; return the stored offset.
 
         Read and write are two calls, since servers cannot compare and set.
         """
-        stored = await self._read_cursor(name, deadline)
+        stored = await self.read(name, deadline)
         if stored is not None and stored >= offset:
             return stored
-        await self._write_cursor(name, offset, deadline)
+        await self.write(name, offset, deadline)
         return offset
 
-    async def _cursor_call(
+    async def _call(
         self, method: str, request: ProtobufMessage, answer: type[_M], key: str, deadline: Deadline
     ) -> _M | None:
         """Call the server that holds a cursor; retry while the cursors stream is missing after a start."""
@@ -186,7 +169,7 @@ class CursorsMixin(StreamsMixin):
                 cursors = await self._cluster.stream(CURSORS_STREAM, deadline, refresh=attempt > 0)
                 number = cursor_partition(key, max(len(cursors.partitions), 1))
                 route = self._cluster.leader_of(CURSORS_STREAM, number)
-                return await self._call(method, request, answer, deadline, f"cursor {key!r}", route)
+                return await self._context.call(method, request, answer, deadline, f"cursor {key!r}", route)
             except (CursorsUnavailableError, NoSuchStreamError, NoSuchPartitionError) as exc:
                 missing = exc
                 if deadline.is_over:

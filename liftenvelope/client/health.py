@@ -7,14 +7,14 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, Final
 
 from liftenvelope._native.protobuf import Reader, put_text
-from liftenvelope.client.core import ClientCore
 from liftenvelope.errors import EnvelopeError, TransportError
 from liftenvelope.rpc.status import RpcError, StatusCode
 
 if TYPE_CHECKING:
     from liftenvelope._deadlines import Deadline
+    from liftenvelope.client.core import ClientContext
 
-__all__ = ["HealthMixin", "HealthStatus"]
+__all__ = ["HealthChecks", "HealthStatus"]
 
 _METHOD: Final = "/grpc.health.v1.Health/Check"
 # Field numbers of HealthCheckRequest.service and HealthCheckResponse.status.
@@ -61,8 +61,12 @@ def _status(answer: bytes) -> HealthStatus:
     return HealthStatus(status) if status <= HealthStatus.SERVICE_UNKNOWN else HealthStatus.UNKNOWN
 
 
-class HealthMixin(ClientCore):
-    """Client method for health checks."""
+class HealthChecks:
+    """Part of a client: asks every broker for its health."""
+
+    def __init__(self, context: ClientContext) -> None:
+        self._context = context
+        self._cluster = context.cluster
 
     async def check_health(
         self, *, service: str = "proto.API", timeout: float | None = None
@@ -89,7 +93,7 @@ class HealthMixin(ClientCore):
             ...     asyncio.run(main(cluster.addresses))
             [<HealthStatus.SERVING: 1>]
         """
-        deadline, request = self._deadline(timeout), _request(service)
+        deadline, request = self._context.deadline(timeout), _request(service)
         addresses = self._cluster.addresses()
         found = await asyncio.gather(*(self._health_of(one, request, deadline) for one in addresses))
         return dict(zip(addresses, found, strict=True))

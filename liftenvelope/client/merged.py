@@ -13,7 +13,7 @@ from liftenvelope.errors import TransportError, UsageError
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
-    from liftenvelope.client.core import ClientCore
+    from liftenvelope.client.core import ClientContext
     from liftenvelope.client.subscription import Subscription
 
 __all__ = ["MergedSubscription"]
@@ -28,10 +28,10 @@ class MergedSubscription(MessageReader):
     """
 
     def __init__(
-        self, core: ClientCore, stream: str, find: Callable[[], Awaitable[Sequence[Subscription]]]
+        self, context: ClientContext, stream: str, find: Callable[[], Awaitable[Sequence[Subscription]]]
     ) -> None:
         super().__init__()
-        self._core = core
+        self._context = context
         self._stream = stream
         self._find = find
         self._parts: Sequence[Subscription] = ()
@@ -71,7 +71,7 @@ class MergedSubscription(MessageReader):
         if self._opened:
             raise UsageError(f"stream {self._stream!r}: the subscription was opened before, make a new one")
         self._opened = True
-        self._core._open.add(self)
+        self._context.open_resources.add(self)
         try:
             self._parts = await self._find()
             for part in self._parts:
@@ -90,7 +90,7 @@ class MergedSubscription(MessageReader):
 
     async def close(self) -> None:
         """End the subscriptions and drop messages that were not handed out. Closing twice is fine."""
-        self._core._open.discard(self)
+        self._context.open_resources.discard(self)
         pumps, self._pumps = self._pumps, set()
         for pump in pumps:
             pump.cancel()

@@ -414,6 +414,17 @@ class PublishStreams:
         """True if producers that can wait should do so: more than ``MAX_WAITING_BYTES`` are unsent."""
         return sum(lane.flight.waiting_bytes for lane in self._lanes.values()) > MAX_WAITING_BYTES
 
+    def has_room(self, max_outstanding: int) -> bool:
+        """Return True if one more message may be sent: fewer than the limit are without an outcome.
+
+        Same as a check of :attr:`count` and :attr:`is_full`, in one pass, because it runs for every message.
+        """
+        outstanding, waiting_bytes = len(self._tasks), 0
+        for lane in self._lanes.values():
+            outstanding += len(lane.flight.pending)
+            waiting_bytes += lane.flight.waiting_bytes
+        return outstanding < max_outstanding and waiting_bytes <= MAX_WAITING_BYTES
+
     # Waiting
 
     def wake(self) -> None:

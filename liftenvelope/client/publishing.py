@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from liftenvelope._checks import (
     as_bytes,
     as_count,
-    as_int64,
     as_optional_bytes,
-    as_optional_text,
     storable_headers,
 )
 from liftenvelope._deadlines import Deadline, ack_timeout
 from liftenvelope._pb import api_pb2
-from liftenvelope.client.core import ClientCore, check_partition
+from liftenvelope.client.core import ClientContext
 from liftenvelope.client.failures import STREAM_ACK_CAUSES, SUBJECT_ACK_CAUSES, publish_call_error
 from liftenvelope.client.in_flight import Entry, Outcome
-from liftenvelope.client.options import Options
 from liftenvelope.client.publish_checks import (
     check_ack_inbox,
     check_headers,
@@ -28,8 +24,9 @@ from liftenvelope.client.publish_checks import (
     check_published_stream,
     check_size,
 )
-from liftenvelope.client.publish_codec import ack_in, policy_of, publish_request
+from liftenvelope.client.publish_codec import ack_in, policy_of
 from liftenvelope.client.publish_many import Messages, Plan, PublishMany
+from liftenvelope.client.publish_message import SingleMessage
 from liftenvelope.client.publish_stream import PublishStreams
 from liftenvelope.envelope import Ack, AckPolicy
 from liftenvelope.errors import AckTimeoutError, LiftEnvelopeError, TransportError, UsageError, UsageTypeError
@@ -45,7 +42,7 @@ from liftenvelope.types import as_request_policy
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-__all__ = ["PublishMixin"]
+__all__ = ["Publisher"]
 
 _BY_KEY = KeyPartitioner()
 
@@ -75,64 +72,18 @@ class _AckFuture(asyncio.Future[Any]):
         return super().cancel(msg)
 
 
-@dataclass(slots=True)
-class _Outgoing:
-    """One message to publish, checked."""
+class Publisher:
+    """Part of a client: publishes on the streams to the brokers, or by unary calls.
 
-    stream: str
-    value: Any
-    key: Any
-    headers: Any
-    partition: int | None
-    partitioner: Partitioner
-    ack_policy: Any
-    ack_inbox: str | None
-    correlation_id: str | None
-    expected_offset: int
-    retry: bool
+    Attributes:
+        streams: Publish streams with the messages in flight.
+    """
 
-    def __post_init__(self) -> None:
-        check_published_stream(self.stream)
-        self.ack_policy = as_request_policy("ack_policy", self.ack_policy)
-        if self.partition is not None:
-            check_partition(self.partition)
-        if self.headers is not None:
-            self.headers = storable_headers(self.headers)
-            check_headers(self.headers)
-        self.value = as_bytes("value", self.value)
-        self.key = None if self.key is None else as_bytes("key", self.key)
-        self.expected_offset = as_int64("expected_offset", self.expected_offset)
-        check_ack_inbox(self.ack_inbox)
-        as_optional_text("correlation_id", self.correlation_id)
-
-    @property
-    def is_unary(self) -> bool:
-        """True if the message needs a unary call: PublishAsync never confirms NONE and sets its own inbox."""
-        return self.ack_policy is AckPolicy.NONE or bool(self.ack_inbox)
-
-    def request(self, partition: int, correlation_id: str | None) -> bytes:
-        """Return the encoded PublishRequest."""
-        request = publish_request(
-            self.stream,
-            self.value,
-            key=self.key,
-            headers=self.headers,
-            partition=partition,
-            ack_inbox=self.ack_inbox,
-            correlation_id=correlation_id,
-            ack_policy=self.ack_policy,
-            expected_offset=self.expected_offset,
-        )
-        return check_size(request)
-
-
-class PublishMixin(ClientCore):
-    """Publishing methods of the client."""
-
-    def __init__(self, options: Options) -> None:
-        super().__init__(options)
-        self._publishing = PublishStreams(self._cluster)
-        self._open.add(self._publishing)
+    def __init__(self, context: ClientContext) -> None:
+        self.streams = PublishStreams(context.cluster)
+        self._context = context
+        self._cluster = context.cluster
+        context.open_resources.add(self.streams)
 
     async def publish(
         self,
@@ -194,7 +145,7 @@ class PublishMixin(ClientCore):
 
             ack = await client.publish("orders", b"one tea", key=b"customer-8", headers={"shop": b"7"})
         """
-        message = _Outgoing(
+        message = SingleMessage(
             stream,
             value,
             key,
@@ -266,9 +217,10 @@ class PublishMixin(ClientCore):
         Example::
 
             futures = [await client.publish_async("orders", order) for order in orders]
-            acks = await asyncio.gather(*futures)
+            await client.flush()
+            acks = [future.result() for future in futures]
         """
-        message = _Outgoing(
+        message = SingleMessage(
             stream,
             value,
             key,
@@ -283,10 +235,11 @@ class PublishMixin(ClientCore):
         )
         as_count("max_outstanding", max_outstanding)
         deadline = self._ack_deadline(timeout)
-        await self._wait_for_place(max_outstanding, deadline)
+        if not self.streams.has_room(max_outstanding):
+            await self._wait_for_room(max_outstanding, deadline)
         if message.is_unary:
             task = asyncio.create_task(self._publish_unary(message, deadline))
-            self._publishing.track(task)
+            self.streams.track(task)
             return task
         return await self._publish_piped(message, deadline)
 
@@ -346,7 +299,7 @@ class PublishMixin(ClientCore):
             max_in_flight=max_in_flight,
             on_error=on_error,
         )
-        return PublishMany(self._publishing, messages, plan)
+        return PublishMany(self.streams, messages, plan)
 
     async def publish_to_subject(
         self,
@@ -396,7 +349,7 @@ class PublishMixin(ClientCore):
             headers=storable_headers(headers),
             ackPolicy=policy_of(policy),
             ackInbox=check_ack_inbox(ack_inbox),
-            correlationId=self._publishing.new_id(correlation_id),
+            correlationId=self.streams.new_id(correlation_id),
         )
         data = check_size(request.SerializeToString())
         deadline = self._ack_deadline(timeout)
@@ -413,46 +366,44 @@ class PublishMixin(ClientCore):
 
         The wait takes no longer than the timeout of the last message.
         """
-        self._check_loop()
-        await self._publishing.flush()
+        self._context.check_loop()
+        await self.streams.flush()
 
     # Inside
 
     def _ack_deadline(self, timeout: float | None) -> Deadline:
-        return self._deadline(self._options.ack_wait if timeout is None else timeout)
+        return self._context.deadline(self._context.options.ack_wait if timeout is None else timeout)
 
     def _partitioner(self, given: str | PartitionChoice | Partitioner) -> Partitioner:
         if given == "key":
             return _BY_KEY
         if given == "round_robin":
-            return self._publishing.round_robin
+            return self.streams.round_robin
         if isinstance(given, str) or not (callable(given) or hasattr(given, "partition")):
             problem = UsageError if isinstance(given, str) else UsageTypeError
             raise problem(f'partitioner must be "key", "round_robin" or a function, got {given!r}')
         return given if not callable(given) else CustomPartitioner(given)
 
-    async def _choose(self, message: _Outgoing, deadline: Deadline) -> int:
+    async def _choose(self, message: SingleMessage, deadline: Deadline) -> int:
         """Choose the partition of a message. A partition given by the caller is checked to exist."""
-        info = await self._publishing.partition_info(message.stream, deadline, message.partition)
+        info = await self.streams.partition_info(message.stream, deadline, message.partition)
         if message.partition is not None:
             return message.partition
         return message.partitioner.partition(message.stream, message.key, message.value, len(info.partitions))
 
-    async def _wait_for_place(self, max_outstanding: int, deadline: Deadline) -> None:
-        streams = self._publishing
-        if streams.count < max_outstanding and not streams.is_full:
-            return
+    async def _wait_for_room(self, max_outstanding: int, deadline: Deadline) -> None:
+        streams = self.streams
         try:
             async with asyncio.timeout(deadline.left):
-                while streams.count >= max_outstanding or streams.is_full:
+                while not streams.has_room(max_outstanding):
                     await streams.progress()
         except TimeoutError as exc:
             text = f"no place was free in {deadline.timeout} s: {streams.count} messages are without an ack"
             raise AckTimeoutError(text, "", False) from exc
 
-    async def _publish_piped(self, message: _Outgoing, deadline: Deadline) -> asyncio.Future[Any]:
+    async def _publish_piped(self, message: SingleMessage, deadline: Deadline) -> asyncio.Future[Any]:
         """Send a message on the publish stream of its partition's leader."""
-        streams, stream = self._publishing, message.stream
+        streams, stream = self.streams, message.stream
         partition = await self._choose(message, deadline)
         lane = streams.pinned(stream, partition)
         if lane is None:
@@ -466,9 +417,9 @@ class PublishMixin(ClientCore):
         streams.submit(lane, (future.entry,), deadline.left)
         return future
 
-    async def _publish_unary(self, message: _Outgoing, deadline: Deadline) -> Ack | None:
+    async def _publish_unary(self, message: SingleMessage, deadline: Deadline) -> Ack | None:
         partition = await self._choose(message, deadline)
-        correlation_id = self._publishing.new_id(message.correlation_id)
+        correlation_id = self.streams.new_id(message.correlation_id)
         data = message.request(partition, correlation_id)
         about = f"{message.stream}[{partition}]"
         answer = await self._publish_call("Publish", data, deadline, about, correlation_id)

@@ -1,4 +1,4 @@
-"""Stream methods of the client: create, delete, pause, make read-only, fetch metadata."""
+"""Streams of a cluster: create, delete, pause, make read-only, fetch metadata."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from liftenvelope._checks import (
     check_stream_name,
 )
 from liftenvelope._pb import api_pb2
-from liftenvelope.client.core import ClientCore, check_partition, check_stream
+from liftenvelope.client.core import ClientContext, check_partition, check_stream
 from liftenvelope.client.metadata import Metadata, PartitionInfo, partition_info
 from liftenvelope.errors import InternalError, StreamExistsError, UsageError, UsageTypeError
 from liftenvelope.rpc.status import StatusCode
 
-__all__ = ["MAX_REPLICATION", "StreamsMixin", "check_partitions", "check_subject"]
+__all__ = ["MAX_REPLICATION", "Streams", "check_partitions", "check_subject"]
 
 #: ``replication_factor`` for a replica of each partition on every broker of the cluster.
 MAX_REPLICATION: Final = -1
@@ -182,8 +182,12 @@ def _replication_factor(value: int) -> int:
     )
 
 
-class StreamsMixin(ClientCore):
-    """Methods of the client for whole streams."""
+class Streams:
+    """Part of a client: calls for whole streams and their metadata."""
+
+    def __init__(self, context: ClientContext) -> None:
+        self._context = context
+        self._cluster = context.cluster
 
     async def create_stream(
         self,
@@ -284,8 +288,10 @@ class StreamsMixin(ClientCore):
         await self._create(request, timeout)
 
     async def _create(self, request: api_pb2.CreateStreamRequest, timeout: float | None) -> None:
-        deadline, about = self._deadline(timeout), f"stream {request.name!r}"
-        answer = await self._call("CreateStream", request, api_pb2.CreateStreamResponse, deadline, about)
+        deadline, about = self._context.deadline(timeout), f"stream {request.name!r}"
+        answer = await self._context.call(
+            "CreateStream", request, api_pb2.CreateStreamResponse, deadline, about
+        )
         self._cluster.forget(request.name)
         if answer is not None:
             return
@@ -309,8 +315,8 @@ class StreamsMixin(ClientCore):
         """
         request = api_pb2.DeleteStreamRequest(name=check_stream(name))
         about = f"stream {name!r}"
-        await self._call(
-            "DeleteStream", request, api_pb2.DeleteStreamResponse, self._deadline(timeout), about
+        await self._context.call(
+            "DeleteStream", request, api_pb2.DeleteStreamResponse, self._context.deadline(timeout), about
         )
         self._cluster.deleted(name)
 
@@ -344,7 +350,9 @@ class StreamsMixin(ClientCore):
             name=check_stream(name), partitions=numbers, resumeAll=resume_all
         )
         about = f"stream {name!r}"
-        await self._call("PauseStream", request, api_pb2.PauseStreamResponse, self._deadline(timeout), about)
+        await self._context.call(
+            "PauseStream", request, api_pb2.PauseStreamResponse, self._context.deadline(timeout), about
+        )
 
     async def set_stream_readonly(
         self,
@@ -374,8 +382,10 @@ class StreamsMixin(ClientCore):
         request = api_pb2.SetStreamReadonlyRequest(
             name=check_stream(name), partitions=numbers, readonly=readonly
         )
-        deadline, about = self._deadline(timeout), f"stream {name!r}"
-        await self._call("SetStreamReadonly", request, api_pb2.SetStreamReadonlyResponse, deadline, about)
+        deadline, about = self._context.deadline(timeout), f"stream {name!r}"
+        await self._context.call(
+            "SetStreamReadonly", request, api_pb2.SetStreamReadonlyResponse, deadline, about
+        )
 
     async def fetch_metadata(
         self,
@@ -403,7 +413,7 @@ class StreamsMixin(ClientCore):
         """
         wanted = None if streams is None else _names("streams", streams)
         group_names = _names("groups", groups)
-        return await self._cluster.fetch(wanted, group_names, deadline=self._deadline(timeout))
+        return await self._cluster.fetch(wanted, group_names, deadline=self._context.deadline(timeout))
 
     async def fetch_partition_metadata(
         self, stream: str, partition: int = 0, *, timeout: float | None = None
@@ -426,11 +436,11 @@ class StreamsMixin(ClientCore):
             CallTimeoutError: The leader did not answer in time.
             TransportError: No broker could be reached.
         """
-        deadline = self._deadline(timeout)
+        deadline = self._context.deadline(timeout)
         request = api_pb2.FetchPartitionMetadataRequest(
             stream=check_stream(stream), partition=check_partition(partition)
         )
-        answer = await self._call(
+        answer = await self._context.call(
             "FetchPartitionMetadata",
             request,
             api_pb2.FetchPartitionMetadataResponse,

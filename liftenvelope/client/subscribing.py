@@ -1,12 +1,11 @@
-"""Reading methods of the client: make subscriptions."""
+"""Subscriptions of a client: for its callers, and for members of consumer groups."""
 
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Literal, overload
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from liftenvelope.client.core import check_partition, check_stream
-from liftenvelope.client.cursors import CursorsMixin
 from liftenvelope.client.merged import MergedSubscription
 from liftenvelope.client.partition_read import GroupIdentity, PartitionRead
 from liftenvelope.client.positions import At, Start, Stop, parse_start, parse_stop
@@ -18,9 +17,15 @@ from liftenvelope.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from liftenvelope.client.positions import Cursor
+    from liftenvelope.client.core import ClientContext
+    from liftenvelope.client.cursors import Cursors
+    from liftenvelope.client.parts import ClientParts
+    from liftenvelope.client.streams import Streams
 
-__all__ = ["SubscribeMixin"]
+    # Name under which consumers and checkpointers know the parts that they work with today.
+    SubscribeMixin: TypeAlias = ClientParts
+
+__all__ = ["Subscriptions"]
 
 
 def _wanted(
@@ -45,101 +50,33 @@ def _wanted(
     return check_partitions(partitions)
 
 
-class SubscribeMixin(CursorsMixin):
-    """Reading methods of the client."""
+class Subscriptions:
+    """Part of a client: makes subscriptions.
 
-    @overload
-    def subscribe(
-        self,
-        stream: str,
-        *,
-        partition: int = 0,
-        start: Start | None = None,
-        stop: Stop = None,
-        read_isr_replica: bool = False,
-        resume: bool = False,
-        reverse: bool = False,
-    ) -> Subscription: ...
+    Args:
+        context: State shared by the parts.
+        streams: Asks leaders for the state of their partitions.
+        cursors: Looks up the start of a subscription that starts after a cursor.
+    """
 
-    @overload
-    def subscribe(
-        self,
-        stream: str,
-        *,
-        partition: Literal["all"],
-        start: Start | None = None,
-        stop: Stop = None,
-        read_isr_replica: bool = False,
-        resume: bool = False,
-        reverse: bool = False,
-    ) -> MergedSubscription: ...
-
-    @overload
-    def subscribe(
-        self,
-        stream: str,
-        *,
-        partitions: Literal["all"] | Iterable[int],
-        start: Start | None = None,
-        stop: Stop = None,
-        read_isr_replica: bool = False,
-        resume: bool = False,
-        reverse: bool = False,
-    ) -> MergedSubscription: ...
+    def __init__(self, context: ClientContext, streams: Streams, cursors: Cursors) -> None:
+        self._context = context
+        self._streams = streams
+        self._cursors = cursors
 
     def subscribe(
         self,
         stream: str,
         *,
-        partition: int | Literal["all"] = 0,
-        partitions: Literal["all"] | Iterable[int] | None = None,
-        start: Start | None = None,
-        stop: Stop = None,
-        read_isr_replica: bool = False,
-        resume: bool = False,
-        reverse: bool = False,
+        partition: int | Literal["all"],
+        partitions: Literal["all"] | Iterable[int] | None,
+        start: Start | None,
+        stop: Stop,
+        read_isr_replica: bool,
+        resume: bool,
+        reverse: bool,
     ) -> Subscription | MergedSubscription:
-        """Make a subscription: a read of one, several or all partitions. ``async with`` opens it.
-
-        Args:
-            stream: Name of the stream.
-            partition: Number of the partition, or ``"all"``. Default 0.
-            partitions: ``"all"``, or the numbers of several partitions to merge into one subscription;
-                instead of ``partition``.
-            start: Start of the read. ``"new"`` (the default): after the newest message. ``"earliest"``: at
-                the oldest message. ``"latest"``: at the newest message. An offset: at that message, which may
-                not exist yet. A :class:`~datetime.datetime` or :class:`Timestamp`: at the first message at or
-                after that time. A :class:`~datetime.timedelta`: that long ago. A :class:`Cursor`: after the
-                cursor's message. With ``reverse``: ``"latest"`` (the default) or an offset.
-            stop: End of the read, inclusive. None (the default): no end. ``"latest"``: at the message that is
-                the newest one when the read begins, or at once if there is none. An offset, or a time in the
-                past. With ``reverse``: the lowest offset, or the earliest time, to read.
-            read_isr_replica: Whether any in-sync replica may serve the read. Replicas may lag behind the
-                leader. Default False: the leader only.
-            resume: Whether to wake the partition if it is paused. Default False.
-            reverse: Whether to read from newer to older messages. Needs a Liftbridge server from 2026 on.
-
-        Returns:
-            The subscription, not open yet: a :class:`Subscription` for one ``partition``, else a
-            :class:`MergedSubscription`.
-
-        Raises:
-            UsageError: An argument is invalid. The error names the argument.
-
-        Example:
-            >>> import asyncio, liftenvelope
-            >>> from liftenvelope.testing import run_liftbridge
-            >>> async def main(addresses):
-            ...     async with liftenvelope.connect(addresses) as client:
-            ...         await client.create_stream("numbers", "numbers")
-            ...         for number in range(3):
-            ...             await client.publish("numbers", str(number).encode())
-            ...         async with client.subscribe("numbers", start=1, stop="latest") as messages:
-            ...             return [message.value async for message in messages]
-            >>> with run_liftbridge() as cluster:
-            ...     asyncio.run(main(cluster.addresses))
-            [b'1', b'2']
-        """
+        """Check the arguments of :meth:`Client.subscribe` and make the subscription."""
         check_stream(stream)
         now = time.time_ns()
         start_at = parse_start(("latest" if reverse else "new") if start is None else start, now)
@@ -152,7 +89,7 @@ class SubscribeMixin(CursorsMixin):
 
         def make(number: int) -> Subscription:
             read = kind(stream, number, start_at, stop_at, read_isr_replica=read_isr_replica)
-            return Subscription(self, read, resume=resume, find_cursor=self._find_cursor)
+            return self._make(read, resume=resume)
 
         numbers = _wanted(partition, partitions)
         if isinstance(numbers, int):
@@ -161,20 +98,18 @@ class SubscribeMixin(CursorsMixin):
         async def find() -> Sequence[Subscription]:
             if numbers is not None:
                 return [make(number) for number in numbers]
-            found = await self._cluster.stream(stream, self._deadline(None), refresh=True)
+            found = await self._context.cluster.stream(stream, self._context.deadline(None), refresh=True)
             return [make(number) for number in found.partitions]
 
-        return MergedSubscription(self, stream, find)
+        return MergedSubscription(self._context, stream, find)
 
-    def _subscribe_for_group(
+    def subscribe_for_group(
         self, stream: str, partition: int, start: Start, group: GroupIdentity, *, resume: bool = False
     ) -> Subscription:
         """Make a subscription for a consumer group member. A subscription of another member can end it."""
         start_at = parse_start(start, time.time_ns())
         assert start_at.at is not At.CURSOR
-        return Subscription(
-            self, PartitionRead(stream, partition, start_at, None, group=group), resume=resume
-        )
+        return self._make(PartitionRead(stream, partition, start_at, None, group=group), resume=resume)
 
-    async def _find_cursor(self, cursor: Cursor, read: PartitionRead) -> int | None:
-        return await self.fetch_cursor(cursor.id, read.stream, read.partition)
+    def _make(self, read: PartitionRead, *, resume: bool) -> Subscription:
+        return Subscription(self._context, self._streams, self._cursors, read, resume=resume)

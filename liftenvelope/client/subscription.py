@@ -45,11 +45,11 @@ from liftenvelope.errors import (
 from liftenvelope.rpc.status import RpcError, StatusCode
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
+    from liftenvelope.client.core import ClientContext
+    from liftenvelope.client.cursors import Cursors
     from liftenvelope.client.metadata import PartitionInfo
     from liftenvelope.client.positions import Cursor
-    from liftenvelope.client.streams import StreamsMixin
+    from liftenvelope.client.streams import Streams
     from liftenvelope.rpc.aio import Call
 
 __all__ = ["Subscription"]
@@ -92,20 +92,16 @@ class Subscription(MessageReader):
     """
 
     def __init__(
-        self,
-        core: StreamsMixin,
-        read: PartitionRead,
-        *,
-        resume: bool = False,
-        find_cursor: Callable[[Cursor, PartitionRead], Awaitable[int | None]] | None = None,
+        self, context: ClientContext, streams: Streams, cursors: Cursors, read: PartitionRead, *, resume: bool
     ) -> None:
         super().__init__()
-        self._core = core
-        self._cluster = core._cluster
-        self._options = core._options
+        self._context = context
+        self._cluster = context.cluster
+        self._options = context.options
+        self._streams = streams
+        self._cursors = cursors
         self._read = read
         self._resume = resume
-        self._find_cursor = find_cursor
         self._call: Call | None = None
         self._came: list[bytes] = []
         self._lost: RpcError | TransportError = TransportError("the subscription has no call")
@@ -162,9 +158,9 @@ class Subscription(MessageReader):
         if self._opened:
             raise UsageError(f"{self._read.name}: the subscription was opened before, make a new one")
         self._opened = True
-        self._core._open.add(self)
+        self._context.open_resources.add(self)
         try:
-            deadline = self._core._deadline(None)
+            deadline = self._context.deadline(None)
             await self._begin(deadline)
             if not self._read.finished:
                 await self._subscribe(deadline)
@@ -177,7 +173,7 @@ class Subscription(MessageReader):
 
     async def close(self) -> None:
         """End the subscription and drop messages that were not handed out. Closing twice is fine."""
-        self._core._open.discard(self)
+        self._context.open_resources.discard(self)
         self._drop_call()
         await super().close()
         recovery, self._recovery = self._recovery, None
@@ -195,8 +191,8 @@ class Subscription(MessageReader):
     async def _begin(self, deadline: Deadline) -> None:
         read, start = self._read, self._read.start
         found: int | None = None
-        if start.cursor is not None and self._find_cursor is not None:
-            found = await self._find_cursor(start.cursor, read)
+        if start.cursor is not None:
+            found = await self._cursors.fetch_cursor(start.cursor.id, self.stream, self.partition)
         info = await self._info(deadline) if read.needs_info else None
         if start.cursor is not None:
             start = self._after_cursor(start.cursor, found, info)
@@ -233,7 +229,9 @@ class Subscription(MessageReader):
             probe = PartitionRead(self.stream, self.partition, StartAt(At.NEW), None)
             await self._subscribe(deadline, probe)
             self._drop_call()
-        return await self._core.fetch_partition_metadata(self.stream, self.partition, timeout=deadline.left)
+        return await self._streams.fetch_partition_metadata(
+            self.stream, self.partition, timeout=deadline.left
+        )
 
     async def _committed(self, info: PartitionInfo, deadline: Deadline) -> PartitionInfo:
         """Wait until the message that is the newest now is committed; emit an event if that fails."""
@@ -242,7 +240,7 @@ class Subscription(MessageReader):
             if info.high_watermark >= newest or deadline.is_over:
                 break
             await asyncio.sleep(min(_COMMIT_POLL, deadline.left))
-            info = await self._core.fetch_partition_metadata(
+            info = await self._streams.fetch_partition_metadata(
                 self.stream, self.partition, timeout=deadline.left
             )
         if info.high_watermark < newest:
@@ -380,8 +378,8 @@ class Subscription(MessageReader):
         return received or []
 
     async def _is_empty(self) -> bool:
-        deadline, stop = self._core._deadline(None), self._read.stop_offset
-        info = await self._core.fetch_partition_metadata(self.stream, self.partition)
+        deadline, stop = self._context.deadline(None), self._read.stop_offset
+        info = await self._streams.fetch_partition_metadata(self.stream, self.partition)
         if stop is None or info.newest_offset < stop:
             return False  # the message at the stop is not published yet
         return await self._lookup(deadline).is_empty(stop, info.newest_offset)
@@ -401,7 +399,7 @@ class Subscription(MessageReader):
             self._read.finished = True
         elif verdict is Verdict.GO_ON and not self._went_on:
             self._went_on = True
-            await self._subscribe(self._core._deadline(None))
+            await self._subscribe(self._context.deadline(None))
         elif isinstance(verdict, LiftEnvelopeError):
             raise verdict from error
         else:
@@ -486,7 +484,7 @@ class Subscription(MessageReader):
         read = self._read
         if read.reached is None:
             return None
-        info = await self._core.fetch_partition_metadata(self.stream, self.partition, timeout=timeout)
+        info = await self._streams.fetch_partition_metadata(self.stream, self.partition, timeout=timeout)
         if info.newest_offset < read.reached:
             text = (
                 f"{read.name}: message {read.reached} was there, and the partition now ends at "

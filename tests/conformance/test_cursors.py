@@ -78,7 +78,7 @@ async def test_many_at_once(client: Client, name: str) -> None:
 
 async def test_another_client_finds_it(client: Client, name: str) -> None:
     await client.set_cursor("reader", name, 0, 9)
-    async with liftenvelope.connect(client._options.seeds) as other:
+    async with liftenvelope.connect(client._context.options.seeds) as other:
         assert await other.fetch_cursor("reader", name, 0) == 9
 
 

@@ -1,4 +1,4 @@
-"""The types of the public codec, as mypy sees them, and the stub of the extension, held to it by stubtest."""
+"""Types of the codec and the clients, as mypy sees them in users' code, and stubs, checked by stubtest."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent.parent
 CODEC_USE = Path(__file__).parent / "codec_use.py"
+CLIENT_USE = Path(__file__).parent / "client_use.py"
+OVERLOADED = Path(__file__).parent / "overloaded.txt"
 
 
 def run(*command: str) -> str:
@@ -38,6 +40,24 @@ def test_users_code_runs() -> None:
 def test_stub_of_the_extension() -> None:
     said = run("-m", "mypy.stubtest", "liftenvelope._native._fastenv", "--mypy-config-file", "pyproject.toml")
     assert "Success" in said
+
+
+def test_stub_of_the_blocking_client() -> None:
+    # Overloads of three methods leave out the None that stands for an argument that was not given.
+    said = run(
+        "-m",
+        "mypy.stubtest",
+        "liftenvelope.client.blocking",
+        "--mypy-config-file",
+        "pyproject.toml",
+        "--allowlist",
+        str(OVERLOADED),
+    )
+    assert "Success" in said
+
+
+def test_users_code_of_the_clients_type_checks() -> None:
+    assert "Success" in run("-m", "mypy", "--strict", "--config-file", "pyproject.toml", str(CLIENT_USE))
 
 
 def test_the_package_says_that_it_is_typed() -> None:

@@ -142,10 +142,10 @@ async def test_what_others_publish_there_does_not_stop_it(client: Client, name: 
     """Servers take messages for the activity stream from anyone."""
     request = api_pb2.PublishRequest(stream="__activity", value=b"\xff no event", ackPolicy=api_pb2.LEADER)
     async with client.activity() as events:
-        await client._cluster.call(
+        await client._context.cluster.call(
             "Publish",
             request.SerializeToString(),
-            client._cluster.leader_of("__activity", 0),
+            client._context.cluster.leader_of("__activity", 0),
             Deadline(10.0),
             "the activity stream",
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import doctest
 import os
 import signal
 import subprocess
@@ -218,6 +219,23 @@ class TestSubscribe:
             assert not concurrent.futures.wait([waiting], timeout=0.1).done
             messages.close()
             assert waiting.result(60) == []
+
+
+def documented() -> list[doctest.DocTest]:
+    """Examples in the docstrings of bound methods. doctest passes over them: their code is elsewhere."""
+    parser, members = doctest.DocTestParser(), vars(BlockingClient).items()
+    docs = {name: member.__doc__ for name, member in members if not name.startswith("_") and member.__doc__}
+    found = [parser.get_doctest(textwrap.dedent(doc), {}, name, None, None) for name, doc in docs.items()]
+    return [test for test in found if test.examples]
+
+
+@pytest.mark.parametrize("example", documented(), ids=lambda example: example.name)
+def test_example_in_a_docstring(example: doctest.DocTest) -> None:
+    assert doctest.DocTestRunner().run(example).failed == 0
+
+
+def test_examples_in_docstrings_are_found() -> None:
+    assert {"create_stream", "subscribe", "activity"} <= {example.name for example in documented()}
 
 
 def test_cursors_and_checkpoints(client: BlockingClient, name: str) -> None:

@@ -429,7 +429,7 @@ async def test_a_slow_reader_whose_messages_are_removed(client: Client, name: st
     )
     cleaner.created()
     async with (
-        liftenvelope.connect(client._options.seeds, prefetch_bytes=65_536) as reader,
+        liftenvelope.connect(client._context.options.seeds, prefetch_bytes=65_536) as reader,
         reader.subscribe(name, start="earliest") as messages,
     ):
         for number in range(300):

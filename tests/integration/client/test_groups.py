@@ -368,7 +368,9 @@ class TestOneMember:
         await publish(client, stream, 0, 8)
         request = api_pb2.JoinConsumerGroupRequest(groupId=stream, consumerId="me", streams=[stream])
         answer = api_pb2.JoinConsumerGroupResponse
-        await client._call("JoinConsumerGroup", request, answer, client._deadline(None), "a crashed member")
+        await client._context.call(
+            "JoinConsumerGroup", request, answer, client._context.deadline(None), "a crashed member"
+        )
         async with client.consumer(stream, stream, consumer_id="me", auto_offset="earliest") as consumer:
             assert len([await anext(consumer) for _ in range(8)]) == 8
 
@@ -650,7 +652,9 @@ class TestTrouble:
         ) as client:
             await client.create_stream(name, name)
             await client.publish(name, b"0")
-            zombie = client._subscribe_for_group(name, 0, "earliest", GroupIdentity(name, 1_000, "zombie"))
+            zombie = client._subscriptions.subscribe_for_group(
+                name, 0, "earliest", GroupIdentity(name, 1_000, "zombie")
+            )
             await zombie.open()
             async with client.consumer(name, name, auto_offset="earliest") as consumer:
                 waiting = asyncio.create_task(anext(consumer))
@@ -663,7 +667,9 @@ class TestTrouble:
             assert len([event for event in events if isinstance(event, MetadataRefreshed)]) < 100
 
     async def test_a_zombie_is_warned_of_in_the_end(self, client: liftenvelope.Client, stream: str) -> None:
-        zombie = client._subscribe_for_group(stream, 0, "earliest", GroupIdentity(stream, 1_000, "zombie"))
+        zombie = client._subscriptions.subscribe_for_group(
+            stream, 0, "earliest", GroupIdentity(stream, 1_000, "zombie")
+        )
         await zombie.open()
         async with client.consumer(stream, stream):
             with pytest.warns(LiftEnvelopeWarning, match="must be stopped") as warned:
@@ -681,7 +687,9 @@ class TestTrouble:
             await until(lambda: len(member.messages) == 20)
             request = api_pb2.LeaveConsumerGroupRequest(groupId=name, consumerId="me")
             answer = api_pb2.LeaveConsumerGroupResponse
-            await client._call("LeaveConsumerGroup", request, answer, client._deadline(None), "test")
+            await client._context.call(
+                "LeaveConsumerGroup", request, answer, client._context.deadline(None), "test"
+            )
             await until(lambda: [what for what, _ in member.calls] == ["assigned", "revoked", "assigned"])
             await publish(client, name, 20, 40)
             await until(lambda: len(member.values) == 40)
@@ -767,7 +775,9 @@ class TestTrouble:
         async with client.consumer(stream, stream, consumer_id="me") as consumer:
             request = api_pb2.LeaveConsumerGroupRequest(groupId=stream, consumerId="me")
             answer = api_pb2.LeaveConsumerGroupResponse
-            await client._call("LeaveConsumerGroup", request, answer, client._deadline(None), "test")
+            await client._context.call(
+                "LeaveConsumerGroup", request, answer, client._context.deadline(None), "test"
+            )
             with pytest.raises(LiftEnvelopeWarning, match="no longer a member"):
                 await anext(consumer)
 

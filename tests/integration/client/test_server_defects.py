@@ -27,7 +27,7 @@ async def until_times_are_lost(client: Client, stream: str, *, empty: bool) -> N
     lookup = StartLookup(stream, 0)
     async with asyncio.timeout(60):
         while True:
-            shell = AsyncStartLookup(client._cluster, stream, 0, client._deadline(None))
+            shell = AsyncStartLookup(client._context.cluster, stream, 0, client._context.deadline(None))
             newest = (await client.fetch_partition_metadata(stream)).newest_offset
             first = await shell.run(lookup.resolve(api_pb2.TIMESTAMP, 0))
             are_lost = first is not None and first > newest

@@ -234,7 +234,7 @@ async def test_a_stream_that_is_deleted_ends_it(world: World) -> None:
 
 async def test_a_client_that_is_closed_ends_it(world: World) -> None:
     await world.create(1, b"0")
-    async with liftenvelope.connect(world.client._options.addresses) as client:
+    async with liftenvelope.connect(world.client._context.options.addresses) as client:
         topic = await LiftbridgeTopic.of_stream(client, world.name)
         consumer = await world.consumer(topic).open()
         assert await take(consumer, 1) == [b"0"]

@@ -1,207 +1,274 @@
-"""The blocking client has what the async one has, and its generator refuses what it does not understand."""
+"""The blocking client has what the async one has, and its stub shows what is there."""
 
 from __future__ import annotations
 
-import ast
+import asyncio
+import concurrent.futures
 import importlib.util
 import inspect
 import re
-import sys
-from importlib import import_module
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import pytest
 
 import liftenvelope
+from liftenvelope.client import activity, checkpointer, client, consumer, merged, subscription
+from liftenvelope.client import blocking as module
+from liftenvelope.client.binding import Blocking, blocking_text
+from liftenvelope.client.portal import Portal
 
 ROOT = Path(__file__).resolve().parents[3]
-BLOCKING = ROOT / "liftenvelope" / "client" / "blocking"
-
-
-def _load() -> Any:
-    spec = importlib.util.spec_from_file_location("generate_blocking", ROOT / "protos/generate_blocking.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look it up
-    spec.loader.exec_module(module)
-    return module
-
-
-generator = _load()
 DUNDERS = {
     "__aenter__": "__enter__",
     "__aexit__": "__exit__",
     "__aiter__": "__iter__",
     "__anext__": "__next__",
 }
-CLASSES = list(generator.TWINS)
-
-
-def pair(name: str) -> tuple[type, type]:
-    module, twin = generator.TWINS[name]
-    return (
-        getattr(import_module(f"liftenvelope.client.{module}"), name),
-        getattr(import_module(f"liftenvelope.client.blocking.{module}"), twin),
-    )
+PAIRS: list[tuple[type, type]] = [
+    (checkpointer.Checkpointer, module.BlockingCheckpointer),
+    (subscription.Subscription, module.BlockingSubscription),
+    (merged.MergedSubscription, module.BlockingMergedSubscription),
+    (activity.ActivityStream, module.BlockingActivityStream),
+    (consumer.Consumer, module.BlockingConsumer),
+    (client.Client, module.BlockingClient),
+]
+EACH = pytest.mark.parametrize(("one", "twin"), PAIRS, ids=[one.__name__ for one, _ in PAIRS])
 
 
 def public(kind: type) -> dict[str, Any]:
-    """Methods and properties by name, those of the bases as well."""
+    """Methods and properties by name, without Client.open: a blocking client is open when it is made."""
     names = [name for name in dir(kind) if not name.startswith("_") or name in DUNDERS]
-    return {name: inspect.getattr_static(kind, name) for name in names}
+    return {
+        name: inspect.getattr_static(kind, name) for name in names if (kind, name) != (client.Client, "open")
+    }
 
 
-def parameters(function: Any, besides: str) -> list[tuple[str, Any, Any]]:
-    found = inspect.signature(function).parameters.values()
-    return [(one.name, one.kind, one.default) for one in found if one.name != besides]
+def parameters(function: Any) -> list[tuple[str, Any, Any]]:
+    return [(one.name, one.kind, one.default) for one in inspect.signature(function).parameters.values()]
 
 
-@pytest.mark.parametrize("name", CLASSES)
-def test_same_names_parameters_and_defaults(name: str) -> None:
-    one, twin = pair(name)
+@EACH
+def test_same_names_parameters_and_defaults(one: type, twin: type) -> None:
     members = public(one)
     assert members
     for member, of_one in members.items():
-        if name == "Client" and member == "open":
-            continue  # the blocking client is open when it is made
         of_twin = inspect.getattr_static(twin, DUNDERS.get(member, member))
         assert isinstance(of_twin, property) == isinstance(of_one, property), member
         if not isinstance(of_one, property):
-            assert parameters(of_twin, "") == parameters(of_one, ""), member
+            assert parameters(of_twin) == parameters(of_one), member
             assert not inspect.iscoroutinefunction(of_twin)
             assert not inspect.isasyncgenfunction(of_twin)
+            assert of_twin.__name__ == DUNDERS.get(member, member)
 
 
-@pytest.mark.parametrize("name", CLASSES)
-def test_blocking_client_has_no_names_of_its_own(name: str) -> None:
-    one, twin = pair(name)
+@EACH
+def test_blocking_client_has_no_names_of_its_own(one: type, twin: type) -> None:
     known = {DUNDERS.get(member, member) for member in public(one)} | {"closed"}
-    extra = {method for *_, method in generator.FED.values()}
+    extra = {"publish_acks"} if twin is module.BlockingClient else set()
     assert {member for member in dir(twin) if not member.startswith("_")} <= known | extra
 
 
-@pytest.mark.parametrize("name", CLASSES)
-def test_everything_is_documented(name: str) -> None:
-    one, twin = pair(name)
+@EACH
+def test_everything_is_documented(one: type, twin: type) -> None:
     assert twin.__doc__
     for member, of_one in public(one).items():
-        if of_one.__doc__ and not member.startswith("_") and not (name == "Client" and member == "open"):
+        if of_one.__doc__ and not member.startswith("_"):
             assert inspect.getattr_static(twin, member).__doc__, member
+
+
+@EACH
+def test_docstrings_speak_of_no_event_loop_syntax(one: type, twin: type) -> None:
+    docs = {name: getattr(member, "__doc__", None) for name, member in public(twin).items()}
+    for name, doc in {**docs, "the class": twin.__doc__}.items():
+        assert not re.search(r"\b(async|await|awaited|asyncio)\b|one task", doc or ""), name
+
+
+@EACH
+def test_results_are_annotated_with_blocking_classes(one: type, twin: type) -> None:
+    for name, member in public(twin).items():
+        function: Any = member.fget if isinstance(member, property) else member
+        returns = str(inspect.signature(function).return_annotation)
+        assert not re.search(r"\bAsync|asyncio|\b(Subscription|Consumer|Checkpointer)\b", returns), name
 
 
 def test_connect() -> None:
     one, twin = liftenvelope.connect, liftenvelope.connect_blocking
-    assert parameters(twin, "") == parameters(one, "")
+    assert parameters(twin) == parameters(one)
+    assert inspect.signature(twin).return_annotation == "BlockingClient"
     assert liftenvelope.BlockingClient.__name__ == "BlockingClient"
+    assert twin.__doc__ is not None
+    assert not re.search(r"\b(async|await|asyncio)\b", twin.__doc__)
+    for part in ("Connect to a Liftbridge cluster", "addresses: ", "on_event: ", "The client, connected"):
+        assert part in twin.__doc__
 
 
-def test_the_files_are_up_to_date() -> None:
-    files = generator.generate()
-    assert {path.name for path in BLOCKING.glob("*.py")} == {*files, "__init__.py", "_base.py"}
-    for name, text in files.items():
-        assert (BLOCKING / name).read_text("utf-8") == text, f"{name}: run protos/generate_blocking.py"
+def test_the_stub_is_up_to_date() -> None:
+    spec = importlib.util.spec_from_file_location("generate_blocking", ROOT / "protos/generate_blocking.py")
+    assert spec is not None
+    assert spec.loader is not None
+    generator = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(generator)
+    text = generator.tidy(generator.Stub().text())
+    assert generator.TARGET.read_text("utf-8") == text, "run protos/generate_blocking.py"
 
 
-@pytest.mark.parametrize("path", sorted(BLOCKING.glob("*.py")), ids=lambda path: path.stem)
-def test_docstrings_speak_of_no_event_loop_syntax(path: Path) -> None:
-    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-        if isinstance(node, ast.ClassDef | ast.FunctionDef) and path.name != "_base.py":
-            assert not re.search(r"\b(async|await|awaited)\b", ast.get_docstring(node) or ""), node.name
+def test_examples_in_docstrings() -> None:
+    text = """Do it; ``async with`` opens it, see :meth:`Client.publish`.
+
+    Example:
+        >>> import asyncio, liftenvelope
+        >>> async def main(addresses):
+        ...     async with liftenvelope.connect(addresses) as client:
+        ...         count = (await client.fetch_metadata()).partition_count("orders")
+        ...         return [message async for message in client.subscribe("orders")]
+        >>> asyncio.run(main(cluster.addresses))
+
+    Example::
+
+        >>> import asyncio
+        ack = await publish()
+    """
+    assert (
+        blocking_text(text)
+        == """Do it; ``with`` opens it, see :meth:`BlockingClient.publish`.
+
+    Example:
+        >>> import liftenvelope
+        >>> def main(addresses):
+        ...     with liftenvelope.connect_blocking(addresses) as client:
+        ...         count = client.fetch_metadata().partition_count("orders")
+        ...         return [message for message in client.subscribe("orders")]
+        >>> main(cluster.addresses)
+
+    Example::
+
+        ack = publish()
+    """
+    )
+    assert blocking_text(None) is None
 
 
-class TestDocstrings:
-    def test_examples(self) -> None:
-        text = """Do it; ``async with`` opens it, see :meth:`Client.publish`.
-
-        Example:
-            >>> import asyncio, liftenvelope
-            >>> async def main(addresses):
-            ...     async with liftenvelope.connect(addresses) as client:
-            ...         count = (await client.fetch_metadata()).partition_count("orders")
-            ...         return [message async for message in client.subscribe("orders")]
-            >>> asyncio.run(main(cluster.addresses))
-        """
-        adapted = generator.adapt(text, "nobody")
-        assert (
-            adapted
-            == """Do it; ``with`` opens it, see :meth:`BlockingClient.publish`.
-
-        Example:
-            >>> import liftenvelope
-            >>> def main(addresses):
-            ...     with liftenvelope.connect_blocking(addresses) as client:
-            ...         count = client.fetch_metadata().partition_count("orders")
-            ...         return [message for message in client.subscribe("orders")]
-            >>> main(cluster.addresses)
-        """
-        )
-
-    def test_code_after_a_double_colon(self) -> None:
-        text = "Do it.\n\n        Example::\n\n            ack = await publish()\n\n        To wait.\n"
-        assert "ack = publish()" in generator.adapt(text, "nobody")
-
-    @pytest.mark.parametrize("text", ["It is awaited.", "Of this event loop.", "Use ``await``."])
-    def test_what_only_a_human_can_say_differently(self, text: str) -> None:
-        with pytest.raises(generator.UnknownFormError, match="REWORDED"):
-            generator.adapt(text, "nobody")
-
-    def test_other_words_for_what_is_not_said(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setitem(generator.REWORDED, "somebody", (("old", "new"),))
-        assert generator.adapt("The old way.", "somebody") == "The new way."
-        with pytest.raises(generator.UnknownFormError, match="does not say 'old'"):
-            generator.adapt("The way.", "somebody")
-
-    def test_long_lines_are_broken(self) -> None:
-        word = ":class:`Subscription`"
-        text = "Do it.\n\n    " + " ".join([word] * 4) + " and so on, until it is long.\n    The rest.\n"
-        adapted = generator.adapt(text, "nobody").split("\n")
-        assert max(map(len, adapted)) <= 110
-        assert " ".join("\n".join(adapted).split()) == " ".join(
-            text.replace("`Subscription", "`BlockingSubscription").split()
-        )
+KeyT = TypeVar("KeyT")
+ItemT = TypeVar("ItemT")
 
 
-def write(body: str) -> str:
-    source = generator.Source("streams", ast.parse("from typing import Self\nimport asyncio\n" + body))
-    source._learn(source.tree.body)
-    text: str = generator.Writer(source).class_("StreamsMixin")
-    return text
+class Keyed(Generic[KeyT, ItemT]):
+    """Base with type variables."""
+
+    def pair(self, key: KeyT) -> tuple[KeyT, list[ItemT]]:
+        return key, []
 
 
-@pytest.mark.parametrize(
-    ("method", "expected"),
-    [
-        (
-            "async def f(self, a, *b, c=1, **d) -> int: ...",
-            "self._portal.call(self._async.f(a, *b, c=c, **d))",
-        ),
-        ("def f(self, a: int, /) -> int: ...", "self._portal.run(lambda: self._async.f(a))"),
-        ("async def f(self) -> Self: ...", "self._portal.call(self._async.f())\n        return self"),
-        ("async def close(self) -> None: ...", "self._portal.end(self._async.close())"),
-        ("def f(self) -> asyncio.Future[int]: ...", "self._portal.future(lambda: self._async.f())"),
-        ("async def f(self) -> asyncio.Future[int]: ...", "self._portal.future(lambda: self._async.f())"),
-    ],
-)
-def test_forms(method: str, expected: str) -> None:
-    assert expected in write(f"class StreamsMixin:\n    {method}")
+class Kinds(Keyed[tuple[str, int], "Subkind"]):
+    """One method of each kind."""
+
+    def __init__(self) -> None:
+        self.items = iter(range(3))
+
+    @property
+    def number(self) -> int:
+        """Number that is read in the loop."""
+        asyncio.get_running_loop()
+        return 7
+
+    async def waits(self, one: int, *more: int, **named: int) -> list[Any]:
+        await asyncio.sleep(0)
+        return [one, more, named]
+
+    def runs(self) -> bool:
+        return asyncio.get_running_loop().is_running()
+
+    async def itself(self) -> Kinds:
+        return self
+
+    async def other(self) -> Subkind:
+        return Subkind()
+
+    def future(self) -> asyncio.Future[int]:
+        future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        future.set_result(5)
+        return future
+
+    async def late_future(self) -> asyncio.Future[int]:
+        return self.future()
+
+    async def lists(self) -> AsyncIterator[int]:
+        yield 1
+        yield 2
+
+    def skipped(self) -> None: ...
+
+    async def by_hand(self) -> int:
+        return 1
+
+    async def close(self) -> None: ...
+
+    def __aiter__(self) -> Kinds:
+        return self
+
+    async def __anext__(self) -> int:
+        for item in self.items:
+            return item
+        raise StopAsyncIteration
 
 
-@pytest.mark.parametrize(
-    ("body", "why"),
-    [
-        ("class Other: ...", "has no class StreamsMixin"),
-        ("class StreamsMixin:\n    async def f(self): ...", "says not what it returns"),
-        ("class Base: ...\nclass StreamsMixin(Base): ...", "Base is not in TWINS"),
-        ("class StreamsMixin:\n    @classmethod\n    def f(cls) -> int: ...", "decorators"),
-        (
-            "class Consumer: ...\nclass StreamsMixin:\n    def f(self, c: Consumer) -> int: ...",
-            "takes Consumer",
-        ),
-        ("class Consumer: ...\nclass StreamsMixin:\n    def f(self) -> list[Consumer]: ...", "returns list"),
-    ],
-)
-def test_forms_that_there_is_no_twin_for(body: str, why: str) -> None:
-    with pytest.raises(generator.UnknownFormError, match=why):
-        write(body)
+class Subkind(Kinds):
+    pass
+
+
+class BlockingKinds(Blocking, of=Kinds, without=("skipped",)):
+    def by_hand(self) -> int:
+        return 2
+
+
+class BlockingSubkind(Blocking, of=Subkind):
+    pass
+
+
+@pytest.fixture
+def kinds() -> Iterator[Any]:
+    portal = Portal()
+    try:
+        yield BlockingKinds(portal, Kinds())
+    finally:
+        portal.close()
+
+
+class TestKinds:
+    def test_property_and_function_run_in_the_loop(self, kinds: Any) -> None:
+        assert (kinds.number, kinds.runs()) == (7, True)
+        assert BlockingKinds.number.__doc__ == "Number that is read in the loop."  # type: ignore[attr-defined]
+
+    def test_coroutine_gets_the_arguments(self, kinds: Any) -> None:
+        assert kinds.waits(1, 2, 3, four=4) == [1, (2, 3), {"four": 4}]
+        with pytest.raises(TypeError, match="missing 1 required positional argument"):
+            kinds.waits()
+
+    def test_results_are_blocking_objects(self, kinds: Any) -> None:
+        assert kinds.itself() is kinds
+        assert type(kinds.other()) is BlockingSubkind
+
+    def test_futures(self, kinds: Any) -> None:
+        for future in (kinds.future(), kinds.late_future()):
+            assert isinstance(future, concurrent.futures.Future)
+            assert future.result(60) == 5
+
+    def test_iterators(self, kinds: Any) -> None:
+        assert list(kinds.lists()) == [1, 2]
+        assert iter(kinds) is kinds
+        assert list(kinds) == [0, 1, 2]
+
+    def test_annotations_name_the_types_of_type_variables(self) -> None:
+        signature = inspect.signature(BlockingKinds.pair)  # type: ignore[attr-defined]
+        assert signature.return_annotation == "tuple[tuple[str, int], list[Subkind]]"
+        assert signature.parameters["key"].annotation == "tuple[str, int]"
+
+    def test_methods_by_hand_stay_and_others_are_left_out(self, kinds: Any) -> None:
+        assert kinds.by_hand() == 2
+        assert not hasattr(kinds, "skipped")
+
+    def test_close_has_no_effect_after_the_portal(self, kinds: Any) -> None:
+        kinds._portal.close()
+        assert kinds.close() is None

@@ -39,8 +39,8 @@ MISSING = RpcError(StatusCode.NOT_FOUND, "stream does not exist")
 
 async def make_call(client: Client, method: str, timeout: float = 2.0) -> bytes | None:
     """Call a method of any broker as parts of the client do."""
-    route = client._cluster.any_broker
-    return await client._cluster.call(method, b"", route, Deadline(timeout), "it")
+    route = client._context.cluster.any_broker
+    return await client._context.cluster.call(method, b"", route, Deadline(timeout), "it")
 
 
 class TestMetadata:
@@ -133,7 +133,7 @@ class TestMetadata:
                 before = broker.calls["FetchMetadata"]
                 await client.fetch_partition_metadata("foo")
                 assert broker.calls["FetchMetadata"] == before
-                kept = client._cluster._streams["foo"][1]
+                kept = client._context.cluster._streams["foo"][1]
                 await until(lambda: asyncio.get_running_loop().time() > kept + 2.0)
                 await client.fetch_partition_metadata("foo")
                 assert broker.calls["FetchMetadata"] == before + 1
@@ -164,7 +164,7 @@ class TestMetadata:
             waiting.cancel()
             await asyncio.wait([waiting])
             broker.always("FetchMetadata", DENIED)
-            (fetching,) = client._cluster._fetching.values()
+            (fetching,) = client._context.cluster._fetching.values()
             broker.drop()
             await until(fetching.done)  # the fixture sees to it that nothing is said of it
 
@@ -297,7 +297,7 @@ class TestAgain:
             raise CallNotProcessedError(f"no connection within {timeout} s") from TimeoutError()
 
         async with scripted() as (broker,), client_of([broker]) as client:
-            monkeypatch.setattr(client._cluster.connections, "channel", channel)
+            monkeypatch.setattr(client._context.cluster.connections, "channel", channel)
             with pytest.raises(TransportError, match="not trusted"):
                 await make_call(client, "DeleteStream", 0.5)
 
@@ -411,7 +411,7 @@ class TestSelection:
         async with scripted(3) as brokers:
             async with client_of(brokers, broker_selection="latency") as client:
                 taken = dict(zip([broker.address for broker in brokers], (0.3, 0.1, 0.2), strict=True))
-                client._cluster.connections._latencies.update(taken)
+                client._context.cluster.connections._latencies.update(taken)
                 for _ in range(5):
                     await make_call(client, "DeleteStream")
             assert [broker.calls["DeleteStream"] for broker in brokers] == [0, 5, 0]
@@ -452,9 +452,9 @@ class TestAddresses:
 
     async def test_broker_address_is_found_by_id(self) -> None:
         async with scripted(2) as brokers, client_of(brokers[:1]) as client:
-            assert await client._cluster.broker_address("b1", Deadline(2)) == brokers[1].address
+            assert await client._context.cluster.broker_address("b1", Deadline(2)) == brokers[1].address
             with pytest.raises(NotLeaderError, match="'b7'"):
-                await client._cluster.broker_address("b7", Deadline(2))
+                await client._context.cluster.broker_address("b7", Deadline(2))
 
 
 async def test_one_that_can_not_be_closed_does_not_keep_the_rest_open() -> None:
@@ -467,7 +467,7 @@ async def test_one_that_can_not_be_closed_does_not_keep_the_rest_open() -> None:
 
     async with scripted() as (broker,):
         client = await client_of([broker])
-        client._open.add(Stuck())
+        client._context.open_resources.add(Stuck())
         with pytest.raises(StuckError):
             await client.close()
         await until(lambda: not broker.server.links)

@@ -250,7 +250,7 @@ class Ending:
             await asyncio.sleep(0)
         if self.error is not None:
             raise self.error
-        self.could_call = bool(await self.client._cluster.fetch([], deadline=Deadline(5.0)))
+        self.could_call = bool(await self.client._context.cluster.fetch([], deadline=Deadline(5.0)))
 
 
 async def test_one_that_fails_to_end_does_not_keep_others_from_it() -> None:
@@ -258,7 +258,7 @@ async def test_one_that_fails_to_end_does_not_keep_others_from_it() -> None:
         client = await client_of([broker])
         failing, other = Ending(1, TransportError("not stored")), Ending(50)
         failing.client = other.client = client
-        client._open |= {failing, other}
+        client._context.open_resources |= {failing, other}
         with pytest.raises(TransportError, match="not stored"):
             await client.close()
         assert other.could_call

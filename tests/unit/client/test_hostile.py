@@ -185,7 +185,7 @@ async def test_brokers_of_ever_new_names_are_forgotten() -> None:
         ) as client:
             for _ in range(10):
                 await client.fetch_metadata()
-            assert len(client._cluster._brokers) <= 3
+            assert len(client._context.cluster._brokers) <= 3
 
 
 async def test_timeout_holds_with_1_000_brokers_that_do_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,14 +194,14 @@ async def test_timeout_holds_with_1_000_brokers_that_do_not_answer(monkeypatch: 
     async with scripted() as (broker,), client_of([broker], timeout=0.5, ack_wait=0.5) as client:
         broker.always("FetchMetadata", answer)
         fetches = 0
-        real = client._cluster.call_once
+        real = client._context.cluster.call_once
 
         async def count(*args: Any) -> bytes:
             nonlocal fetches
             fetches += 1
             return await real(*args)
 
-        monkeypatch.setattr(client._cluster, "call_once", count)
+        monkeypatch.setattr(client._context.cluster, "call_once", count)
         began = time.monotonic()
         assert await raised(client.publish("foo", b"x")) is not None
         late = time.monotonic() - began

@@ -81,10 +81,10 @@ class TestMerged:
             self.prepared(broker)
             broker.next("Subscribe", answers(HANDSHAKE, stay=True), RpcError(StatusCode.INTERNAL, "no"))
             async with client_of([broker]) as client:
-                before = set(client._open)
+                before = set(client._context.open_resources)
                 with pytest.raises(RpcError, match="no"):
                     await client.subscribe("foo", partition="all", start="earliest").open()
-                assert client._open == before
+                assert client._context.open_resources == before
 
     async def test_a_handler_that_fails_does_not_look_like_the_end(self) -> None:
         class BrokenError(Exception):
@@ -160,7 +160,7 @@ class TestMerged:
             await reader.close()
             with pytest.raises(StopAsyncIteration):
                 await waiting
-            assert reader not in client._open
+            assert reader not in client._context.open_resources
             await client.close()
 
     async def test_lists_cancelled_half_way(self) -> None:

@@ -26,7 +26,7 @@ GRANTED = RpcError(StatusCode.NOT_FOUND, "no such partition: -1")
 
 async def test_plain_connection_is_not_asked_before_a_refusal() -> None:
     async with scripted() as (broker,), client_of([broker]) as client:
-        permissions = PublishPermissions(client._cluster)
+        permissions = PublishPermissions(client._context.cluster)
         await permissions.check(broker.address, "foo", Deadline(60))
         assert broker.calls["Publish"] == 0
         permissions.refused("foo")
@@ -36,7 +36,7 @@ async def test_plain_connection_is_not_asked_before_a_refusal() -> None:
 
 async def test_broker_is_asked_until_it_grants_and_then_no_more() -> None:
     async with scripted() as (broker,), client_of([broker]) as client:
-        permissions = PublishPermissions(client._cluster)
+        permissions = PublishPermissions(client._context.cluster)
         permissions.refused("foo")
         broker.next("Publish", DENIED, DENIED, GRANTED)
         for _ in range(2):
@@ -56,7 +56,7 @@ async def test_broker_is_asked_until_it_grants_and_then_no_more() -> None:
 
 async def test_concurrent_callers_share_one_answer() -> None:
     async with scripted() as (broker,), client_of([broker]) as client:
-        permissions = PublishPermissions(client._cluster)
+        permissions = PublishPermissions(client._context.cluster)
         permissions.refused("foo")
         broker.next("Publish", GRANTED)
         await asyncio.gather(*(permissions.check(broker.address, "foo", Deadline(60)) for _ in range(50)))
@@ -65,7 +65,7 @@ async def test_concurrent_callers_share_one_answer() -> None:
 
 async def test_broker_that_stalls_is_waited_for_until_the_deadline() -> None:
     async with scripted() as (broker,), client_of([broker]) as client:
-        permissions = PublishPermissions(client._cluster)
+        permissions = PublishPermissions(client._context.cluster)
         permissions.refused("foo")
         broker.always("Publish", stall)
         with pytest.raises(CallTimeoutError, match="stream 'foo'"):
@@ -75,7 +75,7 @@ async def test_broker_that_stalls_is_waited_for_until_the_deadline() -> None:
 
 async def test_another_broker_is_asked_where_the_first_is_lost() -> None:
     async with scripted(2) as (first, second), client_of([first, second]) as client:
-        permissions = PublishPermissions(client._cluster)
+        permissions = PublishPermissions(client._context.cluster)
         permissions.refused("foo")
         first.always("Publish", RpcError(StatusCode.UNAVAILABLE, "the gateway is stopping"))
         second.always("Publish", GRANTED)
@@ -85,7 +85,7 @@ async def test_another_broker_is_asked_where_the_first_is_lost() -> None:
 
 async def test_lost_broker_gives_no_permission() -> None:
     async with scripted() as (broker,), client_of([broker], timeout=0.3) as client:
-        permissions = PublishPermissions(client._cluster)
+        permissions = PublishPermissions(client._context.cluster)
         permissions.refused("foo")
         broker.always("Publish", broker.drop_at)
         with pytest.raises(TransportError):
@@ -97,7 +97,7 @@ async def test_partition_counts_as_served_for_a_client_that_may_only_publish() -
         broker.log(0)
         text = "The client is not authorized to call FetchPartitionMetadata on resource foo"
         broker.always("FetchPartitionMetadata", RpcError(StatusCode.UNKNOWN, text))
-        assert await client._publishing.is_served("foo", 0)
+        assert await client._publisher.streams.is_served("foo", 0)
 
 
 class Told:

@@ -286,7 +286,7 @@ class TestLoss:
             broker.next("Subscribe", answers(HANDSHAKE, message(0), error=None))
             async with client_of([broker]) as client:
                 group = GroupIdentity("g", 3, "me")
-                async with client._subscribe_for_group("foo", 0, "earliest", group) as reader:
+                async with client._subscriptions.subscribe_for_group("foo", 0, "earliest", group) as reader:
                     assert await offsets(reader, 1) == [0]
                     for _ in range(3):
                         with pytest.raises(FencedError, match=r"foo\[0\]"):

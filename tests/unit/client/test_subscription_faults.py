@@ -107,7 +107,7 @@ class TestHandshake:
                 with pytest.raises(TimeoutError):
                     async with asyncio.timeout(0.1):
                         await reader.open()
-                assert (reader.closed, reader in client._open) == (True, False)
+                assert (reader.closed, reader in client._context.open_resources) == (True, False)
 
 
 class TestMalformed:
