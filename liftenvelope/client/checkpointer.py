@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Hashable
-from typing import TYPE_CHECKING, Generic, Protocol, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Generic, Self, TypeVar, overload
 
 from liftenvelope._checks import as_count, as_seconds
 from liftenvelope._deadlines import Deadline
@@ -17,10 +17,8 @@ from liftenvelope.errors import LiftEnvelopeError, UsageError, UsageTypeError
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from liftenvelope.client.core import Closeable
     from liftenvelope.client.cursor_names import CursorName
-    from liftenvelope.client.metadata import PartitionInfo
-    from liftenvelope.client.options import Options
+    from liftenvelope.client.parts import ClientParts
     from liftenvelope.envelope import Message
 
 __all__ = ["CheckpointWriter", "Checkpointer"]
@@ -150,26 +148,6 @@ class CheckpointWriter(Generic[_K]):
         return failed
 
 
-class CursorClient(Protocol):
-    """Client, as far as a :class:`Checkpointer` uses it."""
-
-    @property
-    def _options(self) -> Options: ...
-    @property
-    def _open(self) -> set[Closeable]: ...
-    def _deadline(self, timeout: float | None, /) -> Deadline: ...
-    async def _raise_cursor(self, name: CursorName, offset: int, deadline: Deadline, /) -> int: ...
-    async def fetch_cursor(
-        self, cursor_id: str, stream: str, partition: int, /, *, timeout: float | None = None
-    ) -> int | None: ...
-    async def reset_cursor(
-        self, cursor_id: str, stream: str, partition: int, /, *, timeout: float | None = None
-    ) -> None: ...
-    async def fetch_partition_metadata(
-        self, stream: str, partition: int, /, *, timeout: float | None = None
-    ) -> PartitionInfo: ...
-
-
 class Checkpointer:
     """Keeps the cursor of a stream's reader. Made by :meth:`Client.checkpointer`; used with ``async with``.
 
@@ -192,7 +170,7 @@ class Checkpointer:
 
     def __init__(
         self,
-        client: CursorClient,
+        parts: ClientParts,
         cursor_id: str,
         stream: str,
         *,
@@ -200,7 +178,7 @@ class Checkpointer:
         every_seconds: float,
     ) -> None:
         cursor_key(cursor_id, stream, 0)
-        self._client = client
+        self._parts = parts
         self._cursor_id = cursor_id
         self._stream = stream
         self._checkpoints = Checkpoints[int](
@@ -212,10 +190,10 @@ class Checkpointer:
     async def __aenter__(self) -> Self:
         if self._writer is not None:
             raise UsageError("the checkpointer was entered before: make a new one")
-        timeout = self._client._deadline(None).timeout
+        timeout = self._parts.context.deadline(None).timeout
         self._writer = CheckpointWriter(self._checkpoints, self._store, self._report, timeout)
         self._writer.start()
-        self._client._open.add(self)
+        self._parts.context.open_resources.add(self)
         return self
 
     async def __aexit__(
@@ -244,7 +222,7 @@ class Checkpointer:
             CallTimeoutError: No answer came in time.
             TransportError: No broker could be reached.
         """
-        stored = await self._client.fetch_cursor(self._cursor_id, self._stream, partition)
+        stored = await self._parts.cursors.fetch_cursor(self._cursor_id, self._stream, partition)
         if stored is None:
             return default
         self._running().checkpoints.stored(partition, stored, asyncio.get_running_loop().time())
@@ -315,7 +293,7 @@ class Checkpointer:
         try:
             await writer.flush()
         finally:
-            self._client._open.discard(self)
+            self._parts.context.open_resources.discard(self)
             await writer.stop()
 
     async def lag(self, partition: int, *, timeout: float | None = None) -> int:
@@ -336,8 +314,10 @@ class Checkpointer:
         """
         last = self._checkpoints.last(check_partition(partition))
         if last is None:
-            last = await self._client.fetch_cursor(self._cursor_id, self._stream, partition, timeout=timeout)
-        info = await self._client.fetch_partition_metadata(self._stream, partition, timeout=timeout)
+            last = await self._parts.cursors.fetch_cursor(
+                self._cursor_id, self._stream, partition, timeout=timeout
+            )
+        info = await self._parts.streams.fetch_partition_metadata(self._stream, partition, timeout=timeout)
         return info.newest_offset - (-1 if last is None else last)
 
     async def reset(self, partition: int, *, timeout: float | None = None) -> None:
@@ -353,7 +333,7 @@ class Checkpointer:
         writer = self._running()
         async with writer._lock:
             self._checkpoints.forget(partition)
-            await self._client.reset_cursor(self._cursor_id, self._stream, partition, timeout=timeout)
+            await self._parts.cursors.reset_cursor(self._cursor_id, self._stream, partition, timeout=timeout)
 
     def _running(self) -> CheckpointWriter[int]:
         if self._writer is None or self._closed:
@@ -373,8 +353,8 @@ class Checkpointer:
         return self._cursor_id, self._stream, partition
 
     async def _store(self, partition: int, offset: int, deadline: Deadline) -> int:
-        return await self._client._raise_cursor(self._name(partition), offset, deadline)
+        return await self._parts.cursors.advance(self._name(partition), offset, deadline)
 
     def _report(self, partition: int, offset: int, error: LiftEnvelopeError) -> None:
         event = CheckpointFailed(self._cursor_id, self._stream, partition, offset, error)
-        self._client._options.notify(event)
+        self._parts.context.options.notify(event)

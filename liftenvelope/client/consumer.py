@@ -27,7 +27,7 @@ from liftenvelope.errors import FencedError, LiftEnvelopeError
 if TYPE_CHECKING:
     from liftenvelope.client.consumer_options import ConsumerOptions
     from liftenvelope.client.membership import Change
-    from liftenvelope.client.subscribing import SubscribeMixin
+    from liftenvelope.client.parts import ClientParts
     from liftenvelope.envelope import Message
 
 __all__ = ["Consumer"]
@@ -49,9 +49,9 @@ class Consumer(ConsumerShell[StreamPartition, ConsumerMember, ConsumerReader, "M
         ...         ...
     """
 
-    def __init__(self, client: SubscribeMixin, options: ConsumerOptions) -> None:
+    def __init__(self, parts: ClientParts, options: ConsumerOptions) -> None:
         super().__init__(options)
-        self._client = client
+        self._parts = parts
         self._options = options
         self._writer: CheckpointWriter[StreamPartition] | None = None
         self._checkpoints = Checkpoints[StreamPartition](None, options.auto_commit_interval)
@@ -86,7 +86,7 @@ class Consumer(ConsumerShell[StreamPartition, ConsumerMember, ConsumerReader, "M
         """
         lags: dict[tuple[str, int], int] = {}
         for key, reader in list(self._readers.items()):
-            info = await self._client.fetch_partition_metadata(*key, timeout=timeout)
+            info = await self._parts.streams.fetch_partition_metadata(*key, timeout=timeout)
             last = self._checkpoints.last(key)
             if last is None:
                 last = await self._before(reader, timeout)
@@ -97,7 +97,7 @@ class Consumer(ConsumerShell[StreamPartition, ConsumerMember, ConsumerReader, "M
         """Return the offset before the first one to read: from the reader's start, or from the cursor."""
         if reader.first is not None:
             return reader.first - 1
-        stored = await self._client.fetch_cursor(self._options.cursor_id, *reader.key, timeout=timeout)
+        stored = await self._parts.cursors.fetch_cursor(self._options.cursor_id, *reader.key, timeout=timeout)
         return -1 if stored is None else stored
 
     # Lifecycle
@@ -111,15 +111,15 @@ class Consumer(ConsumerShell[StreamPartition, ConsumerMember, ConsumerReader, "M
             TransportError: No broker could be reached.
         """
         streams = self._options.streams
-        await self._open(ConsumerMember(self._client, self.group, self.consumer_id, streams))
+        await self._open(ConsumerMember(self._parts.context, self.group, self.consumer_id, streams))
         return self
 
     async def _join(self, member: ConsumerMember) -> None:
-        deadline = self._client._deadline(None)
+        deadline = self._parts.context.deadline(None)
         self._writer = CheckpointWriter(
             self._checkpoints, self._store, self._report, deadline.timeout, self._allowed
         )
-        self._client._open.add(self)
+        self._parts.context.open_resources.add(self)
         await member.settle(deadline)
         self._spawn(member.keep())
         self._writer.start(self._task_done)
@@ -131,7 +131,7 @@ class Consumer(ConsumerShell[StreamPartition, ConsumerMember, ConsumerReader, "M
         member, writer = self._running(), self._writer
         if writer is None:
             return
-        deadline = Deadline(self._client._options.timeout)
+        deadline = Deadline(self._parts.context.options.timeout)
         try:
             # The first task keeps sending heartbeats until the member has left.
             await cancel(self._tasks[1:])
@@ -143,10 +143,10 @@ class Consumer(ConsumerShell[StreamPartition, ConsumerMember, ConsumerReader, "M
                 try:
                     await member.leave(deadline)
                 except LiftEnvelopeError as exc:
-                    self._client._options.notify(GroupLeaveFailed(self.group, self.consumer_id, exc))
+                    self._parts.context.options.notify(GroupLeaveFailed(self.group, self.consumer_id, exc))
 
     async def _end(self) -> None:
-        self._client._open.discard(self)
+        self._parts.context.open_resources.discard(self)
         try:
             await super()._end()
         finally:
@@ -292,7 +292,7 @@ class Consumer(ConsumerShell[StreamPartition, ConsumerMember, ConsumerReader, "M
     async def _apply(self, change: Change) -> None:
         if change.revoked:
             try:
-                await self._give_up(change.revoked, self._client._options.timeout)
+                await self._give_up(change.revoked, self._parts.context.options.timeout)
             except LiftEnvelopeError as exc:
                 for key, offset in self._checkpoints.pending(change.revoked):
                     self._report(key, offset, exc)
@@ -320,7 +320,7 @@ class Consumer(ConsumerShell[StreamPartition, ConsumerMember, ConsumerReader, "M
 
     def _make_reader(self, key: StreamPartition) -> ConsumerReader:
         return ConsumerReader(
-            self._client,
+            self._parts,
             self._running(),
             key,
             cursor_id=self._options.cursor_id,
@@ -347,7 +347,7 @@ class Consumer(ConsumerShell[StreamPartition, ConsumerMember, ConsumerReader, "M
         """Return the offsets that may be stored: partitions assigned in the current epoch, or just revoked.
 
         A revoked partition may have a new owner already. That is safe, because an offset is stored only if no
-        larger one is: see ``_raise_cursor``.
+        larger one is: see :meth:`~liftenvelope.client.cursors.Cursors.advance`.
         """
         mine: frozenset[StreamPartition] = frozenset()
         if any(key not in self._leaving for key, _ in chosen):
@@ -358,14 +358,14 @@ class Consumer(ConsumerShell[StreamPartition, ConsumerMember, ConsumerReader, "M
         reader = self._readers.get(key)
         name = (self._options.cursor_id, *key)
         if reader is None or not reader.rewound:
-            return await self._client._raise_cursor(name, offset, deadline)
+            return await self._parts.cursors.advance(name, offset, deadline)
         seeks = reader.seeks
-        await self._client._write_cursor(name, offset, deadline)
+        await self._parts.cursors.write(name, offset, deadline)
         reader.rewound = reader.seeks != seeks
         return offset
 
     def _report(self, key: StreamPartition, offset: int, error: LiftEnvelopeError) -> None:
-        self._client._options.notify(CheckpointFailed(self._options.cursor_id, *key, offset, error))
+        self._parts.context.options.notify(CheckpointFailed(self._options.cursor_id, *key, offset, error))
 
     def _processed(self, reader: ConsumerReader, offset: int) -> None:
         writer = self._writer

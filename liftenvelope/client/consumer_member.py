@@ -27,7 +27,7 @@ from liftenvelope.errors import (
 from liftenvelope.rpc.status import CallNotProcessedError, RpcError
 
 if TYPE_CHECKING:
-    from liftenvelope.client.core import ClientCore
+    from liftenvelope.client.core import ClientContext
 
 __all__ = ["ConsumerMember"]
 
@@ -48,16 +48,16 @@ class ConsumerMember:
         has_joined: True if the group has, or may have, this member.
     """
 
-    def __init__(self, core: ClientCore, group: str, consumer_id: str, streams: Sequence[str]) -> None:
+    def __init__(self, context: ClientContext, group: str, consumer_id: str, streams: Sequence[str]) -> None:
         self.group = group
         self.consumer_id = consumer_id
         self.streams = tuple(streams)
         self.state = Membership()
         self.changes: asyncio.Queue[Change] = asyncio.Queue()
         self.has_joined = False
-        self._core = core
-        self._cluster = core._cluster
-        self._notify = core._options.notify
+        self._context = context
+        self._cluster = context.cluster
+        self._notify = context.options.notify
         self._clock = asyncio.get_running_loop().time
         self._lock = asyncio.Lock()
         self._wake = asyncio.Event()
@@ -95,7 +95,7 @@ class ConsumerMember:
             if wait > 0:
                 await self._pause(wait)
             else:
-                await self._step(Deadline(self._core._options.timeout))
+                await self._step(Deadline(self._context.options.timeout))
 
     async def confirm(self, deadline: Deadline) -> frozenset[StreamPartition]:
         """Send a heartbeat now; return the partitions that the coordinator assigns to this member.
@@ -126,7 +126,7 @@ class ConsumerMember:
         request = api_pb2.LeaveConsumerGroupRequest(groupId=self.group, consumerId=self.consumer_id)
         answer = api_pb2.LeaveConsumerGroupResponse
         try:
-            await self._core._call("LeaveConsumerGroup", request, answer, deadline, self._about)
+            await self._context.call("LeaveConsumerGroup", request, answer, deadline, self._about)
         except (NotMemberError, NoSuchGroupError):
             return
 
@@ -182,7 +182,7 @@ class ConsumerMember:
         state, before = self.state, self.has_joined
         self.has_joined = True
         try:
-            found = await self._core._call("JoinConsumerGroup", request, answer, deadline, self._about)
+            found = await self._context.call("JoinConsumerGroup", request, answer, deadline, self._about)
         except NoSuchStreamError:
             self.has_joined = False
             raise
@@ -278,7 +278,7 @@ class ConsumerMember:
         deadline = Deadline(min(_LONGEST_ATTEMPT, self.state.interval))
         error: LiftEnvelopeError | None = None
         try:
-            await self._core._call("ReportConsumerGroupCoordinator", request, answer, deadline, self._about)
+            await self._context.call("ReportConsumerGroupCoordinator", request, answer, deadline, self._about)
         except LiftEnvelopeError as exc:
             error = exc
         self._notify(GroupCoordinatorReported(self.group, self.consumer_id, self.state.coordinator, error))

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from liftenvelope.client.consumer_member import ConsumerMember
     from liftenvelope.client.membership import StreamPartition
     from liftenvelope.client.metadata import PartitionInfo
-    from liftenvelope.client.subscribing import SubscribeMixin
+    from liftenvelope.client.parts import ClientParts
     from liftenvelope.envelope import Message
 
 __all__ = ["ConsumerReader"]
@@ -48,7 +48,7 @@ class ConsumerReader:
     ``position`` is the offset of the next message to return: ``first <= position <= _next_read``.
 
     Args:
-        client: Makes the calls.
+        parts: Parts of the client, which make the calls.
         member: Group member that reads.
         key: Stream and partition.
         cursor_id: Id of the group's cursor.
@@ -67,7 +67,7 @@ class ConsumerReader:
 
     def __init__(
         self,
-        client: SubscribeMixin,
+        parts: ClientParts,
         member: ConsumerMember,
         key: StreamPartition,
         *,
@@ -83,7 +83,7 @@ class ConsumerReader:
         self.seeks = 0
         self.rewound = False
         self.is_live = True
-        self._client = client
+        self._parts = parts
         self._member = member
         self._cursor_id = cursor_id
         self._auto_offset = auto_offset
@@ -209,7 +209,7 @@ class ConsumerReader:
         if self._next_read is None:
             self._next_read = self.position = self.first = await self._find_start()
         stream, partition = self.key
-        subscription = self._client._subscribe_for_group(
+        subscription = self._parts.subscriptions.subscribe_for_group(
             stream, partition, self._next_read, self._member.identity(self.key), resume=self._resume
         )
         async with subscription:
@@ -233,7 +233,7 @@ class ConsumerReader:
         """
         self._refusals += 1
         try:
-            mine = await self._member.confirm(self._client._deadline(None))
+            mine = await self._member.confirm(self._parts.context.deadline(None))
         except LiftEnvelopeError:
             return  # the member's own task keeps asking
         if self.key in mine and self._refusals > 1:
@@ -242,7 +242,7 @@ class ConsumerReader:
             event = GroupPartitionFenced(
                 member.group, member.consumer_id, stream, partition, member.state.epoch, self._refusals - 1
             )
-            self._client._options.notify(event)
+            self._parts.context.options.notify(event)
 
     def _forget(self) -> None:
         self._messages.clear()
@@ -252,11 +252,11 @@ class ConsumerReader:
     # Start offset
 
     async def _find_start(self) -> int:
-        stored = await self._client.fetch_cursor(self._cursor_id, *self.key)
+        stored = await self._parts.cursors.fetch_cursor(self._cursor_id, *self.key)
         if stored is None:
             self._check_auto("it has no cursor")
         try:
-            info = await self._client.fetch_partition_metadata(*self.key, timeout=_INFO_TIMEOUT)
+            info = await self._parts.streams.fetch_partition_metadata(*self.key, timeout=_INFO_TIMEOUT)
         except NotLeaderError:
             # The partition may be paused. A cursor or "earliest" gives the start without its metadata.
             if stored is None and self._auto_offset != "earliest":
@@ -281,14 +281,14 @@ class ConsumerReader:
     async def _drop_cursor(self, stored: int, info: PartitionInfo) -> None:
         """Delete a cursor that belongs to an earlier stream of this name: it would block every checkpoint."""
         event = CursorAheadOfStream(*self.key, self._cursor_id, stored, info.newest_offset, self._auto_offset)
-        self._client._options.notify(event)
+        self._parts.context.options.notify(event)
         self._check_auto(f"its cursor {stored} is beyond the newest offset {info.newest_offset}")
-        await self._client.reset_cursor(self._cursor_id, *self.key)
+        await self._parts.cursors.reset_cursor(self._cursor_id, *self.key)
 
     async def _keep_start(self, info: PartitionInfo) -> int | None:
         """Store the resolved "new" or "latest" offset, so that the next owner does not resolve it anew."""
         last = info.newest_offset if self._auto_offset == "new" else info.newest_offset - 1
         if last < 0:
             return None
-        deadline = self._client._deadline(None)
-        return await self._client._raise_cursor((self._cursor_id, *self.key), last, deadline)
+        deadline = self._parts.context.deadline(None)
+        return await self._parts.cursors.advance((self._cursor_id, *self.key), last, deadline)

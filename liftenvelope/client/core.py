@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from liftenvelope._checks import MAX_INT32, as_count, as_full_text, as_seconds
 from liftenvelope._deadlines import Deadline
@@ -16,10 +16,6 @@ if TYPE_CHECKING:
     from google.protobuf.message import Message as ProtobufMessage
 
     from liftenvelope.client.cluster import Route
-    from liftenvelope.client.parts import ClientParts
-
-    # Name under which consumers and checkpointers know the parts that they work with today.
-    ClientCore: TypeAlias = ClientParts
 
 __all__ = ["ClientContext", "Closeable", "check_partition", "check_stream"]
 

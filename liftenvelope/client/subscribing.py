@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal
 
 from liftenvelope.client.core import check_partition, check_stream
 from liftenvelope.client.merged import MergedSubscription
@@ -19,11 +19,7 @@ if TYPE_CHECKING:
 
     from liftenvelope.client.core import ClientContext
     from liftenvelope.client.cursors import Cursors
-    from liftenvelope.client.parts import ClientParts
     from liftenvelope.client.streams import Streams
-
-    # Name under which consumers and checkpointers know the parts that they work with today.
-    SubscribeMixin: TypeAlias = ClientParts
 
 __all__ = ["Subscriptions"]
 

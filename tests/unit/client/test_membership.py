@@ -109,8 +109,8 @@ class TestHeartbeat:
 
     async def test_a_partition_that_is_gone_is_not_read(self) -> None:
         # Stands in for the client: no call is made.
-        core: Any = SimpleNamespace(_cluster=None, _options=SimpleNamespace(notify=None))
-        member = ConsumerMember(core, "g", "me", ["orders"])
+        context: Any = SimpleNamespace(cluster=None, options=SimpleNamespace(notify=None))
+        member = ConsumerMember(context, "g", "me", ["orders"])
         member.state = settled(A)
         member.state.assigned(3, [A], now=1.0)
         assert member.identity(A) == GroupIdentity("g", 3, "me")
