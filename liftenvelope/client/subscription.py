@@ -13,7 +13,7 @@ calls. At most one call is open. When it ends, ``_recovery`` runs one task that 
 from __future__ import annotations
 
 import asyncio
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from typing import TYPE_CHECKING, Final, Self
 
 from liftenvelope._deadlines import Deadline
@@ -371,8 +371,11 @@ class Subscription(MessageReader):
             async with asyncio.timeout(_SILENCE):
                 received = await call.receive()
         except TimeoutError:
-            self._read.finished = await self._is_empty()
-            self._may_be_empty = False
+            # A busy server that does not answer may still send messages, so the next silence asks again. If
+            # the server stands still, the pings of the connection end the call.
+            with suppress(CallTimeoutError, TransportError):
+                self._read.finished = await self._is_empty()
+                self._may_be_empty = False
             return []
         self._may_be_empty = False
         return received or []

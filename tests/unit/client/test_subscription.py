@@ -528,6 +528,30 @@ async def test_a_broker_that_stands_still_is_not_taken_for_an_empty_log(refusal:
         assert await read(client, start="earliest", stop="latest") == list(range(5))
 
 
+async def test_read_survives_a_check_for_an_empty_log_that_is_not_answered() -> None:
+    # A gateway that had 200 MB to send to 16 readers took longer than the time-out for each first message.
+    unanswered = asyncio.Event()
+
+    async def hang(call: ServerCall, request: bytes) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            unanswered.set()
+
+    async def send_late(call: ServerCall, request: bytes) -> None:
+        await call.send([HANDSHAKE])
+        broker.always("FetchPartitionMetadata", hang)
+        await unanswered.wait()
+        await call.send(log.payloads(0, 4))
+        raise RpcError(StatusCode.RESOURCE_EXHAUSTED, "Stop offset reached")
+
+    async with scripted() as (broker,), client_of([broker], timeout=3.0) as client:
+        log = broker.log(*range(5))
+        broker.always("Subscribe", send_late)
+        assert await read(client, start="earliest", stop="latest") == list(range(5))
+    assert unanswered.is_set()
+
+
 @pytest.mark.parametrize("refusal", [CLOSED, RpcError(StatusCode.NOT_FOUND, "No such partition")])
 async def test_start_by_time_is_looked_up_again_after_a_refusal(refusal: RpcError) -> None:
     async with scripted() as (broker,), client_of([broker]) as client:
