@@ -12,6 +12,7 @@ import builtins
 import inspect
 import subprocess
 import sys
+import textwrap
 from functools import cache
 from pathlib import Path
 from typing import Any, get_overloads
@@ -96,7 +97,7 @@ class Stub:
             if annotation is not inspect.Parameter.empty:
                 self._import(annotation, origin)
         shown = signature.replace(parameters=parameters, return_annotation=inspect.Signature.empty)
-        return f"def {name}{shown} -> {returns}: ..."
+        return f"def {name}{shown} -> {returns}: {_body(function)}"
 
     def _parameter(self, parameter: inspect.Parameter) -> inspect.Parameter:
         """Return a parameter whose annotation and default are shown as source code."""
@@ -125,6 +126,16 @@ class _Source:
 
     def __repr__(self) -> str:
         return self._text
+
+
+def _body(function: Any) -> str:
+    """Return the docstring as the body of a declaration, for editors, which read the stub alone."""
+    text = inspect.getdoc(function)
+    if text is None:
+        return "..."
+    escaped = text.replace("\\", "\\\\")
+    end = "\n" if "\n" in text else ""
+    return textwrap.indent(f'\n"""{escaped}{end}"""', " " * 8)
 
 
 def _is_ours(kind: object) -> bool:

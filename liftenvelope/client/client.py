@@ -296,9 +296,9 @@ class Client:
                 published from then on, ``"earliest"`` for the oldest message, ``"latest"`` for the newest
                 existing message, ``"error"`` to raise :class:`NoCursorError`.
             on_assigned: Called with the list of newly assigned (stream, partition) before the consumer reads
-                them: the place for :meth:`Consumer.seek`. A function or a coroutine function. Functions of a
-                blocking client run in its own thread, and may use only what does not wait: seek, pause,
-                resume, position.
+                them: the place for :meth:`Consumer.seek`. A function or a coroutine function.
+                Functions of a blocking client run in its own thread, and may use only what does not wait:
+                seek, pause, resume, position.
             on_revoked: Called with the list of revoked (stream, partition) after their readers have stopped,
                 and before their processed offsets are stored for the last time.
             resume: True to resume paused partitions. False: the consumer reads a paused partition once a
