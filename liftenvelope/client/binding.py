@@ -223,7 +223,7 @@ def with_signature_of(
         one.name: one.annotation for one in parameters if one.annotation is not inspect.Parameter.empty
     } | {"return": returns}
     found.__name__, found.__qualname__ = qualified.rsplit(".", maxsplit=1)[-1], qualified
-    found.__doc__ = blocking_text(source.__doc__)
+    found.__doc__ = blocking_text(inspect.getdoc(source))
     return found
 
 

@@ -6,6 +6,7 @@ counterparts are written here. ``blocking.pyi`` is for type checkers, made by ``
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
@@ -242,22 +243,23 @@ def connect_blocking(*addresses: Any, **options: Any) -> BlockingClient:
 
 def _connect_doc() -> str | None:
     """Return the docstring of ``connect_blocking``, with the arguments and the example of ``connect``."""
-    text = blocking_text(connect.__doc__)
+    # Python 3.13 compiles docstrings without their indentation, and earlier versions with it.
+    text = blocking_text(inspect.getdoc(connect))
     if text is None or connect_blocking.__doc__ is None:  # python -OO
         return None
-    arguments = text[text.index("    Args:") : text.index("    Returns:")]
-    example = text[text.index("    Example:") :]
+    arguments = text[text.index("Args:") : text.index("Returns:")]
+    example = text[text.index("Example:") :]
     return f"{connect_blocking.__doc__}\n\n{arguments}{_CONNECTED}\n{example}"
 
 
 _CONNECTED: Final = """\
-    Returns:
-        The client, connected.
+Returns:
+    The client, connected.
 
-    Raises:
-        UsageError: An argument makes no sense; it is named.
-        TransportError: No broker could be reached.
-        CallTimeoutError: No broker answered in time.
+Raises:
+    UsageError: An argument makes no sense; it is named.
+    TransportError: No broker could be reached.
+    CallTimeoutError: No broker answered in time.
 """
 _doc = _connect_doc()
 with_signature_of(connect, connect_blocking, "connect_blocking").__doc__ = _doc

@@ -7,6 +7,8 @@ import concurrent.futures
 import importlib.util
 import inspect
 import re
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -102,6 +104,13 @@ def test_connect() -> None:
     assert not re.search(r"\b(async|await|asyncio)\b", twin.__doc__)
     for part in ("Connect to a Liftbridge cluster", "addresses: ", "on_event: ", "The client, connected"):
         assert part in twin.__doc__
+
+
+def test_blocking_client_imports_without_docstrings() -> None:
+    # -OO leaves the docstrings out, from which those of the blocking client are made.
+    code = "from liftenvelope.client.blocking import connect_blocking; print(connect_blocking.__doc__)"
+    program = [sys.executable, "-OO", "-c", code]
+    assert subprocess.run(program, check=True, capture_output=True, text=True).stdout == "None\n"
 
 
 def test_the_stub_is_up_to_date() -> None:
