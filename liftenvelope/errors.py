@@ -397,7 +397,7 @@ class UnsupportedByServerError(LiftEnvelopeError):
 
 
 class CallTimeoutError(LiftEnvelopeError, TimeoutError):
-    """The server did not answer in time. It is unknown if the server executed the call."""
+    """The server did not answer, or its cluster did not decide, in time. The call may be carried out."""
 
     retriable = True
 

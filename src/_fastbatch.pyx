@@ -38,6 +38,7 @@ from liftenvelope._native.columns import row_headers
 from liftenvelope._checks import as_bytes, as_text
 from liftenvelope._native.requests import request_row
 from liftenvelope.errors import EnvelopeTooLargeError, InternalError, UsageError
+from liftenvelope.types import as_request_policy
 
 crc32c_init()
 sip_seed(urandom(16))
@@ -345,9 +346,9 @@ cdef class Envelopes:
     cdef readonly Py_ssize_t length
 
     def __cinit__(self, Column values not None, Column keys, HeaderColumn headers, Column ack_inboxes,
-                  Column correlation_ids, int32_t ack_policy, expected_offset, bint crc):
+                  Column correlation_ids, ack_policy, expected_offset, bint crc):
+        self.policy, self.crc = as_request_policy("ack_policy", ack_policy), crc
         self.length = values.length
-        self.policy, self.crc = ack_policy, crc
         self.values = values.rows
         self.keys = rows_of(keys, "keys", self.length)
         self.ack_inboxes = rows_of(ack_inboxes, "ack_inboxes", self.length)
@@ -560,9 +561,10 @@ cdef class Requests:
     cdef readonly Py_ssize_t nbytes  # of all values
 
     def __cinit__(self, bytes stream not None, Column values not None, Column keys, HeaderColumn headers,
-                  partitions, int32_t ack_policy, bytes ident not None):
+                  partitions, ack_policy, bytes ident not None):
+        self.policy = as_request_policy("ack_policy", ack_policy)
         view = viewed_as(partitions, 4)
-        self.length, self.nbytes, self.policy = values.length, values.nbytes, ack_policy
+        self.length, self.nbytes = values.length, values.nbytes
         self.values, self.keys = values.rows, rows_of(keys, "keys", self.length)
         if headers is not None:
             require_length(headers.length, "headers", self.length)

@@ -17,6 +17,7 @@ from liftenvelope._native.payloads import read_message
 from liftenvelope._native.requests import Requests
 from liftenvelope._wire import MAX_ENVELOPE
 from liftenvelope.errors import EnvelopeError, EnvelopeTooLargeError, UsageError
+from liftenvelope.types import as_request_policy
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -75,6 +76,7 @@ class Envelopes:
         expected_offset: int | Buffer,
         crc: bool,
     ) -> None:
+        as_request_policy("ack_policy", ack_policy)
         self.length = values.length
         optional = {
             "keys": keys,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from liftenvelope._native.payloads import publish_request
 from liftenvelope._wire import SERVER_HEADERS
 from liftenvelope.errors import EnvelopeTooLargeError, UsageError
+from liftenvelope.types import as_request_policy
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -84,6 +85,7 @@ class Requests:
         ack_policy: int,
         ident: bytes,
     ) -> None:
+        as_request_policy("ack_policy", ack_policy)
         self.length, self.nbytes = values.length, values.nbytes
         self._stream, self._policy, self._ident = stream, ack_policy, ident
         raw = bytes(partitions)

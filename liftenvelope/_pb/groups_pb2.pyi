@@ -325,7 +325,7 @@ class FetchOffsetsResponse(_message.Message):
     def __init__(self, error: _Optional[_Union[Error, _Mapping[str, object]]] = ..., offsets: _Optional[_Iterable[_Union[PartitionOffset, _Mapping[str, object]]]] = ...) -> None: ...
 
 class GroupRecord(_message.Message):
-    __slots__ = ("name", "session_timeout_ms", "topics", "ephemeral", "assignor", "immediate", "generation", "phase", "members", "offsets", "controller_id", "controller_incarnation", "rewound")
+    __slots__ = ("name", "session_timeout_ms", "topics", "ephemeral", "assignor", "immediate", "generation", "phase", "members", "offsets", "controller_id", "controller_incarnation", "rewound", "offsets_revision")
     NAME_FIELD_NUMBER: _ClassVar[int]
     SESSION_TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
     TOPICS_FIELD_NUMBER: _ClassVar[int]
@@ -339,6 +339,7 @@ class GroupRecord(_message.Message):
     CONTROLLER_ID_FIELD_NUMBER: _ClassVar[int]
     CONTROLLER_INCARNATION_FIELD_NUMBER: _ClassVar[int]
     REWOUND_FIELD_NUMBER: _ClassVar[int]
+    OFFSETS_REVISION_FIELD_NUMBER: _ClassVar[int]
     name: str
     session_timeout_ms: int
     topics: _containers.RepeatedCompositeFieldContainer[Topic]
@@ -352,7 +353,8 @@ class GroupRecord(_message.Message):
     controller_id: str
     controller_incarnation: str
     rewound: _containers.RepeatedCompositeFieldContainer[TopicPartition]
-    def __init__(self, name: _Optional[str] = ..., session_timeout_ms: _Optional[int] = ..., topics: _Optional[_Iterable[_Union[Topic, _Mapping[str, object]]]] = ..., ephemeral: _Optional[bool] = ..., assignor: _Optional[str] = ..., immediate: _Optional[bool] = ..., generation: _Optional[int] = ..., phase: _Optional[_Union[Phase, str]] = ..., members: _Optional[_Iterable[_Union[MemberRecord, _Mapping[str, object]]]] = ..., offsets: _Optional[_Iterable[_Union[OffsetsRecord, _Mapping[str, object]]]] = ..., controller_id: _Optional[str] = ..., controller_incarnation: _Optional[str] = ..., rewound: _Optional[_Iterable[_Union[TopicPartition, _Mapping[str, object]]]] = ...) -> None: ...
+    offsets_revision: int
+    def __init__(self, name: _Optional[str] = ..., session_timeout_ms: _Optional[int] = ..., topics: _Optional[_Iterable[_Union[Topic, _Mapping[str, object]]]] = ..., ephemeral: _Optional[bool] = ..., assignor: _Optional[str] = ..., immediate: _Optional[bool] = ..., generation: _Optional[int] = ..., phase: _Optional[_Union[Phase, str]] = ..., members: _Optional[_Iterable[_Union[MemberRecord, _Mapping[str, object]]]] = ..., offsets: _Optional[_Iterable[_Union[OffsetsRecord, _Mapping[str, object]]]] = ..., controller_id: _Optional[str] = ..., controller_incarnation: _Optional[str] = ..., rewound: _Optional[_Iterable[_Union[TopicPartition, _Mapping[str, object]]]] = ..., offsets_revision: _Optional[int] = ...) -> None: ...
 
 class MemberRecord(_message.Message):
     __slots__ = ("consumer_id", "client_id", "topics", "session_timeout_ms", "generation", "ready", "assignment")
@@ -394,6 +396,12 @@ class OffsetsRecord(_message.Message):
     topic: str
     offsets: _containers.ScalarMap[int, int]
     def __init__(self, topic: _Optional[str] = ..., offsets: _Optional[_Mapping[int, int]] = ...) -> None: ...
+
+class OffsetsChangeRecord(_message.Message):
+    __slots__ = ("offsets",)
+    OFFSETS_FIELD_NUMBER: _ClassVar[int]
+    offsets: _containers.RepeatedCompositeFieldContainer[OffsetsRecord]
+    def __init__(self, offsets: _Optional[_Iterable[_Union[OffsetsRecord, _Mapping[str, object]]]] = ...) -> None: ...
 
 class CoordinatorRecord(_message.Message):
     __slots__ = ("id", "incarnation", "subject", "lease_ms", "assignors")
