@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
 from liftenvelope._checks import require
 
@@ -12,7 +12,7 @@ if not TYPE_CHECKING:
 
 from h2 import events
 from h2.config import H2Configuration
-from h2.connection import H2Connection
+from h2.connection import H2Connection as _H2Connection
 from h2.errors import ErrorCodes
 from h2.exceptions import ProtocolError
 from h2.settings import SettingCodes, Settings
@@ -33,3 +33,26 @@ __all__ = [
     "Settings",
     "events",
 ]
+
+#: Closed streams that h2 may keep in addition to as many as were open at the last count, about 2 KiB each.
+_KEPT: Final = 16
+
+
+class H2Connection(_H2Connection):
+    """h2's connection, which counts the streams of the peer only when needed.
+
+    h2 looks at each open stream for each new one, which takes 120 us of 150 us if 900 are open.
+    """
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        self._counted = 0
+        super().__init__(*args, **options)
+
+    @property
+    def open_inbound_streams(self) -> int:
+        """Number of open streams of the peer, or more while that allows another: some may be closed."""
+        most: int = len(self.streams)
+        if most > 2 * self._counted + _KEPT or most >= self.local_settings.max_concurrent_streams:
+            # This also forgets the closed ones.
+            self._counted = most = super().open_inbound_streams
+        return most

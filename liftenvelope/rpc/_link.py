@@ -6,12 +6,12 @@ import asyncio
 from collections import deque
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Self, TypeVar
 
-from liftenvelope.rpc.events import Event, MessagesReceived
+from liftenvelope.rpc._events import Event, MessagesReceived
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from liftenvelope.rpc.connection import Connection
+    from liftenvelope.rpc._connection import Connection
 
 __all__ = ["Flow", "Incoming", "TransportLink"]
 
@@ -32,6 +32,8 @@ class TransportLink(asyncio.BufferedProtocol, Generic[_C]):
         self.protocol = protocol
         self.loop = asyncio.get_running_loop()
         self.flows: dict[int, Flow] = {}
+        #: Calls whose sender waits for room, in order. Most calls have none, and there may be thousands.
+        self.senders: dict[Flow, None] = {}
         self.closed: asyncio.Future[None] = self.loop.create_future()
         self._transport: asyncio.Transport | None = None
         self._paused = False
@@ -55,7 +57,11 @@ class TransportLink(asyncio.BufferedProtocol, Generic[_C]):
 
     def receive(self, data: bytes | memoryview) -> None:
         """Process received bytes."""
-        self.dispatch(self.protocol.feed(data))
+        self.handled(self.protocol.feed(data))
+
+    def handled(self, events: list[Event]) -> None:
+        """Route the events of received bytes, and send the replies."""
+        self.dispatch(events)
         if self.protocol.failed:
             self.flush()
             self.close_transport()
@@ -96,7 +102,7 @@ class TransportLink(asyncio.BufferedProtocol, Generic[_C]):
             return
         if data := self.protocol.data_to_send():
             self._transport.write(data)
-        for flow in self.flows.values():
+        for flow in list(self.senders):
             flow.wake_sender()
 
     def fail(self, reason: str) -> None:
@@ -107,13 +113,15 @@ class TransportLink(asyncio.BufferedProtocol, Generic[_C]):
 
     def close_transport(self) -> None:
         """Close the connection once the data written to it is sent."""
-        if self._transport is not None:
+        # A second close() of a TLS transport would make its abort() do nothing.
+        if self._transport is not None and not self._transport.is_closing():
             self._transport.close()
 
     async def wait_closed(self) -> None:
         """Wait until the connection is closed; abort it after 1 s, since the peer may not be reading."""
         await asyncio.wait([self.closed], timeout=_CLOSE_TIMEOUT)
-        if self._transport is not None:
+        # A transport that has sent its last data after close() fails in abort() (Python 3.11).
+        if self._transport is not None and not self.closed.done():
             self._transport.abort()
             # Several tasks may wait: the cancellation of one must not cancel the future of the others.
             await asyncio.shield(self.closed)
@@ -204,6 +212,7 @@ class Flow:
         protocol = self._link.protocol
         while not self.done and protocol.unsent(self.call_id) > _SEND_BUFFER:
             self._sender = self._sender or self._link.loop.create_future()
+            self._link.senders[self] = None
             # Several tasks may wait: the cancellation of one must not reach the others.
             await asyncio.shield(self._sender)
 
@@ -219,6 +228,7 @@ class Flow:
         if self.done or self._link.protocol.unsent(self.call_id) <= _SEND_BUFFER:
             self._sender.set_result(None)
             self._sender = None
+            self._link.senders.pop(self, None)
 
 
 class Incoming:

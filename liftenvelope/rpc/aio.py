@@ -6,13 +6,13 @@ import asyncio
 from typing import TYPE_CHECKING, Final, Self
 
 from liftenvelope.errors import TransportError
+from liftenvelope.rpc._client_side import ClientConnection
+from liftenvelope.rpc._connection import DEFAULT_WINDOW
+from liftenvelope.rpc._events import CallEnded, Event, HeadersReceived, MessagesReceived, Pong
+from liftenvelope.rpc._keepalive import PING_TIMEOUT, Keepalive
 from liftenvelope.rpc._link import Flow, Incoming, TransportLink
 from liftenvelope.rpc.address import Address, parse_address
-from liftenvelope.rpc.client_side import ClientConnection
-from liftenvelope.rpc.connection import DEFAULT_WINDOW
-from liftenvelope.rpc.events import CallEnded, Event, HeadersReceived, MessagesReceived, Pong
 from liftenvelope.rpc.framing import DEFAULT_MAX_MESSAGE
-from liftenvelope.rpc.keepalive import PING_TIMEOUT, Keepalive
 from liftenvelope.rpc.status import RpcError, StatusCode, cancelled_by_server
 from liftenvelope.rpc.tls import check_protocol, offer_http2
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from types import TracebackType
 
-    from liftenvelope.rpc.headers import Metadata
+    from liftenvelope.rpc._headers import Metadata
 
 __all__ = ["Call", "Channel"]
 

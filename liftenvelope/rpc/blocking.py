@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import socket
-import ssl
 import time
 from collections import deque
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, Self
 
 from liftenvelope.errors import TransportError
+from liftenvelope.rpc._client_side import ClientConnection
+from liftenvelope.rpc._connection import DEFAULT_WINDOW
+from liftenvelope.rpc._deadline_socket import NOT_YET, DeadlineSocket, remaining
+from liftenvelope.rpc._events import CallEnded, Event, MessagesReceived
 from liftenvelope.rpc.address import Address, parse_address
-from liftenvelope.rpc.client_side import ClientConnection
-from liftenvelope.rpc.connection import DEFAULT_WINDOW
-from liftenvelope.rpc.events import CallEnded, Event, MessagesReceived
 from liftenvelope.rpc.framing import DEFAULT_MAX_MESSAGE
 from liftenvelope.rpc.status import RpcError, StatusCode, cancelled_by_server
-from liftenvelope.rpc.tls import check_protocol, offer_http2
 
 if TYPE_CHECKING:
+    import ssl
     from types import TracebackType
 
     from liftenvelope.rpc.framing import PayloadSink
@@ -30,16 +29,6 @@ _RECEIVE_SIZE: Final = 256 * 1024
 _RECEIVES: Final = 64
 # Seconds to send the reset of a cancelled call. After that the connection is given up.
 _CANCEL_TIMEOUT: Final = 1.0
-
-
-def _remaining(deadline: float | None) -> float | None:
-    """Return the seconds until ``deadline``, or raise TimeoutError if none are left."""
-    if deadline is None:
-        return None
-    left = deadline - time.monotonic()
-    if left <= 0:
-        raise TimeoutError
-    return left
 
 
 def _earlier(a: float | None, b: float | None) -> float | None:
@@ -97,7 +86,7 @@ class _Session:
         # One buffer for all reads: allocating and shrinking one for each read costs 10 us (mmap and munmap).
         self._buffer = memoryview(bytearray(_RECEIVE_SIZE))
         try:
-            self._socket = _connect(address, tls, server_name, connect_timeout)
+            self._socket = DeadlineSocket(address, tls, server_name, connect_timeout)
         except OSError as exc:
             raise TransportError(f"can't connect to {address}: {exc}") from exc
 
@@ -131,20 +120,23 @@ class _Session:
             TimeoutError: Nothing arrived before ``deadline``.
         """
         self.flush(deadline)
-        if not self.protocol.open_calls:
-            return
-        self._socket.settimeout(_remaining(deadline))
-        self._receive()
+        while self.protocol.open_calls:
+            remaining(deadline)  # before each read: a server may send frames of no call without a pause
+            try:
+                self._receive()
+            except NOT_YET as exc:
+                self._socket.wait(exc, deadline)
+            else:
+                return
 
     def take_what_came(self) -> None:
         """Deliver data already received by the socket. An idle session thus detects a closed connection."""
-        self._socket.settimeout(0)
         try:
             for _ in range(_RECEIVES):
                 if not self.protocol.accepts_calls:
                     return
                 self._receive()
-        except (BlockingIOError, ssl.SSLWantReadError):
+        except NOT_YET:
             pass
 
     def close(self) -> None:
@@ -153,19 +145,21 @@ class _Session:
     def flush(self, deadline: float | None) -> None:
         """Send the pending data, as far as the server's windows allow."""
         data = self.protocol.data_to_send()
-        if not data:  # sendall would poll and send nothing: two system calls for each read
+        if not data:
             return
-        self._socket.settimeout(_remaining(deadline))
         try:
-            self._socket.sendall(data)
+            self._socket.send(data, deadline)
         except OSError as exc:
             # A timeout ends the connection as well: part of a frame may have been sent.
             self._dispatch(self.protocol.connection_lost(f"can't send: {exc}"))
+        except BaseException:  # such as KeyboardInterrupt: part of a frame may have been sent
+            self._dispatch(self.protocol.connection_lost("sending was interrupted"))
+            raise
 
     def _receive(self) -> None:
         try:
-            size = self._socket.recv_into(self._buffer)
-        except (BlockingIOError, TimeoutError, ssl.SSLWantReadError):
+            size = self._socket.receive_into(self._buffer)
+        except NOT_YET:
             raise
         except OSError as exc:
             self._dispatch(self.protocol.connection_lost(f"the connection was lost: {exc}"))
@@ -189,30 +183,6 @@ class _Session:
     def _close_if_done(self) -> None:
         if not self.protocol.accepts_calls and not self._inboxes:
             self._socket.close()
-
-
-def _connect(
-    address: Address, tls: ssl.SSLContext | None, server_name: str | None, timeout: float
-) -> socket.socket:
-    """Return a connected socket, after the TLS handshake if ``tls`` is given."""
-    deadline = time.monotonic() + timeout
-    connection = socket.create_connection(address, timeout=timeout)
-    try:
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if tls is None:
-            return connection
-        offer_http2(tls)
-        connection.settimeout(_remaining(deadline))
-        secured = tls.wrap_socket(connection, server_hostname=server_name or address.host)
-    except BaseException:
-        connection.close()
-        raise
-    try:
-        check_protocol(secured, address)
-    except TransportError:
-        secured.close()
-        raise
-    return secured
 
 
 class ResponseStream:

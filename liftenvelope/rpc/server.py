@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import resource
-from collections import deque
-from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
 
 from liftenvelope.errors import TransportError, UsageError
+from liftenvelope.rpc._budget import Budget
+from liftenvelope.rpc._events import CallEnded, CallStarted, Event, MessagesReceived, RequestsEnded
 from liftenvelope.rpc._link import Flow, Incoming, TransportLink
-from liftenvelope.rpc.budget import Budget
-from liftenvelope.rpc.events import CallEnded, CallStarted, Event, MessagesReceived, RequestsEnded
+from liftenvelope.rpc._listening import Listener
+from liftenvelope.rpc._server_side import ServerConnection
+from liftenvelope.rpc._turns import PieceOutcome, Turns
 from liftenvelope.rpc.limits import DEFAULT_LIMITS, ServerLimits
-from liftenvelope.rpc.listening import Listener
-from liftenvelope.rpc.server_side import ServerConnection
 from liftenvelope.rpc.status import RpcError, StatusCode
 from liftenvelope.rpc.tls import check_protocol, offer_http2
 
@@ -23,14 +22,12 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
     from types import TracebackType
 
-    from liftenvelope.rpc.headers import Metadata
+    from liftenvelope.rpc._headers import Metadata
 
 __all__ = ["Handler", "Server", "ServerCall", "unary"]
 
-#: Seconds that the frames of one connection may take in one turn of the event loop, and the minimum bytes
-#: handled per turn. A publish takes about six turns, so its latency grows by six times this value.
-_TURN: Final = 0.0003
-_SMALLEST_PIECE: Final = 128
+#: Events in one piece of work. Each new call starts a task, which takes longer than its frames.
+_MOST_EVENTS: Final = 6
 #: File descriptors reserved for the rest of the process.
 _RESERVED_DESCRIPTORS: Final = 64
 #: Checks for silent clients per timeout.
@@ -117,9 +114,8 @@ class ServerCall(Incoming):
 class _ServerLink(TransportLink[ServerConnection]):
     """Connection from a client, with its open calls.
 
-    Turns: bytes received are handled in pieces sized so that one takes about ``_TURN``. While ``_working``,
-    the connection has more bytes in ``_backlog``, does not read from its socket, and takes its turn in the
-    server's round robin.
+    The server's :class:`Turns` decide when the connection handles its frames. While ``_working``, it has more
+    bytes in ``_backlog`` or in its protocol, does not read from its socket, and waits for its turn.
     """
 
     # Smaller than the client's buffer: a server may have many connections.
@@ -134,8 +130,9 @@ class _ServerLink(TransportLink[ServerConnection]):
         self.peer_certificate: Mapping[str, Any] | None = None
         self._opened_at = self.active_at = self.loop.time()
         self._backlog = b""
-        self._piece = _SMALLEST_PIECE
         self._working = False
+        #: True if frames have waited for a later turn.
+        self._has_waited = False
         self._was_failed = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -156,36 +153,33 @@ class _ServerLink(TransportLink[ServerConnection]):
         super().connection_lost(exc)
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Buffer the received bytes, and handle as many as one turn of the event loop may take."""
+        """Buffer the received bytes, and handle them in this turn of the event loop or in later ones."""
         self._backlog += self._buffer[:nbytes]
         self.active_at = self.loop.time()
         self.protocol.refill(self.active_at)
         if not self._working:
-            self.work()
+            self._working = True
+            self._server.turns.arrived(self)
+            if self._working:
+                self._has_waited = True
+                self._control_reading()
 
-    def work(self) -> None:
-        """Handle the next piece of the backlog; leave the rest for a later turn and stop reading until then.
-
-        A frame of 9 bytes or more costs from 0.1 us (DATA) to 300 us (a call that is reset). So pieces shrink
-        until one takes about ``_TURN``: a client that floods its connection must not starve the others.
-        """
-        piece, self._backlog = self._backlog[: self._piece], self._backlog[self._piece :]
-        began = perf_counter()
-        self.receive(piece)
-        took = perf_counter() - began
-        if took > _TURN:
-            self._piece = max(_SMALLEST_PIECE, int(self._piece * _TURN / took))
-        elif took < _TURN / 4:
-            self._piece = min(self.receive_size, self._piece * 2)
-        if self.protocol.failed:
-            self._backlog = b""
-        was_working, self._working = self._working, bool(self._backlog)
-        if self._working:
-            self._server.work_later(self)
-        elif was_working:
+    def work(self, is_over: Callable[[], bool]) -> PieceOutcome:
+        """Handle frames until ``is_over``; leave the rest for a later turn and stop reading until then."""
+        data, self._backlog = self._backlog, b""
+        events = self.protocol.feed(data, lambda events: events >= _MOST_EVENTS or is_over())
+        is_left = self.protocol.has_frames
+        if self._has_waited and not is_left:
+            # Before the replies are sent: the time until the next frames was not spent on these.
             self.protocol.refill(self.loop.time(), was_busy=True)
-        self._control_reading()
+            self._has_waited = False
+        self.handled(events)
         self._server.shed()
+        if is_left:
+            return PieceOutcome.USEFUL if _are_of_use(events) else PieceOutcome.USELESS
+        self._working = False
+        self._control_reading()
+        return PieceOutcome.DONE
 
     def pause_writing(self) -> None:
         """Stop reading as well while the send buffer is full, or answers would pile up."""
@@ -237,7 +231,8 @@ class _ServerLink(TransportLink[ServerConnection]):
                     self.flows[event.call_id].exhaust()
             elif isinstance(event, CallEnded) and event.call_id in self.tasks:
                 self.flows[event.call_id].discard()
-                self.tasks[event.call_id].cancel()
+        if ended:
+            self._server.turns.cancel(self.tasks[call_id] for call_id in ended if call_id in self.tasks)
 
     def _start(self, event: CallStarted) -> None:
         call_id = event.call_id
@@ -286,6 +281,12 @@ class _ServerLink(TransportLink[ServerConnection]):
         return RpcError(StatusCode.UNKNOWN, f"the server failed: {type(exc).__name__}")
 
 
+def _are_of_use(events: list[Event]) -> bool:
+    """Return True if the client is not flooding: some of its calls and messages were not ended at once."""
+    received = sum(isinstance(event, CallStarted | MessagesReceived) for event in events)
+    return received > 2 * sum(isinstance(event, CallEnded) for event in events)
+
+
 async def _not_implemented(call: ServerCall) -> None:
     raise RpcError(StatusCode.UNIMPLEMENTED, f"there is no method {call.method}")
 
@@ -307,7 +308,8 @@ class Server:
         self._listener: Listener | None = None
         #: Number of open calls, of all clients.
         self.calls = 0
-        self._busy: deque[_ServerLink] = deque()
+        #: Order in which the connections handle their frames.
+        self.turns = Turns()
 
     @property
     def address(self) -> str:
@@ -382,35 +384,17 @@ class Server:
         if self._sweeping is not None:
             self._sweeping.cancel()
         links = list(self.links)
+        lost = self.turns.cancel_all()
         tasks = [task for link in links for task in link.tasks.values()]
         if tasks:
             await asyncio.wait(tasks, timeout=grace)
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, *lost, return_exceptions=True)
         for link in links:
             link.flush()
             link.fail("the server was closed")
-        for link in links:
-            await link.wait_closed()
-
-    def work_later(self, link: _ServerLink) -> None:
-        """Queue a connection to continue with its backlog, in round robin: one piece per event loop turn.
-
-        Other work thus waits for one piece of one connection at most, however many connections are flooded.
-        """
-        self._busy.append(link)
-        if len(self._busy) == 1:
-            asyncio.get_running_loop().call_soon(self._work)
-
-    def _work(self) -> None:
-        try:
-            self._busy[0].work()
-        finally:
-            # Removed only after its turn: a non-empty queue means that a turn is already scheduled.
-            self._busy.popleft()
-            if self._busy:
-                asyncio.get_running_loop().call_soon(self._work)
+        await asyncio.gather(*(link.wait_closed() for link in links))
 
     def shed(self) -> None:
         """End the greediest call of the greediest connection if the unread byte budget is exceeded."""

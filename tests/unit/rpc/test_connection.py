@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from liftenvelope.errors import TransportError, UsageError
-from liftenvelope.rpc.client_side import ClientConnection
-from liftenvelope.rpc.events import CallEnded, Event, HeadersReceived, MessagesReceived
+from liftenvelope.rpc._client_side import ClientConnection
+from liftenvelope.rpc._events import CallEnded, Event, HeadersReceived, MessagesReceived
+from liftenvelope.rpc._headers import timeout_header
 from liftenvelope.rpc.framing import frame_message
-from liftenvelope.rpc.headers import timeout_header
 from liftenvelope.rpc.status import CallNotProcessedError, RpcError, StatusCode
 
 OK_HEADERS = [(":status", "200"), ("content-type", "application/grpc")]

@@ -12,11 +12,11 @@ from hpack import Encoder
 from hypothesis import given
 from hypothesis import strategies as st
 
+from liftenvelope.rpc._client_side import ClientConnection
+from liftenvelope.rpc._connection import Connection
+from liftenvelope.rpc._events import CallEnded, CallStarted, Event, HeadersReceived, Pong
 from liftenvelope.rpc._fields import REQUEST, RESPONSE, TRAILERS, FieldRules
-from liftenvelope.rpc.client_side import ClientConnection
-from liftenvelope.rpc.connection import Connection
-from liftenvelope.rpc.events import CallEnded, CallStarted, Event, HeadersReceived, Pong
-from liftenvelope.rpc.server_side import ServerConnection
+from liftenvelope.rpc._server_side import ServerConnection
 from liftenvelope.rpc.status import RpcError, StatusCode
 
 METHOD = "/test/method"

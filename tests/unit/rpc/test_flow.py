@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from liftenvelope.errors import TransportError
-from liftenvelope.rpc import connection as connection_module
-from liftenvelope.rpc.client_side import ClientConnection
-from liftenvelope.rpc.events import CallEnded, HeadersReceived, MessagesReceived, Pong
+from liftenvelope.rpc import _connection as connection_module
+from liftenvelope.rpc._client_side import ClientConnection
+from liftenvelope.rpc._events import CallEnded, HeadersReceived, MessagesReceived, Pong
 from liftenvelope.rpc.framing import frame_message
 from liftenvelope.rpc.status import RpcError
 from tests.sinks import RecordingSink
@@ -374,7 +374,7 @@ def test_goaway_with_calls_in_flight_on_both_sides_of_the_line() -> None:
 
 
 def test_ids_of_calls_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("liftenvelope.rpc.client_side._LAST_ID", 3)
+    monkeypatch.setattr("liftenvelope.rpc._client_side._LAST_ID", 3)
     pair = Pair()
     assert [pair.start(), pair.start()] == [1, 3]
     with pytest.raises(TransportError, match="used up"):

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from liftenvelope.errors import UsageError
-from liftenvelope.rpc.headers import (
+from liftenvelope.rpc._headers import (
     decode_metadata,
     encode_metadata,
     encode_text,

@@ -10,8 +10,8 @@ from hpack.exceptions import HPACKError
 from hypothesis import given
 from hypothesis import strategies as st
 
+from liftenvelope.rpc._client_side import ClientConnection
 from liftenvelope.rpc._hpack import RememberingDecoder, RememberingEncoder
-from liftenvelope.rpc.client_side import ClientConnection
 from tests.unit.rpc.test_connection import METHOD, Pair
 
 fields = st.tuples(

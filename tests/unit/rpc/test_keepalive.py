@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from liftenvelope.errors import UsageError
-from liftenvelope.rpc.keepalive import Keepalive
+from liftenvelope.rpc._keepalive import Keepalive
 
 
 def test_ping_after_silence_while_calls_are_open() -> None:

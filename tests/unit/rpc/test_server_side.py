@@ -11,11 +11,11 @@ from h2.config import H2Configuration
 from h2.connection import H2Connection
 from h2.errors import ErrorCodes
 
-from liftenvelope.rpc.budget import Budget
-from liftenvelope.rpc.events import CallEnded, CallStarted, Event, MessagesReceived, RequestsEnded
+from liftenvelope.rpc._budget import Budget
+from liftenvelope.rpc._events import CallEnded, CallStarted, Event, MessagesReceived, RequestsEnded
+from liftenvelope.rpc._server_side import ServerConnection
 from liftenvelope.rpc.framing import frame_message
 from liftenvelope.rpc.limits import ServerLimits
-from liftenvelope.rpc.server_side import ServerConnection
 from liftenvelope.rpc.status import RpcError, StatusCode
 
 REQUEST = {

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Final
 
 from liftenvelope._version import __version__
 from liftenvelope.errors import TransportError, UsageError
+from liftenvelope.rpc._calls import CallState
+from liftenvelope.rpc._connection import DEFAULT_WINDOW, Connection
+from liftenvelope.rpc._events import CallEnded, Event, HeadersReceived
 from liftenvelope.rpc._fields import RESPONSE, TRAILERS
+from liftenvelope.rpc._headers import Metadata, decode_metadata, encode_metadata, timeout_header
 from liftenvelope.rpc._http2 import ErrorCodes, NeverIndexedHeaderTuple, SettingCodes
 from liftenvelope.rpc._http2 import events as h2_events
-from liftenvelope.rpc.connection import DEFAULT_WINDOW, CallState, Connection
-from liftenvelope.rpc.events import CallEnded, Event, HeadersReceived
 from liftenvelope.rpc.framing import DEFAULT_MAX_MESSAGE
-from liftenvelope.rpc.headers import Metadata, decode_metadata, encode_metadata, timeout_header
 from liftenvelope.rpc.status import (
     CallNotProcessedError,
     RpcError,
@@ -107,7 +108,7 @@ class ClientConnection(Connection):
         call = self._calls.get(call_id)
         if call is not None:
             call.closing = True
-            self._sending[call_id] = call
+            self._sending.add(call_id, call)
 
     def cancel(self, call_id: int) -> None:
         """Cancel a call. It produces no further events. Does nothing if the call has ended."""

@@ -26,11 +26,13 @@ and routes the events to their calls. h2 handles HTTP/2, with these exceptions:
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, NoReturn
 
 from liftenvelope import _native
 from liftenvelope.errors import TransportError
+from liftenvelope.rpc._budget import Budget
+from liftenvelope.rpc._calls import CallState, SendQueue
+from liftenvelope.rpc._events import CallEnded, Event, MessagesReceived, Pong
 from liftenvelope.rpc._fields import FieldRules
 from liftenvelope.rpc._hpack import RememberingDecoder, RememberingEncoder
 from liftenvelope.rpc._http2 import (
@@ -42,17 +44,15 @@ from liftenvelope.rpc._http2 import (
     Settings,
 )
 from liftenvelope.rpc._http2 import events as h2_events
-from liftenvelope.rpc.budget import Budget
-from liftenvelope.rpc.events import CallEnded, Event, MessagesReceived, Pong
-from liftenvelope.rpc.framing import PayloadSink, message_error
+from liftenvelope.rpc.framing import message_error
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from liftenvelope.rpc._fields import Block
     from liftenvelope.rpc.status import RpcError
 
-__all__ = ["DEFAULT_WINDOW", "PREFACE_SIZE", "CallState", "Connection"]
+__all__ = ["DEFAULT_WINDOW", "PREFACE_SIZE", "Connection"]
 
 #: Bytes that the peer may send on one call before any of them are taken.
 DEFAULT_WINDOW: Final = 8 * 1024 * 1024
@@ -64,7 +64,10 @@ _INITIAL_CONNECTION_WINDOW: Final = 65_535
 _MAX_FRAME_SIZE: Final = 16_384  # HTTP/2's default; we announce no other
 #: Length of the client's connection preface, in bytes (RFC 9113, 3.4).
 PREFACE_SIZE: Final = 24
+_SETTINGS: Final = b"\x04"
 _GOAWAY: Final = b"\x07"
+_WINDOW_UPDATE: Final = b"\x08"
+_WINDOW_FRAMES: Final = (_SETTINGS, _WINDOW_UPDATE)
 _HEADER_FRAMES: Final = (b"\x01", b"\x05", b"\x09")
 _END_STREAM, _END_HEADERS = 0x1, 0x4
 # Type and flags of HEADERS frames that hold a whole header block, without padding or priority.
@@ -77,35 +80,8 @@ _ROOM_HEADER: Final = b"\0\0\x04\x08\0\0\0\0\0"
 # go out. A peer that sends more is treated as an attack on memory or CPU (RFC 9113, 10.5).
 _ANSWERED: Final = (b"\x04\0", b"\x06\0")
 _MOST_ANSWERS: Final = 1000
-# Number of recently cancelled calls whose DATA frames are dropped here. h2 would answer every such frame with
-# a reset.
+# Maximum number of cancelled calls whose DATA frames are dropped here. h2 would answer each with a reset.
 _MUTED: Final = 1024
-
-
-@dataclass(slots=True)
-class CallState:
-    """State of an open call."""
-
-    cutter: _native.frames.MessageCutter | None = None
-    #: Messages to send; and framed bytes of earlier messages that the windows have not allowed yet.
-    outbox: list[bytes] = field(default_factory=list)
-    unsent: bytearray = field(default_factory=bytearray)
-    #: True if our side closes once all is sent; true if our side is closed; true if the peer's side is.
-    closing: bool = False
-    closed_here: bool = False
-    closed_there: bool = False
-    #: Takes the received bytes in place of messages; None to cut them into messages.
-    sink: PayloadSink | None = None
-    #: Bytes received of an incomplete message; all bytes received and not released.
-    partial: int = 0
-    unreleased: int = 0
-    #: Credit given to the peer before the release, needed by a message longer than the window: for the
-    #: incomplete message; for all unreleased bytes.
-    partial_ahead: int = 0
-    ahead: int = 0
-    #: Unreleased bytes that h2 has counted; released bytes that no WINDOW_UPDATE covers yet.
-    via_h2: int = 0
-    room_due: int = 0
 
 
 def window_update(stream_id: int, increment: int) -> bytes:
@@ -145,6 +121,8 @@ class Connection:
         self._window = window
         self._shared_unread = unread or Budget(0)
         self.unread = 0
+        #: First frame that the last feed left to the next one; the walker has the others.
+        self._left = b""
         # Outgoing headers are checked or built here, already in h2's normal form. Incoming ones: _fields.
         config = H2Configuration(
             client_side=client_side,
@@ -169,7 +147,7 @@ class Connection:
         preface = 0 if client_side else PREFACE_SIZE
         self._walker = _native.frames.FrameWalker(_MAX_FRAME_SIZE, max_message, preface)
         self._calls: dict[int, CallState] = {}
-        self._sending: dict[int, CallState] = {}
+        self._sending = SendQueue()
         self._muted: deque[int] = deque()
         self._room_due = 0
         # Frames built here. They go before h2's own pending frames, because they refer to earlier events.
@@ -201,7 +179,7 @@ class Connection:
         call = self._calls.get(call_id)
         if call is not None and not call.closing:
             call.outbox += messages
-            self._sending[call_id] = call
+            self._sending.add(call_id, call)
 
     def send_framed(self, call_id: int, frames: bytes) -> None:
         """Queue messages that already have their gRPC prefixes. Does nothing if the call has ended."""
@@ -211,7 +189,7 @@ class Connection:
                 call.unsent += _native.frames.pack_messages(call.outbox)
                 call.outbox.clear()
             call.unsent += frames
-            self._sending[call_id] = call
+            self._sending.add(call_id, call)
 
     def unsent(self, call_id: int) -> int:
         """Return the bytes of messages of a call that wait for the peer's windows."""
@@ -250,7 +228,7 @@ class Connection:
     def data_to_send(self) -> bytes:
         """Return the bytes to send to the peer now, and remove them from the queue."""
         if not self._failed:
-            for call_id, call in list(self._sending.items()):
+            for call_id, call in self._sending.take_turn():
                 self._send_call(call_id, call)
         self._drain()
         data = bytes(self._outgoing)
@@ -258,30 +236,49 @@ class Connection:
         self._answers = 0
         return data
 
-    def feed(self, data: bytes | memoryview) -> list[Event]:
+    def feed(self, data: bytes | memoryview, enough: Callable[[int], bool] | None = None) -> list[Event]:
         """Process bytes from the peer; return their events, in order. Nothing refers to ``data`` afterwards.
 
         If the bytes break HTTP/2's rules, the connection fails and every call ends.
         :meth:`data_to_send` then returns the GOAWAY that tells the peer why.
+
+        Args:
+            data: Received bytes. With ``enough``, they must be ``bytes``.
+            enough: Called after each frame with the number of events so far. True leaves the remaining frames
+                to the next call, with or without further bytes, and sets :attr:`has_frames`.
         """
         events: list[Event] = []
         self._walker.feed(data)
-        while not self._failed:
-            taken, frame = self._walker.walk()
-            for call_id, size, messages in taken:
-                events += self._data_taken(call_id, size, messages)
-            if not frame:
-                break
+        frame, self._left = self._left or self._walk(events), b""
+        while frame:
             try:
                 events += self._handle_frame(frame)
             except ProtocolError as exc:
                 events += self.connection_lost(f"the peer broke the rules of HTTP/2: {exc}")
+            frame = self._walk(events)
+            if enough is not None and enough(len(events)):
+                break
+        self._left = frame
         return events
+
+    def _walk(self, events: list[Event]) -> bytes:
+        """Deliver the messages before the next other frame; return that frame, or ``b""`` without one."""
+        if self._failed:
+            return b""
+        taken, frame = self._walker.walk()
+        for call_id, size, messages in taken:
+            events += self._data_taken(call_id, size, messages)
+        return frame
+
+    @property
+    def has_frames(self) -> bool:
+        """True if the last :meth:`feed` left frames to the next one."""
+        return bool(self._left)
 
     def connection_lost(self, reason: str) -> list[Event]:
         """Mark the connection as lost; return the end events of all calls."""
         self._no_more_calls = f"{self._no_more_calls}; then: {reason}" if self._no_more_calls else reason
-        self._failed = True
+        self._failed, self._left = True, b""
         ended = [CallEnded(call_id, TransportError(self._no_more_calls)) for call_id in self._calls]
         self._calls.clear()
         self._sending.clear()
@@ -306,8 +303,9 @@ class Connection:
                 self._h2.send_data(call_id, bytes(call.unsent), end_stream=True)
                 call.unsent.clear()
         if call.unsent:
+            self._sending.block(call_id)
             return
-        del self._sending[call_id]
+        self._sending.discard(call_id)
         if call.closing and not call.closed_here:
             self._finish(call_id, call)
 
@@ -344,11 +342,10 @@ class Connection:
     # Receiving
 
     def _data_taken(self, call_id: int, size: int, messages: list[bytes]) -> list[Event]:
-        call = self._calls.get(call_id)
-        if call is None:
-            self._give_room(size)
-            return []
-        return self._deliver(call_id, call, size, messages)
+        if (call := self._calls.get(call_id)) is not None:
+            return self._deliver(call_id, call, size, messages)
+        self._give_room(size)
+        return []
 
     def _deliver(self, call_id: int, call: CallState, size: int, messages: list[bytes]) -> list[Event]:
         events: list[Event] = []
@@ -391,6 +388,8 @@ class Connection:
             if self._answers > _MOST_ANSWERS:
                 self._give_up(ErrorCodes.ENHANCE_YOUR_CALM, "a flood of pings or settings")
         kind = frame[3:4]
+        if kind in _WINDOW_FRAMES:
+            self._unblock(frame)
         if kind in _HEADER_FRAMES:
             if not self._in_headers and (known := self._recall_headers(frame)) is not None:
                 return [event for h2_event in known for event in self._handle(h2_event)]
@@ -400,6 +399,14 @@ class Connection:
         elif not self._in_headers and (own := self._handle_briefly(frame)) is not None:
             return own
         return [event for h2_event in self._h2.receive_data(frame) for event in self._handle(h2_event)]
+
+    def _unblock(self, frame: bytes) -> None:
+        """Try again to send on the calls whose window a WINDOW_UPDATE or SETTINGS frame may open."""
+        if frame[3:4] == _WINDOW_UPDATE and (call_id := int.from_bytes(frame[5:9], "big") & 0x7FFFFFFF):
+            self._sending.unblock(call_id)
+        elif frame[3:4] == _SETTINGS or self._h2.outbound_flow_control_window <= 0:
+            # If the connection had room, the calls wait for their own windows, not for the connection's.
+            self._sending.unblock_all()
 
     def _handle_briefly(self, frame: bytes) -> list[Event] | None:
         """Handle a PING, its answer, or a connection WINDOW_UPDATE; return None for any other frame."""
@@ -423,8 +430,7 @@ class Connection:
         call, stream = self._calls.get(call_id), self._h2.streams.get(call_id)
         if call is None or call.closed_there or stream is None or frame[3:5] not in _WHOLE_BLOCKS:
             return None
-        fields = self._decoder.recall(frame[9:])
-        if fields is None:
+        if (fields := self._decoder.recall(frame[9:])) is None:
             return None
         try:
             _, events = stream.receive_headers(fields, bool(frame[4] & _END_STREAM), None)
@@ -447,9 +453,8 @@ class Connection:
         if stream_id or len(payload) < 8:
             fault = ErrorCodes.PROTOCOL_ERROR if stream_id else ErrorCodes.FRAME_SIZE_ERROR
             self._give_up(fault, f"a GOAWAY frame of {len(payload)} bytes on stream {stream_id}")
-        code = int.from_bytes(payload[4:8], "big")
-        text = payload[8:].decode("utf-8", "replace")
-        return self._going_away(int.from_bytes(payload[:4], "big") & 0x7FFFFFFF, code, text)
+        last_id, code = int.from_bytes(payload[:4], "big") & 0x7FFFFFFF, int.from_bytes(payload[4:8], "big")
+        return self._going_away(last_id, code, payload[8:].decode("utf-8", "replace"))
 
     def _going_away(self, last_id: int, code: int, text: str) -> list[Event]:
         raise NotImplementedError
@@ -463,9 +468,8 @@ class Connection:
         if call is None or call.cutter is None or (call.sink is not None and not event.data):
             self._h2.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
             return []
-        call.via_h2 += event.flow_controlled_length
-        messages = call.cutter.feed(event.data)
-        return self._deliver(event.stream_id, call, event.flow_controlled_length, messages)
+        call.via_h2 += (size := event.flow_controlled_length)
+        return self._deliver(event.stream_id, call, size, call.cutter.feed(event.data))
 
     def _open_call(self, call_id: int, call: CallState, headers: dict[bytes, bytes]) -> None:
         """Prepare to receive the messages of a call, after its headers."""
@@ -478,7 +482,7 @@ class Connection:
     def _forget(self, call_id: int, reset: ErrorCodes | None) -> None:
         """Remove a call. ``reset``: code of the RST_STREAM to send, needed unless both sides have closed."""
         call = self._calls.pop(call_id)
-        self._sending.pop(call_id, None)
+        self._sending.discard(call_id)
         if self._failed:
             return
         self._count_unread(-call.unreleased)
@@ -489,10 +493,7 @@ class Connection:
         if reset is not None:
             self._h2.reset_stream(call_id, reset)
             if not call.closed_there:
-                self._mute(call_id)
-
-    def _mute(self, call_id: int) -> None:
-        self._walker.mute(call_id)
-        self._muted.append(call_id)
-        if len(self._muted) > _MUTED:
-            self._walker.close(self._muted.popleft())
+                self._walker.mute(call_id)
+                self._muted.append(call_id)
+                if len(self._muted) > _MUTED:
+                    self._walker.close(self._muted.popleft())
