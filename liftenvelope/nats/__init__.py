@@ -5,11 +5,11 @@ for many messages, with partitions and whole batches. Neither closes the connect
 :func:`accelerate` makes receiving acks several times faster.
 """
 
+from liftenvelope.nats._ack_future import AckFuture
+from liftenvelope.nats._ack_inbox import AckInbox
+from liftenvelope.nats._batch_acks import BatchAcks, BatchSummary
+from liftenvelope.nats._publisher import EnvelopePublisher
 from liftenvelope.nats.acceleration import Acceleration, accelerate
-from liftenvelope.nats.ack_future import AckFuture
-from liftenvelope.nats.ack_inbox import AckInbox
-from liftenvelope.nats.batch_acks import BatchAcks, BatchSummary
-from liftenvelope.nats.publisher import EnvelopePublisher
 
 __all__ = [
     "Acceleration",

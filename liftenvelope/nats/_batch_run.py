@@ -7,9 +7,9 @@ from array import array
 from typing import Any, Final
 
 from liftenvelope.errors import EnvelopeTooLargeError, TransportError, UsageError
+from liftenvelope.nats._ack_inbox import AckInbox
+from liftenvelope.nats._batch_acks import BatchAcks
 from liftenvelope.nats._batches import BatchRows
-from liftenvelope.nats.ack_inbox import AckInbox
-from liftenvelope.nats.batch_acks import BatchAcks
 from liftenvelope.nats.link import Link
 from liftenvelope.types import AckPolicy
 

@@ -13,9 +13,9 @@ from liftenvelope._checks import as_count, as_seconds
 from liftenvelope.correlation import Ended, PendingAcks, PendingStats, Stray
 from liftenvelope.envelope import Ack, AckPolicy, new_message, unmarshal_ack
 from liftenvelope.errors import EnvelopeError, EnvelopeTooLargeError, TransportError, UsageError
+from liftenvelope.nats._ack_future import AckFuture, EnvelopeOptions, Settled
 from liftenvelope.nats._feed import AckFeed
 from liftenvelope.nats._outcomes import failure_of, outcome_of
-from liftenvelope.nats.ack_future import AckFuture, EnvelopeOptions, Settled
 from liftenvelope.nats.link import Link
 from liftenvelope.nats.receiving import DirectSubscription, subscribe_direct
 from liftenvelope.nats.subjects import publish_subject
@@ -99,8 +99,12 @@ class AckInbox:
         self._subscription = await subscribe_direct(self._nc, self.subject, self._on_acks, payloads=True)
         self._watcher = self._link.when_ended(self._subscription.subscription, self._on_ended)
         self._ended = None
-        if self._link.is_connected:  # otherwise the reconnect makes the subscription
-            await self._link.barrier(self.timeout)  # from now on, acks of other connections' publishes arrive
+        try:
+            if self._link.is_connected:  # otherwise the reconnect makes the subscription
+                await self._link.barrier(self.timeout)  # then acks of other connections' publishes arrive
+        except BaseException:
+            await self.close()
+            raise
         return self
 
     async def close(self) -> None:
@@ -321,7 +325,7 @@ class AckInbox:
 
     def withdraw_batch(self, ids: list[str]) -> None:
         """Remove messages of :meth:`register_batch` that were never sent."""
-        self._outstanding -= sum(map(self._pending.cancel, ids))
+        self._release(sum(map(self._pending.cancel, ids)))
 
     # Sending
 
@@ -396,9 +400,7 @@ class AckInbox:
                     self._settle(context, outcome_of(result))
             if self._feeds:
                 self._feed(ack)
-        self._outstanding -= settled
-        if self._outstanding <= self._wake_at:
-            self._wake()
+        self._release(settled)
 
     def _feed(self, ack: Ack) -> None:
         for feed in [ref() for ref in self._feeds]:
@@ -468,9 +470,8 @@ class AckInbox:
         elif entry.complete:
             self._settle(context, entry.acks)
         else:
-            self._settle(
-                context, failure_of(entry, context.subject, context.sent, reason, self._link.refusal)
-            )
+            error = failure_of(entry, context.subject, context.sent, reason, self._link.refusal)
+            self._settle(context, error)
 
     def _on_ended(self) -> None:
         """Handle a subscription that the connection has ended."""

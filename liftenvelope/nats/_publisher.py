@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, SupportsIndex, TypeVar,
 from liftenvelope._checks import as_count, as_seconds
 from liftenvelope.envelope import Ack, AckPolicy, new_message
 from liftenvelope.errors import EnvelopeTooLargeError, TransportError, UsageError
+from liftenvelope.nats._ack_inbox import AckInbox
+from liftenvelope.nats._batch_acks import BatchAcks
 from liftenvelope.nats._batch_run import BatchRun
 from liftenvelope.nats._batches import BatchRows
-from liftenvelope.nats.ack_inbox import AckInbox
-from liftenvelope.nats.batch_acks import BatchAcks
 from liftenvelope.nats.link import Link
 from liftenvelope.nats.subjects import publish_subject
 from liftenvelope.partition import Partitioner, make_partitioner, partition_subject
@@ -117,6 +117,8 @@ class EnvelopePublisher(Generic[_Answer, _Answers]):
         self._timeout = as_seconds("timeout", timeout)
         # Epoch of the connection when the first message since the last flush was published.
         self._unflushed: int | None = None
+        # The same of the flushes in progress.
+        self._flushing: list[int | None] = []
 
     async def publish(
         self,
@@ -263,8 +265,19 @@ class EnvelopePublisher(Generic[_Answer, _Answers]):
             TransportError: The connection is closed, or does not answer within the timeout; or the connection
                 was lost since the last flush, so messages written before may be lost.
         """
-        began, self._unflushed = self._unflushed, None
-        await self._link.barrier(as_seconds("timeout", timeout))
+        seconds = as_seconds("timeout", timeout)
+        # What other flushes wait for was published before, too.
+        began = min((e for e in (self._unflushed, *self._flushing) if e is not None), default=None)
+        self._unflushed = None
+        self._flushing.append(began)
+        try:
+            await self._link.barrier(seconds)
+        except BaseException:
+            if began is not None:
+                self._unflushed = began  # the next flush has to tell
+            raise
+        finally:
+            self._flushing.remove(began)
         if began is not None and began != self._link.epoch:
             raise TransportError(
                 "the NATS connection was lost since the last flush: what was published may not have arrived"
