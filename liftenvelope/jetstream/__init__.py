@@ -4,7 +4,7 @@
 one stream. :class:`Consumer` reads messages. None of them closes the connection or replaces its callbacks.
 """
 
-from liftenvelope.jetstream.advisories import (
+from liftenvelope.jetstream._advisories import (
     Advisories,
     Advisory,
     ConsumerCreatedAdvisory,
@@ -17,18 +17,15 @@ from liftenvelope.jetstream.advisories import (
     UnpinnedAdvisory,
     read_advisory,
 )
-from liftenvelope.jetstream.api import Api
-from liftenvelope.jetstream.consumer import Consumer
-from liftenvelope.jetstream.consumer_config import (
+from liftenvelope.jetstream._consumer import Consumer
+from liftenvelope.jetstream._consumer_config import (
     AckPolicy,
     ConsumerConfig,
     DeliverPolicy,
     PriorityPolicy,
     ReplayPolicy,
 )
-from liftenvelope.jetstream.consuming import Consumption, Handler, Messages
-from liftenvelope.jetstream.context import JetStream
-from liftenvelope.jetstream.events import (
+from liftenvelope.jetstream._events import (
     Disconnected,
     LeadershipChanged,
     LimitExceeded,
@@ -44,7 +41,15 @@ from liftenvelope.jetstream.events import (
     UnknownStatus,
     Unpinned,
 )
-from liftenvelope.jetstream.fetching import Batch
+from liftenvelope.jetstream._fetching import Batch
+from liftenvelope.jetstream._ordered import OrderedConsumer
+from liftenvelope.jetstream._publishing import PublishFuture
+from liftenvelope.jetstream._pull_options import ConsumeOptions, GroupOptions, OnReconnect
+from liftenvelope.jetstream._stored import StoredMessage
+from liftenvelope.jetstream._stream import Stream
+from liftenvelope.jetstream.api import Api
+from liftenvelope.jetstream.consuming import Consumption, Handler, Messages
+from liftenvelope.jetstream.context import JetStream
 from liftenvelope.jetstream.infos import (
     AccountInfo,
     AccountLimits,
@@ -64,12 +69,7 @@ from liftenvelope.jetstream.infos import (
     StreamState,
 )
 from liftenvelope.jetstream.message import Message, MessageMetadata, Recorder
-from liftenvelope.jetstream.ordered import OrderedConsumer
 from liftenvelope.jetstream.publish_frames import PubAck, PublishOptions
-from liftenvelope.jetstream.publishing import PublishFuture
-from liftenvelope.jetstream.pull_options import ConsumeOptions, GroupOptions, OnReconnect
-from liftenvelope.jetstream.stored import StoredMessage
-from liftenvelope.jetstream.stream import Stream
 from liftenvelope.jetstream.stream_config import (
     Compression,
     ConsumerLimits,

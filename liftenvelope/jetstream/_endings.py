@@ -9,15 +9,17 @@ these conditions holds:
 - Every pull has been filled or has expired. This condition is exact, and applies while messages keep coming.
 - The consumer has nothing to deliver and has sent nothing for :data:`QUIET` seconds. A message published
   within about 50 microseconds of the unsubscription can still be lost. The longer the silence, the lower the
-  risk.
-- Nothing has arrived for :data:`STALLED` seconds although messages are pending: the consumer is paused, waits
-  for acks, or serves another reader.
+  risk. Time in which this process stood still proves no silence: messages may wait in the socket. The quiet
+  period therefore starts anew after each pause of the event loop.
+- The consumer has delivered nothing to anyone for :data:`STALLED` seconds although messages are pending: it
+  is paused or waits for acks. Two answers of the server must show that, because a server that stood still
+  sends nothing either.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from liftenvelope.errors import (
     CallTimeoutError,
@@ -36,10 +38,13 @@ __all__ = ["DRAIN", "Owed", "holds_pin", "until_nothing_is_owed"]
 DRAIN: Final = 5.0
 #: Seconds without a message after which an empty consumer counts as idle.
 QUIET: Final = 0.2
-#: Seconds without a message after which a consumer with pending messages counts as stalled.
+#: Seconds between two answers with the same delivery sequence after which a consumer with pending messages
+#: counts as stalled.
 STALLED: Final = 1.0
 #: Seconds between two checks of the feed.
 _LOOK: Final = 0.005
+#: Delay of a check in seconds after which the event loop counts as blocked.
+_LATE: Final = 0.1
 #: Seconds between two requests for the consumer's info.
 _ASK: Final = 0.1
 
@@ -70,27 +75,73 @@ class Owed(Protocol):
 async def until_nothing_is_owed(feed: Owed, source: Informed, deadline: float) -> None:
     """Wait until no more messages can arrive, or until the deadline in event loop time."""
     loop = asyncio.get_running_loop()
-    ask_at = 0.0
-    while feed.can_receive and feed.owed > 0 and (now := loop.time()) < deadline:
-        if now - feed.last_activity >= QUIET and now >= ask_at:
-            before = feed.last_activity
-            stalled = now - before >= STALLED
-            pending = await _pending(source, deadline - now)
-            # The connection is ordered: messages sent before this answer were read before the answer.
-            if feed.last_activity == before and (pending == 0 or stalled):
-                return
-            ask_at = loop.time() + _ASK
-        await asyncio.sleep(_LOOK)
-
-
-async def _pending(source: Informed, timeout: float) -> int | None:
-    """Request the number of pending messages: 0 if the consumer is gone, None if the request fails."""
+    quiet_since, due, asked_at, ask_at = feed.last_activity, loop.time() + _LOOK, 0.0, 0.0
+    evidence = _Evidence()
+    asking: asyncio.Task[_Position | None] | None = None
     try:
-        return (await source.info(timeout=timeout)).num_pending
+        while feed.can_receive and feed.owed > 0 and (now := loop.time()) < deadline:
+            if now - due > _LATE:
+                quiet_since = now
+            quiet_since = max(quiet_since, feed.last_activity)
+            if asking is None and now - quiet_since >= QUIET and now >= ask_at:
+                asking, asked_at = loop.create_task(_position(source, deadline - now)), now
+            elif asking is not None and asking.done():
+                # The connection is ordered: messages sent before this answer were read before the answer.
+                ends = evidence.shows_the_end(asking.result(), asked_at, now)
+                if ends and quiet_since + QUIET <= asked_at:
+                    return
+                asking, ask_at = None, now + _ASK
+            due = now + _LOOK
+            await asyncio.sleep(_LOOK)
+    finally:
+        if asking is not None:
+            asking.cancel()
+
+
+class _Position(NamedTuple):
+    """Position of a consumer.
+
+    Attributes:
+        pending: Number of messages not yet delivered.
+        delivered: Number of deliveries, to any reader.
+    """
+
+    pending: int
+    delivered: int
+
+
+class _Evidence:
+    """Judges from a consumer's positions whether it will deliver anything."""
+
+    def __init__(self) -> None:
+        self._delivered = -1
+        # Event loop time when that number of deliveries was first reported.
+        self._since = 0.0
+
+    def shows_the_end(self, position: _Position | None, asked_at: float, now: float) -> bool:
+        """Return whether the consumer is empty or stalled.
+
+        Args:
+            position: Position in the server's answer; None if there was none.
+            asked_at: Event loop time of the request.
+            now: Event loop time of the answer.
+        """
+        if position is None:
+            return False
+        if position.delivered != self._delivered:
+            self._delivered, self._since = position.delivered, now
+        return position.pending == 0 or asked_at - self._since >= STALLED
+
+
+async def _position(source: Informed, timeout: float) -> _Position | None:
+    """Request the consumer's position: nothing pending if it is gone, None if the request fails."""
+    try:
+        info = await source.info(timeout=timeout)
     except (ConsumerNotFoundError, StreamNotFoundError):
-        return 0
+        return _Position(pending=0, delivered=0)
     except (JetStreamError, CallTimeoutError, TransportError):
         return None
+    return _Position(pending=info.num_pending, delivered=info.delivered.consumer_seq)
 
 
 def holds_pin(info: ConsumerInfo, group: str, pin_id: str) -> bool:

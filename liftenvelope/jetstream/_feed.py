@@ -24,10 +24,10 @@ from liftenvelope.errors import (
     UsageError,
 )
 from liftenvelope.jetstream._endings import DRAIN, holds_pin, until_nothing_is_owed
+from liftenvelope.jetstream._events import Pinned, PinNotReleased, PullEvent, Unpinned
 from liftenvelope.jetstream._pull import End, PullCore, PullNow, Tell
-from liftenvelope.jetstream.events import Pinned, PinNotReleased, PullEvent, Unpinned
+from liftenvelope.jetstream._pull_options import PullPlan
 from liftenvelope.jetstream.message import PIN_HEADER, AckSender, Message, counted_size
-from liftenvelope.jetstream.pull_options import PullPlan
 from liftenvelope.jetstream.statuses import Status, StatusKind
 from liftenvelope.jetstream.watch import watch_of
 from liftenvelope.nats.pull_inbox import PullInbox

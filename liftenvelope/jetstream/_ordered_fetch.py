@@ -18,11 +18,11 @@ from liftenvelope.errors import (
     TransportError,
     UsageError,
 )
+from liftenvelope.jetstream._consumer import Consumer
+from liftenvelope.jetstream._consumer_config import ConsumerConfig
+from liftenvelope.jetstream._fetching import Batch
 from liftenvelope.jetstream._ordered_places import OrderedPlaces
-from liftenvelope.jetstream.consumer import Consumer
-from liftenvelope.jetstream.consumer_config import ConsumerConfig
-from liftenvelope.jetstream.fetching import Batch
-from liftenvelope.jetstream.pull_options import fetch_plan
+from liftenvelope.jetstream._pull_options import fetch_plan
 from liftenvelope.nats.link import Link
 
 if TYPE_CHECKING:

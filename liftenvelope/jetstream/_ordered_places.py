@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import nats.errors
 
-from liftenvelope.jetstream.consumer import Consumer
-from liftenvelope.jetstream.consumer_config import ConsumerConfig, DeliverPolicy
-from liftenvelope.jetstream.consumer_requests import put_consumer
+from liftenvelope.jetstream._consumer import Consumer
+from liftenvelope.jetstream._consumer_config import ConsumerConfig, DeliverPolicy
+from liftenvelope.jetstream._consumer_requests import put_consumer
+from liftenvelope.jetstream.abandoned import created_or_removed, in_background
 
 if TYPE_CHECKING:
     from liftenvelope.jetstream.api import Api
 
 __all__ = ["OrderedPlaces"]
-
-#: Tasks that delete consumers. The event loop holds only weak references to tasks.
-_removing: Final[set[asyncio.Task[None]]] = set()
 
 
 class OrderedPlaces:
@@ -50,9 +48,10 @@ class OrderedPlaces:
         Raises:
             StreamNotFoundError: The stream does not exist.
             JetStreamError, CallTimeoutError, TransportError: The consumer was not created, or the outcome is
-                unknown.
+                unknown. A consumer that is created nevertheless is deleted at once, or once it is inactive.
         """
-        config = replace(self._config, name=secrets.token_hex(8))
+        name = secrets.token_hex(8)
+        config = replace(self._config, name=name)
         if sequence or self._newest is not None:
             config = replace(
                 config,
@@ -60,7 +59,8 @@ class OrderedPlaces:
                 opt_start_seq=max(sequence, self._newest or 0) + 1,
                 opt_start_time=None,
             )
-        info = await put_consumer(self._api, self._stream, config, "create", timeout=timeout)
+        creating = put_consumer(self._api, self._stream, config, "create", timeout=timeout)
+        info = await created_or_removed(creating, partial(self._remove, name))
         if config.deliver_policy is DeliverPolicy.NEW:
             self._newest = info.delivered.stream_seq
         return Consumer(self._api, info)
@@ -68,9 +68,7 @@ class OrderedPlaces:
     def forget(self, consumer: Consumer | None) -> None:
         """Delete a consumer now, ahead of its inactivity threshold; do not wait for the answer."""
         if consumer is not None and self._nc.is_connected:
-            task = asyncio.get_running_loop().create_task(self._remove(consumer.name))
-            _removing.add(task)
-            task.add_done_callback(_removing.discard)
+            in_background(self._remove(consumer.name))
 
     async def _remove(self, name: str) -> None:
         subject = f"{self._api.prefix}.CONSUMER.DELETE.{self._stream}.{name}"

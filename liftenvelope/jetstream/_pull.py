@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple, TypeAlias
 
 from liftenvelope._backoff import Backoff
-from liftenvelope.jetstream.events import (
+from liftenvelope.jetstream._events import (
     Disconnected,
     LeadershipChanged,
     LimitExceeded,

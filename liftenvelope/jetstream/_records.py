@@ -99,7 +99,7 @@ def read_moment(text: str) -> datetime | None:
     """Parse RFC 3339; digits beyond microseconds are dropped, and Go's zero time gives None.
 
     Raises:
-        ValueError: The text is not RFC 3339 or has no time zone.
+        ValueError: The text is not RFC 3339, has no time zone, or is before year 1 or after year 9999 in UTC.
     """
     if text == _ZERO_TIME:
         return None
@@ -110,7 +110,10 @@ def read_moment(text: str) -> datetime | None:
     moment = datetime.fromisoformat(head)
     if moment.tzinfo is None:
         raise ValueError(f"{text!r} names no time zone")
-    return moment.astimezone(UTC)
+    try:
+        return moment.astimezone(UTC)
+    except OverflowError:
+        raise ValueError(f"{text!r} is out of range") from None
 
 
 def _check_seconds(name: str, value: Any) -> float:

@@ -18,10 +18,10 @@ from liftenvelope.errors import MessageNotFoundError, StreamNameInUseError, Stre
 from liftenvelope.jetstream.stream_config import DiscardPolicy, StreamConfig
 
 if TYPE_CHECKING:
+    from liftenvelope.jetstream._stored import StoredMessage
+    from liftenvelope.jetstream._stream import Stream
     from liftenvelope.jetstream.context import JetStream
     from liftenvelope.jetstream.message import Message
-    from liftenvelope.jetstream.stored import StoredMessage
-    from liftenvelope.jetstream.stream import Stream
 
 __all__ = ["Bucket", "BucketEntry"]
 
@@ -138,7 +138,13 @@ class Bucket:
         return self.entry_of(message, message.sequence)
 
     async def put(
-        self, key: str, value: bytes, *, revision: int | None = None, bucket_revision: int | None = None
+        self,
+        key: str,
+        value: bytes,
+        *,
+        revision: int | None = None,
+        bucket_revision: int | None = None,
+        guard: str | None = None,
     ) -> int:
         """Set a value; return its revision.
 
@@ -147,9 +153,11 @@ class Bucket:
             value: The value.
             revision: Expected revision of the key; 0 for a key that was never set. Default: any.
             bucket_revision: Expected last revision of the whole bucket. Default: any.
+            guard: Key that must have ``revision``, instead of ``key`` itself. Servers before 2.11 ignore it
+                and check ``key``.
 
         Raises:
-            WrongLastSequenceError: The key or the bucket has another revision; nothing was stored.
+            WrongLastSequenceError: The key, its guard or the bucket has another revision; nothing was stored.
             AckTimeoutError: No answer arrived; the value may be stored.
             UsageError: The value is too large for the server; nothing was sent.
         """
@@ -157,6 +165,7 @@ class Bucket:
             self._write_subject(key),
             value,
             expected_last_subject_sequence=revision,
+            expected_last_subject_filter=None if guard is None else self._prefix + guard,
             expected_last_sequence=bucket_revision,
         )
         return ack.sequence
@@ -189,7 +198,7 @@ class Bucket:
             keys: Filter with the wildcards of NATS, such as ``group.>``.
         """
         stream = await self.handle()
-        subjects = sorted((await stream.info(subjects_filter=self._prefix + keys)).state.subjects)
+        subjects = [self._prefix + key for key in (await self.keys(keys))[0]]
         found: list[BucketEntry] = []
         for begin in range(0, len(subjects), _BATCH):
             try:
@@ -198,6 +207,17 @@ class Bucket:
             except MessageNotFoundError:
                 continue  # all expired meanwhile
         return [entry for entry in found if entry.value is not None]
+
+    async def keys(self, keys: str) -> tuple[list[str], int]:
+        """Return the keys that match a filter, sorted, and the last revision of the bucket.
+
+        The bucket's leader answers. Keys whose last entry is a deletion are included.
+
+        Args:
+            keys: Filter with the wildcards of NATS, such as ``group.>``.
+        """
+        state = (await (await self.handle()).info(subjects_filter=self._prefix + keys)).state
+        return sorted(subject.removeprefix(self._prefix) for subject in state.subjects), state.last_seq
 
     async def last_revision(self) -> int:
         """Return the highest revision that the bucket ever assigned; 0 if it never had a value.

@@ -6,23 +6,23 @@ from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Self
 
 from liftenvelope.errors import StreamNotFoundError, UsageTypeError
-from liftenvelope.jetstream import consumer_requests as requests
+from liftenvelope.jetstream import _consumer_requests as requests
 from liftenvelope.jetstream import listing
-from liftenvelope.jetstream.advisories import Advisories
+from liftenvelope.jetstream._advisories import Advisories
+from liftenvelope.jetstream._consumer import Consumer
+from liftenvelope.jetstream._consumer_config import ConsumerConfig
+from liftenvelope.jetstream._publishing import Publishing
+from liftenvelope.jetstream._stream import Stream
 from liftenvelope.jetstream.api import Api
 from liftenvelope.jetstream.api import api_prefix as prefix_of
-from liftenvelope.jetstream.consumer import Consumer
-from liftenvelope.jetstream.consumer_config import ConsumerConfig
 from liftenvelope.jetstream.infos import AccountInfo, StreamInfo
 from liftenvelope.jetstream.names import check_stream_name
-from liftenvelope.jetstream.publishing import Publishing
-from liftenvelope.jetstream.stream import Stream
 from liftenvelope.jetstream.stream_config import StreamConfig
 
 if TYPE_CHECKING:
     from nats.aio.client import Client
 
-    from liftenvelope.jetstream.consumer_requests import ConsumerAction
+    from liftenvelope.jetstream._consumer_requests import ConsumerAction
 
 __all__ = ["JetStream"]
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from liftenvelope.jetstream._consumer_config import ConsumerConfig
 from liftenvelope.jetstream._records import Moment, Record, Seconds
-from liftenvelope.jetstream.consumer_config import ConsumerConfig
 from liftenvelope.jetstream.stream_config import ExternalStream, StreamConfig, SubjectTransform
 
 __all__ = [

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from nats.aio.client import Client
 
-from liftenvelope.jetstream.consumer import Consumer
+from liftenvelope.jetstream._consumer import Consumer
 from liftenvelope.jetstream.message import Message, Recorder
 from liftenvelope.nats import Acceleration, accelerate
 from liftenvelope.nats.pull_inbox import PullInbox

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from liftenvelope.errors import CallTimeoutError, JetStreamError, NoJetStreamError
-from liftenvelope.jetstream.consumer import Consumer
+from liftenvelope.jetstream._consumer import Consumer
 from liftenvelope.testing import NatsServer
 
 from . import test_pull_cluster as three
 from .pulling import Bench, numbered, stream_of, until_no_pulls, until_pulled
-from .test_pull_cluster import leader_of, step_down
+from .test_pull_cluster import consumer_of, leader_of, step_down
 
 #: Fixtures.
 cluster, nc, bench = three.cluster, three.nc, three.bench
@@ -35,7 +35,7 @@ async def taken(seen: set[bytes], fetch: Callable[[], Awaitable[Any]], enough: i
 
 async def test_the_leader_steps_down(bench: Bench) -> None:
     """Under a fetch that waits; then under load, with three that share a consumer, and an ordered reader."""
-    waited_for = await bench.consumer("waiter", filter_subject=f"{bench.name}.b")
+    waited_for = await consumer_of(bench, "waiter", filter_subject=f"{bench.name}.b")
     fetching = asyncio.create_task(waited_for.fetch(5, expires=60))
     pulled = asyncio.create_task(until_pulled(waited_for))
     await asyncio.wait([fetching, pulled], return_when=asyncio.FIRST_COMPLETED)
@@ -49,7 +49,7 @@ async def test_the_leader_steps_down(bench: Bench) -> None:
     assert ([message.data for message in batch], batch.error) == (numbered(5), None)
 
     config: dict[str, Any] = {"ack_wait": 1_000_000_000, "filter_subject": f"{bench.name}.a"}
-    consumer = await bench.consumer(**config)
+    consumer = await consumer_of(bench, **config)
     ordered = (await stream_of(bench)).ordered_consumer(filter_subjects=[f"{bench.name}.a"])
     seen: set[bytes] = set()
     in_order: list[bytes] = []
@@ -81,7 +81,7 @@ async def test_the_leader_is_killed_under_a_fetch_that_waits(
     bench: Bench, cluster: dict[str, NatsServer]
 ) -> None:
     """The reader's own connection stays up. Heartbeats that are missed say that nobody waits for messages."""
-    consumer = await bench.consumer()
+    consumer = await consumer_of(bench)
     async with asyncio.timeout(60):
         while (leader := await leader_of(consumer)) == "n1":
             await step_down(consumer)

@@ -14,7 +14,7 @@ from liftenvelope.errors import (
     PushConsumerError,
     UsageError,
 )
-from liftenvelope.jetstream.events import LimitExceeded, MessageTooLarge, PullEvent
+from liftenvelope.jetstream._events import LimitExceeded, MessageTooLarge, PullEvent
 from liftenvelope.jetstream.message import Message
 from tests.integration.conftest import until
 
@@ -337,18 +337,21 @@ class TestConsume:
 
     async def test_auto_ack_progress_keeps_a_message(self, bench: Bench) -> None:
         await bench.publish(numbered(1))
-        consumer = await bench.consumer(ack_wait=6_000_000_000)
+        consumer = await bench.consumer(ack_wait=30_000_000_000)  # one progress ack every 10 s
         seen: list[bytes] = []
         done = asyncio.Event()
 
-        async def handle(message: Message) -> None:
-            seen.append(message.data)
-            await asyncio.sleep(8)  # the work itself: longer than ack_wait
-            message.ack()
-            done.set()
+        async with Wire(bench.nc, f"$JS.ACK.{bench.name}.>") as wire:
 
-        async with await consumer.consume(handle, auto_ack_progress=True):
-            await asyncio.wait_for(done.wait(), 20)
+            async def handle(message: Message) -> None:
+                seen.append(message.data)
+                await until(lambda: wire.payloads)  # sent while the handler works
+                assert wire.payloads == [b"+WPI"]
+                message.ack()
+                done.set()
+
+            async with await consumer.consume(handle, auto_ack_progress=True):
+                await asyncio.wait_for(done.wait(), 60)
         assert seen == [b"0"]
         assert (await consumer.info()).num_redelivered == 0
 

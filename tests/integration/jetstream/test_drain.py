@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
+import socket
+import threading
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -11,9 +16,11 @@ from nats.aio.client import Client
 
 from liftenvelope.errors import UsageError
 from liftenvelope.jetstream import Consumer
+from liftenvelope.jetstream._endings import STALLED
 from liftenvelope.jetstream.consuming import Messages
+from liftenvelope.jetstream.infos import ConsumerInfo
 from liftenvelope.jetstream.message import Message
-from liftenvelope.testing import FaultProxy, NatsServer
+from liftenvelope.testing import FaultProxy, NatsServer, run_nats_server
 from tests.integration.conftest import connect, until
 
 from .pulling import Bench, feed_of, numbered, stream_of, until_no_pulls, until_pulled
@@ -82,6 +89,82 @@ async def test_drain_hands_out_every_delivered_message_while_publishing_goes_on(
                 got = await drained(messages, 2)
             assert await delivered(consumer) == len(got)
             await consumer.delete()
+
+
+class Publisher(threading.Thread):
+    """Publishes from a thread of its own, so that a blocked event loop does not stop it."""
+
+    def __init__(self, server: NatsServer, subject: str) -> None:
+        super().__init__(daemon=True)
+        self._server, self._frames = server, f"PUB {subject} 1\r\nx\r\n".encode() * 10
+        self.publish, self.end = threading.Event(), threading.Event()
+
+    def run(self) -> None:
+        host, port = self._server.address.split(":")
+        with socket.create_connection((host, int(port))) as connection:
+            connection.sendall(b'CONNECT {"verbose":false,"pedantic":false}\r\n')
+            while not self.end.wait(0.001):
+                if self.publish.is_set():
+                    connection.sendall(self._frames)
+
+
+async def test_drain_hands_out_every_delivered_message_although_the_event_loop_blocks(
+    bench: Bench, jetstream_server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loop blocks while the consumer's info is on its way: messages sit behind the answer, unread."""
+    publisher = Publisher(jetstream_server, f"{bench.name}.a")
+    publisher.start()
+    info = Consumer.info
+
+    async def info_of_the_past(consumer: Consumer, *, timeout: float | None = None) -> ConsumerInfo:
+        asking = asyncio.create_task(info(consumer, timeout=timeout))
+        if not publisher.publish.is_set():
+            for _ in range(5):  # turns of the loop in which the request is sent
+                await asyncio.sleep(0)
+            time.sleep(0.005)  # the server answers
+            publisher.publish.set()
+            time.sleep(0.5)
+        return await asking
+
+    try:
+        for number in range(3):
+            publisher.publish.clear()
+            await asyncio.sleep(0.05)
+            consumer = await bench.consumer(
+                f"c{number}", ack_policy="none", mem_storage=True, deliver_policy="new"
+            )
+            async with consumer.messages(max_messages=20_000, expires=1) as messages:
+                await until_pulled(consumer)
+                with monkeypatch.context() as patch:
+                    patch.setattr(Consumer, "info", info_of_the_past)
+                    await messages.drain(timeout=LONG)
+                got = [message.data async for message in messages]
+            assert await delivered(consumer) == len(got)
+            assert publisher.publish.is_set()
+            await consumer.delete()
+    finally:
+        publisher.end.set()
+        await asyncio.to_thread(publisher.join)
+
+
+async def test_drain_of_a_server_that_stood_still_hands_out_every_delivered_message(name: str) -> None:
+    """The server is paused for longer than a consumer may be silent before it counts as stalled."""
+    loop = asyncio.get_running_loop()
+    with run_nats_server(jetstream=True) as server:
+        nc = await connect(server.url)
+        bench = await Bench(nc, name).create()
+        await bench.publish([bytes(10_000)] * 5000)
+        for number in range(2):
+            consumer = await bench.consumer(f"c{number}", ack_policy="none", mem_storage=True)
+            async with consumer.messages(max_messages=5000, expires=LONG) as messages:
+                got = [(await messages.next(timeout=PATIENCE)).data]
+                assert server.pid is not None
+                os.kill(server.pid, signal.SIGSTOP)
+                loop.call_later(2 * STALLED, os.kill, server.pid, signal.SIGCONT)
+                await messages.drain(timeout=LONG)
+                got += [message.data async for message in messages]
+            assert await delivered(consumer) == len(got)
+        await nc.close()
 
 
 async def test_drain_without_acks_waits_for_the_end_of_its_pulls(

@@ -34,7 +34,7 @@ class TestFetch:
     async def test_what_there_is_when_the_time_is_up(self, bench: Bench) -> None:
         await bench.publish(numbered(3))
         consumer = await bench.consumer()
-        assert [message.data for message in await consumer.fetch(10, expires=0.3)] == numbered(3)
+        assert [message.data for message in await consumer.fetch(10, expires=3)] == numbered(3)
         assert await consumer.fetch(10, expires=0.1) == []
         await until_no_pulls(consumer)
 

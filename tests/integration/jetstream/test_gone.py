@@ -10,7 +10,7 @@ import pytest
 
 from liftenvelope.errors import ConsumerDeletedError, NoJetStreamError, StreamNotFoundError, UsageError
 from liftenvelope.jetstream import Message, NoResponders, PullEvent
-from liftenvelope.jetstream.consumer import Consumer
+from liftenvelope.jetstream._consumer import Consumer
 from tests.integration.conftest import until
 
 from .pulling import Bench, numbered, read_all, stream_of, until_pulled

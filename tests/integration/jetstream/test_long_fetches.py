@@ -8,7 +8,7 @@ import pytest
 from nats.aio.client import Client
 
 from liftenvelope.errors import CallTimeoutError
-from liftenvelope.jetstream.consumer import Consumer
+from liftenvelope.jetstream._consumer import Consumer
 from tests.integration.conftest import until
 
 from .pulling import Bench, Wire, numbered, until_no_pulls, until_pulled

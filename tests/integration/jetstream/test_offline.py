@@ -11,8 +11,8 @@ from nats.aio.client import Client
 
 from liftenvelope.errors import CallTimeoutError, TransportError
 from liftenvelope.jetstream import JetStream
+from liftenvelope.jetstream._consumer import Consumer
 from liftenvelope.jetstream.api import Api
-from liftenvelope.jetstream.consumer import Consumer
 from liftenvelope.nats import accelerate
 from liftenvelope.testing import FaultProxy, NatsServer
 from tests.integration.conftest import connect, until

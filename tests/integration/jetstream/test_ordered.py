@@ -8,11 +8,11 @@ import pytest
 from nats.aio.client import Client
 
 from liftenvelope.errors import ConnectionClosedError, StreamNotFoundError, UsageError
+from liftenvelope.jetstream._consumer_config import DeliverPolicy
+from liftenvelope.jetstream._events import OrderedReset, PullEvent
+from liftenvelope.jetstream._ordered import OrderedConsumer
 from liftenvelope.jetstream.api import Api
-from liftenvelope.jetstream.consumer_config import DeliverPolicy
-from liftenvelope.jetstream.events import OrderedReset, PullEvent
 from liftenvelope.jetstream.message import Message
-from liftenvelope.jetstream.ordered import OrderedConsumer
 from liftenvelope.testing import run_nats_server
 from tests.integration.conftest import connect, until
 
@@ -136,10 +136,10 @@ async def test_goes_on_after_a_restart(how: str, name: str) -> None:
             reading = asyncio.ensure_future(read(messages, 70))
             await asyncio.to_thread(getattr(server, how))
             await asyncio.to_thread(server.start)
-            got += await asyncio.wait_for(reading, 15)
+            got += await asyncio.wait_for(reading, 60)
         assert got == numbered(100)
         await nc.close()
 
 
 async def read(messages: object, count: int) -> list[bytes]:
-    return [(await messages.next(timeout=15)).data for _ in range(count)]  # type: ignore[attr-defined]
+    return [(await messages.next(timeout=60)).data for _ in range(count)]  # type: ignore[attr-defined]

@@ -51,7 +51,7 @@ class TestFetch:
         some = await data_of(ordered.fetch_bytes(500, expires=20))
         assert some == numbered(len(some), 16)
         assert 1 <= len(some) <= 10
-        rest = await data_of(ordered.fetch(30, expires=0.3))
+        rest = await data_of(ordered.fetch(30, expires=3))
         assert some + rest == numbered(14, 16)
         assert await data_of(ordered.fetch_no_wait(5)) == []
         assert await data_of(ordered.fetch(5, expires=0.2)) == []
@@ -270,3 +270,16 @@ async def test_what_comes_before_a_new_consumer_is_not_skipped(bench: Bench, str
         await bench.publish(numbered(2, 3))
         assert [(await messages.next(timeout=20)).data for _ in range(2)] == numbered(2, 3)
     assert await data_of(ordered.fetch(2, expires=20)) == numbered(2, 3)
+
+
+async def test_fetches_cancelled_while_they_start_leave_no_consumers(stream: Stream) -> None:
+    """JetStream executes requests concurrently: a deletion may overtake the creation."""
+    for number in range(300):
+        fetching = asyncio.create_task(stream.ordered_consumer().fetch(1, expires=60))
+        for _ in range(number % 10):  # the cancellation meets each step of the start
+            await asyncio.sleep(0)
+        fetching.cancel()
+        await asyncio.wait([fetching])
+    async with asyncio.timeout(60):  # JetStream removes an unused one after five minutes
+        while [name async for name in stream.consumer_names()]:
+            await asyncio.sleep(0.05)

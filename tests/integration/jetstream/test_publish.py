@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from sys import getrefcount
 from typing import Any
 
 import pytest
@@ -29,9 +30,9 @@ from liftenvelope.errors import (
     WrongStreamError,
 )
 from liftenvelope.jetstream import AckPolicy, ConsumerConfig, Headers
+from liftenvelope.jetstream._stream import Stream
 from liftenvelope.jetstream.context import JetStream
 from liftenvelope.jetstream.publish_frames import PubAck
-from liftenvelope.jetstream.stream import Stream
 from liftenvelope.jetstream.stream_config import DiscardPolicy, StorageType, StreamConfig
 from liftenvelope.nats import accelerate
 from liftenvelope.nats.receiving import DirectParser
@@ -249,6 +250,18 @@ class TestOne:
         with pytest.raises(UsageError, match=text):
             await js.publish(name, **options)
         assert js_nc.stats["out_msgs"] == sent
+
+    @pytest.mark.parametrize("attempts", [0, 2])
+    async def test_payload_is_kept_only_while_it_may_be_sent_again(
+        self, js: JetStream, js_nc: Client, name: str, attempts: int
+    ) -> None:
+        await js_nc.subscribe(name, cb=_silent)  # takes the message: neither an ack nor a 503 comes
+        payload = bytes(1_000)
+        count = getrefcount(payload)
+        future = await js.publish_async(name, payload, retry_attempts=attempts)
+        assert getrefcount(payload) == count + bool(attempts)
+        future.cancel()
+        assert getrefcount(payload) == count
 
     async def test_nobody_acks(self, js: JetStream, js_nc: Client, name: str) -> None:
         await js_nc.subscribe(name, cb=_silent)

@@ -8,7 +8,7 @@ import pytest
 from nats.aio.client import Client
 
 from liftenvelope.errors import ConnectionClosedError, UsageError
-from liftenvelope.jetstream.advisories import (
+from liftenvelope.jetstream._advisories import (
     Advisories,
     Advisory,
     ConsumerCreatedAdvisory,

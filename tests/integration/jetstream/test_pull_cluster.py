@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, TypeVar
 
 import pytest
 from nats.aio.client import Client
 
 from liftenvelope.errors import CallTimeoutError, JetStreamError
-from liftenvelope.jetstream.consumer import Consumer
-from liftenvelope.jetstream.events import LeadershipChanged, MissedHeartbeats, OrderedReset, PullEvent
+from liftenvelope.jetstream._consumer import Consumer
+from liftenvelope.jetstream._events import LeadershipChanged, MissedHeartbeats, OrderedReset, PullEvent
+from liftenvelope.jetstream._ordered import OrderedConsumer
 from liftenvelope.jetstream.message import Message
-from liftenvelope.jetstream.ordered import OrderedConsumer
 from liftenvelope.testing import NatsServer
 from tests.integration.conftest import connect, until
 from tests.integration.jetstream_cluster import three_servers
 
 from .pulling import Bench, feed_of, numbered, until_pulled
+
+T = TypeVar("T")
 
 
 @pytest.fixture
@@ -40,12 +43,22 @@ async def bench(nc: Client, name: str) -> Bench:
     """A stream on all three, as soon as they have found each other."""
     bench = Bench(nc, name)
     bench.api.timeout = 5  # while there is no leader, nobody answers
+    return await patiently(lambda: bench.create(num_replicas=3))
+
+
+async def patiently(ask: Callable[[], Awaitable[T]]) -> T:
+    """Make a request that may be repeated until it has an answer: elections may take longer than one."""
     async with asyncio.timeout(60):
         while True:
             try:
-                return await bench.create(num_replicas=3)
+                return await ask()
             except (JetStreamError, CallTimeoutError):
                 await asyncio.sleep(0.1)
+
+
+async def consumer_of(bench: Bench, name: str = "worker", **config: Any) -> Consumer:
+    """Create a consumer."""
+    return await patiently(lambda: bench.consumer(name, **config))
 
 
 async def leader_of(consumer: Consumer) -> str:
@@ -62,12 +75,12 @@ async def leader_of(consumer: Consumer) -> str:
 
 async def step_down(consumer: Consumer) -> None:
     path = f"{consumer.stream_name}.{consumer.name}"
-    await consumer.api.request(f"CONSUMER.LEADER.STEPDOWN.{path}")
+    await patiently(lambda: consumer.api.request(f"CONSUMER.LEADER.STEPDOWN.{path}"))
 
 
 async def test_the_leader_steps_down(bench: Bench) -> None:
     """A stall bug of nats.go (2063). The account stays exact, and no heartbeat is waited for."""
-    consumer = await bench.consumer()
+    consumer = await consumer_of(bench)
     events: list[PullEvent] = []
     async with consumer.messages(max_messages=100, on_event=events.append) as messages:
         for cycle in range(3):
@@ -86,7 +99,7 @@ async def test_the_leader_steps_down(bench: Bench) -> None:
 
 
 async def test_the_leader_steps_down_under_load(bench: Bench) -> None:
-    consumer = await bench.consumer(ack_wait=1_000_000_000)
+    consumer = await consumer_of(bench, ack_wait=1_000_000_000)
     seen: set[bytes] = set()
 
     def handle(message: Message) -> None:
@@ -105,7 +118,7 @@ async def test_the_leader_steps_down_under_load(bench: Bench) -> None:
 
 async def test_the_leader_is_killed(bench: Bench, cluster: dict[str, NatsServer]) -> None:
     """The reader's own connection stays up: nothing but heartbeats that are missed tells it."""
-    consumer = await bench.consumer(ack_wait=1_000_000_000)
+    consumer = await consumer_of(bench, ack_wait=1_000_000_000)
     async with asyncio.timeout(60):
         while (leader := await leader_of(consumer)) == "n1":
             await step_down(consumer)
@@ -130,6 +143,17 @@ async def test_the_leader_is_killed(bench: Bench, cluster: dict[str, NatsServer]
     assert seen == set(numbered(20))
 
 
+async def only_consumer(bench: Bench) -> tuple[str, str]:
+    """Return the name of the one consumer and of its server, once the list has both."""
+    async with asyncio.timeout(60):
+        while True:
+            answer = await patiently(lambda: bench.api.request(f"CONSUMER.LIST.{bench.name}"))
+            match answer["consumers"]:
+                case [{"name": name, "cluster": {"leader": leader}}]:
+                    return name, leader
+            await asyncio.sleep(0.05)
+
+
 async def test_ordered_when_its_server_is_killed(bench: Bench, cluster: dict[str, NatsServer]) -> None:
     """Its consumer lives on one server, in memory."""
     await bench.publish(numbered(200))
@@ -139,10 +163,10 @@ async def test_ordered_when_its_server_is_killed(bench: Bench, cluster: dict[str
         max_messages=10, expires=2, idle_heartbeat=0.5, on_event=events.append
     ) as messages:
         got = [(await messages.next(timeout=20)).data for _ in range(50)]
-        consumers = (await bench.api.request(f"CONSUMER.LIST.{bench.name}"))["consumers"]
-        home = consumers[0]["cluster"]["leader"]
+        consumer, home = await only_consumer(bench)
         if home == "n1":
-            await bench.api.request(f"CONSUMER.DELETE.{bench.name}.{consumers[0]['name']}")
+            # Once, because it is created again: a second deletion might hit the new one.
+            await bench.api.request(f"CONSUMER.DELETE.{bench.name}.{consumer}", timeout=60)
         else:
             await asyncio.to_thread(cluster[home].kill)
         async with asyncio.timeout(60):

@@ -9,15 +9,19 @@ from typing import Any
 import pytest
 from nats.aio.client import Client
 
-from liftenvelope.jetstream.events import (
+from liftenvelope.errors import NoJetStreamError
+from liftenvelope.jetstream import _fetching
+from liftenvelope.jetstream._events import (
     LeadershipChanged,
     LimitExceeded,
     MissedHeartbeats,
     NoResponders,
     PullEvent,
 )
+from liftenvelope.jetstream.infos import ConsumerInfo
 from liftenvelope.nats.link import Link
-from tests.integration.conftest import until
+from liftenvelope.testing import FaultProxy, NatsServer
+from tests.integration.conftest import connect, until
 
 from .pulling import Bench, Wire, feed_of, numbered, until_pulled
 
@@ -77,6 +81,79 @@ async def test_fetch_waits_for_the_next_leader(bench: Bench, js_nc: Client) -> N
             await inject(js_nc, wire.replies[-1], status)
         await bench.publish(numbered(3))
         assert [message.data for message in await fetching] == numbered(3)
+
+
+async def test_fetch_that_nobody_takes_yet_waits_if_the_consumer_exists(bench: Bench, js_nc: Client) -> None:
+    """Injected. A server of a cluster sent this status to the first pull of a consumer just created."""
+    consumer = await bench.consumer()
+    async with Wire(js_nc, consumer.pull_subject) as wire:
+        fetching = asyncio.create_task(consumer.fetch(3, expires=30))
+        for number in (1, 2):
+            await until(lambda count=number: fetching.done() or len(wire.replies) == count)  # type: ignore[misc]
+            await inject(js_nc, wire.replies[-1], NO_RESPONDERS % consumer.pull_subject.encode())
+        await until(lambda: fetching.done() or len(wire.replies) == 3)
+        await bench.publish(numbered(3))
+        assert [message.data for message in await fetching] == numbered(3)
+
+
+async def test_reconnect_before_a_retry_is_due_sends_one_pull(
+    jetstream_server: NatsServer, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second pull would take messages that nobody reads, or after the fetch has ended."""
+    monkeypatch.setattr(_fetching, "_PAUSE", 2.0)
+    arrived, take_status = asyncio.Event(), _fetching._Fetch.take_status
+
+    def noted(fetch: Any, number: int, headers: Any) -> None:
+        take_status(fetch, number, headers)
+        arrived.set()
+
+    monkeypatch.setattr(_fetching._Fetch, "take_status", noted)
+    watcher = await connect(jetstream_server.url)
+    with FaultProxy(jetstream_server.address) as proxy:
+        nc = await connect(f"nats://{proxy.address}")
+        bench = await Bench(nc, name).create()
+        consumer = await bench.consumer()
+        async with Wire(watcher, consumer.pull_subject) as wire:
+            fetching = asyncio.create_task(consumer.fetch(3, expires=60))
+            await until(lambda: len(wire.replies) == 1)
+            await inject(watcher, wire.replies[0], LEADERSHIP_CHANGE)
+            await asyncio.wait_for(arrived.wait(), 60)
+            proxy.cut()
+            await until(lambda: len(wire.replies) == 2)
+            await asyncio.sleep(2.5)
+            assert len(wire.replies) == 2
+            await bench.publish(numbered(3))
+            assert [message.data for message in await fetching] == numbered(3)
+        await bench.delete()
+        await nc.close()
+    await watcher.close()
+
+
+async def test_fetch_from_a_deleted_consumer_fails_at_once(bench: Bench) -> None:
+    consumer = await bench.consumer()
+    await bench.api.request(f"CONSUMER.DELETE.{bench.name}.worker")
+    async with asyncio.timeout(60):
+        with pytest.raises(NoJetStreamError, match="JetStream or the consumer is not there"):
+            await consumer.fetch(3, expires=3600)
+
+
+async def test_fetch_ends_if_its_consumer_is_deleted_after_it_was_looked_up(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    consumer = await bench.consumer()
+    info, known, looked_up = consumer.info, await consumer.info(), 0
+
+    async def there_once(*, timeout: float | None = None) -> ConsumerInfo:
+        nonlocal looked_up
+        looked_up += 1
+        return known if looked_up == 1 else await info(timeout=timeout)
+
+    monkeypatch.setattr(consumer, "info", there_once)
+    await bench.api.request(f"CONSUMER.DELETE.{bench.name}.worker")
+    async with asyncio.timeout(60):
+        with pytest.raises(NoJetStreamError, match="JetStream or the consumer is not there"):
+            await consumer.fetch(3, expires=3600)
+    assert looked_up == 2
 
 
 async def test_max_waiting(bench: Bench) -> None:

@@ -10,8 +10,8 @@ import pytest
 from nats.aio.client import Client
 
 from liftenvelope.errors import ConsumerDeletedError, TransportError
+from liftenvelope.jetstream._events import Disconnected, PullEvent, Reconnected
 from liftenvelope.jetstream.consuming import Messages
-from liftenvelope.jetstream.events import Disconnected, PullEvent, Reconnected
 from liftenvelope.jetstream.message import Message
 from liftenvelope.nats import accelerate
 from liftenvelope.testing import FaultProxy, NatsServer, run_nats_server

@@ -19,7 +19,7 @@ from liftenvelope.errors import (
     TransportError,
 )
 from liftenvelope.jetstream import JetStream, Message, Stream
-from liftenvelope.jetstream.consumer import Consumer
+from liftenvelope.jetstream._consumer import Consumer
 from liftenvelope.nats import accelerate
 from liftenvelope.testing import NatsServer, run_nats_server
 from tests.integration.conftest import connect, until

@@ -24,19 +24,19 @@ from liftenvelope.errors import (
     TransportError,
     UsageError,
 )
-from liftenvelope.jetstream import consumer_requests as requests
-from liftenvelope.jetstream.advisories import ConsumerCreatedAdvisory
-from liftenvelope.jetstream.api import Api
-from liftenvelope.jetstream.consumer_config import (
+from liftenvelope.jetstream import _consumer_requests as requests
+from liftenvelope.jetstream._advisories import ConsumerCreatedAdvisory
+from liftenvelope.jetstream._consumer_config import (
     AckPolicy,
     ConsumerConfig,
     DeliverPolicy,
     PriorityPolicy,
     ReplayPolicy,
 )
+from liftenvelope.jetstream._stored import StoredMessage
+from liftenvelope.jetstream._stream import Stream
+from liftenvelope.jetstream.api import Api
 from liftenvelope.jetstream.context import JetStream
-from liftenvelope.jetstream.stored import StoredMessage
-from liftenvelope.jetstream.stream import Stream
 from liftenvelope.jetstream.stream_config import (
     Compression,
     ConsumerLimits,

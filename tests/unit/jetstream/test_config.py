@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 
 from liftenvelope.errors import UsageError, UsageTypeError
 from liftenvelope.jetstream import infos, stream_config
-from liftenvelope.jetstream._records import Record, from_ns, moment_text, read_moment, to_ns
-from liftenvelope.jetstream.consumer_config import (
+from liftenvelope.jetstream._consumer_config import (
     AckPolicy,
     ConsumerConfig,
     DeliverPolicy,
     PriorityPolicy,
     ReplayPolicy,
 )
+from liftenvelope.jetstream._records import Record, from_ns, moment_text, read_moment, to_ns
 from liftenvelope.jetstream.infos import ConsumerInfo, StreamInfo
 from liftenvelope.jetstream.stream_config import (
     Compression,

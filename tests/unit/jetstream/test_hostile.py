@@ -11,11 +11,11 @@ import pytest
 from nats.aio.client import Client
 
 from liftenvelope.errors import InternalError, LiftEnvelopeError, ServerProtocolError, UsageError
-from liftenvelope.group.store import GroupStore
+from liftenvelope.group._store import GroupStore
 from liftenvelope.jetstream import ConsumerConfig, JetStream, StreamConfig
+from liftenvelope.jetstream._stream import Stream
 from liftenvelope.jetstream.bucket import Bucket
 from liftenvelope.jetstream.infos import ConsumerInfo, StreamInfo
-from liftenvelope.jetstream.stream import Stream
 from tests.unit.bulk.test_hostile import ANSWERS
 from tests.unit.hostile_nats import CONSUMER_INFO, STREAM_INFO, FakeNats, Script, msg, status, usual
 

@@ -13,9 +13,8 @@ from typing import Any
 import pytest
 
 from liftenvelope.errors import PushConsumerError, UsageError
-from liftenvelope.jetstream._pull import Check, End, PullAction, PullCore, PullLimits, PullNow, Tell
-from liftenvelope.jetstream.consumer_config import ConsumerConfig, PriorityPolicy
-from liftenvelope.jetstream.events import (
+from liftenvelope.jetstream._consumer_config import ConsumerConfig, PriorityPolicy
+from liftenvelope.jetstream._events import (
     LeadershipChanged,
     LimitExceeded,
     MessageTooLarge,
@@ -27,7 +26,8 @@ from liftenvelope.jetstream.events import (
     UnknownStatus,
     Unpinned,
 )
-from liftenvelope.jetstream.pull_options import consume_plan, fetch_plan
+from liftenvelope.jetstream._pull import Check, End, PullAction, PullCore, PullLimits, PullNow, Tell
+from liftenvelope.jetstream._pull_options import consume_plan, fetch_plan
 from liftenvelope.jetstream.statuses import Status, StatusKind
 
 

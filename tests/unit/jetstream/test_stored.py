@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from liftenvelope.jetstream.stored import _next
+from liftenvelope.jetstream._stored import _next
 
 
 async def test_a_cancellation_that_comes_with_an_answer_is_not_lost() -> None:

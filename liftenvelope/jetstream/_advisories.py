@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 
 from liftenvelope._checks import as_count
 from liftenvelope.errors import ConnectionClosedError, UsageError
+from liftenvelope.jetstream._records import read_moment
 from liftenvelope.jetstream.names import check_consumer_name, check_filter, check_stream_name
 from liftenvelope.jetstream.watch import watch_of
 from liftenvelope.nats.link import Link
@@ -261,13 +262,9 @@ group='jobs', reason='admin')
 
 
 def _time_of(text: object) -> datetime | None:
-    """Parse RFC 3339; digits beyond microseconds are dropped, and anything else gives None."""
-    if not isinstance(text, str):
-        return None
-    head, dot, tail = text.partition(".")
-    digits = tail[: len(tail) - len(tail.lstrip("0123456789"))]
+    """Parse RFC 3339; anything else gives None."""
     try:
-        return datetime.fromisoformat(head + dot + digits[:6] + tail[len(digits) :])
+        return read_moment(text) if isinstance(text, str) else None
     except ValueError:
         return None
 

@@ -6,8 +6,8 @@ import secrets
 from typing import Literal
 
 from liftenvelope.errors import UsageError, UsageTypeError
+from liftenvelope.jetstream._consumer_config import ConsumerConfig
 from liftenvelope.jetstream.api import Api
-from liftenvelope.jetstream.consumer_config import ConsumerConfig
 from liftenvelope.jetstream.infos import ConsumerInfo
 from liftenvelope.jetstream.names import check_consumer_name, check_stream_name
 

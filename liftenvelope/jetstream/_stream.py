@@ -8,16 +8,16 @@ from typing import Any, Self
 
 from liftenvelope._checks import MAX_INT64, as_count, as_seconds
 from liftenvelope.errors import UsageError
-from liftenvelope.jetstream import consumer_requests as requests
+from liftenvelope.jetstream import _consumer_requests as requests
 from liftenvelope.jetstream import listing
+from liftenvelope.jetstream._consumer import Consumer
+from liftenvelope.jetstream._consumer_config import ConsumerConfig, DeliverPolicy, ReplayPolicy
+from liftenvelope.jetstream._ordered import OrderedConsumer
 from liftenvelope.jetstream._records import check_moment, moment_text
+from liftenvelope.jetstream._stored import StoredMessage, direct_message, direct_messages, stored_message
 from liftenvelope.jetstream.api import Api, natural, read_as
-from liftenvelope.jetstream.consumer import Consumer
-from liftenvelope.jetstream.consumer_config import ConsumerConfig, DeliverPolicy, ReplayPolicy
 from liftenvelope.jetstream.infos import ConsumerInfo, StreamInfo
 from liftenvelope.jetstream.names import check_filter, check_stream_name
-from liftenvelope.jetstream.ordered import OrderedConsumer
-from liftenvelope.jetstream.stored import StoredMessage, direct_message, direct_messages, stored_message
 
 __all__ = ["Stream"]
 

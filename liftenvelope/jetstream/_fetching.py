@@ -9,12 +9,15 @@ from typing import Any, Final
 from liftenvelope.errors import (
     CallTimeoutError,
     ConnectionClosedError,
+    ConsumerNotFoundError,
+    JetStreamError,
     LiftEnvelopeError,
+    StreamNotFoundError,
     TransportError,
 )
 from liftenvelope.jetstream._feed import LATE, TURNS, PullSource, error_of
+from liftenvelope.jetstream._pull_options import PullPlan
 from liftenvelope.jetstream.message import PIN_HEADER, Message, counted_size
-from liftenvelope.jetstream.pull_options import PullPlan
 from liftenvelope.jetstream.statuses import Status, StatusKind
 from liftenvelope.jetstream.watch import reason_of, watch_of
 from liftenvelope.nats.link import Link
@@ -29,10 +32,16 @@ _LEAST: Final = 0.005
 #: Seconds after which an unused inbox is unsubscribed.
 _IDLE: Final = 1.0
 #: Seconds to wait before a pull is sent again: after a leader change or a shutdown, and while no server takes
-#: it after one of these or a reconnect.
+#: it although the consumer is there.
 _PAUSE: Final = 0.1
+#: Seconds for which a consumer counts as present after a leader change, a reconnect, or a look-up.
+_TRUSTED: Final = 2.0
+#: Seconds to wait for the answer to a look-up of a consumer that was there.
+_LOOK_UP: Final = 2.0
 #: Status code of an expired pull.
 _TIMEOUT: Final = 408
+#: Statuses of a pull for which the consumer has, or may have, no leader.
+_LEADERLESS: Final = frozenset({StatusKind.LEADERSHIP, StatusKind.SHUTDOWN, StatusKind.NO_RESPONDERS})
 #: Statuses that end a pull without an error.
 _QUIET: Final = frozenset({StatusKind.ENDED, StatusKind.TOO_LARGE})
 
@@ -155,10 +164,12 @@ class _Fetch:
     _number = 0
     _heard = 0.0
     _deadline = 0.0
-    #: True once a pull was lost with the connection or the leader: the next pull may find no leader yet.
-    _resuming = False
+    #: Time until which 503 means that the consumer has no leader. 0 until a pull is lost or the consumer is
+    #: looked up.
+    _trusted_until = 0.0
     _again = False
     _retry: asyncio.TimerHandle | None = None
+    _look_up: asyncio.Task[None] | None = None
     _pin_id: str | None = None
     #: True once the server has ended the pull: nothing more arrives at the inbox.
     is_clean = False
@@ -195,6 +206,8 @@ class _Fetch:
             watch.remove(self)
             if self._retry is not None:
                 self._retry.cancel()
+            if self._look_up is not None:
+                self._look_up.cancel()
         if self.batch.error is not None and not self.batch:
             raise self.batch.error
         return self.batch
@@ -236,6 +249,8 @@ class _Fetch:
             await asyncio.sleep(beat / 2)
             for _ in range(TURNS if self._loop.time() - due > LATE else 0):
                 await asyncio.sleep(0)  # data received while the loop was blocked is not read yet
+            if self._look_up is not None and not self._look_up.done():
+                continue  # no pull is open
             silent = self._loop.time() - self._heard
             if self._nc.is_connected and silent >= 2 * beat:
                 self._finish(CallTimeoutError(f"the server has been silent for {silent:.1f} s"))
@@ -243,11 +258,13 @@ class _Fetch:
 
     def _send(self) -> None:
         """Publish the pull, or a pull for the remaining messages and time."""
-        self._retry = None
+        if self._retry is not None:
+            self._retry.cancel()  # restored() may send the pull before it is due
+            self._retry = None
         if self._done.done() or not self._nc.is_connected:
             return  # restored() sends the pull; nats-py would buffer this one and send it as well
         left = None
-        if self._number or self._resuming:  # the first pull has the whole time
+        if self._number or self._trusted_until:  # the first pull has the whole time
             left = max(self._deadline - self._loop.time(), _LEAST)
         self._pin_id = self._pins.get(self._group) if self._plan.limits.pinned else None
         payload = self._plan.payload(self._left, self._pin_id, left)
@@ -288,14 +305,13 @@ class _Fetch:
                 self._pins.pop(self._group, None)
             self._send()
             return
-        self._resuming |= kind in (StatusKind.LEADERSHIP, StatusKind.SHUTDOWN)
-        again = self._resuming and kind in (
-            StatusKind.LEADERSHIP,
-            StatusKind.SHUTDOWN,
-            StatusKind.NO_RESPONDERS,
-        )
-        if again and self._loop.time() < self._deadline:
-            if self._retry is None:
+        now = self._loop.time()
+        if kind in (StatusKind.LEADERSHIP, StatusKind.SHUTDOWN):
+            self._trust()
+        if kind in _LEADERLESS and now < self._deadline:
+            if now >= self._trusted_until:
+                self._look_up = self._loop.create_task(self._check_consumer(self._number, status))
+            elif self._retry is None:
                 self._retry = self._loop.call_later(_PAUSE, self._send)
             return
         if self._again and status.code == _TIMEOUT and self._deadline - self._loop.time() > _LEAST:
@@ -303,6 +319,37 @@ class _Fetch:
             return
         self.is_clean = True
         self._finish(None if kind in _QUIET else error_of(status))
+
+    def _trust(self) -> None:
+        """Expect that no server takes pulls for a while, although the consumer exists."""
+        self._trusted_until = self._loop.time() + _TRUSTED
+
+    async def _check_consumer(self, number: int, status: Status) -> None:
+        """Pull again if the consumer exists; end the fetch otherwise.
+
+        In a cluster, a server may answer 503 to pulls for a moment after another one has created the consumer
+        and reported it, until it learns that the consumer's leader takes pulls.
+
+        Args:
+            number: Number of the pull that no server took.
+            status: Status of that pull.
+        """
+        is_there = True
+        try:
+            await self._source.info(timeout=_LOOK_UP if self._trusted_until else None)
+        except (ConsumerNotFoundError, StreamNotFoundError):
+            is_there = False
+        except (JetStreamError, CallTimeoutError, TransportError):
+            is_there = self._trusted_until > 0  # between two leaders, no server knows the consumer's state
+        if number != self._number or not self._nc.is_connected:
+            return  # another pull was sent after a reconnect, or will be
+        if not is_there:
+            self.is_clean = True
+            self._finish(error_of(status))
+        elif self._retry is None:
+            self._trust()
+            self._heard = self._loop.time()
+            self._retry = self._loop.call_later(_PAUSE, self._send)
 
     def _finish(self, error: LiftEnvelopeError | None) -> None:
         if not self._done.done():
@@ -316,7 +363,7 @@ class _Fetch:
 
     def restored(self) -> None:
         """Handle a restored connection: pull the remaining messages."""
-        self._resuming = True
+        self._trust()
         self._heard = self._loop.time()
         self._send()
 

@@ -8,22 +8,22 @@ from typing import TYPE_CHECKING, Final, Unpack
 
 from liftenvelope._checks import as_count, as_seconds
 from liftenvelope.errors import UsageError, UsageTypeError
+from liftenvelope.jetstream._consumer_config import AckPolicy, ConsumerConfig, PriorityPolicy
+from liftenvelope.jetstream._events import PullEvent
 from liftenvelope.jetstream._feed import Hooks, PullFeed
-from liftenvelope.jetstream._records import moment_text
-from liftenvelope.jetstream.consumer_config import AckPolicy, ConsumerConfig, PriorityPolicy
-from liftenvelope.jetstream.consuming import Consumption, Handler, Messages
-from liftenvelope.jetstream.events import PullEvent
-from liftenvelope.jetstream.fetching import Batch, FetchInboxes, first_of
-from liftenvelope.jetstream.infos import ConsumerInfo, PauseInfo
-from liftenvelope.jetstream.message import AckSender, Message
-from liftenvelope.jetstream.names import check_group
-from liftenvelope.jetstream.pull_options import (
+from liftenvelope.jetstream._fetching import Batch, FetchInboxes, first_of
+from liftenvelope.jetstream._pull_options import (
     ConsumeOptions,
     GroupOptions,
     PullPlan,
     consume_plan,
     fetch_plan,
 )
+from liftenvelope.jetstream._records import moment_text
+from liftenvelope.jetstream.consuming import Consumption, Handler, Messages
+from liftenvelope.jetstream.infos import ConsumerInfo, PauseInfo
+from liftenvelope.jetstream.message import AckSender, Message
+from liftenvelope.jetstream.names import check_group
 
 if TYPE_CHECKING:
     from liftenvelope.jetstream.api import Api
@@ -338,10 +338,10 @@ class Consumer:
             max_messages: Maximum number of messages requested and buffered. Default 500.
             max_bytes: Maximum number of bytes requested and buffered; excludes ``max_messages``.
             on_event: Called with each event that does not end the iteration: see
-                :mod:`liftenvelope.jetstream.events`.
+                :mod:`liftenvelope.jetstream._events`.
             on_pinned: Called with the pin id when this iteration is pinned.
             on_unpinned: Called with the pin id when this iteration loses the pin.
-            options: See :class:`~liftenvelope.jetstream.pull_options.ConsumeOptions`.
+            options: See :class:`~liftenvelope.jetstream.ConsumeOptions`.
 
         Raises:
             UsageError: An option is invalid, or the consumer does not allow it.
@@ -382,7 +382,7 @@ class Consumer:
             on_event: Called with each event that does not end the consumption.
             on_pinned: Called with the pin id when this consumption is pinned.
             on_unpinned: Called with the pin id when this consumption loses the pin.
-            options: See :class:`~liftenvelope.jetstream.pull_options.ConsumeOptions`.
+            options: See :class:`~liftenvelope.jetstream.ConsumeOptions`.
 
         Raises:
             UsageError: An option is invalid, or the consumer does not allow it.

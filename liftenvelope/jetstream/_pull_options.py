@@ -9,9 +9,9 @@ from typing import Any, Final, Literal, TypedDict
 
 from liftenvelope._checks import as_count, as_seconds
 from liftenvelope.errors import PushConsumerError, UsageError
+from liftenvelope.jetstream._consumer_config import AckPolicy, ConsumerConfig, PriorityPolicy
 from liftenvelope.jetstream._pull import BYTES_BATCH, PullLimits
 from liftenvelope.jetstream._records import to_ns
-from liftenvelope.jetstream.consumer_config import AckPolicy, ConsumerConfig, PriorityPolicy
 
 __all__ = ["ConsumeOptions", "GroupOptions", "OnReconnect", "PullPlan"]
 

@@ -65,7 +65,12 @@ class PublishFuture(asyncio.Future[PubAck]):
     __slots__ = ("_again", "subject")
 
     subject: str
-    _again: _Again | None
+    _again: _Again | None  # None if the message is not sent again
+
+    def cancel(self, msg: Any = None) -> bool:
+        """Cancel the future, and forget the payload that was kept for retries."""
+        self._again = None
+        return super().cancel(msg)
 
 
 class _Lines:
@@ -220,7 +225,9 @@ class Publishing:
         future.subject = subject
         # Inlined _enter(): this is the hot path.
         deadline = self._loop.time() + seconds
-        future._again = _Again(deadline, head, block, body, retry_attempts, retry_wait)
+        future._again = (
+            _Again(deadline, head, block, body, retry_attempts, retry_wait) if retry_attempts else None
+        )
         frame = self._table.enter(future, deadline, head, block, body)
         if deadline < self._timer_at:
             self._rearm()
@@ -229,7 +236,8 @@ class Publishing:
             self._withdraw(self._table.token)
             await self._room(size, seconds)
             deadline = self._loop.time() + seconds
-            future._again = _Again(deadline, head, block, body, retry_attempts, retry_wait)
+            if future._again is not None:
+                future._again = future._again._replace(deadline=deadline)
             await self._write(future, deadline, head, block, body)
         return future
 

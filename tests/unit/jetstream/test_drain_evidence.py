@@ -1,0 +1,68 @@
+"""When a drain may end. Faked: a pause at an exact moment of a request can't be provoked with a server."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from liftenvelope.jetstream._endings import QUIET, STALLED, until_nothing_is_owed
+from liftenvelope.jetstream.infos import ConsumerInfo, SequenceInfo
+
+
+class SilentFeed:
+    """Feed that has received nothing for 10 s and is still owed a message."""
+
+    can_receive = True
+    owed = 1
+
+    def __init__(self) -> None:
+        self.last_activity = asyncio.get_running_loop().time() - 10
+
+
+class Answers:
+    """Consumer whose infos come from a function of the request's number."""
+
+    def __init__(self, answer: Callable[[int], ConsumerInfo]) -> None:
+        self.asked_at: list[float] = []
+        self._answer = answer
+
+    async def info(self, *, timeout: float | None = None) -> ConsumerInfo:
+        self.asked_at.append(asyncio.get_running_loop().time())
+        return self._answer(len(self.asked_at))
+
+
+def position(pending: int, delivered: int = 0) -> ConsumerInfo:
+    return ConsumerInfo(
+        stream_name="s", name="c", num_pending=pending, delivered=SequenceInfo(consumer_seq=delivered)
+    )
+
+
+async def drain(source: Answers) -> None:
+    async with asyncio.timeout(30):
+        await until_nothing_is_owed(SilentFeed(), source, asyncio.get_running_loop().time() + 60)
+
+
+async def test_drain_of_an_empty_consumer_ends_with_the_first_answer() -> None:
+    source = Answers(lambda _: position(0))
+    await drain(source)
+    assert len(source.asked_at) == 1
+
+
+async def test_quiet_period_starts_anew_after_the_event_loop_was_blocked() -> None:
+    def block_once(number: int) -> ConsumerInfo:
+        if number == 1:
+            time.sleep(0.5)
+        return position(0)
+
+    source = Answers(block_once)
+    await drain(source)
+    first, second = source.asked_at
+    assert second - first >= 0.5 + QUIET
+
+
+async def test_consumer_counts_as_stalled_only_after_answers_that_far_apart() -> None:
+    """The position changes once: the consumer has delivered to another reader."""
+    source = Answers(lambda number: position(5, delivered=min(number, 3)))
+    await drain(source)
+    assert source.asked_at[-1] - source.asked_at[2] >= STALLED
