@@ -7,6 +7,27 @@ same client for code without an event loop.
 
 # Imported first: without protobuf, its error says which extra to install.
 from liftenvelope import _pb as _pb
+from liftenvelope.client._checkpointer import Checkpointer
+from liftenvelope.client._consumer import Consumer
+from liftenvelope.client._events import (
+    CheckpointFailed,
+    ClientEvent,
+    CursorAheadOfStream,
+    EventHandler,
+    GroupCoordinatorReported,
+    GroupLeaveFailed,
+    GroupMemberExpired,
+    GroupPartitionFenced,
+    LiftEnvelopeWarning,
+    MetadataRefreshed,
+    StoppedAtHighWatermark,
+    SubscriptionLost,
+    SubscriptionResumed,
+)
+from liftenvelope.client._health import HealthStatus
+from liftenvelope.client._merged import MergedSubscription
+from liftenvelope.client._streams import MAX_REPLICATION
+from liftenvelope.client._subscription import Subscription
 from liftenvelope.client.activity import (
     ActivityEvent,
     ActivityStream,
@@ -19,27 +40,7 @@ from liftenvelope.client.activity import (
     StreamResumed,
     UnknownActivity,
 )
-from liftenvelope.client.checkpointer import Checkpointer
 from liftenvelope.client.client import Client, connect
-from liftenvelope.client.consumer import Consumer
-from liftenvelope.client.events import (
-    CheckpointFailed,
-    ClientEvent,
-    CursorAheadOfStream,
-    EventHandler,
-    GroupCoordinatorReported,
-    GroupLeaveFailed,
-    GroupMemberExpired,
-    GroupPartitionFenced,
-    LiftEnvelopeWarning,
-    MetadataRefreshed,
-    PublishFailed,
-    StoppedAtHighWatermark,
-    SubscriptionLost,
-    SubscriptionResumed,
-)
-from liftenvelope.client.health import HealthStatus
-from liftenvelope.client.merged import MergedSubscription
 from liftenvelope.client.metadata import (
     BrokerInfo,
     EventTimes,
@@ -51,8 +52,6 @@ from liftenvelope.client.metadata import (
 from liftenvelope.client.positions import Cursor, Timestamp
 from liftenvelope.client.publish_many import OutgoingMessage, PublishMany
 from liftenvelope.client.publish_summary import PublishSummary
-from liftenvelope.client.streams import MAX_REPLICATION
-from liftenvelope.client.subscription import Subscription
 
 __all__ = [
     "MAX_REPLICATION",
@@ -82,7 +81,6 @@ __all__ = [
     "MetadataRefreshed",
     "OutgoingMessage",
     "PartitionInfo",
-    "PublishFailed",
     "PublishMany",
     "PublishSummary",
     "StoppedAtHighWatermark",

@@ -17,12 +17,12 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, ForwardRef, Self, get_args, get_origin
 
-from liftenvelope.client.portal import Portal
+from liftenvelope.client._portal import Portal
 from liftenvelope.errors import TransportError
 
 if TYPE_CHECKING:
+    from liftenvelope.client._message_reader import MessageReader
     from liftenvelope.client.client import Client
-    from liftenvelope.client.message_reader import MessageReader
     from liftenvelope.client.options import Options
     from liftenvelope.envelope import Message
 
@@ -96,6 +96,10 @@ class BlockingReader(Blocking):
 
     The async reader holds a list of messages at a time. Most messages are taken from that list in the
     caller's thread; the loop is visited once per list.
+
+    The loop reads the socket, so that keepalive pings go on while the caller works. A socket read in the
+    caller's thread saves a third of the CPU time, but the server limits the rate: 1.0 to 1.2 times the
+    messages/s (100 bytes, 2 cores, Liftbridge and gateway, without recovery).
     """
 
     _async: MessageReader

@@ -10,6 +10,10 @@ import inspect
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
+from liftenvelope.client._checkpointer import Checkpointer
+from liftenvelope.client._consumer import Consumer
+from liftenvelope.client._merged import MergedSubscription
+from liftenvelope.client._subscription import Subscription
 from liftenvelope.client.activity import ActivityStream
 from liftenvelope.client.binding import (
     Blocking,
@@ -18,11 +22,7 @@ from liftenvelope.client.binding import (
     open_portal,
     with_signature_of,
 )
-from liftenvelope.client.checkpointer import Checkpointer
 from liftenvelope.client.client import Client, connect
-from liftenvelope.client.consumer import Consumer
-from liftenvelope.client.merged import MergedSubscription
-from liftenvelope.client.subscription import Subscription
 from liftenvelope.envelope import Ack, AckPolicy
 
 if TYPE_CHECKING:

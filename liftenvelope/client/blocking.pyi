@@ -9,12 +9,12 @@ from typing import Literal, Self, overload
 import pyarrow as pa
 from typing_extensions import Buffer
 
+from liftenvelope.client._checkpointer import _T
+from liftenvelope.client._consumer_options import PartitionsCallback
+from liftenvelope.client._events import EventHandler
+from liftenvelope.client._health import HealthStatus
 from liftenvelope.client.activity import ActivityEvent
 from liftenvelope.client.binding import Blocking, BlockingReader
-from liftenvelope.client.checkpointer import _T
-from liftenvelope.client.consumer_options import PartitionsCallback
-from liftenvelope.client.events import EventHandler
-from liftenvelope.client.health import HealthStatus
 from liftenvelope.client.metadata import Metadata, PartitionInfo
 from liftenvelope.client.options import BrokerSelection
 from liftenvelope.client.positions import Start, Stop
@@ -145,12 +145,16 @@ class BlockingSubscription(BlockingReader):
             UsageError: An argument is out of range.
             LiftEnvelopeError: Any error that iteration raises, after all messages that came before the error.
         """
-    def arrow_batches(self, max_rows: int = 65536, *, max_wait: float = 1.0) -> Iterator[pa.RecordBatch]:
+    def arrow_batches(
+        self, max_rows: int = 65536, *, max_wait: float = 1.0, max_bytes: int = 67108864
+    ) -> Iterator[pa.RecordBatch]:
         """Iterate over Arrow record batches of messages. Needs the ``[arrow]`` extra.
 
         Args:
             max_rows: Maximum rows per batch. Default 65,536.
             max_wait: Seconds to wait for more messages after the first one of a batch. Default 1.
+            max_bytes: Maximum bytes of encoded messages per batch; a larger message is a batch of its own.
+                Default 64 MiB.
 
         Yields:
             Batches of at least one row, with the columns of :func:`liftenvelope.arrow.stored_batch`.
@@ -218,12 +222,16 @@ class BlockingMergedSubscription(BlockingReader):
             UsageError: An argument is out of range.
             LiftEnvelopeError: Any error that iteration raises, after all messages that came before the error.
         """
-    def arrow_batches(self, max_rows: int = 65536, *, max_wait: float = 1.0) -> Iterator[pa.RecordBatch]:
+    def arrow_batches(
+        self, max_rows: int = 65536, *, max_wait: float = 1.0, max_bytes: int = 67108864
+    ) -> Iterator[pa.RecordBatch]:
         """Iterate over Arrow record batches of messages. Needs the ``[arrow]`` extra.
 
         Args:
             max_rows: Maximum rows per batch. Default 65,536.
             max_wait: Seconds to wait for more messages after the first one of a batch. Default 1.
+            max_bytes: Maximum bytes of encoded messages per batch; a larger message is a batch of its own.
+                Default 64 MiB.
 
         Yields:
             Batches of at least one row, with the columns of :func:`liftenvelope.arrow.stored_batch`.
@@ -305,7 +313,7 @@ class BlockingConsumer(Blocking):
         Raises:
             NoSuchStreamError: A stream does not exist.
             CallTimeoutError: The group could not be joined within the client's ``timeout``.
-            TransportError: No broker could be reached.
+            TransportError: No broker could be reached, or the consumer was closed meanwhile.
         """
     def close(self) -> None:
         """Stop reading, call ``on_revoked``, store the processed offsets, and leave the group.
@@ -497,7 +505,9 @@ class BlockingClient(Blocking):
                 ``"round_robin"`` for one partition after the other, counted by stream for this client; or a
                 function ``(key, value, partitions) -> partition``.
             ack_policy: When the server acks: LEADER (default), ALL, or NONE for never.
-            ack_inbox: A NATS subject of your own that gets the ack too.
+            ack_inbox: A NATS subject of your own that gets the ack too. Use an inbox that no other publisher
+                uses: Liftbridge answers with the first ack on it. This client's publishes with one ack inbox
+                run one after the other.
             correlation_id: Id that the ack repeats. Default: a new id.
             expected_offset: Offset that the message must get, on a stream with optimistic concurrency;
                 -1, the default, for any.
@@ -519,10 +529,12 @@ class BlockingClient(Blocking):
             PermissionDeniedError: The server does not let this client publish to the stream. If ``sent`` of
                 the error is true, the message may be stored.
             PublishError: The server did not store the message for another reason.
-            AckTimeoutError: No ack came in time. If ``sent`` of the error is true, the message may be stored.
+            AckTimeoutError: No ack came in time, or another message's ack came first on the ``ack_inbox``. If
+                ``sent`` of the error is true, the message may be stored.
             CallTimeoutError: No broker returned the partitions of the stream in time. Nothing was sent.
             TransportError: The broker was lost before the ack came. If ``sent`` of the error is true, the
                 message may be stored.
+            ServerProtocolError: The server's answer could not be read. The message may be stored.
             UsageError: An argument is invalid. Nothing was sent.
 
         Example::
@@ -559,7 +571,9 @@ class BlockingClient(Blocking):
             partition: Number of the partition.
             partitioner: Choice of the partition.
             ack_policy: When the server acks.
-            ack_inbox: A NATS subject of your own that gets the ack too.
+            ack_inbox: A NATS subject of your own that gets the ack too. Use an inbox that no other publisher
+                uses: Liftbridge answers with the first ack on it. This client's publishes with one ack inbox
+                run one after the other.
             correlation_id: Id that the ack repeats.
             expected_offset: Offset that the message must get.
             timeout: Seconds until the outcome must be known, from this call on. Default: the client's
@@ -608,7 +622,9 @@ class BlockingClient(Blocking):
             key: Key, any bytes-like.
             headers: Names to bytes-like values.
             ack_policy: When the server acks: LEADER (default), ALL, or NONE for never.
-            ack_inbox: A NATS subject of your own that gets the ack too.
+            ack_inbox: A NATS subject of your own that gets the ack too. Use an inbox that no other publisher
+                uses: Liftbridge answers with the first ack on it. This client's publishes with one ack inbox
+                run one after the other.
             correlation_id: Id that the ack repeats. Default: a new id.
             timeout: Seconds to wait for the ack. Default: the client's ``ack_wait``.
 
@@ -619,8 +635,10 @@ class BlockingClient(Blocking):
             PublishError: The ack says that the message was not stored. Subclasses name the reason.
             MessageTooLargeError: The message is larger than the server replicates or accepts.
             PermissionDeniedError: The server does not let this client publish on the subject.
-            AckTimeoutError: No ack came in time. If ``sent`` of the error is true, the message may be stored.
+            AckTimeoutError: No ack came in time, or another message's ack came first on the ``ack_inbox``. If
+                ``sent`` of the error is true, the message may be stored.
             TransportError: The broker was lost. If ``sent`` of the error is true, the message may be stored.
+            ServerProtocolError: The server's answer could not be read. The message may be stored.
             UsageError: An argument is invalid. Nothing was sent.
         """
     def flush(self) -> None:

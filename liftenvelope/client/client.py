@@ -9,29 +9,29 @@ from __future__ import annotations
 from collections.abc import Generator, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, Self, overload
 
+from liftenvelope.client._checkpointer import Checkpointer
+from liftenvelope.client._consumer import Consumer
+from liftenvelope.client._consumer_options import ConsumerOptions, check_streams
+from liftenvelope.client._cursors import Cursors
+from liftenvelope.client._forwarding import forward
+from liftenvelope.client._health import HealthChecks
+from liftenvelope.client._parts import ClientParts
+from liftenvelope.client._publishing import Publisher
+from liftenvelope.client._streams import Streams
+from liftenvelope.client._subscribing import Subscriptions
 from liftenvelope.client.activity import ACTIVITY_STREAM, ActivityStream
-from liftenvelope.client.checkpointer import Checkpointer
-from liftenvelope.client.consumer import Consumer
-from liftenvelope.client.consumer_options import ConsumerOptions, check_streams
 from liftenvelope.client.core import ClientContext
-from liftenvelope.client.cursors import Cursors
-from liftenvelope.client.forwarding import forward
-from liftenvelope.client.health import HealthChecks
 from liftenvelope.client.options import BrokerSelection, Options
-from liftenvelope.client.parts import ClientParts
-from liftenvelope.client.publishing import Publisher
-from liftenvelope.client.streams import Streams
-from liftenvelope.client.subscribing import Subscriptions
 
 if TYPE_CHECKING:
     import ssl
     from types import TracebackType
 
-    from liftenvelope.client.consumer_options import PartitionsCallback
-    from liftenvelope.client.events import EventHandler
-    from liftenvelope.client.merged import MergedSubscription
+    from liftenvelope.client._consumer_options import PartitionsCallback
+    from liftenvelope.client._events import EventHandler
+    from liftenvelope.client._merged import MergedSubscription
+    from liftenvelope.client._subscription import Subscription
     from liftenvelope.client.positions import Start, Stop
-    from liftenvelope.client.subscription import Subscription
 
 __all__ = ["Client", "connect"]
 

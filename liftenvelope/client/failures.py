@@ -10,6 +10,7 @@ from google.protobuf.message import DecodeError
 
 from liftenvelope._checks import MAX_INT64
 from liftenvelope._deadlines import SUBJECT_CAUSES, ack_timeout
+from liftenvelope.client.retries import Fate, fate_of
 from liftenvelope.errors import (
     AckTimeoutError,
     AlreadyMemberError,
@@ -111,6 +112,8 @@ _RULES: Final = (
     _rule(NoSuchStreamError, _C.NOT_FOUND, "", "DeleteStream"),
     _rule(NotLeaderError, _C.INTERNAL, "no known metadata leader"),
     _rule(NotLeaderError, _C.INTERNAL, "nats: no responders available for request"),
+    _rule(NotLeaderError, _C.INTERNAL, "node is not the leader"),
+    _rule(NotLeaderError, _C.INTERNAL, "leadership transfer in progress"),
     _rule(CursorsUnavailableError, _C.INTERNAL, "Cursors stream does not exist"),
 )
 
@@ -157,8 +160,10 @@ def call_error(method: str, error: RpcError | TransportError, about: str) -> Lif
     """
     if isinstance(error, TransportError):
         return type(error)(f"{about}: {error}", error.published, error.sent)
-    if error.code == StatusCode.DEADLINE_EXCEEDED:
-        return CallTimeoutError(f"{about}: {method} was not answered in time: {error.description}")
+    if fate_of(error) is Fate.TIMED_OUT:
+        late = error.code == StatusCode.DEADLINE_EXCEEDED
+        what = "answered in time" if late else "decided in time, and may still be carried out"
+        return CallTimeoutError(f"{about}: {method} was not {what}: {error.description}")
     if is_denial(error):
         return PermissionDeniedError(error.code, f"{about}: {method} was refused: {error.description}")
     for rule in _RULES:
@@ -206,6 +211,11 @@ def publish_call_error(
         return TransportError(f"{text}; the message may be stored", 1, True)
     if error.code == StatusCode.DEADLINE_EXCEEDED:
         return ack_timeout(f"the message on {about}", correlation_id, causes=causes)
+    if method == "Publish" and fate_of(error) is Fate.TIMED_OUT:
+        # The cluster decides nothing but the resumption of a paused partition, and before the publish.
+        return AckTimeoutError(
+            f"{about}: the message is not stored: {error.description}", correlation_id, False
+        )
     for code, part, kind in _PUBLISH_RULES:
         if error.code == code and part in error.description:
             return kind(code, f"{about}: {error.description}")

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
 from liftenvelope._checks import as_choice, as_count, as_seconds
-from liftenvelope.client.events import EventHandler, warn
+from liftenvelope.client._events import EventHandler, warn
 from liftenvelope.client.metadata import BrokerInfo
 from liftenvelope.errors import UsageError, UsageTypeError
 from liftenvelope.rpc.address import parse_address

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from liftenvelope._checks import RESERVED, as_optional_text
+from liftenvelope.client._streams import check_subject
 from liftenvelope.client.core import check_stream
-from liftenvelope.client.streams import check_subject
 from liftenvelope.errors import MessageTooLargeError, UsageError
 from liftenvelope.types import AckError
 

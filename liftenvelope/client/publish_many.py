@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeAlias
 
 from liftenvelope._checks import as_bytes, as_choice, as_count
 from liftenvelope._deadlines import Deadline
+from liftenvelope.client._in_flight import Entry, Outcome
+from liftenvelope.client._publish_stream import MAX_WAITING_BYTES, Lane, PublishStreams
 from liftenvelope.client.core import check_partition
-from liftenvelope.client.in_flight import Entry, Outcome
 from liftenvelope.client.publish_checks import MAX_REQUEST, check_headers, check_size
 from liftenvelope.client.publish_codec import publish_request
-from liftenvelope.client.publish_stream import MAX_WAITING_BYTES, Lane, PublishStreams
 from liftenvelope.client.publish_summary import PublishSummary
 from liftenvelope.envelope import Ack, AckPolicy, Message
 from liftenvelope.errors import LiftEnvelopeError, NoSuchPartitionError, UsageError, UsageTypeError
@@ -240,10 +240,22 @@ class PublishMany:
                 if self._is_held and self._has_room:  # the loop over the acks has made room
                     self._is_held = False
                     self._streams.wake()
-                await self._streams.progress()
+                await self._until_progress()
         except asyncio.CancelledError:
             await self.aclose()
             raise
+
+    async def _until_progress(self) -> None:
+        """Wait for an ack, for room in the transport, or for a message of an async iterator.
+
+        Messages that fail before they are sent are settled without a wakeup. If all messages taken have
+        failed like that, nothing is in flight that could end the wait, and there is room for more messages.
+        """
+        feeds = self._feed is not None and not self._buffer
+        if self._settled < self._taken or self._streams.is_full or feeds:
+            await self._streams.progress()
+        else:
+            await asyncio.sleep(0)
 
     @property
     def _has_result(self) -> bool:

@@ -25,7 +25,7 @@ from liftenvelope.rpc.status import CallNotProcessedError, RpcError, StatusCode
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from liftenvelope.client.cluster import Cluster
+    from liftenvelope.client._cluster import Cluster
 
 __all__ = ["PublishPermissions", "permission_request"]
 

@@ -7,7 +7,8 @@ no connection, or refused unseen the server did nothing      always, with anothe
 not the leader, no leader yet    the server did nothing      always, after fetching metadata again
 lost half-way, ``UNAVAILABLE``,  it may have been done       if repeating does no harm: see RETRIES
 ``CANCELLED`` by the server
-no answer within the attempt     it may have been done       the same
+no answer within the attempt,    it may have been done       the same
+or no decision of the cluster
 anything else                    the server refused          never
 ===============================  ==========================  ===============================================
 
@@ -97,7 +98,27 @@ _NOT_LEADER_TEXTS: Final = (
     "broker is not the consumer group coordinator",
 )
 # Second text: in a cluster that has just formed, the broker that should handle the request is not there yet.
-_NO_LEADER_TEXTS: Final = ("no known metadata leader", "nats: no responders available for request")
+# The last two are from Raft, as those of _UNDECIDED_TEXTS, and mean that it did not take the change.
+_NO_LEADER_TEXTS: Final = (
+    "no known metadata leader",
+    "nats: no responders available for request",
+    "node is not the leader",
+    "leadership transfer in progress",
+)
+# Texts of Liftbridge, with one of the codes below, for a change that the cluster had not decided when
+# the broker gave up: it may still be made. At the deadline of a call, a broker gives one of them or
+# DEADLINE_EXCEEDED. Sources: server/raft.go and the errors of hashicorp/raft, and nats.go for calls that are
+# passed to the leader.
+_UNDECIDED_TEXTS: Final = (
+    "raft operation timed out",
+    "timed out enqueuing operation",
+    "leadership lost while committing log",
+    "raft is already shutdown",
+    "context deadline exceeded",
+    "nats: timeout",
+)
+# FAILED_PRECONDITION refuses the first member of a group, with which the group is created.
+_DECIDED_WITH: Final = (StatusCode.INTERNAL, StatusCode.FAILED_PRECONDITION)
 _FATES: Final[Mapping[int, Fate]] = MappingProxyType(
     {
         StatusCode.UNAVAILABLE: Fate.LOST,
@@ -113,6 +134,8 @@ def fate_of(error: RpcError | TransportError) -> Fate:
         return Fate.NOT_SENT
     if isinstance(error, TransportError):
         return Fate.LOST
+    if error.code in _DECIDED_WITH and any(text in error.description for text in _UNDECIDED_TEXTS):
+        return Fate.TIMED_OUT
     if error.code == StatusCode.FAILED_PRECONDITION:
         elsewhere = any(text in error.description for text in _NOT_LEADER_TEXTS)
         return Fate.NOT_LEADER if elsewhere else Fate.REFUSED

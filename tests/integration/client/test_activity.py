@@ -27,6 +27,11 @@ from liftenvelope.errors import NoSuchStreamError, UsageError
 from liftenvelope.rpc.blocking import BlockingChannel
 from liftenvelope.testing import LiftbridgeCluster, run_liftbridge
 
+from . import test_groups as groups
+
+#: A server that drops no group member because of a short pause.
+liftbridge_server = groups.liftbridge_server
+
 
 @pytest.fixture
 async def client(liftbridge_server: LiftbridgeCluster) -> AsyncIterator[Client]:

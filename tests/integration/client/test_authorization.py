@@ -242,8 +242,10 @@ def read_all(url: str, stream: str, access: Access, **options: object) -> pa.Tab
 def test_bulk_read_is_refused(
     cluster: LiftbridgeCluster, certificates: Certificates, name: str, start: str | int | datetime
 ) -> None:
-    access = Access(tls=certificates.client(name), timeout=60.0)
+    app, access = certificates.client("app"), Access(tls=certificates.client(name), timeout=60.0)
     url = f"liftbridge://{cluster.addresses[0]}"
+    with liftenvelope.connect_blocking(cluster.addresses, tls=app, timeout=60.0) as client:
+        client.publish("open", b"x")  # an empty stream would be read without a Subscribe call
     with pytest.raises(PermissionDeniedError, match="on resource open"):
         read_all(url, "open", access, start=start)
 

@@ -19,10 +19,11 @@ import pytest
 
 import liftenvelope
 from liftenvelope import Ack, BlockingClient, Message
+from liftenvelope.client._events import ClientEvent, MetadataRefreshed
 from liftenvelope.client.activity import StreamCreated
-from liftenvelope.client.events import ClientEvent, MetadataRefreshed
 from liftenvelope.errors import (
     IncorrectOffsetError,
+    MessageTooLargeError,
     NoSuchStreamError,
     StreamExistsError,
     TransportError,
@@ -30,6 +31,11 @@ from liftenvelope.errors import (
 )
 from liftenvelope.testing import LiftbridgeCluster, run_liftbridge
 from tests.integration.conftest import wait_until
+
+from . import test_groups as groups
+
+#: A server that drops no group member because of a short pause.
+liftbridge_server = groups.liftbridge_server
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -72,6 +78,13 @@ class TestPublish:
         assert (ack.stream, ack.offset) == (name, 0)
         with pytest.raises(IncorrectOffsetError):
             client.publish(name, b"two", expected_offset=0)
+
+    def test_many_with_an_invalid_message_and_one_in_flight(self, client: BlockingClient, name: str) -> None:
+        client.create_stream(name, name)
+        items = [b"a", b"x" * 4_200_000, b"b"]
+        summary = client.publish_many(name, items, max_in_flight=1, on_error="collect")
+        assert (summary.acked, list(summary.failures)) == (2, [1])
+        assert isinstance(summary.failures[1], MessageTooLargeError)
 
     def test_futures(self, client: BlockingClient, name: str) -> None:
         client.create_stream(name, name)

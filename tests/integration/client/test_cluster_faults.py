@@ -9,10 +9,10 @@ import pytest
 
 import liftenvelope
 from liftenvelope.client import Client
-from liftenvelope.client.events import ClientEvent, StoppedAtHighWatermark, SubscriptionResumed
+from liftenvelope.client._events import ClientEvent, StoppedAtHighWatermark, SubscriptionResumed
+from liftenvelope.client._streams import MAX_REPLICATION
+from liftenvelope.client._subscription import Subscription
 from liftenvelope.client.metadata import BrokerInfo
-from liftenvelope.client.streams import MAX_REPLICATION
-from liftenvelope.client.subscription import Subscription
 from liftenvelope.envelope import AckPolicy, Message
 from liftenvelope.errors import (
     AckTimeoutError,
@@ -226,7 +226,7 @@ async def test_two_of_three_are_down(
         await asyncio.to_thread(node.kill)
     await acked_by_leader(client, name, b"of one")
     with pytest.raises(AckTimeoutError, match=name) as late:
-        await client.publish(name, b"of too few", ack_policy=AckPolicy.ALL, timeout=1)
+        await client.publish(name, b"of too few", ack_policy=AckPolicy.ALL, timeout=5)
     assert late.value.sent
     with pytest.raises(LiftEnvelopeError, match=f"{name}-more"):
         await client.create_stream(f"{name}-more", f"{name}-more", timeout=1)

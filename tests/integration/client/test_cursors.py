@@ -8,10 +8,10 @@ from collections.abc import AsyncIterator
 import pytest
 
 import liftenvelope
-from liftenvelope.client.checkpointer import Checkpointer
+from liftenvelope.client._checkpointer import Checkpointer
+from liftenvelope.client._cursors import CURSORS_STREAM, cursor_partition
+from liftenvelope.client._events import CheckpointFailed, ClientEvent, LiftEnvelopeWarning
 from liftenvelope.client.cursor_names import cursor_key
-from liftenvelope.client.cursors import CURSORS_STREAM, cursor_partition
-from liftenvelope.client.events import CheckpointFailed, ClientEvent, LiftEnvelopeWarning
 from liftenvelope.errors import CursorsUnavailableError, LiftEnvelopeError, UsageError
 from liftenvelope.testing import FaultProxy, LiftbridgeCluster, run_liftbridge
 
@@ -220,7 +220,7 @@ class TestCheckpointer:
         address = liftbridge_server.addresses[0]
         with FaultProxy(address) as proxy:
             async with liftenvelope.connect(
-                proxy.address, address_map={address: proxy.address}, on_event=events.append
+                proxy.address, address_map={address: proxy.address}, timeout=10.0, on_event=events.append
             ) as client:
                 async with client.checkpointer(name, name, every_messages=1) as checkpoints:
                     checkpoints.processed(0, 1)
@@ -244,7 +244,9 @@ class TestCheckpointer:
     ) -> None:
         address = liftbridge_server.addresses[0]
         with FaultProxy(address) as proxy:
-            async with liftenvelope.connect(proxy.address, address_map={address: proxy.address}) as client:
+            async with liftenvelope.connect(
+                proxy.address, address_map={address: proxy.address}, timeout=10.0
+            ) as client:
                 checkpoints = client.checkpointer(name, name, every_messages=1)
                 await checkpoints.__aenter__()
                 allow(checkpoints, 0.2)
@@ -260,7 +262,9 @@ class TestCheckpointer:
     async def test_server_gone_at_the_end(self, liftbridge_server: LiftbridgeCluster, name: str) -> None:
         address = liftbridge_server.addresses[0]
         with FaultProxy(address) as proxy:
-            async with liftenvelope.connect(proxy.address, address_map={address: proxy.address}) as client:
+            async with liftenvelope.connect(
+                proxy.address, address_map={address: proxy.address}, timeout=10.0
+            ) as client:
                 checkpoints = client.checkpointer(name, name)
 
                 async def one(error: Exception | None) -> None:

@@ -12,13 +12,13 @@ import pytest
 
 import liftenvelope
 from liftenvelope.client import Client
-from liftenvelope.client.events import (
+from liftenvelope.client._events import (
     ClientEvent,
     StoppedAtHighWatermark,
     SubscriptionLost,
     SubscriptionResumed,
 )
-from liftenvelope.client.message_reader import MessageReader
+from liftenvelope.client._message_reader import MessageReader
 from liftenvelope.envelope import Message
 from liftenvelope.errors import (
     AckTimeoutError,
@@ -165,9 +165,10 @@ async def test_a_server_that_ends_and_comes_back(
     assert_complete(found, acked, killed=end is kill)
     lost = [event for event in events if isinstance(event, SubscriptionLost)]
     resumed = [event for event in events if isinstance(event, SubscriptionResumed)]
-    assert len(lost) == len(resumed) == 1
-    assert lost[0].position == resumed[0].position
-    assert resumed[0].position in [message.offset for message in found]
+    # On a machine that pauses, the connection to the new process may be lost as well.
+    assert resumed
+    assert [event.position for event in lost] == [event.position for event in resumed]
+    assert {event.position for event in resumed} <= {message.offset for message in found}
 
 
 async def hidden(cluster: LiftbridgeCluster, client: Client, name: str) -> str:

@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 
 import liftenvelope
-from liftenvelope.client.cursors import CURSORS_STREAM
-from liftenvelope.client.events import ClientEvent, GroupCoordinatorReported
+from liftenvelope.client._cursors import CURSORS_STREAM
+from liftenvelope.client._events import ClientEvent, GroupCoordinatorReported
 from liftenvelope.client.metadata import Metadata
 from liftenvelope.errors import AckTimeoutError, LiftEnvelopeError, TransportError
 from liftenvelope.testing import LiftbridgeCluster, run_liftbridge

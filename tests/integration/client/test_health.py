@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import liftenvelope
-from liftenvelope.client.health import HealthStatus
+from liftenvelope.client._health import HealthStatus
 from liftenvelope.testing import FaultProxy, LiftbridgeCluster, run_liftbridge
 
 

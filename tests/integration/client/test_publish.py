@@ -11,7 +11,7 @@ from nats.aio.client import Client as NatsClient
 
 import liftenvelope
 from liftenvelope.client import Client
-from liftenvelope.envelope import Ack, AckPolicy, unmarshal_ack
+from liftenvelope.envelope import Ack, AckPolicy, marshal_ack, unmarshal_ack
 from liftenvelope.errors import (
     AckTimeoutError,
     IncorrectOffsetError,
@@ -161,6 +161,50 @@ async def test_an_ack_inbox_of_ones_own_gets_the_ack_as_well(
     assert (ack.correlation_id, ack.ack_inbox) == ("mine", f"{stream}.acks")
 
 
+async def test_the_ack_of_another_message_on_the_ack_inbox_is_not_taken(
+    client: Client, stream: str, lb_nc: NatsClient
+) -> None:
+    inbox = f"{stream}.acks"
+    other = marshal_ack(Ack(stream=stream, offset=41, ack_inbox=inbox, correlation_id="other"))
+
+    async def ack_late() -> None:
+        while True:
+            await lb_nc.publish(inbox, other)
+            await asyncio.sleep(0)
+
+    async def publish_on(publish: Any) -> None:
+        while True:  # until the other ack wins the race
+            ack = await acked(publish(stream, b"v", ack_inbox=inbox, correlation_id="mine"))
+            assert ack.correlation_id == "mine"
+
+    late = asyncio.create_task(ack_late())
+    for publish in (client.publish, client.publish_to_subject):
+        with pytest.raises(AckTimeoutError, match=r"'other'.*came first") as caught:
+            await publish_on(publish)
+        assert (caught.value.sent, caught.value.correlation_id) == (True, "mine")
+    late.cancel()
+
+
+async def test_an_ack_inbox_in_use_until_the_deadline(
+    liftbridge_server: LiftbridgeCluster, name: str
+) -> None:
+    address = liftbridge_server.addresses[0]
+    with FaultProxy(address) as proxy:
+        async with liftenvelope.connect(address, address_map={address: proxy.address}) as client:
+            await client.create_stream(name, name)
+            await client.publish(name, b"v", ack_inbox=f"{name}.x")
+            proxy.stall("to_client")
+            before = proxy.bytes_to_server
+            first = await client.publish_async(name, b"v", ack_inbox=f"{name}.x", timeout=60)
+            await until(lambda: proxy.bytes_to_server > before)
+            with pytest.raises(AckTimeoutError, match="earlier publishes used ack_inbox") as caught:
+                await client.publish(name, b"v", ack_inbox=f"{name}.x", timeout=0.2)
+            assert not caught.value.sent
+            first.cancel()
+            proxy.resume()
+            await acked(client.publish(name, b"v", ack_inbox=f"{name}.x"))
+
+
 async def test_a_correlation_id_is_repeated_and_can_be_in_flight_once(client: Client, stream: str) -> None:
     future = await client.publish_async(stream, b"v", correlation_id="mine")
     with pytest.raises(UsageError, match="'mine'"):
@@ -181,15 +225,16 @@ async def test_several_streams_on_one_subject(client: Client, name: str) -> None
     outcomes = await asyncio.gather(
         *(client.publish(names[0], b"v", ack_inbox=f"{name}.x") for _ in range(30)), return_exceptions=True
     )
-    # The server gives a unary publish whichever ack came first.
+    # The server gives a unary publish whichever ack came first, perhaps a late one of the publish before.
+    acks = [outcome for outcome in outcomes if isinstance(outcome, Ack)]
+    assert {ack.stream for ack in acks} <= {names[0]}
+    assert len({ack.correlation_id for ack in acks}) == len({ack.offset for ack in acks}) == len(acks)
     for outcome in outcomes:
-        if isinstance(outcome, Ack):
-            assert outcome.stream == names[0]
-        else:
+        if not isinstance(outcome, Ack):
             assert isinstance(outcome, AckTimeoutError)
             assert outcome.sent
-            assert names[0] in str(outcome)
-            assert any(other in str(outcome) for other in names[1:])
+            assert "came first" in str(outcome)
+            assert any(one in str(outcome) for one in names)
 
 
 async def test_a_paused_stream_is_woken(client: Client, stream: str) -> None:

@@ -222,6 +222,25 @@ async def test_garbage_is_collected(client: Client, name: str) -> None:
     assert isinstance(summary.failures[10], MessageTooLargeError)
 
 
+@pytest.mark.parametrize("is_async", [False, True], ids=["iterable", "async iterable"])
+@pytest.mark.parametrize(("max_in_flight", "count"), [(1, 1), (1, 3), (100, 100), (100, 1000)])
+@pytest.mark.parametrize("in_a_loop", [False, True])
+async def test_invalid_messages_that_fill_the_room_do_not_stop_the_sending(
+    client: Client, stream: str, max_in_flight: int, count: int, is_async: bool, in_a_loop: bool
+) -> None:
+    invalid: Any = b"x" * 4_200_000 if count == 1 else (b"three", b"parts", b"here")
+    items = [b"a", *[invalid] * count, b"b"]
+    source = slowly(items) if is_async else items
+    many = client.publish_many(stream, source, max_in_flight=max_in_flight, on_error="collect")
+    async with asyncio.timeout(60):
+        if in_a_loop:
+            assert [index async for index, _ in many] == [0, count + 1]
+        else:
+            await many
+    assert many.summary.acked == 2
+    assert list(many.summary.failures) == list(range(1, count + 1))
+
+
 async def test_reserved_headers(client: Client, stream: str) -> None:
     with pytest.raises(UsageError, match="subject"):
         await client.publish_many(stream, [OutgoingMessage(value=b"v", headers={"subject": b"x"})])

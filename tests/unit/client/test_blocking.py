@@ -16,10 +16,25 @@ from typing import Any, Generic, TypeVar
 import pytest
 
 import liftenvelope
-from liftenvelope.client import activity, checkpointer, client, consumer, merged, subscription
+from liftenvelope.client import (
+    _checkpointer as checkpointer,
+)
+from liftenvelope.client import (
+    _consumer as consumer,
+)
+from liftenvelope.client import (
+    _merged as merged,
+)
+from liftenvelope.client import (
+    _subscription as subscription,
+)
+from liftenvelope.client import (
+    activity,
+    client,
+)
 from liftenvelope.client import blocking as module
+from liftenvelope.client._portal import Portal
 from liftenvelope.client.binding import Blocking, blocking_text
-from liftenvelope.client.portal import Portal
 
 ROOT = Path(__file__).resolve().parents[3]
 DUNDERS = {

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
+from liftenvelope.client._cursors import Cursors
+from liftenvelope.client._health import HealthChecks
+from liftenvelope.client._publishing import Publisher
+from liftenvelope.client._streams import Streams
 from liftenvelope.client.binding import options_of
 from liftenvelope.client.client import Client, connect
-from liftenvelope.client.cursors import Cursors
-from liftenvelope.client.health import HealthChecks
-from liftenvelope.client.publishing import Publisher
-from liftenvelope.client.streams import Streams
 from tests.unit.scripted_broker import client_of, scripted
 
 FORWARDED = [

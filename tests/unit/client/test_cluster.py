@@ -9,9 +9,9 @@ import pytest
 
 import liftenvelope
 from liftenvelope._deadlines import Deadline
-from liftenvelope.client import cluster as cluster_module
+from liftenvelope.client import _cluster as cluster_module
+from liftenvelope.client._events import MetadataRefreshed
 from liftenvelope.client.client import Client
-from liftenvelope.client.events import MetadataRefreshed
 from liftenvelope.client.retries import Retry
 from liftenvelope.errors import (
     CallTimeoutError,
@@ -213,7 +213,7 @@ class TestLeaders:
             broker.always("FetchPartitionMetadata", NOT_LEADER)
             async with client_of([broker]) as client:
                 with pytest.raises((NotLeaderError, CallTimeoutError)):
-                    await client.fetch_partition_metadata("foo", timeout=0.3)
+                    await client.fetch_partition_metadata("foo", timeout=2.0)
             assert broker.calls["FetchPartitionMetadata"] > 1
 
     async def test_leader_of_a_missing_partition_is_an_error(self) -> None:
@@ -286,6 +286,13 @@ class TestAgain:
                 await make_call(client, "DeleteStream", 3.0)
             assert 2.9 < asyncio.get_running_loop().time() - begun < 30
             assert 3 < broker.calls["DeleteStream"] < 30
+
+    async def test_reason_is_told_if_the_last_attempt_has_little_time(self) -> None:
+        async with scripted() as (broker,), client_of([broker]) as client:
+            broker.next("FetchMetadata", UNAVAILABLE)
+            broker.next("FetchMetadata", stall)
+            with pytest.raises(RpcError, match="JetStream does not answer"):
+                await make_call(client, "FetchMetadata", 1.0)
 
     async def test_why_there_is_no_connection(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Not that there was too little time for the last of many attempts."""

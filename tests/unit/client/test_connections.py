@@ -11,7 +11,7 @@ import pytest
 
 from liftenvelope._deadlines import Deadline
 from liftenvelope._pb import api_pb2
-from liftenvelope.client.connections import Connections
+from liftenvelope.client._connections import Connections
 from liftenvelope.client.options import Options
 from liftenvelope.errors import TransportError
 from liftenvelope.rpc.status import CallNotProcessedError

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 import liftenvelope
-from liftenvelope.client.checkpoints import Checkpoints
+from liftenvelope.client._checkpoints import Checkpoints
+from liftenvelope.client._cursors import cursor_partition
 from liftenvelope.client.cursor_names import cursor_key
-from liftenvelope.client.cursors import cursor_partition
 from liftenvelope.errors import UsageError, UsageTypeError
 
 

@@ -94,6 +94,15 @@ REPORT = "ReportConsumerGroupCoordinator"
             "The client is not authorized to call DeleteStream on resource foo",
             PermissionDeniedError,
         ),
+        (
+            "CreateStream",
+            C.INTERNAL,
+            "Failed to replicate partition: raft operation timed out",
+            CallTimeoutError,
+        ),
+        (JOIN, C.INTERNAL, "Failed to join consumer group: timed out enqueuing operation", CallTimeoutError),
+        ("DeleteStream", C.INTERNAL, "Failed to delete stream: node is not the leader", NotLeaderError),
+        ("CreateStream", C.INTERNAL, "leadership transfer in progress", NotLeaderError),
         ("Publish", C.NOT_FOUND, "no such stream: partitions", NoSuchStreamError),
         ("Publish", C.NOT_FOUND, "no such partition: 7", NoSuchPartitionError),
         ("FetchCursor", C.INTERNAL, "Cursors stream does not exist", CursorsUnavailableError),
@@ -182,6 +191,14 @@ def test_publishes_say_whether_the_message_may_be_stored(
         assert found.correlation_id == "id-7"
         assert str(found).startswith("no ack came in time for the message on foo[0]: ")
         assert str(found).endswith("Usual causes: min_isr")
+
+
+def test_publish_to_a_partition_that_was_not_resumed_in_time_is_not_stored() -> None:
+    text = "Failed to resume stream: raft operation timed out"
+    found = publish_call_error("Publish", RpcError(C.INTERNAL, text), "foo[0]", "id-7", "min_isr")
+    assert isinstance(found, AckTimeoutError)
+    assert (found.correlation_id, found.sent, found.retriable) == ("id-7", False, True)
+    assert str(found) == f"foo[0]: the message is not stored: {text}"
 
 
 @pytest.mark.parametrize(

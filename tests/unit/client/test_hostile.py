@@ -16,7 +16,7 @@ from liftenvelope import bulk
 from liftenvelope._pb import api_pb2
 from liftenvelope.bulk import Access
 from liftenvelope.bulk.listing import open_lister
-from liftenvelope.client import subscription as subscription_module
+from liftenvelope.client import _subscription as subscription_module
 from liftenvelope.client.client import Client
 from liftenvelope.errors import (
     CallTimeoutError,
@@ -60,6 +60,7 @@ CALLS: dict[str, tuple[str, Callable[[Client], Awaitable[object]]]] = {
     "leader": ("FetchMetadata", lambda client: client.publish("foo", b"x")),
     "partition": ("FetchPartitionMetadata", lambda client: client.fetch_partition_metadata("foo", 0)),
     "publish": ("Publish", lambda client: client.publish("foo", b"x")),
+    "publish with an ack inbox": ("Publish", lambda client: client.publish("foo", b"x", ack_inbox="acks")),
     "publish many": ("PublishAsync", lambda client: client.publish_many("foo", [b"x"] * 3)),
     "cursor": ("FetchCursor", lambda client: client.fetch_cursor("me", "foo", 0)),
     "subscribe": ("FetchMetadata", lambda client: read(client, start="earliest", stop="latest")),
@@ -129,6 +130,18 @@ async def test_metadata_that_is_no_protobuf_raises_the_documented_error() -> Non
         broker.always("FetchMetadata", handler(b"\xff"))
         with pytest.raises(ServerProtocolError, match="the server's answer is no FetchMetadataResponse"):
             await client.fetch_metadata()
+
+
+@pytest.mark.parametrize("junk", [junk for name, junk in JUNK.items() if name != "no UTF-8"])
+@pytest.mark.parametrize("method", ["Publish", "PublishToSubject"])
+async def test_publish_with_an_unreadable_answer_may_be_stored(method: str, junk: bytes) -> None:
+    async with scripted() as (broker,), client_of([broker]) as client:
+        broker.log(0)
+        broker.always(method, handler(junk))
+        publish = client.publish if method == "Publish" else client.publish_to_subject
+        with pytest.raises(ServerProtocolError, match="the message may be stored") as info:
+            await publish("foo", b"x", ack_inbox="acks")
+        assert (info.value.published, info.value.sent) == (1, True)
 
 
 # Limits

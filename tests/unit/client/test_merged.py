@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from liftenvelope.client.events import SubscriptionLost
+from liftenvelope.client._events import SubscriptionLost
 from liftenvelope.errors import (
     StreamDeletedError,
 )

@@ -11,7 +11,7 @@ import pytest
 
 import liftenvelope
 from liftenvelope.bulk import Access
-from liftenvelope.client.events import (
+from liftenvelope.client._events import (
     LiftEnvelopeWarning,
     MetadataRefreshed,
     StoppedAtHighWatermark,

@@ -24,7 +24,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from liftenvelope.client.portal import Portal
+from liftenvelope.client._portal import Portal
 from liftenvelope.errors import TransportError, UsageError
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -444,6 +444,16 @@ class TestFeed:
         gc.collect()
         assert closed == [True, True]
 
+    def test_one_result_may_need_more_items_than_the_queue_holds(self, portal: Portal) -> None:
+        async def count(items: AsyncIterator[int]) -> AsyncIterator[int]:
+            taken = 0
+            async for _ in items:
+                taken += 1
+                if taken % 5_000 == 0:
+                    yield taken
+
+        assert list(portal.feed_and_iterate(iter(range(10_000)), count)) == [5_000, 10_000]
+
     @given(st.lists(st.integers(), max_size=50), st.integers(1, 4))
     @settings(max_examples=30, deadline=None)
     def test_nothing_is_lost_or_doubled(self, numbers: list[int], pause: int) -> None:
@@ -538,7 +548,7 @@ class TestForgotten:
         """Python does not wait for the thread."""
         source = """
             import asyncio
-            from liftenvelope.client.portal import Portal
+            from liftenvelope.client._portal import Portal
             portal = Portal()
             async def sleep():
                 await asyncio.sleep(3600)

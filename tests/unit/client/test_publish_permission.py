@@ -14,7 +14,7 @@ import pytest
 
 from liftenvelope._deadlines import Deadline
 from liftenvelope._pb import api_pb2
-from liftenvelope.client.in_flight import Entry, InFlight, Outcome, Sink
+from liftenvelope.client._in_flight import Entry, InFlight, Outcome, Sink
 from liftenvelope.client.publish_permission import PublishPermissions
 from liftenvelope.errors import CallTimeoutError, PermissionDeniedError, TransportError
 from liftenvelope.rpc.status import RpcError, StatusCode
@@ -84,11 +84,11 @@ async def test_another_broker_is_asked_where_the_first_is_lost() -> None:
 
 
 async def test_lost_broker_gives_no_permission() -> None:
-    async with scripted() as (broker,), client_of([broker], timeout=0.3) as client:
+    async with scripted() as (broker,), client_of([broker], timeout=2.0) as client:
         permissions = PublishPermissions(client._context.cluster)
         permissions.refused("foo")
         broker.always("Publish", broker.drop_at)
-        with pytest.raises(TransportError):
+        with pytest.raises((TransportError, CallTimeoutError)):  # the last attempt may end with the time
             await permissions.check(broker.address, "foo", Deadline(60))
 
 

@@ -13,8 +13,8 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from liftenvelope import bulk
+from liftenvelope.client._in_flight import Ending, ending_of
 from liftenvelope.client.client import Client
-from liftenvelope.client.in_flight import Ending, ending_of
 from liftenvelope.errors import AckTimeoutError, CallTimeoutError, TransportError
 from liftenvelope.rpc.aio import Channel
 from liftenvelope.rpc.blocking import BlockingChannel

@@ -33,6 +33,19 @@ from tests.unit.scripted_broker import METHODS
         ),
         (RpcError(StatusCode.FAILED_PRECONDITION, "commit log was closed"), Fate.REFUSED),
         (RpcError(StatusCode.INTERNAL, "no known metadata leader"), Fate.NO_LEADER),
+        (RpcError(StatusCode.INTERNAL, "Failed to delete stream: node is not the leader"), Fate.NO_LEADER),
+        (
+            RpcError(StatusCode.INTERNAL, "Failed to replicate partition: raft operation timed out"),
+            Fate.TIMED_OUT,
+        ),
+        (
+            RpcError(StatusCode.INTERNAL, "Failed to pause stream: leadership lost while committing log"),
+            Fate.TIMED_OUT,
+        ),
+        (RpcError(StatusCode.INTERNAL, "context deadline exceeded"), Fate.TIMED_OUT),
+        (RpcError(StatusCode.UNKNOWN, "raft operation timed out"), Fate.REFUSED),
+        (RpcError(StatusCode.FAILED_PRECONDITION, "raft operation timed out"), Fate.TIMED_OUT),
+        (RpcError(StatusCode.FAILED_PRECONDITION, "leadership lost while committing log"), Fate.TIMED_OUT),
         (RpcError(StatusCode.INTERNAL, "disk on fire"), Fate.REFUSED),
         (RpcError(StatusCode.NOT_FOUND, "Server not partition leader"), Fate.REFUSED),
         (

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 import liftenvelope
 from liftenvelope._pb import api_pb2
+from liftenvelope.client._streams import MAX_REPLICATION, _put_settings, _Settings
 from liftenvelope.client.client import Client
-from liftenvelope.client.streams import MAX_REPLICATION, _put_settings, _Settings
 from liftenvelope.errors import (
     NoSuchPartitionError,
     NoSuchStreamError,
@@ -136,6 +136,14 @@ class TestCreate:
         for kind in (StreamExistsError, RpcError, PermissionDeniedError):
             with pytest.raises(kind, match="stream 'name'"):
                 await pair.created()
+
+    async def test_creation_is_repeated_when_the_cluster_has_not_decided(self, pair: Pair) -> None:
+        undecided = RpcError(StatusCode.INTERNAL, "Failed to replicate partition: raft operation timed out")
+        exists = RpcError(StatusCode.ALREADY_EXISTS, "stream already exists")
+        pair.broker.log(0, stream="name")
+        pair.broker.next("CreateStream", undecided, exists)
+        await pair.client.create_stream("name", "name")  # the first attempt created it
+        assert pair.broker.calls["CreateStream"] == 2
 
     async def test_is_seen_at_once(self, pair: Pair) -> None:
         # What was known of a stream of that name is forgotten.

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from liftenvelope._pb import api_pb2
-from liftenvelope.client import cluster as cluster_module
-from liftenvelope.client import subscription as subscription_module
-from liftenvelope.client.events import (
+from liftenvelope.client import _cluster as cluster_module
+from liftenvelope.client import _subscription as subscription_module
+from liftenvelope.client._events import (
     CursorAheadOfStream,
     StoppedAtHighWatermark,
     SubscriptionLost,
@@ -224,6 +224,8 @@ class TestUse:
             ("batches", {"max_wait": -1}),
             ("arrow_batches", {"max_rows": 0}),
             ("arrow_batches", {"max_wait": float("nan")}),
+            ("arrow_batches", {"max_bytes": 0}),
+            ("arrow_batches", {"max_bytes": (1 << 30) + 1}),
         ],
     )
     async def test_arguments_of_lists(self, method: str, options: dict[str, Any]) -> None:

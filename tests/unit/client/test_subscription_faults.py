@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from liftenvelope.client import subscription as subscription_module
+from liftenvelope.client import _subscription as subscription_module
 from liftenvelope.errors import (
     CallTimeoutError,
     StreamDeletedError,

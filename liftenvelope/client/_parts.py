@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from liftenvelope.client._cursors import Cursors
+from liftenvelope.client._streams import Streams
+from liftenvelope.client._subscribing import Subscriptions
 from liftenvelope.client.core import ClientContext
-from liftenvelope.client.cursors import Cursors
-from liftenvelope.client.streams import Streams
-from liftenvelope.client.subscribing import Subscriptions
 
 __all__ = ["ClientParts"]
 

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Final, Protocol
 from liftenvelope._backoff import pause_before
 from liftenvelope._deadlines import Deadline
 from liftenvelope._pb import api_pb2
-from liftenvelope.client.connections import Connections
-from liftenvelope.client.events import MetadataRefreshed
+from liftenvelope.client._connections import Connections
+from liftenvelope.client._events import MetadataRefreshed
+from liftenvelope.client._selection import choose_broker
 from liftenvelope.client.failures import call_error
 from liftenvelope.client.metadata import Metadata, StreamInfo, decode_metadata, make_metadata, merged
 from liftenvelope.client.retries import RETRIES, Fate, fate_of
-from liftenvelope.client.selection import choose_broker
 from liftenvelope.errors import (
     CallTimeoutError,
     NoSuchPartitionError,
@@ -107,6 +107,7 @@ class Cluster:
         """
         rule, failed, uncertain = rule or RETRIES[method], list[str](), False
         refused: CallNotProcessedError | None = None
+        before: RpcError | TransportError | None = None
         while True:
             address = await route(failed, deadline)
             attempt_timeout = min(deadline.left, rule.attempt_timeout or deadline.left)
@@ -120,6 +121,10 @@ class Cluster:
                 if uncertain and fate is Fate.REFUSED and _code(last) == rule.done_already:
                     return None
                 again = fate is not Fate.REFUSED and (rule.repeatable or not fate.is_uncertain)
+                if fate is not Fate.TIMED_OUT:
+                    before = last
+                elif rule.repeatable and attempt_timeout < (rule.attempt_timeout or 0.0):
+                    last = before or last  # says more than that this attempt had little time
                 if not again or deadline.is_over or self._closed:
                     raise call_error(method, last, about) from last
                 uncertain |= fate.is_uncertain

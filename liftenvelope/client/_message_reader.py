@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Final, Self
 
 from liftenvelope._checks import as_count, as_seconds
 from liftenvelope.client.partition_read import read_messages
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from liftenvelope.envelope import Message
 
 __all__ = ["MessageReader"]
+
+#: Largest ``max_bytes`` of Arrow batches: the offsets in a column have 31 bits.
+_MOST_BATCH_BYTES: Final = 1 << 30
 
 
 class MessageReader:
@@ -101,13 +104,15 @@ class MessageReader:
             yield await self._decode(payloads)
 
     async def arrow_batches(
-        self, max_rows: int = 65_536, *, max_wait: float = 1.0
+        self, max_rows: int = 65_536, *, max_wait: float = 1.0, max_bytes: int = 64 * 1024 * 1024
     ) -> AsyncIterator[pa.RecordBatch]:
         """Iterate over Arrow record batches of messages. Needs the ``[arrow]`` extra.
 
         Args:
             max_rows: Maximum rows per batch. Default 65,536.
             max_wait: Seconds to wait for more messages after the first one of a batch. Default 1.
+            max_bytes: Maximum bytes of encoded messages per batch; a larger message is a batch of its own.
+                Default 64 MiB.
 
         Yields:
             Batches of at least one row, with the columns of :func:`liftenvelope.arrow.stored_batch`.
@@ -121,7 +126,8 @@ class MessageReader:
 
         as_count("max_rows", max_rows)
         as_seconds("max_wait", max_wait, zero=True)
-        while (payloads := await self._collect(max_rows, max_wait)) is not None:
+        as_count("max_bytes", max_bytes, 1, _MOST_BATCH_BYTES)
+        while (payloads := await self._collect(max_rows, max_wait, max_bytes)) is not None:
             yield arrow.stored_batch(payloads)
 
     async def _fill(self) -> None:
@@ -170,27 +176,34 @@ class MessageReader:
             await self.close()
         return found
 
-    async def _collect(self, limit: int, max_wait: float) -> list[bytes] | None:
-        """Return up to ``limit`` encoded messages; None when the read is over."""
+    async def _collect(self, limit: int, max_wait: float, max_bytes: int | None = None) -> list[bytes] | None:
+        """Return up to ``limit`` encoded messages of at most ``max_bytes``; None when the read is over."""
         payloads = await self._take()
         if payloads is None:
             return None
         try:
-            await self._add(payloads, limit, max_wait)
+            await self._add(payloads, limit, max_wait, max_bytes)
         except BaseException:
             self._unread = payloads  # the next read returns them
             raise
-        self._unread = payloads[limit:] + self._unread
-        del payloads[limit:]
+        rows = _rows_within(payloads, limit, max_bytes)
+        self._unread = payloads[rows:] + self._unread
+        del payloads[rows:]
         return payloads
 
-    async def _add(self, payloads: list[bytes], limit: int, max_wait: float) -> None:
+    async def _add(self, payloads: list[bytes], limit: int, max_wait: float, max_bytes: int | None) -> None:
         if len(payloads) >= limit or not max_wait:
             return
+        size = sum(map(len, payloads))
         try:
             async with asyncio.timeout(max_wait):
-                while len(payloads) < limit and (more := await self._take()) is not None:
+                while (
+                    len(payloads) < limit
+                    and (max_bytes is None or size < max_bytes)
+                    and (more := await self._take()) is not None
+                ):
                     payloads += more
+                    size += sum(map(len, more))
         except LiftEnvelopeError:
             return  # _fail keeps the error: it is raised after these messages were handed out
         except TimeoutError:
@@ -213,3 +226,16 @@ class MessageReader:
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
         await self.close()
+
+
+def _rows_within(payloads: list[bytes], limit: int, max_bytes: int | None) -> int:
+    """Return the number of messages for a batch of at most ``max_bytes``; one may be larger."""
+    rows = min(limit, len(payloads))
+    if max_bytes is None or sum(map(len, payloads)) <= max_bytes:
+        return rows
+    size = 0
+    for row in range(rows):
+        size += len(payloads[row])
+        if size > max_bytes:
+            return max(row, 1)
+    return rows

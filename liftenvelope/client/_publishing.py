@@ -14,9 +14,11 @@ from liftenvelope._checks import (
 )
 from liftenvelope._deadlines import Deadline, ack_timeout
 from liftenvelope._pb import api_pb2
+from liftenvelope.client._in_flight import Entry, Outcome
+from liftenvelope.client._publish_message import SingleMessage
+from liftenvelope.client._publish_stream import PublishStreams
+from liftenvelope.client._unary_publish import UnaryPublish, UnaryPublisher
 from liftenvelope.client.core import ClientContext
-from liftenvelope.client.failures import STREAM_ACK_CAUSES, SUBJECT_ACK_CAUSES, publish_call_error
-from liftenvelope.client.in_flight import Entry, Outcome
 from liftenvelope.client.publish_checks import (
     check_ack_inbox,
     check_headers,
@@ -24,19 +26,20 @@ from liftenvelope.client.publish_checks import (
     check_published_stream,
     check_size,
 )
-from liftenvelope.client.publish_codec import ack_in, policy_of
+from liftenvelope.client.publish_codec import policy_of
 from liftenvelope.client.publish_many import Messages, Plan, PublishMany
-from liftenvelope.client.publish_message import SingleMessage
-from liftenvelope.client.publish_stream import PublishStreams
 from liftenvelope.envelope import Ack, AckPolicy
-from liftenvelope.errors import AckTimeoutError, LiftEnvelopeError, TransportError, UsageError, UsageTypeError
+from liftenvelope.errors import (
+    AckTimeoutError,
+    UsageError,
+    UsageTypeError,
+)
 from liftenvelope.partition import (
     CustomPartitioner,
     KeyPartitioner,
     PartitionChoice,
     Partitioner,
 )
-from liftenvelope.rpc.status import RpcError
 from liftenvelope.types import as_request_policy
 
 if TYPE_CHECKING:
@@ -83,6 +86,7 @@ class Publisher:
         self.streams = PublishStreams(context.cluster)
         self._context = context
         self._cluster = context.cluster
+        self._unary = UnaryPublisher(context.cluster)
         context.open_resources.add(self.streams)
 
     async def publish(
@@ -113,7 +117,9 @@ class Publisher:
                 ``"round_robin"`` for one partition after the other, counted by stream for this client; or a
                 function ``(key, value, partitions) -> partition``.
             ack_policy: When the server acks: LEADER (default), ALL, or NONE for never.
-            ack_inbox: A NATS subject of your own that gets the ack too.
+            ack_inbox: A NATS subject of your own that gets the ack too. Use an inbox that no other publisher
+                uses: Liftbridge answers with the first ack on it. This client's publishes with one ack inbox
+                run one after the other.
             correlation_id: Id that the ack repeats. Default: a new id.
             expected_offset: Offset that the message must get, on a stream with optimistic concurrency;
                 -1, the default, for any.
@@ -135,10 +141,12 @@ class Publisher:
             PermissionDeniedError: The server does not let this client publish to the stream. If ``sent`` of
                 the error is true, the message may be stored.
             PublishError: The server did not store the message for another reason.
-            AckTimeoutError: No ack came in time. If ``sent`` of the error is true, the message may be stored.
+            AckTimeoutError: No ack came in time, or another message's ack came first on the ``ack_inbox``. If
+                ``sent`` of the error is true, the message may be stored.
             CallTimeoutError: No broker returned the partitions of the stream in time. Nothing was sent.
             TransportError: The broker was lost before the ack came. If ``sent`` of the error is true, the
                 message may be stored.
+            ServerProtocolError: The server's answer could not be read. The message may be stored.
             UsageError: An argument is invalid. Nothing was sent.
 
         Example::
@@ -194,7 +202,9 @@ class Publisher:
             partition: Number of the partition.
             partitioner: Choice of the partition.
             ack_policy: When the server acks.
-            ack_inbox: A NATS subject of your own that gets the ack too.
+            ack_inbox: A NATS subject of your own that gets the ack too. Use an inbox that no other publisher
+                uses: Liftbridge answers with the first ack on it. This client's publishes with one ack inbox
+                run one after the other.
             correlation_id: Id that the ack repeats.
             expected_offset: Offset that the message must get.
             timeout: Seconds until the outcome must be known, from this call on. Default: the client's
@@ -324,7 +334,9 @@ class Publisher:
             key: Key, any bytes-like.
             headers: Names to bytes-like values.
             ack_policy: When the server acks: LEADER (default), ALL, or NONE for never.
-            ack_inbox: A NATS subject of your own that gets the ack too.
+            ack_inbox: A NATS subject of your own that gets the ack too. Use an inbox that no other publisher
+                uses: Liftbridge answers with the first ack on it. This client's publishes with one ack inbox
+                run one after the other.
             correlation_id: Id that the ack repeats. Default: a new id.
             timeout: Seconds to wait for the ack. Default: the client's ``ack_wait``.
 
@@ -335,8 +347,10 @@ class Publisher:
             PublishError: The ack says that the message was not stored. Subclasses name the reason.
             MessageTooLargeError: The message is larger than the server replicates or accepts.
             PermissionDeniedError: The server does not let this client publish on the subject.
-            AckTimeoutError: No ack came in time. If ``sent`` of the error is true, the message may be stored.
+            AckTimeoutError: No ack came in time, or another message's ack came first on the ``ack_inbox``. If
+                ``sent`` of the error is true, the message may be stored.
             TransportError: The broker was lost. If ``sent`` of the error is true, the message may be stored.
+            ServerProtocolError: The server's answer could not be read. The message may be stored.
             UsageError: An argument is invalid. Nothing was sent.
         """
         check_publish_subject(subject)
@@ -351,12 +365,18 @@ class Publisher:
             ackInbox=check_ack_inbox(ack_inbox),
             correlationId=self.streams.new_id(correlation_id),
         )
-        data = check_size(request.SerializeToString())
-        deadline = self._ack_deadline(timeout)
-        about = f"subject {subject!r}"
-        answer = await self._publish_call("PublishToSubject", data, deadline, about, request.correlationId)
-        ack = ack_in(answer)
-        if ack is None or policy is AckPolicy.NONE:
+        ack = await self._unary.publish(
+            UnaryPublish(
+                method="PublishToSubject",
+                data=check_size(request.SerializeToString()),
+                about=f"subject {subject!r}",
+                correlation_id=request.correlationId,
+                ack_inbox=request.ackInbox,
+                has_ack=policy is not AckPolicy.NONE,
+            ),
+            self._ack_deadline(timeout),
+        )
+        if ack is None:
             return None
         ack.raise_for_error()
         return ack
@@ -420,28 +440,22 @@ class Publisher:
     async def _publish_unary(self, message: SingleMessage, deadline: Deadline) -> Ack | None:
         partition = await self._choose(message, deadline)
         correlation_id = self.streams.new_id(message.correlation_id)
-        data = message.request(partition, correlation_id)
         about = f"{message.stream}[{partition}]"
-        answer = await self._publish_call("Publish", data, deadline, about, correlation_id)
-        ack = ack_in(answer)
-        if ack is None or message.ack_policy is AckPolicy.NONE:
+        ack = await self._unary.publish(
+            UnaryPublish(
+                method="Publish",
+                data=message.request(partition, correlation_id),
+                about=about,
+                correlation_id=correlation_id,
+                ack_inbox=message.ack_inbox or "",
+                has_ack=message.ack_policy is not AckPolicy.NONE,
+            ),
+            deadline,
+        )
+        if ack is None:
             return None
         if ack.stream != message.stream:
             cause = f"stream {ack.stream!r} records the same subject, and its ack came first"
             raise ack_timeout(f"the message on {about}", correlation_id, causes=cause)
         ack.raise_for_error()
         return ack
-
-    async def _publish_call(
-        self, method: str, data: bytes, deadline: Deadline, about: str, correlation_id: str
-    ) -> bytes:
-        """Make a unary publish call, which is not repeated once the server may have stored the message."""
-        try:
-            answer = await self._cluster.call(method, data, self._cluster.any_broker, deadline, about)
-        except LiftEnvelopeError as exc:
-            if isinstance(exc.__cause__, RpcError | TransportError):
-                causes = STREAM_ACK_CAUSES if method == "Publish" else SUBJECT_ACK_CAUSES
-                cause = exc.__cause__
-                raise publish_call_error(method, cause, about, correlation_id, causes) from cause
-            raise
-        return answer or b""

@@ -2,7 +2,7 @@
 
 :class:`PublishStreams`, one per client, finds the stream for a partition, makes correlation ids, and watches
 the deadlines of all messages with one timer. A :class:`Lane` is one stream, which is reopened when it is
-lost. :class:`~liftenvelope.client.in_flight.InFlight` decides the outcomes of a stream's messages.
+lost. :class:`~liftenvelope.client._in_flight.InFlight` decides the outcomes of a stream's messages.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from liftenvelope._deadlines import Deadline, DeadlineBuckets
 from liftenvelope._pb import api_pb2
 from liftenvelope._wire import IdSource
-from liftenvelope.client.in_flight import DONE, Entry, InFlight, Outcome, Sink
+from liftenvelope.client._in_flight import DONE, Entry, InFlight, Outcome, Sink
 from liftenvelope.client.publish_codec import read_publish_responses
 from liftenvelope.client.publish_permission import PublishPermissions
 from liftenvelope.envelope import Ack
@@ -33,7 +33,7 @@ from liftenvelope.rpc.status import CallNotProcessedError, RpcError, StatusCode
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from liftenvelope.client.cluster import Cluster
+    from liftenvelope.client._cluster import Cluster
     from liftenvelope.client.metadata import StreamInfo
     from liftenvelope.rpc.aio import Call
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from liftenvelope._backoff import Backoff
-from liftenvelope.client.events import CursorAheadOfStream, GroupPartitionFenced
+from liftenvelope.client._events import CursorAheadOfStream, GroupPartitionFenced
 from liftenvelope.errors import (
     CallTimeoutError,
     FencedError,
@@ -24,10 +24,10 @@ from liftenvelope.errors import (
 )
 
 if TYPE_CHECKING:
-    from liftenvelope.client.consumer_member import ConsumerMember
-    from liftenvelope.client.membership import StreamPartition
+    from liftenvelope.client._consumer_member import ConsumerMember
+    from liftenvelope.client._membership import StreamPartition
+    from liftenvelope.client._parts import ClientParts
     from liftenvelope.client.metadata import PartitionInfo
-    from liftenvelope.client.parts import ClientParts
     from liftenvelope.envelope import Message
 
 __all__ = ["ConsumerReader"]

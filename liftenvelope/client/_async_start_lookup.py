@@ -12,7 +12,7 @@ from liftenvelope.rpc.status import RpcError, StatusCode
 
 if TYPE_CHECKING:
     from liftenvelope._deadlines import Deadline
-    from liftenvelope.client.cluster import Cluster
+    from liftenvelope.client._cluster import Cluster
     from liftenvelope.client.start_lookup import Answer, LookupStep, LookupSteps
     from liftenvelope.rpc.aio import Call
 

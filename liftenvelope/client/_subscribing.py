@@ -5,21 +5,21 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Literal
 
+from liftenvelope.client._merged import MergedSubscription
+from liftenvelope.client._reverse_read import ReverseRead, check_reverse
+from liftenvelope.client._streams import check_partitions
+from liftenvelope.client._subscription import Subscription
 from liftenvelope.client.core import check_partition, check_stream
-from liftenvelope.client.merged import MergedSubscription
 from liftenvelope.client.partition_read import GroupIdentity, PartitionRead
 from liftenvelope.client.positions import At, Start, Stop, parse_start, parse_stop
-from liftenvelope.client.reverse_read import ReverseRead, check_reverse
-from liftenvelope.client.streams import check_partitions
-from liftenvelope.client.subscription import Subscription
 from liftenvelope.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from liftenvelope.client._cursors import Cursors
+    from liftenvelope.client._streams import Streams
     from liftenvelope.client.core import ClientContext
-    from liftenvelope.client.cursors import Cursors
-    from liftenvelope.client.streams import Streams
 
 __all__ = ["Subscriptions"]
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from liftenvelope._checks import as_full_text
+from liftenvelope.client._membership import StreamPartition
 from liftenvelope.client.core import check_stream
 from liftenvelope.client.cursor_names import check_cursor_id, cursor_key
-from liftenvelope.client.membership import StreamPartition
 from liftenvelope.consumers.options import AssignmentCallback, ShellOptions
 from liftenvelope.errors import UsageError
 

@@ -1,4 +1,4 @@
-"""Group membership of a consumer: makes the calls that :mod:`liftenvelope.client.membership` decides on."""
+"""Group membership of a consumer: makes the calls that :mod:`liftenvelope.client._membership` decides on."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Final
 
 from liftenvelope._deadlines import Deadline
 from liftenvelope._pb import api_pb2
-from liftenvelope.client.events import GroupCoordinatorReported, GroupMemberExpired
+from liftenvelope.client._events import GroupCoordinatorReported, GroupMemberExpired
+from liftenvelope.client._membership import Change, Do, Membership, StreamPartition
 from liftenvelope.client.failures import call_error, decode
-from liftenvelope.client.membership import Change, Do, Membership, StreamPartition
 from liftenvelope.client.partition_read import GroupIdentity
 from liftenvelope.errors import (
     AlreadyMemberError,
@@ -44,7 +44,7 @@ class ConsumerMember:
 
     Attributes:
         state: Membership state machine.
-        changes: Assignment changes in order, applied by :class:`~liftenvelope.client.consumer.Consumer`.
+        changes: Assignment changes in order, applied by :class:`~liftenvelope.client.Consumer`.
         has_joined: True if the group has, or may have, this member.
     """
 
@@ -104,6 +104,16 @@ class ConsumerMember:
             NotMemberError: The consumer is no longer a member.
             LiftEnvelopeError: The coordinator did not answer in time.
         """
+        try:
+            async with asyncio.timeout(deadline.left):
+                return await self._confirmed(deadline)
+        except LiftEnvelopeError:
+            raise
+        except TimeoutError as exc:
+            text = f"{self._about}: the group's coordinator did not answer in {deadline.timeout} s"
+            raise CallTimeoutError(text) from exc
+
+    async def _confirmed(self, deadline: Deadline) -> frozenset[StreamPartition]:
         before = self.state.answers
         while not (self.state.answers > before and self.state.is_settled):
             if self.state.next(self._clock()).do in (Do.JOIN, Do.LEAVE):

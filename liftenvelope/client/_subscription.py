@@ -17,15 +17,15 @@ from contextlib import AsyncExitStack, suppress
 from typing import TYPE_CHECKING, Final, Self
 
 from liftenvelope._deadlines import Deadline
-from liftenvelope.client.async_start_lookup import AsyncStartLookup
-from liftenvelope.client.events import (
+from liftenvelope.client._async_start_lookup import AsyncStartLookup
+from liftenvelope.client._events import (
     CursorAheadOfStream,
     StoppedAtHighWatermark,
     SubscriptionLost,
     SubscriptionResumed,
 )
+from liftenvelope.client._message_reader import MessageReader
 from liftenvelope.client.failures import call_error
-from liftenvelope.client.message_reader import MessageReader
 from liftenvelope.client.partition_read import PartitionRead, Verdict, read_messages
 from liftenvelope.client.positions import At, StartAt, parse_start
 from liftenvelope.client.retries import Fate, fate_of
@@ -45,11 +45,11 @@ from liftenvelope.errors import (
 from liftenvelope.rpc.status import RpcError, StatusCode
 
 if TYPE_CHECKING:
+    from liftenvelope.client._cursors import Cursors
+    from liftenvelope.client._streams import Streams
     from liftenvelope.client.core import ClientContext
-    from liftenvelope.client.cursors import Cursors
     from liftenvelope.client.metadata import PartitionInfo
     from liftenvelope.client.positions import Cursor
-    from liftenvelope.client.streams import Streams
     from liftenvelope.rpc.aio import Call
 
 __all__ = ["Subscription"]

@@ -6,15 +6,15 @@ import asyncio
 from collections import deque
 from typing import TYPE_CHECKING, Self
 
-from liftenvelope.client.message_reader import MessageReader
+from liftenvelope.client._message_reader import MessageReader
 from liftenvelope.client.partition_read import read_messages
 from liftenvelope.errors import TransportError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
+    from liftenvelope.client._subscription import Subscription
     from liftenvelope.client.core import ClientContext
-    from liftenvelope.client.subscription import Subscription
 
 __all__ = ["MergedSubscription"]
 

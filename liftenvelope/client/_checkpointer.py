@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Hashable
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Hashable
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Generic, Self, TypeVar, overload
 
 from liftenvelope._checks import as_count, as_seconds
 from liftenvelope._deadlines import Deadline
-from liftenvelope.client.checkpoints import Checkpoints
+from liftenvelope.client._checkpoints import Checkpoints
+from liftenvelope.client._events import CheckpointFailed
 from liftenvelope.client.core import check_partition
 from liftenvelope.client.cursor_names import cursor_key
-from liftenvelope.client.events import CheckpointFailed
-from liftenvelope.errors import LiftEnvelopeError, UsageError, UsageTypeError
+from liftenvelope.errors import CallTimeoutError, LiftEnvelopeError, UsageError, UsageTypeError
 
 if TYPE_CHECKING:
     from types import TracebackType
 
+    from liftenvelope.client._parts import ClientParts
     from liftenvelope.client.cursor_names import CursorName
-    from liftenvelope.client.parts import ClientParts
     from liftenvelope.envelope import Message
 
 __all__ = ["CheckpointWriter", "Checkpointer"]
@@ -95,10 +96,31 @@ class CheckpointWriter(Generic[_K]):
 
         Raises:
             LiftEnvelopeError: An offset could not be stored: the first error. Every offset was attempted.
+            CallTimeoutError: An earlier write did not end in time.
         """
-        errors = await self._round(lambda: self.checkpoints.pending(keys), timeout or self._timeout)
+        deadline = Deadline(timeout or self._timeout)
+        async with self.alone(deadline):
+            errors = await self._round(self.checkpoints.pending(keys), deadline)
         if errors:
             raise errors[0][2]
+
+    @asynccontextmanager
+    async def alone(self, deadline: Deadline) -> AsyncIterator[None]:
+        """Keep other rounds from writing.
+
+        Raises:
+            CallTimeoutError: An earlier write did not end before the deadline.
+        """
+        try:
+            async with asyncio.timeout(deadline.left):
+                await self._lock.acquire()
+        except TimeoutError as exc:
+            text = f"the cursors were not written in {deadline.timeout} s: an earlier write has not ended"
+            raise CallTimeoutError(text) from exc
+        try:
+            yield
+        finally:
+            self._lock.release()
 
     async def _run(self) -> None:
         while True:
@@ -106,9 +128,10 @@ class CheckpointWriter(Generic[_K]):
             if wait is None or wait > 0:
                 await self._pause(wait)
                 continue
-            for key, offset, error in await self._round(
-                lambda: self.checkpoints.due(self._clock()), self._timeout
-            ):
+            async with self._lock:
+                due = self.checkpoints.due(self._clock())
+                failed = await self._round(due, Deadline(self._timeout))
+            for key, offset, error in failed:
                 self._on_failure(key, offset, error)
 
     async def _pause(self, seconds: float | None) -> None:
@@ -121,30 +144,28 @@ class CheckpointWriter(Generic[_K]):
             return
 
     async def _round(
-        self, choose: Callable[[], list[tuple[_K, int]]], timeout: float
+        self, chosen: list[tuple[_K, int]], deadline: Deadline
     ) -> list[tuple[_K, int, LiftEnvelopeError]]:
         """Store the chosen offsets one by one, since servers serialize cursor writes; return the failures."""
         failed: list[tuple[_K, int, LiftEnvelopeError]] = []
-        async with self._lock:
-            deadline, chosen = Deadline(timeout), choose()
+        try:
+            allowed = await self._allowed(chosen, deadline) if self._allowed and chosen else chosen
+        except LiftEnvelopeError as exc:
+            failed = [(key, offset, exc) for key, offset in chosen]
+            allowed = []
+        for key, offset in allowed:
+            token = self.checkpoints.token(key)
             try:
-                allowed = await self._allowed(chosen, deadline) if self._allowed and chosen else chosen
+                stored = await self._store(key, offset, deadline)
             except LiftEnvelopeError as exc:
-                failed = [(key, offset, exc) for key, offset in chosen]
-                allowed = []
-            for key, offset in allowed:
-                token = self.checkpoints.token(key)
-                try:
-                    stored = await self._store(key, offset, deadline)
-                except LiftEnvelopeError as exc:
-                    failed.append((key, offset, exc))
-                else:
-                    # A seek or reset during the write starts a new history: this offset is not part of it.
-                    if self.checkpoints.token(key) is token:
-                        self.checkpoints.stored(key, stored, self._clock())
-            refused = {key for key, _ in chosen} - {key for key, _ in allowed}
-            for key in refused | {key for key, _, _ in failed}:
-                self.checkpoints.failed(key, self._clock())
+                failed.append((key, offset, exc))
+            else:
+                # A seek or reset during the write starts a new history: this offset is not part of it.
+                if self.checkpoints.token(key) is token:
+                    self.checkpoints.stored(key, stored, self._clock())
+        refused = {key for key, _ in chosen} - {key for key, _ in allowed}
+        for key in refused | {key for key, _, _ in failed}:
+            self.checkpoints.failed(key, self._clock())
         return failed
 
 
@@ -331,9 +352,12 @@ class Checkpointer:
             LiftEnvelopeError: As for :meth:`Client.reset_cursor`.
         """
         writer = self._running()
-        async with writer._lock:
+        deadline = self._parts.context.deadline(timeout)
+        async with writer.alone(deadline):
             self._checkpoints.forget(partition)
-            await self._parts.cursors.reset_cursor(self._cursor_id, self._stream, partition, timeout=timeout)
+            await self._parts.cursors.reset_cursor(
+                self._cursor_id, self._stream, partition, timeout=deadline.left
+            )
 
     def _running(self) -> CheckpointWriter[int]:
         if self._writer is None or self._closed:

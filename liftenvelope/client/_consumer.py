@@ -14,20 +14,20 @@ from typing import TYPE_CHECKING, Self
 
 from liftenvelope._checks import MAX_INT64, as_count, as_seconds
 from liftenvelope._deadlines import Deadline
-from liftenvelope.client.checkpointer import CheckpointWriter
-from liftenvelope.client.checkpoints import Checkpoints
-from liftenvelope.client.consumer_member import ConsumerMember
-from liftenvelope.client.consumer_reader import ConsumerReader
+from liftenvelope.client._checkpointer import CheckpointWriter
+from liftenvelope.client._checkpoints import Checkpoints
+from liftenvelope.client._consumer_member import ConsumerMember
+from liftenvelope.client._consumer_reader import ConsumerReader
+from liftenvelope.client._events import CheckpointFailed, GroupLeaveFailed
+from liftenvelope.client._membership import StreamPartition
 from liftenvelope.client.core import check_partition, check_stream
-from liftenvelope.client.events import CheckpointFailed, GroupLeaveFailed
-from liftenvelope.client.membership import StreamPartition
 from liftenvelope.consumers.shell import ConsumerShell, cancel, stop
-from liftenvelope.errors import FencedError, LiftEnvelopeError
+from liftenvelope.errors import FencedError, LiftEnvelopeError, TransportError
 
 if TYPE_CHECKING:
-    from liftenvelope.client.consumer_options import ConsumerOptions
-    from liftenvelope.client.membership import Change
-    from liftenvelope.client.parts import ClientParts
+    from liftenvelope.client._consumer_options import ConsumerOptions
+    from liftenvelope.client._membership import Change
+    from liftenvelope.client._parts import ClientParts
     from liftenvelope.envelope import Message
 
 __all__ = ["Consumer"]
@@ -108,7 +108,7 @@ class Consumer(ConsumerShell[StreamPartition, ConsumerMember, ConsumerReader, "M
         Raises:
             NoSuchStreamError: A stream does not exist.
             CallTimeoutError: The group could not be joined within the client's ``timeout``.
-            TransportError: No broker could be reached.
+            TransportError: No broker could be reached, or the consumer was closed meanwhile.
         """
         streams = self._options.streams
         await self._open(ConsumerMember(self._parts.context, self.group, self.consumer_id, streams))
@@ -120,7 +120,13 @@ class Consumer(ConsumerShell[StreamPartition, ConsumerMember, ConsumerReader, "M
             self._checkpoints, self._store, self._report, deadline.timeout, self._allowed
         )
         self._parts.context.open_resources.add(self)
-        await member.settle(deadline)
+        try:
+            await member.settle(deadline)
+        finally:
+            if self._closing:  # close() may have left the group before the join was carried out
+                await self._leave(member, deadline)
+        if self._closing:
+            raise TransportError("the consumer was closed while it was opened")
         self._spawn(member.keep())
         self._writer.start(self._task_done)
         while not member.changes.empty():
@@ -128,22 +134,25 @@ class Consumer(ConsumerShell[StreamPartition, ConsumerMember, ConsumerReader, "M
         self._spawn(self._act(member))
 
     async def _give_all_back(self) -> None:
-        member, writer = self._running(), self._writer
-        if writer is None:
+        member = self._running()
+        if self._writer is None:
             return
-        deadline = Deadline(self._parts.context.options.timeout)
+        # Half of the time each, so that slow cursors do not keep the member from leaving.
+        timeout = self._parts.context.options.timeout
         try:
             # The first task keeps sending heartbeats until the member has left.
             await cancel(self._tasks[1:])
-            await self._give_up(tuple(self._readers), deadline.timeout / 2)
-            if self._checkpoints.pending():
-                await writer.flush(timeout=deadline.timeout / 2)
+            await self._give_up(None, timeout / 2)
         finally:
-            if member.has_joined:
-                try:
-                    await member.leave(deadline)
-                except LiftEnvelopeError as exc:
-                    self._parts.context.options.notify(GroupLeaveFailed(self.group, self.consumer_id, exc))
+            await self._leave(member, Deadline(timeout / 2))
+
+    async def _leave(self, member: ConsumerMember, deadline: Deadline) -> None:
+        if not member.has_joined:
+            return
+        try:
+            await member.leave(deadline)
+        except LiftEnvelopeError as exc:
+            self._parts.context.options.notify(GroupLeaveFailed(self.group, self.consumer_id, exc))
 
     async def _end(self) -> None:
         self._parts.context.open_resources.discard(self)
@@ -305,18 +314,38 @@ class Consumer(ConsumerShell[StreamPartition, ConsumerMember, ConsumerReader, "M
             self._readers.update(readers)
             await self._begin(readers)
 
-    async def _give_up(self, keys: Collection[StreamPartition], timeout: float) -> None:
-        """Stop the readers of partitions, call ``on_revoked``, and store the processed offsets."""
-        readers = {key: self._readers.pop(key) for key in keys if key in self._readers}
+    async def _give_up(self, keys: Collection[StreamPartition] | None, timeout: float) -> None:
+        """Stop the readers of partitions, call ``on_revoked``, and store the processed offsets.
+
+        Args:
+            keys: The partitions; None for all, including those that an interrupted call has not stored.
+            timeout: Seconds to store the offsets.
+
+        Raises:
+            Exception: Raised by ``on_revoked``. The offsets are stored nevertheless.
+            LiftEnvelopeError: An offset could not be stored.
+        """
+        chosen = tuple(self._readers) if keys is None else keys
+        readers = {key: self._readers.pop(key) for key in chosen if key in self._readers}
         self._leaving.update(readers)
         await stop(readers.values())
+        failure: Exception | None = None
         try:
             await self._tell(self._on_revoked, readers)
+        except Exception as exc:  # noqa: BLE001 - the callback's own: raised once the offsets are stored
+            failure = exc
         finally:
             for reader in readers.values():
                 reader.is_live = False
         assert self._writer is not None
-        await self._writer.flush(keys, timeout)
+        try:
+            await self._writer.flush(keys, timeout)
+        except LiftEnvelopeError as exc:
+            if failure is None:
+                raise
+            failure.add_note(f"group {self.group!r}: the processed offsets could not be stored: {exc}")
+        if failure is not None:
+            raise failure
 
     def _make_reader(self, key: StreamPartition) -> ConsumerReader:
         return ConsumerReader(
@@ -347,7 +376,7 @@ class Consumer(ConsumerShell[StreamPartition, ConsumerMember, ConsumerReader, "M
         """Return the offsets that may be stored: partitions assigned in the current epoch, or just revoked.
 
         A revoked partition may have a new owner already. That is safe, because an offset is stored only if no
-        larger one is: see :meth:`~liftenvelope.client.cursors.Cursors.advance`.
+        larger one is: see :meth:`~liftenvelope.client._cursors.Cursors.advance`.
         """
         mine: frozenset[StreamPartition] = frozenset()
         if any(key not in self._leaving for key, _ in chosen):

@@ -18,7 +18,6 @@ __all__ = [
     "GroupPartitionFenced",
     "LiftEnvelopeWarning",
     "MetadataRefreshed",
-    "PublishFailed",
     "StoppedAtHighWatermark",
     "SubscriptionLost",
     "SubscriptionResumed",
@@ -128,26 +127,6 @@ class CursorAheadOfStream:
         return (
             f"{self.stream}[{self.partition}]: cursor {self.cursor_id!r} says {self.offset} and the newest "
             f"message is {self.newest_offset}: it is of an earlier stream. Begins at {self.instead!r} instead"
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class PublishFailed:
-    """A message published without waiting for its ack was refused.
-
-    Attributes:
-        stream: Name of the stream.
-        partition: Number of the partition.
-        error: Reason for the refusal.
-    """
-
-    stream: str
-    partition: int
-    error: Exception
-
-    def __str__(self) -> str:
-        return (
-            f"{self.stream}[{self.partition}]: a message that nobody waits for was not stored: {self.error}"
         )
 
 
@@ -269,7 +248,6 @@ ClientEvent: TypeAlias = (
     | SubscriptionResumed
     | StoppedAtHighWatermark
     | CursorAheadOfStream
-    | PublishFailed
     | CheckpointFailed
     | GroupMemberExpired
     | GroupPartitionFenced
@@ -284,7 +262,6 @@ _WARNINGS = (
     CursorAheadOfStream,
     CheckpointFailed,
     GroupMemberExpired,
-    PublishFailed,
 )
 # A few refusals in a row are normal while a group changes. This many mean a stale consumer is still running.
 _REFUSALS_TO_WARN_OF = 10

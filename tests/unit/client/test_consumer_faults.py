@@ -1,0 +1,128 @@
+"""Consumers and checkpointers of SCRIPTED brokers: calls that hang, and a close during the join."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from liftenvelope._pb import api_pb2
+from liftenvelope.errors import CallTimeoutError, TransportError
+from liftenvelope.rpc.server import ServerCall
+from tests.unit.scripted_broker import ScriptedBroker, client_of, scripted, stall, until
+
+pytestmark = pytest.mark.usefixtures("loop_errors")
+
+SECOND_NS = 1_000_000_000
+
+
+class Group:
+    """Coordinator of one group that assigns partition 0 of stream ``foo`` to every member."""
+
+    def __init__(self, broker: ScriptedBroker) -> None:
+        self.members: set[str] = set()
+        self.is_held = asyncio.Event()
+        self._broker = broker
+        self._may_answer = asyncio.Event()
+        self._may_answer.set()
+        broker.always("JoinConsumerGroup", self._join)
+        broker.always("LeaveConsumerGroup", self._leave)
+        broker.always("FetchConsumerGroupAssignments", self._assign)
+
+    def hold(self) -> None:
+        self._may_answer.clear()
+
+    def release(self) -> None:
+        self._may_answer.set()
+
+    async def _join(self, call: ServerCall, request: bytes) -> bytes:
+        asked = api_pb2.JoinConsumerGroupRequest.FromString(request)
+        self.members.add(asked.consumerId)
+        return api_pb2.JoinConsumerGroupResponse(
+            coordinator=self._broker.id, consumerTimeout=30 * SECOND_NS, coordinatorTimeout=30 * SECOND_NS
+        ).SerializeToString()
+
+    async def _leave(self, call: ServerCall, request: bytes) -> bytes:
+        self.members.discard(api_pb2.LeaveConsumerGroupRequest.FromString(request).consumerId)
+        return b""
+
+    async def _assign(self, call: ServerCall, request: bytes) -> bytes:
+        if not self._may_answer.is_set():
+            self.is_held.set()
+            await self._may_answer.wait()
+        answer = api_pb2.FetchConsumerGroupAssignmentsResponse()
+        answer.assignments.add(stream="foo", partitions=[0])
+        return answer.SerializeToString()
+
+
+@asynccontextmanager
+async def cluster() -> AsyncIterator[ScriptedBroker]:
+    """A broker with a stream of three messages, and cursors."""
+    async with scripted() as (broker,):
+        broker.log(*range(3))
+        broker.log(stream="__cursors")
+        yield broker
+
+
+async def test_flush_ends_at_its_timeout_while_an_earlier_write_hangs() -> None:
+    async with cluster() as broker, client_of([broker], timeout=600.0, on_event=lambda _: None) as client:
+        checkpointer = client.checkpointer("me", "foo", every_messages=1)
+        broker.always("FetchCursor", stall)
+        async with asyncio.timeout(60), checkpointer as checkpoints:
+            checkpoints.processed(0, 1)
+            await until(lambda: broker.calls["FetchCursor"] == 1)
+            for call in (checkpoints.flush(timeout=0.2), checkpoints.reset(0, timeout=0.2)):
+                with pytest.raises(CallTimeoutError, match="an earlier write has not ended"):
+                    await call
+            broker.always("FetchCursor", api_pb2.FetchCursorResponse(offset=-1))
+            broker.drop()
+
+
+async def test_commit_ends_at_its_timeout_while_the_coordinator_hangs() -> None:
+    async with cluster() as broker, client_of([broker], timeout=600.0, on_event=lambda _: None) as client:
+        group = Group(broker)
+        async with (
+            asyncio.timeout(60),
+            client.consumer("g", "foo", auto_offset="earliest", auto_commit_interval=None) as consumer,
+        ):
+            message = await anext(consumer)
+            group.hold()
+            began = asyncio.get_running_loop().time()
+            with pytest.raises(CallTimeoutError, match=r"did not answer in 0.2 s"):
+                await consumer.commit(message, timeout=0.2)
+            assert asyncio.get_running_loop().time() - began < 2.5  # a heartbeat alone may take 3 s
+            group.release()
+            await consumer.commit(message)
+        assert [request.offset for request in broker.read("SetCursor")] == [0]
+        assert not group.members
+
+
+async def test_close_leaves_the_group_while_cursors_hang() -> None:
+    async with cluster() as broker, client_of([broker], timeout=2.0, on_event=lambda _: None) as client:
+        group = Group(broker)
+        consumer = client.consumer("g", "foo", auto_offset="earliest", auto_commit_interval=None)
+        await consumer.open()
+        for _ in range(2):
+            await anext(consumer)
+        broker.always("FetchCursor", stall)
+        with pytest.raises(CallTimeoutError):
+            await consumer.close()
+        assert not group.members
+
+
+async def test_consumer_closed_while_it_joins_leaves_the_group() -> None:
+    async with cluster() as broker, client_of([broker], on_event=lambda _: None) as client:
+        group = Group(broker)
+        group.hold()
+        consumer = client.consumer("g", "foo")
+        opening = asyncio.create_task(consumer.open())
+        await group.is_held.wait()
+        await consumer.close()
+        group.members.add(consumer.consumer_id)  # the cluster carries out a join that was on its way
+        group.release()
+        with pytest.raises(TransportError, match="the consumer was closed while it was opened"):
+            await opening
+        assert not group.members
+        assert not [task for task in asyncio.all_tasks() if "ConsumerMember" in repr(task.get_coro())]
