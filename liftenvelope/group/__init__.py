@@ -5,6 +5,19 @@
 connection. They need JetStream, and ``pip install 'liftenvelope[client]'`` for protobuf.
 """
 
+from liftenvelope.group._client import GroupClient, GroupInfo, GroupList, MemberInfo
+from liftenvelope.group._consumer import GroupConsumer
+from liftenvelope.group._consumer_options import PartitionsCallback
+from liftenvelope.group._liftbridge import LiftbridgeTopic
+from liftenvelope.group._reader import GroupMessage
+from liftenvelope.group._topics import (
+    JetStreamTopic,
+    NewestSource,
+    PartitionFeed,
+    SourceMessage,
+    Topic,
+    TopicSource,
+)
 from liftenvelope.group.assignors import (
     ASSIGNORS,
     Assignment,
@@ -16,9 +29,6 @@ from liftenvelope.group.assignors import (
     sticky,
 )
 from liftenvelope.group.bounds import Bounds
-from liftenvelope.group.client import GroupClient, GroupInfo, GroupList, MemberInfo
-from liftenvelope.group.consumer import GroupConsumer
-from liftenvelope.group.consumer_options import PartitionsCallback
 from liftenvelope.group.coordinator import Coordinator
 from liftenvelope.group.errors import (
     ConsumerIdInUseError,
@@ -53,17 +63,7 @@ from liftenvelope.group.events import (
     MemberFenced,
     PartitionUnknown,
 )
-from liftenvelope.group.liftbridge import LiftbridgeTopic
-from liftenvelope.group.reader import GroupMessage
 from liftenvelope.group.state import Phase, Place, TopicSpec
-from liftenvelope.group.topics import (
-    JetStreamTopic,
-    NewestSource,
-    PartitionFeed,
-    SourceMessage,
-    Topic,
-    TopicSource,
-)
 
 __all__ = [
     "ASSIGNORS",

@@ -13,13 +13,13 @@ topic's readers; the result of a custom assignor is checked for this.
 
 from __future__ import annotations
 
-import heapq
+from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from itertools import cycle
 from types import MappingProxyType
 from typing import Final, NamedTuple, TypeAlias
 
+from liftenvelope.group._loads import Balance
 from liftenvelope.group.errors import GroupRequestError
 
 __all__ = [
@@ -89,13 +89,16 @@ def range_(situation: Situation) -> Assignment:
         >>> [sorted(number for _, number in shares[member]) for member in "ab"]
         [[0, 1], [2]]
     """
-    shares: dict[str, set[TopicPartition]] = {member: set() for member in situation.members}
+    shares: dict[str, list[TopicPartition]] = {member: [] for member in situation.members}
+    readers_of = _readers_by_topic(situation.members)
     for topic, count in situation.partitions.items():
-        readers = situation.readers(topic)
+        readers = readers_of.get(topic, ())
         begin = 0
         for place, member in enumerate(readers):
             size = count // len(readers) + (place < count % len(readers))
-            shares[member].update(TopicPartition(topic, number) for number in range(begin, begin + size))
+            if size == 0:
+                break  # nor is anything left for the members after this one
+            shares[member] += [TopicPartition(topic, number) for number in range(begin, begin + size)]
             begin += size
     return {member: frozenset(share) for member, share in shares.items()}
 
@@ -110,12 +113,35 @@ def round_robin(situation: Situation) -> Assignment:
         >>> [sorted(number for _, number in shares[member]) for member in "ab"]
         [[0, 2], [1]]
     """
-    shares: dict[str, set[TopicPartition]] = {member: set() for member in situation.members}
-    turns = cycle(sorted(situation.members))
-    for partition in situation.wanted():
-        member = next(member for member in turns if partition.topic in situation.members[member])
-        shares[member].add(partition)
+    shares: dict[str, list[TopicPartition]] = {member: [] for member in situation.members}
+    places = {member: place for place, member in enumerate(sorted(situation.members))}
+    readers_of = _readers_by_topic(situation.members)
+    turn = 0  # place of the member whose turn is next
+    for topic in sorted(readers_of.keys() & situation.partitions.keys()):
+        readers = readers_of[topic]
+        first = bisect_left(readers, turn, key=places.__getitem__)
+        for number in range(situation.partitions[topic]):
+            member = readers[(first + number) % len(readers)]
+            shares[member].append(TopicPartition(topic, number))
+            turn = places[member] + 1
     return {member: frozenset(share) for member, share in shares.items()}
+
+
+def _readers_by_topic(members: Mapping[str, frozenset[str]]) -> dict[str, list[str]]:
+    """Return the readers of each topic, sorted. Topics with the same readers share one list."""
+    by_subscription: dict[frozenset[str], list[str]] = {}
+    for member in sorted(members):
+        by_subscription.setdefault(members[member], []).append(member)
+    including: dict[str, list[int]] = {}
+    for number, topics in enumerate(by_subscription):
+        for topic in topics:
+            including.setdefault(topic, []).append(number)
+    groups = list(by_subscription.values())
+    lists: dict[tuple[int, ...], list[str]] = {}
+    for numbers in map(tuple, including.values()):
+        if numbers not in lists:
+            lists[numbers] = sorted(member for number in numbers for member in groups[number])
+    return {topic: lists[tuple(numbers)] for topic, numbers in including.items()}
 
 
 def sticky(situation: Situation) -> Assignment:
@@ -130,50 +156,26 @@ def sticky(situation: Situation) -> Assignment:
         >>> len(shares["a"] & set(before["a"])), len(shares["b"])
         (2, 2)
     """
-    shares, orphans = _kept(situation)
-    for topic in sorted({partition.topic for partition in orphans}):
-        heap = [(len(shares[member]), member) for member in situation.readers(topic)]
-        heapq.heapify(heap)
-        for partition in [partition for partition in orphans if partition.topic == topic]:
-            load, member = heap[0]
-            shares[member].add(partition)
-            heapq.heapreplace(heap, (load + 1, member))
-    while move := _next_move(situation, shares):
-        giver, taker, partition = move
-        shares[giver].remove(partition)
-        shares[taker].add(partition)
-    return {member: frozenset(share) for member, share in shares.items()}
+    balance = Balance(situation.members, _kept(situation))
+    balance.level()
+    return {
+        member: frozenset([TopicPartition(topic, number) for topic, numbers in share for number in numbers])
+        for member, share in balance.shares()
+    }
 
 
-def _kept(situation: Situation) -> tuple[dict[str, set[TopicPartition]], list[TopicPartition]]:
-    """Return the partitions that stay with their members for now, and those without an owner."""
-    wanted = situation.wanted()
-    free = set(wanted)
-    shares: dict[str, set[TopicPartition]] = {member: set() for member in sorted(situation.members)}
-    for member, share in shares.items():
+def _kept(situation: Situation) -> dict[str, list[str | None]]:
+    """Return the owners of each topic's partitions for now; None where a partition must get one."""
+    read = {topic for topics in situation.members.values() for topic in topics}
+    owners: dict[str, list[str | None]] = {
+        topic: [None] * situation.partitions[topic] for topic in sorted(read & situation.partitions.keys())
+    }
+    for member in sorted(situation.members):
         topics = situation.members[member]
-        share.update(p for p in situation.previous.get(member, ()) if p in free and p.topic in topics)
-        free -= share
-    return shares, [partition for partition in wanted if partition in free]
-
-
-def _next_move(
-    situation: Situation, shares: Mapping[str, set[TopicPartition]]
-) -> tuple[str, str, TopicPartition] | None:
-    """Return giver, taker and partition of the next move that balances the loads; None if balanced."""
-    least: dict[str, str | None] = {}
-    for giver in sorted(shares, key=lambda member: (-len(shares[member]), member)):
-        for topic in sorted(situation.members[giver]):
-            if topic not in least:
-                readers = situation.readers(topic)
-                least[topic] = min(readers, key=lambda member: (len(shares[member]), member))
-            taker = least[topic]
-            if taker is None or len(shares[giver]) - len(shares[taker]) < 2:
-                continue
-            movable = [partition for partition in shares[giver] if partition.topic == topic]
-            if movable:
-                return giver, taker, max(movable)
-    return None
+        for topic, number in situation.previous.get(member, ()):
+            if topic in topics and topic in owners and 0 <= number < len(owners[topic]):
+                owners[topic][number] = owners[topic][number] or member
+    return owners
 
 
 def checked(situation: Situation, shares: Mapping[str, Iterable[TopicPartition]]) -> Assignment:
@@ -188,8 +190,9 @@ def checked(situation: Situation, shares: Mapping[str, Iterable[TopicPartition]]
         if member not in given:
             raise GroupRequestError(f"the assignor gave partitions to {member!r}, which is not a member")
         partitions = [TopicPartition(*partition) for partition in share]
+        topics = situation.members[member]
         for partition in partitions:
-            if partition not in free or partition.topic not in situation.members[member]:
+            if partition not in free or partition[0] not in topics:
                 raise GroupRequestError(
                     f"the assignor gave {_shown(partition)} to {member!r}, which can't have it: the "
                     f"partition does not exist, is given twice, or its topic is not read by the member"

@@ -12,18 +12,18 @@ import nats.errors
 
 from liftenvelope._checks import as_seconds
 from liftenvelope.errors import GroupError, UsageError, UsageTypeError
+from liftenvelope.group._keeping import LeaseKeeper
+from liftenvelope.group._leases import Peer
+from liftenvelope.group._serving import GroupService
+from liftenvelope.group._store import GroupStore
+from liftenvelope.group._topics import TopicSource, source_bounds
 from liftenvelope.group.assignors import ASSIGNORS, Assignor
 from liftenvelope.group.bounds import Bounds, jetstream_bounds
 from liftenvelope.group.directory import Directory
 from liftenvelope.group.errors import GroupUnavailableError
 from liftenvelope.group.events import GroupEventHandler, LeaseLost, warn
-from liftenvelope.group.keeping import LeaseKeeper
-from liftenvelope.group.leases import Peer
 from liftenvelope.group.names import changed_subject, check_prefix, check_token, controller_subject
-from liftenvelope.group.serving import GroupService
 from liftenvelope.group.state import GroupState, TopicSpec
-from liftenvelope.group.store import GroupStore
-from liftenvelope.group.topics import TopicSource, source_bounds
 from liftenvelope.jetstream import JetStream
 
 if TYPE_CHECKING:
@@ -110,6 +110,8 @@ class Coordinator:
         self._directory: Directory | None = None
         self._service: GroupService | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        # Held during start and close.
+        self._changing = asyncio.Lock()
 
     @property
     def id(self) -> str:
@@ -163,6 +165,10 @@ class Coordinator:
             TransportError: The connection was lost.
             UsageError: The coordinator was started before.
         """
+        async with self._changing:
+            await self._start()
+
+    async def _start(self) -> None:
         if self._keeper is not None:
             raise UsageError("a coordinator can be started only once; create a new one")
         await self._store.open(self._timeout)
@@ -188,11 +194,18 @@ class Coordinator:
             await self._service.start()
             self._spawn(keeper.keep())
         except BaseException:
-            await self.close()
+            await self._close()
             raise
 
     async def close(self) -> None:
-        """Stop serving and release the groups, so that others take them at once. Further calls do nothing."""
+        """Stop serving and release the groups, so that others take them at once. Further calls do nothing.
+
+        A call during :meth:`start` waits until the coordinator has started or failed.
+        """
+        async with self._changing:
+            await self._close()
+
+    async def _close(self) -> None:
         keeper, service, directory = self._keeper, self._service, self._directory
         if keeper is None or service is None or directory is None or not self._service:
             return

@@ -9,6 +9,10 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 from liftenvelope.errors import GroupError, WrongLastSequenceError
+from liftenvelope.group._host import GroupHost
+from liftenvelope.group._keeping import LeaseKeeper
+from liftenvelope.group._offsets import OffsetKeys
+from liftenvelope.group._store import GroupStore
 from liftenvelope.group.assignors import Assignor
 from liftenvelope.group.errors import (
     EphemeralGroupError,
@@ -20,8 +24,6 @@ from liftenvelope.group.errors import (
     UnknownGroupError,
 )
 from liftenvelope.group.events import AssignorFailed, GroupEventHandler, GroupTaken, MemberExpired
-from liftenvelope.group.host import GroupHost
-from liftenvelope.group.keeping import LeaseKeeper
 from liftenvelope.group.membership import Group
 from liftenvelope.group.names import token_of
 from liftenvelope.group.state import (
@@ -31,7 +33,6 @@ from liftenvelope.group.state import (
     check_session_timeout,
     check_topics,
 )
-from liftenvelope.group.store import GroupStore
 from liftenvelope.group.wire import decode_group, encode_group
 from liftenvelope.jetstream.bucket import BucketEntry
 
@@ -151,6 +152,8 @@ class Directory:
     async def _open(self, name: str) -> GroupHost:
         incarnation = self._keeper.incarnation
         state, revision = await self._own(name, incarnation)
+        offsets = OffsetKeys(self._store, token_of(name), _key(name))
+        state.offsets |= await offsets.read(state.offsets_revision, revision)
         if incarnation != self._keeper.incarnation or not self._keeper.is_valid:
             raise GroupUnavailableError("the coordinator has lost its lease; retry")
         group = Group(state, now=asyncio.get_running_loop().time(), assignors=self._assignors)
@@ -159,6 +162,7 @@ class Directory:
             _key(name),
             revision,
             self._store,
+            offsets,
             may_act=lambda: self._keeper.is_valid and incarnation == self._keeper.incarnation,
             on_stored=self._stored,
             on_expired=lambda group, consumer_id: self._on_event(MemberExpired(group, consumer_id)),
@@ -167,22 +171,32 @@ class Directory:
         return host
 
     async def _own(self, name: str, incarnation: str) -> tuple[GroupState, int]:
-        """Return state and revision of a group, once this coordinator controls it."""
+        """Return state and revision of a group, once this coordinator controls it.
+
+        The record is always written, even if this coordinator controls the group already. After that, no
+        write to an offset key that still has no answer can be stored.
+        """
         for _ in range(_TRIES):
             entry = await self._store.get(_key(name))
             state = self._read(name, entry)
-            if (state.controller_id, state.controller_incarnation) == (self._id, incarnation):
-                return state, entry.revision
-            await self._check_free(state)
-            before = state.controller_id
+            before, is_mine = state.controller_id, self._controls(state, incarnation)
+            if not is_mine:
+                await self._check_free(state)
             state.controller_id, state.controller_incarnation = self._id, incarnation
+            # A record without this number is of a version without offset keys. It has all offsets.
+            # A number above the record's own is of another bucket, or of writes that the server has lost.
+            state.offsets_revision = min(state.offsets_revision or entry.revision, entry.revision)
             try:
                 revision = await self._store.put(_key(name), encode_group(state), entry.revision)
             except WrongLastSequenceError:
                 continue
-            self._on_event(GroupTaken(name, self._id, before))
+            if not is_mine:
+                self._on_event(GroupTaken(name, self._id, before))
             return state, revision
         raise GroupUnavailableError(f"group {name!r} has too many concurrent changes; retry")
+
+    def _controls(self, state: GroupState, incarnation: str) -> bool:
+        return (state.controller_id, state.controller_incarnation) == (self._id, incarnation)
 
     async def _check_free(self, state: GroupState) -> None:
         if await self._keeper.lives(state.controller_id, state.controller_incarnation):
@@ -230,7 +244,8 @@ class Directory:
             if entry.value is not None:
                 return _same(decode_group(entry.value), definition)
             # Each generation is at least one write, so no earlier group of this name had a higher generation.
-            state.generation = await self._store.last_revision()
+            # For the same reason, offset keys that an earlier group left behind do not count.
+            state.generation = state.offsets_revision = await self._store.last_revision()
             chosen = self._keeper.peers.choose(state.name, state.assignor)
             if chosen is None or chosen.id == self._id:
                 state.controller_id, state.controller_incarnation = self._id, self._keeper.incarnation

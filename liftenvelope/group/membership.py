@@ -15,11 +15,11 @@ back: while the group is PREPARING, heartbeats of members that are not ready do 
 
 **Fencing.** Every call of a removed member, or with an old generation, raises a :class:`MemberFencedError`.
 Invariant: a partition gets a new owner only after the old one has given it back, or was silent for so long
-that it knows its loss by itself: see :class:`~liftenvelope.group.session.MemberSession`.
+that it knows its loss by itself: see :class:`~liftenvelope.group._session.MemberSession`.
 
 **Storing.** After each call the caller stores :attr:`Group.state` if :attr:`Group.changed`, and deletes it if
-:attr:`Group.gone`. Nothing may be answered before it is stored. If storing fails, the object is discarded and
-rebuilt from the stored state.
+:attr:`Group.gone`. If only :attr:`Group.commits` changed, storing these is enough. Nothing may be answered
+before it is stored. If storing fails, the object is discarded and rebuilt from the stored state.
 
 **Liftbridge's own group calls** use the same core with ``immediate`` groups: partitions move at once, in a
 new generation, and the server fences readers by the group's epoch.
@@ -47,10 +47,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Final
 
 from liftenvelope.errors import GroupError
+from liftenvelope.group._requests import Beat, Commit, Registered, Registration
 from liftenvelope.group.assignors import (
     ASSIGNORS,
     Assignment,
@@ -87,72 +87,6 @@ _UNJOINED: Final = 60.0
 _LARGEST_OFFSET: Final = 2**63 - 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Registration:
-    """Registration of a consumer.
-
-    Attributes:
-        consumer_id: Id in the group.
-        client_id: Id of the consumer process, which no other process, and no earlier run of this one, ever
-            had.
-        topics: Topics that the consumer reads.
-        session_timeout: Seconds of silence after which the member is removed; None for the group's default.
-        generation: Generation of the partitions that the consumer has given back; 0 if it never had any.
-    """
-
-    consumer_id: str
-    client_id: str
-    topics: tuple[TopicSpec, ...]
-    session_timeout: float | None = None
-    generation: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Registered:
-    """Answer to a registration.
-
-    Attributes:
-        generation: Generation of the member's assignment; 0 if it has none yet.
-        assignment: Partitions of the member, each with its start offset, -1 where nothing was committed.
-        session_timeout: Seconds of silence after which the member is removed.
-        rebalancing: The group is PREPARING, so the assignment is empty. The member must give its partitions
-            back and register again, or has done so and must wait.
-    """
-
-    generation: int
-    assignment: dict[TopicPartition, int]
-    session_timeout: float
-    rebalancing: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Beat:
-    """Answer to a heartbeat.
-
-    Attributes:
-        generation: Generation of the group.
-        rebalancing: The group is PREPARING.
-    """
-
-    generation: int
-    rebalancing: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Commit:
-    """Progress of a member in one partition.
-
-    Attributes:
-        partition: The partition.
-        offset: Offset to read next.
-        rewind: The offset may be lower than the committed one, because the member sought back.
-    """
-
-    partition: TopicPartition
-    offset: int
-    rewind: bool = False
-
-
 class Group:
     """One group at its controller.
 
@@ -163,7 +97,7 @@ class Group:
 
     Attributes:
         state: Current state of the group.
-        changed: The state must be stored. The caller resets this.
+        commits: Offsets that have increased by commits since the state was stored.
         gone: The group must be deleted.
         assignor_failure: Error of the group's custom assignor, which made ``sticky`` take over. The
             caller resets this.
@@ -187,14 +121,31 @@ class Group:
         self, state: GroupState, *, now: float, assignors: Mapping[str, Assignor] = ASSIGNORS
     ) -> None:
         self.state = state
-        self.changed = False
+        self.commits: dict[TopicPartition, int] = {}
         self.gone = False
         self.assignor_failure: Exception | None = None
         self._assignors = assignors
+        self._more_than_commits = False
         self._deadlines: dict[str, float] = {}
         #: Time by which an ephemeral group without members must be joined.
         self._joined_by = math.inf
         self.restart(now)
+
+    @property
+    def changed(self) -> bool:
+        """True if something must be stored. The caller sets it to False after that."""
+        return self._more_than_commits or bool(self.commits)
+
+    @changed.setter
+    def changed(self, is_changed: bool) -> None:
+        self._more_than_commits = is_changed
+        if not is_changed:
+            self.commits = {}
+
+    @property
+    def only_commits(self) -> bool:
+        """True if nothing but :attr:`commits` must be stored."""
+        return bool(self.commits) and not self._more_than_commits
 
     # Time
 
@@ -233,7 +184,7 @@ class Group:
         timeout = self.state.session_timeout if request.session_timeout is None else request.session_timeout
         member = self.state.members.get(request.consumer_id)
         grown = any(
-            name in self.state.topics and spec != self.state.topics[name] for name, spec in merged.items()
+            merged[name] != spec for name, spec in self.state.topics.items() if merged[name] is not spec
         )
         if merged != self.state.topics:
             self.state.topics, self.changed = merged, True
@@ -247,8 +198,8 @@ class Group:
             member.session_timeout, self.changed = timeout, True
         self._deadlines[member.consumer_id] = now + timeout
         if self.state.phase is Phase.PREPARING and request.generation == member.generation:
-            self.changed = self.changed or not member.ready
-            member.ready = True
+            if not member.ready:
+                member.ready = self.changed = True
             self._end_change()
         return self._registered(member)
 
@@ -382,7 +333,7 @@ class Group:
         )
         assignor = self._assignors.get(state.assignor, sticky)
         if assignor in ASSIGNORS.values():
-            return dict(checked(situation, assignor(situation)))
+            return {name: frozenset(share) for name, share in assignor(situation).items()}
         try:
             return checked(situation, assignor(situation))
         except Exception as exc:  # noqa: BLE001 - user code: the group must survive any failure of it
@@ -420,7 +371,12 @@ class Group:
         if not is_wanted or commit.partition in self.state.rewound:
             return stored
         self.state.offsets[commit.partition] = commit.offset
-        self.changed = True
+        if stored < 0 or commit.offset < stored:
+            # The record gets these. Earlier versions read it alone, and must not choose another start for a
+            # partition, nor undo a seek.
+            self.changed = True
+        else:
+            self.commits[commit.partition] = commit.offset
         return commit.offset
 
     def committed(

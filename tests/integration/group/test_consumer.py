@@ -39,10 +39,10 @@ from liftenvelope.group import (
     UnknownGroupError,
     UnknownMemberError,
 )
+from liftenvelope.group._rows import SCHEMA
+from liftenvelope.group._topics import JetStreamTopicSource
 from liftenvelope.group.calls import GroupCalls
 from liftenvelope.group.clock import time_since_boot
-from liftenvelope.group.rows import SCHEMA
-from liftenvelope.group.topics import JetStreamTopicSource
 from liftenvelope.testing import FaultProxy, NatsServer
 from tests.integration.conftest import connect
 
@@ -126,7 +126,7 @@ class TestReading:
             await take(consumer, 1)
             assert not events
             boot = time_since_boot() + 2 * LONG
-            for module in ("member", "consumer"):
+            for module in ("_member", "_consumer"):
                 monkeypatch.setattr(f"liftenvelope.group.{module}.time_since_boot", lambda: boot)
             # The message that was not committed comes again, because the partitions may have been lost.
             assert set(await take(consumer, 8)) == play.published

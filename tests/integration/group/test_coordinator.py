@@ -7,6 +7,7 @@ import json
 from collections.abc import AsyncIterator
 from typing import Any, TypeVar
 
+import nats.errors
 import pytest
 from google.protobuf.message import Message
 from nats.aio.client import Client
@@ -361,6 +362,16 @@ class TestService:
         await nc.close()
         with pytest.raises((TransportError, CallTimeoutError)):
             await GroupClient(nc, timeout=0.2).list_groups()
+
+    async def test_close_during_start_leaves_nothing_running(self, nc: Client, name: str) -> None:
+        one = coordinator(nc, coordinator_id=name, prefix=name, bucket=name)
+        starting = asyncio.create_task(one.start())
+        await asyncio.sleep(0)
+        await one.close()
+        await starting
+        assert not one.has_lease
+        with pytest.raises(nats.errors.NoRespondersError):
+            await nc.request(f"{one.subject}.ListGroups", b"", timeout=PATIENCE)
 
     async def test_options(self, nc: Client) -> None:
         for options in (

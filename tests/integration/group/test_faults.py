@@ -12,12 +12,16 @@ import nats
 import pytest
 from nats.aio.client import Client
 
+from liftenvelope.errors import WrongLastSequenceError
 from liftenvelope.group import TopicPartition
+from liftenvelope.group._store import GroupStore
+from liftenvelope.jetstream import JetStream
 from liftenvelope.testing import FaultProxy, NatsServer, run_nats_server
 from liftenvelope.testing._ports import free_port
 from tests.integration.conftest import connect
 
 from .play import (
+    PATIENCE,
     SESSION,
     Delivery,
     Play,
@@ -230,3 +234,27 @@ class TestThreeServers:
             await eventually(lambda: one.has_lease and two.has_lease)
         await nc.close()
         play.log.check()
+
+    async def test_offset_keys_are_fenced_by_the_record(self, cluster: list[NatsServer], name: str) -> None:
+        """Neither a write under an old record is stored, nor one that races with a write of the record."""
+        nc = await nats.connect([server.url for server in cluster], **QUICK)
+        await Play(nc, name).create(replicas=3)  # asks again until the servers have a leader
+        async with JetStream(nc, timeout=PATIENCE) as js:
+            store = GroupStore(js, f"{name}-groups", 3)
+            await store.open(PATIENCE)
+            record = 0
+            for _ in range(20):
+                record = await store.put("group.a", b"", record)
+                for number in (0, 1, 0):
+                    await store.put(f"offsets.a.{number}", b"", record, guard="group.a")
+                with pytest.raises(WrongLastSequenceError):
+                    await store.put("offsets.a.0", b"", record - 1, guard="group.a")
+                newer, racing = await asyncio.gather(
+                    store.put("group.a", b"", record),
+                    store.put("offsets.a.0", b"", record, guard="group.a"),
+                    return_exceptions=True,
+                )
+                if isinstance(newer, int):
+                    assert isinstance(racing, WrongLastSequenceError) or racing < newer  # type: ignore[operator]
+                record = (await store.get("group.a")).revision
+        await nc.close()

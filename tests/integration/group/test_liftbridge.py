@@ -44,7 +44,7 @@ class World:
     is_gateway: bool
 
     async def create(self, partitions: int = 2, *messages: bytes) -> LiftbridgeTopic:
-        await self.client.create_stream(self.name, self.name, partitions=partitions)
+        await self.client.create_stream(self.name, self.name, partitions=partitions, timeout=PATIENCE)
         await self.publish(*messages, partitions=partitions)
         return await LiftbridgeTopic.of_stream(self.client, self.name)
 
@@ -81,7 +81,8 @@ async def world(request: pytest.FixtureRequest, name: str) -> AsyncIterator[Worl
             cluster: LiftbridgeCluster = request.getfixturevalue("liftbridge_server")
             jetstream: NatsServer = request.getfixturevalue("jetstream_server")
             addresses, nats_url = cluster.addresses, jetstream.url
-        client = await stack.enter_async_context(liftenvelope.connect(addresses))
+        patient = liftenvelope.connect(addresses, timeout=PATIENCE, ack_wait=PATIENCE)
+        client = await stack.enter_async_context(patient)
         nc = await connect(nats_url)
         stack.push_async_callback(nc.close)
         if request.param == "liftbridge":
@@ -234,7 +235,8 @@ async def test_a_stream_that_is_deleted_ends_it(world: World) -> None:
 
 async def test_a_client_that_is_closed_ends_it(world: World) -> None:
     await world.create(1, b"0")
-    async with liftenvelope.connect(world.client._context.options.addresses) as client:
+    addresses = world.client._context.options.addresses
+    async with liftenvelope.connect(addresses, timeout=PATIENCE) as client:
         topic = await LiftbridgeTopic.of_stream(client, world.name)
         consumer = await world.consumer(topic).open()
         assert await take(consumer, 1) == [b"0"]

@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator
 import pytest
 
 from liftenvelope.errors import WrongLastSequenceError
+from liftenvelope.group._store import GroupStore
 from liftenvelope.group.errors import GroupLimitError, GroupUnavailableError
-from liftenvelope.group.store import GroupStore
 from liftenvelope.jetstream import JetStream
 from liftenvelope.jetstream.bucket import BucketEntry
 from liftenvelope.testing import NatsServer, run_nats_server

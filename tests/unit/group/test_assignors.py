@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from itertools import cycle
+from random import Random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from liftenvelope.group.assignors import (
     ASSIGNORS,
+    Assignment,
     Assignor,
     Situation,
     TopicPartition,
@@ -41,6 +44,58 @@ def situations(draw: st.DrawFn, *, alike: bool = False) -> Situation:
     return Situation(members, partitions, {name: frozenset(share) for name, share in previous.items()})
 
 
+def situation_of_many(random: Random, members: int, topics: int, subscriptions: int) -> Situation:
+    """Return a larger group, in which a few members have had most of the partitions."""
+    names = [f"t{number}" for number in range(topics)]
+    choices = [frozenset(random.sample(names, random.randint(1, topics))) for _ in range(subscriptions)]
+    reading = {f"m{number}": random.choice(choices) for number in range(members)}
+    partitions = {name: random.randint(1, 12) for name in names}
+    previous: dict[str, list[TopicPartition]] = {}
+    owners = random.sample(sorted(reading), max(1, members // 3))
+    for name, count in partitions.items():
+        for number in range(count):
+            previous.setdefault(random.choice(owners), []).append(TopicPartition(name, number))
+    return Situation(reading, partitions, previous)
+
+
+def slow_sticky(situation: Situation) -> Assignment:
+    """Apply the rules of ``sticky`` literally: sort all members and topics again for each move."""
+    free = set(situation.wanted())
+    shares: dict[str, set[TopicPartition]] = {}
+    for member in sorted(situation.members):
+        topics = situation.members[member]
+        shares[member] = {p for p in situation.previous.get(member, ()) if p in free and p.topic in topics}
+        free -= shares[member]
+
+    def least(topic: str) -> str:
+        return min(situation.readers(topic), key=lambda member: (len(shares[member]), member))
+
+    def move() -> tuple[str, str, TopicPartition] | None:
+        for giver in sorted(shares, key=lambda member: (-len(shares[member]), member)):
+            for topic in sorted({p.topic for p in shares[giver]}):
+                if len(shares[giver]) - len(shares[least(topic)]) >= 2:
+                    return giver, least(topic), max(p for p in shares[giver] if p.topic == topic)
+        return None
+
+    for partition in sorted(free):
+        shares[least(partition.topic)].add(partition)
+    while (next_move := move()) is not None:
+        giver, taker, partition = next_move
+        shares[giver].remove(partition)
+        shares[taker].add(partition)
+    return {member: frozenset(share) for member, share in shares.items()}
+
+
+def slow_round_robin(situation: Situation) -> Assignment:
+    """Deal literally: one member after the other is asked for each partition."""
+    shares: dict[str, set[TopicPartition]] = {member: set() for member in situation.members}
+    turns = cycle(sorted(situation.members))
+    for partition in situation.wanted():
+        member = next(member for member in turns if partition.topic in situation.members[member])
+        shares[member].add(partition)
+    return {member: frozenset(share) for member, share in shares.items()}
+
+
 def loads(shares: Mapping[str, Iterable[TopicPartition]]) -> list[int]:
     return [len(list(share)) for share in shares.values()]
 
@@ -62,6 +117,29 @@ def test_the_same_situation_gives_the_same(assignor: Assignor, situation: Situat
         dict(reversed(tuple(situation.previous.items()))),
     )
     assert assignor(situation) == assignor(turned)
+
+
+@pytest.mark.parametrize(("assignor", "reference"), [(sticky, slow_sticky), (round_robin, slow_round_robin)])
+@given(situation=situations())
+def test_assignment_equals_the_one_found_by_scanning(
+    assignor: Assignor, reference: Assignor, situation: Situation
+) -> None:
+    assert assignor(situation) == reference(situation)
+
+
+@given(
+    situation=st.builds(
+        situation_of_many,
+        st.randoms(use_true_random=False),
+        members=st.integers(1, 40),
+        topics=st.integers(1, 12),
+        subscriptions=st.integers(1, 6),
+    )
+)
+@settings(max_examples=40)
+def test_sticky_equals_the_reference_for_many_members(situation: Situation) -> None:
+    """Many moves, members that can't give until others have, and several heaps of takers."""
+    assert sticky(situation) == slow_sticky(situation)
 
 
 @given(situation=situations())

@@ -10,15 +10,17 @@ from hypothesis import strategies as st
 
 from liftenvelope._pb import groups_pb2 as pb
 from liftenvelope.errors import FencedError, GroupError, UsageError, UsageTypeError
+from liftenvelope.group._leases import Peer, Peers
+from liftenvelope.group._topics import JetStreamTopic, spec_of
 from liftenvelope.group.assignors import TopicPartition
 from liftenvelope.group.errors import CoordinatorDefectError, ErrorCode, code_of, group_error
-from liftenvelope.group.leases import Peer, Peers
 from liftenvelope.group.names import check_prefix, check_token, token_of
-from liftenvelope.group.state import GroupState, MemberState, Phase, Place, TopicSpec
-from liftenvelope.group.topics import JetStreamTopic, spec_of
+from liftenvelope.group.state import MAX_PARTITIONS, GroupState, MemberState, Phase, Place, TopicSpec
 from liftenvelope.group.wire import (
     decode_group,
+    decode_offsets,
     encode_group,
+    encode_offsets,
     error_message,
     offset_messages,
     raise_for,
@@ -57,6 +59,7 @@ GROUPS = st.builds(
     rewound=st.sets(PARTITIONS, max_size=3),
     controller_id=NAMES,
     controller_incarnation=NAMES,
+    offsets_revision=st.integers(0, 2**64 - 1),
 )
 
 
@@ -64,6 +67,17 @@ class TestWire:
     @given(GROUPS)
     def test_groups_survive_being_stored(self, state: GroupState) -> None:
         assert decode_group(encode_group(state)) == state
+
+    @given(st.dictionaries(PARTITIONS, st.integers(0, 2**63 - 1), max_size=4))
+    def test_offsets_survive_being_stored(self, offsets: dict[TopicPartition, int]) -> None:
+        assert decode_offsets(encode_offsets(offsets)) == offsets
+
+    @given(st.binary(max_size=60))
+    def test_garbage_is_an_error_or_offsets(self, data: bytes) -> None:
+        try:
+            assert isinstance(decode_offsets(data), dict)
+        except CoordinatorDefectError:
+            return
 
     @given(st.binary(max_size=60))
     def test_garbage_is_an_error_or_a_group(self, data: bytes) -> None:
@@ -75,6 +89,15 @@ class TestWire:
     @given(st.lists(TOPICS, max_size=3))
     def test_topics(self, specs: list[TopicSpec]) -> None:
         assert read_topics(topic_messages(specs)) == tuple(specs)
+
+    def test_topics_that_no_group_may_have_are_not_kept(self) -> None:
+        allowed, refused = (
+            [pb.Topic(name="t", places=[pb.Place()] * places)]
+            for places in (MAX_PARTITIONS, 2 * MAX_PARTITIONS)
+        )
+        assert read_topics(allowed) is read_topics(allowed)
+        assert read_topics(refused) == read_topics(refused)
+        assert read_topics(refused) is not read_topics(refused)
 
     def test_offsets_and_their_errors(self) -> None:
         good, bad = TopicPartition("t", 1), TopicPartition("t", 2)

@@ -16,8 +16,8 @@ from liftenvelope.errors import (
     NoCursorError,
     OffsetOutOfRangeError,
 )
+from liftenvelope.group._topics import PartitionFeed, SourceMessage, TopicSource, newest_of
 from liftenvelope.group.assignors import TopicPartition
-from liftenvelope.group.topics import PartitionFeed, SourceMessage, TopicSource, newest_of
 
 __all__ = ["GroupMessage", "PartitionReader"]
 

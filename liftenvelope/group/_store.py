@@ -24,7 +24,11 @@ __all__ = ["GroupStore"]
 
 #: Seconds until the marker of a deleted key expires, long enough for every coordinator to see it.
 _MARKER_TTL: Final = 3600.0
-#: Seconds between attempts to open the bucket.
+#: Metadata of streams that servers from version 2.11 on add.
+_API_LEVEL: Final = "_nats.level"
+#: Room in bytes for the headers and the longest key of a write.
+_HEADERS: Final = 4_096
+#: Seconds between attempts to open the bucket, and between looks at a leader that is behind.
 _PAUSE: Final = 0.05
 
 
@@ -41,7 +45,15 @@ class GroupStore:
     """
 
     def __init__(self, js: JetStream, bucket: str, replicas: int) -> None:
+        self._js = js
         self._bucket = Bucket(js, bucket, replicas=replicas, marker_ttl=_MARKER_TTL)
+        #: True if the server checks the guard of a write: from version 2.11 on.
+        self.has_guards = False
+
+    @property
+    def largest_value(self) -> int:
+        """Size in bytes of a value that certainly fits in one NATS message."""
+        return self._js.api.nc.max_payload - _HEADERS
 
     async def open(self, patience: float) -> None:
         """Create or find the bucket, retrying while JetStream is unavailable.
@@ -57,6 +69,7 @@ class GroupStore:
             try:
                 with _unavailable("can't create the bucket"):
                     await self._bucket.create()
+                    await self._learn()
                 return
             except GroupUnavailableError:
                 if deadline.is_over:
@@ -72,17 +85,23 @@ class GroupStore:
         with _unavailable(f"can't read key {key!r}"):
             return await self._bucket.get(key)
 
-    async def put(self, key: str, value: bytes, revision: int) -> int:
+    async def put(self, key: str, value: bytes, revision: int, *, guard: str | None = None) -> int:
         """Write a key that has the given revision; return the new revision.
 
+        Args:
+            key: The key.
+            value: The value.
+            revision: Expected revision.
+            guard: Key that must have the revision, instead of ``key`` itself. Needs :attr:`has_guards`.
+
         Raises:
-            WrongLastSequenceError: The key has another revision.
+            WrongLastSequenceError: The key or its guard has another revision.
             GroupUnavailableError: The outcome of the write is unknown.
             GroupLimitError: The value is too large.
         """
         with _unavailable(f"can't write key {key!r}"):
             try:
-                return await self._bucket.put(key, value, revision=revision)
+                return await self._bucket.put(key, value, revision=revision, guard=guard)
             except UsageError as exc:
                 raise GroupLimitError(f"the value of key {key!r} is too large: {exc}") from exc
 
@@ -107,6 +126,32 @@ class GroupStore:
         with _unavailable(f"can't read the keys of {kind!r}"):
             entries = await self._bucket.entries(f"{kind}.>")
         return {entry.key.removeprefix(f"{kind}."): entry for entry in entries}
+
+    async def under(self, prefix: str, revision: int) -> list[BucketEntry]:
+        """Return the entries of all keys that begin with ``prefix`` and a dot, by revision.
+
+        Deletions are included. Nothing that was written before ``revision`` is missing: the leader answers,
+        and a new leader is not asked before it has stored that revision.
+
+        Raises:
+            GroupUnavailableError: The keys could not be read.
+        """
+        deadline = Deadline(self._js.api.timeout)
+        with _unavailable(f"can't read the keys of {prefix!r}"):
+            while True:
+                keys, last = await self._bucket.keys(f"{prefix}.*")
+                await self._learn()
+                if last >= revision:
+                    break
+                if deadline.is_over:
+                    raise GroupUnavailableError(f"the bucket's leader lacks revision {revision}; retry")
+                await asyncio.sleep(_PAUSE)
+            entries = await asyncio.gather(*(self._bucket.get(key) for key in keys))
+        return sorted(entries, key=lambda entry: entry.revision)
+
+    async def _learn(self) -> None:
+        """Note from the leader's last answer if it checks guards: the servers of a cluster may differ."""
+        self.has_guards = _API_LEVEL in (await self._bucket.handle()).cached_info.config.metadata
 
     async def last_revision(self) -> int:
         """Return the highest revision that the bucket ever assigned.

@@ -10,22 +10,22 @@ from typing import TYPE_CHECKING, Final, Self
 from liftenvelope._checks import MAX_INT64, as_count, as_seconds
 from liftenvelope.consumers.shell import cancel, stop
 from liftenvelope.errors import CallTimeoutError, GroupError, TransportError
+from liftenvelope.group._consumer_options import GroupConsumerOptions, PartitionsCallback, check_all_topics
+from liftenvelope.group._consumer_partitions import GroupConsumerPartitions
+from liftenvelope.group._reader import GroupMessage, PartitionReader
+from liftenvelope.group._topics import Topic
 from liftenvelope.group.assignors import TopicPartition
 from liftenvelope.group.calls import DEFAULT_PREFIX
 from liftenvelope.group.clock import time_since_boot
-from liftenvelope.group.consumer_options import GroupConsumerOptions, PartitionsCallback, check_all_topics
-from liftenvelope.group.consumer_partitions import GroupConsumerPartitions
 from liftenvelope.group.errors import UnknownMemberError
 from liftenvelope.group.events import CommitFailed, GroupEventHandler
-from liftenvelope.group.reader import GroupMessage, PartitionReader
-from liftenvelope.group.topics import Topic
 from liftenvelope.nats.link import Link
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from nats.aio.client import Client
 
-    from liftenvelope.group.member import GroupMember
+    from liftenvelope.group._member import GroupMember
 
 __all__ = ["GroupConsumer"]
 
@@ -276,7 +276,7 @@ class GroupConsumer(GroupConsumerPartitions):
             max_wait: Seconds to wait for more after the first message of a batch.
 
         Yields:
-            Batches of at least one row, with the columns of :data:`liftenvelope.group.rows.SCHEMA`.
+            Batches of at least one row, with the columns of :data:`liftenvelope.group._rows.SCHEMA`.
 
         Raises:
             UsageError: An argument is malformed, or another task waits for messages.
@@ -285,7 +285,7 @@ class GroupConsumer(GroupConsumerPartitions):
         """
         as_count("max_rows", max_rows)
         as_seconds("max_wait", max_wait, zero=True)
-        from liftenvelope.group.rows import message_rows
+        from liftenvelope.group._rows import message_rows
 
         async for messages in self.batches(max_rows, max_wait):
             yield message_rows(messages)

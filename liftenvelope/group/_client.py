@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from liftenvelope._checks import MAX_INT64, as_integer
 from liftenvelope._pb import groups_pb2 as pb
 from liftenvelope.errors import CallTimeoutError, GroupError, TransportError
+from liftenvelope.group._topics import Topic, spec_of
 from liftenvelope.group.assignors import TopicPartition
 from liftenvelope.group.calls import DEFAULT_PREFIX, GroupCalls
 from liftenvelope.group.errors import group_error
@@ -20,7 +21,6 @@ from liftenvelope.group.state import (
     check_session_timeout,
     check_topics,
 )
-from liftenvelope.group.topics import Topic, spec_of
 from liftenvelope.group.wire import offset_messages, raise_for, read_offsets, read_topics, topic_messages
 
 if TYPE_CHECKING:

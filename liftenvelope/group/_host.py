@@ -1,9 +1,9 @@
 """Controller of one group: runs calls one after another, and answers only after the change is stored.
 
 One task changes the group. It takes all waiting calls, applies them to the :class:`Group` in memory, writes
-the result with compare-and-set, and only then answers. So no caller sees a state that could be lost. If
-another coordinator has written the key, or the lease has ended, the host fails all calls and ends; its memory
-is discarded, and the stored state is what counts.
+the result with compare-and-set in one message, and only then answers. So no caller sees a state that could be
+lost. If another coordinator has written the key, or the lease has ended, the host fails all calls and ends;
+its memory is discarded, and the stored state is what counts.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from liftenvelope.errors import GroupError, WrongLastSequenceError
+from liftenvelope.group._offsets import OffsetKeys
+from liftenvelope.group._store import GroupStore
 from liftenvelope.group.assignors import TopicPartition
 from liftenvelope.group.errors import (
     CoordinatorDefectError,
@@ -23,9 +25,8 @@ from liftenvelope.group.errors import (
     UnknownGroupError,
 )
 from liftenvelope.group.membership import Group, Registered, Registration
-from liftenvelope.group.state import GroupState, Phase
-from liftenvelope.group.store import GroupStore
-from liftenvelope.group.wire import decode_group, encode_group
+from liftenvelope.group.state import GroupState, Phase, TopicSpec
+from liftenvelope.group.wire import decode_group, encode_group, encode_topics
 
 if TYPE_CHECKING:
     from liftenvelope.group.membership import Beat
@@ -35,6 +36,8 @@ __all__ = ["GroupHost"]
 _T = TypeVar("_T")
 #: Most calls that may wait for one group. More calls mean that JetStream is far too slow.
 _MOST_WAITING: Final = 10_000
+#: Seconds after which the task lets others run.
+_LONGEST_TURN: Final = 0.01
 
 
 @dataclass(slots=True)
@@ -45,7 +48,7 @@ class _GroupCall(Generic[_T]):
     error: GroupError | None = None
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Waiter:
     """A registration that waits for the group to be stable."""
 
@@ -60,8 +63,9 @@ class GroupHost:
     Args:
         group: The group.
         key: Its key in the store.
-        revision: Revision of the stored group.
+        revision: Revision of the stored group, which this coordinator has just written.
         store: The bucket.
+        offsets: Offset keys of the group, which have been read.
         may_act: Returns True while the coordinator has its lease.
         on_stored: Called after each change of generation or phase was stored.
         on_expired: Called with group and consumer id after a silent member was removed.
@@ -74,6 +78,7 @@ class GroupHost:
         key: str,
         revision: int,
         store: GroupStore,
+        offsets: OffsetKeys,
         *,
         may_act: Callable[[], bool],
         on_stored: Callable[[GroupHost], None],
@@ -85,15 +90,22 @@ class GroupHost:
         self._key = key
         self._revision = revision
         self._store = store
+        self._offsets = offsets
         self._may_act = may_act
         self._on_stored = on_stored
         self._on_expired = on_expired
         self._on_end = on_end
         self._calls: deque[_GroupCall[Any]] = deque()
-        self._waiters: list[_Waiter] = []
+        self._waiters: dict[_Waiter, None] = {}
+        self._turn_began = 0.0
         self._wake = asyncio.Event()
         self._end: GroupError | None = None
-        self._stored = encode_group(group.state)
+        self._topics: tuple[list[TopicSpec], bytes] = [], b""
+        self._stored = self._encoded()
+        self._snapshot: GroupState | None = None
+        #: Revision of the last write, of the record or of an offset key.
+        self._last_write = revision
+        offsets.measure(self._stored, group.state.topics)
         self._told: tuple[int, Phase] = group.state.generation, group.state.phase
         self._loop = asyncio.get_running_loop()
         self._task = self._loop.create_task(self._work())
@@ -141,20 +153,20 @@ class GroupHost:
             # A member that still has partitions must give them back first. Waiters are added in the same step
             # as the change, so that no change is missed.
             if registered.rebalancing and registered.generation == registration.generation:
-                self._waiters.append(waiter)
+                self._waiters[waiter] = None
             return registered
 
-        registered = await self.run(do)
-        if waiter not in self._waiters and not waiter.outcome.done():
-            return registered
         try:
-            async with asyncio.timeout(wait):
-                return await waiter.outcome
-        except TimeoutError:
-            return registered
+            registered = await self.run(do)
+            if waiter not in self._waiters and not waiter.outcome.done():
+                return registered
+            try:
+                async with asyncio.timeout(wait):
+                    return await waiter.outcome
+            except TimeoutError:
+                return registered
         finally:
-            if waiter in self._waiters:
-                self._waiters.remove(waiter)
+            self._waiters.pop(waiter, None)
 
     def assignments(
         self, consumer_id: str, generation: int, client_id: str = ""
@@ -168,8 +180,16 @@ class GroupHost:
         return self.group.assignment_of(consumer_id)
 
     def stored(self) -> GroupState | None:
-        """Return the group as last stored; None if the coordinator has no valid lease."""
-        return decode_group(self._stored) if self._end is None and self._may_act() else None
+        """Return the group as last stored; None if the coordinator has no valid lease.
+
+        Callers must not change it. Its offsets are those of the record, which may be older than the committed
+        ones.
+        """
+        if self._end is not None or not self._may_act():
+            return None
+        if self._snapshot is None:
+            self._snapshot = decode_group(self._stored)
+        return self._snapshot
 
     def restart(self) -> None:
         """Restart the session timeout of every member: the coordinator could receive no heartbeats."""
@@ -214,16 +234,18 @@ class GroupHost:
 
     async def _do(self, calls: list[_GroupCall[Any]]) -> None:
         self._check_lease()
-        now = self._loop.time()
+        now = self._turn_began = self._loop.time()
         expired = self.group.expire(now)
         for call in calls:
+            await self._yield()
             try:
                 if self.group.gone:
                     raise UnknownGroupError(f"there is no group {self.name!r}: create it first")
-                call.result = call.do(self.group, now)
+                call.result = call.do(self.group, self._loop.time())
             except GroupError as exc:
                 call.error = exc
         if self.group.changed:
+            await self._yield()
             await self._persist()
         for consumer_id in expired:
             self._on_expired(self.name, consumer_id)
@@ -236,41 +258,71 @@ class GroupHost:
                 call.outcome.set_result(call.result)
         if self.group.gone:
             self._finish(UnknownGroupError(f"there is no group {self.name!r}: create it first"))
-        self._tell()
+        await self._tell()
+
+    async def _yield(self) -> None:
+        """Let other tasks run if this one has run for long, as in a group of a thousand members.
+
+        Meanwhile heartbeats may read the state, which is not stored yet, and extend sessions. Nothing else
+        changes the group, because only this task does.
+        """
+        if self._loop.time() - self._turn_began > _LONGEST_TURN:
+            # Sockets are read after the first, and the tasks that this wakes run after the second.
+            for _ in range(3):
+                await asyncio.sleep(0)
+            self._turn_began = self._loop.time()
 
     async def _persist(self) -> None:
         try:
             if self.group.gone:
                 await self._store.delete(self._key, self._revision)
+                await self._offsets.delete()
+            elif self.group.only_commits and self._offsets.has_room(self.group.commits):
+                self._last_write = await self._offsets.write(self.group.commits, self._revision)
             else:
-                value = encode_group(self.group.state)
-                self._revision = await self._store.put(self._key, value, self._revision)
-                self._stored = value
+                await self._persist_record()
         except WrongLastSequenceError:
             raise NotControllerError(
                 f"group {self.name!r} was changed by another coordinator, which controls it now"
             ) from None
         self.group.changed = False
 
-    def _tell(self) -> None:
+    async def _persist_record(self) -> None:
+        state = self.group.state
+        state.offsets_revision = self._last_write
+        value = self._encoded()
+        self._last_write = self._revision = await self._store.put(self._key, value, self._revision)
+        self._stored, self._snapshot = value, None
+        self._offsets.included(value, state.topics)
+
+    def _encoded(self) -> bytes:
+        """Return the record; its topics are encoded again only if they have changed."""
+        specs = list(self.group.state.topics.values())
+        kept = self._topics[0]
+        if len(kept) != len(specs) or any(one is not spec for one, spec in zip(kept, specs, strict=True)):
+            self._topics = specs, encode_topics(specs)
+        return encode_group(self.group.state, self._topics[1])
+
+    async def _tell(self) -> None:
         """Answer waiting registrations, and report a new generation or phase."""
         state = self.group.state
         if (state.generation, state.phase) != self._told:
             self._told = state.generation, state.phase
             self._on_stored(self)
-        waiters, self._waiters = self._waiters, []
-        for waiter in waiters:
+        self._turn_began = self._loop.time()
+        for waiter in list(self._waiters):
+            await self._yield()
             if waiter.outcome.done():
                 continue
             try:
                 registered = self.group.registered(waiter.consumer_id, waiter.client_id)
             except GroupError as exc:
-                waiter.outcome.set_exception(exc)
-                continue
-            if registered.rebalancing:
-                self._waiters.append(waiter)
+                _refuse(waiter.outcome, exc)
             else:
+                if registered.rebalancing:
+                    continue
                 waiter.outcome.set_result(registered)
+            self._waiters.pop(waiter, None)
 
     def _check_lease(self) -> None:
         if not self._may_act():
@@ -296,4 +348,10 @@ def _fail(waiting: list[Any], error: GroupError) -> None:
     for one in waiting:
         if not one.outcome.done():
             # A new object for each, because an exception keeps the traceback of its last raise.
-            one.outcome.set_exception(type(error)(*error.args))
+            _refuse(one.outcome, type(error)(*error.args))
+
+
+def _refuse(outcome: asyncio.Future[Any], error: GroupError) -> None:
+    outcome.set_exception(error)
+    # Retrieved: a registration whose call has failed does not look at its waiter.
+    outcome.exception()

@@ -67,6 +67,7 @@ class GroupService:
         self._directory = directory
         self._bounds = bounds
         self._service: Service | None = None
+        self._listings: dict[str, tuple[GroupState, pb.Group]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._answers: Mapping[str, tuple[type[Message], Callable[[Any], Awaitable[Message]]]] = {
             "ListGroups": (pb.ListGroupsRequest, self._list_groups),
@@ -172,12 +173,20 @@ class GroupService:
 
     async def _list_groups(self, request: pb.ListGroupsRequest) -> Message:
         found = await self._directory.list(request.names)
+        for name in self._listings.keys() - self._directory.hosts.keys():
+            del self._listings[name]
         return pb.ListGroupsResponse(groups=[self._listed(name, one) for name, one in found.items()])
 
     def _listed(self, name: str, found: GroupState | GroupError) -> pb.Group:
-        if isinstance(found, GroupState):
-            return group_message(found, controller_subject(self._prefix, found.controller_id))
-        return pb.Group(name=name, error=error_message(found))
+        if not isinstance(found, GroupState):
+            return pb.Group(name=name, error=error_message(found))
+        state, message = self._listings.get(name, (None, pb.Group()))
+        if state is not found:
+            message = group_message(found, controller_subject(self._prefix, found.controller_id))
+        if name in self._directory.hosts:
+            # A host returns the same object until the next change, and all members ask for it after that.
+            self._listings[name] = found, message
+        return message
 
     async def _create_group(self, request: pb.CreateGroupRequest) -> Message:
         timeout = request.session_timeout_ms / 1_000 or DEFAULT_SESSION_TIMEOUT

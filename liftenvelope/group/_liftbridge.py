@@ -16,8 +16,8 @@ from liftenvelope.errors import (
     PartitionPausedError,
     ReadonlyPartitionError,
 )
+from liftenvelope.group._topics import SourceMessage, beyond_the_end
 from liftenvelope.group.state import TopicSpec, check_id, check_topics
-from liftenvelope.group.topics import SourceMessage, beyond_the_end
 
 if TYPE_CHECKING:
     # Only for typing: the caller owns the client, and the gateway imports this module but must not load the

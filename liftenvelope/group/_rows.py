@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from liftenvelope._checks import require
 from liftenvelope.envelope import Message as LiftbridgeMessage
-from liftenvelope.group.reader import GroupMessage
+from liftenvelope.group._reader import GroupMessage
 from liftenvelope.jetstream import Message as JetStreamMessage
 
 if TYPE_CHECKING:

@@ -11,10 +11,10 @@ from google.protobuf.message import DecodeError
 
 from liftenvelope._pb import groups_pb2 as pb
 from liftenvelope.errors import GroupError, WrongLastSequenceError
+from liftenvelope.group._leases import Peer, Peers
+from liftenvelope.group._store import GroupStore
 from liftenvelope.group.clock import time_since_boot
 from liftenvelope.group.errors import CoordinatorIdInUseError
-from liftenvelope.group.leases import Peer, Peers
-from liftenvelope.group.store import GroupStore
 from liftenvelope.jetstream.bucket import BucketEntry
 
 __all__ = ["KIND", "LeaseKeeper"]

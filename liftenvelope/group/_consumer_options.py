@@ -9,10 +9,10 @@ from typing import TypeAlias
 from liftenvelope._checks import as_count, as_seconds
 from liftenvelope.consumers.options import AssignmentCallback, ShellOptions, check_callback
 from liftenvelope.errors import UsageError
+from liftenvelope.group._topics import Topic, spec_of
 from liftenvelope.group.assignors import TopicPartition
 from liftenvelope.group.events import GroupEventHandler, warn
 from liftenvelope.group.state import check_id, check_session_timeout, check_topics
-from liftenvelope.group.topics import Topic, spec_of
 
 __all__ = ["GroupConsumerOptions", "PartitionsCallback", "check_all_topics"]
 

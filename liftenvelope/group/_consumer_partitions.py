@@ -1,7 +1,7 @@
 """Partition assignment for a group consumer: starts and stops readers and commits offsets.
 
 The lifecycle and the tasks are those of every consumer: see :mod:`liftenvelope.consumers.shell`. This module
-adds the protocol of :mod:`liftenvelope.group.session`.
+adds the protocol of :mod:`liftenvelope.group._session`.
 
 A partition's reader moves through these collections. Only the task in :meth:`GroupConsumerPartitions._act`
 moves readers, one change at a time, except for closing.
@@ -28,19 +28,19 @@ from uuid import uuid4
 
 from liftenvelope.consumers.shell import ConsumerShell, stop
 from liftenvelope.errors import CallTimeoutError, GroupError, TransportError
+from liftenvelope.group._member import Assigned, GiveBack, GroupMember, Lost, creation_of
+from liftenvelope.group._reader import GroupMessage, PartitionReader
+from liftenvelope.group._topics import source_of
 from liftenvelope.group.assignors import TopicPartition
 from liftenvelope.group.calls import GroupCalls
 from liftenvelope.group.errors import MemberFencedError, NotAssignedError, StaleGenerationError
 from liftenvelope.group.events import CommitFailed, PartitionUnknown
-from liftenvelope.group.member import Assigned, GiveBack, GroupMember, Lost, creation_of
-from liftenvelope.group.reader import GroupMessage, PartitionReader
-from liftenvelope.group.topics import source_of
 from liftenvelope.jetstream import JetStream
 
 if TYPE_CHECKING:
     from nats.aio.client import Client
 
-    from liftenvelope.group.consumer_options import GroupConsumerOptions
+    from liftenvelope.group._consumer_options import GroupConsumerOptions
 
 __all__ = ["GroupConsumerPartitions"]
 

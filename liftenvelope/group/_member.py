@@ -13,6 +13,7 @@ import nats.errors
 
 from liftenvelope._pb import groups_pb2 as pb
 from liftenvelope.errors import GroupError, TransportError
+from liftenvelope.group._session import MemberSession, RequestKind
 from liftenvelope.group.assignors import TopicPartition
 from liftenvelope.group.calls import PASSING, GroupCalls
 from liftenvelope.group.clock import time_since_boot
@@ -24,7 +25,6 @@ from liftenvelope.group.errors import (
 )
 from liftenvelope.group.events import ControllerLost, GroupEventHandler, MemberFenced
 from liftenvelope.group.names import changed_subject
-from liftenvelope.group.session import MemberSession, RequestKind
 from liftenvelope.group.state import DEFAULT_SESSION_TIMEOUT, Phase, TopicSpec
 from liftenvelope.group.wire import read_offsets, topic_messages
 from liftenvelope.nats.link import Link
