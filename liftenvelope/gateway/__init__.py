@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from liftenvelope.gateway.gateway import Gateway
+from liftenvelope.gateway._gateway import Gateway
 from liftenvelope.gateway.limits import Limits
 
 __all__ = ["Gateway", "Limits"]

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 from liftenvelope.errors import LiftEnvelopeError
-from liftenvelope.gateway.gateway import Gateway
+from liftenvelope.gateway._gateway import Gateway
 from liftenvelope.gateway.limits import Limits
 from liftenvelope.gateway.serving import Serving, serve
 

@@ -16,8 +16,8 @@ from typing import Any, Final, Self
 
 from liftenvelope._deadlines import Deadline
 from liftenvelope.errors import TransportError, UsageError
-from liftenvelope.gateway.embedded_logins import Logins, write_private
-from liftenvelope.gateway.nats_log import log_line, read_level
+from liftenvelope.gateway._embedded_logins import Logins, write_private
+from liftenvelope.gateway._nats_log import log_line, read_level
 
 __all__ = ["BUFFERED", "EmbeddedNats", "find_nats_server"]
 
@@ -68,7 +68,7 @@ def find_nats_server() -> Path:
 class EmbeddedNats:
     """A nats-server process that runs as long as the gateway.
 
-    Connections need a login: see :mod:`liftenvelope.gateway.embedded_logins`. The server's log goes to the
+    Connections need a login: see :mod:`liftenvelope.gateway._embedded_logins`. The server's log goes to the
     logger ``liftenvelope.gateway.nats``.
 
     Args:

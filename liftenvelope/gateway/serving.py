@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import math
 import os
@@ -22,8 +23,8 @@ from nats.aio.client import Client
 from liftenvelope._checks import about
 from liftenvelope._secrets import without_secrets
 from liftenvelope.errors import TransportError, UsageError
+from liftenvelope.gateway._gateway import Gateway
 from liftenvelope.gateway.embedded import EmbeddedNats
-from liftenvelope.gateway.gateway import Gateway
 from liftenvelope.nats.subjects import check_inbox_prefix
 
 __all__ = ["Serving", "data_folder", "running_gateway", "serve"]
@@ -107,18 +108,19 @@ class Serving:
         for name in _TLS:
             _check_readable(name, getattr(self, name))
         # Lets the gateway check its arguments before anything is started or connected.
-        self.new_gateway(Client())
+        self.new_gateway(Client(), None)
 
-    def new_gateway(self, nc: Client) -> Gateway:
+    def new_gateway(self, nc: Client, read_nc: Client | None) -> Gateway:
         """Return a gateway that is not started yet.
 
         Args:
             nc: Connection to NATS; it may be connected later.
+            read_nc: Second connection, for subscriptions; None to use ``nc``.
 
         Raises:
             UsageError: A setting of the gateway is invalid, or a file can't be read.
         """
-        return Gateway(nc, tls=self.tls(), **self.gateway)
+        return Gateway(nc, read_nc=read_nc, tls=self.tls(), **self.gateway)
 
     def tls(self) -> ssl.SSLContext | None:
         """Return the TLS context of the server; None for plain TCP.
@@ -186,29 +188,37 @@ async def running_gateway(serving: Serving) -> AsyncIterator[tuple[Gateway, Embe
         )
         await own.start()
     try:
-        if own is None:
-            nc = await _connect(serving.nats_url, serving.connect)
-        else:
-            nc = await _connect(own.url, {**serving.connect, **own.login})
-        try:
-            async with serving.new_gateway(nc) as gateway:
-                if own is not None:
-                    own.on_line = gateway.read_server_log
-                yield gateway, own
-                await gateway.close(grace=serving.drain)
-        finally:
-            # nats-py flushes pending data even on a lost connection. Since Python 3.12, asyncio raises
-            # TypeError when data is written to a closed transport (python/cpython issue 136234).
-            with suppress(OSError, TypeError):
-                await nc.close()
+        url = serving.nats_url if own is None else own.url
+        options = serving.connect if own is None else {**serving.connect, **own.login}
+        async with (
+            _connection(url, options, "the connection", "no calls are served") as nc,
+            _connection(url, options, "the second connection", "subscriptions wait") as read_nc,
+            serving.new_gateway(nc, read_nc) as gateway,
+        ):
+            if own is not None:
+                own.on_line = gateway.read_server_log
+            yield gateway, own
+            await gateway.close(grace=serving.drain)
     finally:
         if own is not None:
             await own.stop()
 
 
-async def _connect(url: str | None, options: dict[str, Any]) -> Client:
+@asynccontextmanager
+async def _connection(
+    url: str | None, options: dict[str, Any], which: str, effect: str
+) -> AsyncIterator[Client]:
+    nc = await _connect(url, options, which, effect)
+    try:
+        yield nc
+    finally:
+        await _close(nc)
+
+
+async def _connect(url: str | None, options: dict[str, Any], which: str, effect: str) -> Client:
     assert url is not None
     nc, last, shown = Client(), "", without_secrets(url)
+    connected = asyncio.Event()
 
     async def note(exc: Exception) -> None:
         """Remember the last error for the log. After the start, errors surface in the calls they affect."""
@@ -216,11 +226,13 @@ async def _connect(url: str | None, options: dict[str, Any]) -> Client:
         last = f": {without_secrets(str(exc))}"
 
     async def lost() -> None:
-        if not nc.is_closed:
-            _log.warning("the connection to NATS is lost: no calls are served until it is back%s", last)
+        if connected.is_set() and not nc.is_closed:
+            _log.warning("%s to NATS is lost: %s until it is back%s", which, effect, last)
 
     async def back() -> None:
-        _log.warning("the connection to NATS is back")
+        if connected.is_set():
+            _log.warning("%s to NATS is back", which)
+        connected.set()
 
     # Reconnect without limit: a gateway outlives restarts of its NATS server.
     options = {
@@ -235,13 +247,29 @@ async def _connect(url: str | None, options: dict[str, Any]) -> Client:
     try:
         async with asyncio.timeout(_PATIENCE):
             await nc.connect(url.split(","), error_cb=note, allow_reconnect=True, **options)
+            # nats-py also returns if the server closes the connection instead of answering the first PING: so
+            # looks a refused login if the server's error is lost. nats-py then reconnects in the background.
+            if not nc.is_connected:
+                await connected.wait()
+            connected.set()
     except TimeoutError as exc:
-        await nc.close()
+        await _close(nc)
         raise TransportError(f"no connection to the NATS server {shown} within {_PATIENCE} s{last}") from exc
     except (nats.errors.Error, OSError) as exc:
         text = f"no connection to the NATS server {shown}: {without_secrets(str(exc))}"
         raise TransportError(text) from exc
+    except BaseException:  # such as a cancellation: nats-py may be reconnecting in the background
+        await _close(nc)
+        raise
     return nc
+
+
+async def _close(nc: Client) -> None:
+    # nats-py flushes pending data even on a lost connection. Since Python 3.12, asyncio raises TypeError when
+    # data is written to a closed transport (python/cpython issue 136234). And nats-py asserts that connect()
+    # has checked its options.
+    with suppress(OSError, TypeError, AssertionError):
+        await nc.close()
 
 
 def _has_port(url: str) -> bool:
@@ -282,9 +310,13 @@ async def serve(serving: Serving, on_ready: Callable[[Gateway, str], None]) -> N
     logging.getLogger("asyncio").addFilter(_is_worth_a_line)
     try:
         async with running_gateway(serving) as (gateway, own):
+            # A full garbage collection would look at 40,000 objects of modules, and serve nobody for 20 ms.
+            gc.collect()
+            gc.freeze()
             on_ready(gateway, without_secrets(serving.nats_url or (own.url if own is not None else "")))
             await _wait(stop, own)
     finally:
+        gc.unfreeze()
         for number in _SIGNALS:
             loop.remove_signal_handler(number)
 

@@ -47,6 +47,7 @@ class PolicedGateway:
         nc = await connect(self._nats_url)
         self.stack.push_async_callback(nc.close)
         tls = Serving(nats_url=self._nats_url, **self.certificates.gateway_config).tls()  # type: ignore[arg-type]
+        options = {"broker_ttl": 60.0, **options}  # no test waits for the end of a lease
         gateway = Gateway(nc, tls=tls, policy_file=self._file, **options)
         await self.stack.enter_async_context(gateway)
         self.gateways.append(gateway)

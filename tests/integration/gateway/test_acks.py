@@ -17,8 +17,8 @@ from nats.aio.msg import Msg
 
 from liftenvelope.envelope import Ack, Message, marshal_message, new_message, unmarshal_ack, unmarshal_message
 from liftenvelope.errors import StreamNotFoundError, UsageError
-from liftenvelope.gateway import acks
-from liftenvelope.gateway.acks import ACK_CONSUMER, PartitionAckReader
+from liftenvelope.gateway import _acks as acks
+from liftenvelope.gateway._acks import ACK_CONSUMER, PartitionAckReader
 from liftenvelope.jetstream.api import Api
 from liftenvelope.nats import AckInbox, EnvelopePublisher, accelerate
 from liftenvelope.testing import FaultProxy, NatsServer, run_nats_server
@@ -39,8 +39,16 @@ class Partition:
         self.inbox = nc.new_inbox()
         self.acks: list[Ack] = []
 
-    async def create(self, **config: Any) -> Partition:
+    async def listen(self) -> None:
+        """Note the acks that come to the inbox."""
         await self.nc.subscribe(self.inbox, cb=self._note)
+
+    async def create(self, **config: Any) -> Partition:
+        await self.listen()
+        return await self.store(**config)
+
+    async def store(self, **config: Any) -> Partition:
+        """Create the stream."""
         body = {"name": self.name, "subjects": [self.name], "storage": "file", **config}
         await self.api.request(f"STREAM.CREATE.{self.name}", body)
         return self
@@ -425,7 +433,7 @@ async def test_a_restart_of_the_server(name: str, tmp_path: Any) -> None:
 GATEWAY = """
 import asyncio, sys
 import nats
-from liftenvelope.gateway.acks import PartitionAckReader
+from liftenvelope.gateway._acks import PartitionAckReader
 from liftenvelope.nats import accelerate
 
 async def main(url, name):

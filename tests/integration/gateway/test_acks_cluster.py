@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
 
 from nats.aio.client import Client
 
 from liftenvelope.errors import CallTimeoutError, JetStreamError
-from liftenvelope.gateway.acks import ACK_CONSUMER
+from liftenvelope.gateway._acks import ACK_CONSUMER, PartitionAckReader
 from liftenvelope.nats import accelerate
 from liftenvelope.testing import NatsServer
 from tests.integration.conftest import connect, until
@@ -21,12 +24,34 @@ __all__ = ["cluster"]
 async def made(nc: Client, name: str) -> Partition:
     """A partition on all three, as soon as they have found each other."""
     partition = Partition(nc, name)
+    await partition.listen()
     async with asyncio.timeout(60):
         while True:
             try:
-                return await partition.create(num_replicas=3)
+                return await partition.store(num_replicas=3)
             except (JetStreamError, CallTimeoutError):
                 await asyncio.sleep(0.1)
+
+
+async def started(reader: PartitionAckReader) -> PartitionAckReader:
+    """Start a reader, again and again: servers that have just elected a leader may answer late."""
+    async with asyncio.timeout(120):
+        while True:
+            try:
+                await reader.start()
+            except (JetStreamError, CallTimeoutError):
+                await asyncio.sleep(0.1)
+            else:
+                return reader
+
+
+@asynccontextmanager
+async def reading(reader: PartitionAckReader) -> AsyncIterator[PartitionAckReader]:
+    await started(reader)
+    try:
+        yield reader
+    finally:
+        await reader.close()
 
 
 async def leader_of(partition: Partition) -> str:
@@ -61,11 +86,11 @@ async def test_leaders_step_down_and_one_server_is_killed(cluster: dict[str, Nat
     publisher, gateway = await connect(cluster[home].url), await connect(cluster[home].url)
     accelerate(gateway)
     partition = Partition(publisher, name)
-    await publisher.subscribe(partition.inbox, cb=partition._note)
+    await partition.listen()
     await nc.close()
-    async with partition.reader(gateway, heartbeat=1.0):
+    async with reading(partition.reader(gateway, heartbeat=1.0)):
         await acked(partition, *(f"a{number}" for number in range(200)))
-        for consumer in await partition.consumers():
+        for consumer in await listed(partition):
             await step_down(partition, f"CONSUMER.LEADER.STEPDOWN.{name}.{consumer['name']}")
         await acked(partition, *(f"b{number}" for number in range(200)))
         await step_down(partition, f"STREAM.LEADER.STEPDOWN.{name}")
@@ -85,11 +110,53 @@ async def test_leaders_step_down_and_one_server_is_killed(cluster: dict[str, Nat
     await gateway.close()
 
 
-async def host_of(partition: Partition) -> str:
-    """The server that holds the ack consumer."""
-    (consumer,) = await partition.consumers()
-    assert consumer["config"]["num_replicas"] == 1
-    return str(consumer["cluster"]["leader"])
+async def listed(partition: Partition) -> list[dict[str, Any]]:
+    """Return the ack consumers, none if nobody answers just now."""
+    try:
+        return await partition.consumers()
+    except (JetStreamError, CallTimeoutError):
+        return []
+
+
+async def host_of(partition: Partition, reader: PartitionAckReader) -> str:
+    """Return the server that holds the reader's consumer, once no other consumer is listed.
+
+    A new consumer is listed before the old one is deleted, and before its server is known.
+    """
+    async with asyncio.timeout(60):
+        while True:
+            consumers = await listed(partition)
+            names = [consumer["name"] for consumer in consumers]
+            # The reader is bound when it has deleted the others, and knows that.
+            if names == [reader._consumer] == [reader._bound]:
+                assert consumers[0]["config"]["num_replicas"] == 1
+                if leader := consumers[0].get("cluster", {}).get("leader"):
+                    return str(leader)
+            await asyncio.sleep(0.05)
+
+
+async def host_other_than(home: str, partition: Partition, reader: PartitionAckReader) -> str:
+    """Have the reader replace its consumer until another server holds it; return that server."""
+    async with asyncio.timeout(120):
+        while (host := await host_of(partition, reader)) == home:
+            before = reader._consumer
+            reader.server_lost()
+            await until(lambda before=before: reader._consumer != before)  # type: ignore[misc]
+        return host
+
+
+async def until_all_done(partition: Partition) -> None:
+    """Wait until JetStream has heard that every message so far is dealt with, the copies of acked() as well.
+
+    Copies of one connection are stored in order, so none comes after a message that was published last.
+    """
+    await acked(partition, "last")
+    async with asyncio.timeout(60):
+        while True:
+            try:
+                return await partition.all_done()
+            except (JetStreamError, CallTimeoutError):
+                await asyncio.sleep(0.1)
 
 
 async def test_server_that_holds_the_ack_consumer_is_lost(cluster: dict[str, NatsServer], name: str) -> None:
@@ -97,14 +164,11 @@ async def test_server_that_holds_the_ack_consumer_is_lost(cluster: dict[str, Nat
     accelerate(gateway)
     partition = await made(publisher, name)
     # Heartbeats are as rare as those of a gateway: no reader waits for them.
-    async with partition.reader(gateway, heartbeat=300.0) as reader:
+    async with reading(partition.reader(gateway, heartbeat=300.0)) as reader:
         await acked(partition, *(f"a{number}" for number in range(50)))
-        async with asyncio.timeout(120):
-            while (host := await host_of(partition)) == "n1":
-                reader.server_lost()  # until it is elsewhere: this connection is to stay
-                await asyncio.sleep(0.5)
-        await partition.all_done()
-        before = list(partition.ids)
+        host = await host_other_than("n1", partition, reader)  # this connection is to stay
+        await until_all_done(partition)
+        before = [ident for ident in partition.ids if ident.startswith("a")]
         await asyncio.to_thread(cluster[host].kill)
         await acked(partition, *(f"b{number}" for number in range(50)))
         # What had its ack is not acked again: the reader knows where it was.
@@ -113,7 +177,10 @@ async def test_server_that_holds_the_ack_consumer_is_lost(cluster: dict[str, Nat
         await acked(partition, *(f"c{number}" for number in range(50)))
 
         async def alone() -> bool:
-            names = await partition.api.request(f"CONSUMER.NAMES.{name}")
+            try:
+                names = await partition.api.request(f"CONSUMER.NAMES.{name}")
+            except (JetStreamError, CallTimeoutError):
+                return False
             return len(names["consumers"]) == 1
 
         async with asyncio.timeout(60):
@@ -130,12 +197,8 @@ async def test_reader_and_the_server_of_its_consumer_are_lost_together(
     for nc in (first, second):
         accelerate(nc)
     partition = await made(second, name)
-    reader = partition.reader(first, heartbeat=300.0)
-    await reader.start()
-    async with asyncio.timeout(120):
-        while (host := await host_of(partition)) == "n1":
-            reader.server_lost()
-            await asyncio.sleep(0.5)
+    reader = await started(partition.reader(first, heartbeat=300.0))
+    host = await host_other_than("n1", partition, reader)
     await acked(partition, *(f"a{number}" for number in range(50)))
     await reader.close()
     await asyncio.to_thread(cluster[host].kill)
@@ -144,14 +207,7 @@ async def test_reader_and_the_server_of_its_consumer_are_lost_together(
         while (await leader_of(partition)) == host:
             await asyncio.sleep(0.05)
     await partition.publish(*(f"b{number}" for number in range(50)))
-    reader = partition.reader(second, heartbeat=300.0)
-    async with asyncio.timeout(120):
-        while True:
-            try:
-                await reader.start()
-                break
-            except (JetStreamError, CallTimeoutError):
-                await asyncio.sleep(0.1)
+    reader = await started(partition.reader(second, heartbeat=300.0))
     # The floor is lost: the messages of the last minute are acked, those that had their acks once more.
     await acked(partition, *(f"{letter}{number}" for letter in "ab" for number in range(50)))
     await reader.close()
@@ -168,11 +224,17 @@ async def test_replicated_consumer_of_an_older_gateway_is_replaced(
     reader = partition.reader(nc)
     config = {**reader._config(f"{ACK_CONSUMER}old", nc.new_inbox(), 1), "num_replicas": 3}
     request = {"stream_name": name, "config": config}
-    await partition.api.request(f"CONSUMER.CREATE.{name}.{ACK_CONSUMER}old", request)
+    async with asyncio.timeout(60):
+        while True:
+            try:
+                await partition.api.request(f"CONSUMER.CREATE.{name}.{ACK_CONSUMER}old", request)
+                break
+            except (JetStreamError, CallTimeoutError):
+                await asyncio.sleep(0.1)
     await partition.publish("a", "b")
-    async with reader:
-        await until(lambda: set(partition.ids) == {"a", "b"})
-        await host_of(partition)
+    async with reading(reader):
+        await acked(partition, "a", "b")
+        await host_of(partition, reader)
     await nc.close()
 
 

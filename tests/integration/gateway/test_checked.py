@@ -18,9 +18,9 @@ from liftenvelope.client import Client
 from liftenvelope.envelope import Ack, Message, marshal_message, new_message, unmarshal_ack
 from liftenvelope.errors import IncorrectOffsetError
 from liftenvelope.gateway import Gateway
-from liftenvelope.gateway.checked import CheckedIntake, wait_for_intakes
-from liftenvelope.gateway.records import StreamRecord
-from liftenvelope.gateway.subjects import AckInboxes
+from liftenvelope.gateway._checked import CheckedIntake, wait_for_intakes
+from liftenvelope.gateway._records import StreamRecord
+from liftenvelope.gateway._subjects import AckInboxes
 from liftenvelope.jetstream import JetStream
 from liftenvelope.nats import AckInbox
 from liftenvelope.testing import NatsServer, run_nats_server

@@ -26,6 +26,8 @@ from liftenvelope.testing import NatsServer, run_gateway
 from liftenvelope.testing._ports import free_port
 from tests.integration.conftest import connect, until
 
+from .program_log import unexpected
+
 LINE = re.compile(r"serving the Liftbridge API on (\S+), with the streams of (nats://\S+) in .*\n")
 
 
@@ -55,7 +57,7 @@ async def stopped(process: Process) -> None:
     process.send_signal(signal.SIGTERM)
     async with asyncio.timeout(120):
         _, errors = await process.communicate()
-    assert (process.returncode, errors) == (0, b"")
+    assert (process.returncode, unexpected(errors.decode())) == (0, [])
 
 
 async def stored(folder: Path, nats_port: int, name: str) -> int:
@@ -80,7 +82,7 @@ async def test_every_stored_message_of_publish_many_has_its_ack(tmp_path: Path, 
         liftenvelope.connect([address]) as client,
     ):
         await client.create_stream(name, name)
-        run = client.publish_many(name, values(), max_in_flight=10_000, on_error="collect", timeout=5.0)
+        run = client.publish_many(name, values(), max_in_flight=10_000, on_error="collect", timeout=20.0)
         publishing = asyncio.ensure_future(_finished(run))
         await until(lambda: run.summary.acked > 5_000)
         await stopped(process)
@@ -123,7 +125,7 @@ async def test_every_stored_message_of_raw_nats_has_its_ack(tmp_path: Path, name
 async def gateway(jetstream_server: NatsServer) -> AsyncIterator[Gateway]:
     """A gateway in this process."""
     nc = await connect(jetstream_server.url)
-    gateway = Gateway(nc)
+    gateway = Gateway(nc, broker_ttl=60.0)  # so that its lease does not end
     await gateway.start()
     yield gateway
     await gateway.close()

@@ -7,17 +7,19 @@ that nats-server 2.15 wrote on a full tmpfs.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import liftenvelope
 from liftenvelope.client import Client
-from liftenvelope.errors import AckTimeoutError, LiftEnvelopeError, PublishError
-from liftenvelope.gateway import Gateway
+from liftenvelope.errors import AckTimeoutError, JetStreamError, LiftEnvelopeError, PublishError
+from liftenvelope.gateway import Gateway, _brokers
+from liftenvelope.gateway._brokers import LiveBrokers
+from liftenvelope.gateway._lease import Lease
 from liftenvelope.group.clock import time_since_boot
 from liftenvelope.jetstream import JetStream
 from liftenvelope.rpc.aio import Channel
@@ -28,8 +30,8 @@ from .test_health import CHECK, SERVING
 
 ROOM = 20_000_000
 VALUE = b"x" * 200_000
-#: Longer than a lease, so that it would have run out.
-TTL = 2.0
+#: Seconds of a lease of which only its clock, not the machine, reaches the end.
+LONG = 60.0
 
 
 @pytest.fixture
@@ -50,12 +52,31 @@ async def fill(client: Client, name: str) -> tuple[int, LiftEnvelopeError]:
     raise AssertionError("it is not full")
 
 
+class Leases:
+    """The clock of gateways' leases, which a test advances, and the parts that keep them."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.advanced = 0.0
+        self.made: list[LiveBrokers] = []
+        assert Lease.__init__.__kwdefaults__ is not None
+        monkeypatch.setitem(Lease.__init__.__kwdefaults__, "clock", self.now)
+        monkeypatch.setattr(_brokers, "time_since_boot", self.now)
+        monkeypatch.setattr("liftenvelope.gateway._starting.LiveBrokers", self.new)
+
+    def now(self) -> float:
+        return time_since_boot() + self.advanced
+
+    def new(self, *args: Any, **options: Any) -> LiveBrokers:
+        self.made.append(LiveBrokers(*args, **options))
+        return self.made[-1]
+
+
 async def test_full_storage_is_said_and_stored_messages_stay_readable(
-    small_server: NatsServer, name: str, caplog: pytest.LogCaptureFixture
+    small_server: NatsServer, name: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    nc = await connect(small_server.url)
+    nc, leases = await connect(small_server.url), Leases(monkeypatch)
     async with (
-        Gateway(nc, broker_ttl=TTL) as gateway,
+        Gateway(nc, broker_ttl=LONG) as gateway,
         liftenvelope.connect([gateway.address]) as client,
         await Channel.connect(gateway.address) as channel,
     ):
@@ -68,10 +89,11 @@ async def test_full_storage_is_said_and_stored_messages_stay_readable(
         assert (summary.acked, len(summary.failures)) == (0, 20)
         assert all(f"stream {name!r}" in str(error) for error in summary.failures.values())
         # Its own beats find no room either. It goes on all the same, for longer than a lease.
-        later = time_since_boot() + 2 * TTL
-        while time_since_boot() < later:
+        for _ in range(8):
+            leases.advanced += LONG / 4
+            with pytest.raises(JetStreamError, match="insufficient resources"):
+                await leases.made[0]._beat()
             assert await channel.unary(CHECK, b"", timeout=60) == SERVING
-            await asyncio.sleep(TTL / 10)
         async with client.subscribe(name, start="earliest", stop="latest") as messages:
             assert [message.offset async for message in messages] == list(range(acked))
     told = [record for record in caplog.records if "stores no messages" in record.message]
@@ -83,7 +105,7 @@ async def test_full_storage_is_said_and_stored_messages_stay_readable(
 async def test_publishing_goes_on_when_there_is_room_again(small_server: NatsServer, name: str) -> None:
     nc = await connect(small_server.url)
     async with (
-        Gateway(nc, broker_ttl=TTL) as gateway,
+        Gateway(nc, broker_ttl=LONG) as gateway,
         liftenvelope.connect([gateway.address]) as client,
     ):
         await client.create_stream(name, name)
@@ -105,7 +127,7 @@ async def test_log_of_full_disk_names_stream(
     """A full file system: nats-server answers no publish, and writes such a line for each."""
     nc = await connect(jetstream_server.url)
     async with (
-        Gateway(nc, ack_timeout=0.5) as gateway,
+        Gateway(nc) as gateway,
         liftenvelope.connect([gateway.address]) as client,
     ):
         await client.create_stream(name, name)

@@ -43,6 +43,25 @@ async def test_watch_tells_that_nats_is_gone_and_back() -> None:
         await nc.close()
 
 
+async def test_watch_tells_that_the_read_connection_is_gone_and_back(jetstream_server: NatsServer) -> None:
+    with FaultProxy(jetstream_server.address) as proxy:
+        nc, read_nc = await connect(jetstream_server.url), await connect(f"nats://{proxy.address}")
+        async with (
+            Gateway(nc, read_nc=read_nc, broker_ttl=60.0) as gateway,  # so that its lease does not end
+            await Channel.connect(gateway.address) as channel,
+        ):
+            watch = channel.server_stream(WATCH, b"")
+            while await status(watch) != SERVING:
+                pass
+            proxy.refuse()
+            proxy.cut()
+            assert await status(watch) == NOT_SERVING
+            proxy.accept()
+            assert await status(watch) == SERVING
+        await nc.close()
+        await read_nc.close()
+
+
 async def test_nats_that_hangs_is_noticed() -> None:
     with run_nats_server(jetstream=True) as server, FaultProxy(server.address) as proxy:
         nc = await connect(f"nats://{proxy.address}")

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
+from nats.aio.client import Client
 
 import liftenvelope
 from liftenvelope._pb import api_pb2
 from liftenvelope.errors import ServerError, UsageError
 from liftenvelope.gateway import Gateway
-from liftenvelope.gateway.feed import DeliveryFeed, PartitionDelivery, sequences_of
+from liftenvelope.gateway._feed import DeliveryFeed, PartitionDelivery, sequences_of
 from liftenvelope.jetstream.context import JetStream
 from liftenvelope.jetstream.stream_config import StreamConfig
 from liftenvelope.nats.acceleration import accelerate
@@ -52,7 +53,7 @@ async def take(feed: DeliveryFeed, count: int) -> list[PartitionDelivery]:
 
 async def test_readers_that_take_nothing_cost_little_memory(name: str) -> None:
     readers, count = 120, 40_000
-    with run_gateway() as gateway:
+    with run_gateway(config={"broker_ttl": 60.0}) as gateway:
         pid = gateway.nodes[0].pid
         assert pid is not None
         request = api_pb2.SubscribeRequest(stream=name, startPosition=api_pb2.EARLIEST).SerializeToString()
@@ -97,6 +98,58 @@ async def test_readers_of_large_messages_do_not_cost_the_connection(
                 assert await asyncio.gather(*(read() for _ in range(readers))) == [size * count] * readers
             assert nc.stats["reconnects"] == 0
         await nc.close()
+
+
+@asynccontextmanager
+async def two_connections(name: str) -> AsyncIterator[tuple[Client, Client, FaultProxy, liftenvelope.Client]]:
+    """A gateway with a stream: its first connection, its read connection with a proxy, and a client."""
+    with run_nats_server(jetstream=True) as server, FaultProxy(server.address) as proxy:
+        nc, read_nc = await connect(server.url), await connect(f"nats://{proxy.address}")
+        async with (
+            asyncio.timeout(PATIENCE),
+            Gateway(nc, read_nc=read_nc, broker_ttl=60.0) as gateway,
+            liftenvelope.connect([gateway.address]) as client,
+        ):
+            await client.create_stream(name, name)
+            yield nc, read_nc, proxy, client
+        await nc.close()
+        await read_nc.close()
+
+
+async def test_messages_for_subscriptions_come_over_the_read_connection(name: str) -> None:
+    """Also after that connection was lost."""
+    size, count, times = 10_000, 100, 10
+    async with two_connections(name) as (nc, read_nc, proxy, client):
+        await client.publish_many(name, [bytes(size)] * count)
+        for _ in range(times):
+            async with client.subscribe(name, start="earliest", stop="latest") as messages:
+                assert sum([1 async for _ in messages]) == count
+        assert read_nc.stats["in_bytes"] > size * count * times
+        # The gateway reads each message over the first connection too, once, to ack it.
+        assert nc.stats["in_bytes"] < size * count * times / 2
+        async with client.subscribe(name, start="latest") as messages:
+            await anext(messages)
+            proxy.cut()
+            await client.publish(name, b"after the cut")
+            assert (await anext(messages)).value == b"after the cut"
+        async with client.subscribe(name, start="latest", reverse=True) as messages:
+            assert (await anext(messages)).value == b"after the cut"
+
+
+async def test_reader_of_a_partition_made_readonly_gets_what_a_lost_connection_held_back(name: str) -> None:
+    """The change is told over the first connection, the messages come over the second."""
+    async with two_connections(name) as (_, _, proxy, client):
+        await client.publish(name, b"0")
+        async with client.subscribe(name, start="earliest") as messages:
+            assert (await anext(messages)).value == b"0"
+            proxy.stall()
+            await client.publish(name, b"1")
+            await client.set_stream_readonly(name)
+            await asyncio.sleep(2.5)  # the gateway looks every second whether the reader has everything
+            proxy.resume()
+            assert (await anext(messages)).value == b"1"
+            with pytest.raises(ServerError, match="End of readonly partition"):
+                await anext(messages)
 
 
 async def test_messages_of_all_sizes_come_in_order(js: JetStream, name: str) -> None:
@@ -157,6 +210,37 @@ async def test_old_consumer_is_deleted_when_a_feed_begins_anew_or_ends(
         await nc.close()
 
 
+async def test_feeds_cancelled_while_they_start_leave_no_consumers(js: JetStream, name: str) -> None:
+    """JetStream executes requests concurrently: a deletion may overtake the creation."""
+    stream = await js.create_stream(StreamConfig(name=name, subjects=(name,)))
+    for number in range(500):
+        feed = DeliveryFeed(js, name, 1)
+        opening = asyncio.create_task(feed.open())
+        for _ in range(number % 10):  # the cancellation meets each step of the start
+            await asyncio.sleep(0)
+        opening.cancel()
+        await asyncio.wait([opening])
+        await feed.close()
+    async with asyncio.timeout(30):  # JetStream removes an unused one after 60 s
+        while [consumer async for consumer in stream.consumer_names()]:
+            await asyncio.sleep(0.05)
+
+
+async def test_recount_is_not_settled_by_an_older_delivery(js: JetStream, name: str) -> None:
+    await fill(js, name, [b"0"])
+    feed = DeliveryFeed(js, name, 1)
+    await feed.open()
+    async with asyncio.timeout(PATIENCE):
+        while not feed._received:
+            await asyncio.sleep(0.01)
+        feed.recount()
+        assert len(await feed.take()) == 1
+        assert feed.pending == 1  # the delivery said 0
+        while feed.pending:
+            assert await feed.take() == []
+    await feed.close()
+
+
 async def test_feed_notices_that_the_messages_left_were_purged(js: JetStream, name: str) -> None:
     await fill(js, name, [bytes(1_000)] * 5_000)
     feed = DeliveryFeed(js, name, 1)
@@ -177,7 +261,7 @@ async def test_bounded_read_ends_when_the_messages_left_are_purged(
     request = api_pb2.SubscribeRequest(
         stream=name, startPosition=api_pb2.EARLIEST, stopPosition=api_pb2.STOP_LATEST
     )
-    with run_gateway(nats_server=jetstream_server) as gateway:
+    with run_gateway(nats_server=jetstream_server, config={"broker_ttl": 60.0}) as gateway:
         async with liftenvelope.connect(gateway.addresses) as client:
             before = {stored async for stored in js.stream_names()}
             await client.create_stream(f"{name}.gateway", name)

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import cast
 
 import pytest
 from nats.aio.msg import Msg
 
-from liftenvelope.gateway.core import Core
-from liftenvelope.gateway.names import partition_stream
-from liftenvelope.gateway.records import StreamRecord
-from liftenvelope.gateway.registry import StreamRegistry
+from liftenvelope.gateway._core import Core
+from liftenvelope.gateway._names import partition_stream
+from liftenvelope.gateway._records import StreamRecord
+from liftenvelope.gateway._registry import StreamRegistry
 from liftenvelope.jetstream.context import JetStream
 from liftenvelope.rpc.status import RpcError, StatusCode
 from liftenvelope.testing import NatsServer, run_nats_server
@@ -124,5 +125,25 @@ async def test_deleted_bucket_is_named(name: str) -> None:
                 await here.find(f"{name}-unknown")
             assert caught.value.code == StatusCode.UNAVAILABLE
             assert (await here.find(name)).name == name  # known from the mirror
+            await here.close()
+        await nc.close()
+
+
+async def test_writes_to_deleted_bucket_name_it(name: str) -> None:
+    with run_nats_server(jetstream=True) as server:
+        nc = await connect(server.url)
+        async with JetStream(nc) as js:
+            here = await registry(js)
+            await here.create(record(name, "here"))
+            await js.delete_stream("KV_lift_streams")
+            with pytest.raises(
+                RpcError, match=r"lift_streams .* does not exist any more: restore it"
+            ) as caught:
+                await here.create(record(f"{name}-new", "here"))
+            assert caught.value.code == StatusCode.UNAVAILABLE
+            with pytest.raises(RpcError, match=r"lift_streams .* does not exist any more"):
+                await here.change(name, lambda found: replace(found, group="other"))
+            with pytest.raises(RpcError, match=r"lift_streams .* does not exist any more"):
+                await here.remove(name)
             await here.close()
         await nc.close()

@@ -4,25 +4,27 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 
 import pytest
+from google.protobuf.message import Message
 from nats.aio.client import Client as NatsClient
 
 import liftenvelope
 from liftenvelope._pb import api_pb2
 from liftenvelope.client import Client
-from liftenvelope.gateway import Gateway
-from liftenvelope.gateway.activity import deleted, paused, resumed
-from liftenvelope.gateway.names import encode_name, partition_stream
-from liftenvelope.gateway.records import PartitionRecord, RecordedEvent, StreamPhase, StreamRecord
-from liftenvelope.gateway.reserved import ACTIVITY
-from liftenvelope.gateway.storage import Storage
-from liftenvelope.jetstream import JetStream
+from liftenvelope.gateway import Gateway, _storage, _streams
+from liftenvelope.gateway._activity import deleted, paused, resumed
+from liftenvelope.gateway._names import encode_name, partition_stream
+from liftenvelope.gateway._records import PartitionRecord, RecordedEvent, StreamPhase, StreamRecord
+from liftenvelope.gateway._reserved import ACTIVITY
+from liftenvelope.gateway._storage import Storage
+from liftenvelope.jetstream import DiscardPolicy, JetStream, StreamConfig
 from liftenvelope.jetstream.bucket import Bucket
 from liftenvelope.rpc.aio import Channel
 from liftenvelope.rpc.status import RpcError
 from liftenvelope.testing import NatsServer, run_nats_server
-from tests.conformance.actions import eventually, fill, read
+from tests.conformance.actions import PATIENCE, eventually, fill, read
 from tests.integration.conftest import connect
 
 
@@ -257,3 +259,215 @@ async def is_usable(client: Client, name: str) -> bool:
     except (liftenvelope.errors.LiftEnvelopeError, RpcError):
         return False
     return True
+
+
+async def test_probe_streams_of_killed_gateways_are_deleted(
+    nc: NatsClient, js: JetStream, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A gateway that is killed between creating a probe stream and deleting it leaves this."""
+    probe = f"lift_probe_{name}"
+    await js.create_stream(StreamConfig(name=probe, subjects=(f"{_storage._PROBES}{probe}",)))
+    await Storage(js).remove_old_probes()
+    await js.stream(probe)  # too young: another gateway may be using it
+    monkeypatch.setattr(_storage, "_PROBE_AGE", 0.0)
+    async with Gateway(nc), asyncio.timeout(PATIENCE):
+        while [found async for found in js.stream_names() if found == probe]:
+            await asyncio.sleep(0.05)
+
+
+async def test_streams_of_users_are_no_probes(
+    js: JetStream, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server lists them beside the probes, because their subjects overlap."""
+    monkeypatch.setattr(_storage, "_PROBE_AGE", 0.0)
+    await js.create_stream(StreamConfig(name=name, subjects=(f"*.probe.{name}",), no_ack=True))
+    await Storage(js).remove_old_probes()
+    await js.stream(name)
+
+
+async def call(gateway: Gateway, method: str, request: Message) -> None:
+    """Make a call once: clients would try it again."""
+    async with await Channel.connect(gateway.address) as channel:
+        await channel.unary(f"/proto.API/{method}", request.SerializeToString(), timeout=60)
+
+
+async def is_free_of(js: JetStream, name: str) -> bool:
+    """Whether neither the bucket nor JetStream has anything of a stream."""
+    entry = await Bucket(js, "lift_streams").get(encode_name(name))
+    return entry.value is None and partition_stream(name, 0) not in [one async for one in js.stream_names()]
+
+
+@pytest.mark.parametrize("again", [False, True])
+async def test_stream_that_jetstream_creates_after_the_timeout_is_removed(
+    nc: NatsClient, js: JetStream, name: str, monkeypatch: pytest.MonkeyPatch, again: bool
+) -> None:
+    """Faked: nats-server executes requests concurrently, so a deletion may overtake a creation."""
+    create, late = JetStream.create_stream, list[asyncio.Task[object]]()
+
+    async def create_later(js: JetStream, config: StreamConfig) -> object:
+        if config.name != partition_stream(name, 0) or late:
+            return await create(js, config)
+
+        async def creating() -> None:
+            await asyncio.sleep(0.2)
+            await create(js, config)
+
+        late.append(asyncio.create_task(creating()))
+        raise liftenvelope.errors.CallTimeoutError("no answer")
+
+    monkeypatch.setattr(JetStream, "create_stream", create_later)
+    async with Gateway(nc) as gateway, liftenvelope.connect([gateway.address]) as client:
+        with pytest.raises(RpcError, match="no answer"):
+            await call(gateway, "CreateStream", api_pb2.CreateStreamRequest(name=name, subject=name))
+        if not again:
+            await late[0]
+            await eventually(lambda: is_free_of(js, name))
+        await client.create_stream(f"{name}.other", name)
+        assert await fill(client, name, 1) == [0]
+        await asyncio.sleep(2.5)  # longer than the removal waits
+        assert await fill(client, name, 1) == [1]
+
+
+async def test_deletion_without_an_answer_is_finished(
+    nc: NatsClient, js: JetStream, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Faked: the answer is lost."""
+    delete, unanswered = JetStream.delete_stream, list[str]()
+
+    async def delete_without_an_answer(js: JetStream, stream: str) -> None:
+        if stream == partition_stream(name, 1) and not unanswered:
+            unanswered.append(stream)
+            raise liftenvelope.errors.CallTimeoutError("no answer")
+        await delete(js, stream)
+
+    async with Gateway(nc) as gateway, liftenvelope.connect([gateway.address]) as client:
+        await client.create_stream(name, name, partitions=2)
+        monkeypatch.setattr(JetStream, "delete_stream", delete_without_an_answer)
+        with pytest.raises(RpcError, match="no answer"):
+            await call(gateway, "DeleteStream", api_pb2.DeleteStreamRequest(name=name))
+        await eventually(lambda: is_free_of(js, name))
+        await client.create_stream(name, name)
+
+
+async def test_creation_that_was_taken_for_dead_leaves_the_stream_of_another_gateway(
+    nc: NatsClient, js: JetStream, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Faked: a gateway stands still during a creation, while another one makes the stream anew."""
+    create, bucket, key = Storage.create, Bucket(js, "lift_streams"), encode_name(name)
+    other = StreamRecord(name=name, subject=f"{name}.other", id="other", maker="other")
+
+    async def stand_still(storage: Storage, record: StreamRecord, partition: int) -> str | None:
+        if record.name == name:
+            await bucket.put(key, other.to_json())
+        return await create(storage, record, partition)
+
+    monkeypatch.setattr(Storage, "create", stand_still)
+    async with Gateway(nc) as gateway:
+        with pytest.raises(RpcError, match="another gateway has removed"):
+            await call(gateway, "CreateStream", api_pb2.CreateStreamRequest(name=name, subject=name))
+        await asyncio.sleep(2.5)  # longer than a removal would wait
+        entry = await bucket.get(key)
+        assert entry.value == other.to_json()
+        await js.stream(partition_stream(name, 0))
+
+
+async def hold_back(js: JetStream, stream: str, limit: int) -> None:
+    """Make JetStream refuse what a stream copies beyond a number of messages; -1 for no limit."""
+    config = (await js.stream(stream)).cached_info.config
+    await js.update_stream(replace(config, max_msgs=limit, discard=DiscardPolicy.NEW))
+
+
+@pytest.mark.parametrize("change", ["delete", "pause", "readonly"])
+async def test_copy_that_lags_takes_over_the_subject_without_losing_messages(
+    nc: NatsClient, js: JetStream, name: str, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    monkeypatch.setattr(_streams, "_CATCH_UP", 0.5)
+    copy = partition_stream(f"{name}-copy", 0)
+    async with Gateway(nc) as gateway, liftenvelope.connect([gateway.address]) as client:
+        await client.create_stream(name, name)
+        await client.create_stream(name, f"{name}-copy")
+        await fill(client, name, [b"0"])
+        await read(client, f"{name}-copy", start=0, stop=0)
+        await hold_back(js, copy, 1)
+        await fill(client, name, [b"1", b"2"])
+        if change == "delete":
+            with pytest.raises(RpcError, match=r"UNAVAILABLE.*has not copied all messages"):
+                await call(gateway, "DeleteStream", api_pb2.DeleteStreamRequest(name=name))
+        elif change == "pause":
+            await client.pause_stream(name)
+        else:
+            await client.set_stream_readonly(name)
+        await hold_back(js, copy, -1)
+
+        async def has_taken_over() -> bool:
+            await nc.publish(name, b"x")
+            await nc.flush()
+            return (await client.fetch_partition_metadata(f"{name}-copy")).newest_offset >= 3
+
+        await eventually(has_taken_over)
+        found = await read(client, f"{name}-copy", start=0, stop=3)
+        assert [message.value for message in found] == [b"0", b"1", b"2", b"x"]
+        if change == "delete":
+            await eventually(lambda: is_free_of(js, name))
+        else:
+            assert await newest_offset(client, name) == 2
+
+
+async def newest_offset(client: Client, stream: str) -> int:
+    return (await client.fetch_partition_metadata(stream)).newest_offset
+
+
+async def test_copy_that_has_not_started_is_not_taken_for_complete(
+    nc: NatsClient, js: JetStream, name: str
+) -> None:
+    """The source shows no lag but was never active: nats-server waits for a sequence beyond its end."""
+    first, copy = (StreamRecord(name=f"{name}-{n}", subject=name, id=str(n)) for n in range(2))
+    storage = Storage(js)
+    await storage.create(first, 0)
+    await storage.create(copy, 0)
+    for _ in range(5):
+        await js.publish(name, b"old")
+    await eventually(lambda: has_caught_up(storage, copy))
+    await storage.detach(copy, 0)
+    await storage.delete(first, 0)
+    await storage.create(first, 0)
+    assert await storage.attach(copy, 0) == first.stream_of(0)
+    for _ in range(7):
+        await js.publish(name, b"new")
+    await storage.detach(first, 0)
+    with pytest.raises(RpcError, match="has not copied all messages"):
+        await storage.wait_copied([(copy, 0)], timeout=1)
+    with pytest.raises(RpcError, match="has not copied all messages"):
+        await storage.attach(copy, 0)
+    (source,) = (await js.stream(copy.stream_of(0))).cached_info.sources
+    assert (source.lag, source.active < 0) == (0, True)
+
+
+async def has_caught_up(storage: Storage, copy: StreamRecord, newest: int = 4) -> bool:
+    return (await storage.state(copy.stream_of(0))).newest == newest
+
+
+async def test_wait_for_a_copy_ends_with_its_last_message(js: JetStream, name: str) -> None:
+    first, copy = (StreamRecord(name=f"{name}-{n}", subject=f"{name}.*", id=str(n)) for n in range(2))
+    part = StreamRecord(name=f"{name}-part", subject=f"{name}.a", id="part")
+    storage = Storage(js)
+    for record in (first, copy, part):
+        await storage.create(record, 0)
+    for number in range(2000):
+        await js.publish(f"{name}.{'ab'[number % 2]}", b"value")
+    await storage.detach(first, 0)
+    await storage.wait_copied([(copy, 0), (part, 0)], timeout=PATIENCE)
+    assert await has_caught_up(storage, copy, 1999)
+    assert await has_caught_up(storage, part, 999)
+
+
+async def test_wait_for_a_copy_whose_messages_were_removed_ends(js: JetStream, name: str) -> None:
+    first, copy = (StreamRecord(name=f"{name}-{n}", subject=name, id=str(n)) for n in range(2))
+    storage = Storage(js)
+    for record in (first, copy):
+        await storage.create(record, 0)
+    await js.publish(name, b"value")
+    await eventually(lambda: has_caught_up(storage, copy, 0))
+    await (await js.stream(copy.stream_of(0))).purge()
+    await storage.detach(first, 0)
+    await storage.wait_copied([(copy, 0)], timeout=PATIENCE)

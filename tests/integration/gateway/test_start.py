@@ -90,6 +90,24 @@ async def test_start_is_not_retried_after_a_refused_permission() -> None:
         assert len(reported) == 1
 
 
+async def test_start_fails_if_the_values_of_a_bucket_may_not_be_pulled() -> None:
+    """A gateway without the records would tell clients that there are no streams."""
+    denied = "$JS.API.CONSUMER.MSG.NEXT.KV_lift_streams.*"
+    users = [
+        {"user": "first", "password": "s3cret"},
+        {"user": "gateway", "password": "s3cret", "permissions": {"publish": {"deny": [denied]}}},
+    ]
+    with run_nats_server(jetstream=True, config={"authorization": {"users": users}}) as server:
+        first = await connect(server.url, user="first", password="s3cret")
+        async with Gateway(first) as gateway, liftenvelope.connect([gateway.address]) as client:
+            await client.create_stream("orders", "orders")
+        nc = await connect(server.url, user="gateway", password="s3cret")
+        with pytest.raises(PermissionDeniedError, match=r"consumer\.msg\.next\.kv_lift_streams"):
+            await Gateway(nc).start()
+        await nc.close()
+        await first.close()
+
+
 async def test_refusals_of_other_users_of_the_connection_do_not_end_the_start() -> None:
     async with limited_user({"publish": {"deny": ["orders"]}}) as (nc, reported):
         await nc.publish("orders", b"x")

@@ -193,7 +193,8 @@ async def test_stopped_leader_acks_nothing_that_another_one_acked(cluster: Gatew
     await leads_again(stopped, name)
     await publish("last")
     await until(lambda: acked["last"])
-    assert set(acked.values()) == {1}
+    # A reader that begins again repeats acks, but not those that another gateway has sent.
+    assert {id_: acked[id_] for id_ in ("first", *ids)} == dict.fromkeys(("first", *ids), 1)
     await nc.close()
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from liftenvelope.errors import UsageError
-from liftenvelope.gateway.authorization import Authorization, Policy, client_name
+from liftenvelope.gateway._authorization import Authorization, Policy, client_name
 from liftenvelope.rpc.status import RpcError, StatusCode
 
 TEXT = """

@@ -23,16 +23,16 @@ from liftenvelope.errors import (
     UsageError,
     WrongLastSequenceError,
 )
-from liftenvelope.gateway.brokers import leader_of
-from liftenvelope.gateway.core import GatewayOptions
-from liftenvelope.gateway.failures import status_of
-from liftenvelope.gateway.health import HealthService
-from liftenvelope.gateway.names import encode_name, partition_stream
-from liftenvelope.gateway.positions import bounds
-from liftenvelope.gateway.reads import OpenReads, Read
-from liftenvelope.gateway.records import PartitionRecord, StreamPhase, StreamRecord
-from liftenvelope.gateway.storage import PartitionState, covers, parse_ns
-from liftenvelope.gateway.streams import new_record
+from liftenvelope.gateway._brokers import leader_of
+from liftenvelope.gateway._core import GatewayOptions
+from liftenvelope.gateway._failures import status_of
+from liftenvelope.gateway._health import HealthService
+from liftenvelope.gateway._names import encode_name, partition_stream
+from liftenvelope.gateway._new_records import new_record
+from liftenvelope.gateway._positions import bounds
+from liftenvelope.gateway._reads import OpenReads, Read
+from liftenvelope.gateway._records import PartitionRecord, StreamPhase, StreamRecord
+from liftenvelope.gateway._storage import PartitionState, covers, parse_ns
 from liftenvelope.rpc.status import RpcError, StatusCode
 
 NAMES = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=120)
@@ -318,6 +318,8 @@ def test_another_leader_ends_a_read_unless_any_will_do() -> None:
         ("2026-01-02T03:04:05.1Z", 1767323045100000000),
         ("2026-01-02T03:04:05Z", 1767323045000000000),
         ("2026-01-02T04:04:05.5+01:00", 1767323045500000000),
+        ("2026-01-02T04:04:05.123456789+01:00", 1767323045123456789),
+        ("2026-01-01T19:34:05-07:30", 1767323045000000000),
         ("0001-01-01T00:00:00Z", 0),
     ],
 )

@@ -1,0 +1,495 @@
+"""Acks messages of raw NATS publishers once JetStream has stored them.
+
+The gateway is not in the path of such messages: JetStream records the subject. A durable consumer of the
+partition delivers every stored message. The reader publishes the ack to the inbox in the envelope, and only
+then acknowledges the message to JetStream, on the same connection. So every ack is sent at least once.
+
+A delivery can be lost when a reader dies, its connection drops or the consumer falls silent. JetStream would
+redeliver only after 30 seconds. So a reader that starts or restarts creates its own consumer, which begins
+after the last ack floor, and deletes all others. Two readers must never share a consumer: an acknowledgement
+is cumulative, so one reader would acknowledge messages that only the other received, and their acks would
+never be sent. A reader whose consumer is taken over receives nothing more, and is notified. A reader that
+hung and leads again when it resumes creates a new consumer. While two gateways both believe that they lead
+the partition, they take it over from each other, and no ack is missed.
+
+The consumer always has one replica, because each replicated consumer would be another Raft group. When the
+server that holds the consumer is lost, :mod:`liftenvelope.gateway._ack_servers` notifies the reader, which
+creates another consumer at its own position. If that position is unknown, because the leader or its
+connection was lost as well, the messages of the last 60 seconds are acked again.
+
+Thousands of readers may be idle, so their consumers send heartbeats rarely. Two other signals replace them:
+JetStream publishes an advisory when a consumer is deleted, and a reader whose deliveries stop asks once
+whether it has received all of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
+
+from liftenvelope._backoff import Backoff
+from liftenvelope._checks import as_seconds
+from liftenvelope.errors import (
+    CallTimeoutError,
+    ConsumerNotFoundError,
+    JetStreamError,
+    LiftEnvelopeError,
+    NoJetStreamError,
+    TransportError,
+    UsageError,
+)
+from liftenvelope.gateway._ack_flow import ACKNOWLEDGE_EVERY, AckCommands, AckFlow
+from liftenvelope.gateway._ack_servers import ack_servers_of
+from liftenvelope.gateway._feed import ask_start
+from liftenvelope.jetstream.api import DEFAULT_PREFIX, Api
+from liftenvelope.jetstream.listing import consumer_names
+from liftenvelope.jetstream.watch import watch_of
+from liftenvelope.nats.link import Link
+from liftenvelope.nats.receiving import DirectSubscription, subscribe_direct
+
+if TYPE_CHECKING:
+    from nats.aio.client import Client
+
+__all__ = ["ACK_CONSUMER", "PartitionAckReader"]
+
+#: Prefix of consumer names.
+ACK_CONSUMER: Final = "lift-acks-"
+_NS: Final = 1_000_000_000
+#: Seconds before JetStream redelivers a message. Readers recover sooner: see the module's docstring.
+_ACK_WAIT: Final = 30
+#: Maximum number of unacknowledged messages. Flow control bounds their bytes.
+_MAX_PENDING: Final = 65_536
+_BARRIER: Final = 5.0
+#: Seconds without a delivery after which a reader asks whether it has received all.
+_QUIET: Final = 10.0
+#: Prefix of the advisory for a deleted consumer (ADR-1). The names of the stream and the consumer follow.
+_DELETED: Final = "$JS.EVENT.ADVISORY.CONSUMER.DELETED"
+#: Timeout of a request to JetStream, in seconds. Short, because leaders may change and requests are retried.
+_ONE_REQUEST: Final = 2.0
+#: Unanswered requests about a consumer after which its server counts as lost.
+_QUESTIONS: Final = 2
+#: Seconds of messages to ack again if no ack floor is known.
+_ACK_AGAIN: Final = 60
+#: Notice to a reader whose consumer was taken over: a status such as JetStream itself sends.
+_TAKEN_OVER: Final = b"NATS/1.0 409 Taken Over\r\n\r\n"
+#: Seconds between two checks whether all messages are acked.
+_LOOK: Final = 0.01
+#: Seconds without a delivery after which JetStream's queue counts as empty, and the limit of that wait.
+_NO_MORE: Final = 0.1
+_LONGEST_QUEUE: Final = 2.0
+#: Seconds before the next bind, after one and while this gateway may not ack.
+_REBIND_PAUSE: Final = 0.1
+
+
+class _Other(NamedTuple):
+    """Another reader's consumer: its ack floor and delivery subject.
+
+    If the server that holds the consumer is lost, ``inbox`` is None. ``floor`` is then None as well, unless
+    the consumer was this reader's own and its position is certain.
+    """
+
+    name: str
+    floor: int | None
+    inbox: str | None
+
+
+class PartitionAckReader:
+    """Sends the acks of one partition while open. Only the gateway that leads the partition runs one.
+
+    Args:
+        nc: The connection, preferably an accelerated one (:func:`liftenvelope.nats.accelerate`). It
+            must not be shared with slow subscribers.
+        jetstream_stream: The JetStream stream that holds the partition.
+        stream: Name of the Liftbridge stream.
+        partition_subject: Subject of the partition.
+        api_prefix: Prefix of JetStream's API.
+        heartbeat: Heartbeat interval of the consumer, in seconds. Default 30.
+        start_sequence: Stream sequence of the first message to ack if no other reader's consumer exists.
+            Default 1: all messages.
+        on_error: Called with each error that keeps the reader from reading. The reader retries until closed.
+        may_ack: Returns whether this gateway leads the partition now. Called before each write of acks, and
+            before the reader takes over from another one. Default: always true.
+        inboxes: Allowed prefixes of ack inboxes. Default: any inbox is allowed.
+        on_refused: Called with the beginning of an ack inbox that got no ack because it is not allowed.
+
+    Attributes:
+        acks_sent: Number of acks written to the connection.
+
+    Raises:
+        UsageError: The heartbeat is not positive, or the internals of this nats-py version are unknown.
+    """
+
+    def __init__(
+        self,
+        nc: Client,
+        *,
+        jetstream_stream: str,
+        stream: str,
+        partition_subject: str,
+        api_prefix: str = DEFAULT_PREFIX,
+        heartbeat: float = 30.0,
+        start_sequence: int = 1,
+        on_error: Callable[[LiftEnvelopeError], None] | None = None,
+        may_ack: Callable[[], bool] = lambda: True,
+        inboxes: tuple[bytes, ...] = (b"",),
+        on_refused: Callable[[bytes], None] = lambda _: None,
+    ) -> None:
+        self._may_ack = may_ack
+        self._on_refused = on_refused
+        self._nc = nc
+        self._link = Link(nc)
+        if not self._link.direct:
+            raise UsageError("acks of stored messages need a supported nats-py: install nats-py>=2.16,<3")
+        self._api = Api(nc, prefix=api_prefix, timeout=_ONE_REQUEST)
+        self._jetstream_stream = jetstream_stream
+        self._heartbeat = as_seconds("heartbeat", heartbeat)
+        self._done = start_sequence - 1
+        self._on_error = on_error
+        self._flow = AckFlow(
+            stream,
+            partition_subject,
+            max_ack=self._link.max_payload,
+            heartbeat=self._heartbeat,
+            inboxes=inboxes,
+        )
+        self._subscriptions: list[DirectSubscription] = []
+        self._consumer = ""
+        # The last bound consumer, and whether everything written for it is sure to have reached the server.
+        self._bound, self._is_certain = "", False
+        # Number of unanswered requests, by consumer name.
+        self._unanswered: dict[str, int] = {}
+        self._servers = ack_servers_of(nc)
+        self._wanted = asyncio.Event()
+        self._epoch = 0
+        # Runs after a delivery; fires when no more deliveries come for ``_QUIET`` seconds.
+        self._quiet: asyncio.TimerHandle | None = None
+        self._asked_for = False
+        self._due = 0
+        # Runs after an ack; fires when the acknowledgement to JetStream is due.
+        self._settling: asyncio.TimerHandle | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._watch = watch_of(nc)
+        self.acks_sent = 0
+
+    @property
+    def position(self) -> int:
+        """Stream sequence of the last message whose ack was written by the current consumer, 0 for none."""
+        return self._flow.position
+
+    async def start(self) -> None:
+        """Start to ack in the background, from the position of the last reader.
+
+        Raises:
+            UsageError: The reader was started already.
+            StreamNotFoundError: The JetStream stream does not exist.
+            JetStreamError, CallTimeoutError, TransportError: The consumer can't be created now. The reader is
+                not started.
+        """
+        if self._task is not None:
+            raise UsageError("this reader was started already")
+        try:
+            await self._bind()
+        except BaseException:
+            await self._unsubscribe()
+            raise
+        self._watch.add(self)
+        self._task = asyncio.create_task(self._run(), name=f"acks of {self._jetstream_stream}")
+
+    async def close(self) -> None:
+        """Stop sending acks. The next reader acks the messages after that. Closing twice is fine."""
+        self._watch.remove(self)
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.wait([task])
+            if not task.cancelled() and (failure := task.exception()) is not None:
+                raise failure
+        await self._unsubscribe()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    # Callbacks of the connection's watch
+
+    def lost(self) -> None:
+        """Do nothing when the connection drops: :meth:`restored` replaces the consumer."""
+
+    def restored(self) -> None:
+        """Replace the consumer when the connection is back, because deliveries in flight are lost."""
+        self._flow.give_up()
+        self._wanted.set()
+
+    def gone(self, reason: str) -> None:
+        """Stop reading when the connection is closed or draining, and report the reason."""
+        self._flow.give_up()
+        self._tell(TransportError(reason))
+
+    # Callbacks of the servers' watch
+
+    async def is_reachable(self) -> bool:
+        """Return False if the server that holds the consumer does not answer."""
+        try:
+            await self._api.request(f"CONSUMER.INFO.{self._jetstream_stream}.{self._consumer}")
+        except (CallTimeoutError, NoJetStreamError):
+            # If the connection is the cause, its own watch handles that.
+            return not self._link.is_connected or self._link.epoch != self._epoch
+        except (JetStreamError, TransportError):
+            return True  # handled by the reader's own checks
+        return True
+
+    def server_lost(self) -> None:
+        """Replace the consumer, because the server that holds it does not answer."""
+        self._flow.give_up()
+        self._wanted.set()
+
+    # Reading
+
+    def _take(self, messages: list[Any]) -> None:
+        if self._link.epoch != self._epoch:
+            # Acks on the last connection may be lost, and a cumulative acknowledgement would cover them.
+            self._flow.give_up()
+        if not self._may_ack():
+            # Another gateway may have acked these. The next leader begins after the ack floor.
+            self._flow.give_up()
+            self._wanted.set()
+        self._write(self._flow.feed(messages, time.monotonic(), time.time_ns()))
+        if self._flow.refused:
+            self._on_refused(self._flow.refused)
+        if self._settling is None and self._flow.owes:
+            self._settling = asyncio.get_running_loop().call_later(ACKNOWLEDGE_EVERY, self._settle)
+        if self._flow.broken:
+            self._wanted.set()
+        elif self._quiet is None and self._flow.delivery > self._due:
+            self._await_quiet()
+
+    def _write(self, written: AckCommands) -> None:
+        if not written.frames:
+            return
+        try:
+            self._link.write(written.frames, written.messages, written.payload)
+            self._link.send_now()
+        except TransportError as error:
+            self._flow.give_up()
+            self._tell(error)
+        else:
+            self.acks_sent += written.acks
+
+    def _settle(self) -> None:
+        """Acknowledge acked messages to JetStream, unless their acks may be lost with the last connection."""
+        if self._settling is not None:
+            self._settling.cancel()
+            self._settling = None
+        if self._link.epoch == self._epoch:
+            self._write(self._flow.settle(time.monotonic()))
+
+    def _on_deleted(self, _: list[Any]) -> None:
+        self._flow.give_up()
+        self._wanted.set()
+
+    def _await_quiet(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._quiet = loop.call_later(_QUIET, self._on_quiet, self._flow.delivery)
+
+    def _on_quiet(self, before: int) -> None:
+        if self._flow.delivery != before:
+            self._await_quiet()
+            return
+        self._quiet = None
+        self._asked_for = True
+        self._wanted.set()
+
+    async def _run(self) -> None:
+        backoff = Backoff(first=0.1, longest=2.0)
+        while True:
+            await self._until_wanted()
+            if not self._may_ack():
+                self._flow.give_up()
+                await asyncio.sleep(_REBIND_PAUSE)
+                continue
+            try:
+                await self._bind()
+                backoff.reset()
+                await asyncio.sleep(_REBIND_PAUSE)  # slows down two readers that take over from each other
+            except (JetStreamError, CallTimeoutError, TransportError) as error:
+                self._flow.give_up()
+                self._tell(error)
+                await asyncio.sleep(backoff.next())
+
+    async def _until_wanted(self) -> None:
+        """Wait until the consumer must be replaced."""
+        while not self._flow.broken and (left := self._flow.patience(time.monotonic())) > 0:
+            try:
+                async with asyncio.timeout(left):
+                    await self._wanted.wait()
+            except TimeoutError:
+                continue
+            self._wanted.clear()
+            if self._asked_for:
+                await self._ask()
+
+    async def catch_up(self) -> None:
+        """Wait until every message that JetStream has stored when this is called is acked.
+
+        JetStream queues messages without a reply subject and does not report the length of that queue. So
+        this also waits while more messages come, for at most 2 seconds because publishers may never pause.
+
+        Raises:
+            JetStreamError, CallTimeoutError, TransportError: JetStream does not report their number.
+        """
+        consumer, due = "", 0
+        while True:
+            if self._consumer != consumer:
+                consumer = self._consumer
+                try:
+                    info = await self._api.request(f"CONSUMER.INFO.{self._jetstream_stream}.{consumer}")
+                except ConsumerNotFoundError:
+                    consumer = ""  # the reader is about to create another one
+                else:
+                    due = int(info["delivered"]["consumer_seq"]) + int(info["num_pending"])
+            if consumer and self._flow.delivery >= due and not self._flow.broken:
+                await self._until_quiet()
+                return
+            await asyncio.sleep(_LOOK)
+
+    async def _until_quiet(self) -> None:
+        loop = asyncio.get_running_loop()
+        deadline, last = loop.time() + _LONGEST_QUEUE, -1
+        while self._flow.delivery != last and loop.time() < deadline:
+            last = self._flow.delivery
+            await asyncio.sleep(_NO_MORE)
+
+    async def _ask(self) -> None:
+        """Check whether everything that the consumer has delivered was received."""
+        self._asked_for = False
+        if self._flow.delivery < self._due:
+            self._flow.give_up()  # still missing after a second quiet period
+            return
+        try:
+            info = await self._api.request(f"CONSUMER.INFO.{self._jetstream_stream}.{self._consumer}")
+        except ConsumerNotFoundError:
+            self._flow.give_up()
+            return
+        except (JetStreamError, CallTimeoutError, TransportError) as error:
+            self._tell(error)
+            self._await_quiet()
+            return
+        self._due = int(info["delivered"]["consumer_seq"]) + (info["num_pending"] > 0)
+        if self._flow.delivery < self._due:
+            self._await_quiet()
+
+    def _tell(self, error: LiftEnvelopeError) -> None:
+        if self._on_error is not None:
+            self._on_error(error)
+
+    # Binding
+
+    async def _bind(self) -> None:
+        """Create a consumer and subscription for all messages after the ack floor; delete the others."""
+        self._is_certain = self._is_certain and self._link.epoch == self._epoch
+        await self._unsubscribe()
+        self._wanted.clear()
+        inbox = self._link.new_inbox()
+        name = self._consumer = ACK_CONSUMER + inbox.rpartition(".")[2]
+        deleted = f"{_DELETED}.{self._jetstream_stream}.{name}"
+        self._epoch = self._link.epoch
+        for subject, handler in ((inbox, self._take), (deleted, self._on_deleted)):
+            self._subscriptions.append(await subscribe_direct(self._nc, subject, handler))
+        # Deliveries before the server has processed the subscription would be lost.
+        await self._link.barrier(_BARRIER)
+        self._flow.begin(time.monotonic())
+        others = await self._consumers()
+        server = await self._create(name, inbox, await self._start(others))
+        for other in others:
+            await self._take_over(other)
+        self._bound, self._is_certain = name, True
+        self._unanswered.clear()
+        if server:
+            self._servers.add(server, self)
+
+    async def _start(self, others: list[_Other]) -> int:
+        """Return the stream sequence to begin at."""
+        if not others:
+            return 1 + self._done  # no consumer yet, or the last one was deleted
+        floors = [other.floor for other in others if other.floor is not None]
+        if floors:
+            return 1 + max(floors)
+        begin = time.time_ns() - _ACK_AGAIN * _NS
+        return await ask_start(self._api, self._jetstream_stream, begin)
+
+    async def _consumers(self) -> list[_Other]:
+        """Return the existing consumers of this and other readers."""
+        names = consumer_names(self._api, self._jetstream_stream)
+        found = [await self._other(name) async for name in names if name.startswith(ACK_CONSUMER)]
+        return [other for other in found if other is not None]
+
+    async def _other(self, name: str) -> _Other | None:
+        try:
+            info = await self._api.request(f"CONSUMER.INFO.{self._jetstream_stream}.{name}")
+        except ConsumerNotFoundError:
+            return None  # another reader deleted it first
+        except CallTimeoutError:
+            self._unanswered[name] = self._unanswered.get(name, 0) + 1
+            if self._unanswered[name] < _QUESTIONS:
+                raise
+            mine = name == self._bound and self._is_certain
+            return _Other(name, self._done if mine else None, None)
+        # A new consumer reports an ack floor of 0. Messages before its start were done when it was created.
+        floor = max(info["ack_floor"]["stream_seq"], info["config"]["opt_start_seq"] - 1)
+        return _Other(name, floor, info["config"]["deliver_subject"])
+
+    async def _create(self, name: str, inbox: str, start: int) -> str:
+        """Create the consumer; return the name of the server that holds it, empty without a cluster."""
+        request = {"stream_name": self._jetstream_stream, "config": self._config(name, inbox, start)}
+        info = await self._api.request(f"CONSUMER.CREATE.{self._jetstream_stream}.{name}", request)
+        return str(info.get("cluster", {}).get("leader", ""))
+
+    async def _take_over(self, other: _Other) -> None:
+        """Delete a consumer and notify its reader, which may be hung."""
+        if other.inbox is None:
+            # The server that would answer is lost. The others record the deletion; the lost one learns later.
+            subject = f"{self._api.prefix}.CONSUMER.DELETE.{self._jetstream_stream}.{other.name}"
+            await self._api.send(subject, b"", reply=self._nc.new_inbox())
+            return
+        try:
+            await self._api.request(f"CONSUMER.DELETE.{self._jetstream_stream}.{other.name}")
+        except ConsumerNotFoundError:
+            return
+        size = len(_TAKEN_OVER)
+        notice = b"HPUB %b %d %d\r\n%b\r\n" % (other.inbox.encode(), size, size, _TAKEN_OVER)
+        self._link.write(notice, 1, size)
+
+    async def _unsubscribe(self) -> None:
+        subscriptions, self._subscriptions = self._subscriptions, []
+        self._done = max(self._done, self._flow.position)
+        self._servers.remove(self)
+        for subscription in subscriptions:
+            await subscription.unsubscribe()
+        self._settle()
+        self._due, self._asked_for = 0, False
+        if self._quiet is not None:
+            self._quiet.cancel()
+            self._quiet = None
+
+    def _config(self, name: str, inbox: str, start: int) -> dict[str, Any]:
+        return {
+            "name": name,
+            "durable_name": name,
+            "description": "acks of a Liftbridge partition",
+            "deliver_subject": inbox,
+            "deliver_policy": "by_start_sequence",
+            "opt_start_seq": start,
+            "ack_policy": "all",
+            "ack_wait": _ACK_WAIT * _NS,
+            "max_ack_pending": _MAX_PENDING,
+            "max_deliver": -1,
+            "num_replicas": 1,
+            "replay_policy": "instant",
+            "flow_control": True,
+            "idle_heartbeat": int(self._heartbeat * _NS),
+        }

@@ -1,0 +1,225 @@
+"""The gateway: a server of the Liftbridge API that stores every stream in JetStream."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import secrets
+import ssl
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Self
+
+from liftenvelope._checks import about
+from liftenvelope.errors import UsageError
+from liftenvelope.gateway._authorization import Authorization
+from liftenvelope.gateway._core import GatewayOptions
+from liftenvelope.gateway._drops import LogFile
+from liftenvelope.gateway._running import Running
+from liftenvelope.gateway._starting import Setup, start_gateway
+from liftenvelope.gateway.limits import Limits
+from liftenvelope.jetstream.names import check_domain
+from liftenvelope.rpc.address import parse_address
+
+if TYPE_CHECKING:
+    from nats.aio.client import Client
+
+__all__ = ["Gateway"]
+
+
+class Gateway:
+    """Serves the Liftbridge API on a connection to a NATS server with JetStream.
+
+    Several gateways on one NATS server or cluster are the brokers of one Liftbridge cluster. Each gateway
+    serves all streams and leads some of the partitions. All their state is in JetStream.
+
+    Args:
+        nc: A connected nats-py client. The gateway never closes it. While the gateway runs, the client is
+            accelerated (:func:`liftenvelope.nats.accelerate`).
+        read_nc: Second client, of the same account, for the messages that subscriptions read. With it, acks
+            of publishes do not wait behind messages for readers. It is accelerated and never closed, as
+            ``nc``. While either is lost, the gateway sends no heartbeats. Default: ``nc``.
+        host: Address to listen on. Default: loopback only.
+        port: Port to listen on. Default 0: any free port.
+        advertise: ``host:port`` that clients are told to connect to. Default: the listening address.
+        id: Broker id. Default: a new random id.
+        tls: TLS context for connections of clients. Default: plain TCP. If the context requires client
+            certificates, TLS is mutual.
+        broker_ttl: Seconds of silence after which the other gateways consider this one dead. Default 3.
+        ack_timeout: Seconds to wait for an ack of JetStream if the client sets no deadline. Default 5.
+        replicas: Number of replicas of the gateways' own records, 1 to 5. Default 1.
+        domain: JetStream domain of the streams, for example the hub's domain if ``nc`` is connected to a leaf
+            node. Default: the domain of the server that ``nc`` is connected to.
+        encrypted: True if the NATS server encrypts its storage. If False, the default, streams with
+            ``encryption`` are refused.
+        limits: Limits on clients: connections, memory, names, quotas, ack inboxes. Default: those of
+            :class:`~liftenvelope.gateway.Limits`.
+        max_message_bytes: Overrides the limit of the same name in ``limits``.
+        nats_log: Path of the NATS server's log file. The gateway follows the file and warns of messages that
+            JetStream has dropped. Default: none.
+        policy_file: Path of a file with the permissions of clients, by the names in their certificates. Needs
+            ``tls`` that requires certificates. Default: all clients may do everything.
+        consumer_timeout: Seconds of silence after which a member of a consumer group is dead. Default 15.
+        coordinator_timeout: Seconds of silence after which clients report a group coordinator. Default 15.
+
+    Raises:
+        UsageError: An argument is invalid, or a file can't be read.
+
+    Example::
+
+        async with Gateway(nc, port=9292) as gateway:
+            print("serving on", gateway.address)
+            await asyncio.Event().wait()
+    """
+
+    def __init__(
+        self,
+        nc: Client,
+        *,
+        read_nc: Client | None = None,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        advertise: str | None = None,
+        id: str | None = None,  # noqa: A002 - Liftbridge's own name for it
+        tls: ssl.SSLContext | None = None,
+        broker_ttl: float = 3.0,
+        ack_timeout: float = 5.0,
+        replicas: int = 1,
+        domain: str | None = None,
+        encrypted: bool = False,
+        limits: Limits | None = None,
+        max_message_bytes: int | None = None,
+        nats_log: str | os.PathLike[str] | None = None,
+        policy_file: str | os.PathLike[str] | None = None,
+        consumer_timeout: float = 15.0,
+        coordinator_timeout: float = 15.0,
+    ) -> None:
+        if not 0 <= port <= 65_535:
+            raise about(UsageError(f"port must be from 0 to 65535, got {port!r}"), "port")
+        timeouts = {
+            "broker_ttl": broker_ttl,
+            "ack_timeout": ack_timeout,
+            "consumer_timeout": consumer_timeout,
+            "coordinator_timeout": coordinator_timeout,
+        }
+        for name, seconds in timeouts.items():
+            if not (math.isfinite(seconds) and seconds > 0):
+                raise about(UsageError(f"{name} must be a positive number of seconds, got {seconds!r}"), name)
+        if not 1 <= replicas <= 5:
+            raise about(UsageError(f"replicas must be from 1 to 5, got {replicas!r}"), "replicas")
+        limits = limits or Limits()
+        if max_message_bytes is not None:
+            limits = replace(limits, max_message_bytes=max_message_bytes)
+        if domain is not None:
+            check_domain(domain)
+        options = GatewayOptions(
+            id=id or f"gateway-{secrets.token_hex(4)}",
+            broker_ttl=broker_ttl,
+            ack_timeout=ack_timeout,
+            replicas=replicas,
+            domain=domain,
+            encrypted=encrypted,
+            limits=limits,
+        )
+        authorization = None
+        if policy_file is not None:
+            if tls is None or tls.verify_mode is not ssl.CERT_REQUIRED:
+                text = "policy_file must come with a tls context that requires client certificates"
+                raise about(UsageError(f"{text}, got {os.fspath(policy_file)!r} without one"), "policy_file")
+            authorization = Authorization(policy_file)
+        log = None if nats_log is None else os.fspath(nats_log)
+        if log is not None:
+            LogFile(log).close()
+        self._setup = Setup(
+            nc=nc,
+            read_nc=nc if read_nc is None else read_nc,
+            options=options,
+            host=host,
+            port=port,
+            advertise=None if advertise is None else parse_address(advertise),
+            tls=tls,
+            authorization=authorization,
+            nats_log=log,
+            group_timeouts=(consumer_timeout, coordinator_timeout),
+        )
+        # None while the gateway is not started.
+        self._running: Running | None = None
+        # Held while the gateway starts or stops.
+        self._changing = asyncio.Lock()
+
+    @property
+    def id(self) -> str:
+        """Broker id of this gateway."""
+        return self._setup.options.id
+
+    @property
+    def limits(self) -> Limits:
+        """Limits on clients."""
+        return self._setup.options.limits
+
+    @property
+    def address(self) -> str:
+        """Listening address, as ``host:port``.
+
+        Raises:
+            UsageError: The gateway is not started.
+        """
+        if self._running is None:
+            raise UsageError("the gateway is not started: await start(), or use 'async with'")
+        return self._running.address
+
+    async def start(self) -> Self:
+        """Start the gateway; return when it serves clients.
+
+        If JetStream answers but is not ready yet, as in a cluster that has just formed, the start is retried
+        for up to 30 seconds.
+
+        Raises:
+            NoJetStreamError: The NATS server has no JetStream.
+            PermissionDeniedError: The NATS user lacks a permission that the gateway needs.
+            TransportError: The gateway can't listen on the address, or the connection is closed.
+            UsageError: The gateway is started already.
+        """
+        async with self._changing:
+            if self._running is not None:
+                raise UsageError("the gateway is started already: close it before the next start")
+            self._running = await start_gateway(self._setup)
+        return self
+
+    def read_server_log(self, line: str) -> None:
+        """Process a line of the NATS server's log, for servers whose log is not a file.
+
+        Args:
+            line: The line. If it reports that JetStream has dropped messages of a stream, the gateway logs a
+                warning.
+        """
+        if self._running is not None:
+            self._running.drops.feed(line)
+
+    async def close(self, *, grace: float = 0.0) -> None:
+        """Stop serving. Stored data and the connection to NATS stay. Closing twice is fine.
+
+        While the gateway starts, this waits for the end of the start. To end a start early, cancel it.
+
+        With a ``grace`` the gateway drains first. It refuses new calls, answers every publish that it has
+        accepted, sends the acks of all stored messages and lets the other gateways take over. It ends
+        subscriptions with UNAVAILABLE, so clients continue on another gateway.
+
+        Args:
+            grace: Seconds to drain. Whatever is unfinished then is cancelled. Default 0: no draining.
+        """
+        async with self._changing:
+            running, self._running = self._running, None
+            if running is None:
+                return
+            try:
+                if grace:
+                    await running.drain(grace)
+            finally:
+                await running.close()
+
+    async def __aenter__(self) -> Self:
+        return await self.start()
+
+    async def __aexit__(self, *_: Any) -> None:
+        await self.close()

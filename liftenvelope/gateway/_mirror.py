@@ -1,0 +1,127 @@
+"""Local copy of a bucket: reads all entries, then follows changes until the gateway stops."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Final
+
+from liftenvelope.errors import CallTimeoutError, InternalError, LiftEnvelopeError
+from liftenvelope.nats.link import Link
+
+if TYPE_CHECKING:
+    from liftenvelope.jetstream.bucket import Bucket, BucketEntry
+    from liftenvelope.jetstream.consuming import Messages
+    from liftenvelope.jetstream.message import Message
+
+__all__ = ["Mirror"]
+
+_log: Final = logging.getLogger("liftenvelope.gateway")
+#: Seconds to wait for each of the values that a bucket holds at the start.
+_LATEST: Final = 2.0
+#: Times to wait that long for the next value.
+_TRIES: Final = 5
+#: Seconds to wait before a bucket is read again from the beginning.
+_PAUSE: Final = 1.0
+
+
+class Mirror:
+    """Reads all entries of a bucket and follows its changes.
+
+    If the changes stop coming, the mirror logs a warning and reads the bucket again from the beginning.
+
+    Args:
+        bucket: The bucket.
+        on_entry: Called with each entry in the order of revisions, including entries that this process wrote.
+            After an InternalError, the mirror logs a warning and skips the entry.
+        heartbeat: Heartbeat interval of the consumer, in seconds. Default 2.
+    """
+
+    def __init__(
+        self, bucket: Bucket, on_entry: Callable[[BucketEntry], None], *, heartbeat: float = 2.0
+    ) -> None:
+        self._bucket = bucket
+        self._link = Link(bucket.js.api.nc)
+        self._on_entry = on_entry
+        self._heartbeat = heartbeat
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Read all entries of the bucket, then follow its changes while the block runs."""
+        messages = await self._open()
+        following = asyncio.create_task(self._follow(messages), name=f"follow {self._bucket.name}")
+        try:
+            yield
+        finally:
+            following.cancel()
+            await asyncio.wait([following])
+            messages.stop()  # a task that is cancelled before it runs does not stop them
+
+    async def _open(self) -> Messages:
+        """Read all entries; return the messages that report changes.
+
+        Raises:
+            CallTimeoutError: NATS refuses the requests for values, or JetStream does not deliver them in
+                time. The copy is incomplete.
+        """
+        stream = await self._bucket.handle()
+        waiting = (await stream.info()).state.messages
+        # The stream keeps only the last value of each key.
+        messages = stream.ordered_consumer().messages(expires=10.0, idle_heartbeat=self._heartbeat)
+        try:
+            await messages.__aenter__()
+            read, tries = 0, _TRIES
+            while waiting:
+                try:
+                    message = await messages.next(timeout=_LATEST)
+                except TimeoutError:
+                    state = (await stream.info()).state
+                    if not state.messages or state.last_seq <= read:
+                        break  # the remaining values have expired in the meantime
+                    tries -= 1
+                    if not tries or self._is_refused():
+                        raise self._undelivered() from None
+                    continue
+                self._take(message)
+                read, waiting, tries = message.metadata.stream_sequence, message.metadata.num_pending, _TRIES
+        except BaseException:
+            messages.stop()
+            raise
+        return messages
+
+    def _is_refused(self) -> bool:
+        """Return True if NATS has refused to publish the requests for values."""
+        subject = f"{self._bucket.js.api.prefix}.CONSUMER.MSG.NEXT.{self._bucket.stream}."
+        return f'publish to "{subject}'.lower() in self._link.refusal.lower()
+
+    def _undelivered(self) -> CallTimeoutError:
+        text = f"the bucket {self._bucket.name} holds values, but JetStream did not deliver them in time"
+        return CallTimeoutError(f"{text}{self._link.refusal}")
+
+    async def _follow(self, messages: Messages) -> None:
+        while True:
+            try:
+                async for message in messages:
+                    self._take(message)
+            except LiftEnvelopeError as exc:
+                _log.warning("changes of the bucket %s don't come: %s", self._bucket.name, exc)
+            finally:
+                messages.stop()
+            messages = await self._open_again()
+
+    async def _open_again(self) -> Messages:
+        while True:
+            await asyncio.sleep(_PAUSE)
+            try:
+                return await self._open()
+            except LiftEnvelopeError as exc:
+                _log.warning("the bucket %s can't be read: %s", self._bucket.name, exc)
+
+    def _take(self, message: Message) -> None:
+        try:
+            self._on_entry(self._bucket.entry_of(message, message.metadata.stream_sequence))
+        except InternalError as exc:
+            # Not written by a gateway. The other entries are sound.
+            _log.warning("in the bucket %s: %s", self._bucket.name, exc)

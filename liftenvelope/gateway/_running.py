@@ -1,0 +1,80 @@
+"""A gateway that runs: drains its calls and closes its parts."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from liftenvelope.errors import LiftEnvelopeError
+from liftenvelope.nats.link import Link
+from liftenvelope.rpc.status import RpcError, StatusCode
+
+if TYPE_CHECKING:
+    from liftenvelope.gateway._core import Core
+    from liftenvelope.gateway._drops import DropWatch
+    from liftenvelope.gateway._leading import Leading
+    from liftenvelope.gateway._open_calls import OpenCalls
+    from liftenvelope.gateway._reads import OpenReads
+    from liftenvelope.rpc.server import Server
+
+__all__ = ["Running"]
+
+_log: Final = logging.getLogger("liftenvelope.gateway")
+#: Seconds that calls have to end after they were told to.
+_ENDING: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Running:
+    """One run of a gateway, with all parts started by :func:`~liftenvelope.gateway._starting.start_gateway`.
+
+    Attributes:
+        address: Address on which the gateway listens, as ``host:port``.
+        core: The gateway's parts.
+        leading: Leader work of this gateway.
+        server: gRPC server.
+        reads: The open subscriptions.
+        calls: The open calls that draining waits for.
+        drops: Reads the log of the NATS server.
+        parts: Closes the parts, in the reverse order of their start.
+    """
+
+    address: str
+    core: Core
+    leading: Leading
+    server: Server
+    reads: OpenReads
+    calls: OpenCalls
+    drops: DropWatch
+    parts: AsyncExitStack
+
+    async def drain(self, seconds: float) -> None:
+        """Finish the open calls, send the acks they are waiting for, and hand over to other gateways.
+
+        Args:
+            seconds: Time limit for the open calls and their acks.
+        """
+        core = self.core
+        core.draining.set()
+        self.server.refuse_calls()
+        try:
+            async with asyncio.timeout(seconds):
+                await self.calls.finished()
+                if core.nc.is_connected:
+                    await self.leading.catch_up()
+                    # The acks must be sent before an embedded nats-server stops.
+                    await Link(core.nc).barrier(seconds)
+        except TimeoutError:
+            _log.warning("not all publishes had their acks within %s s of draining", seconds)
+        except LiftEnvelopeError as exc:
+            _log.warning("not all publishes had their acks when the gateway stopped: %s", exc)
+        await core.brokers.leave()
+        self.reads.end_all(RpcError(StatusCode.UNAVAILABLE, "the gateway is stopping"))
+        await self.server.close(grace=_ENDING)
+
+    async def close(self) -> None:
+        """Close all parts."""
+        await self.parts.aclose()
