@@ -1,7 +1,8 @@
 """Read and write streams as Arrow, with a blocking API, at the speed of the server. See docs/bulk.md."""
 
+from liftenvelope.bulk._archive import Archived, to_parquet
+from liftenvelope.bulk._reading import count, read, tail
 from liftenvelope.bulk.access import Access
-from liftenvelope.bulk.archive import Archived, to_parquet
 from liftenvelope.bulk.errors import (
     ArchiveBusyError,
     ReadLostError,
@@ -11,7 +12,6 @@ from liftenvelope.bulk.errors import (
 )
 from liftenvelope.bulk.outgoing import Written
 from liftenvelope.bulk.ranges import Gap, Progress
-from liftenvelope.bulk.reading import count, read, tail
 from liftenvelope.bulk.writing import write
 
 __all__ = [

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
 
 from liftenvelope._checks import require
+from liftenvelope.bulk._plan import BatchPlan
 from liftenvelope.bulk.errors import ArchiveBusyError
-from liftenvelope.bulk.plan import BatchPlan
 from liftenvelope.errors import UsageError
 
 if sys.platform != "win32":
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     import pyarrow.parquet as pq
 else:
-    from liftenvelope.bulk.schema import pa
+    from liftenvelope.bulk._schema import pa
 
     pq = require("pyarrow.parquet", "bulk")
 
@@ -37,6 +37,13 @@ _PART: Final = ".part"
 
 class ArchiveFolder:
     """Archive files of one stream in a folder. Creates the folder if it does not exist.
+
+    Attributes:
+        plan: Columns and schema of the files.
+        rotate_rows: Maximum number of rows in a file; None for no limit.
+        rotate_bytes: Size in bytes at which a file is finished.
+        compression: Codec of pyarrow.
+        has_failed: True once a file could not be written. Its content is then undefined.
 
     Raises:
         UsageError: The path exists and is not a folder.
@@ -60,6 +67,7 @@ class ArchiveFolder:
         self.rotate_rows = rotate_rows
         self.rotate_bytes = rotate_bytes
         self.compression = compression
+        self.has_failed = False
         try:
             path.mkdir(parents=True, exist_ok=True)
         except FileExistsError as exc:
@@ -246,11 +254,15 @@ class ArchiveFile:
 
     @contextlib.contextmanager
     def _named(self) -> Iterator[None]:
-        """Add the file name and the remedy to an OSError, since Arrow's errors have neither."""
+        """Record failures, and add the file name and the remedy to an OSError: Arrow's errors have neither.
+
+        An interrupt (KeyboardInterrupt, SystemExit) is not a failure: the call into Arrow has done its work.
+        """
         try:
             yield
-        except OSError as exc:
-            if exc.errno is None:
+        except Exception as exc:
+            self._folder.has_failed = True
+            if not isinstance(exc, OSError) or exc.errno is None:
                 raise
             text = f"{os.strerror(exc.errno)}; what is complete stays, so run again when it can be written"
             raise OSError(exc.errno, text, str(self._draft)) from exc

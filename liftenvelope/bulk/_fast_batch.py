@@ -50,6 +50,7 @@ class FastBatch:
         error: Number of the first refused row, from 1, and the error; None if no row was refused. Row 0
             stands for an answer that can't be parsed, or an error of the whole batch.
         is_unknown: True if the server does not know the batch, or accepts nothing more of it.
+        is_gap_ours: True if the stream has answered for the first row that is missing in a batch cut short.
         is_lossy: True if a row was lost, because too many rows came or the stream had no leader.
     """
 
@@ -64,7 +65,7 @@ class FastBatch:
         self.sent = self.stored = 0
         self.ack: PubAck | None = None
         self.error: tuple[int, JetStreamError] | None = None
-        self.is_unknown = self.is_lossy = False
+        self.is_unknown = self.is_lossy = self.is_gap_ours = False
 
     @property
     def reply(self) -> bytes:
@@ -92,6 +93,10 @@ class FastBatch:
     def question(self) -> bytes:
         """Return the reply subject of a message that asks for the progress of the batch."""
         return b"%b%d.%d.$FI" % (self._replies, max(self.sent, 1), _PING)
+
+    def gap_question(self) -> bytes:
+        """Return the reply subject of a message that asks who records the first missing row."""
+        return b"%b%d.%d.$FI" % (self._replies, self.stored + 1, _PING)
 
     @property
     def step(self) -> int:
@@ -151,7 +156,7 @@ class FastBatch:
             return  # an answer for an earlier batch
         asked = words[3] in (str(_END), str(_PING))
         if status is not None:
-            if not asked:
+            if not asked or self._is_of_gap(number):
                 self._take_status(number, status, records)
             return
         try:
@@ -190,6 +195,8 @@ class FastBatch:
         if stream != self._stream:
             text = f"the subject is recorded by stream {stream!r}"
             self._take_error(number, WrongStreamError(400, text))
+        elif self.was_cut_short:
+            self.is_gap_ours = self.is_gap_ours or self._is_of_gap(number)
         elif isinstance(ack, PubAck):
             self.ack = ack
             # A batch of one row is acked as a single message, without a count.
@@ -202,8 +209,12 @@ class FastBatch:
             self.is_unknown = True
             self.error = self.error or (0, ack)
 
+    def _is_of_gap(self, number: int) -> bool:
+        """Return True if the row with this number is the first missing one of a batch cut short."""
+        return self.was_cut_short and number == self.stored + 1
+
     def _take_error(self, number: int, error: JetStreamError) -> None:
-        if self.ack is None and (self.error is None or number < self.error[0]):
+        if self._is_of_gap(number) or (self.ack is None and (self.error is None or number < self.error[0])):
             self.error = number, error
 
 

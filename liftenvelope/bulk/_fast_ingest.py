@@ -106,7 +106,25 @@ class FastPublisher(RowPublisher):
         """Complete the open batch, or else the next one, and wait until the server has ended it."""
         batch = self._send()
         self._link.wait(lambda: self._take(batch) and batch.has_ended, lambda: self._ask(batch))
+        if batch.was_cut_short and not (batch.is_lossy or self._is_broken):
+            self._look_at_gap(batch)
         self._close(batch)
+
+    def _look_at_gap(self, batch: FastBatch) -> None:
+        """Wait until it is known whether another stream has taken the first row that is missing.
+
+        The stream may notice the gap before the other one answers. A batch that began with that row would
+        begin on the other stream, which would store the row.
+        """
+        row = batch.base + batch.stored
+        if self._subject_of(row) == self._subject:
+            return
+
+        def ask() -> None:
+            self._say(row, batch.gap_question())
+
+        ask()
+        self._link.wait(lambda: self._take(batch) and (batch.is_gap_ours or not batch.was_cut_short), ask)
 
     def _send(self) -> FastBatch:
         """Send the remaining rows and the end of the batch. Stops early if the server ends the batch."""
@@ -114,7 +132,7 @@ class FastPublisher(RowPublisher):
         while not self._has_no_more(batch):
             self._send_rows(batch)
         if not batch.has_ended and not self._end_sent and not batch.commits_itself(self._is_broken):
-            self._say(batch, batch.last_word())
+            self._say(batch.base, batch.last_word())
             self._end_sent = True
         return batch
 
@@ -158,14 +176,16 @@ class FastPublisher(RowPublisher):
     def _room(self, batch: FastBatch) -> int:
         return max(0, min(batch.room, self._limit - (batch.sent - batch.stored)))
 
-    def _say(self, batch: FastBatch, reply: bytes) -> None:
-        """Publish a control message on the subject of the batch's first row, which the stream records."""
-        subject = self._current.commands.subject_at(batch.base - self._current.first)
-        self._link.socket.send(b"PUB %b %b 0\r\n\r\n" % (subject, reply))
+    def _subject_of(self, row: int) -> bytes:
+        return self._current.commands.subject_at(row - self._current.first)
+
+    def _say(self, row: int, reply: bytes) -> None:
+        """Publish a control message on a row's subject. The stream records that of a batch's first row."""
+        self._link.socket.send(b"PUB %b %b 0\r\n\r\n" % (self._subject_of(row), reply))
 
     def _ask(self, batch: FastBatch) -> None:
         """Ask for the progress or the end of the batch again, because an answer may be lost."""
-        self._say(batch, batch.last_word() if self._end_sent else batch.question())
+        self._say(batch.base, batch.last_word() if self._end_sent else batch.question())
 
     def _take(self, batch: FastBatch) -> bool:
         while (frame := self._link.socket.next_frame()) is not None:
@@ -176,8 +196,7 @@ class FastPublisher(RowPublisher):
 
     def _records(self, row: int) -> bool:
         """Return True if the stream is known to record the subject of a row."""
-        current = self._current
-        return bool(self.acked and current.commands.subject_at(row - current.first) == self._subject)
+        return bool(self.acked and self._subject_of(row) == self._subject)
 
     @property
     def _is_exact(self) -> bool:

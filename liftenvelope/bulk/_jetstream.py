@@ -18,8 +18,8 @@ from liftenvelope.jetstream.api import natural
 
 if TYPE_CHECKING:
     from liftenvelope.bulk._crew import Outlet
+    from liftenvelope.bulk._plan import BatchPlan
     from liftenvelope.bulk.access import Target
-    from liftenvelope.bulk.plan import BatchPlan
     from liftenvelope.bulk.ranges import Extent, Range
 
 __all__ = ["JetStreamSource"]

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from liftenvelope.bulk._crew import Outlet
     from liftenvelope.bulk._jetstream_requests import JetStreamRequests
     from liftenvelope.bulk._nats_socket import Frame, NatsSocket
-    from liftenvelope.bulk.plan import BatchPlan
+    from liftenvelope.bulk._plan import BatchPlan
     from liftenvelope.bulk.ranges import Range
 
 __all__ = ["DirectRead", "next_stored"]

@@ -15,7 +15,7 @@ from liftenvelope._backoff import pause_before
 from liftenvelope.bulk._jetstream_requests import new_name
 from liftenvelope.bulk._pulls import PullsInFlight
 from liftenvelope.bulk._range_read import RangeRead
-from liftenvelope.bulk.schema import row_columns
+from liftenvelope.bulk._schema import row_columns
 from liftenvelope.errors import (
     BadRequestError,
     CallTimeoutError,
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from liftenvelope.bulk._crew import Outlet
     from liftenvelope.bulk._jetstream_requests import JetStreamRequests
     from liftenvelope.bulk._nats_socket import NatsSocket
-    from liftenvelope.bulk.plan import BatchPlan
+    from liftenvelope.bulk._plan import BatchPlan
     from liftenvelope.bulk.ranges import Range
     from liftenvelope.jetstream.statuses import Status
 
@@ -102,7 +102,7 @@ class ConsumerRead(RangeRead):
         self._check_end(link)
         self._drop_consumer(link)
         self._consumer = new_name()
-        left = self._source.make_consumer(self._consumer, self._next, self._outlet.check)
+        left = self._source.make_consumer(self._consumer, self._next, self._outlet)
         if self._sid:
             link.unsubscribe(self._sid)
         self._inbox = self._source.access.new_inbox()

@@ -26,13 +26,15 @@ from liftenvelope.jetstream.names import check_stream_name
 from liftenvelope.rpc.address import Address, parse_address
 
 if TYPE_CHECKING:
+    from liftenvelope.bulk._crew import Outlet
     from liftenvelope.bulk.access import Target
 
 __all__ = ["JetStreamRequests", "consumer_request", "new_name", "pending", "start_at"]
 
 _T = TypeVar("_T")
 _SECOND: Final = 1_000_000_000
-#: Longest wait in seconds, on closing, until the server has taken all that was sent.
+#: Longest wait in seconds, on closing, for a consumer being created, and for the server to take all that was
+#: sent.
 _CLOSING: Final = 1.0
 #: Seconds without a pull after which the server deletes a consumer.
 _INACTIVE: Final = 300
@@ -136,19 +138,28 @@ class JetStreamRequests:
         read: Callable[[dict[str, Any]], _T],
         subject: str,
         payload: dict[str, Any] | None = None,
-        check: Callable[[], None] | None = None,
+        outlet: Outlet | None = None,
     ) -> _T:
         """Send an API request over the shared connection; return the answer as parsed by ``read``.
 
-        If a connection from an earlier call fails, the request is sent once more over a new connection. An
-        error that ``check`` raises ends the wait for the answer, and leaves the connection open.
+        If a connection from an earlier call fails, the request is sent once more over a new connection.
+
+        Args:
+            read: Parses the answer.
+            subject: Subject of the request, without the prefix of the API.
+            payload: The request. Default: none.
+            outlet: Once it is stopped, nothing is sent, and the wait for the answer ends after a second.
 
         Raises:
+            Stopped: ``outlet`` was stopped. The connection stays open.
             JetStreamError: The server refused the request.
             TransportError, CallTimeoutError: No server could be reached, or the server did not answer.
         """
         with self._lock:
+            check = None if outlet is None else _check_with_grace(outlet)
             for again in (True, False):
+                if outlet is not None:
+                    outlet.check()  # waiting for the lock, or the first attempt, may have taken long
                 fresh = self._control is None
                 if self._control is None:
                     self._control = self.connect()
@@ -184,17 +195,19 @@ class JetStreamRequests:
         """Return the server's "stream not found" error with the name of the stream added."""
         return StreamNotFoundError(error.code, f"there is no stream {self.stream!r}", error.err_code)
 
-    def make_consumer(self, name: str, offset: int, check: Callable[[], None]) -> int:
+    def make_consumer(self, name: str, offset: int, outlet: Outlet) -> int:
         """Create a consumer that only reads; return the number of messages from the offset on.
 
-        The request and that of :meth:`drop_consumer` go over the shared connection, so that the server gets
-        them in this order, also if ``check`` ends the wait for the answer. Two connections have no order.
+        If the reader is stopped, it still waits a second for the answer: nats-server executes requests
+        concurrently, also those of one connection, so a deletion sent now might overtake the creation. Both
+        go over the shared connection.
 
         Raises:
+            Stopped: The reader was stopped, and no answer came within a second.
             LiftEnvelopeError: As for :meth:`ask`.
         """
         request = consumer_request(self.stream, start_at(offset))
-        return self.ask(pending, f"CONSUMER.CREATE.{self.stream}.{name}", request, check)
+        return self.ask(pending, f"CONSUMER.CREATE.{self.stream}.{name}", request, outlet)
 
     def drop_consumer(self, name: str, link: NatsSocket) -> None:
         """Delete a consumer, without waiting for the answer.
@@ -245,6 +258,20 @@ class JetStreamRequests:
     def may_have_holes(self) -> bool:
         """Return True if the stream may remove single messages by itself, so that its start can jump."""
         return self.ask(_may_have_holes, f"STREAM.INFO.{self.stream}")
+
+
+def _check_with_grace(outlet: Outlet) -> Callable[[], None]:
+    """Return a function that raises Stopped once the outlet has been stopped for ``_CLOSING`` seconds."""
+    grace: Deadline | None = None
+
+    def check() -> None:
+        nonlocal grace
+        if grace is None and outlet.is_stopping:
+            grace = Deadline(_CLOSING)
+        if grace is not None and grace.is_over:
+            outlet.check()
+
+    return check
 
 
 # Readers of answers. Their KeyError, TypeError and ValueError become ServerProtocolError in NatsSocket.ask().

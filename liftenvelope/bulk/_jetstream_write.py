@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Final, Literal, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, get_args
 
 from liftenvelope.bulk._atomic import BATCH_ROWS, AtomicPublisher
 from liftenvelope.bulk._fast_ingest import FastPublisher
@@ -13,7 +13,7 @@ from liftenvelope.bulk._portions import Portion, Portions, regrouped
 from liftenvelope.bulk._publisher import RowPublisher, WriteLink
 from liftenvelope.bulk.errors import WriteFailedError
 from liftenvelope.bulk.outgoing import Written
-from liftenvelope.errors import UsageError
+from liftenvelope.errors import LiftEnvelopeError, UsageError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -121,15 +121,21 @@ class JetStreamWrite:
         """
         return self._publisher.finish() if self._publisher is not None else Written(0, 0, 0, {})
 
-    def stopped(self, error: UsageError) -> Exception:
-        """Wait for the acks of earlier rows; return the error to raise for a row that can't be published."""
-        if self._publisher is None:
-            return error
-        rows = self._publisher.finish().acked
+    def stop(self, error: LiftEnvelopeError) -> NoReturn:
+        """End a write that can't continue: wait for the acks of the rows sent, then raise.
+
+        Args:
+            error: Error of :meth:`add` or of the data.
+
+        Raises:
+            LiftEnvelopeError: ``error`` itself, if no row is stored.
+            WriteFailedError: Rows are stored, or their outcome is unknown.
+        """
+        rows = self.finish().acked
         if not rows:
-            return error
+            raise error
         text = f"{self._link.source.stream}: {rows} rows are stored, and no more: {error}"
-        return WriteFailedError(text, rows, 0)
+        raise WriteFailedError(text, rows, 0) from error
 
     def _choose(self, rows: int) -> RowPublisher:
         options: dict[str, Any] = {"max_in_flight": self._limit, "message_id": self._message_id}

@@ -9,10 +9,10 @@ from liftenvelope import _native
 from liftenvelope._checks import check_stream_name
 from liftenvelope.bulk._brokers import Brokers
 from liftenvelope.bulk._range_read import RangeRead
+from liftenvelope.bulk._schema import row_columns
 from liftenvelope.bulk._start_lookup import BlockingStartLookup
 from liftenvelope.bulk.errors import ReadLostError, ServerProtocolError
 from liftenvelope.bulk.ranges import Extent
-from liftenvelope.bulk.schema import row_columns
 from liftenvelope.client.failures import call_error
 from liftenvelope.client.partition_read import PartitionRead, Verdict
 from liftenvelope.client.positions import At, StartAt, StopAt
@@ -30,8 +30,8 @@ from liftenvelope.rpc.status import RpcError, StatusCode
 
 if TYPE_CHECKING:
     from liftenvelope.bulk._crew import Outlet
+    from liftenvelope.bulk._plan import BatchPlan
     from liftenvelope.bulk.access import Target
-    from liftenvelope.bulk.plan import BatchPlan
     from liftenvelope.bulk.ranges import Range
     from liftenvelope.rpc.blocking import ResponseStream
 

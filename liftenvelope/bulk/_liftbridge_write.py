@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import secrets
 import time
 from dataclasses import dataclass
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     from liftenvelope.bulk.access import Target
     from liftenvelope.partition import PartitionChoice, Partitioner
 else:
-    from liftenvelope.bulk.schema import pa
+    from liftenvelope.bulk._schema import pa
 
     pc = require("pyarrow.compute", "bulk")
 
@@ -46,6 +47,8 @@ __all__ = ["LiftbridgeWrite"]
 
 #: Random bytes in the prefix of correlation ids.
 _IDENT: Final = 6
+#: Errors about a row begin with its number in the part that was encoded.
+_ROW: Final = re.compile(r"row (\d+)(.*)", re.DOTALL)
 
 
 class LiftbridgeWrite:
@@ -125,17 +128,28 @@ class LiftbridgeWrite:
         """Publish a batch. On return, at most ``max_in_flight`` rows lack their ack.
 
         Raises:
-            UsageError: A row can't be published; nothing of the batch was sent.
-            WriteFailedError: A row was refused, or its outcome is unknown.
+            WriteFailedError: A row was refused.
+            LiftEnvelopeError: The write can't continue, for example because a row is invalid or no server can
+                be reached. Pass the error to :meth:`stop`.
         """
+        first = self._rows
         self._rows += batch.num_rows
-        for part in self._parts(batch, self._placing.of(batch), self._rows - batch.num_rows):
-            try:
-                self._publish(part)
-            except (UsageError, WriteFailedError):
-                raise
-            except LiftEnvelopeError as exc:
-                self._fail(exc)
+        for part in self._parts(batch, self._placing.of(batch), first):
+            self._publish(part)
+
+    def stop(self, error: LiftEnvelopeError) -> NoReturn:
+        """End a write that can't continue: wait for the outcomes of the rows sent, then raise.
+
+        Args:
+            error: Error of :meth:`add` or of the data.
+
+        Raises:
+            LiftEnvelopeError: ``error`` itself, if no row was sent.
+            WriteFailedError: Rows were sent. ``__cause__`` is ``error``, or the first refusal.
+        """
+        if self._acked or any(lane.acks.next for lane in self._lanes.values()):
+            self._fail(error)
+        raise error
 
     def finish(self) -> Written:
         """Wait for all acks and return the outcome.
@@ -229,31 +243,50 @@ class LiftbridgeWrite:
     # Sending
 
     def _publish(self, part: _Part) -> None:
-        """Publish rows over one call. If the call ends cleanly, send the remaining rows over a new call."""
-        at, count = 0, len(part.rows)
-        while at < count:
-            lane = self._lane(part.partition(at))
-            rest = part.since(at)
-            requests = self._requests(rest, lane.ident)
-            self._bytes += 0 if at else requests.nbytes
-            at += lane.publish(requests, rest.partitions, rest.rows)
+        """Publish rows over one call. If the call ends cleanly, send the remaining rows over a new call.
+
+        Raises:
+            TransportError: Calls have ended before they took a row for ``reconnect_wait`` seconds.
+        """
+        patience = Patience(self._access.reconnect_wait)
+        lane = self._lane(part.partition(0))
+        requests = self._requests(part, lane.ident)
+        self._bytes += requests.nbytes
+        while True:
+            sent = lane.publish(requests, part.partitions, part.rows)
             if lane.refusals:
                 self._fail(None)
-            if at < count:
-                self._retire(lane)
-                self._connect(set(part.since(at).partitions.cast("i")))
+            part = part.since(sent)
+            if not part.rows:
+                return
+            if lane.acks.next:
+                patience.progressed(time.monotonic())
+            elif (pause := patience.failed(time.monotonic())) is not None:
+                time.sleep(pause)
+            else:
+                assert lane.end is not None  # an open call takes every row, or a row was refused
+                raise lane.end
+            self._retire(lane)
+            self._connect(set(part.partitions.cast("i")))
+            lane = self._lane(part.partition(0))
+            requests = self._requests(part, lane.ident)
 
     def _requests(self, part: _Part, ident: str) -> Any:
         batch = part.batch
-        return request_columns(
-            self._stream,
-            byte_column(batch, "value"),
-            keys=byte_column(batch, "key"),
-            headers=batch.column("headers") if "headers" in batch.schema.names else None,
-            partitions=part.partitions,
-            policy=int(self._policy),
-            ident=ident,
-        )
+        try:
+            return request_columns(
+                self._stream,
+                byte_column(batch, "value"),
+                keys=byte_column(batch, "key"),
+                headers=batch.column("headers") if "headers" in batch.schema.names else None,
+                partitions=part.partitions,
+                policy=int(self._policy),
+                ident=ident,
+            )
+        except UsageError as exc:
+            if (found := _ROW.match(str(exc))) is None:
+                raise
+            raise UsageError(f"data: row {part.rows[int(found[1])]}{found[2]}") from exc
 
     def _wait_until_recorded(self, partitions: list[int]) -> None:
         """Wait until the leaders record messages published to partitions, for ``timeout`` seconds each.

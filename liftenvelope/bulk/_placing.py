@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from liftenvelope.partition import PartitionChoice
 else:
-    from liftenvelope.bulk.schema import pa
+    from liftenvelope.bulk._schema import pa
 
     pc = require("pyarrow.compute", "bulk")
 

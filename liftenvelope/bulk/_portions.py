@@ -15,7 +15,7 @@ from liftenvelope.nats.subjects import publish_subject
 if TYPE_CHECKING:
     import pyarrow as pa
 else:
-    from liftenvelope.bulk.schema import pa
+    from liftenvelope.bulk._schema import pa
 
 __all__ = ["Portion", "Portions", "regrouped"]
 

@@ -11,6 +11,7 @@ from liftenvelope.bulk.errors import ServerProtocolError
 from liftenvelope.client.failures import publish_async_error
 from liftenvelope.client.publish_checks import MAX_REQUEST
 from liftenvelope.client.publish_codec import read_publish_responses
+from liftenvelope.client.retries import Fate, fate_of
 from liftenvelope.errors import (
     AckTimeoutError,
     LiftEnvelopeError,
@@ -57,6 +58,7 @@ class PublishLane:
         ident: Prefix of the correlation ids.
         acks: Outcomes of the rows, by their numbers on this call.
         refusals: Refused rows and their errors. A row whose error has ``sent`` true may be stored.
+        end: Error that ended the call cleanly, that is, without outstanding acks; None before.
 
     Raises:
         TransportError: The broker can't be reached.
@@ -74,6 +76,7 @@ class PublishLane:
             stream.encode(), ident.encode(), window, partitions, DEFAULT_MAX_MESSAGE, bytearray
         )
         self.refusals: list[tuple[int, LiftEnvelopeError]] = []
+        self.end: TransportError | None = None
         # First number on this call, and the table rows that have the numbers from there on.
         self._rows: deque[tuple[int, Sequence[int]]] = deque()
         self._heard = time.monotonic()
@@ -155,11 +158,17 @@ class PublishLane:
         return True
 
     def _ended(self, error: RpcError | TransportError | None) -> bool:
-        if not self.acks.pending and (error is None or isinstance(error, TransportError)):
-            return False
+        """Return False if the call has ended cleanly, so that a new call can continue.
+
+        A server that stops ends the call with a status or by closing the connection. A refusal, such as
+        RESOURCE_EXHAUSTED, is not clean: a new call would be refused as well.
+        """
         why = error or RpcError(StatusCode.UNAVAILABLE, "the server stopped")
-        text = f"{self._stream}: the publish stream ended: {why}; {self.acks.pending} rows have no ack"
-        raise TransportError(text, self.acks.pending, True) from error
+        text, pending = f"{self._stream}: the publish stream ended: {why}", self.acks.pending
+        if not pending and fate_of(why) is not Fate.REFUSED:
+            self.end = TransportError(text)
+            return False
+        raise TransportError(f"{text}; {pending} rows have no ack", pending, pending > 0) from error
 
     def _take(self, *, came: bool) -> None:
         """Look at the acks, of which more came or not."""

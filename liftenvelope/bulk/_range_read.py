@@ -8,14 +8,14 @@ from collections import deque
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from liftenvelope._backoff import Patience
+from liftenvelope.bulk._plan import retention_error
 from liftenvelope.bulk.errors import ReadLostError
-from liftenvelope.bulk.plan import retention_error
 from liftenvelope.errors import OffsetOutOfRangeError
 
 if TYPE_CHECKING:
     from liftenvelope.bulk._crew import Outlet, Piece
+    from liftenvelope.bulk._plan import BatchPlan
     from liftenvelope.bulk.access import Access
-    from liftenvelope.bulk.plan import BatchPlan
     from liftenvelope.bulk.ranges import Extent, Range
 
 __all__ = ["RangeRead"]

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     import pyarrow.parquet as pq
 else:
-    from liftenvelope.bulk.schema import pa
+    from liftenvelope.bulk._schema import pa
 
     pq = require("pyarrow.parquet", "bulk")
 

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from liftenvelope._summaries import warn_renamed
-from liftenvelope.bulk.schema import COLUMNS, ENVELOPE_COLUMNS
+from liftenvelope.bulk._schema import COLUMNS, ENVELOPE_COLUMNS
 from liftenvelope.errors import UsageError, UsageTypeError
 
 if TYPE_CHECKING:
     import pyarrow as pa
 else:
-    from liftenvelope.bulk.schema import pa
+    from liftenvelope.bulk._schema import pa
 
 __all__ = ["LiftbridgeRows", "Written", "open_rows", "rows_of"]
 

@@ -10,7 +10,7 @@ from liftenvelope.bulk.access import Access, ServerKind, Source, find_target
 
 if TYPE_CHECKING:
     from liftenvelope.bulk._crew import Outlet
-    from liftenvelope.bulk.plan import BatchPlan
+    from liftenvelope.bulk._plan import BatchPlan
     from liftenvelope.bulk.ranges import Extent, Range
 
 __all__ = ["LiftbridgeSource", "RangedStream", "open_stream"]

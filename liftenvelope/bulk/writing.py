@@ -6,16 +6,17 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from liftenvelope._checks import as_choice, as_count, as_full_text
+from liftenvelope.bulk._batches import OnProgress
 from liftenvelope.bulk._jetstream import JetStreamSource
 from liftenvelope.bulk._jetstream_write import MODES, JetStreamWrite, WriteMode
 from liftenvelope.bulk._liftbridge_write import LiftbridgeWrite
 from liftenvelope.bulk.access import Access, ServerKind, Source, Target, find_target
-from liftenvelope.bulk.batches import OnProgress
+from liftenvelope.bulk.errors import WriteFailedError
 from liftenvelope.bulk.outgoing import Written, batches_of, open_rows, published
 from liftenvelope.bulk.ranges import Progress
 from liftenvelope.client.binding import options_of
 from liftenvelope.client.blocking import BlockingClient, connect_blocking
-from liftenvelope.errors import UsageError, UsageTypeError
+from liftenvelope.errors import LiftEnvelopeError, UsageError, UsageTypeError
 from liftenvelope.jetstream.publish_frames import header_block
 from liftenvelope.types import AckPolicy
 
@@ -84,11 +85,15 @@ def write(
         Number, size and offsets of the rows stored.
 
     Raises:
-        UsageError: An argument or a row is invalid.
+        UsageError: An argument or a row is invalid; no row is stored.
         NoSuchStreamError, StreamNotFoundError: There is no such stream.
         PermissionDeniedError: The server does not let this client write to the stream; nothing was sent.
-        WriteFailedError: Some rows are not stored, or their outcome is unknown.
+        NoSuchPartitionError: A row names a partition that does not exist; nothing was sent.
         TransportError: No server could be reached; nothing was sent.
+        WriteFailedError: Some rows are not stored, or their outcome is unknown. Once rows were sent, this
+            error replaces the others, and the other error is its ``__cause__``. It also replaces a
+            LiftEnvelopeError of ``data``, such as a reader from :func:`read`, or of ``progress``. Their other
+            exceptions pass unchanged, and earlier rows may be stored.
 
     Example:
         >>> import pyarrow as pa
@@ -160,8 +165,10 @@ def _write_jetstream(
                 size += portion.size
                 if progress is not None:
                     progress(Progress(portion.stop, size, portion.stop, None))
-        except UsageError as exc:
-            raise job.stopped(exc) from exc
+        except WriteFailedError:
+            raise
+        except LiftEnvelopeError as exc:
+            job.stop(exc)
         return job.finish()
     finally:
         job.close()
@@ -197,11 +204,16 @@ def _write_liftbridge(
     done = 0
     try:
         job.open()
-        for batch in batches_of(reader, _PORTION):
-            job.add(batch)
-            done += batch.num_rows
-            if progress is not None:
-                progress(Progress(done, job.nbytes, done, None))
+        try:
+            for batch in batches_of(reader, _PORTION):
+                job.add(batch)
+                done += batch.num_rows
+                if progress is not None:
+                    progress(Progress(done, job.nbytes, done, None))
+        except WriteFailedError:
+            raise
+        except LiftEnvelopeError as exc:
+            job.stop(exc)
         return job.finish()
     finally:
         job.close()

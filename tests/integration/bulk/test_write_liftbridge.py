@@ -223,6 +223,79 @@ class TestRefusals:
             bulk.write(address, "__cursors", table(1))
 
 
+class TestFailureAfterRowsWereSent:
+    """The first batch is in flight when the second fails: the error must count the rows of the first."""
+
+    ROWS = 8192
+
+    def batches(self, second: dict[str, Any] | BaseException) -> pa.RecordBatchReader:
+        schema = pa.schema({"value": pa.binary(), "partition": pa.int32()})
+
+        def produce() -> Iterator[pa.RecordBatch]:
+            first = {"value": [b"x"] * self.ROWS, "partition": [0] * self.ROWS}
+            yield pa.record_batch(first, schema=schema)
+            if isinstance(second, BaseException):
+                raise second
+            yield pa.record_batch(second, schema=schema)
+
+        return pa.RecordBatchReader.from_batches(schema, produce())
+
+    def check(self, error: WriteFailedError, address: str, name: str) -> None:
+        assert (error.acked, error.unknown) == (self.ROWS, 0)
+        assert bulk.count(address, name) == self.ROWS
+        assert not error.retriable
+
+    @pytest.mark.parametrize(
+        ("second", "cause", "text"),
+        [
+            ({"value": [b"y"], "partition": [7]}, NoSuchPartitionError, "has no partition 7"),
+            ({"value": [b"y", None], "partition": [0, 0]}, UsageError, "data: row 8193 must have a value"),
+            (UsageError("no such file"), UsageError, "no such file"),
+            (TransportError("the source was lost"), TransportError, "the source was lost"),
+        ],
+    )
+    def test_later_batch_fails(
+        self,
+        address: str,
+        name: str,
+        second: dict[str, Any] | BaseException,
+        cause: type[LiftEnvelopeError],
+        text: str,
+    ) -> None:
+        create(address, name, partitions=2)
+        with pytest.raises(WriteFailedError, match=f"8192 rows are stored: .*{text}") as caught:
+            bulk.write(address, name, self.batches(second))
+        assert type(caught.value.__cause__) is cause
+        self.check(caught.value, address, name)
+
+    def test_leader_of_a_later_partition_is_unreachable(
+        self, address: str, name: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        create(address, name, partitions=2)
+        find = Brokers.leader
+
+        # NOT REAL: one server leads all partitions, so it can't be reachable for one of them only.
+        def leader(brokers: Brokers, stream: str, partition: int, timeout: float) -> str:
+            if partition == 1:
+                raise TransportError("can't connect to the leader of partition 1")
+            return find(brokers, stream, partition, timeout)
+
+        later = {"value": [b"y"], "partition": [1]}
+        access = Access(reconnect_wait=0.2)
+        monkeypatch.setattr(Brokers, "leader", leader)
+        with pytest.raises(WriteFailedError, match="can't connect") as caught:
+            bulk.write(address, name, self.batches(later), access=access)
+        monkeypatch.undo()
+        assert type(caught.value.__cause__) is TransportError
+        self.check(caught.value, address, name)
+
+    def test_other_error_of_the_data_passes_unchanged(self, address: str, name: str) -> None:
+        create(address, name)
+        with pytest.raises(KeyError, match="mine"):
+            bulk.write(address, name, self.batches(KeyError("mine")))
+        assert bulk.count(address, name) <= self.ROWS
+
+
 def test_client_of_a_target_has_its_limits(address: str, name: str) -> None:
     create(address, name)
     bulk.write(address, name, table(1, size=5_000))
@@ -359,6 +432,31 @@ def test_a_write_waits_until_a_restarted_server_records_the_partition(name: str)
             await_stream(cluster, name)
             expected = (restart * 5, restart * 5 + 4)
             assert bulk.write(address, name, data).offsets == {0: expected, 1: expected}
+
+
+@pytest.mark.parametrize("end", ["stop", "kill"])
+def test_write_continues_after_a_gateway_restart_with_nothing_in_flight(name: str, end: str) -> None:
+    with run_gateway() as gateway:
+        address = gateway.addresses[0]
+        create(address, name)
+        batch = pa.record_batch({"value": [b"x"] * 100})
+
+        def batches() -> Iterator[pa.RecordBatch]:
+            yield batch
+            limit = time.monotonic() + 60
+            while bulk.count(address, name) < 100:
+                assert time.monotonic() < limit
+                time.sleep(0.01)
+            # Acks of a partition come in order, so after this one the gateway has sent those of the batch.
+            with liftenvelope.connect_blocking(address) as client:
+                client.publish(name, b"later")
+            getattr(gateway, end)()
+            gateway.start()
+            yield batch
+
+        data = pa.RecordBatchReader.from_batches(batch.schema, batches())
+        assert bulk.write(address, name, data) == bulk.Written(200, 200, 0, {0: (0, 200)})
+        assert bulk.count(address, name) == 201
 
 
 def test_the_gateway_takes_them_as_well(name: str) -> None:

@@ -21,6 +21,7 @@ from liftenvelope.errors import (
     JetStreamError,
     NoJetStreamError,
     StreamMessageTooLargeError,
+    TransportError,
     UsageError,
     WrongLastSequenceError,
     WrongStreamError,
@@ -203,6 +204,25 @@ class TestEveryMode:
         with pytest.raises(RuntimeError, match="the source is gone"):
             bulk.write(url, name, reader, subject=f"{name}.x", mode=mode)
         assert set(threading.enumerate()) <= before
+
+    def test_lost_source_is_no_retriable_error_once_rows_are_stored(
+        self, url: str, name: str, mode: Any
+    ) -> None:
+        """Such as a bulk.read: a caller that retries its TransportError would store the rows twice."""
+        open_stream(url, name)
+        table = numbers(2_000)
+
+        def batches() -> Iterator[pa.RecordBatch]:
+            yield from table.to_batches(1_000)
+            raise TransportError("the source is gone")
+
+        reader = pa.RecordBatchReader.from_batches(table.schema, batches())
+        with pytest.raises(WriteFailedError, match=r"2000 rows are stored, .*: the source is gone") as caught:
+            bulk.write(url, name, reader, subject=f"{name}.x", mode=mode)
+        assert isinstance(caught.value.__cause__, TransportError)
+        assert (caught.value.acked, caught.value.unknown) == (2_000, 0)
+        assert not caught.value.retriable
+        assert values(url, name) == list(range(2_000))
 
     def test_interrupted_write_stores_a_prefix(self, url: str, name: str, mode: Any) -> None:
         open_stream(url, name)
@@ -416,16 +436,17 @@ class TestWhichMode:
 
         async def forbid() -> None:
             async with await nats.connect(url) as nc:
-                stream = await JetStream(nc).stream(name)
+                js = JetStream(nc, timeout=60)  # the server is busy
+                stream = await js.stream(name)
                 while (await stream.info()).state.messages < 20_000:
                     await asyncio.sleep(0)
-                await JetStream(nc).update_stream(StreamConfig(name=name, subjects=(f"{name}.>",)))
+                await js.update_stream(StreamConfig(name=name, subjects=(f"{name}.>",)))
 
-        thread = threading.Thread(target=asyncio.run, args=(forbid(),))
-        thread.start()
-        with pytest.raises(WriteFailedError, match="batch publish is disabled") as caught:
-            bulk.write(url, name, numbers(2_000_000), subject=f"{name}.x", mode="fast")
-        thread.join()
+        with ThreadPoolExecutor(1) as pool:
+            forbidding = pool.submit(asyncio.run, forbid())
+            with pytest.raises(WriteFailedError, match="batch publish is disabled") as caught:
+                bulk.write(url, name, numbers(2_000_000), subject=f"{name}.x", mode="fast")
+            forbidding.result()
         stored = bulk.count(url, name)
         assert caught.value.acked <= stored <= caught.value.acked + caught.value.unknown
 

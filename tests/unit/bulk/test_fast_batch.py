@@ -106,6 +106,41 @@ def test_a_gap_ends_the_batch() -> None:
     assert (batch.has_ended, batch.count, batch.error) == (True, 1, None)
 
 
+def cut_at_the_gap() -> FastBatch:
+    """A batch whose second row the stream did not get."""
+    batch = make()
+    batch.sent = 90
+    answer(batch, 3, {"stream": "S", "seq": 36, "batch": "b-1", "count": 1})
+    assert batch.was_cut_short
+    assert batch.gap_question() == b"_INBOX.a.b-1.500.fail.2.4.$FI"
+    return batch
+
+
+@pytest.mark.parametrize("what", [1, 4], ids=["to the row", "to the question"])
+def test_answer_of_another_stream_about_the_gap_refuses_the_row(what: int) -> None:
+    batch = cut_at_the_gap()
+    answer(batch, 2, {"error": UNKNOWN, "stream": "T", "seq": 0}, what)
+    assert batch.error is not None
+    assert (batch.error[0], type(batch.error[1])) == (2, WrongStreamError)
+    assert (batch.count, batch.was_cut_short) == (1, False)
+
+
+def test_subject_of_the_gap_that_no_stream_records_refuses_the_row() -> None:
+    batch = cut_at_the_gap()
+    batch.take("_INBOX.a.b-1.500.fail.2.4.$FI", (503, ""), b"")
+    assert batch.error is not None
+    assert (batch.error[0], type(batch.error[1]), batch.count) == (2, NoJetStreamError, 1)
+
+
+def test_answer_of_the_stream_itself_about_the_gap_lets_the_row_be_sent_again() -> None:
+    batch = cut_at_the_gap()
+    answer(batch, 3, {"error": UNKNOWN, "stream": "S", "seq": 0})
+    assert not batch.is_gap_ours
+    answer(batch, 2, {"error": UNKNOWN, "stream": "S", "seq": 0}, 4)
+    assert batch.is_gap_ours
+    assert (batch.error, batch.count, batch.was_cut_short) == (None, 1, True)
+
+
 def test_the_first_row_is_refused() -> None:
     batch = make()
     batch.sent = 90

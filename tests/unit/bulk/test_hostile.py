@@ -9,12 +9,13 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import closing
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from liftenvelope import bulk
-from liftenvelope.bulk import Access, ReadLostError, ServerProtocolError, _jetstream_read
+from liftenvelope.bulk import Access, ReadLostError, ServerProtocolError, _jetstream_read, _jetstream_requests
 from liftenvelope.bulk._nats_socket import NatsSocket
 from liftenvelope.bulk.access import find_target
 from liftenvelope.bulk.listing import open_lister
@@ -346,6 +347,39 @@ def test_many_dead_servers_do_not_prolong_a_connection_attempt() -> None:
         with pytest.raises(LiftEnvelopeError):
             bulk.count(server.url, "S", access=Access(timeout=0.1, reconnect_wait=0, connect_timeout=60))
         assert time.monotonic() - began < 60
+
+
+def test_dropped_reader_waits_for_the_creation_of_its_consumer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Servers execute requests concurrently: a deletion sent before the answer may overtake the creation."""
+    monkeypatch.setattr(_jetstream_requests, "_CLOSING", 60.0)
+    asked, may_answer, answered = threading.Event(), threading.Event(), threading.Event()
+    sent_after_the_answer: list[bool] = []
+    publish = NatsSocket.publish
+
+    def script(subject: bytes, reply: bytes, sid: int) -> bytes:
+        if b".CONSUMER.CREATE." in subject:
+            asked.set()
+            may_answer.wait(60)
+            answered.set()
+        return usual(subject, reply, sid)
+
+    def recorded(link: NatsSocket, subject: str, *args: Any) -> None:
+        if ".CONSUMER.DELETE." in subject:
+            sent_after_the_answer.append(answered.is_set())
+        publish(link, subject, *args)
+
+    monkeypatch.setattr(NatsSocket, "publish", recorded)
+    with FakeNats(script).running() as server:
+        readers = [bulk.read(server.url, "S")]
+        assert asked.wait(60)
+        dropping = threading.Thread(target=readers.clear)
+        dropping.start()
+        dropping.join(1.0)  # the reader looks every 0.5 s whether it was stopped
+        assert dropping.is_alive()
+        may_answer.set()
+        dropping.join(60)
+        assert not dropping.is_alive()
+    assert sent_after_the_answer == [True]
 
 
 def test_dropped_reader_deletes_a_consumer_whose_creation_is_unanswered() -> None:

@@ -227,6 +227,25 @@ async def test_start_by_time_is_looked_up_again_after_failures() -> None:
         assert (await asyncio.to_thread(reader.read_all))["offset"].to_pylist() == [3, 4]
 
 
+async def test_write_gives_up_on_a_leader_that_closes_every_connection() -> None:
+    """A proxy whose server is gone does so."""
+    closed = 0
+
+    def close(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal closed
+        closed += 1
+        writer.close()
+
+    data, access = pa.table({"value": ["a"]}), Access(timeout=0.3, reconnect_wait=1.0)
+    async with scripted() as (broker,), await asyncio.start_server(close, "127.0.0.1", 0) as proxy:
+        broker.log()
+        broker.advertised = f"127.0.0.1:{proxy.sockets[0].getsockname()[1]}"
+        with pytest.raises(TransportError, match="the publish stream ended: ") as caught:
+            await asyncio.to_thread(bulk.write, broker.address, "foo", data, access=access)
+    assert not caught.value.sent
+    assert 2 <= closed <= 100
+
+
 async def test_what_is_newest_is_waited_for_while_a_broker_stands_still() -> None:
     async with scripted() as (broker,):
         log = broker.log(*range(6), high_watermark=3)

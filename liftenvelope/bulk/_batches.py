@@ -14,10 +14,10 @@ from liftenvelope.errors import UsageTypeError
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from liftenvelope.bulk.plan import BatchPlan
+    from liftenvelope.bulk._plan import BatchPlan
     from liftenvelope.bulk.sources import RangedStream
 else:
-    from liftenvelope.bulk.schema import pa
+    from liftenvelope.bulk._schema import pa
 
 __all__ = ["Batches", "OnGap", "OnProgress", "check_calls", "start_batches", "start_reader"]
 

@@ -13,22 +13,22 @@ from typing import TYPE_CHECKING, Final
 
 from liftenvelope._checks import as_count, as_local_path
 from liftenvelope.bulk._archive_files import ArchiveFile, ArchiveFolder
+from liftenvelope.bulk._batches import OnGap, OnProgress, check_calls
 from liftenvelope.bulk._crew import Crew, Piece
+from liftenvelope.bulk._plan import OnRetention, make_plan
+from liftenvelope.bulk._reading import BATCH_BYTES, BATCH_ROWS, PARALLEL
+from liftenvelope.bulk._schema import EnvelopeMode
+from liftenvelope.bulk._selection import check_range, plan_ranges
 from liftenvelope.bulk.access import Access, Source
-from liftenvelope.bulk.batches import OnGap, OnProgress, check_calls
-from liftenvelope.bulk.plan import OnRetention, make_plan
 from liftenvelope.bulk.ranges import Gap, Progress, Range, Stop, parse_begin, parse_end
-from liftenvelope.bulk.reading import BATCH_BYTES, BATCH_ROWS, PARALLEL
-from liftenvelope.bulk.schema import EnvelopeMode
-from liftenvelope.bulk.selection import check_range, plan_ranges
 from liftenvelope.bulk.sources import RangedStream, open_stream
 from liftenvelope.client.positions import Start
-from liftenvelope.errors import LiftEnvelopeError, OffsetOutOfRangeError, UsageError
+from liftenvelope.errors import OffsetOutOfRangeError, UsageError
 
 if TYPE_CHECKING:
     import pyarrow as pa
 else:
-    from liftenvelope.bulk.schema import pa
+    from liftenvelope.bulk._schema import pa
 
 __all__ = ["Archived", "to_parquet"]
 
@@ -75,8 +75,9 @@ def to_parquet(
     Each partition has its own files, named ``<stream>-<partition>-<first offset>.parquet``. The metadata of a
     file records the offsets that it covers (``liftenvelope.start`` and ``.stop``); the next run continues
     after them. A file gets its name only when it is complete and synced to disk. A run that was killed or
-    could not write therefore repeats at most its last files. A run that fails in another way, or is
-    interrupted, keeps what it has read. Only one run at a time may write the files of a partition.
+    could not write therefore repeats at most its last files. A run that fails in another way, also by an
+    error of ``on_gap`` or ``progress``, or is interrupted, keeps what it has read. Only one run at a time may
+    write the files of a partition.
 
     Args:
         source: As for :func:`read`.
@@ -190,14 +191,14 @@ class _ArchiveRun:
         self._rows = self._bytes = self._offsets = 0
 
     def run(self) -> Archived:
-        """Read all ranges. Keep what was read before a failure."""
+        """Read all ranges. Keep what was read before a failure, unless a file could not be written."""
         try:
             self._read()
-        except (LiftEnvelopeError, KeyboardInterrupt):
             self._finish_all()
+        except BaseException:  # also SystemExit, and errors of the caller's progress and on_gap
+            if not self._folder.has_failed:
+                self._finish_all()
             raise
-        else:
-            self._finish_all()
         finally:
             self._discard_all()
         return Archived(tuple(self._done), self._rows, sum(path.stat().st_size for path in self._done))

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from liftenvelope._checks import as_choice, as_count, as_seconds
 from liftenvelope.bulk._crew import Piece
+from liftenvelope.bulk._schema import choose_columns, make_batch, make_schema
 from liftenvelope.bulk.errors import RetentionError
-from liftenvelope.bulk.schema import choose_columns, make_batch, make_schema
 
 if TYPE_CHECKING:
     import pyarrow as pa
 else:
-    from liftenvelope.bulk.schema import pa
+    from liftenvelope.bulk._schema import pa
 
 __all__ = ["BatchPlan", "OnRetention", "make_plan"]
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from liftenvelope._checks import as_count
 from liftenvelope.bulk._jetstream import JetStreamSource
-from liftenvelope.bulk.plan import retention_error
+from liftenvelope.bulk._plan import retention_error
 from liftenvelope.bulk.ranges import Extent, Range, Stop, begin_of, parse_begin, parse_end
 from liftenvelope.client.positions import At, Start, StartAt
 from liftenvelope.errors import UsageError, UsageTypeError

@@ -7,12 +7,12 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, get_args
 
 from liftenvelope._checks import as_choice
+from liftenvelope.bulk._batches import OnGap, OnProgress, check_calls, start_batches, start_reader
+from liftenvelope.bulk._plan import OnRetention, make_plan
+from liftenvelope.bulk._schema import EnvelopeMode
+from liftenvelope.bulk._selection import Via, check_range, plan_ranges
 from liftenvelope.bulk.access import Access, ServerKind, Source, find_target
-from liftenvelope.bulk.batches import OnGap, OnProgress, check_calls, start_batches, start_reader
-from liftenvelope.bulk.plan import OnRetention, make_plan
 from liftenvelope.bulk.ranges import Range, Stop, split_ranges
-from liftenvelope.bulk.schema import EnvelopeMode
-from liftenvelope.bulk.selection import Via, check_range, plan_ranges
 from liftenvelope.bulk.sources import open_stream
 from liftenvelope.client.positions import Start
 from liftenvelope.errors import UsageError
