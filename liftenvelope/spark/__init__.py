@@ -1,7 +1,7 @@
 """Spark sources and sinks for Liftbridge and JetStream, and envelopes as columns. See docs/spark.md."""
 
+from liftenvelope.spark._session import recommended_conf, register
 from liftenvelope.spark.errors import BatchChangedError, CheckpointError, DataLossError, OptionError
-from liftenvelope.spark.session import recommended_conf, register
 
 __all__ = [
     "BatchChangedError",

@@ -7,11 +7,11 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
-from liftenvelope.spark.broker import SourceBroker, read_span
-from liftenvelope.spark.cursors import QueryCursors
-from liftenvelope.spark.offsets import Offsets, Position
-from liftenvelope.spark.options import SourceOptions
-from liftenvelope.spark.planning import Planner, Span, Trigger, divide, spans_between
+from liftenvelope.spark._broker import SourceBroker, read_span
+from liftenvelope.spark._cursors import QueryCursors
+from liftenvelope.spark._offsets import Offsets, Position
+from liftenvelope.spark._options import SourceOptions
+from liftenvelope.spark._planning import Planner, Span, Trigger, divide, spans_between
 
 __all__ = ["BatchSource", "StreamingSource"]
 
@@ -81,7 +81,8 @@ class StreamingSource:
         begin = Position.from_json(start)
         # Spark asks for the next batch when the last one is done, but does not report every batch as done.
         self._cursors.show(begin.offsets)
-        options, extents = self._options, self._broker.extents()
+        options = self._options
+        extents = self._broker.extents({stream for stream, _ in begin.offsets})
         self._ends = {part: extent.end for part, extent in extents.items()}
         trigger = Trigger(options.max_offsets, options.min_offsets, options.trigger_delay)
         found = self._planner.next(
@@ -103,7 +104,9 @@ class StreamingSource:
 
     def stop_here(self) -> None:
         """End the query at the current ends of the streams."""
-        self._planner.stop_at(self._broker.extents())
+        # Spark calls this before it passes the position in the checkpoint. Only that position tells a deleted
+        # stream from one that never existed.
+        self._planner.stop_at(self._broker.extents(lenient=True))
 
     def spans(self, start: dict[str, Any], end: dict[str, Any]) -> list[Span]:
         """Return the range that each task of a batch reads; ``end`` carries where the batch begins.

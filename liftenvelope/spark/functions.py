@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from liftenvelope._checks import require
 from liftenvelope.errors import UsageError
-from liftenvelope.spark.columns import (
+from liftenvelope.spark._columns import (
     ENVELOPE_DDL,
     ENVELOPE_TYPE,
     OnMalformed,
@@ -70,8 +70,8 @@ def to_envelope(column: Column | str) -> Column:
 
     Args:
         column: Structs with ``value`` (binary) and optionally ``key`` (binary), ``headers`` (map of string to
-            binary), ``correlation_id``, ``expected_offset``, ``ack_inbox`` and ``ack_policy``. The last two
-            must be the same in all rows.
+            binary), ``correlation_id``, ``expected_offset``, ``ack_inbox`` and ``ack_policy``. Spark encodes
+            fastest if the last two have few different values.
     """
     return _encoder()(column)
 

@@ -11,7 +11,7 @@ from typing import Any
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, WriterCommitMessage
 
-from liftenvelope.spark.sources import JetStreamDataSource, LiftbridgeDataSource
+from liftenvelope.spark._sources import JetStreamDataSource, LiftbridgeDataSource
 
 _KINDS = {"jetstream": JetStreamDataSource, "liftbridge": LiftbridgeDataSource}
 

@@ -12,8 +12,8 @@ from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from liftenvelope.spark.columns import ENVELOPE_DDL, ENVELOPE_TYPE
-from liftenvelope.spark.schema import spark_ddl, spark_schema
+from liftenvelope.spark._columns import ENVELOPE_DDL, ENVELOPE_TYPE
+from liftenvelope.spark._schema import spark_ddl, spark_schema
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -15,8 +15,8 @@ from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.streaming import StreamingQuery
 
-from liftenvelope.spark.options import source_options
-from liftenvelope.spark.sources import BatchReader, JetStreamDataSource
+from liftenvelope.spark._options import source_options
+from liftenvelope.spark._sources import BatchReader, JetStreamDataSource
 from liftenvelope.testing import NatsServer
 from tests.integration.bulk_streams import make_stream, with_jetstream
 from tests.spark.streams import Query, Stream, numbers, patiently

@@ -15,10 +15,10 @@ import pytest
 import trustme
 
 from liftenvelope.errors import LiftEnvelopeError, TransportError
+from liftenvelope.spark._options import sink_options, source_options
 from liftenvelope.spark._source_cores import BatchSource, StreamingSource
+from liftenvelope.spark._writing import write_task
 from liftenvelope.spark.errors import OptionError
-from liftenvelope.spark.options import sink_options, source_options
-from liftenvelope.spark.writing import write_task
 from liftenvelope.testing import GatewayCluster, run_gateway, run_liftbridge
 from tests.integration.bulk_streams import jetstream
 

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 import pickle
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import closing
 from typing import Any
 
+import nats
 import pyarrow as pa
 import pytest
 
 from liftenvelope import bulk
-from liftenvelope.bulk import RetentionError
+from liftenvelope.bulk import RetentionError, WriteFailedError
 from liftenvelope.errors import NoSuchStreamError, StreamNotFoundError, TransportError, UsageError
+from liftenvelope.jetstream import JetStream, StreamConfig
+from liftenvelope.spark._broker import SourceBroker, read_span
+from liftenvelope.spark._options import SourceOptions, sink_options, source_options
+from liftenvelope.spark._planning import Extents, Span
 from liftenvelope.spark._source_cores import BatchSource, StreamingSource
-from liftenvelope.spark.broker import SourceBroker, read_span
+from liftenvelope.spark._writing import TaskWritten, write_task
 from liftenvelope.spark.errors import DataLossError, OptionError
-from liftenvelope.spark.options import SourceOptions, sink_options, source_options
-from liftenvelope.spark.planning import Extents, Span
-from liftenvelope.spark.writing import TaskWritten, write_task
-from liftenvelope.testing import LiftbridgeCluster, NatsServer
+from liftenvelope.testing import LiftbridgeCluster, NatsServer, run_liftbridge, run_nats_server
 from tests.integration.bulk_streams import BulkThreads, jetstream, make_stream, with_jetstream
 
 
@@ -204,6 +209,24 @@ class TestStream:
         threads.wait_until_gone()
 
 
+def create_stream(url: str, name: str, *, allow_batched: bool) -> None:
+    """Create a stream with a setting that nats-py does not know."""
+
+    async def create() -> None:
+        nc = await nats.connect(url)
+        async with JetStream(nc) as js:
+            config = StreamConfig(name=name, subjects=(f"{name}.>",), allow_batched=allow_batched)
+            await js.create_stream(config)
+        await nc.close()
+
+    asyncio.run(create())
+
+
+def identified(ids: Sequence[str | None]) -> pa.RecordBatch:
+    """Rows with a column ``msgId``, whose values are named after their ids."""
+    return pa.record_batch({"value": [f"v-{one}" for one in ids], "msgId": pa.array(ids, pa.string())})
+
+
 class _Hiding(SourceBroker):
     """A broker that shows less than it has for a while: a mock, since a server's crash can't be timed."""
 
@@ -234,6 +257,72 @@ class TestHidden:
         broker.check_whole(Span("s", 0, 2, 10), 8)
         with pytest.raises(TransportError, match="read 5 of 8 offsets from 2"):
             broker.check_whole(Span("s", 0, 2, 10), 5)
+
+
+class TestServerRestarts:
+    @pytest.mark.parametrize("kind", ["jetstream", "liftbridge"])
+    def test_query_waits_for_a_server_that_restarts(self, kind: str, name: str) -> None:
+        with run_nats_server(jetstream=True) if kind == "jetstream" else run_liftbridge() as server:
+            if isinstance(server, NatsServer):
+                make_stream(server.url, name)
+                where = server.url
+            else:
+                server.create_stream(name)
+                where = server.addresses[0]
+            bulk.write(where, name, pa.table({"value": [b"0", b"1"], "subject": [f"{name}.x"] * 2}))
+            given = options(where, name, startingOffsets="earliest", reconnectWait="120s")
+            source = StreamingSource(given)
+            start = source.initial()
+            end = source.latest(start, limited=False)
+            (span,) = source.spans(start, end)
+            # A killed Liftbridge server hides its newest messages after its restart.
+            if isinstance(server, NatsServer):
+                server.kill()
+            else:
+                server.stop()
+            with ThreadPoolExecutor(2) as pool:
+                planned = pool.submit(source.latest, start, limited=False)
+                read = pool.submit(lambda: numbers(source.read(span)))
+                # Both have failed to connect at least once by then, since nothing listens on the port.
+                assert not wait([planned], 0.5).done
+                assert not wait([read], 0.5).done
+                server.start()
+                assert planned.result(120) == end
+                assert read.result(120) == [0, 1]
+            source.close()
+
+    def test_restarted_query_waits_for_its_server(self, name: str) -> None:
+        with run_nats_server(jetstream=True) as server:
+            make_stream(server.url, name)
+            fill(server.url, name, 0, 2)
+            given = options(server.url, name, startingOffsets="earliest", reconnectWait="120s")
+            with closing(StreamingSource(given)) as first:
+                end = first.latest(first.initial(), limited=False)
+            server.kill()
+            with closing(StreamingSource(given)) as source, ThreadPoolExecutor(1) as pool:
+                planned = pool.submit(source.latest, end, limited=False)
+                assert not wait([planned], 0.5).done
+                server.start()
+                assert planned.result(120) == end
+
+    def test_new_query_fails_at_once_without_a_server(self, name: str) -> None:
+        source = StreamingSource(options("nats://127.0.0.1:1", name, reconnectWait="600s"))
+        begun = time.monotonic()
+        with pytest.raises(TransportError):
+            source.initial()
+        assert time.monotonic() - begun < 60
+
+    def test_query_fails_after_reconnect_wait(self, name: str) -> None:
+        with run_nats_server(jetstream=True) as server:
+            make_stream(server.url, name)
+            source = StreamingSource(options(server.url, name, reconnectWait="500ms"))
+            start = source.initial()
+            server.kill()
+            begun = time.monotonic()
+            with pytest.raises(TransportError):
+                source.latest(start, limited=False)
+            assert time.monotonic() - begun >= 0.5
+            source.close()
 
 
 class TestSinks:
@@ -272,6 +361,32 @@ class TestSinks:
         assert write_task(sink, [batch.slice(0, 2), batch.slice(2)], None) == TaskWritten(3, 3, 1)
         headers = bulk.read(url, name, columns=["headers"]).read_all()["headers"].to_pylist()
         assert headers == [[("A", b"1"), ("Nats-Msg-Id", b"a")], [("Nats-Msg-Id", b"b")]]
+
+    @pytest.mark.parametrize("batched", [False, True], ids=["plain", "allow_batched"])
+    def test_msg_id_column_deduplicates_a_retry_in_another_order(
+        self, server: NatsServer, name: str, batched: bool
+    ) -> None:
+        create_stream(server.url, name, allow_batched=batched)
+        given = {"servers": server.url, "topic": name, "subject": f"{name}.x"}
+        sink = sink_options("jetstream", {**given, "deliveryGuarantee": "effectively-once"}, streaming=True)
+        # Enough rows for fast ingest, which mode "auto" of bulk.write would choose.
+        first = [f"id-{i}" for i in range(1_500)]
+        retry = ["new", *reversed(first)]
+        written = [write_task(sink, [identified(ids)], "query:0:0") for ids in (first, retry)]
+        assert [(done.rows, done.duplicates) for done in written] == [(1_500, 0), (1_501, 1_500)]
+        found = bulk.read(server.url, name).read_all().to_pylist()
+        assert [row["headers"] for row in found] == [
+            [("Nats-Msg-Id", row["value"].removeprefix(b"v-"))] for row in found
+        ]
+        assert sorted(row["value"].decode() for row in found) == sorted(f"v-{one}" for one in retry)
+
+    @pytest.mark.parametrize("missing", [None, ""])
+    def test_row_without_msg_id_is_refused(self, url: str, name: str, missing: str | None) -> None:
+        given = {"servers": url, "topic": name, "subject": f"{name}.x"}
+        sink = sink_options("jetstream", given, streaming=False)
+        expected = "2 rows are stored, and no more: row 3 of the task has no msgId; set one in every row"
+        with pytest.raises(WriteFailedError, match=expected):
+            write_task(sink, [identified(["a", "b"]), identified(["c", missing])], None)
 
     def test_a_header_without_a_name(self, url: str, name: str) -> None:
         """Arrow would end the process for a map with such a key."""

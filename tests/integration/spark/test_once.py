@@ -12,10 +12,10 @@ import pytest
 from liftenvelope import bulk, connect_blocking
 from liftenvelope.bulk import WriteFailedError
 from liftenvelope.errors import MessageTooLargeError, NoSuchStreamError, UsageError
+from liftenvelope.spark._options import SinkOptions, sink_options
 from liftenvelope.spark._row_places import ROW_HEADER
+from liftenvelope.spark._writing import TaskWritten, write_task
 from liftenvelope.spark.errors import BatchChangedError, OptionError
-from liftenvelope.spark.options import SinkOptions, sink_options
-from liftenvelope.spark.writing import TaskWritten, write_task
 from liftenvelope.testing import GatewayCluster, LiftbridgeCluster, run_liftbridge
 from tests.integration.stored import await_stream
 
@@ -133,8 +133,9 @@ class TestOnce:
         with pytest.raises(UsageError, match="msgId must be unique in a task, got 'a' twice"):
             write_task(options, twice, "0c0ffee0-query:1:0")
         nameless = rows([1]).append_column("msgId", pa.array([None], pa.string()))
-        with pytest.raises(UsageError, match="a row has no msgId"):
-            write_task(options, [nameless], "0c0ffee0-query:1:0")
+        named = rows([0]).append_column("msgId", pa.array(["a"]))
+        with pytest.raises(UsageError, match="row 1 of the task has no msgId"):
+            write_task(options, [named, nameless], "0c0ffee0-query:1:0")
 
     def test_strangers_write_as_well(self, cluster: Cluster, name: str) -> None:
         options = sink(cluster, name)

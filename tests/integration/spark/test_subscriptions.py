@@ -12,9 +12,12 @@ import pytest
 from liftenvelope import bulk, connect_blocking
 from liftenvelope.bulk._brokers import Brokers
 from liftenvelope.bulk.access import Access, find_target
+from liftenvelope.errors import StreamNotFoundError
+from liftenvelope.spark import _broker
+from liftenvelope.spark._options import source_options
+from liftenvelope.spark._planning import Span
 from liftenvelope.spark._source_cores import BatchSource, StreamingSource
 from liftenvelope.spark.errors import DataLossError, OptionError
-from liftenvelope.spark.options import source_options
 from liftenvelope.testing import GatewayCluster, LiftbridgeCluster, NatsServer, run_liftbridge
 from liftenvelope.types import AckPolicy
 from tests.integration.bulk_streams import make_stream, with_jetstream
@@ -23,8 +26,10 @@ from tests.integration.bulk_streams import make_stream, with_jetstream
 class Servers:
     """One kind of servers, where streams are made and filled."""
 
-    def __init__(self, format_: str, url: str, make: Callable[[str], None]) -> None:
-        self.format, self.url, self._make = format_, url, make
+    def __init__(
+        self, format_: str, url: str, make: Callable[[str], None], delete: Callable[[str], None]
+    ) -> None:
+        self.format, self.url, self._make, self.delete = format_, url, make, delete
 
     def make(self, name: str, *numbers: int) -> None:
         self._make(name)
@@ -43,9 +48,23 @@ class Servers:
 def servers(request: pytest.FixtureRequest) -> Servers:
     if request.param == "jetstream":
         nats: NatsServer = request.getfixturevalue("jetstream_server")
-        return Servers("jetstream", nats.url, lambda name: make_stream(nats.url, name))
+        return jetstream_servers(nats)
     cluster: LiftbridgeCluster | GatewayCluster = request.getfixturevalue(f"{request.param}_server")
-    return Servers("liftbridge", cluster.addresses[0], cluster.create_stream)
+    return liftbridge_servers(cluster)
+
+
+def liftbridge_servers(cluster: LiftbridgeCluster | GatewayCluster) -> Servers:
+    return Servers("liftbridge", cluster.addresses[0], cluster.create_stream, cluster.delete_stream)
+
+
+def jetstream_servers(nats: NatsServer) -> Servers:
+    def make(name: str) -> None:
+        make_stream(nats.url, name)
+
+    def delete(name: str) -> None:
+        with_jetstream(nats.url, lambda js: js.delete_stream(name))
+
+    return Servers("jetstream", nats.url, make, delete)
 
 
 def numbers(source: StreamingSource, start: dict[str, Any]) -> tuple[dict[str, Any], list[int]]:
@@ -82,15 +101,87 @@ class TestPatterns:
         assert BatchSource(nothing).spans() == []
 
     def test_a_stream_that_is_deleted(self, jetstream_server: NatsServer, name: str) -> None:
-        url = jetstream_server.url
-        servers = Servers("jetstream", url, lambda one: make_stream(url, one))
+        servers = jetstream_servers(jetstream_server)
         servers.make(f"{name}-1", 1)
         source = StreamingSource(servers.options(subscribePattern=f"{name}-.*", startingOffsets="earliest"))
         at, found = numbers(source, source.initial())
         assert found == [1]
-        with_jetstream(url, lambda js: js.delete_stream(f"{name}-1"))
+        servers.delete(f"{name}-1")
         with pytest.raises(DataLossError, match=r"\[0\] does not exist any more; the query was at offset 1"):
             numbers(source, at)
+
+
+class TestDeletedStreams:
+    """A stream that ``subscribe`` names is deleted after the query has read from it."""
+
+    def begun(self, servers: Servers, name: str, **given: object) -> tuple[StreamingSource, dict[str, Any]]:
+        """A query that has read two streams, the second of which is then deleted."""
+        servers.make(f"{name}-1", 1)
+        servers.make(f"{name}-2", 2)
+        source = StreamingSource(self.options(servers, name, **given))
+        at, found = numbers(source, source.initial())
+        assert found == [1, 2]
+        servers.delete(f"{name}-2")
+        return source, at
+
+    def options(self, servers: Servers, name: str, **given: Any) -> Any:
+        return servers.options(subscribe=f"{name}-1,{name}-2", startingOffsets="earliest", **given)
+
+    def test_deleted_stream_is_data_loss(self, servers: Servers, name: str) -> None:
+        source, at = self.begun(servers, name)
+        with pytest.raises(
+            DataLossError, match=r"-2\[0\] does not exist any more; the query was at offset 1"
+        ):
+            source.latest(at, limited=True)
+        with pytest.raises(
+            DataLossError, match=r"-2\[0\] does not exist any more, but the batch reads up to 1"
+        ):
+            list(source.read(Span(f"{name}-2", 0, 0, 1)))
+        source.close()
+
+    def test_query_continues_without_a_deleted_stream(
+        self, servers: Servers, name: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        source, at = self.begun(servers, name, failOnDataLoss=False)
+        servers.fill(f"{name}-1", 3)
+        with pytest.warns(RuntimeWarning, match=r"data loss: .*-2\[0\] does not exist any more"):
+            at, found = numbers(source, at)
+        assert found == [3]
+        with monkeypatch.context() as patch:
+            patch.setattr(_broker, "_GONE_AFTER", 600.0)  # only the first batch waits for the stream
+            begun = time.monotonic()
+            assert numbers(source, at) == (at, [])
+            assert time.monotonic() - begun < 600
+        assert list(source.read(Span(f"{name}-2", 0, 0, 1))) == []
+        servers.make(f"{name}-2", 4)
+        assert numbers(source, at)[1] == [4]
+        source.close()
+
+    @pytest.mark.parametrize("available_now", [False, True])
+    def test_restarted_query_continues_without_a_deleted_stream(
+        self, jetstream_server: NatsServer, name: str, available_now: bool
+    ) -> None:
+        servers = jetstream_servers(jetstream_server)
+        first, at = self.begun(servers, name, failOnDataLoss=False)
+        first.close()
+        servers.fill(f"{name}-1", 3)
+        source = StreamingSource(self.options(servers, name, failOnDataLoss=False))
+        if available_now:
+            source.stop_here()
+        with pytest.warns(RuntimeWarning, match=r"-2\[0\] does not exist any more"):
+            assert numbers(source, at)[1] == [3]
+        source.close()
+
+    def test_unknown_stream_is_an_error_at_the_first_start(
+        self, jetstream_server: NatsServer, name: str
+    ) -> None:
+        servers = jetstream_servers(jetstream_server)
+        servers.make(f"{name}-1", 1)
+        source = StreamingSource(self.options(servers, name, failOnDataLoss=False))
+        source.stop_here()
+        with pytest.raises(StreamNotFoundError, match=f"{name}-2"):
+            source.initial()
+        source.close()
 
 
 class TestCursors:
@@ -99,7 +190,7 @@ class TestCursors:
         self, kind: str, name: str, request: pytest.FixtureRequest
     ) -> None:
         cluster: LiftbridgeCluster | GatewayCluster = request.getfixturevalue(kind)
-        servers = Servers("liftbridge", cluster.addresses[0], cluster.create_stream)
+        servers = liftbridge_servers(cluster)
         servers.make(name, *range(10))
         given = servers.options(
             subscribe=name, startingOffsets="earliest", commitCursor=name, maxOffsetsPerTrigger=4
@@ -117,7 +208,7 @@ class TestCursors:
 
     def test_a_cluster_that_keeps_none(self, name: str) -> None:
         with run_liftbridge(config={"cursors.stream.partitions": 0}) as cluster:
-            servers = Servers("liftbridge", cluster.addresses[0], cluster.create_stream)
+            servers = liftbridge_servers(cluster)
             servers.make(name, 1)
             source = StreamingSource(servers.options(subscribe=name, commitCursor="c", timeout="5s"))
             with pytest.raises(OptionError, match=r"commitCursor='c'.*the cluster keeps no cursors"):
@@ -126,7 +217,7 @@ class TestCursors:
 
     def test_later_failures_are_warnings(self, name: str) -> None:
         with run_liftbridge() as cluster:
-            servers = Servers("liftbridge", cluster.addresses[0], cluster.create_stream)
+            servers = liftbridge_servers(cluster)
             servers.make(name, 1, 2)
             source = StreamingSource(servers.options(subscribe=name, commitCursor="c", timeout="5s"))
             at = source.initial()

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from liftenvelope.spark._offsets import EARLIEST, LATEST, PartitionPlace, Places
+from liftenvelope.spark._options import StreamSelection, sink_options, source_options
+from liftenvelope.spark._words import Words, duration
 from liftenvelope.spark.errors import OptionError
-from liftenvelope.spark.offsets import EARLIEST, LATEST, PartitionPlace, Places
-from liftenvelope.spark.options import StreamSelection, sink_options, source_options
-from liftenvelope.spark.words import Words, duration
 
 LB = {"servers": "127.0.0.1:9292", "subscribe": "orders"}
 JS = {"servers": "nats://127.0.0.1:4222", "subscribe": "ORDERS"}

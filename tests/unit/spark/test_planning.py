@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from liftenvelope.spark.errors import CheckpointError, DataLossError, OptionError
-from liftenvelope.spark.offsets import EARLIEST, LATEST, Offsets, Part, PartitionPlace, Places, Position
-from liftenvelope.spark.planning import (
+from liftenvelope.spark._offsets import EARLIEST, LATEST, Offsets, Part, PartitionPlace, Places, Position
+from liftenvelope.spark._planning import (
     Extents,
     Planner,
     Span,
@@ -23,6 +22,7 @@ from liftenvelope.spark.planning import (
     end_at,
     spans_between,
 )
+from liftenvelope.spark.errors import CheckpointError, DataLossError, OptionError
 
 A, B = ("s", 0), ("s", 1)
 ALL = Trigger()

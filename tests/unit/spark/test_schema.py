@@ -6,16 +6,16 @@ import re
 import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from liftenvelope.bulk.schema import make_schema
+from liftenvelope.bulk._schema import make_schema
 from liftenvelope.envelope import new_message, unmarshal_message
-from liftenvelope.errors import EnvelopeError, UsageError
-from liftenvelope.spark.columns import ENVELOPE_TYPE, decoded_structs, encoded_structs, with_columns
-from liftenvelope.spark.errors import OptionError
-from liftenvelope.spark.schema import (
+from liftenvelope.errors import EnvelopeError, EnvelopeTooLargeError, UsageError
+from liftenvelope.spark._columns import ENVELOPE_TYPE, decoded_structs, encoded_structs, with_columns
+from liftenvelope.spark._schema import (
     BATCH_BYTES,
     BATCH_ROWS,
     bulk_columns,
@@ -24,7 +24,8 @@ from liftenvelope.spark.schema import (
     spark_ddl,
     spark_schema,
 )
-from liftenvelope.spark.session import recommended_conf, setting_warnings, worker_python
+from liftenvelope.spark._session import recommended_conf, setting_warnings, worker_python
+from liftenvelope.spark.errors import OptionError
 
 
 def bulk_batch(rows: int, *, value: bytes = b"v", envelope: str = "none") -> pa.RecordBatch:
@@ -201,6 +202,41 @@ class TestEnvelopes:
         found = decoded_structs(envelopes).to_pylist()
         assert [(row["key"], row["value"]) for row in found] == [(b"k", b"v"), (None, b"")]
 
+    def test_each_row_keeps_its_ack_inbox_and_ack_policy(self) -> None:
+        given = [("a.b", 1), (None, None), (None, 0), ("c", None), ("a.b", 1), (None, 1)]
+        rows = [
+            {"key": b"k%d" % i, "value": b"%d" % i, "ack_inbox": inbox, "ack_policy": policy}
+            for i, (inbox, policy) in enumerate(given)
+        ]
+        kind = pa.struct(
+            [
+                ("key", pa.binary()),
+                ("value", pa.binary()),
+                ("ack_inbox", pa.string()),
+                ("ack_policy", pa.int32()),
+            ]
+        )
+        # A null struct has no fields, and a slice starts at an offset.
+        structs = pa.array([{"value": b"other"}, *rows, None], kind)[1:]
+        found = decoded_structs(encoded_structs(structs)).to_pylist()
+        expected = [(b"k%d" % i, b"%d" % i, inbox, policy or 0) for i, (inbox, policy) in enumerate(given)]
+        names = ("key", "value", "ack_inbox", "ack_policy")
+        assert [tuple(row[name] for name in names) for row in found[:-1]] == expected
+        assert found[-1]["value"] is None
+        one_by_one = [encoded_structs(structs.slice(i, 1))[0] for i in range(len(structs))]
+        assert encoded_structs(structs).to_pylist() == [envelope.as_py() for envelope in one_by_one]
+        assert encoded_structs(structs[:0]).to_pylist() == []
+
+    def test_error_names_the_row_of_the_batch_when_ack_inboxes_differ(self) -> None:
+        long = [("k" * 70_000, b"1")]
+        rows: list[dict[str, Any]]
+        rows = [{"value": b"1", "headers": None, "ack_inbox": name} for name in ("a", "b", "a")]
+        rows.append({"value": b"1", "headers": long, "ack_inbox": "b"})
+        headers = pa.map_(pa.string(), pa.binary())
+        kind = pa.struct([("value", pa.binary()), ("headers", headers), ("ack_inbox", pa.string())])
+        with pytest.raises(EnvelopeTooLargeError, match="row 3: header name"):
+            encoded_structs(pa.array(rows, kind))
+
     def test_rows_that_are_null_stay_null(self) -> None:
         rows = pa.array([None, {"value": b"v"}, {"value": None}], pa.struct([("value", pa.binary())]))
         assert [value is None for value in encoded_structs(rows).to_pylist()] == [True, False, True]
@@ -210,7 +246,7 @@ class TestEnvelopes:
         [
             ([{"key": b"k"}], "no field 'value'"),
             ([{"value": b"v", "kee": b"k"}], "unknown field 'kee'"),
-            ([{"value": b"v", "ack_inbox": "a"}, {"value": b"v", "ack_inbox": "b"}], "'a' and 'b'"),
+            ([{"value": b"v", "ack_policy": 0}, {"value": b"v", "ack_policy": 7}], "ack_policy must be"),
         ],
     )
     def test_refused(self, rows: list[dict[str, object]], text: str) -> None:

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 from liftenvelope._checks import require
+from liftenvelope.spark._words import nearest
 from liftenvelope.spark.errors import OptionError
-from liftenvelope.spark.words import nearest
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -14,10 +14,10 @@ from liftenvelope._checks import check_stream_name
 from liftenvelope.client.cursor_names import check_cursor_id
 from liftenvelope.errors import UsageError
 from liftenvelope.jetstream.names import check_stream_name as check_jetstream_name
-from liftenvelope.spark.connection import CONNECTION_OPTIONS, ConnectionSettings, read_connection
+from liftenvelope.spark._connection import CONNECTION_OPTIONS, ConnectionSettings, read_connection
+from liftenvelope.spark._offsets import LATEST, PartitionPlace, Places, check_order, end_places, start_places
+from liftenvelope.spark._words import Words
 from liftenvelope.spark.errors import OptionError
-from liftenvelope.spark.offsets import LATEST, PartitionPlace, Places, check_order, end_places, start_places
-from liftenvelope.spark.words import Words
 
 __all__ = ["SinkOptions", "SourceOptions", "StreamSelection", "row_options", "sink_options", "source_options"]
 

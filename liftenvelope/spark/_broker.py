@@ -5,22 +5,35 @@ from __future__ import annotations
 import re
 import time
 import weakref
-from collections.abc import Iterator
-from typing import Any, Final, Self
+from collections.abc import Callable, Collection, Iterator
+from typing import Any, Final, Self, TypeVar
 
 from liftenvelope import bulk
+from liftenvelope._backoff import Patience
 from liftenvelope.bulk.listing import Lister, open_lister
 from liftenvelope.bulk.ranges import Extent
 from liftenvelope.bulk.sources import LiftbridgeSource, RangedStream, open_stream
-from liftenvelope.errors import TransportError
+from liftenvelope.errors import (
+    CallTimeoutError,
+    NoJetStreamError,
+    NoSuchStreamError,
+    NotLeaderError,
+    ServerProtocolError,
+    StreamNotFoundError,
+    TransportError,
+)
+from liftenvelope.spark._offsets import Offsets, Part, Places
+from liftenvelope.spark._options import SourceOptions
+from liftenvelope.spark._planning import Extents, Span, begin_at, check_named, end_at
+from liftenvelope.spark._schema import BATCH_BYTES, BATCH_ROWS, bulk_columns, spark_batches, spark_schema
 from liftenvelope.spark.errors import DataLossError, OptionError
-from liftenvelope.spark.offsets import Offsets, Part, Places
-from liftenvelope.spark.options import SourceOptions
-from liftenvelope.spark.planning import Extents, Span, begin_at, check_named, end_at
-from liftenvelope.spark.schema import BATCH_BYTES, BATCH_ROWS, bulk_columns, spark_batches, spark_schema
 
 __all__ = ["SourceBroker", "read_span"]
 
+_T = TypeVar("_T")
+_NOT_FOUND: Final = (NoSuchStreamError, StreamNotFoundError)
+#: Errors of a request while a server restarts or a leader is elected.
+_TEMPORARY: Final = (TransportError, CallTimeoutError, NoJetStreamError, NotLeaderError)
 _READABLE_POLL: Final = 0.1
 #: Seconds for which a stream that was seen must be missing before it counts as deleted.
 _GONE_AFTER: Final = 5.0
@@ -41,6 +54,11 @@ class SourceBroker:
         self._sources: dict[str, RangedStream] = {}
         self._listers: list[Lister] = []
         self._matched: set[str] = set()
+        # Streams that existed at some time, and those that are deleted as far as is known.
+        self._seen: set[str] = set()
+        self._gone: set[str] = set()
+        # A query that can't reach its servers at the first start fails at once: its options may be wrong.
+        self._reached = False
         # Spark does not always report the end of a query.
         weakref.finalize(self, _close_all, self._sources, self._listers)
 
@@ -63,19 +81,14 @@ class SourceBroker:
             self._sources[stream] = open_stream(connection.servers, stream, connection.open())
         return self._sources[stream]
 
-    def parts(self) -> list[Part]:
-        """Return every partition that is read.
-
-        Raises:
-            LiftEnvelopeError: A stream or partition does not exist, or the servers can't be reached.
-        """
-        wanted, found = self._options.subscription, []
-        for stream in self._matching() if wanted.pattern is not None else wanted.streams:
-            numbers = self._source(stream).partitions()
-            for number in numbers if wanted.partitions is None else wanted.partitions[stream]:
-                self._source(stream).check_partition(number)
-                found.append((stream, number))
-        return found
+    def _parts(self, stream: str) -> list[Part]:
+        """Return every partition of a stream that is read."""
+        wanted, source = self._options.subscription, self._source(stream)
+        existing = source.partitions()
+        numbers = existing if wanted.partitions is None else wanted.partitions[stream]
+        for number in numbers:
+            source.check_partition(number)
+        return [(stream, number) for number in numbers]
 
     def _matching(self) -> list[str]:
         """Return the streams whose names match, waiting up to ``_GONE_AFTER`` for one that is missing.
@@ -93,13 +106,73 @@ class SourceBroker:
                 return sorted(found)
             time.sleep(_GONE_POLL)
 
-    def extents(self) -> dict[Part, Extents]:
-        """Return the extent of every partition.
+    def extents(self, known: Collection[str] = (), *, lenient: bool = False) -> dict[Part, Extents]:
+        """Return the extent of every partition that is read.
+
+        A stream that existed before is left out once it has been missing for ``_GONE_AFTER`` seconds. Servers
+        that were reached before are waited for, for ``reconnectWait``.
+
+        Args:
+            known: Streams that existed before, in addition to those that this object has seen.
+            lenient: True to leave out a missing stream even if it was never seen.
 
         Raises:
-            LiftEnvelopeError: As for :meth:`parts`.
+            LiftEnvelopeError: A stream or partition does not exist, or the servers can't be reached.
         """
-        return {part: self._extents(part) for part in self.parts()}
+        self._seen.update(known)
+        self._reached = self._reached or bool(known)
+        return self._patiently(lambda: self._all_extents(lenient=lenient))
+
+    def _all_extents(self, *, lenient: bool) -> dict[Part, Extents]:
+        wanted = self._options.subscription
+        found: dict[Part, Extents] = {}
+        for stream in self._matching() if wanted.pattern is not None else wanted.streams:
+            may_miss = lenient or wanted.pattern is not None or stream in self._seen
+            extents = self._stream_extents(stream, may_miss=may_miss)
+            if extents is not None:
+                self._seen.add(stream)
+                found |= extents
+        return found
+
+    def _patiently(self, ask: Callable[[], _T]) -> _T:
+        """Call a function. Retry for ``reconnectWait`` if servers that were reached before don't answer."""
+        patience = Patience(self._options.connection.access.reconnect_wait if self._reached else 0.0)
+        while True:
+            try:
+                found = ask()
+            except _TEMPORARY as exc:
+                pause = patience.failed(time.monotonic())
+                if pause is None or isinstance(exc, ServerProtocolError):
+                    raise
+                time.sleep(pause)
+            else:
+                self._reached = True
+                return found
+
+    def _stream_extents(self, stream: str, *, may_miss: bool) -> dict[Part, Extents] | None:
+        def ask() -> dict[Part, Extents]:
+            return {part: self._extents(part) for part in self._parts(stream)}
+
+        return self._unless_gone(stream, ask) if may_miss else ask()
+
+    def _unless_gone(self, stream: str, ask: Callable[[], _T]) -> _T | None:
+        """Call a function; return None once the stream has been missing for ``_GONE_AFTER`` seconds.
+
+        The next call does not wait again, unless the stream existed in between.
+        """
+        patience = Patience(0.0 if stream in self._gone else _GONE_AFTER, longest=_GONE_POLL)
+        while True:
+            try:
+                found = ask()
+            except _NOT_FOUND:
+                pause = patience.failed(time.monotonic())
+                if pause is None:
+                    self._gone.add(stream)
+                    return None
+                time.sleep(pause)
+            else:
+                self._gone.discard(stream)
+                return found
 
     def _extents(self, part: Part) -> Extents:
         stream, partition = part
@@ -152,32 +225,45 @@ class SourceBroker:
             return None
         if extents.oldest == extents.end:
             return extents.end
-        whole = Extent(extents.oldest, extents.end)
-        return self._source(part[0]).at_time(part[1], place.time_ns, whole)
+        source, time_ns, whole = self._source(part[0]), place.time_ns, Extent(extents.oldest, extents.end)
+        return self._patiently(lambda: source.at_time(part[1], time_ns, whole))
 
-    def await_readable(self, span: Span) -> None:
+    def await_readable(self, span: Span) -> bool:
         """Wait until a range can be read to its end.
 
         After a crash of its server, a Liftbridge partition may show fewer messages than its log holds. The
         rest become visible when the leader has re-established the high watermark, or when one more message is
         published.
 
+        Returns:
+            False if the stream was deleted, and ``failOnDataLoss`` is false.
+
         Raises:
-            DataLossError: The partition ends before the range does.
-            TransportError: The range did not become readable within ``reconnectWait``.
+            DataLossError: The partition ends before the range does, or the stream was deleted.
+            TransportError: The range did not become readable within ``reconnectWait``, or no server could be
+                reached for that long.
         """
-        limit = time.monotonic() + self._options.connection.access.reconnect_wait
-        while (found := self._extents((span.stream, span.partition))).end < span.stop:
-            name = f"{span.stream}[{span.partition}]"
-            if found.log_end < span.stop:
+        reconnect_wait = self._options.connection.access.reconnect_wait
+        patience = Patience(reconnect_wait, first=_READABLE_POLL, longest=_READABLE_POLL)
+        name = f"{span.stream}[{span.partition}]"
+
+        self._reached = True  # by the process that planned the range
+
+        def ask() -> Extents:
+            return self._patiently(lambda: self._extents((span.stream, span.partition)))
+
+        while (found := self._unless_gone(span.stream, ask)) is None or found.end < span.stop:
+            if found is None or found.log_end < span.stop:
                 if not self._options.fail_on_data_loss:
-                    return
-                text = f"{name} ends at offset {found.log_end}, but the batch reads up to {span.stop}"
+                    return found is not None
+                state = "does not exist any more" if found is None else f"ends at offset {found.log_end}"
+                text = f"{name} {state}, but the batch reads up to {span.stop}"
                 raise DataLossError(f"{text}; set failOnDataLoss=false, or use a new checkpointLocation")
-            if time.monotonic() > limit:
+            if (pause := patience.failed(time.monotonic())) is None:
                 text = f"{name} shows only {found.end} of {found.log_end} messages since its server crashed"
                 raise TransportError(f"{text}; publish one more message to it, and run the query again")
-            time.sleep(_READABLE_POLL)
+            time.sleep(pause)
+        return True
 
     def check_whole(self, span: Span, done: int) -> None:
         """Raise TransportError if a read ended early without an error.
@@ -189,7 +275,8 @@ class SourceBroker:
         if done >= span.stop - span.start:
             return
         # With failOnDataLoss=false, offsets deleted by retention or by recreating the stream may be missing.
-        found, start, stop = self._extents((span.stream, span.partition)), span.start, span.stop
+        found = self._patiently(lambda: self._extents((span.stream, span.partition)))
+        start, stop = span.start, span.stop
         if not self._options.fail_on_data_loss:
             start, stop = max(start, found.oldest), min(stop, found.log_end)
         if done < stop - start:
@@ -213,11 +300,12 @@ def read_span(options: SourceOptions, span: Span) -> Iterator[Any]:
 
     Raises:
         RetentionError: Messages of the range are gone, and ``failOnDataLoss`` is true.
-        DataLossError: The partition ends before the range does.
+        DataLossError: The partition ends before the range does, or the stream was deleted.
         LiftEnvelopeError: The servers can't be reached, or refuse the request.
     """
     with SourceBroker(options) as broker:
-        broker.await_readable(span)
+        if not broker.await_readable(span):
+            return
         schema = spark_schema(headers=options.headers, envelope=options.envelope)
         seen = [0]
         reader = bulk.read(

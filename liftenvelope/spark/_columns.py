@@ -6,12 +6,14 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 from liftenvelope._checks import require
 from liftenvelope.arrow import decode_batch, encode_batch
-from liftenvelope.errors import UsageError
+from liftenvelope.errors import EnvelopeTooLargeError, UsageError
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    import pyarrow.compute as pc
 else:
     pa = require("pyarrow", "spark")
+    pc = require("pyarrow.compute", "spark")
 
 __all__ = [
     "ENVELOPE_DDL",
@@ -44,6 +46,16 @@ ENVELOPE_TYPE: Final = pa.struct(
     ]
 )
 
+#: Arguments of encode_batch by the fields that may differ in each row, except ``value``.
+_PER_ROW: Final = {
+    "key": "keys",
+    "headers": "headers",
+    "correlation_id": "correlation_ids",
+    "expected_offset": "expected_offsets",
+}
+#: Fields for which encode_batch takes one value for all rows.
+_PER_CALL: Final = ("ack_inbox", "ack_policy")
+
 
 def _on_error(on_malformed: str) -> Literal["null", "raise"]:
     if on_malformed == "null":
@@ -71,11 +83,10 @@ def decoded_structs(envelopes: pa.Array, on_malformed: str = "null") -> pa.Struc
 def encoded_structs(rows: pa.StructArray) -> pa.Array:
     """Encode structs as envelopes. They need a field ``value``; the other envelope fields are optional.
 
-    A null row or a null value gives null.
+    A null row or a null value gives null. A null in another field gives the default of that field.
 
     Raises:
-        UsageError: A field is missing, unknown or of a wrong type, or ``ack_inbox`` or ``ack_policy`` differs
-            between the rows of a batch.
+        UsageError: A field is missing, unknown or of a wrong type.
         EnvelopeTooLargeError: A row is too large for an envelope.
     """
     if not pa.types.is_struct(rows.type):
@@ -87,30 +98,42 @@ def encoded_structs(rows: pa.StructArray) -> pa.Array:
         raise UsageError(
             f"to_envelope: {text}: expected value, and optionally key, headers and correlation_id"
         )
-    fields = dict(zip(names, rows.flatten(), strict=True))
-    options: dict[str, Any] = {}
-    for name, option in (
-        ("key", "keys"),
-        ("headers", "headers"),
-        ("correlation_id", "correlation_ids"),
-        ("expected_offset", "expected_offsets"),
-    ):
-        if name in fields:
-            options[option] = fields[name]
-    for name in ("ack_inbox", "ack_policy"):
-        if name in fields:
-            options |= _constant(name, fields[name])
-    found = encode_batch(fields["value"], **options)
+    found = _encoded(pa.RecordBatch.from_arrays(rows.flatten(), names))
     return found if isinstance(found, pa.Array) else found.combine_chunks()
 
 
-def _constant(name: str, column: pa.Array) -> dict[str, Any]:
-    values = column.drop_null().unique().to_pylist()
-    if len(values) > 1:
-        raise UsageError(
-            f"to_envelope: {name} must be the same in all rows, got {values[0]!r} and {values[1]!r}"
-        )
-    return {name: values[0]} if values else {}
+def _encoded(rows: pa.RecordBatch) -> pa.Array | pa.ChunkedArray:
+    """Encode rows in groups of equal ``ack_inbox`` and ``ack_policy``, one call for each group.
+
+    The result does not depend on where Spark divides the rows into batches.
+    """
+    names = [name for name in _PER_CALL if name in rows.schema.names]
+    if not names:
+        return _encoded_group(rows, {})
+    numbered = pa.Table.from_batches([rows.select(names)]).append_column("row", [range(rows.num_rows)])
+    groups = numbered.group_by(names).aggregate([("row", "list")]).to_pylist()
+    given = [{name: group[name] for name in names if group[name] is not None} for group in groups]
+    if len(groups) <= 1:
+        return _encoded_group(rows, given[0] if given else {})
+    order = pa.array([row for group in groups for row in group["row_list"]], pa.int64())
+    sorted_rows, parts, start = rows.take(order), [], 0
+    for group, options in zip(groups, given, strict=True):
+        stop = start + len(group["row_list"])
+        try:
+            parts.append(_encoded_group(sorted_rows.slice(start, stop - start), options))
+        except (UsageError, EnvelopeTooLargeError):
+            _encoded_group(rows, options)  # raises the error with the number of the row in the batch
+            raise
+        start = stop
+    chunks = [
+        chunk for part in parts for chunk in (part.chunks if isinstance(part, pa.ChunkedArray) else [part])
+    ]
+    return pa.chunked_array(chunks).take(pc.sort_indices(order))
+
+
+def _encoded_group(rows: pa.RecordBatch, options: dict[str, Any]) -> pa.Array | pa.ChunkedArray:
+    columns = {option: rows[name] for name, option in _PER_ROW.items() if name in rows.schema.names}
+    return encode_batch(rows["value"], **columns, **options)
 
 
 def with_columns(batch: pa.RecordBatch, column: str, on_malformed: str = "null") -> pa.RecordBatch:

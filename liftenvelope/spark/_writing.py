@@ -11,8 +11,8 @@ from liftenvelope._checks import require
 from liftenvelope.bulk.access import find_target
 from liftenvelope.bulk.writing import open_client
 from liftenvelope.errors import UsageError
-from liftenvelope.spark.once import OnceWriter
-from liftenvelope.spark.options import SinkOptions
+from liftenvelope.spark._once import OnceWriter
+from liftenvelope.spark._options import SinkOptions
 from liftenvelope.types import AckPolicy
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def write_task(
         options: Options of the sink.
         batches: Rows as Spark passes them.
         message_id: Prefix of message ids, ``query:batch:partition``, to store each row once; None for
-            at-least-once.
+            at-least-once. Rows with a column ``msgId`` keep the ids of that column in JetStream.
 
     Raises:
         UsageError: A row can't be published.
@@ -71,7 +71,7 @@ def write_task(
         WriteFailedError: Some rows were not stored, or their outcome is unknown.
         LiftEnvelopeError: The stream does not exist, or no server could be reached.
     """
-    rest = iter(batches)
+    rest = _with_valid_ids(batches)
     first = next(rest, None)
     if first is None:
         return TaskWritten()
@@ -84,6 +84,22 @@ def write_task(
         for topic, part in _by_topic(batch):
             total += _write(options, topic, iter([part]), None)
     return total
+
+
+def _with_valid_ids(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Check that each row has a ``msgId``, if there is such a column.
+
+    JetStream ignores an empty id, so it would store the row once per attempt.
+    """
+    done = 0
+    for batch in batches:
+        if "msgId" in batch.schema.names:
+            missing = pc.fill_null(pc.equal(batch.column("msgId"), ""), True).index(True).as_py()
+            if missing >= 0:
+                text = f"row {done + missing} of the task has no msgId"
+                raise UsageError(f"{text}; set one in every row, or drop the column")
+        yield batch
+        done += batch.num_rows
 
 
 def _chain(first: pa.RecordBatch, rest: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -104,11 +120,15 @@ def _write(
 ) -> TaskWritten:
     if message_id is not None and options.connection.format == "liftbridge":
         return _write_once(options, topic, batches, message_id)
-    first = _prepared(next(batches), options)
+    head = next(batches)
+    first = _prepared(head, options)
     rest = (_prepared(batch, options) for batch in batches)
     special: dict[str, Any]
     if options.connection.format == "jetstream":
-        special = {"subject": options.subject, "envelope": options.envelope, "message_id": message_id}
+        special = {"subject": options.subject, "envelope": options.envelope}
+        # With message_id, bulk.write would replace the ids of the rows by ids that depend on their order.
+        # Mode "pipelined", because fast ingest does not report duplicates.
+        special |= {"mode": "pipelined"} if "msgId" in head.schema.names else {"message_id": message_id}
     else:
         policy = AckPolicy.ALL if options.ack_all else AckPolicy.LEADER
         special = {"partitioner": options.partitioner, "ack_policy": policy}
@@ -142,7 +162,6 @@ def _ordered(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         return _chain(first, batches)
     table = pa.Table.from_batches(list(_chain(first, batches))).sort_by("msgId")
     ids = table["msgId"]
-    _check_ids(ids)
     same = pc.indices_nonzero(pc.equal(ids[1:], ids[:-1]))
     if len(same):
         raise UsageError(f"msgId must be unique in a task, got {ids[same[0].as_py()].as_py()!r} twice")
@@ -182,18 +201,12 @@ def _as_map(column: pa.Array) -> pa.Array:
 
 
 def _with_ids(headers: pa.Array | None, ids: pa.Array) -> pa.Array:
-    _check_ids(ids)
     rows = [None] * len(ids) if headers is None else headers.to_pylist()
     made = [
         [*(item for item in row or () if item[0] != _MESSAGE_ID), (_MESSAGE_ID, identity)]
         for row, identity in zip(rows, ids.to_pylist(), strict=True)
     ]
     return pa.array([[(name, _bytes(value)) for name, value in row] for row in made], _HEADERS)
-
-
-def _check_ids(ids: pa.Array | pa.ChunkedArray) -> None:
-    if ids.null_count:
-        raise UsageError("a row has no msgId; set one in every row, or drop the column")
 
 
 def _bytes(value: bytes | str | None) -> bytes:

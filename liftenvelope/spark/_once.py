@@ -20,7 +20,7 @@ from liftenvelope.client.publish_summary import PublishSummary
 from liftenvelope.errors import IncorrectOffsetError, LiftEnvelopeError, NoSuchStreamError
 from liftenvelope.partition import make_partitioner
 from liftenvelope.spark._row_places import NO_OFFSET, PROBE, ROW_HEADER, RowMark, RowPlaces
-from liftenvelope.spark.schema import header_lists
+from liftenvelope.spark._schema import header_lists
 from liftenvelope.types import AckPolicy
 
 if TYPE_CHECKING:

@@ -80,8 +80,8 @@ def register(spark: SparkSession) -> None:
     ``PYSPARK_PYTHON`` is set. Call ``register`` before you create Python functions. It warns of settings that
     are known to hang or crash.
     """
+    from liftenvelope.spark._sources import JetStreamDataSource, LiftbridgeDataSource
     from liftenvelope.spark.functions import register_functions
-    from liftenvelope.spark.sources import JetStreamDataSource, LiftbridgeDataSource
 
     for text in setting_warnings(spark.conf.get):
         warnings.warn(text, RuntimeWarning, stacklevel=2)

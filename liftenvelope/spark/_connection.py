@@ -12,8 +12,8 @@ from typing import Any, Final
 from liftenvelope.bulk import Access
 from liftenvelope.bulk.access import ServerKind, find_target
 from liftenvelope.errors import UsageError
+from liftenvelope.spark._words import Words
 from liftenvelope.spark.errors import OptionError
-from liftenvelope.spark.words import Words
 
 __all__ = ["CONNECTION_OPTIONS", "FORMATS", "ConnectionSettings", "read_connection"]
 

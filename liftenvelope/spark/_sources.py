@@ -2,7 +2,7 @@
 
 Spark creates them on the driver and again in every task. Partitions, commit messages and offsets carry their
 shared state. The logic is in :mod:`liftenvelope.spark._source_cores` and
-:mod:`liftenvelope.spark.writing`.
+:mod:`liftenvelope.spark._writing`.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from functools import cache
 from typing import Any, ClassVar
 
 from liftenvelope._checks import require
+from liftenvelope.spark._options import SinkOptions, SourceOptions, row_options, sink_options, source_options
+from liftenvelope.spark._schema import check_sink, spark_ddl
 from liftenvelope.spark._source_cores import BatchSource, StreamingSource
+from liftenvelope.spark._writing import TaskWritten, write_task
 from liftenvelope.spark.errors import OptionError
-from liftenvelope.spark.options import SinkOptions, SourceOptions, row_options, sink_options, source_options
-from liftenvelope.spark.schema import check_sink, spark_ddl
-from liftenvelope.spark.writing import TaskWritten, write_task
 
 require("pyspark", "spark")
 

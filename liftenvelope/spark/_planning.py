@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from liftenvelope.spark._offsets import EARLIEST, LATEST, Offsets, Part, PartitionPlace, Places, Position
 from liftenvelope.spark.errors import DataLossError, OptionError
-from liftenvelope.spark.offsets import EARLIEST, LATEST, Offsets, Part, PartitionPlace, Places, Position
 
 __all__ = [
     "Extents",

@@ -12,8 +12,8 @@ from liftenvelope.spark.errors import OptionError
 
 if TYPE_CHECKING:
     from liftenvelope.client.blocking import BlockingClient
-    from liftenvelope.spark.offsets import Offsets
-    from liftenvelope.spark.options import SourceOptions
+    from liftenvelope.spark._offsets import Offsets
+    from liftenvelope.spark._options import SourceOptions
 
 __all__ = ["QueryCursors"]
 

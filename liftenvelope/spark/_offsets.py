@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
+from liftenvelope.spark._words import Words, whole
 from liftenvelope.spark.errors import CheckpointError, OptionError
-from liftenvelope.spark.words import Words, whole
 
 __all__ = [
     "EARLIEST",
