@@ -141,6 +141,11 @@ class ServerNode(ABC):
         """Return an error for a failed start that ends with the end of the log."""
         return ServerStartError(f"{self.kind} ({self.id}) {what}. Its log:\n{self._process.log_tail()}")
 
+    def failures(self) -> list[str]:
+        """Describe the server if it has ended without being told to; otherwise the list is empty."""
+        ended = f"ended with status {self._process.returncode}"
+        return [str(self.failure(ended))] if self._process.has_failed else []
+
     def _start_again(self) -> None:
         """Start again, on another port if the port was taken; give up unless the machine was too busy."""
         tail = self._process.log_tail()
@@ -253,6 +258,11 @@ class ServerCluster(LiftbridgeAdmin, Managed, Generic[NodeT]):
     def log(self) -> str:
         """Return the logs of all servers, one after another."""
         return "\n".join(f"--- {node.id} ---\n{node.log()}" for node in self.nodes)
+
+    def failures(self) -> list[str]:
+        """Describe each server that has ended without being told to, with the end of its log."""
+        own = [] if self._own_nats is None else self._own_nats.failures()
+        return [failure for node in self.nodes for failure in node.failures()] + own
 
     def _wait_for_nodes(self, deadline: float) -> None:
         for node in self.nodes:

@@ -23,6 +23,10 @@ class Managed(ABC):
     def close(self) -> None:
         """Stop for good and clean up. Further calls do nothing."""
 
+    def failures(self) -> list[str]:
+        """Describe each server that has ended without being told to, with the end of its log."""
+        return []
+
     def __enter__(self) -> Self:
         try:
             self.start()
@@ -34,6 +38,7 @@ class Managed(ABC):
     def __exit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        self._explain(exc)
         self.close()
 
     async def __aenter__(self) -> Self:
@@ -54,4 +59,11 @@ class Managed(ABC):
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        self._explain(exc)
         await asyncio.to_thread(self.close)
+
+    def _explain(self, exc: BaseException | None) -> None:
+        """Add what an ended server said to the error of the block, which is often a refused connection."""
+        if exc is not None:
+            for failure in self.failures():
+                exc.add_note(failure)

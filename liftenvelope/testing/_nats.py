@@ -168,6 +168,11 @@ class NatsServer(Managed):
         """Return the whole log since the first start."""
         return self._process.log()
 
+    def failures(self) -> list[str]:
+        """Describe the server if it has ended without being told to; otherwise the list is empty."""
+        ended = f"ended with status {self._process.returncode}"
+        return [str(self._failure(ended))] if self._process.has_failed else []
+
     def _start_on(self, port: int) -> None:
         name = f"{self._folder.name}-{port}"
         path = self._folder / "nats-server.conf"

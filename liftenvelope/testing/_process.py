@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -27,7 +28,10 @@ _ENVIRONMENT: Final = ("HOME", "LANG", "PATH", "TMPDIR", "TZ", "USER")
 # Seconds to wait for a clean stop. The limit is long because a server killed on a busy machine loses what it
 # has not written, while a server that hangs is rare.
 _STOP_TIMEOUT: Final = 60.0
+_FREEZE_INTERVAL: Final = 0.001
 _LOG_TAIL_LINES: Final = 40
+# How a Go program begins its last words. Every goroutine follows, often thousands of lines.
+_LAST_WORDS: Final = ("panic:", "fatal error:", "unexpected fault address")
 
 _lock = threading.Lock()
 _running: dict[int, subprocess.Popen[bytes]] = {}
@@ -141,6 +145,7 @@ class ServerProcess:
         self._log_path = folder / log_name
         self._log = ""
         self._launched_at = 0
+        self._was_ended = False
         self._owner = os.getpid()
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -148,6 +153,11 @@ class ServerProcess:
     def is_running(self) -> bool:
         """True while the process exists."""
         return self._process is not None and self.returncode is None
+
+    @property
+    def has_failed(self) -> bool:
+        """True if the program has ended, and not by :meth:`stop` or :meth:`kill`."""
+        return self._process is not None and not self.is_running and not self._was_ended
 
     @property
     def pid(self) -> int | None:
@@ -177,7 +187,7 @@ class ServerProcess:
             raise UsageError(f"the server must be started by process {self._owner}, got {os.getpid()}")
         if self.is_running:
             raise UsageError(f"the server is already running as process {self.pid}; stop it first")
-        self._launched_at = len(self.log())
+        self._launched_at, self._was_ended = len(self.log()), False
         environment = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
         with self._log_path.open("ab") as log, _lock:
             self._process = subprocess.Popen(  # noqa: S603 - a program that the user has chosen
@@ -197,7 +207,12 @@ class ServerProcess:
         return self._end(signal.SIGINT)
 
     def kill(self) -> int | None:
-        """Kill the program with SIGKILL and wait for its end; return the exit status."""
+        """Kill the program with SIGKILL, but between its writes; return the exit status once it has ended.
+
+        SIGKILL alone can cut a write in half. Liftbridge 1.9 keeps such half a message, and panics whenever
+        it is read.
+        """
+        self._freeze()
         return self._end(signal.SIGKILL)
 
     def log(self) -> str:
@@ -208,13 +223,30 @@ class ServerProcess:
         return self._log
 
     def log_tail(self) -> str:
-        """Return the last lines of output since the latest start."""
-        return "\n".join(self.log()[self._launched_at :].splitlines()[-_LOG_TAIL_LINES:])
+        """Return the last lines of output since the latest start, or those around a panic."""
+        lines = self.log()[self._launched_at :].splitlines()
+        panics = (number for number, line in enumerate(lines) if line.startswith(_LAST_WORDS))
+        end = next(panics, len(lines)) + _LOG_TAIL_LINES // 2
+        return "\n".join(lines[:end][-_LOG_TAIL_LINES:])
+
+    def _freeze(self) -> None:
+        """Stop the program where it is. Unlike SIGKILL, SIGSTOP lets every system call on a file finish."""
+        process = self._process
+        if process is None or sys.platform != "linux":
+            return
+        process.send_signal(signal.SIGSTOP)
+        deadline = time.monotonic() + _STOP_TIMEOUT
+        with contextlib.suppress(ChildProcessError):  # it has ended
+            # The process is stopped once all its threads are. WNOWAIT leaves an exit status to Popen.
+            how = os.WSTOPPED | os.WEXITED | os.WNOWAIT | os.WNOHANG
+            while os.waitid(os.P_PID, process.pid, how) is None and time.monotonic() < deadline:
+                time.sleep(_FREEZE_INTERVAL)
 
     def _end(self, signum: signal.Signals) -> int | None:
         process = self._process
         if process is None:
             return None
+        self._was_ended = self._was_ended or self.is_running
         process.send_signal(signum)
         try:
             process.wait(_STOP_TIMEOUT)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import socket
 import subprocess
@@ -12,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
+import nats
 import pytest
 
 from liftenvelope._pb import api_pb2
@@ -26,7 +28,7 @@ from liftenvelope.testing import (
     run_nats_server,
 )
 from liftenvelope.testing._binaries import LIFTBRIDGE_VARIABLE, find_liftbridge
-from tests.integration.conftest import wait_until
+from tests.integration.conftest import until, wait_until
 
 
 def publish(address: str, stream: str, value: bytes, *, all_replicas: bool = False) -> api_pb2.Ack:
@@ -289,3 +291,32 @@ def test_a_machine_that_is_too_busy_at_first(
     else:
         with run_liftbridge() as cluster:
             cluster.create_stream("orders")
+
+
+async def kill_a_server_with_a_message() -> None:
+    async with run_liftbridge() as cluster, await nats.connect(cluster.nats_url) as nc:
+        await asyncio.to_thread(cluster.create_stream, "orders")
+        # Liftbridge 1.9 takes the header's length, 255 bytes, on trust.
+        await nc.publish("orders", bytes.fromhex("b90e43b400ff0000"))
+        await until(lambda: not cluster.is_running)
+        raise RuntimeError("on purpose")
+
+
+async def test_error_of_the_block_says_how_a_server_ended() -> None:
+    with pytest.raises(RuntimeError, match="on purpose") as info:
+        await kill_a_server_with_a_message()
+    (note,) = info.value.__notes__
+    assert note.startswith("Liftbridge (node1) ended with status 2. Its log:")
+    assert "panic: runtime error: slice bounds out of range" in note
+    assert len(note.splitlines()) <= 41
+
+
+def test_servers_that_were_stopped_or_killed_have_not_failed() -> None:
+    with run_liftbridge() as cluster:
+        assert cluster.nats is not None
+        cluster.stop()
+        cluster.start()
+        assert cluster.failures() == []
+        cluster.kill()
+        cluster.nats.kill()
+        assert cluster.failures() == []

@@ -233,3 +233,19 @@ def test_report_of_a_failed_test_shows_the_log_of_a_shared_server_that_has_ended
     assert done.returncode == 1, done.stdout + done.stderr
     assert "nats_server has ended, its log" in done.stdout
     assert "Server is ready" in done.stdout
+
+
+def kill_a_server_from_outside() -> None:
+    with run_nats_server() as server:
+        assert server.pid is not None
+        os.kill(server.pid, signal.SIGKILL)
+        wait_until(lambda: not server.is_running)
+        raise RuntimeError("on purpose")
+
+
+def test_error_of_the_block_says_how_the_server_ended() -> None:
+    with pytest.raises(RuntimeError, match="on purpose") as info:
+        kill_a_server_from_outside()
+    (note,) = info.value.__notes__
+    assert note.startswith(f"nats-server ended with status {-signal.SIGKILL}. Its log:")
+    assert "Server is ready" in note

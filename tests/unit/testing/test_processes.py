@@ -23,6 +23,16 @@ for number in itertools.count():
 """
 
 
+#: Writes pieces of 16 MiB, one after another.
+WRITES = """
+import os
+file, piece = os.open("written", os.O_WRONLY | os.O_CREAT), bytes(1 << 24)
+while True:
+    os.pwrite(file, piece, 0)
+    os.ftruncate(file, 0)
+"""
+
+
 def wait_until_ended(process: ServerProcess) -> None:
     deadline = time.monotonic() + DEADLINE
     while process.is_running:
@@ -107,3 +117,16 @@ def test_reaper_kills_what_is_left_and_nothing_else(tmp_path: Path) -> None:
         assert kept.exists()
         assert not removed.exists()
         taken_away.kill()
+
+
+def test_kill_cuts_no_write_in_half(tmp_path: Path) -> None:
+    process = ServerProcess(tmp_path, "log")
+    written = tmp_path / "written"
+    for number in range(20):
+        written.unlink(missing_ok=True)
+        process.start([sys.executable, "-c", WRITES], {})
+        while not written.exists():
+            time.sleep(0.001)
+        time.sleep(number / 1000)
+        process.kill()
+        assert written.stat().st_size in (0, 1 << 24)
