@@ -23,9 +23,9 @@ from pytest_benchmark.fixture import BenchmarkFixture
 
 from benchmarks.report import Report, Row
 from liftenvelope.group import Coordinator, GroupClient, GroupEvent, TopicSpec
+from liftenvelope.group._member import Assigned, GiveBack, GroupMember
+from liftenvelope.group._serving import SERVICE
 from liftenvelope.group.calls import GroupCalls
-from liftenvelope.group.member import Assigned, GiveBack, GroupMember
-from liftenvelope.group.serving import SERVICE
 from liftenvelope.testing import NatsServer, run_nats_server
 
 #: What the issue asks for, in seconds.

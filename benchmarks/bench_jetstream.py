@@ -21,6 +21,8 @@ from nats.aio.msg import Msg
 from nats.js.client import JetStreamContext
 
 from benchmarks.go_peers import GoPeers
+from benchmarks.other_peers import OtherPeers
+from benchmarks.programs import Programs
 from benchmarks.report import Report
 from benchmarks.rounds import Comparison, Peer, Round
 from liftenvelope.jetstream import (
@@ -52,8 +54,9 @@ Read = Callable[[Consumer, int], Awaitable[None]]
 class Filled:
     """A stream with messages to be read, by as many consumers as there are rounds."""
 
-    def __init__(self, server: NatsServer) -> None:
+    def __init__(self, server: NatsServer, report: Report) -> None:
         self.server = server
+        self.report = report
         self.name = f"bench-{uuid4().hex[:8]}"
         self._holds = 0
 
@@ -78,8 +81,8 @@ def jetstream(report: Report) -> Iterator[NatsServer]:
 
 
 @pytest.fixture(scope="session")
-def filled(jetstream: NatsServer) -> Filled:
-    return Filled(jetstream)
+def filled(jetstream: NatsServer, report: Report) -> Filled:
+    return Filled(jetstream, report)
 
 
 @pytest.fixture
@@ -110,6 +113,7 @@ class Reading:
         self, loop: asyncio.Runner, nc: Client, filled: Filled, count: int, *, ack: bool = False
     ) -> None:
         self._loop = loop
+        self._report = filled.report
         self._nc = nc
         self._filled = filled
         self._count = count
@@ -131,16 +135,17 @@ class Reading:
 
         return _round(self._loop, ours)
 
-    def by_go(self, go: GoPeers, *, callback: bool = False) -> Round:
-        """nats.go's ``Messages``, or its ``Consume``."""
+    def by_program(self, programs: Programs, **switches: bool) -> Round:
+        """A client that is a program. ``callback`` makes nats.go use ``Consume`` instead of ``Messages``."""
         flags = {"url": self._filled.server.url, "stream": self._filled.name, "size": len(VALUE)}
-        switches = {"callback": _flag(callback), "ack": _flag(self._ack)}
 
         def theirs() -> float:
             consumer = self._loop.run(self._consumer())
-            found = go.run("jetconsume", consumer=consumer.name, n=self._count, **flags, **switches)
+            switches["ack"] = self._ack
+            found = programs.run("jetconsume", consumer=consumer.name, n=self._count, **flags, **switches)
             assert (found["read"], found["wrong"]) == (self._count, 0)
             self._loop.run(self._end(consumer))
+            self._report.versions[programs.client] = found["client"]
             return 1 / float(found["messages_per_s"])
 
         return theirs
@@ -164,8 +169,9 @@ class Reading:
         await consumer.delete()
 
 
-def _flag(value: bool) -> str:
-    return str(value).lower()
+def _others(compare: Comparison, others: OtherPeers) -> list[Programs]:
+    """Clients that take minutes to build or install: not in the quick run of the tests."""
+    return [] if compare.quick else others.found
 
 
 # The ways of reading
@@ -263,13 +269,22 @@ def test_messages(compare: Comparison, loop: asyncio.Runner, nc: Client, filled:
 
 @pytest.mark.parametrize("callback", [False, True], ids=["messages", "consume"])
 def test_accelerated(
-    compare: Comparison, loop: asyncio.Runner, nc: Client, filled: Filled, go: GoPeers, callback: bool
+    compare: Comparison,
+    loop: asyncio.Runner,
+    nc: Client,
+    filled: Filled,
+    go: GoPeers,
+    others: OtherPeers,
+    callback: bool,
 ) -> None:
     reading = Reading(loop, nc, filled, compare.amount(400_000, 1_200))
     compare(
         f"{'consume(handler)' if callback else 'messages()'}, 100 B, no ack, accelerated",
         reading.by(_consume if callback else _messages, accelerated=True),
-        Peer(f"nats.go {'Consume' if callback else 'Messages'}", reading.by_go(go, callback=callback), 1),
+        Peer(
+            f"nats.go {'Consume' if callback else 'Messages'}", reading.by_program(go, callback=callback), 1
+        ),
+        *(Peer(peer.client, reading.by_program(peer), 1.1) for peer in _others(compare, others)),
         rate=True,
         rounds=7,
     )
@@ -287,13 +302,14 @@ def test_ack_each(compare: Comparison, loop: asyncio.Runner, nc: Client, filled:
 
 
 def test_ack_each_accelerated(
-    compare: Comparison, loop: asyncio.Runner, nc: Client, filled: Filled, go: GoPeers
+    compare: Comparison, loop: asyncio.Runner, nc: Client, filled: Filled, go: GoPeers, others: OtherPeers
 ) -> None:
     reading = Reading(loop, nc, filled, compare.amount(200_000, 1_200), ack=True)
     compare(
         "messages(), 100 B, ack each, accelerated",
         reading.by(_messages_with_ack, accelerated=True),
-        Peer("nats.go Messages, ack each", reading.by_go(go), 1),
+        Peer("nats.go Messages, ack each", reading.by_program(go), 1),
+        *(Peer(f"{peer.client}, ack each", reading.by_program(peer), 1) for peer in _others(compare, others)),
         rate=True,
         rounds=7,
     )
@@ -320,6 +336,7 @@ def test_publish_async(
     nc: Client,
     jetstream: NatsServer,
     go: GoPeers,
+    others: OtherPeers,
     report: Report,
     accelerated: bool,
 ) -> None:
@@ -344,18 +361,25 @@ def test_publish_async(
         assert [future.result().seq for future in futures] == list(range(1, count + 1))
         return taken
 
-    async def by_go(name: str) -> float:
-        flags = {"url": jetstream.url, "subject": name, "size": len(VALUE), "n": count, "window": WINDOW}
-        found = await asyncio.to_thread(go.run, "jetpublish", **flags)
-        assert (found["acked"], found["last"]) == (count, count)
-        report.versions["nats.go"] = found["client"]
-        return float(found["seconds"])
+    def by_program(programs: Programs) -> Round:
+        async def publish(name: str) -> float:
+            flags = {"url": jetstream.url, "subject": name, "size": len(VALUE), "n": count, "window": WINDOW}
+            found = await asyncio.to_thread(programs.run, "jetpublish", **flags)
+            assert (found["acked"], found["last"]) == (count, count)
+            report.versions[programs.client] = found["client"]
+            return float(found["seconds"])
+
+        return _publishing(loop, nc, publish, count)
 
     compare(
         f"publish_async, 100 B, {WINDOW:,} outstanding{', accelerated' if accelerated else ''}",
         _publishing(loop, nc, ours, count),
         Peer("nats-py publish_async", _publishing(loop, nc, by_nats_py, count), 3),
-        Peer("nats.go PublishAsync", _publishing(loop, nc, by_go, count), 0.7, "" if accelerated else _LIMIT),
+        Peer("nats.go PublishAsync", by_program(go), 0.7, "" if accelerated else _LIMIT),
+        *(
+            Peer(peer.client, by_program(peer), 1 if accelerated else None)
+            for peer in _others(compare, others)
+        ),
         rate=True,
         rounds=7,
     )

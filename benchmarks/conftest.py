@@ -14,6 +14,7 @@ import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
 from benchmarks.go_peers import GoPeers
+from benchmarks.other_peers import OtherPeers
 from benchmarks.report import Report
 from benchmarks.rounds import Comparison
 from liftenvelope._native import BACKEND
@@ -84,6 +85,11 @@ def go(tmp_path_factory: pytest.TempPathFactory, report: Report) -> GoPeers:
     peers = GoPeers(tmp_path_factory.mktemp("go"))
     report.versions["Go"] = peers.version.removeprefix("go")
     return peers
+
+
+@pytest.fixture(scope="session")
+def others(tmp_path_factory: pytest.TempPathFactory, report: Report) -> OtherPeers:
+    return OtherPeers(tmp_path_factory.mktemp("others"), report)
 
 
 @pytest.fixture(scope="session")

@@ -112,12 +112,14 @@ class Report:
         rows: The comparisons in the order in which they were made.
         bounds: Figures that have no peer.
         versions: Names and versions of servers and peers, as they tell them themselves.
+        absent: Peers that were not measured, and the reasons.
         command: What writes the page.
     """
 
     rows: list[Row] = field(default_factory=list)
     bounds: list[Bound] = field(default_factory=list)
     versions: dict[str, str] = field(default_factory=dict)
+    absent: dict[str, str] = field(default_factory=dict)
     command: str = "`make bench` (`python -m benchmarks`)"
     load: float = field(default_factory=lambda: os.getloadavg()[0])
 
@@ -172,6 +174,7 @@ class Report:
             f"{_processor()}, {cores} cores; load when the run began {self.load:.2f}{busy}",
             ", ".join(f"{name} {number}" for name, number in packages.items()),
             ", ".join(f"{name} {number}" for name, number in self.versions.items()),
+            *(f"{name} was not measured: {reason}" for name, reason in self.absent.items()),
         ]
 
 

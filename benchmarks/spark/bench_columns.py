@@ -15,7 +15,7 @@ import pytest
 from benchmarks.rounds import Comparison, Peer
 from benchmarks.spark.streams import TASKS, drain, timed
 from liftenvelope.envelope import new_message
-from liftenvelope.spark.columns import ENVELOPE_DDL, decoded_structs
+from liftenvelope.spark._columns import ENVELOPE_DDL, decoded_structs
 from liftenvelope.spark.functions import decode_envelopes, from_envelope
 
 #: At most 1.3 times the time.

@@ -18,7 +18,7 @@ from benchmarks.spark.kafka import Kafka
 from benchmarks.spark.streams import TASKS, drain, load, rows, timed
 from benchmarks.spark.tuple_sources import GrpcTuples, NatsTuples
 from liftenvelope import bulk
-from liftenvelope.spark.schema import bulk_columns, spark_schema
+from liftenvelope.spark._schema import bulk_columns, spark_schema
 from liftenvelope.testing import LiftbridgeCluster, NatsServer
 
 _TABLE = 600_000

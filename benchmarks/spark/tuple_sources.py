@@ -9,7 +9,7 @@ from typing import Any
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
-from liftenvelope.spark.schema import spark_ddl
+from liftenvelope.spark._schema import spark_ddl
 
 _MICROS = 1_000
 _FETCH = 1_000
