@@ -85,6 +85,14 @@ CIRCLES = {
     ("liftenvelope._native.values", "liftenvelope._native"): "a pickled value is made by the loaded twin",
     ("liftenvelope.errors", "liftenvelope.envelope"): "PublishError carries its ack, also in pickles",
 }
+#: Modules without an underscore that no other package imports, and who uses them.
+ENTRIES = {
+    "liftenvelope.bulk.errors": "users: the errors that their tracebacks name",
+    "liftenvelope.client.activity": "users: the classes of events, in docs/client-activity.md",
+    "liftenvelope.spark.errors": "users: the errors that their tracebacks name",
+    "liftenvelope.spark.functions": "users: the functions of columns, in docs/spark.md",
+    "liftenvelope.testing.plugin": "pytest: entry point of the fixtures",
+}
 #: Sans-io: no event loop, no socket, no clock, no thread.
 #: A ``Deadline`` reads the clock, so that shells need not.
 SANS_IO = {"errors", "types", "envelope", "arrow", "correlation", "partition"} | {
@@ -260,6 +268,23 @@ def test_no_import_of_private_module_or_name_of_another_package(path: Path) -> N
     assert private_imports(package_of(path), imports_of(path, types=True)) == []
 
 
+def test_module_is_underscored_unless_another_package_imports_it() -> None:
+    """In ``cli``, modules without an underscore are the commands."""
+    graph = import_graph([path for path in SOURCES if unit_of(path) not in ("_native", "_pb")])
+    packages = {
+        module: module.split(".")[1] for module in graph if module.count(".") == 2 and ".cli." not in module
+    }
+    imported_elsewhere = {
+        target
+        for module, targets in graph.items()
+        for target in targets
+        if packages.get(target) != packages.get(module, module.partition(".")[2])
+    }
+    plain = {module for module in packages if not module.rpartition(".")[2].startswith("_")}
+    assert len(plain) > 50
+    assert sorted(plain - imported_elsewhere) == sorted(ENTRIES)
+
+
 @pytest.mark.parametrize("path", [path for path in SOURCES if unit_of(path) in SANS_IO], ids=name_of)
 def test_sans_io(path: Path) -> None:
     assert {name.split(".")[0] for name in imports_of(path)} & IO_MODULES == set()
@@ -378,7 +403,7 @@ class TestTheRules:
         [
             ("testing", "from liftenvelope.testing._ports import free_port"),
             ("rpc", "from .status import _unquoted"),
-            ("client.blocking", "from liftenvelope.client.connections import _opened"),
+            ("client.blocking", "from liftenvelope.client._connections import _opened"),
             ("gateway", "from liftenvelope._checks import as_text"),
             ("gateway", "from liftenvelope._version import __version__"),
             ("gateway", "from liftenvelope._pb import api_pb2"),

@@ -23,7 +23,7 @@ from nats.aio.client import Client as NatsClient
 
 import liftenvelope
 from liftenvelope.client import Client
-from liftenvelope.client.events import ClientEvent
+from liftenvelope.client._events import ClientEvent
 from liftenvelope.testing import run_gateway, run_liftbridge
 
 CHOSEN: Final = os.environ.get("LIFTENVELOPE_CONFORMANCE_SERVER", "liftbridge")
@@ -104,7 +104,8 @@ def events() -> list[ClientEvent]:
 async def client(server: Server, events: list[ClientEvent]) -> AsyncIterator[Client]:
     """A client of the server. Closing it must leave no task behind."""
     before = asyncio.all_tasks()
-    async with liftenvelope.connect(server.addresses, on_event=events.append) as client:
+    options: Any = {"timeout": 60.0, "ack_wait": 60.0, "on_event": events.append}
+    async with liftenvelope.connect(server.addresses, **options) as client:
         yield client
     left = asyncio.all_tasks() - before - {asyncio.current_task()}
     assert not left

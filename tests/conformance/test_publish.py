@@ -67,6 +67,22 @@ async def test_an_ack_inbox_of_one_s_own(client: Client, name: str, nc: NatsClie
     assert (seen.stream, seen.offset, seen.correlation_id) == (name, 0, "both")
 
 
+@pytest.mark.parametrize("method", ["publish", "publish_async", "publish_to_subject"])
+async def test_concurrent_publishes_on_one_ack_inbox_get_their_own_acks(
+    client: Client, name: str, method: str
+) -> None:
+    await client.create_stream(name, name)
+    ids = [f"id-{number}" for number in range(50)]
+    calls: list[Any] = [
+        getattr(client, method)(name, b"x", ack_inbox=f"_INBOX.{name}", correlation_id=one) for one in ids
+    ]
+    if method == "publish_async":
+        calls = await asyncio.gather(*calls)
+    acks = await asyncio.gather(*calls)
+    assert [ack.correlation_id for ack in acks] == ids
+    assert {ack.offset for ack in acks} == set(range(50))
+
+
 async def test_what_goes_in_comes_out(client: Client, name: str) -> None:
     await client.create_stream(name, name)
     headers = {"a": b"1", "b": b"", "bytes": bytes(range(256))}

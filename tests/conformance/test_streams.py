@@ -10,7 +10,7 @@ from nats.aio.client import Client as NatsClient
 
 import liftenvelope
 from liftenvelope.client import Client
-from liftenvelope.client.streams import MAX_REPLICATION
+from liftenvelope.client._streams import MAX_REPLICATION
 from liftenvelope.envelope import AckPolicy
 from liftenvelope.errors import (
     AckTimeoutError,

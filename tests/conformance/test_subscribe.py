@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from liftenvelope.client import Client
-from liftenvelope.client.events import ClientEvent, SubscriptionLost
+from liftenvelope.client._events import ClientEvent, SubscriptionLost
 from liftenvelope.client.positions import Cursor, Timestamp
 from liftenvelope.errors import (
     NoSuchPartitionError,
@@ -446,6 +446,17 @@ async def test_arrow_batches(client: Client, name: str) -> None:
     assert columns["value"] == [b"v" + number for number in numbers]
     assert columns["key"] == [b"k" + number for number in numbers]
     assert [dict(headers) for headers in columns["headers"]] == [{"n": number} for number in numbers]
+
+
+async def test_arrow_batches_are_bounded_in_bytes(client: Client, name: str) -> None:
+    await client.create_stream(name, name)
+    sizes = [100_000] * 7 + [400_000] + [100_000] * 2
+    await fill(client, name, [bytes(size) for size in sizes])
+    async with client.subscribe(name, start="earliest", stop="latest") as messages:
+        batches = messages.arrow_batches(max_wait=PATIENCE, max_bytes=350_000)
+        found = [[len(value) for value in batch.column("value").to_pylist()] async for batch in batches]
+        assert found == [[100_000] * 3, [100_000] * 3, [100_000], [400_000], [100_000] * 2]
+        assert messages.position == len(sizes)
 
 
 async def test_many_readers_of_one_partition(client: Client, name: str) -> None:

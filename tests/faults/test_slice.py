@@ -23,7 +23,7 @@ RUNS: Final = [
     ("bulk-ids", "nats1", 2),
     ("bulk-atomic", "nats1", 77),
     ("bulk-fast", "nats1", 329),
-    ("bulk-liftbridge", "liftbridge1", 10),
+    ("bulk-liftbridge", "liftbridge1", 23),
     ("group", "nats1", 33),
     ("bulk-read", "gateway1", 10),
     ("archive", "nats1", 2),

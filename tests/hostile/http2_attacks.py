@@ -112,6 +112,13 @@ _RESETS += [
 _CONTROL: Final = [
     Attack(name="ping, read", must=serves(), repeat=lambda _: frame(PING, 0, 0, bytes(8))),
     Attack(name="ping, unread", must=serves(), reads=False, repeat=lambda _: frame(PING, 0, 0, bytes(8))),
+    Attack(
+        name="ping, 900 answers blocked",
+        must=serves(),
+        begin=GREETING + frame(SETTINGS, 0, 0, b"\0\4\0\0\0\0") + b"".join(map(_watch, range(900))),
+        repeat=lambda _: frame(PING, 0, 0, bytes(8)),
+        bounds=Bounds(rss_mib=96),
+    ),
     Attack(name="settings", must=closes(_CALM), repeat=lambda _: frame(SETTINGS, 0, 0)),
     Attack(
         name="settings, 20 connections",

@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from liftenvelope.rpc import server_side
+from liftenvelope.rpc import _server_side as server_side
 from liftenvelope.rpc.server import Server, ServerCall
 from tests.hostile.conformance import build_h2spec
 from tests.hostile.frames import GREETING, HEADERS, Answers, block, frame

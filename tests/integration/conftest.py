@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -14,10 +14,25 @@ import nats
 import pytest
 from nats.aio.client import Client
 
+import liftenvelope
 from liftenvelope.testing import LiftbridgeCluster, NatsServer
 
 #: The connections that tests have made, by their event loops.
 _made: WeakKeyDictionary[asyncio.AbstractEventLoop, list[Client]] = WeakKeyDictionary()
+
+
+@pytest.fixture(autouse=True, scope="package")
+def patient_clients() -> Iterator[None]:
+    """Make clients wait for a minute by default: on a loaded machine a server may need more than seconds.
+
+    A test of what happens when time is up gives the client a timeout of its own.
+    """
+    defaults = liftenvelope.connect.__kwdefaults__
+    assert defaults is not None
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("timeout", "ack_wait", "connect_timeout"):
+            patch.setitem(defaults, name, 60.0)
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tarfile
@@ -15,6 +16,9 @@ import pytest
 pytestmark = pytest.mark.timeout(900)
 
 ROOT = Path(__file__).resolve().parents[2]
+
+#: Without PYTHONPATH and the like: a checkout that the caller names would hide what is installed.
+ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
 
 PROGRAM = """
 import sys
@@ -40,7 +44,12 @@ for name in ("connect", "connect_blocking"):
 
 def run(*command: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     done = subprocess.run(
-        [str(part) for part in command], cwd=cwd, capture_output=True, text=True, check=False
+        [str(part) for part in command],
+        cwd=cwd,
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done
@@ -102,6 +111,7 @@ def test_an_empty_environment_encodes(distributions: Path, tmp_path: Path) -> No
         text=True,
         check=False,
         cwd=tmp_path,
+        env=ENVIRONMENT,
     )
     assert done.returncode == 1
     assert "pip install 'liftenvelope[cli]'" in done.stderr

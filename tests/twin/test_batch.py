@@ -486,6 +486,24 @@ def test_a_constant_that_is_no_text(module: ModuleType) -> None:
     assert module.Envelopes(values, bad, None, None, None, 0, -1, False).first_null() is None
 
 
+@pytest.mark.parametrize("module", TWINS)
+@pytest.mark.parametrize(
+    ("policy", "text"),
+    [
+        (3, "ack_policy must be one of LEADER, ALL, NONE, got 3"),
+        (-1, "ack_policy must be one of LEADER, ALL, NONE, got -1"),
+        (2**40, "ack_policy must fit in 32 bits, got 1099511627776"),
+    ],
+)
+@pytest.mark.parametrize("length", [0, 1])
+def test_unknown_ack_policy_is_refused(module: ModuleType, policy: int, text: str, length: int) -> None:
+    column = module.Column.same(b"v", length)
+    with pytest.raises(ValueError, match=f"^{text}$"):
+        module.Envelopes(column, None, None, None, None, policy, -1, False)
+    with pytest.raises(ValueError, match=f"^{text}$"):
+        module.Requests(b"s", column, None, None, bytes(4 * length), policy, b"")
+
+
 # Buffers that are not what they claim to be
 
 

@@ -20,8 +20,8 @@ from google.protobuf.message import Message as ProtobufMessage
 
 import liftenvelope
 from liftenvelope._pb import api_pb2
+from liftenvelope.client._message_reader import MessageReader
 from liftenvelope.client.client import Client
-from liftenvelope.client.message_reader import MessageReader
 from liftenvelope.rpc._http2 import ErrorCodes
 from liftenvelope.rpc.server import Server, ServerCall
 from liftenvelope.rpc.status import RpcError, StatusCode
@@ -41,6 +41,7 @@ METHODS = (
     "FetchMetadata",
     "FetchPartitionMetadata",
     "Publish",
+    "PublishToSubject",
     "SetCursor",
     "FetchCursor",
     "JoinConsumerGroup",

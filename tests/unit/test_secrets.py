@@ -19,9 +19,9 @@ from liftenvelope._secrets import without_secrets
 from liftenvelope.bulk.access import find_target
 from liftenvelope.cli._demo_job import Job
 from liftenvelope.errors import LiftEnvelopeError
-from liftenvelope.gateway.nats_log import log_line
+from liftenvelope.gateway._nats_log import log_line
 from liftenvelope.gateway.serving import Serving
-from liftenvelope.spark.options import source_options
+from liftenvelope.spark._options import source_options
 
 SECRET = "s3cr3t"
 SEED = "SUACSSL3UAHUDXKFSNVUZRF5UHPMWZ6BFDTJ7M6USDXIEDNPPQYYYCU3VY"

@@ -10,7 +10,7 @@ import pytest
 from liftenvelope.bulk import Written
 from liftenvelope.client.publish_summary import PublishSummary
 from liftenvelope.errors import AckTimeoutError, LiftEnvelopeError, PublishError
-from liftenvelope.nats.batch_acks import BatchSummary
+from liftenvelope.nats._batch_acks import BatchSummary
 
 FAILURES: dict[int, LiftEnvelopeError] = {2: AckTimeoutError("late"), 5: PublishError(1, "refused")}
 

@@ -11,10 +11,10 @@ from typing import Any
 from nats.errors import ProtocolError
 from nats.protocol.parser import Parser
 
-from liftenvelope.rpc.client_side import ClientConnection
-from liftenvelope.rpc.events import CallStarted, MessagesReceived
+from liftenvelope.rpc._client_side import ClientConnection
+from liftenvelope.rpc._events import CallStarted, MessagesReceived
+from liftenvelope.rpc._server_side import ServerConnection
 from liftenvelope.rpc.limits import ServerLimits
-from liftenvelope.rpc.server_side import ServerConnection
 from tests.fuzz.target import PUBLISHES, Chunks, Exact, Target, cuts_of, option
 from tests.fuzz.targets import nats, wire
 from tests.fuzz.targets.frames import DATA, MAX_MESSAGE, frame_of, seeds_of_frames

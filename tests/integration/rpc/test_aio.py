@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
 
 import pytest
 
@@ -279,3 +280,34 @@ async def test_arguments_that_make_no_sense(channel: Channel, options: dict[str,
     with pytest.raises(UsageError):
         await channel.unary(**{"method": "/test/echo", "request": b"", **options})  # type: ignore[arg-type]
     assert channel.open_calls == 0
+
+
+async def test_close_while_data_is_still_being_sent() -> None:
+    """The transport then closes itself once everything is sent."""
+    reading, ended = asyncio.Event(), asyncio.Event()
+
+    async def read(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reading.wait()
+        with suppress(OSError):  # a machine that needs more than a second sees an abort
+            while await reader.read(1 << 20):
+                pass
+        writer.close()
+        with suppress(OSError):
+            await writer.wait_closed()
+        ended.set()
+
+    server = await asyncio.start_server(read, "127.0.0.1", 0)
+    host, port = server.sockets[0].getsockname()
+    channel = await Channel.connect(f"{host}:{port}")
+    transport = channel._link._transport
+    assert transport is not None
+    transport.write(bytes(32 << 20))  # more than the buffers of the sockets hold
+    closing = asyncio.create_task(channel.close())
+    await asyncio.sleep(0)
+    reading.set()
+    async with asyncio.timeout(60):
+        await closing
+        await ended.wait()
+    assert channel._link.closed.done()
+    server.close()
+    await server.wait_closed()

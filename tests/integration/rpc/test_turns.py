@@ -7,49 +7,144 @@ from collections import Counter
 
 import pytest
 
-from liftenvelope.gateway.health import HealthService
+from liftenvelope.gateway._health import HealthService
+from liftenvelope.rpc._events import Event
+from liftenvelope.rpc._link import Flow
+from liftenvelope.rpc._server_side import ServerConnection
+from liftenvelope.rpc._turns import Turns
 from liftenvelope.rpc.aio import Channel
 from liftenvelope.rpc.limits import ServerLimits
-from liftenvelope.rpc.server import Server, ServerCall, _ServerLink
+from liftenvelope.rpc.server import Server, ServerCall
 from liftenvelope.rpc.status import RpcError, StatusCode
-from tests.hostile.frames import CANCEL, GREETING, RST_STREAM, SETTINGS, frame, headers, stream_id
+from tests.hostile.frames import (
+    CANCEL,
+    GREETING,
+    PING,
+    RST_STREAM,
+    SETTINGS,
+    WINDOW_UPDATE,
+    frame,
+    headers,
+    stream_id,
+)
 
 #: Less than are allowed at once.
 FLOOD = frame(SETTINGS, 0, 0) * 900
 
 
-async def test_one_flooded_connection_is_served_in_each_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    loop, turn, pieces, reads = asyncio.get_running_loop(), 0, Counter[int](), Counter[int]()
-    receive, buffer_updated = _ServerLink.receive, _ServerLink.buffer_updated
+#: Seconds by which a fake clock advances per reading. It is read after each frame: the 0.3 ms of a piece are
+#: 10 frames. A turn has at most two pieces within the budget, and one of useless frames.
+STEP = 0.00003
+MOST_FRAMES = 30
 
-    def note_piece(link: _ServerLink, data: bytes) -> None:
-        pieces[turn] += 1
-        receive(link, data)
 
-    def note_read(link: _ServerLink, nbytes: int) -> None:
-        reads[turn] += 1
-        buffer_updated(link, nbytes)
+async def test_flooded_connections_share_the_frames_of_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop, turn, frames, now = asyncio.get_running_loop(), 0, Counter[int](), 0.0
+    handle_frame = ServerConnection._handle_frame
+
+    def note_frame(protocol: ServerConnection, data: bytes) -> list[Event]:
+        frames[turn] += 1
+        return handle_frame(protocol, data)
 
     def next_turn() -> None:
         nonlocal turn
         turn += 1
         loop.call_soon(next_turn)
 
-    monkeypatch.setattr(_ServerLink, "receive", note_piece)
-    monkeypatch.setattr(_ServerLink, "buffer_updated", note_read)
+    def clock() -> float:
+        nonlocal now
+        now += STEP
+        return now
+
+    monkeypatch.setattr(ServerConnection, "_handle_frame", note_frame)
     async with Server({}) as server:
+        server.turns = Turns(clock)
         host, port = (await server.start()).rsplit(":", 1)
         connections = [await asyncio.open_connection(host, int(port)) for _ in range(6)]
         next_turn()
         for _, writer in connections:
-            writer.write(GREETING + FLOOD)
-        acks = [asyncio.create_task(reader.readexactly(9 * 900)) for reader, _ in connections]
-        await asyncio.gather(*acks)
+            writer.write(GREETING + FLOOD + frame(PING, 0, 0, b"the last"))
+        await asyncio.gather(*(reader.readuntil(b"the last") for reader, _ in connections))
         for _, writer in connections:
             writer.close()
-    assert sum(pieces.values()) > 60
-    # The first piece of what was read is handled at once; of the rest, one piece of one connection.
-    assert [count for at, count in pieces.items() if count > reads[at] + 1] == []
+    # None is lost between two turns.
+    assert sum(frames.values()) >= 6 * 900
+    assert max(frames.values()) <= MOST_FRAMES
+
+
+async def test_few_calls_start_per_turn_however_fast_their_frames_are() -> None:
+    loop, turn, starts = asyncio.get_running_loop(), 0, Counter[int]()
+
+    async def wait(call: ServerCall) -> None:
+        starts[turn] += 1
+        await asyncio.Event().wait()
+
+    def next_turn() -> None:
+        nonlocal turn
+        turn += 1
+        loop.call_soon(next_turn)
+
+    async with Server({"/": wait}) as server:
+        server.turns = Turns(lambda: 0.0)
+        host, port = (await server.start()).rsplit(":", 1)
+        _, writer = await asyncio.open_connection(host, int(port))
+        next_turn()
+        writer.write(GREETING + b"".join(headers(stream_id(number), "/") for number in range(200)))
+        while server.calls < 200 or sum(starts.values()) < 200:
+            await asyncio.sleep(0)
+        writer.close()
+    # Six events end a piece.
+    assert max(starts.values()) <= 18
+
+
+async def test_calls_of_a_lost_connection_are_cancelled_a_few_per_turn() -> None:
+    waiting = ended = 0
+
+    async def wait(call: ServerCall) -> None:
+        nonlocal waiting, ended
+        waiting += 1
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended += 1
+
+    async with Server({"/": wait}) as server:
+        host, port = (await server.start()).rsplit(":", 1)
+        _, writer = await asyncio.open_connection(host, int(port))
+        writer.write(GREETING + b"".join(headers(stream_id(number), "/") for number in range(500)))
+        while waiting < 500:
+            await asyncio.sleep(0)
+        writer.transport.abort()
+        before = 0
+        while server.calls:
+            await asyncio.sleep(0)
+            assert ended - before <= 16
+            before = ended
+    assert ended == 500
+
+
+async def test_server_that_closes_waits_for_the_calls_of_lost_connections() -> None:
+    waiting = ended = 0
+
+    async def wait(call: ServerCall) -> None:
+        nonlocal waiting, ended
+        waiting += 1
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended += 1
+
+    async with Server({"/": wait}) as server:
+        host, port = (await server.start()).rsplit(":", 1)
+        _, writer = await asyncio.open_connection(host, int(port))
+        writer.write(GREETING + b"".join(headers(stream_id(number), "/") for number in range(500)))
+        while waiting < 500:
+            await asyncio.sleep(0)
+        writer.transport.abort()
+        while not ended:
+            await asyncio.sleep(0)
+        assert ended < 500
+    assert ended == 500
 
 
 async def test_call_that_is_reset_at_once_costs_no_task() -> None:
@@ -63,6 +158,37 @@ async def test_call_that_is_reset_at_once_costs_no_task() -> None:
         assert link.tasks == {}
         link.receive(headers(stream_id(1), "/"))
         assert len(link.tasks) == 1
+        writer.close()
+
+
+async def test_write_looks_only_at_calls_whose_sender_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked = list[Flow]()
+    wake_sender = Flow.wake_sender
+
+    async def fill(call: ServerCall) -> None:
+        await call.send([bytes(1 << 20)] if call.flow.call_id == 1 else [])
+        await asyncio.Event().wait()
+
+    def note(flow: Flow) -> None:
+        looked.append(flow)
+        wake_sender(flow)
+
+    async with Server({"/": fill}) as server:
+        host, port = (await server.start()).rsplit(":", 1)
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(GREETING + b"".join(headers(stream_id(number), "/") for number in range(100)))
+        while server.calls < 100:
+            await asyncio.sleep(0)
+        await reader.readexactly(65_535)
+        (link,) = server.links
+        monkeypatch.setattr(Flow, "wake_sender", note)
+        link.flush()
+        assert looked == [link.flows[1]]
+        # The window of the call opens, then that of the connection: its sender goes on.
+        for stream in (1, 0):
+            link.receive(frame(WINDOW_UPDATE, 0, stream, (1 << 22).to_bytes(4, "big")))
+        link.flush()
+        assert not link.senders
         writer.close()
 
 

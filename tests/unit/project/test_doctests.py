@@ -20,7 +20,7 @@ _EXTENSIONS = tuple(f"liftenvelope._native._fast{piece}" for piece in _native.PI
 
 
 # It subclasses what only Spark has, and has no examples.
-_WITH_SPARK = ("liftenvelope.spark.sources",)
+_WITH_SPARK = ("liftenvelope.spark._sources",)
 
 
 def _modules() -> list[str]:
