@@ -39,7 +39,7 @@ SOME_OF_SPARK := tests/spark/test_functions.py tests/spark/test_session.py tests
 # What acks the envelopes of the demo: gateway, or liftbridge, which is built first.
 BROKER ?= gateway
 
-.PHONY: help setup versions servers demo test without-servers interpreters test-minimum test-minimum-some minimum test-spark test-spark-some pyspark check lint types unit pure strict bench bench-spark soak clean
+.PHONY: help setup versions servers demo test without-servers interpreters test-minimum test-minimum-some minimum test-spark test-spark-some pyspark check lint types unit pure strict bench bench-spark fuzz soak clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 17
@@ -137,6 +137,9 @@ bench-spark: servers  ## Spark's figures, into benchmarks/RESULTS-SPARK.md; with
 	$(RUN) -m pip install --quiet --editable '.[$(EXTRAS),spark]'
 	$(RUN) -m benchmarks.spark
 
+fuzz: setup  ## the compiled code under sanitizers, 100,000 inputs per target: five minutes
+	$(RUN) tests/fuzz/campaign.py --inputs 100000
+
 soak: servers  ## long campaigns: fuzzing under sanitizers, ten million inputs per target; faults; hostile peers; new examples
 	$(RUN) tests/fuzz/campaign.py --inputs 10000000
 	$(RUN) tests/fuzz/sanitized.py test
@@ -147,6 +150,6 @@ soak: servers  ## long campaigns: fuzzing under sanitizers, ten million inputs p
 	$(RUN) -m benchmarks.archive_memory --gib 5
 
 clean:  ## remove what was built
-	rm -rf .venv .venv-* build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-* build dist benchmarks/rust/target *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	rm -f liftenvelope/*.so liftenvelope/_native/*.so src/*.c
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
