@@ -52,6 +52,8 @@ _PROBE_AGE: Final = 60.0
 #: Shortest message retention that JetStream accepts, in seconds.
 _SHORTEST_AGE: Final = 0.1
 _MOST_REPLICAS: Final = 5
+#: JetStream errors for more replicas than servers: in a cluster, and on a server by itself.
+_TOO_MANY_REPLICAS: Final = (10005, 10074)
 #: Interval in seconds of the checks whether a copy has caught up with its source.
 _LOOK: Final = 0.02
 #: Header that nats-server adds to copied messages: name of the source, sequence there, and more.
@@ -209,7 +211,7 @@ class Storage:
         return 1
 
     async def remove_old_probes(self) -> None:
-        """Delete the probe streams that killed gateways have left behind."""
+        """Delete the probe streams that killed gateways and requests of unknown outcome have left behind."""
         # The server lists every stream whose subjects overlap the filter, such as a user's `*.probe.*`.
         old = [info.config.name async for info in self._js.streams(_PROBES + "*") if _is_old_probe(info)]
         for name in old:
@@ -232,10 +234,12 @@ class Storage:
         return is_created
 
     async def _create(self, config: StreamConfig) -> bool:
-        """Create a stream; return whether JetStream accepted it."""
+        """Create a stream; return False if the cluster has too few servers for its replicas."""
         try:
             await self._js.create_stream(config)
-        except JetStreamError:
+        except JetStreamError as exc:
+            if exc.err_code not in _TOO_MANY_REPLICAS:
+                raise
             return False
         return True
 

@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import ExitStack
+from typing import Any
 
 import pytest
 from nats.aio.msg import Msg
@@ -14,7 +15,7 @@ import liftenvelope
 from liftenvelope.client import Client
 from liftenvelope.client._streams import MAX_REPLICATION
 from liftenvelope.envelope import AckPolicy, new_message, unmarshal_ack
-from liftenvelope.errors import LiftEnvelopeError, ServerError
+from liftenvelope.errors import LiftEnvelopeError, ResourcesExceededError, ServerError
 from liftenvelope.gateway._storage import Storage
 from liftenvelope.jetstream import JetStream, StreamConfig
 from liftenvelope.testing import GatewayCluster, NatsServer, run_gateway, run_nats_server
@@ -26,18 +27,21 @@ from tests.integration.conftest import connect
 @pytest.fixture
 async def servers() -> AsyncIterator[list[NatsServer]]:
     """Three servers that have found each other."""
+    with ExitStack() as stack:
+        yield await three_servers(stack, {})
+
+
+async def three_servers(stack: ExitStack, config: dict[str, Any]) -> list[NatsServer]:
+    """Start three servers with common settings, and wait until they have found each other."""
     ports = [free_port() for _ in range(3)]
     routes = [f"nats://127.0.0.1:{port}" for port in ports]
-    with ExitStack() as stack:
-        servers = []
-        for number, port in enumerate(ports, 1):
-            config = {
-                "server_name": f"n{number}",
-                "cluster": {"name": "three", "listen": f"127.0.0.1:{port}", "routes": routes},
-            }
-            servers.append(stack.enter_context(run_nats_server(jetstream=True, config=config)))
-        await until_formed(servers[0])
-        yield servers
+    servers = []
+    for number, port in enumerate(ports, 1):
+        cluster = {"name": "three", "listen": f"127.0.0.1:{port}", "routes": routes}
+        own = {"server_name": f"n{number}", "cluster": cluster, **config}
+        servers.append(stack.enter_context(run_nats_server(jetstream=True, config=own)))
+    await until_formed(servers[0])
+    return servers
 
 
 async def until_formed(server: NatsServer) -> None:
@@ -167,7 +171,8 @@ async def test_cancelled_probe_leaves_no_stream(servers: list[NatsServer]) -> No
 
     await other.subscribe("$JS.API.STREAM.CREATE.*", cb=note)
     await other.flush()
-    async with JetStream(nc) as js:
+    # A request that times out may leave a probe stream for a minute, so none may time out here.
+    async with JetStream(nc, timeout=60) as js:
         assert await Storage(js).most_replicas() == 3
         asked.clear()
         probing = asyncio.create_task(Storage(js).most_replicas())
@@ -179,3 +184,15 @@ async def test_cancelled_probe_leaves_no_stream(servers: list[NatsServer]) -> No
         assert [name async for name in js.stream_names() if name.startswith("lift_probe_")] == []
     await nc.close()
     await other.close()
+
+
+async def test_probe_does_not_take_a_reached_limit_for_too_few_servers() -> None:
+    """The account allows one stream, which exists: JetStream refuses any number of replicas."""
+    account = {"jetstream": {"max_streams": 1}, "users": [{"user": "a", "password": "a"}]}
+    with ExitStack() as stack:
+        servers = await three_servers(stack, {"accounts": {"A": account}, "no_auth_user": "a"})
+        nc = await connect(servers[0].url)
+        async with JetStream(nc, timeout=60) as js:
+            with pytest.raises(ResourcesExceededError):
+                await Storage(js).most_replicas()
+        await nc.close()
