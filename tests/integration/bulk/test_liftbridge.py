@@ -220,7 +220,8 @@ def test_a_compacted_stream(client: BlockingClient, address: str, name: str) -> 
     client.publish_many(name, items, partition=0)
     wait_for("compaction", lambda: bulk.count(address, name) < 100)
     gaps: list[Gap] = []
-    table = bulk.read(address, name, on_gap=gaps.append).read_all()
+    # Compaction may go on between the plan of the read and the read, and remove the oldest messages.
+    table = bulk.read(address, name, on_gap=gaps.append, on_retention="skip").read_all()
     found = offsets(table)
     assert found == sorted(set(found))
     assert found[-1] == 199
