@@ -15,11 +15,12 @@ from liftenvelope.errors import (
     StreamNotFoundError,
     TransportError,
 )
-from liftenvelope.jetstream._feed import LATE, TURNS, PullSource, error_of
+from liftenvelope.jetstream._feed import PullSource, error_of
 from liftenvelope.jetstream._pull_options import PullPlan
 from liftenvelope.jetstream.message import PIN_HEADER, Message, counted_size
 from liftenvelope.jetstream.statuses import Status, StatusKind
 from liftenvelope.jetstream.watch import reason_of, watch_of
+from liftenvelope.nats.expiry import LATE, TURNS
 from liftenvelope.nats.link import Link
 from liftenvelope.nats.pull_inbox import PullInbox
 
