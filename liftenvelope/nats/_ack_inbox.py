@@ -350,6 +350,8 @@ class AckInbox:
 
     def _queue(self, future: AckFuture, subject: str, payload: bytes) -> None:
         self._link.check_open()
+        while self._outbox and self._outbox[0][0].done():  # timed out while the connection is down
+            self._outbox.popleft()
         self._outbox.append((future, subject, payload))
         if self._sender is None or self._sender.done():
             self._sender = self._loop.create_task(self._send_queued())

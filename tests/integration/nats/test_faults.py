@@ -220,3 +220,19 @@ async def test_subscription_that_begins_and_ends_offline_is_not_made(kind: str) 
             await other.request(subject, timeout=60)
         await nc.close()
         await other.close()
+
+
+async def test_publishes_that_time_out_offline_are_not_kept() -> None:
+    with run_nats_server() as server:
+        nc = await connect(server.url, pending_size=10_000)
+        async with AckInbox(nc) as inbox:
+            server.stop()
+            await until(lambda: not nc.is_connected)
+            for _ in range(5):
+                futures = [inbox.publish_nowait("a", bytes(1000), timeout=0.05) for _ in range(20)]
+                outcomes = await asyncio.gather(*futures, return_exceptions=True)
+                assert {type(outcome) for outcome in outcomes} == {AckTimeoutError}
+            assert len(inbox._outbox) <= 20
+            server.start()
+            await until(lambda: nc.is_connected)
+        await nc.close()
