@@ -237,7 +237,7 @@ class PullFeed:
         Raises:
             StopAsyncIteration: The feed was stopped, or was drained and the buffer is empty.
             LiftEnvelopeError: An error ended the feed and the buffer is empty.
-            UsageError: Another task already waits for the next message.
+            UsageError: The feed was not started, or another task already waits for the next message.
         """
         while not self.buffer:
             if self._ending:
@@ -246,6 +246,8 @@ class PullFeed:
                     raise self._error
                 self.release()  # the caller has finished the last message
                 raise StopAsyncIteration
+            if not self._started:
+                raise UsageError("the iteration has not been started: use async with")
             if self._waiter is not None:
                 raise UsageError("another task waits for the next message: read in one task at a time")
             self._waiter = waiter = self._loop.create_future()
