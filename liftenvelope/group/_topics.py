@@ -6,6 +6,7 @@ from an offset takes part as a :class:`TopicSource`.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeAlias, runtime_checkable
@@ -34,6 +35,7 @@ __all__ = [
     "Topic",
     "TopicSource",
     "beyond_the_end",
+    "end_of",
     "newest_of",
     "source_bounds",
     "source_of",
@@ -117,6 +119,13 @@ async def newest_of(source: TopicSource, partition: int) -> int:
         return await source.newest(partition)
     oldest, end = await source.bounds(partition)
     return max(end - 1, oldest)
+
+
+async def end_of(source: TopicSource, partition: int) -> int:
+    """Return the offset of a partition's next message, or a lower one."""
+    if isinstance(source, JetStreamTopicSource):
+        return await source.end(partition)
+    return (await source.bounds(partition))[1]
 
 
 def source_bounds(sources: Iterable[TopicSource], others: Bounds) -> Bounds:
@@ -224,6 +233,8 @@ class JetStreamTopicSource:
         self._js = js
         self._topic = topic
         self._prefetch = prefetch
+        #: Requests for the ends of streams, by stream.
+        self._ends: dict[str, asyncio.Task[int]] = {}
 
     @property
     def spec(self) -> TopicSpec:
@@ -233,6 +244,23 @@ class JetStreamTopicSource:
     async def bounds(self, partition: int) -> tuple[int, int]:
         """Return the oldest offset of a partition, and the end of its stream."""
         return await place_bounds(self._js, self._topic.places[partition])
+
+    async def end(self, partition: int) -> int:
+        """Return the end of a partition's stream. Partitions that start together share one request."""
+        stream = self._topic.places[partition].stream
+        task = self._ends.get(stream)
+        if task is None:
+            task = self._ends[stream] = asyncio.create_task(self._find_end(stream))
+            task.add_done_callback(lambda done: self._found_end(stream, done))
+        return await asyncio.shield(task)
+
+    async def _find_end(self, stream: str) -> int:
+        return (await self._js.stream(stream)).cached_info.state.last_seq
+
+    def _found_end(self, stream: str, task: asyncio.Task[int]) -> None:
+        del self._ends[stream]
+        if not task.cancelled():
+            task.exception()  # retrieved here, because all callers may have been cancelled
 
     async def newest(self, partition: int) -> int:
         """Return the offset of a partition's newest message, or the end of its stream."""
