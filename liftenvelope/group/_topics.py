@@ -17,13 +17,23 @@ from liftenvelope.errors import (
     LiftEnvelopeError,
     MessageNotFoundError,
     OffsetOutOfRangeError,
+    TransportError,
     UsageError,
     UsageTypeError,
 )
 from liftenvelope.group.bounds import Bounds, place_bounds
 from liftenvelope.group.errors import GroupRequestError, GroupUnavailableError
 from liftenvelope.group.state import Place, TopicSpec, check_id
-from liftenvelope.jetstream import AckPolicy, ConsumerConfig, DeliverPolicy, JetStream, Messages
+from liftenvelope.jetstream import (
+    AckPolicy,
+    ConsumerConfig,
+    DeliverPolicy,
+    JetStream,
+    Messages,
+    OrderedConsumer,
+    OrderedReset,
+    PullEvent,
+)
 from liftenvelope.jetstream.names import check_filter, check_stream_name
 
 __all__ = [
@@ -307,21 +317,45 @@ class JetStreamTopicSource:
             deliver_policy=DeliverPolicy.BY_START_SEQUENCE,
             opt_start_seq=offset + 1,
         )
-        messages = consumer.messages(max_messages=self._prefetch)
-        await messages.__aenter__()
-        return JetStreamFeed(messages)
+        feed = JetStreamFeed(consumer, self._prefetch)
+        await feed.start()
+        return feed
 
 
 class JetStreamFeed:
-    """Reads one partition with an ordered consumer."""
+    """Reads one partition with an ordered consumer, until that had to be recreated at the server.
 
-    def __init__(self, messages: Messages) -> None:
-        self._messages = messages
+    An ordered consumer continues after its last message. If the stream was deleted and created again, that
+    place may be beyond the end, and the messages before it would be skipped. So the feed ends with a
+    retriable error, and the next :meth:`JetStreamTopicSource.open` compares the place with the stream.
+    """
+
+    def __init__(self, consumer: OrderedConsumer, prefetch: int) -> None:
+        self._stream = consumer.stream_name
+        self._messages: Messages = consumer.messages(max_messages=prefetch, on_event=self._on_event)
+        self._reset: OrderedReset | None = None
+
+    async def start(self) -> None:
+        """Start reading."""
+        await self._messages.__aenter__()
 
     async def next(self) -> SourceMessage:
-        """Wait for the next message and return it."""
-        message = await self._messages.next()
+        """Wait for the next message and return it.
+
+        Raises:
+            TransportError: The consumer was recreated; open the partition again.
+        """
+        try:
+            message = await self._messages.next()
+        except StopAsyncIteration:
+            reason = "the feed was closed" if self._reset is None else self._reset.reason
+            raise TransportError(f"the feed of stream {self._stream!r} was interrupted: {reason}") from None
         return SourceMessage(message.metadata.stream_sequence - 1, message.data, message)
+
+    def _on_event(self, event: PullEvent) -> None:
+        if isinstance(event, OrderedReset):
+            self._reset = event
+            self._messages.stop()
 
     async def close(self) -> None:
         """Stop reading."""
