@@ -19,6 +19,7 @@ from liftenvelope.group.calls import PASSING, GroupCalls
 from liftenvelope.group.clock import time_since_boot
 from liftenvelope.group.errors import (
     ConsumerIdInUseError,
+    GroupExistsError,
     MemberFencedError,
     RebalancingError,
     UnknownGroupError,
@@ -229,6 +230,9 @@ class GroupMember:
             await self._calls.any("CreateGroup", self._creation, pb.CreateGroupResponse, timeout)
         except PASSING:
             self.session.unanswered(time_since_boot())
+        except GroupExistsError:
+            # Another member was faster. Like any existing group, its group takes members with other topics.
+            self.session.hurry(time_since_boot())
         else:
             self.session.hurry(time_since_boot())
 

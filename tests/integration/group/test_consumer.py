@@ -585,6 +585,42 @@ class TestItsLife:
             with pytest.raises(TopicMismatchError):
                 await play.consumer("b").open()
 
+    async def test_member_joins_the_group_that_another_created_just_before(
+        self, play: Play, nc: Client, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Both were told that the group does not exist; they have other topics, time-outs and assignors."""
+        other = await Play(nc, f"{play.name}-2", partitions=2).create()
+        first = play.consumer("a", session_timeout=LONG)
+        second = GroupConsumer(
+            nc,
+            play.name,
+            other.topic,
+            consumer_id="b",
+            session_timeout=LONG + 1,
+            assignor="range",
+            ephemeral=True,
+            auto_offset="earliest",
+            timeout=PATIENCE,
+            on_event=quiet,
+        )
+        asked: list[str] = []
+        call = second._calls.any
+
+        async def create_too_late(method: str, *arguments: Any) -> Any:
+            asked.append(method)
+            await first.open()
+            return await call(method, *arguments)
+
+        monkeypatch.setattr(second._calls, "any", create_too_late)
+        async with second:
+            assert asked == ["CreateGroup"]
+            assert {topic for topic, _ in second.assignment} == {other.name}
+            await eventually(lambda: len(first.assignment) == 4)
+            found = await play.client.describe_group(play.name)
+            assert (found.session_timeout, found.ephemeral, found.assignor) == (LONG, False, "sticky")
+            assert [member.session_timeout for member in found.members] == [LONG, LONG + 1]
+            await first.close()
+
     async def test_an_id_that_is_in_use(self, play: Play) -> None:
         async with play.consumer("a"):
             with pytest.raises(CallTimeoutError):
