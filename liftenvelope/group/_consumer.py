@@ -305,6 +305,8 @@ class GroupConsumer(GroupConsumerPartitions):
             await self._rest(0.0)
         until: float | None = None
         while True:
+            if self._failure is not None:
+                await self._reconsider()
             self._check()
             if self._closing:
                 return []
@@ -314,6 +316,21 @@ class GroupConsumer(GroupConsumerPartitions):
                 if now >= until or self._has_enough(limit):
                     return self._take(limit)
             await self._rest(self._patience(until))
+
+    async def _reconsider(self) -> None:
+        """Forget the errors of readers that the group replaces, as it does after a rewind.
+
+        The call that rewinds returns before the members have given their partitions back.
+        """
+        if self._closing or None in self._failures:
+            return
+        self._is_awaited = True
+        try:
+            keeps = await self._running().confirm()
+        finally:
+            self._is_awaited = False
+        if not keeps:
+            self._forgive(self._readers.values())
 
     async def _rest(self, timeout: float | None) -> None:
         """Wait for messages, and give other tasks a turn."""

@@ -167,6 +167,7 @@ class GroupConsumerPartitions(ConsumerShell[TopicPartition, GroupMember, Partiti
         """Stop reading, call ``on_revoked``, and commit all processed offsets."""
         # Messages in the user's hands are not processed yet.
         readers, self._readers, self._beginning = self._readers, {}, None
+        self._forgive(readers.values())
         self._leaving = readers
         self._ready.clear()
         # Most partitions are assigned again at once, so their readers keep buffering without handing out.
@@ -184,6 +185,7 @@ class GroupConsumerPartitions(ConsumerShell[TopicPartition, GroupMember, Partiti
     async def _lose(self) -> None:
         """Drop all partitions without a commit: other members may own them already."""
         readers, self._readers, self._beginning = self._readers, {}, None
+        self._forgive(readers.values())
         held, self._held = self._held, {}
         self._ready.clear()
         self._drop(readers)

@@ -153,7 +153,7 @@ class PartitionReader:
         self._task.add_done_callback(self._has_ended)
 
     def _has_ended(self, task: asyncio.Task[None]) -> None:
-        if self._on_done is not None and not self._held:
+        if self._on_done is not None and not self._held and task is self._task:
             self._on_done(task)
         elif not task.cancelled():
             task.exception()  # retrieved and dropped: the partition's next reader meets the error itself
@@ -223,7 +223,7 @@ class PartitionReader:
     def seek(self, offset: int) -> None:
         """Continue at another offset."""
         self.position, self.rewound, self._start = offset, True, None
-        self._last = []
+        self._last, self._beyond_since = [], None
         self._buffer.clear()
         self._room.set()
         if self._task is not None:

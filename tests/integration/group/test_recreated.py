@@ -8,12 +8,12 @@ from collections.abc import AsyncIterator
 import pytest
 from nats.aio.client import Client
 
-from liftenvelope.errors import OffsetOutOfRangeError
-from liftenvelope.group import GroupMessage
+from liftenvelope.errors import NoCursorError, OffsetOutOfRangeError
+from liftenvelope.group import GroupConsumer, GroupMessage
 from liftenvelope.testing import FaultProxy, NatsServer
 from tests.integration.conftest import connect
 
-from .play import LONG, PATIENCE, Play, coordinator
+from .play import LONG, PATIENCE, Play, coordinator, eventually
 
 
 @pytest.fixture
@@ -80,7 +80,62 @@ async def test_stream_that_is_created_again_while_a_member_reads_is_not_skipped(
             await play.create()
             await play.publish(4)
             proxy.resume()
-            with pytest.raises(OffsetOutOfRangeError, match="rewind the group"):
-                async with asyncio.timeout(PATIENCE):
-                    await anext(consumer)
+            await refused(consumer)
         await nc.close()
+
+
+async def refused(consumer: GroupConsumer) -> None:
+    with pytest.raises(OffsetOutOfRangeError, match="rewind the group"):
+        async with asyncio.timeout(PATIENCE):
+            await anext(consumer)
+
+
+@pytest.fixture
+async def behind(play: Play) -> AsyncIterator[GroupConsumer]:
+    """A consumer whose stream was created again and ends before the group's offsets."""
+    await play.publish(8)
+    async with play.member("a"):
+        await play.all_read()
+    await play.js.delete_stream(play.name)
+    await play.create()
+    play.published.clear()
+    await play.publish(4)
+    async with play.consumer("b") as consumer:
+        await refused(consumer)
+        yield consumer
+
+
+async def taken(consumer: GroupConsumer, count: int) -> set[bytes]:
+    async with asyncio.timeout(PATIENCE):
+        return {(await anext(consumer)).data for _ in range(count)}
+
+
+async def test_consumer_reads_on_after_the_rewind_that_its_error_asks_for(
+    play: Play, behind: GroupConsumer
+) -> None:
+    await refused(behind)
+    await play.client.rewind(play.name, {(play.name, number): 0 for number in range(4)})
+    assert await taken(behind, 4) == play.published
+
+
+async def test_consumer_reads_on_after_seeks_to_offsets_that_exist(play: Play, behind: GroupConsumer) -> None:
+    for number in range(4):
+        behind.seek(play.name, number, 0)
+    assert await taken(behind, 4) == play.published
+    await behind.commit()
+    assert sorted((await play.offsets()).values()) == [1, 2, 3, 4]
+
+
+async def test_seek_cures_the_sought_partition_alone(play: Play, behind: GroupConsumer) -> None:
+    await eventually(lambda: len(behind._failures) == 4)
+    behind.seek(play.name, 0, 0)
+    await refused(behind)
+
+
+async def test_group_without_an_offset_is_read_after_a_rewind(play: Play) -> None:
+    await play.publish(4)
+    async with play.consumer("a", auto_offset="error") as consumer:
+        with pytest.raises(NoCursorError, match="rewind the group first"):
+            await taken(consumer, 1)
+        await play.client.rewind(play.name, {(play.name, number): 0 for number in range(4)})
+        assert await taken(consumer, 4) == play.published
