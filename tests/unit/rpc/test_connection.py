@@ -199,6 +199,21 @@ def test_compressed_message_resets_the_call_alone() -> None:
     assert events[1:] == [MessagesReceived(second, [b"fine"], 9), CallEnded(second, None)]
 
 
+def test_invalid_message_in_the_frame_that_closes_the_stream_ends_the_call_alone() -> None:
+    # A web server, taken for a gRPC server, ends its page without trailers.
+    pair = Pair()
+    first, second = pair.start(), pair.start()
+    pair.server.send_headers(first, OK_HEADERS)
+    pair.server.send_data(first, b"<html>", end_stream=True)
+    pair.answer(second, frame_message(b"fine"))
+    events = pair.exchange()
+    error = failure(events[:1])
+    assert isinstance(error, RpcError)
+    assert "compressed" in error.description
+    assert pair.resets == {}
+    assert events[1:] == [MessagesReceived(second, [b"fine"], 9), CallEnded(second, None)]
+
+
 def test_reset_by_the_server() -> None:
     pair = Pair()
     call_id = pair.start()
