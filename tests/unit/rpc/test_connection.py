@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 
 import pytest
 from h2 import events as h2_events
@@ -429,7 +430,14 @@ def test_method_that_is_no_path() -> None:
 
 @pytest.mark.parametrize(
     ("timeout", "header"),
-    [(1e-9, "1u"), (0.25, "250000u"), (99.999999, "99999999u"), (100, "100000m"), (1e6, "1000000S")],
+    [
+        (1e-9, "1u"),
+        (0.25, "250000u"),
+        (99.999999, "99999999u"),
+        (100, "100000m"),
+        (1e6, "1000000S"),
+        (sys.float_info.max, "99999999S"),
+    ],
 )
 def test_timeout_header(timeout: float, header: str) -> None:
     assert timeout_header(timeout) == header
