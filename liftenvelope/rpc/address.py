@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import socket
+import time
 from typing import Final, NamedTuple
 
 from liftenvelope._secrets import without_secrets
 from liftenvelope.errors import UsageError
 
-__all__ = ["Address", "parse_address"]
+__all__ = ["Address", "connect", "parse_address"]
 
 _PORT_DIGITS: Final = 5
 #: Characters of an address shown in an error: the address may come from a server.
 _SHOWN: Final = 300
+#: Seconds of the shortest attempt to connect. A time-out of 0 would make the socket non-blocking.
+_SHORTEST: Final = 0.001
 
 
 class Address(NamedTuple):
@@ -47,6 +51,41 @@ def parse_address(text: str) -> Address:
     if not (colon and is_port and _is_host(host)):
         raise UsageError(f"address must be host:port, got {without_secrets(text)[:_SHOWN]!r}")
     return Address(host, int(port))
+
+
+def connect(address: Address, timeout: float) -> socket.socket:
+    """Connect to the first IP address of a host that accepts.
+
+    ``socket.create_connection`` gives each IP address the whole time-out. Here all of them share it, so that
+    an address that does not answer leaves time for the next ones.
+
+    Args:
+        address: Host and port.
+        timeout: Seconds to connect. The lookup of the host counts, but is not interrupted.
+
+    Returns:
+        The connected socket, with a time-out.
+
+    Raises:
+        OSError: The host is unknown, or no address accepted: the error of the last one.
+    """
+    deadline = time.monotonic() + timeout
+    found = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)
+    last = OSError(f"{address.host} has no IP address")
+    for tried, (family, kind, protocol, _, target) in enumerate(found):
+        connection = socket.socket(family, kind, protocol)
+        try:
+            connection.settimeout(max((deadline - time.monotonic()) / (len(found) - tried), _SHORTEST))
+            connection.connect(target)
+        except OSError as exc:
+            connection.close()
+            last = exc
+        except BaseException:
+            connection.close()
+            raise
+        else:
+            return connection
+    raise last
 
 
 def _is_host(host: str) -> bool:
