@@ -187,7 +187,8 @@ class NatsSocket:
     def wake(self) -> None:
         """Interrupt a wait in another thread. Makes the connection unusable."""
         with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
+            # SSLSocket.shutdown would first drop TLS: the other thread could then read and send plain bytes.
+            socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
 
     # Sending
 

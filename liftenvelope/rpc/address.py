@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import time
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from liftenvelope._secrets import without_secrets
 from liftenvelope.errors import UsageError
 
-__all__ = ["Address", "connect", "parse_address"]
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+__all__ = ["Address", "attempts", "connect", "connect_async", "parse_address"]
+
+_Found: TypeAlias = tuple[socket.AddressFamily, socket.SocketKind, int, str, Any]
+_TCP: Final = socket.SOCK_STREAM
 
 _PORT_DIGITS: Final = 5
 #: Characters of an address shown in an error: the address may come from a server.
@@ -56,12 +63,10 @@ def parse_address(text: str) -> Address:
 def connect(address: Address, timeout: float) -> socket.socket:
     """Connect to the first IP address of a host that accepts.
 
-    ``socket.create_connection`` gives each IP address the whole time-out. Here all of them share it, so that
-    an address that does not answer leaves time for the next ones.
-
     Args:
         address: Host and port.
-        timeout: Seconds to connect. The lookup of the host counts, but is not interrupted.
+        timeout: Seconds to connect, for all IP addresses together; see :func:`attempts`. The lookup of the
+            host counts, but is not interrupted.
 
     Returns:
         The connected socket, with a time-out.
@@ -70,12 +75,10 @@ def connect(address: Address, timeout: float) -> socket.socket:
         OSError: The host is unknown, or no address accepted: the error of the last one.
     """
     deadline = time.monotonic() + timeout
-    found = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)
     last = OSError(f"{address.host} has no IP address")
-    for tried, (family, kind, protocol, _, target) in enumerate(found):
-        connection = socket.socket(family, kind, protocol)
+    for connection, target, seconds in attempts(socket.getaddrinfo(*address, type=_TCP), deadline):
         try:
-            connection.settimeout(max((deadline - time.monotonic()) / (len(found) - tried), _SHORTEST))
+            connection.settimeout(seconds)
             connection.connect(target)
         except OSError as exc:
             connection.close()
@@ -86,6 +89,46 @@ def connect(address: Address, timeout: float) -> socket.socket:
         else:
             return connection
     raise last
+
+
+async def connect_async(address: Address, timeout: float) -> socket.socket:
+    """Connect like :func:`connect`, in the running event loop; return a non-blocking socket."""
+    loop = asyncio.get_running_loop()
+    deadline = time.monotonic() + timeout
+    try:  # without a thread, if the host is an IP address
+        found = socket.getaddrinfo(*address, type=_TCP, flags=socket.AI_NUMERICHOST)
+    except OSError:
+        found = await loop.getaddrinfo(*address, type=_TCP)
+    last = OSError(f"{address.host} has no IP address")
+    for connection, target, seconds in attempts(found, deadline):
+        try:
+            connection.setblocking(False)
+            async with asyncio.timeout(seconds):
+                await loop.sock_connect(connection, target)
+        except OSError as exc:
+            connection.close()
+            last = exc
+        except BaseException:
+            connection.close()
+            raise
+        else:
+            return connection
+    raise last
+
+
+def attempts(found: Sequence[_Found], deadline: float) -> Iterator[tuple[socket.socket, Any, float]]:
+    """Yield a socket for each IP address of a host, the address, and the seconds to wait for it.
+
+    The addresses share the time until the deadline, so that one which does not answer leaves time for the
+    next ones. ``socket.create_connection`` gives each the whole time, and asyncio gives it to the first.
+
+    Args:
+        found: Result of ``getaddrinfo``.
+        deadline: Deadline by ``time.monotonic()``.
+    """
+    for tried, (family, kind, protocol, _, target) in enumerate(found):
+        share = (deadline - time.monotonic()) / (len(found) - tried)
+        yield socket.socket(family, kind, protocol), target, max(share, _SHORTEST)
 
 
 def _is_host(host: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import time
 from collections.abc import Iterator
@@ -9,7 +10,8 @@ from typing import Any, ClassVar
 
 import pytest
 
-from liftenvelope.rpc.address import Address, connect
+from liftenvelope.rpc import address as addresses
+from liftenvelope.rpc.address import Address, attempts, connect, connect_async
 
 HOST = Address("host.test", 9292)
 SILENT = ("192.0.2.1", 9292)  # reserved for documentation (RFC 5737)
@@ -82,3 +84,31 @@ def test_host_without_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
     resolve_to(monkeypatch)
     with pytest.raises(OSError, match=r"host\.test has no IP address"):
         connect(HOST, 1.0)
+
+
+def test_silent_address_leaves_time_for_the_next_in_asyncio(
+    monkeypatch: pytest.MonkeyPatch, listening: tuple[str, int]
+) -> None:
+    given: list[float] = []
+
+    def hurried(*args: Any) -> Iterator[tuple[socket.socket, Any, float]]:
+        for connection, target, seconds in attempts(*args):
+            given.append(seconds)
+            yield connection, target, 0.01 if target == SILENT else seconds
+
+    async def connect_in_a_loop() -> tuple[str, int]:
+        loop = asyncio.get_running_loop()
+        real = loop.sock_connect
+
+        async def sock_connect(connection: socket.socket, target: Any) -> None:
+            await (loop.create_future() if target == SILENT else real(connection, target))
+
+        monkeypatch.setattr(loop, "sock_connect", sock_connect)
+        with await connect_async(HOST, 600.0) as connection:
+            peer: tuple[str, int] = connection.getpeername()
+            return peer
+
+    resolve_to(monkeypatch, SILENT, listening)
+    monkeypatch.setattr(addresses, "attempts", hurried)
+    assert asyncio.run(connect_in_a_loop()) == listening
+    assert 200.0 < given[0] <= 300.0 < given[1] <= 600.0
