@@ -38,6 +38,7 @@ from liftenvelope.errors import (
     UsageTypeError,
     WrongTypeError,
 )
+from tests.unit.broken_arrow import with_more_rows
 
 HEADERS = pa.map_(pa.string(), pa.binary())
 BROKEN = "the Arrow array is broken: "
@@ -70,18 +71,6 @@ def map_array(offsets: bytes, names: pa.Array, values: pa.Array, validity: bytes
     length = len(offsets) // 4 - 1
     kind = pa.map_(names.type, values.type)
     return pa.MapArray.from_buffers(kind, length, buffers(validity, offsets), children=[entries])
-
-
-def with_more_rows(array: pa.Array) -> pa.Array:
-    """Read an array back from Arrow's IPC format after changing its number of rows, but not its buffers."""
-    stream = pa.BufferOutputStream()
-    written = pa.record_batch([array], ["column"])
-    with pa.ipc.new_stream(stream, written.schema) as writer:
-        writer.write_batch(written)
-    rows, more = (struct.pack("<q", n) for n in (len(array), 2 * len(array)))
-    raw = stream.getvalue().to_pybytes()
-    assert raw.count(rows) == 2  # of the batch and of its column
-    return pa.ipc.open_stream(raw.replace(rows, more)).read_next_batch().column(0)
 
 
 class TestEncode:
@@ -773,14 +762,15 @@ class TestBrokenArrays:
     )
     @pytest.mark.parametrize("chunked", [False, True])
     def test_expected_offsets(self, numbers: pa.Array, chunked: bool) -> None:
-        array = with_more_rows(numbers)
+        array = with_more_rows(pa.record_batch([numbers], ["number"])).column(0)
         offsets = pa.chunked_array([array]) if chunked else array
         with pytest.raises(UsageError, match=BROKEN + "Buffer #"):
             encode_batch(pa.nulls(len(array)), expected_offsets=offsets)
 
     def test_fixed_size_values(self) -> None:
+        values = pa.array([b"abc"] * 1234, pa.binary(3))
         with pytest.raises(UsageError, match=BROKEN + "Buffer #1 too small"):
-            encode_batch(with_more_rows(pa.array([b"abc"] * 1234, pa.binary(3))))
+            encode_batch(with_more_rows(pa.record_batch([values], ["value"])).column(0))
 
 
 def test_threads_decode_and_encode_at_once() -> None:
