@@ -27,7 +27,7 @@ from liftenvelope.client._events import (
 from liftenvelope.client._message_reader import MessageReader
 from liftenvelope.client._subscribe_call import open_call
 from liftenvelope.client.failures import call_error
-from liftenvelope.client.partition_read import PartitionRead, Verdict, read_messages
+from liftenvelope.client.partition_read import PartitionRead, Verdict
 from liftenvelope.client.positions import At, StartAt, parse_start
 from liftenvelope.client.retries import Fate, fate_of
 from liftenvelope.errors import (
@@ -118,6 +118,8 @@ class Subscription(MessageReader):
         self._opened = False
         # Set until the first messages of a call with an end: if none are left, the server is silent.
         self._may_be_empty = False
+        # Offset of the first message that close() dropped.
+        self._dropped: int | None = None
 
     @property
     def stream(self) -> str:
@@ -133,11 +135,12 @@ class Subscription(MessageReader):
     def position(self) -> int | None:
         """Offset of the next message, or a later one; None while it is unknown.
 
-        A subscription that starts at this offset continues where this one is.
+        A subscription that starts at this offset continues where this one is, also after the end of the
+        ``with`` block.
         """
-        if self._buffer:
-            return self._buffer[-1].offset
-        return read_messages(self._unread[:1])[0].offset if self._unread else self._read.next_offset
+        for message in self._kept():
+            return message.offset
+        return self._read.next_offset if self._dropped is None else self._dropped
 
     @property
     def positions(self) -> dict[tuple[str, int], int | None]:
@@ -177,6 +180,7 @@ class Subscription(MessageReader):
         """End the subscription and drop messages that were not handed out. Closing twice is fine."""
         self._context.open_resources.discard(self)
         self._drop_call()
+        self._dropped = next((message.offset for message in self._kept()), self._dropped)
         await super().close()
         work, self._work = self._work, None
         if work is not None:
