@@ -267,7 +267,7 @@ class Subscription(MessageReader):
                 if verdict is Verdict.FINISHED:
                     self._read.finished = read is None
                     return
-                late = attempt < _LATE_ATTEMPTS and await self._may_be_late(verdict, deadline)
+                late = attempt < _LATE_ATTEMPTS and await self._may_pass(verdict, deadline)
                 again = late or (verdict is Verdict.LOST and fate_of(exc) is not Fate.REFUSED)
                 if deadline.is_over or self.closed or not again:
                     raise self._to_raise(verdict, exc) from exc
@@ -278,8 +278,10 @@ class Subscription(MessageReader):
             else:
                 return
 
-    async def _may_be_late(self, verdict: Verdict | LiftEnvelopeError, deadline: Deadline) -> bool:
-        """Return True if a refusal may pass soon: the leader is new, or is removing old messages."""
+    async def _may_pass(self, verdict: Verdict | LiftEnvelopeError, deadline: Deadline) -> bool:
+        """Return True if another call may succeed: the leader is new, or has removed messages."""
+        if verdict is Verdict.GO_ON:
+            return True
         if isinstance(verdict, PartitionPausedError):
             # Not only a pause closes segments: retention does, some time before it unlists them.
             stream = await self._cluster.stream(self.stream, deadline, refresh=True)
@@ -296,7 +298,7 @@ class Subscription(MessageReader):
         """Make one call and wait for its handshake; return the address of the broker."""
         call, came, address = await open_call(self._cluster, read, deadline, resume=resume, refresh=refresh)
         self._call, self._came = call, came
-        self._may_be_empty = read.stop_offset is not None and not read.reverse and not came
+        self._may_be_empty = read.highest_offset is not None and not came
         return address
 
     def _drop_call(self) -> None:
@@ -312,12 +314,18 @@ class Subscription(MessageReader):
             raise UsageError(f"{self._read.name}: open the subscription first, in a 'with' block")
         while self._goes_on():
             came = await self._receive()
-            if came and (wanted := self._read.accept(came)):
+            wanted = self._read.accept(came) if came else []
+            if wanted:
                 # Dropped messages are no progress: a server may send the same ones over and over.
                 self._regaining, self._went_on = None, False
                 if self._read.finished:
                     self._drop_call()
                 return wanted
+            if self._read.needs_call:
+                self._drop_call()
+                await self._do(self._subscribe(self._context.deadline(None)))
+            elif came:
+                self._may_be_empty = self._read.highest_offset is not None
         self._drop_call()
         return None
 
@@ -359,17 +367,17 @@ class Subscription(MessageReader):
                     # A busy server that does not answer may still send messages, so the next silence asks
                     # again. If the server stands still, the pings of the connection end the call.
                     with suppress(CallTimeoutError, TransportError):
-                        self._read.finished = await self._is_empty()
+                        self._read.fell_silent(is_empty=await self._is_empty())
                         self._may_be_empty = False
         except (RpcError, TransportError) as exc:
             await self._after_end(exc)
 
     async def _is_empty(self) -> bool:
-        deadline, stop = self._context.deadline(None), self._read.stop_offset
+        deadline, last = self._context.deadline(None), self._read.highest_offset
         info = await self._streams.fetch_partition_metadata(self.stream, self.partition)
-        if stop is None or info.newest_offset < stop:
+        if last is None or info.newest_offset < last:
             return False  # the message at the stop is not published yet
-        return await self._lookup(deadline).is_empty(stop, info.newest_offset)
+        return await self._lookup(deadline).is_empty(last, info.newest_offset)
 
     async def _do(self, work: Coroutine[None, None, None]) -> None:
         self._work = asyncio.create_task(work)
