@@ -17,9 +17,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from liftenvelope._deadlines import Deadline
 from liftenvelope.envelope import Ack, Message, marshal_ack, unmarshal_message
 from liftenvelope.errors import (
+    CallTimeoutError,
     EnvelopeError,
     JetStreamError,
     LiftEnvelopeError,
@@ -180,19 +180,27 @@ async def _answer(msg: Msg) -> None:
     await msg.respond(b"")
 
 
-async def wait_for_intakes(js: JetStream, record: StreamRecord, *, timeout: float) -> None:
-    """Wait until the leaders of all partitions forward messages, or until the timeout.
+async def wait_for_intakes(js: JetStream, known: Callable[[], StreamRecord | None]) -> None:
+    """Wait until the leaders of all partitions of a stream forward messages, or until it is deleted.
+
+    Has no time limit: messages that arrive earlier are lost, so the stream is not usable before. Does nothing
+    for a stream that does not check offsets.
 
     Args:
         js: JetStream, for its API and connection.
-        record: Record of a stream that checks offsets.
-        timeout: Seconds to wait for all partitions together.
+        known: Returns the stream's record, or None if the stream does not exist.
+
+    Raises:
+        TransportError: The connection was closed.
     """
-    deadline = Deadline(timeout)
+    record = known()
+    if record is None or not record.checks_offsets:
+        return
     for partition in range(len(record.partitions)):
-        while not deadline.is_over:
+        probe = _probe(record, partition)
+        while (now := known()) is not None and now.id == record.id:
             try:
-                await js.api.ask(_probe(record, partition), timeout=_ONE_TRY)
+                await js.api.ask(probe, timeout=_ONE_TRY, repeat=True)
                 break
-            except LiftEnvelopeError:
+            except (NoJetStreamError, CallTimeoutError):
                 await asyncio.sleep(_PAUSE)  # no leader forwards them yet, or NATS does not answer

@@ -58,8 +58,6 @@ StreamChange: TypeAlias = "Callable[[bytes], Coroutine[Any, Any, bytes]]"
 
 #: Partitions of a stream that are created concurrently.
 _AT_ONCE: Final = 16
-#: Time limit for the leaders of a new stream that checks offsets to start, in seconds.
-_INTAKES: Final = 5.0
 #: Time limit for copies to catch up with a partition that hands over its subject, in seconds.
 _CATCH_UP: Final = 5.0
 #: Errors of a request that the server may still execute.
@@ -111,7 +109,11 @@ class StreamService:
 
     async def create(self, call: ServerCall, raw: bytes) -> bytes:
         """Serve CreateStream; see :func:`new_record` and :meth:`make` for the errors."""
-        return await self.whole(partial(self._create, client_name(call.peer_certificate)))(raw)
+        answer = await self.whole(partial(self._create, client_name(call.peer_certificate)))(raw)
+        # Not part of the change: once the client gives up, nobody waits.
+        name = read_request(api_pb2.CreateStreamRequest, raw, self._core.options.limits).name
+        await wait_for_intakes(self._core.js, partial(self._core.registry.known, name))
+        return answer
 
     async def _create(self, owner: str, raw: bytes) -> bytes:
         request = read_request(api_pb2.CreateStreamRequest, raw, self._core.options.limits)
@@ -128,8 +130,6 @@ class StreamService:
                 record = await self.make(record, events)
         self._tell(record.name, events)
         await self._core.agreement.reach(record.name)
-        if record.checks_offsets:
-            await wait_for_intakes(self._core.js, record, timeout=_INTAKES)
         return api_pb2.CreateStreamResponse().SerializeToString()
 
     async def _check_group(self, record: StreamRecord) -> None:
