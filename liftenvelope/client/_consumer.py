@@ -142,7 +142,8 @@ class Consumer(ConsumerShell[StreamPartition, ConsumerMember, ConsumerReader, "M
         try:
             # The first task keeps sending heartbeats until the member has left.
             await cancel(self._tasks[1:])
-            await self._give_up(None, timeout / 2)
+            if (unstored := await self._give_up(None, timeout / 2)) is not None:
+                raise unstored
         finally:
             await self._leave(member, Deadline(timeout / 2))
 
@@ -300,11 +301,10 @@ class Consumer(ConsumerShell[StreamPartition, ConsumerMember, ConsumerReader, "M
 
     async def _apply(self, change: Change) -> None:
         if change.revoked:
-            try:
-                await self._give_up(change.revoked, self._parts.context.options.timeout)
-            except LiftEnvelopeError as exc:
+            unstored = await self._give_up(change.revoked, self._parts.context.options.timeout)
+            if unstored is not None:
                 for key, offset in self._checkpoints.pending(change.revoked):
-                    self._report(key, offset, exc)
+                    self._report(key, offset, unstored)
             # Skipped if the task is cancelled above: then close() stores what is left.
             for key in change.revoked:
                 self._leaving.pop(key, None)
@@ -314,22 +314,27 @@ class Consumer(ConsumerShell[StreamPartition, ConsumerMember, ConsumerReader, "M
             self._readers.update(readers)
             await self._begin(readers)
 
-    async def _give_up(self, keys: Collection[StreamPartition] | None, timeout: float) -> None:
+    async def _give_up(
+        self, keys: Collection[StreamPartition] | None, timeout: float
+    ) -> LiftEnvelopeError | None:
         """Stop the readers of partitions, call ``on_revoked``, and store the processed offsets.
 
         Args:
             keys: The partitions; None for all, including those that an interrupted call has not stored.
             timeout: Seconds to store the offsets.
 
+        Returns:
+            The error if an offset could not be stored, otherwise None.
+
         Raises:
             Exception: Raised by ``on_revoked``. The offsets are stored nevertheless.
-            LiftEnvelopeError: An offset could not be stored.
         """
         chosen = tuple(self._readers) if keys is None else keys
         readers = {key: self._readers.pop(key) for key in chosen if key in self._readers}
         self._leaving.update(readers)
         await stop(readers.values())
         failure: Exception | None = None
+        unstored: LiftEnvelopeError | None = None
         try:
             await self._tell(self._on_revoked, readers)
         except Exception as exc:  # noqa: BLE001 - the callback's own: raised once the offsets are stored
@@ -341,11 +346,12 @@ class Consumer(ConsumerShell[StreamPartition, ConsumerMember, ConsumerReader, "M
         try:
             await self._writer.flush(keys, timeout)
         except LiftEnvelopeError as exc:
-            if failure is None:
-                raise
-            failure.add_note(f"group {self.group!r}: the processed offsets could not be stored: {exc}")
-        if failure is not None:
-            raise failure
+            unstored = exc
+        if failure is None:
+            return unstored
+        if unstored is not None:
+            failure.add_note(f"group {self.group!r}: the processed offsets could not be stored: {unstored}")
+        raise failure
 
     def _make_reader(self, key: StreamPartition) -> ConsumerReader:
         return ConsumerReader(

@@ -30,6 +30,7 @@ from liftenvelope.jetstream._pull_options import PullPlan
 from liftenvelope.jetstream.message import PIN_HEADER, AckSender, Message, counted_size
 from liftenvelope.jetstream.statuses import Status, StatusKind
 from liftenvelope.jetstream.watch import watch_of
+from liftenvelope.nats.expiry import LATE, TURNS
 from liftenvelope.nats.pull_inbox import PullInbox
 
 if TYPE_CHECKING:
@@ -45,10 +46,6 @@ _LOOK_UP_PAUSE: Final = 0.25
 _UNSUBSCRIBE: Final = 1.0
 #: Timeout in seconds of each request that releases a pin.
 _RELEASE: Final = 2.0
-#: Timer delay in seconds after which the event loop counts as blocked, and loop turns granted then to read
-#: data that arrived in the meantime.
-LATE: Final = 0.1
-TURNS: Final = 10
 
 
 class PullSource(Protocol):
@@ -240,7 +237,7 @@ class PullFeed:
         Raises:
             StopAsyncIteration: The feed was stopped, or was drained and the buffer is empty.
             LiftEnvelopeError: An error ended the feed and the buffer is empty.
-            UsageError: Another task already waits for the next message.
+            UsageError: The feed was not started, or another task already waits for the next message.
         """
         while not self.buffer:
             if self._ending:
@@ -249,6 +246,8 @@ class PullFeed:
                     raise self._error
                 self.release()  # the caller has finished the last message
                 raise StopAsyncIteration
+            if not self._started:
+                raise UsageError("the iteration has not been started: use async with")
             if self._waiter is not None:
                 raise UsageError("another task waits for the next message: read in one task at a time")
             self._waiter = waiter = self._loop.create_future()

@@ -15,11 +15,12 @@ from liftenvelope.errors import (
     StreamNotFoundError,
     TransportError,
 )
-from liftenvelope.jetstream._feed import LATE, TURNS, PullSource, error_of
+from liftenvelope.jetstream._feed import PullSource, error_of
 from liftenvelope.jetstream._pull_options import PullPlan
 from liftenvelope.jetstream.message import PIN_HEADER, Message, counted_size
 from liftenvelope.jetstream.statuses import Status, StatusKind
 from liftenvelope.jetstream.watch import reason_of, watch_of
+from liftenvelope.nats.expiry import LATE, TURNS
 from liftenvelope.nats.link import Link
 from liftenvelope.nats.pull_inbox import PullInbox
 
@@ -287,7 +288,9 @@ class _Fetch:
             self.batch.append(message)
             self._left -= message._size if limits.in_bytes else 1
             if self._left <= 0:
-                self.is_clean = True  # the server sends no status for a filled pull
+                # The server sends no status for a filled pull. It may count fewer bytes than this side, for
+                # example of headers that are not UTF-8, and then keeps the pull open.
+                self.is_clean = not limits.in_bytes
                 self._finish(None)
 
     def take_status(self, number: int, headers: Mapping[str, str]) -> None:

@@ -78,6 +78,7 @@ class OrderedFeed:
         self._reason = ""
         self._stopped = False
         self._reading = False
+        self._making: asyncio.Task[None] | None = None
         self._error: LiftEnvelopeError | None = None
         self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -120,6 +121,7 @@ class OrderedFeed:
 
     async def _next(self) -> Message:
         while True:
+            await self._until_made()
             if self._error is not None:
                 raise self._error
             try:
@@ -132,7 +134,19 @@ class OrderedFeed:
                 raise
             if message is not None:
                 return message
-            await self._make_anew(reason)
+            self._making = asyncio.get_running_loop().create_task(self._make_anew(reason))
+
+    async def _until_made(self) -> None:
+        """Wait until the next consumer is created, if that is under way.
+
+        A cancelled wait does not cancel the creation. Otherwise a reader with short timeouts would start over
+        with each call, and never get beyond a longer pause.
+        """
+        if self._making is not None:
+            await asyncio.wait({self._making})
+            making, self._making = self._making, None
+            if not making.cancelled():  # cancelled by _end()
+                making.result()
 
     async def _try_next(self) -> tuple[Message | None, str]:
         """Return the next message, or None and the reason why the consumer must be recreated."""
@@ -148,6 +162,8 @@ class OrderedFeed:
                 raise
             return None, self._reason
         except _LOST as exc:
+            if self._stopped:  # drained
+                raise StopAsyncIteration from None
             return None, str(exc)
         metadata = message.metadata
         if metadata.consumer_sequence != self._expected:
@@ -168,7 +184,6 @@ class OrderedFeed:
             await self._begin_patiently()
         except LiftEnvelopeError as exc:
             self._end(exc)
-            raise
         if not self._stopped:
             self._user_hooks.tell(OrderedReset(self._sequence + 1, reason))
 
@@ -242,6 +257,8 @@ class OrderedFeed:
         self._stopped, self._error = True, error
         self._close_feed()
         self._forget()
+        if self._making is not None and self._making is not asyncio.current_task():
+            self._making.cancel()
         self._ended.set_result(None)
 
     def stop(self) -> None:

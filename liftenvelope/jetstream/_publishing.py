@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Unpack
 
@@ -24,6 +23,7 @@ from liftenvelope.jetstream.publish_frames import (
     read_ack,
     status_error,
 )
+from liftenvelope.nats.expiry import ExpiryTimer
 from liftenvelope.nats.link import Link
 from liftenvelope.nats.receiving import DirectSubscription, deliver_directly, read_directly
 from liftenvelope.nats.subjects import publish_subject
@@ -111,8 +111,7 @@ class Publishing:
         self._subscription: DirectSubscription | None = None
         self._starting = asyncio.Lock()
         self._watcher: asyncio.Task[None] | None = None
-        self._timer: asyncio.TimerHandle | None = None
-        self._timer_at = math.inf
+        self._timer = ExpiryTimer(api.nc, self._table.next_expiry, self._expire)
         self._waiting = False
         #: Futures of the messages that wait for a retry, by the task that retries.
         self._retries: dict[asyncio.Task[None], PublishFuture] = {}
@@ -229,8 +228,8 @@ class Publishing:
             _Again(deadline, head, block, body, retry_attempts, retry_wait) if retry_attempts else None
         )
         frame = self._table.enter(future, deadline, head, block, body)
-        if deadline < self._timer_at:
-            self._rearm()
+        if deadline < self._timer.at:
+            self._timer.rearm()
         if not self._link.offer(frame, size):
             # Slow path: enter again after the wait for room, which must not count towards the ack timeout.
             self._withdraw(self._table.token)
@@ -244,8 +243,8 @@ class Publishing:
     def _enter(self, future: PublishFuture, deadline: float, head: bytes, block: bytes, body: bytes) -> bytes:
         """Register a message in the table of pending acks, and return the command that sends it."""
         frame: bytes = self._table.enter(future, deadline, head, block, body)
-        if deadline < self._timer_at:
-            self._rearm()
+        if deadline < self._timer.at:
+            self._timer.rearm()
         return frame
 
     def _withdraw(self, token: str) -> None:
@@ -393,20 +392,11 @@ class Publishing:
 
     # Timeouts and ends
 
-    def _rearm(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        when = self._table.next_expiry()
-        self._timer = None if when is None else self._loop.call_at(when, self._expire)
-        self._timer_at = math.inf if when is None else when
-
-    def _expire(self) -> None:
-        self._timer = None
-        for future, token in self._table.expire(self._loop.time()):
+    def _expire(self, now: float) -> None:
+        for future, token in self._table.expire(now):
             what = f"the message on {future.subject!r}"
             causes = _CAUSES + self._link.refusal
             self._fail(future, ack_timeout(what, token, unknown=_UNKNOWN, causes=causes))
-        self._rearm()
 
     def _fail(self, future: PublishFuture, error: Exception) -> None:
         if self._waiting:
@@ -421,9 +411,7 @@ class Publishing:
 
     def _end(self, reason: str) -> None:
         self._ended = reason
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._timer.stop()
         for future, _ in self._table.expire_all():
             what = f"{reason} before an ack came for the message on {future.subject!r}: {_UNKNOWN}"
             self._fail(future, TransportError(what, sent=True))

@@ -281,9 +281,10 @@ def _keep_pin(config: ConsumerConfig) -> float:
 def _times(expires: float, beat: float) -> dict[str, int]:
     """Return both times in nanoseconds. The server refuses heartbeats above half of ``expires``.
 
-    Rounding alone could exceed that limit by one nanosecond, hence the ``min``.
+    Rounding alone could exceed that limit by one nanosecond, hence the ``min``. Rounding could also give 0:
+    such a pull never expires.
     """
-    waits = to_ns(expires)
+    waits = max(to_ns(expires), 1)
     return {"expires": waits, "idle_heartbeat": min(to_ns(beat), waits // 2)} if beat else {"expires": waits}
 
 

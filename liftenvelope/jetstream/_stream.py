@@ -197,7 +197,9 @@ class Stream:
             sequence: First sequence. Default: the first message.
             start_time: Start time instead of a sequence, with a time zone.
             subject: Read only messages on matching subjects; wildcards are allowed.
-            max_bytes: Maximum number of bytes; at least one message is returned in any case.
+            max_bytes: Maximum number of bytes; at least one message is returned in any case. Default: the
+                server's ``max_pending``, 64 MiB unless configured. If ``pending`` of the last message is
+                not 0, request the rest.
             timeout: Seconds to wait for each message. Default: the timeout of the context.
 
         Raises:
@@ -231,6 +233,7 @@ class Stream:
         subjects: Sequence[str],
         *,
         batch: int | None = None,
+        max_bytes: int | None = None,
         up_to_sequence: int | None = None,
         up_to_time: datetime | None = None,
         timeout: float | None = None,
@@ -240,6 +243,7 @@ class Stream:
         Args:
             subjects: Subjects to read; wildcards are allowed. The server allows at most 1,024 subjects.
             batch: Maximum number of messages.
+            max_bytes: Maximum number of bytes: see :meth:`get_messages`.
             up_to_sequence: Ignore messages after this sequence. Default: the current state.
             up_to_time: Ignore messages after this time instead, with a time zone.
             timeout: Seconds to wait for each message. Default: the timeout of the context.
@@ -257,6 +261,8 @@ class Stream:
         request: dict[str, Any] = {"multi_last": [check_filter(subject) for subject in subjects]}
         if batch is not None:
             request["batch"] = as_count("batch", batch, 1, MAX_INT64)
+        if max_bytes is not None:
+            request["max_bytes"] = as_count("max_bytes", max_bytes, 1, MAX_INT64)
         if up_to_sequence is not None:
             request["up_to_seq"] = as_count("up_to_sequence", up_to_sequence, 1, MAX_INT64)
         if up_to_time is not None:

@@ -30,6 +30,9 @@ _OPERATION: Final = "KV-Operation"
 _DELETED: Final = ("DEL", "PURGE")
 #: Keys read by one request. The server accepts at most 1,024 subjects.
 _BATCH: Final = 500
+#: Size limit of one reply. The server's own limit is ``max_pending``, 64 MiB by default. The server closes a
+#: connection with so many unread bytes as a slow consumer.
+_BATCH_BYTES: Final = 4 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,16 +200,34 @@ class Bucket:
         Args:
             keys: Filter with the wildcards of NATS, such as ``group.>``.
         """
-        stream = await self.handle()
         subjects = [self._prefix + key for key in (await self.keys(keys))[0]]
         found: list[BucketEntry] = []
         for begin in range(0, len(subjects), _BATCH):
-            try:
-                messages = stream.get_last_messages(subjects[begin : begin + _BATCH])
-                found += [self.entry_of(message, message.sequence) async for message in messages]
-            except MessageNotFoundError:
-                continue  # all expired meanwhile
+            messages = await self._last_messages(subjects[begin : begin + _BATCH])
+            found += [self.entry_of(message, message.sequence) for message in messages]
         return [entry for entry in found if entry.value is not None]
+
+    async def _last_messages(self, subjects: list[str]) -> list[StoredMessage]:
+        """Read the last message of each subject; leave out the subjects that have none any more.
+
+        The server ends a reply at its size limit. ``pending`` of the last message then tells that more
+        messages match.
+        """
+        stream = await self.handle()
+        left = dict.fromkeys(subjects)
+        found: list[StoredMessage] = []
+        while left:
+            messages = stream.get_last_messages(list(left), max_bytes=_BATCH_BYTES)
+            try:
+                reply = [message async for message in messages]
+            except MessageNotFoundError:
+                break  # all expired meanwhile
+            found += reply
+            for message in reply:
+                left.pop(message.subject, None)
+            if not reply[-1].pending:
+                break
+        return found
 
     async def keys(self, keys: str) -> tuple[list[str], int]:
         """Return the keys that match a filter, sorted, and the last revision of the bucket.

@@ -16,6 +16,7 @@ from liftenvelope.errors import EnvelopeError, EnvelopeTooLargeError, TransportE
 from liftenvelope.nats._ack_future import AckFuture, EnvelopeOptions, Settled
 from liftenvelope.nats._feed import AckFeed
 from liftenvelope.nats._outcomes import failure_of, outcome_of
+from liftenvelope.nats.expiry import ExpiryTimer
 from liftenvelope.nats.link import Link
 from liftenvelope.nats.receiving import DirectSubscription, subscribe_direct
 from liftenvelope.nats.subjects import publish_subject
@@ -79,7 +80,7 @@ class AckInbox:
         self._freed = asyncio.Event()
         # Waiters wake when _outstanding <= _wake_at, the largest bound any of them needs; -1: no waiters.
         self._wake_at = -1
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer = ExpiryTimer(nc, self._pending.next_expiry, self._expire)
         self._sender: asyncio.Task[None] | None = None
         self._watcher: asyncio.Task[None] | None = None
         self._subscription: DirectSubscription | None = None
@@ -262,7 +263,8 @@ class AckInbox:
         future.correlation_id = self._pending.register(
             correlation_id, deadline=deadline, expected=expected, context=future
         )
-        self._arm(deadline)
+        if deadline < self._timer.at:
+            self._timer.rearm()
         return future
 
     async def capacity(self, wanted: int = 1) -> int:
@@ -320,7 +322,8 @@ class AckInbox:
         else:
             self._pending.register_ids(ids, contexts, deadline=deadline)
         self._outstanding += count
-        self._arm(deadline)
+        if deadline < self._timer.at:
+            self._timer.rearm()
         return ids
 
     def withdraw_batch(self, ids: list[str]) -> None:
@@ -347,6 +350,8 @@ class AckInbox:
 
     def _queue(self, future: AckFuture, subject: str, payload: bytes) -> None:
         self._link.check_open()
+        while self._outbox and self._outbox[0][0].done():  # timed out while the connection is down
+            self._outbox.popleft()
         self._outbox.append((future, subject, payload))
         if self._sender is None or self._sender.done():
             self._sender = self._loop.create_task(self._send_queued())
@@ -443,22 +448,9 @@ class AckInbox:
 
     # Timeouts and ends
 
-    def _arm(self, deadline: float) -> None:
-        if self._timer is not None and self._timer.when() <= deadline:
-            return
-        self._rearm()
-
-    def _rearm(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        when = self._pending.next_expiry()
-        self._timer = None if when is None else self._loop.call_at(when, self._expire)
-
-    def _expire(self) -> None:
-        self._timer = None
-        for entry in self._pending.expire(self._loop.time()):
+    def _expire(self, now: float) -> None:
+        for entry in self._pending.expire(now):
             self._finish(entry, None)
-        self._rearm()
 
     def _finish(self, entry: Ended, reason: str | None) -> None:
         """Complete an entry that has left the table: at its deadline (``reason`` None) or early."""
@@ -494,6 +486,4 @@ class AckInbox:
         for task in (self._sender, self._watcher):
             if task is not None and task is not current:
                 task.cancel()
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._timer.stop()

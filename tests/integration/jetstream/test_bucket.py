@@ -12,7 +12,7 @@ from nats.aio.msg import Msg
 from liftenvelope.errors import StreamNotFoundError, UsageError, WrongLastSequenceError
 from liftenvelope.jetstream import DiscardPolicy, JetStream, StorageType, StreamConfig
 from liftenvelope.jetstream.bucket import Bucket, BucketEntry
-from liftenvelope.testing import NatsServer
+from liftenvelope.testing import NatsServer, run_nats_server
 from tests.integration.conftest import connect, until
 
 
@@ -179,6 +179,19 @@ async def test_entries_match_the_filter_and_leave_out_deleted_keys(bucket: Bucke
         BucketEntry("group.b.c", b"group.b.c", 2),
     ]
     assert await bucket.entries("none.>") == []
+
+
+async def test_entries_of_more_bytes_than_the_server_sends_at_once() -> None:
+    with run_nats_server(jetstream=True, config={"max_pending": 8_000_000}) as server:
+        client = await connect(server.url)
+        async with JetStream(client, timeout=60) as js:
+            bucket = Bucket(js, "large")
+            await bucket.create()
+            for number in range(12):
+                await bucket.put(f"k.{number}", bytes(900_000))
+            found = await bucket.entries("k.*")
+        await client.close()
+    assert sorted(entry.key for entry in found) == sorted(f"k.{number}" for number in range(12))
 
 
 async def test_entries_of_more_keys_than_one_request_may_name(bucket: Bucket) -> None:

@@ -55,6 +55,11 @@ class TestMessages:
         async with asyncio.timeout(20), consumer.messages(max_messages=max_messages) as messages:
             assert [(await messages.next()).data for _ in range(50)] == numbered(50)
 
+    async def test_read_before_the_start_is_refused(self, bench: Bench) -> None:
+        messages = (await bench.consumer()).messages()
+        with pytest.raises(UsageError, match="use async with"):
+            await messages.next(timeout=20)
+
     async def test_messages_published_later(self, bench: Bench) -> None:
         consumer = await bench.consumer()
         async with consumer.messages() as messages:

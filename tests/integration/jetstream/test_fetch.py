@@ -15,6 +15,7 @@ from liftenvelope.errors import (
     NoJetStreamError,
     UsageError,
 )
+from liftenvelope.nats.link import Link
 from tests.integration.conftest import until
 
 from .pulling import Bench, Wire, numbered, until_no_pulls, until_pulled
@@ -242,3 +243,21 @@ class TestOperations:
         assert (metadata.stream_sequence, metadata.consumer_sequence) == (2, 2)
         assert (metadata.num_pending, metadata.num_delivered, metadata.domain) == (0, 1, "")
         assert metadata.timestamp.year >= 2024
+
+
+async def test_fetch_bytes_of_headers_that_are_not_utf8_leaves_no_pull_open(
+    bench: Bench, js_nc: Client
+) -> None:
+    """This side counts more bytes than the server, which kept the filled pull open and delivered to it."""
+    block = b"NATS/1.0\r\nA: " + b"\xff" * 300 + b"\r\n\r\n"
+    link = Link(js_nc)
+    for _ in range(2):
+        link.write(b"HPUB %b.a %d %d\r\n%b\r\n" % (bench.name.encode(), len(block), len(block), block), 1, 0)
+    await link.barrier(60)
+    consumer = await bench.consumer()
+    # Without acceleration nats-py replaces each odd byte by a character of three bytes.
+    for message in await consumer.fetch_bytes(1100, expires=2):
+        message.ack()
+    await bench.publish([b"next"])
+    await consumer.info()
+    assert (await consumer.next(timeout=60)).metadata.num_delivered == 1

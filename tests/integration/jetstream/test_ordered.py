@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
+import signal
 
 import pytest
 from nats.aio.client import Client
@@ -16,7 +19,7 @@ from liftenvelope.jetstream.message import Message
 from liftenvelope.testing import run_nats_server
 from tests.integration.conftest import connect, until
 
-from .pulling import Bench, numbered
+from .pulling import Bench, numbered, read_all
 
 
 async def consumers_of(bench: Bench) -> list[str]:
@@ -105,6 +108,21 @@ class TestOrdered:
             with pytest.raises(ConnectionClosedError):
                 await asyncio.wait_for(waiting, 20)
 
+    async def test_drain_after_its_consumer_was_lost_ends_the_iteration(self, bench: Bench) -> None:
+        await bench.publish(numbered(10))
+        async with OrderedConsumer(bench.api, bench.name).messages() as messages:
+            first = (await messages.next(timeout=20)).data
+            feed = messages._feed._feed  # type: ignore[attr-defined]
+            await until(lambda: messages.buffered == 9)
+            for each in await consumers_of(bench):
+                await bench.api.request(f"CONSUMER.DELETE.{bench.name}.{each}")
+            await until(lambda: feed.is_ending)
+            await messages.drain()
+            got: list[bytes] = []
+            async with asyncio.timeout(60):
+                await read_all(messages, got)
+        assert [first, *got] == numbered(10)
+
     @pytest.mark.parametrize(
         "options",
         [
@@ -138,6 +156,35 @@ async def test_goes_on_after_a_restart(how: str, name: str) -> None:
             await asyncio.to_thread(server.start)
             got += await asyncio.wait_for(reading, 60)
         assert got == numbered(100)
+        await nc.close()
+
+
+async def test_reader_with_short_timeouts_goes_on_after_an_outage(name: str) -> None:
+    """Each timeout began the creation of the next consumer, and its pause, anew."""
+    with run_nats_server(jetstream=True) as server:
+        nc = await connect(server.url)
+        bench = await Bench(nc, name).create()
+        await bench.publish(numbered(2))
+        consumer = OrderedConsumer(Api(nc, timeout=1), name)
+        async with consumer.messages(expires=1, idle_heartbeat=0.5) as messages:
+            got = [(await messages.next(timeout=20)).data]
+            for each in await consumers_of(bench):
+                await bench.api.request(f"CONSUMER.DELETE.{name}.{each}")
+            got.append((await messages.next(timeout=20)).data)
+            assert server.pid is not None
+            os.kill(server.pid, signal.SIGSTOP)
+            try:
+                for _ in range(12):
+                    with pytest.raises(TimeoutError):
+                        await messages.next(timeout=0.3)
+            finally:
+                os.kill(server.pid, signal.SIGCONT)
+            await bench.publish(numbered(1, 2))
+            async with asyncio.timeout(60):
+                while len(got) < 3:
+                    with contextlib.suppress(TimeoutError):
+                        got.append((await messages.next(timeout=0.3)).data)
+        assert got == numbered(3)
         await nc.close()
 
 

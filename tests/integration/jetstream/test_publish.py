@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from dataclasses import replace
@@ -502,7 +503,7 @@ class TestEnds:
             await js.publish(name)
         await until(lambda: asyncio.all_tasks() == tasks)
         assert len(js_nc._subs) == subscriptions
-        assert js._timer is None
+        assert js._timer.at == math.inf
 
     async def test_nothing_in_the_background_before_the_first(self, js_nc: Client) -> None:
         subscriptions, tasks = len(js_nc._subs), len(asyncio.all_tasks())

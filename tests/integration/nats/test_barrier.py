@@ -107,3 +107,22 @@ async def test_lost_meanwhile(far_nc: Client, proxy: FaultProxy) -> None:
         await waiting
     await until(lambda: far_nc.is_connected)
     await check_that_it_reads(far_nc)
+
+
+async def test_a_barrier_ends_while_another_task_publishes_without_pause(server: NatsServer) -> None:
+    """It waited for an empty buffer, which another task filled again before each look."""
+    nc = await connect(server.url)
+
+    async def publish_for_ever() -> None:
+        while True:
+            await nc.publish("a", b"x")
+            await asyncio.sleep(0)
+
+    publishing = [asyncio.ensure_future(publish_for_ever()) for _ in range(3)]
+    await asyncio.sleep(0)
+    async with asyncio.timeout(60):
+        await Link(nc).barrier(3600)
+    for task in publishing:
+        task.cancel()
+    await asyncio.wait(publishing)
+    await nc.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import nats.errors
 import pytest
 from nats.aio.client import Client
 
@@ -11,7 +12,10 @@ import liftenvelope
 from liftenvelope import bulk
 from liftenvelope.envelope import Ack, AckPolicy
 from liftenvelope.errors import AckTimeoutError, TransportError
+from liftenvelope.jetstream.message import Message, Recorder
 from liftenvelope.nats import AckInbox, BatchAcks, BatchSummary, EnvelopePublisher
+from liftenvelope.nats.link import Link
+from liftenvelope.nats.pull_inbox import PullInbox
 from liftenvelope.testing import FaultProxy, run_liftbridge, run_nats_server
 from tests.integration.conftest import connect, until
 from tests.integration.stored import Stored, await_stream
@@ -192,3 +196,43 @@ async def test_three_nodes_lose_their_leader() -> None:
             await inbox.publish("load", b"end", timeout=60, ack_policy=AckPolicy.ALL)
         assert_nothing_acked_is_lost(load, (await asyncio.to_thread(Stored, cluster, "load")).at)
         await client.close()
+
+
+@pytest.mark.parametrize("kind", ["ack inbox", "pull inbox"])
+async def test_subscription_that_begins_and_ends_offline_is_not_made(kind: str) -> None:
+    """The next connection sent the buffered SUB, and the server kept the subscription."""
+    with run_nats_server() as server:
+        nc, other = await connect(server.url), await connect(server.url)
+        server.stop()
+        await until(lambda: not nc.is_connected)
+        if kind == "ack inbox":
+            async with AckInbox(nc) as inbox:
+                subject = inbox.subject
+        else:
+            pulls = PullInbox(nc, Message, Recorder(), lambda _: None, lambda *_: None)
+            await pulls.open()
+            pulls.close()
+            subject = f"{pulls._prefix}1"
+        server.start()
+        await until(lambda: nc.is_connected and other.is_connected)
+        await Link(nc).barrier(60)
+        with pytest.raises(nats.errors.NoRespondersError):
+            await other.request(subject, timeout=60)
+        await nc.close()
+        await other.close()
+
+
+async def test_publishes_that_time_out_offline_are_not_kept() -> None:
+    with run_nats_server() as server:
+        nc = await connect(server.url, pending_size=10_000)
+        async with AckInbox(nc) as inbox:
+            server.stop()
+            await until(lambda: not nc.is_connected)
+            for _ in range(5):
+                futures = [inbox.publish_nowait("a", bytes(1000), timeout=0.05) for _ in range(20)]
+                outcomes = await asyncio.gather(*futures, return_exceptions=True)
+                assert {type(outcome) for outcome in outcomes} == {AckTimeoutError}
+            assert len(inbox._outbox) <= 20
+            server.start()
+            await until(lambda: nc.is_connected)
+        await nc.close()

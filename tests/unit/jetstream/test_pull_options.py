@@ -76,6 +76,12 @@ def test_a_fetch_may_be_longer_than_a_pull() -> None:
     assert (plan.limits.expires, plan.limits.idle_heartbeat) == (2.5, 1.25)
 
 
+def test_fetch_of_less_than_a_nanosecond_still_expires() -> None:
+    """A pull that expires after 0 ns never expires."""
+    plan = fetch_plan(ConsumerConfig(), max_messages=1, max_bytes=None, expires=1e-10, idle_heartbeat=None)
+    assert plan.fields["expires"] == 1
+
+
 def test_what_is_to_be_there_at_once_has_no_time() -> None:
     plan = fetch_plan(ConsumerConfig(), max_messages=1, max_bytes=None, expires=None, idle_heartbeat=None)
     assert json.loads(plan.payload(1, None, 3.0)) == {"no_wait": True, "batch": 1}

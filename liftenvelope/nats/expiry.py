@@ -1,0 +1,71 @@
+"""Timer for the deadlines of acks."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from nats.aio.client import Client
+
+__all__ = ["LATE", "TURNS", "ExpiryTimer"]
+
+#: Timer delay in seconds after which the event loop counts as blocked, and loop turns granted then to read
+#: data that arrived in the meantime.
+LATE: Final = 0.1
+TURNS: Final = 10
+#: Maximum number of turns while data arrives. One turn reads up to 256 KiB, so these are the acks of more
+#: messages than may be in flight, and a flood of other data delays no timeout for long.
+_MOST_TURNS: Final = 100
+
+
+class ExpiryTimer:
+    """Calls a function when the earliest deadline of a table has passed.
+
+    While the event loop is blocked, acks wait in the socket. If a timer is late, the loop therefore reads
+    what arrived before any entry expires. Otherwise a message would time out although its ack is there.
+
+    Args:
+        nc: The connection that receives the acks.
+        next_expiry: Returns the time of the earliest deadline, None if there is none.
+        expire: Ends the entries whose deadlines have passed, given the current time.
+
+    Attributes:
+        at: Event loop time that the timer is set for; infinite if it is not set.
+    """
+
+    def __init__(
+        self, nc: Client, next_expiry: Callable[[], float | None], expire: Callable[[float], None]
+    ) -> None:
+        self._nc: Any = nc
+        self._next_expiry = next_expiry
+        self._expire = expire
+        self._handle: asyncio.TimerHandle | None = None
+        self.at = math.inf
+
+    def rearm(self) -> None:
+        """Set the timer for the earliest deadline. Call this when a deadline before :attr:`at` is added."""
+        self.stop()
+        if (when := self._next_expiry()) is not None:
+            self.at = when
+            self._handle = asyncio.get_running_loop().call_at(when, self._ring, TURNS, _MOST_TURNS, -1)
+
+    def stop(self) -> None:
+        """Cancel the timer, if it is set."""
+        if self._handle is not None:
+            self._handle.cancel()
+        self._handle, self.at = None, math.inf
+
+    def _ring(self, idle_turns: int, turns: int, received: int) -> None:
+        """Expire entries, unless the timer is late and turns are left to read data."""
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        if now - self.at > LATE and idle_turns and turns:
+            before, received = received, int(self._nc.stats["in_msgs"])
+            idle_turns = idle_turns - 1 if received == before else TURNS
+            self._handle = loop.call_at(now, self._ring, idle_turns, turns - 1, received)
+            return
+        self._expire(now)
+        self.rearm()

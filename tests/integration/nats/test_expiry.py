@@ -1,0 +1,72 @@
+"""Deadlines of acks after the event loop was blocked."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import select
+import socket
+import time
+from collections.abc import AsyncIterator
+
+import pytest
+from nats.aio.client import Client
+
+from liftenvelope.envelope import Ack, marshal_ack
+from liftenvelope.errors import AckTimeoutError
+from liftenvelope.jetstream import JetStream, StreamConfig
+from liftenvelope.nats import AckInbox, accelerate
+from liftenvelope.nats.link import Link
+from liftenvelope.testing import NatsServer
+from tests.integration.conftest import connect
+
+_TIMEOUT = 1.0
+
+
+@pytest.fixture(params=["plain", "accelerated"])
+async def nc(request: pytest.FixtureRequest, jetstream_server: NatsServer) -> AsyncIterator[Client]:
+    client = await connect(jetstream_server.url)
+    if request.param == "accelerated":
+        assert accelerate(client).active
+    yield client
+    await client.close()
+
+
+def block_beyond_the_timeout(nc: Client, text: bytes) -> None:
+    """Send what is buffered; block the event loop until the answer is in the socket and the time is up."""
+    Link(nc).send_now()
+    end = time.monotonic() + _TIMEOUT + 0.5
+    theirs = nc._transport._io_writer.get_extra_info("socket")  # type: ignore[union-attr]
+    with socket.socket(fileno=os.dup(theirs.fileno())) as same:
+        received = b""
+        while text not in received:
+            select.select([same], [], [])
+            received = same.recv(65_536, socket.MSG_PEEK)
+    time.sleep(max(end - time.monotonic(), 0))
+
+
+async def test_publish_whose_ack_waits_in_the_socket_does_not_time_out(nc: Client, name: str) -> None:
+    async with JetStream(nc, timeout=60) as js:
+        await js.create_stream(StreamConfig(name=name, subjects=(name,)))
+        await js.publish(name)
+        future = await js.publish_async(name, timeout=_TIMEOUT)
+        block_beyond_the_timeout(nc, b'"seq":2')
+        assert (await future).sequence == 2
+        await js.delete_stream(name)
+
+
+async def test_envelope_whose_ack_waits_in_the_socket_does_not_time_out(nc: Client) -> None:
+    async with AckInbox(nc, timeout=60) as inbox:
+        future = inbox.expect(timeout=_TIMEOUT)
+        ack = marshal_ack(Ack(correlation_id=future.correlation_id, offset=7))
+        await nc.publish(inbox.subject, ack)
+        block_beyond_the_timeout(nc, ack)
+        assert (await future).offset == 7
+
+
+async def test_publish_without_an_ack_times_out_after_a_blocked_loop(nc: Client) -> None:
+    async with AckInbox(nc, timeout=60) as inbox:
+        futures = [inbox.expect(timeout=_TIMEOUT) for _ in range(3)]
+        time.sleep(_TIMEOUT + 0.5)
+        outcomes = await asyncio.gather(*futures, return_exceptions=True)
+    assert [type(outcome) for outcome in outcomes] == [AckTimeoutError] * 3
