@@ -304,8 +304,13 @@ class Link:
             raise TransportError("the NATS connection was lost during the flush")
 
     async def _sent(self, deadline: float) -> None:
+        """Wait until the commands that are buffered now are written to the socket."""
+        if not self.direct:
+            return
         loop = asyncio.get_running_loop()
-        while self.direct and self._nc._pending and self._nc.is_connected and loop.time() < deadline:
+        # Each write starts a new list, which may fill up again at once.
+        buffered = self._nc._pending
+        while buffered and self._nc._pending is buffered and self._nc.is_connected and loop.time() < deadline:
             await self._flushed(_POLL)
 
     async def _round_trip(self, deadline: float, timeout: float) -> None:
