@@ -31,17 +31,18 @@ async def _until(end: float) -> AsyncIterator[bytes]:
 
 
 async def read_slowly(addresses: list[str], seconds: float, prefetch_bytes: int) -> list[int]:
-    """Return what was resident, once a second after the first two.
+    """Return what was resident, once a second after the first two; the seconds begin with the subscription.
 
     Two processes would be truer to life, but both halves have to be flat anyway.
     """
-    end, sizes = monotonic() + seconds, list[int]()
+    sizes = list[int]()
     async with liftenvelope.connect(addresses, prefetch_bytes=prefetch_bytes) as client:
         await client.create_stream("slow", "slow")
-        filling = asyncio.ensure_future(_fill(client, end))
         async with client.subscribe("slow", start="earliest") as messages:
             second, taken = 0, 0
             began = monotonic()
+            end = began + seconds
+            filling = asyncio.ensure_future(_fill(client, end))
             while monotonic() < end:
                 taken += await messages.next(timeout=1.0) is not None
                 if taken >= RATE * (monotonic() - began):

@@ -265,7 +265,7 @@ def _arrow_column(rows: pa.Array, name: str) -> batch.Column:
     if isinstance(rows, pa.DictionaryArray):
         rows = _checked(rows, full=True).dictionary_decode()
     if pa.types.is_fixed_size_binary(rows.type):
-        rows = rows.cast(pa.large_binary())
+        rows = _checked(rows).cast(pa.large_binary())
     kind, buffers = rows.type, rows.buffers()
     if pa.types.is_null(kind):
         return batch.Column.of_sequence([None] * len(rows), name, False)
@@ -304,7 +304,7 @@ def _offsets(expected: Any, rows: int) -> int | memoryview:
     if len(array) != rows:
         raise UsageError(f"expected_offsets must have as many rows as values, {rows}, got {len(array)}")
     try:
-        array = array.cast(pa.int64()).fill_null(-1)
+        array = _checked(array).cast(pa.int64()).fill_null(-1)
     except pa.ArrowInvalid as exc:
         raise UsageError(f"expected_offsets must fit in 64 bits: {exc}") from exc
     return memoryview(array.buffers()[1] or b"").cast("B")[array.offset * 8 :]

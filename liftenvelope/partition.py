@@ -12,6 +12,7 @@ from collections.abc import Callable
 from operator import index
 from typing import Protocol, TypeAlias
 
+from liftenvelope._checks import as_optional_bytes
 from liftenvelope.errors import UsageError, UsageTypeError
 
 __all__ = [
@@ -63,10 +64,7 @@ class KeyPartitioner:
     def partition(self, stream: str, key: bytes | None, value: bytes, partitions: int) -> int:  # noqa: ARG002
         """Return the partition for the key; see :meth:`Partitioner.partition`."""
         _check_partitions(partitions)
-        try:
-            return zlib.crc32(b"" if key is None else key) % partitions
-        except TypeError:
-            raise UsageTypeError(f"key must be bytes-like, got {type(key).__name__}") from None
+        return zlib.crc32(as_optional_bytes("key", key)) % partitions
 
 
 class RoundRobinPartitioner:

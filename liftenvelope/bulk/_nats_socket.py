@@ -29,7 +29,7 @@ from liftenvelope.errors import (
 )
 from liftenvelope.jetstream.api import encode_payload, natural, read_answer, read_as, read_json
 from liftenvelope.jetstream.statuses import Status, status_number
-from liftenvelope.rpc.address import Address, parse_address
+from liftenvelope.rpc.address import Address, connect, parse_address
 
 if TYPE_CHECKING:
     from liftenvelope.bulk.access import Access, Target
@@ -136,7 +136,7 @@ class NatsSocket:
         self.last_heard = time.monotonic()
         deadline = time.monotonic() + self._access.connect_timeout
         try:
-            self._socket = socket.create_connection(address, timeout=self._access.connect_timeout)
+            self._socket = connect(address, self._access.connect_timeout)
         except OSError as exc:
             raise TransportError(f"can't connect to {address}: {exc}") from exc
         try:
@@ -187,7 +187,8 @@ class NatsSocket:
     def wake(self) -> None:
         """Interrupt a wait in another thread. Makes the connection unusable."""
         with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
+            # SSLSocket.shutdown would first drop TLS: the other thread could then read and send plain bytes.
+            socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
 
     # Sending
 

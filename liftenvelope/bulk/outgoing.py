@@ -134,12 +134,22 @@ def _headers(row: Iterable[tuple[str, bytes | str | None]] | None) -> dict[str, 
 
 def published(reader: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
     """Yield a reader's batches without the columns that servers fill."""
-    for batch in reader:
+    for batch in _valid(reader):
         yield batch.select([name for name in batch.schema.names if name not in _LEFT_OUT])
 
 
 def batches_of(reader: pa.RecordBatchReader, rows: int) -> Iterator[pa.RecordBatch]:
     """Yield a reader's batches, sliced to at most ``rows`` rows each."""
-    for batch in reader:
+    for batch in _valid(reader):
         for start in range(0, batch.num_rows, rows):
             yield batch.slice(start, rows)
+
+
+def _valid(reader: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
+    """Yield a reader's batches, each validated: Arrow's casts read beyond buffers that are too short."""
+    for batch in reader:
+        try:
+            batch.validate(full=True)
+        except pa.ArrowInvalid as exc:
+            raise UsageError(f"data: a record batch is broken: {exc}") from exc
+        yield batch

@@ -22,6 +22,7 @@ from liftenvelope._secrets import without_secrets
 from liftenvelope.envelope import Ack, marshal_ack, new_message, unmarshal_ack, unmarshal_message
 from liftenvelope.errors import AckTimeoutError, TransportError, UsageError
 from liftenvelope.nats import AckInbox, BatchSummary, EnvelopePublisher
+from liftenvelope.nats.closing import close_connection
 from liftenvelope.rpc.address import parse_address
 
 if TYPE_CHECKING:
@@ -166,7 +167,7 @@ async def _servers(
             url, admin = job.nats_url, LiftbridgeAdmin([job.liftbridge])
             await asyncio.to_thread(_check_liftbridge, job.liftbridge)
         nc = await _connect(url)
-        stack.push_async_callback(nc.close)
+        stack.push_async_callback(close_connection, nc)
         yield nc, admin
 
 

@@ -6,15 +6,15 @@ import asyncio
 from collections import deque
 from typing import TYPE_CHECKING, Self
 
-from liftenvelope.client._message_reader import MessageReader
-from liftenvelope.client.partition_read import read_messages
+from liftenvelope.client._message_reader import MessageReader, readable
 from liftenvelope.errors import TransportError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable, Iterator, Sequence
 
     from liftenvelope.client._subscription import Subscription
     from liftenvelope.client.core import ClientContext
+    from liftenvelope.envelope import Message
 
 __all__ = ["MergedSubscription"]
 
@@ -38,6 +38,8 @@ class MergedSubscription(MessageReader):
         self._pumps: set[asyncio.Task[None]] = set()
         # At most one list of payloads per partition: backpressure for the subscriptions.
         self._ready: deque[tuple[list[bytes], asyncio.Event]] = deque()
+        # Offsets of the first messages that close() dropped.
+        self._dropped: dict[tuple[str, int], int] = {}
         self._error: BaseException | None = None
         self._wake = asyncio.Event()
         self._opened = False
@@ -51,16 +53,22 @@ class MergedSubscription(MessageReader):
     def positions(self) -> dict[tuple[str, int], int | None]:
         """Offset of the next message, or a later one, by stream and partition; None while it is unknown.
 
-        A subscription that starts at these offsets continues where this one is.
+        Subscriptions that start at these offsets continue where this one is, also after the end of the
+        ``with`` block.
         """
-        found = {(part.stream, part.partition): part.position for part in self._parts}
-        first = max if any(part._read.reverse for part in self._parts) else min
-        waiting = [payload for payloads, _ in self._ready for payload in payloads]
-        for message in (*read_messages(self._unread + waiting), *self._buffer):
-            key = (self._stream, message.partition)
-            known = found.get(key)
-            found[key] = message.offset if known is None else first(known, message.offset)
-        return found
+        return {(part.stream, part.partition): part.position for part in self._parts} | self._left()
+
+    def _left(self) -> dict[tuple[str, int], int]:
+        """Return the offsets of the first messages that were received and not handed out, or were dropped."""
+        kept: dict[tuple[str, int], int] = {}
+        for message in self._kept():
+            kept.setdefault((self._stream, message.partition), message.offset)
+        return self._dropped | kept
+
+    def _kept(self) -> Iterator[Message]:
+        yield from super()._kept()
+        for payloads, _ in self._ready:
+            yield from readable(payloads)
 
     async def open(self) -> Self:
         """Subscribe to every partition; ``async with`` does it.
@@ -99,6 +107,7 @@ class MergedSubscription(MessageReader):
         finally:  # also if close() is cancelled
             for part in self._parts:
                 await part.close()
+            self._dropped = self._left()
             self._ready.clear()
             await super().close()
             self._wake.set()

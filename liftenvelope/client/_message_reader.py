@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final, Self
 
 from liftenvelope._checks import as_count, as_seconds
 from liftenvelope.client.partition_read import read_messages
 from liftenvelope.errors import LiftEnvelopeError, UsageError
+from liftenvelope.rpc.status import RpcError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Iterable, Iterator
     from types import TracebackType
 
     import pyarrow as pa
 
     from liftenvelope.envelope import Message
 
-__all__ = ["MessageReader"]
+__all__ = ["MessageReader", "readable"]
 
 #: Largest ``max_bytes`` of Arrow batches: the offsets in a column have 31 bits.
 _MOST_BATCH_BYTES: Final = 1 << 30
@@ -46,6 +48,11 @@ class MessageReader:
     def finished(self) -> bool:
         """True if the read has ended or was closed, and every message was handed out."""
         return self._over and not self._buffer and not self._unread
+
+    def _kept(self) -> Iterator[Message]:
+        """Yield the messages that were received and not handed out, the next one first."""
+        yield from reversed(self._buffer)
+        yield from readable(self._unread)
 
     async def _next_payloads(self) -> list[bytes] | None:
         """Wait for one or more messages and return them encoded; None when the read is over."""
@@ -128,7 +135,12 @@ class MessageReader:
         as_seconds("max_wait", max_wait, zero=True)
         as_count("max_bytes", max_bytes, 1, _MOST_BATCH_BYTES)
         while (payloads := await self._collect(max_rows, max_wait, max_bytes)) is not None:
-            yield arrow.stored_batch(payloads)
+            try:
+                batch = arrow.stored_batch(payloads)
+            except LiftEnvelopeError:
+                self._unread[:0] = payloads  # none of them is handed out
+                raise
+            yield batch
 
     async def _fill(self) -> None:
         """Decode more messages into the buffer, which stays empty when the read is over."""
@@ -139,6 +151,7 @@ class MessageReader:
         try:
             return read_messages(payloads)
         except LiftEnvelopeError as exc:
+            self._unread[:0] = payloads  # none of them is handed out
             await self._fail(exc)
             raise
 
@@ -226,6 +239,13 @@ class MessageReader:
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
         await self.close()
+
+
+def readable(payloads: Iterable[bytes]) -> Iterator[Message]:
+    """Yield the messages among encoded ones; a read of the others raises the error."""
+    for payload in payloads:
+        with suppress(RpcError):
+            yield from read_messages([payload])
 
 
 def _rows_within(payloads: list[bytes], limit: int, max_bytes: int | None) -> int:

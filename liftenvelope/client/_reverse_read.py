@@ -2,7 +2,8 @@
 
 Older servers ignore the field and silently read forwards. The requests are built so that this shows:
 
-1. The first call reads the first message alone, forwards.
+1. The first call reads the first message alone, forwards. If that message was removed, Liftbridge sends all
+   later ones, because only the message at the stop ends a call. The read then makes the next call at once.
 2. The next call asks for the messages below it, with a stop offset one above the start offset. A server that
    can read backwards ignores that stop. An older server sends the message at the start, then the one at the
    stop, which the first call has returned already.
@@ -15,7 +16,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from liftenvelope._pb import api_pb2
-from liftenvelope.client.partition_read import PartitionRead, Verdict, read_messages
+from liftenvelope.client.partition_read import PartitionRead, Verdict, read_messages, was_stopped
 from liftenvelope.client.positions import At
 from liftenvelope.errors import LiftEnvelopeError, UnsupportedByServerError, UsageError
 from liftenvelope.rpc.status import RpcError, StatusCode
@@ -60,6 +61,11 @@ class ReverseRead(PartitionRead):
         return False
 
     @property
+    def highest_offset(self) -> int | None:
+        """Highest offset that is still to be read."""
+        return self.next_offset
+
+    @property
     def needs_info(self) -> bool:
         """True: a reverse read begins at the high watermark or below."""
         return True
@@ -79,6 +85,7 @@ class ReverseRead(PartitionRead):
         request.stopPosition, request.stopOffset = api_pb2.STOP_OFFSET, self.next_offset + self._backwards
         request.reverse = self._backwards
         self._asked, self._last, self._came_forwards = self.next_offset, None, False
+        self.needs_call = False
         return request
 
     def accept(self, payloads: list[bytes]) -> list[bytes]:
@@ -93,14 +100,20 @@ class ReverseRead(PartitionRead):
 
     def _is_wanted(self, message: Message) -> bool:
         assert self.next_offset is not None
+        if self.needs_call or self.finished:
+            return False
         if self._last is not None and message.offset > self._last:
             raise self._unsupported()
         self._last = message.offset
         if message.offset > self.next_offset:
-            # Either the server reads forwards, or no message is left below. The end of the call tells which.
-            self._came_forwards = self._backwards
+            if self._backwards:
+                # Either the server reads forwards, or no message is left below: the end of the call tells.
+                self._came_forwards = True
+            else:
+                self._turn_back()
+                self.needs_call = not self.finished
             return False
-        if self.finished or (self._stop_ns is not None and message.timestamp_ns < self._stop_ns):
+        if self._stop_ns is not None and message.timestamp_ns < self._stop_ns:
             self.finished = True
             return False
         if self._stop_offset is not None and message.offset < self._stop_offset:
@@ -115,6 +128,12 @@ class ReverseRead(PartitionRead):
         assert self.next_offset is not None
         self.finished = self.next_offset < max(self._stop_offset or 0, 0)
 
+    def fell_silent(self, *, is_empty: bool) -> None:
+        """Note that a call sends nothing, or nothing more than a message above its start."""
+        super().fell_silent(is_empty=is_empty)
+        if self._came_forwards and not is_empty:
+            raise self._unsupported()  # a server that reads backwards has ended the call
+
     def _unsupported(self) -> UnsupportedByServerError:
         text = "the server reads forwards only: reverse needs a Liftbridge server from 2026 on"
         return UnsupportedByServerError(f"{self.name}: {text}")
@@ -124,7 +143,11 @@ class ReverseRead(PartitionRead):
         if at_the_end or (error.code == StatusCode.INTERNAL and _NOTHING in error.description):
             return Verdict.FINISHED
         found = super()._refused(error)
-        if found is not Verdict.FINISHED and error.code != StatusCode.RESOURCE_EXHAUSTED:
+        if (
+            not was_stopped(error)
+            and found is not Verdict.FINISHED
+            and error.code != StatusCode.RESOURCE_EXHAUSTED
+        ):
             return found
         if self._came_forwards:
             return self._unsupported()
@@ -133,15 +156,15 @@ class ReverseRead(PartitionRead):
     def _stopped(self) -> Verdict | LiftEnvelopeError:
         """Handle a call that reached its stop: the first call, or one on a read-only partition."""
         if not self._backwards:
-            self._backwards = True
-            self._skip_missing_start()
+            self._turn_back()
         elif self._last is None:
             return self._unsupported()
         return Verdict.FINISHED if self.finished else Verdict.GO_ON
 
-    def _skip_missing_start(self) -> None:
-        """Continue below the start if it had no message: a compacted log may have a gap there."""
+    def _turn_back(self) -> None:
+        """Read backwards from now on: below the start also if there is no message at the start."""
         assert self.next_offset is not None
+        self._backwards = True
         if self.next_offset == self._asked:
             self.next_offset -= 1
         self._look_for_end()

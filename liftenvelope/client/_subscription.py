@@ -1,7 +1,7 @@
 """Subscription: a read of one partition that survives lost connections.
 
 :class:`~liftenvelope.client.partition_read.PartitionRead` holds the state of the read; this module makes its
-calls. At most one call is open. When it ends, ``_recovery`` runs one task that makes the next call or fails:
+calls. At most one call is open. When it ends, a task makes the next call or fails:
 
 - ``FINISHED``: the read is over.
 - ``GO_ON``: make another call at once, but only once without a message in between; then as ``LOST``.
@@ -13,7 +13,7 @@ calls. At most one call is open. When it ends, ``_recovery`` runs one task that 
 from __future__ import annotations
 
 import asyncio
-from contextlib import AsyncExitStack, suppress
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final, Self
 
 from liftenvelope._deadlines import Deadline
@@ -25,8 +25,9 @@ from liftenvelope.client._events import (
     SubscriptionResumed,
 )
 from liftenvelope.client._message_reader import MessageReader
+from liftenvelope.client._subscribe_call import open_call
 from liftenvelope.client.failures import call_error
-from liftenvelope.client.partition_read import PartitionRead, Verdict, read_messages
+from liftenvelope.client.partition_read import PartitionRead, Verdict
 from liftenvelope.client.positions import At, StartAt, parse_start
 from liftenvelope.client.retries import Fate, fate_of
 from liftenvelope.errors import (
@@ -42,9 +43,11 @@ from liftenvelope.errors import (
     TransportError,
     UsageError,
 )
-from liftenvelope.rpc.status import RpcError, StatusCode
+from liftenvelope.rpc.status import RpcError
 
 if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
     from liftenvelope.client._cursors import Cursors
     from liftenvelope.client._streams import Streams
     from liftenvelope.client.core import ClientContext
@@ -54,8 +57,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Subscription"]
 
-#: Seconds to wait for the empty message with which the server confirms a subscription.
-_HANDSHAKE_TIMEOUT: Final = 5.0
 # Polls to wait for the newest message to commit, and the seconds before each. Counted in answers, not in
 # seconds, because a stalled server neither commits nor answers.
 _COMMIT_ANSWERS: Final = 30
@@ -63,7 +64,7 @@ _COMMIT_POLL: Final = 0.05
 # Seconds to check the partition for lost messages after a resubscription; less if the partition was closed.
 _CHECK_TIMEOUT: Final = 3.0
 _CLOSED_CHECK_TIMEOUT: Final = 0.5
-# Seconds that a read with an end waits for its first message before it checks whether any is left.
+# Seconds that a read with an end waits for the first message of a call before it checks if any is left.
 _SILENCE: Final = 0.5
 #: Seconds after which a resubscription counts as a success even without a message.
 _STOOD: Final = 5.0
@@ -105,9 +106,9 @@ class Subscription(MessageReader):
         self._call: Call | None = None
         self._came: list[bytes] = []
         self._lost: RpcError | TransportError = TransportError("the subscription has no call")
-        # Makes the next call after one has ended. A separate task, because a read that times out must not
-        # cancel the recovery, and the next read continues to wait for it.
-        self._recovery: asyncio.Task[None] | None = None
+        # Makes the next call after one has ended, or waits for the first messages of a call. A separate task,
+        # because a read that times out must not cancel this work, and the next read continues to wait for it.
+        self._work: asyncio.Task[None] | None = None
         # Losses without a message in between: their common deadline, attempts, time of the last success.
         self._regaining: Deadline | None = None
         self._attempts = 0
@@ -115,7 +116,10 @@ class Subscription(MessageReader):
         # Set if a GO_ON verdict came since the last message.
         self._went_on = False
         self._opened = False
+        # Set until the first messages of a call with an end: if none are left, the server is silent.
         self._may_be_empty = False
+        # Offset of the first message that close() dropped.
+        self._dropped: int | None = None
 
     @property
     def stream(self) -> str:
@@ -131,11 +135,12 @@ class Subscription(MessageReader):
     def position(self) -> int | None:
         """Offset of the next message, or a later one; None while it is unknown.
 
-        A subscription that starts at this offset continues where this one is.
+        A subscription that starts at this offset continues where this one is, also after the end of the
+        ``with`` block.
         """
-        if self._buffer:
-            return self._buffer[-1].offset
-        return read_messages(self._unread[:1])[0].offset if self._unread else self._read.next_offset
+        for message in self._kept():
+            return message.offset
+        return self._read.next_offset if self._dropped is None else self._dropped
 
     @property
     def positions(self) -> dict[tuple[str, int], int | None]:
@@ -175,14 +180,15 @@ class Subscription(MessageReader):
         """End the subscription and drop messages that were not handed out. Closing twice is fine."""
         self._context.open_resources.discard(self)
         self._drop_call()
+        self._dropped = next((message.offset for message in self._kept()), self._dropped)
         await super().close()
-        recovery, self._recovery = self._recovery, None
-        if recovery is not None:
-            recovery.cancel()
+        work, self._work = self._work, None
+        if work is not None:
+            work.cancel()
             try:
-                await asyncio.wait([recovery])
-                if not recovery.cancelled():
-                    recovery.exception()  # retrieved, because no reader is left to raise it to
+                await asyncio.wait([work])
+                if not work.cancelled():
+                    work.exception()  # retrieved, because no reader is left to raise it to
             finally:
                 self._drop_call()
 
@@ -202,7 +208,6 @@ class Subscription(MessageReader):
         if start.at is At.TIME and info is not None:
             first = await self._lookup(deadline).at_time(start.number, info.newest_offset)
         read.begin(start, info, first)
-        self._may_be_empty = read.stop_offset is not None and not read.reverse
 
     def _lookup(self, deadline: Deadline) -> AsyncStartLookup:
         return AsyncStartLookup(self._cluster, self.stream, self.partition, deadline)
@@ -262,7 +267,7 @@ class Subscription(MessageReader):
                 if verdict is Verdict.FINISHED:
                     self._read.finished = read is None
                     return
-                late = attempt < _LATE_ATTEMPTS and await self._may_be_late(verdict, deadline)
+                late = attempt < _LATE_ATTEMPTS and await self._may_pass(verdict, deadline)
                 again = late or (verdict is Verdict.LOST and fate_of(exc) is not Fate.REFUSED)
                 if deadline.is_over or self.closed or not again:
                     raise self._to_raise(verdict, exc) from exc
@@ -273,8 +278,10 @@ class Subscription(MessageReader):
             else:
                 return
 
-    async def _may_be_late(self, verdict: Verdict | LiftEnvelopeError, deadline: Deadline) -> bool:
-        """Return True if a refusal may pass soon: the leader is new, or is removing old messages."""
+    async def _may_pass(self, verdict: Verdict | LiftEnvelopeError, deadline: Deadline) -> bool:
+        """Return True if another call may succeed: the leader is new, or has removed messages."""
+        if verdict is Verdict.GO_ON:
+            return True
         if isinstance(verdict, PartitionPausedError):
             # Not only a pause closes segments: retention does, some time before it unlists them.
             stream = await self._cluster.stream(self.stream, deadline, refresh=True)
@@ -289,33 +296,10 @@ class Subscription(MessageReader):
 
     async def _attempt(self, read: PartitionRead, deadline: Deadline, *, resume: bool, refresh: bool) -> str:
         """Make one call and wait for its handshake; return the address of the broker."""
-        find = self._cluster.replica_address if read.read_isr_replica else self._cluster.leader_address
-        address = await find(self.stream, self.partition, deadline, refresh=refresh)
-        channel = await self._cluster.connections.channel(address, deadline.left)
-        # No deadline: servers can end a call at its deadline with OK, which means a fenced group member.
-        request = read.request(resume=resume).SerializeToString()
-        call = channel.server_stream("/proto.API/Subscribe", request)
-        async with AsyncExitStack() as unless_it_stands:
-            unless_it_stands.callback(call.cancel)
-            came = await self._handshake(call, min(_HANDSHAKE_TIMEOUT, deadline.left))
-            unless_it_stands.pop_all()
+        call, came, address = await open_call(self._cluster, read, deadline, resume=resume, refresh=refresh)
         self._call, self._came = call, came
+        self._may_be_empty = read.highest_offset is not None and not came
         return address
-
-    async def _handshake(self, call: Call, timeout: float) -> list[bytes]:
-        try:
-            async with asyncio.timeout(timeout):
-                came = await call.receive()
-        except TimeoutError as exc:
-            text = f"the subscription did not stand after {timeout:.3g} s"
-            raise RpcError(StatusCode.DEADLINE_EXCEEDED, text) from exc
-        if not came:
-            raise RpcError(
-                StatusCode.UNAVAILABLE, "the server ended the subscription before it was established"
-            )
-        if came[0]:
-            raise RpcError(StatusCode.INTERNAL, "the server sent a message before its handshake")
-        return came[1:]
 
     def _drop_call(self) -> None:
         call, self._call, self._came = self._call, None, []
@@ -330,12 +314,18 @@ class Subscription(MessageReader):
             raise UsageError(f"{self._read.name}: open the subscription first, in a 'with' block")
         while self._goes_on():
             came = await self._receive()
-            if came and (wanted := self._read.accept(came)):
+            wanted = self._read.accept(came) if came else []
+            if wanted:
                 # Dropped messages are no progress: a server may send the same ones over and over.
                 self._regaining, self._went_on = None, False
                 if self._read.finished:
                     self._drop_call()
                 return wanted
+            if self._read.needs_call:
+                self._drop_call()
+                await self._do(self._subscribe(self._context.deadline(None)))
+            elif came:
+                self._may_be_empty = self._read.highest_offset is not None
         self._drop_call()
         return None
 
@@ -344,8 +334,8 @@ class Subscription(MessageReader):
 
     async def _receive(self) -> list[bytes]:
         """Wait for received messages; an empty list if the call ended, or another one was made."""
-        if self._recovery is not None:
-            await self._recovered(self._recovery)
+        if self._work is not None:
+            await self._done(self._work)
             return []
         if self._came:
             came, self._came = self._came, []
@@ -355,44 +345,51 @@ class Subscription(MessageReader):
             if self._call is None:
                 raise self._lost
             if self._may_be_empty:
-                return await self._first(self._call)
+                await self._do(self._receive_first(self._call))
+                return []
             if (received := await self._call.receive()) is not None:
                 return received
         except (RpcError, TransportError) as exc:
             error = exc
         if self._goes_on():
-            self._recovery = asyncio.create_task(self._after_end(error))
-            await self._recovered(self._recovery)
+            await self._do(self._after_end(error))
         return []
 
-    async def _first(self, call: Call) -> list[bytes]:
-        """Wait for the first messages of a read with an end. After a silence, check whether any are left."""
+    async def _receive_first(self, call: Call) -> None:
+        """Wait for the first messages of a call with an end. After each silence, check if any are left."""
         try:
-            async with asyncio.timeout(_SILENCE):
-                received = await call.receive()
-        except TimeoutError:
-            # A busy server that does not answer may still send messages, so the next silence asks again. If
-            # the server stands still, the pings of the connection end the call.
-            with suppress(CallTimeoutError, TransportError):
-                self._read.finished = await self._is_empty()
-                self._may_be_empty = False
-            return []
-        self._may_be_empty = False
-        return received or []
+            while self._may_be_empty and not self._read.finished:
+                try:
+                    async with asyncio.timeout(_SILENCE):
+                        self._came = await call.receive() or []
+                    self._may_be_empty = False
+                except TimeoutError:
+                    # A busy server that does not answer may still send messages, so the next silence asks
+                    # again. If the server stands still, the pings of the connection end the call.
+                    with suppress(CallTimeoutError, TransportError):
+                        self._read.fell_silent(is_empty=await self._is_empty())
+                        self._may_be_empty = False
+        except (RpcError, TransportError) as exc:
+            await self._after_end(exc)
 
     async def _is_empty(self) -> bool:
-        deadline, stop = self._context.deadline(None), self._read.stop_offset
+        deadline, last = self._context.deadline(None), self._read.highest_offset
         info = await self._streams.fetch_partition_metadata(self.stream, self.partition)
-        if stop is None or info.newest_offset < stop:
+        if last is None or info.newest_offset < last:
             return False  # the message at the stop is not published yet
-        return await self._lookup(deadline).is_empty(stop, info.newest_offset)
+        return await self._lookup(deadline).is_empty(last, info.newest_offset)
 
-    async def _recovered(self, recovery: asyncio.Task[None]) -> None:
-        """Wait for the recovery, and raise its error if it has failed."""
-        await asyncio.wait([recovery])
-        if self._recovery is recovery:  # false if the subscription was closed meanwhile
-            self._recovery = None
-            recovery.result()
+    async def _do(self, work: Coroutine[None, None, None]) -> None:
+        self._work = asyncio.create_task(work)
+        await self._done(self._work)
+
+    async def _done(self, work: asyncio.Task[None]) -> None:
+        """Wait for the end of a work, and raise its error if it has failed."""
+        if not work.done():  # asyncio.wait() always waits, which a read without a wait would never get past
+            await asyncio.wait([work])
+        if self._work is work:  # false if the subscription was closed meanwhile
+            self._work = None
+            work.result()
 
     async def _after_end(self, error: RpcError | TransportError | None) -> None:
         self._drop_call()

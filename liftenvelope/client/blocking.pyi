@@ -178,7 +178,8 @@ class BlockingSubscription(BlockingReader):
     def position(self) -> int | None:
         """Offset of the next message, or a later one; None while it is unknown.
 
-        A subscription that starts at this offset continues where this one is.
+        A subscription that starts at this offset continues where this one is, also after the end of the
+        ``with`` block.
         """
     @property
     def positions(self) -> dict[tuple[str, int], int | None]:
@@ -252,7 +253,8 @@ class BlockingMergedSubscription(BlockingReader):
     def positions(self) -> dict[tuple[str, int], int | None]:
         """Offset of the next message, or a later one, by stream and partition; None while it is unknown.
 
-        A subscription that starts at these offsets continues where this one is.
+        Subscriptions that start at these offsets continue where this one is, also after the end of the
+        ``with`` block.
         """
 
 class BlockingActivityStream(Blocking):

@@ -107,6 +107,8 @@ class PartitionRead:
     """
 
     reverse = False
+    #: True if the read needs another call than the open one.
+    needs_call = False
 
     def __init__(
         self,
@@ -151,8 +153,8 @@ class PartitionRead:
         return self.ends_at_newest or self.start.at not in (At.EARLIEST, At.OFFSET)
 
     @property
-    def stop_offset(self) -> int | None:
-        """Last offset to read, None for no end."""
+    def highest_offset(self) -> int | None:
+        """Highest offset to read, None for no end."""
         return self._stop_offset
 
     def begin(self, start: StartAt, info: PartitionInfo | None, first: int | None = None) -> None:
@@ -273,6 +275,17 @@ class PartitionRead:
             if self._is_beyond(message):
                 return payloads[:index]
         return payloads
+
+    def fell_silent(self, *, is_empty: bool) -> None:
+        """Note that a call sends nothing.
+
+        Args:
+            is_empty: Whether no message is left up to :attr:`highest_offset`.
+
+        Raises:
+            UnsupportedByServerError: The server can't read backwards.
+        """
+        self.finished = is_empty
 
     def ended(self, error: RpcError | TransportError | None) -> Verdict | LiftEnvelopeError:
         """Classify the end of a call: return the verdict, or the error to raise.

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Generator, Iterable, Mapping
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Generator, Iterable, Mapping
 from dataclasses import dataclass
+from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeAlias
 
 from liftenvelope._checks import as_bytes, as_choice, as_count
@@ -35,6 +36,8 @@ __all__ = ["Item", "Messages", "OutgoingMessage", "Plan", "PublishMany"]
 
 #: Messages prepared in one go before other tasks of the event loop run.
 _AT_ONCE: Final = 256
+#: Messages that are taken within so many seconds share a deadline.
+_SHARED: Final = 0.01
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +62,8 @@ class OutgoingMessage:
 #: Item of ``publish_many``: a value, a key and a value, or a message with headers and the rest.
 Item: TypeAlias = "Buffer | tuple[Buffer | None, Buffer] | OutgoingMessage | Message"
 Messages: TypeAlias = "Iterable[Item] | AsyncIterable[Item]"
+#: Messages of one partition by their deadline, in the order in which they were taken.
+_Batches: TypeAlias = dict[Deadline, list[Entry]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,9 +132,11 @@ class PublishMany:
         self._plan = plan
         self._streams = streams
         self._feed: AsyncIterator[Item] | None = None
-        self._next: Callable[[], Item] = self._open_source(messages)
+        # Deadline of the messages that were taken last, and the end of the time in which more share it.
+        self._deadline, self._shared_until = Deadline(plan.timeout), 0.0
+        self._next: Callable[[], tuple[Item, Deadline]] = self._open_source(messages)
         self._puller: asyncio.Task[None] | None = None
-        self._buffer: deque[Item] = deque()
+        self._buffer: deque[tuple[Item, Deadline]] = deque()
         # Set while the puller waits for room.
         self._is_held = False
         # Counters of messages since the first one. Results are kept only for a loop over the acks.
@@ -142,8 +149,11 @@ class PublishMany:
         self._no_more = False
         self._error: Exception | None = None
 
-    def _open_source(self, messages: Messages) -> Callable[[], Item]:
-        """Return a function that returns the next message, or raises StopIteration if none is there now."""
+    def _open_source(self, messages: Messages) -> Callable[[], tuple[Item, Deadline]]:
+        """Return a function that returns the next message and its deadline.
+
+        The function raises StopIteration if no message is there now.
+        """
         if isinstance(messages, AsyncIterable):
             self._feed = aiter(messages)
             return self._pop
@@ -151,9 +161,17 @@ class PublishMany:
             raise UsageTypeError(
                 f"messages must be an iterable or async iterable of messages, got {type(messages).__name__}"
             )
-        return iter(messages).__next__
+        source = iter(messages)
+        return lambda: (next(source), self._deadline_from_now())
 
-    def _pop(self) -> Item:
+    def _deadline_from_now(self) -> Deadline:
+        now = monotonic()
+        if now >= self._shared_until:
+            timeout = self._plan.timeout
+            self._deadline, self._shared_until = Deadline(timeout), now + min(_SHARED, timeout / 10)
+        return self._deadline
+
+    def _pop(self) -> tuple[Item, Deadline]:
         if not self._buffer:
             raise StopIteration
         return self._buffer.popleft()
@@ -287,7 +305,7 @@ class PublishMany:
             except Exception as exc:  # noqa: BLE001 - the caller's own: raised once all messages are settled
                 self._stop(exc)
             else:
-                self._buffer.append(item)
+                self._buffer.append((item, self._deadline_from_now()))
             self._streams.wake()
 
     async def _send(self, limit: int) -> int:
@@ -295,26 +313,40 @@ class PublishMany:
         if self._streams.is_full:
             return 0
         first = self._taken
-        by_partition: dict[int, list[Entry]] = {}
-        for entry in self._make_ready(limit):
-            by_partition.setdefault(entry.partition, []).append(entry)
-        for partition, entries in by_partition.items():
-            try:
-                lane = await self._lane(partition)
-            except LiftEnvelopeError as exc:
-                for entry in entries:
-                    self._keep(entry.index, exc)
+        unpinned: list[Coroutine[None, None, None]] = []
+        for partition, batches in self._make_ready(limit).items():
+            lane = self._streams.pinned(self.stream, partition)
+            if lane is None:
+                unpinned.append(self._submit_unpinned(partition, batches))
             else:
-                self._streams.submit(lane, entries, self._plan.timeout)
+                self._submit(lane, batches)
+        if unpinned:
+            # All at once: a broker that does not answer must not use up the time of other partitions.
+            await asyncio.gather(*unpinned)
         return self._taken - first
 
-    def _make_ready(self, limit: int) -> list[Entry]:
-        """Take up to ``limit`` messages and return entries for those that can be sent."""
-        entries: list[Entry] = []
+    async def _submit_unpinned(self, partition: int, batches: _Batches) -> None:
+        try:
+            lane = await self._lane(partition, next(iter(batches)))
+        except LiftEnvelopeError as exc:
+            self._stop(exc)  # the next message would fail in the same way
+            for entries in batches.values():
+                for entry in entries:
+                    self._keep(entry.index, exc)
+        else:
+            self._submit(lane, batches)
+
+    def _submit(self, lane: Lane, batches: _Batches) -> None:
+        for deadline, entries in batches.items():
+            self._streams.submit(lane, entries, deadline.left)
+
+    def _make_ready(self, limit: int) -> dict[int, _Batches]:
+        """Take up to ``limit`` messages and return entries for those that can be sent, by partition."""
+        found: dict[int, _Batches] = {}
         last, size = self._taken + limit, 0
         while self._taken < last and size < MAX_WAITING_BYTES:
             try:
-                item = self._next()
+                item, deadline = self._next()
             except StopIteration:
                 if self._feed is None:
                     self._take_no_more()
@@ -330,9 +362,9 @@ class PublishMany:
                 exc.add_note(f"message {index} of publish_many")
                 self._keep(index, exc)
                 continue
-            entries.append(entry)
+            found.setdefault(entry.partition, {}).setdefault(deadline, []).append(entry)
             size += len(entry.request)
-        return entries
+        return found
 
     def _entry(self, index: int, item: Item) -> Entry:
         """Encode a message and return its entry."""
@@ -368,17 +400,9 @@ class PublishMany:
             raise NoSuchPartitionError(StatusCode.NOT_FOUND, text)
         return partition
 
-    async def _lane(self, partition: int) -> Lane:
-        lane = self._streams.pinned(self.stream, partition)
-        if lane is not None:
-            return lane
-        deadline = Deadline(self._plan.timeout)
-        try:
-            info = await self._streams.partition_info(self.stream, deadline, partition)
-            return await self._streams.pin(info, partition, deadline)
-        except LiftEnvelopeError as exc:  # the next message would fail in the same way
-            self._stop(exc)
-            raise
+    async def _lane(self, partition: int, deadline: Deadline) -> Lane:
+        info = await self._streams.partition_info(self.stream, deadline, partition)
+        return await self._streams.pin(info, partition, deadline)
 
     # Outcomes
 

@@ -11,6 +11,7 @@ import inspect
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Generic, Protocol, Self, TypeVar
 from uuid import uuid4
 
@@ -74,7 +75,9 @@ class ConsumerShell(ABC, Generic[KeyT, MemberT, ReaderT, MessageT]):
         self._is_awaited = False
         #: The first task sends heartbeats.
         self._tasks: list[asyncio.Task[None]] = []
-        #: First error of a task, raised by the iteration.
+        #: Errors of readers, until the reader is dropped or moved by a seek; and of another task, at None.
+        self._failures: dict[ReaderT | None, BaseException] = {}
+        #: First of these errors, raised by the iteration.
         self._failure: BaseException | None = None
         self._closing = False
         self._closer: asyncio.Task[object] | None = None
@@ -208,12 +211,21 @@ class ConsumerShell(ABC, Generic[KeyT, MemberT, ReaderT, MessageT]):
         task.add_done_callback(self._task_done)
         self._tasks.append(task)
 
-    def _task_done(self, task: asyncio.Task[None]) -> None:
+    def _task_done(self, task: asyncio.Task[None], reader: ReaderT | None = None) -> None:
         """Pass the failure of a task to the iterating task."""
         if task.cancelled() or (failure := task.exception()) is None:
             return
+        if reader is not None and reader not in self._readers.values():
+            return  # the partition's next reader meets the error itself
+        self._failures.setdefault(reader, failure)
         self._failure = self._failure or failure
         self._wake.set()
+
+    def _forgive(self, readers: Iterable[ReaderT]) -> None:
+        """Forget the errors of readers that are dropped, or that continue elsewhere."""
+        for reader in readers:
+            self._failures.pop(reader, None)
+        self._failure = next(iter(self._failures.values()), None)
 
     # Partitions
 
@@ -223,7 +235,7 @@ class ConsumerShell(ABC, Generic[KeyT, MemberT, ReaderT, MessageT]):
         if self._closing:  # the callback may call close()
             return
         for reader in readers.values():
-            reader.start(self._task_done)
+            reader.start(partial(self._task_done, reader=reader))
 
     async def _tell(self, callback: AssignmentCallback[KeyT] | None, keys: Iterable[KeyT]) -> None:
         partitions = sorted(keys)
@@ -250,6 +262,7 @@ class ConsumerShell(ABC, Generic[KeyT, MemberT, ReaderT, MessageT]):
         self._forget(key)
         self._in_hand = [held for held in self._in_hand if held[0] is not reader]
         reader.seek(offset)
+        self._forgive([reader])
 
     # Messages
 

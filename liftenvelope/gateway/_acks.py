@@ -43,6 +43,7 @@ from liftenvelope.errors import (
 from liftenvelope.gateway._ack_flow import ACKNOWLEDGE_EVERY, AckCommands, AckFlow
 from liftenvelope.gateway._ack_servers import ack_servers_of
 from liftenvelope.gateway._feed import ask_start
+from liftenvelope.gateway._inbound import is_stored, last_received
 from liftenvelope.jetstream.api import DEFAULT_PREFIX, Api
 from liftenvelope.jetstream.listing import consumer_names
 from liftenvelope.jetstream.watch import watch_of
@@ -76,9 +77,6 @@ _ACK_AGAIN: Final = 60
 _TAKEN_OVER: Final = b"NATS/1.0 409 Taken Over\r\n\r\n"
 #: Seconds between two checks whether all messages are acked.
 _LOOK: Final = 0.01
-#: Seconds without a delivery after which JetStream's queue counts as empty, and the limit of that wait.
-_NO_MORE: Final = 0.1
-_LONGEST_QUEUE: Final = 2.0
 #: Seconds before the next bind, after one and while this gateway may not ack.
 _REBIND_PAUSE: Final = 0.1
 
@@ -145,7 +143,7 @@ class PartitionAckReader:
         self._api = Api(nc, prefix=api_prefix, timeout=_ONE_REQUEST)
         self._jetstream_stream = jetstream_stream
         self._heartbeat = as_seconds("heartbeat", heartbeat)
-        self._done = start_sequence - 1
+        self._done = self._floor = start_sequence - 1
         self._on_error = on_error
         self._flow = AckFlow(
             stream,
@@ -334,35 +332,22 @@ class PartitionAckReader:
                 await self._ask()
 
     async def catch_up(self) -> None:
-        """Wait until every message that JetStream has stored when this is called is acked.
-
-        JetStream queues messages without a reply subject and does not report the length of that queue. So
-        this also waits while more messages come, for at most 2 seconds because publishers may never pause.
+        """Wait until every message is acked that JetStream has received when this is called.
 
         Raises:
-            JetStreamError, CallTimeoutError, TransportError: JetStream does not report their number.
+            JetStreamError, CallTimeoutError, TransportError: JetStream does not report what it has stored.
         """
-        consumer, due = "", 0
+        last = await last_received(self._api, self._jetstream_stream)
+        before = -1
         while True:
-            if self._consumer != consumer:
-                consumer = self._consumer
-                try:
-                    info = await self._api.request(f"CONSUMER.INFO.{self._jetstream_stream}.{consumer}")
-                except ConsumerNotFoundError:
-                    consumer = ""  # the reader is about to create another one
-                else:
-                    due = int(info["delivered"]["consumer_seq"]) + int(info["num_pending"])
-            if consumer and self._flow.delivery >= due and not self._flow.broken:
-                await self._until_quiet()
+            acked = max(self._floor, self.position)
+            is_done = acked >= last
+            if acked == before and not is_done:  # removed messages are not delivered
+                is_done = not await is_stored(self._api, self._jetstream_stream, acked + 1, last)
+            if is_done and not self._flow.broken:
                 return
+            before = acked
             await asyncio.sleep(_LOOK)
-
-    async def _until_quiet(self) -> None:
-        loop = asyncio.get_running_loop()
-        deadline, last = loop.time() + _LONGEST_QUEUE, -1
-        while self._flow.delivery != last and loop.time() < deadline:
-            last = self._flow.delivery
-            await asyncio.sleep(_NO_MORE)
 
     async def _ask(self) -> None:
         """Check whether everything that the consumer has delivered was received."""
@@ -404,7 +389,9 @@ class PartitionAckReader:
         await self._link.barrier(_BARRIER)
         self._flow.begin(time.monotonic())
         others = await self._consumers()
-        server = await self._create(name, inbox, await self._start(others))
+        start = await self._start(others)
+        server = await self._create(name, inbox, start)
+        self._floor = start - 1  # acked before this reading
         for other in others:
             await self._take_over(other)
         self._bound, self._is_certain = name, True

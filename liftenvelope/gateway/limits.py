@@ -34,7 +34,8 @@ class Limits(ServerLimits):
         max_partitions_per_stream: Partitions of a new stream. A larger number is refused with
             INVALID_ARGUMENT. Default 10,000, which is also the maximum.
         max_pending_publishes: Messages of one PublishAsync call that wait for JetStream's ack. Above this
-            limit the gateway stops reading requests of the call. Default 50,000.
+            limit the gateway stops reading requests of the call. More of them make the acks of other clients
+            wait longer. Default 4,096.
         max_pending_publishes_in_all: Messages of all clients that the gateway publishes one by one and that
             wait for JetStream's ack: those of Publish, of PublishToSubject and of streams that check offsets,
             and the gateway's own records. Default 100,000.
@@ -73,7 +74,7 @@ class Limits(ServerLimits):
     max_name_chars: int = bounded(_LONGEST_NAME, most=_LONGEST_NAME)
     max_list_length: int = bounded(10_000)
     max_partitions_per_stream: int = bounded(10_000, most=10_000)
-    max_pending_publishes: int = bounded(50_000)
+    max_pending_publishes: int = bounded(4_096)
     max_pending_publishes_in_all: int = bounded(100_000)
     max_pull_bytes: int = bounded(28 << 20, least=64 << 10, most=60 << 20)
     consumer_inactivity: float = bounded(60.0)

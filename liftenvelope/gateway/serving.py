@@ -11,7 +11,7 @@ import signal
 import ssl
 import sys
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -25,6 +25,7 @@ from liftenvelope._secrets import without_secrets
 from liftenvelope.errors import TransportError, UsageError
 from liftenvelope.gateway._gateway import Gateway
 from liftenvelope.gateway.embedded import EmbeddedNats
+from liftenvelope.nats.closing import close_connection
 from liftenvelope.nats.subjects import check_inbox_prefix
 
 __all__ = ["Serving", "data_folder", "running_gateway", "serve"]
@@ -35,6 +36,9 @@ _TLS: Final = ("tls_cert", "tls_key", "tls_client_ca")
 _RECONNECT_PAUSE: Final = 0.2
 #: Time limit for the first connection to NATS, in seconds.
 _PATIENCE: Final = 10.0
+#: Parts of nats-server's errors that refuse a login, and the advice in ours.
+_REFUSALS: Final = ("authorization violation", "authentication expired", "authentication revoked")
+_LOGIN: Final = "check the user and password, the token or the credentials file"
 
 
 def data_folder() -> Path:
@@ -212,64 +216,101 @@ async def _connection(
     try:
         yield nc
     finally:
-        await _close(nc)
+        await close_connection(nc)
+
+
+class _FirstConnection:
+    """Callbacks of a nats-py connection that is being made: they end the wait if no server accepts the login.
+
+    After the start, they log that the connection is lost or back. Errors then surface in the calls that they
+    affect.
+
+    Args:
+        nc: The connection.
+        which: Its name in the log.
+        effect: What its loss means, for the log.
+
+    Attributes:
+        connected: Set once the connection is made.
+        is_refused: True once every known server has refused the login, one after the other.
+        last: Text of the last error, to append to a sentence. Empty if there was none.
+        patience: Limits the wait for the connection.
+    """
+
+    def __init__(self, nc: Client, which: str, effect: str) -> None:
+        self._nc = nc
+        self._which = which
+        self._effect = effect
+        self._refusals = 0
+        self.is_refused = False
+        self.connected = asyncio.Event()
+        self.last = ""
+        self.patience = asyncio.timeout(_PATIENCE)
+
+    async def note(self, exc: Exception) -> None:
+        """Keep the text of an error; end the wait if every server refuses the login."""
+        if self.is_refused:
+            return  # an error of the close that follows
+        text = str(exc)
+        self.last = f": {without_secrets(text)}"
+        if self.connected.is_set():
+            return
+        # nats-py tries one server after the other, and never stops.
+        is_refusal = any(refusal in text.lower() for refusal in _REFUSALS)
+        self._refusals = self._refusals + 1 if is_refusal else 0
+        self.is_refused = is_refusal and self._refusals >= len(self._nc.servers)
+        if self.is_refused:
+            loop = asyncio.get_running_loop()
+            if not self.patience.expired():
+                self.patience.reschedule(loop.time())
+            # Hold nats-py here: cancelled while it closes a transport, it would leave the transport open.
+            await loop.create_future()
+
+    async def lost(self) -> None:
+        """Log that the connection is lost."""
+        if self.connected.is_set() and not self._nc.is_closed:
+            _log.warning("%s to NATS is lost: %s until it is back%s", self._which, self._effect, self.last)
+
+    async def back(self) -> None:
+        """Log that the connection is back."""
+        if self.connected.is_set():
+            _log.warning("%s to NATS is back", self._which)
+        self.connected.set()
 
 
 async def _connect(url: str | None, options: dict[str, Any], which: str, effect: str) -> Client:
     assert url is not None
-    nc, last, shown = Client(), "", without_secrets(url)
-    connected = asyncio.Event()
-
-    async def note(exc: Exception) -> None:
-        """Remember the last error for the log. After the start, errors surface in the calls they affect."""
-        nonlocal last
-        last = f": {without_secrets(str(exc))}"
-
-    async def lost() -> None:
-        if connected.is_set() and not nc.is_closed:
-            _log.warning("%s to NATS is lost: %s until it is back%s", which, effect, last)
-
-    async def back() -> None:
-        if connected.is_set():
-            _log.warning("%s to NATS is back", which)
-        connected.set()
-
+    nc, shown = Client(), without_secrets(url)
+    if not all(map(_has_port, url.split(","))):
+        raise TransportError(f"no connection to the NATS server {shown}: its port must be from 0 to 65535")
+    first = _FirstConnection(nc, which, effect)
     # Reconnect without limit: a gateway outlives restarts of its NATS server.
     options = {
         "max_reconnect_attempts": -1,
         "reconnect_time_wait": _RECONNECT_PAUSE,
-        "disconnected_cb": lost,
-        "reconnected_cb": back,
+        "disconnected_cb": first.lost,
+        "reconnected_cb": first.back,
         **options,
     }
-    if not all(map(_has_port, url.split(","))):
-        raise TransportError(f"no connection to the NATS server {shown}: its port must be from 0 to 65535")
     try:
-        async with asyncio.timeout(_PATIENCE):
-            await nc.connect(url.split(","), error_cb=note, allow_reconnect=True, **options)
+        async with first.patience:
+            await nc.connect(url.split(","), error_cb=first.note, allow_reconnect=True, **options)
             # nats-py also returns if the server closes the connection instead of answering the first PING: so
             # looks a refused login if the server's error is lost. nats-py then reconnects in the background.
             if not nc.is_connected:
-                await connected.wait()
-            connected.set()
+                await first.connected.wait()
+            first.connected.set()
     except TimeoutError as exc:
-        await _close(nc)
-        raise TransportError(f"no connection to the NATS server {shown} within {_PATIENCE} s{last}") from exc
+        await close_connection(nc)
+        why = f"{first.last}: {_LOGIN}" if first.is_refused else f" within {_PATIENCE} s{first.last}"
+        raise TransportError(f"no connection to the NATS server {shown}{why}") from exc
     except (nats.errors.Error, OSError) as exc:
         text = f"no connection to the NATS server {shown}: {without_secrets(str(exc))}"
         raise TransportError(text) from exc
     except BaseException:  # such as a cancellation: nats-py may be reconnecting in the background
-        await _close(nc)
+        await close_connection(nc)
         raise
     return nc
-
-
-async def _close(nc: Client) -> None:
-    # nats-py flushes pending data even on a lost connection. Since Python 3.12, asyncio raises TypeError when
-    # data is written to a closed transport (python/cpython issue 136234). And nats-py asserts that connect()
-    # has checked its options.
-    with suppress(OSError, TypeError, AssertionError):
-        await nc.close()
 
 
 def _has_port(url: str) -> bool:

@@ -228,12 +228,14 @@ class GroupClient:
 
         Raises:
             UnknownGroupError: The group does not exist.
-            GroupUnavailableError, CallTimeoutError, TransportError: As for :meth:`list_groups`.
+            CallTimeoutError: No answer came in time. The coordinator looks every partition up, and may still
+                set the offsets; the call is not repeated.
+            GroupUnavailableError, TransportError: As for :meth:`list_groups`.
         """
         wanted = {TopicPartition(*key): _offset(offset) for key, offset in offsets.items()}
         request = pb.RewindConsumerRequest(group=check_id("group", group), offsets=offset_messages(wanted))
         answer = await self._calls.controller(
-            group, "RewindConsumer", request, pb.RewindConsumerResponse, timeout
+            group, "RewindConsumer", request, pb.RewindConsumerResponse, timeout, slow=True
         )
         return read_offsets(answer.offsets)
 

@@ -19,7 +19,6 @@ from liftenvelope.group.calls import DEFAULT_PREFIX
 from liftenvelope.group.clock import time_since_boot
 from liftenvelope.group.errors import UnknownMemberError
 from liftenvelope.group.events import CommitFailed, GroupEventHandler
-from liftenvelope.nats.link import Link
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -160,10 +159,14 @@ class GroupConsumer(GroupConsumerPartitions):
     async def open(self) -> Self:
         """Join the group and start reading the assigned partitions. ``async with`` calls this.
 
+        With ``auto_offset`` "new" or "latest" it returns once the start of every assigned partition is
+        committed: messages published after that are read.
+
         Raises:
-            CallTimeoutError: The consumer could not join within ``timeout``. A dead member with the same
-                consumer id blocks it for a session timeout.
+            CallTimeoutError: The consumer could not join, or a start could not be committed, within
+                ``timeout``. A dead member with the same consumer id blocks it for a session timeout.
             GroupError: The group refused the consumer.
+            LiftEnvelopeError: A partition can't be read; for example, its stream does not exist.
             TransportError: The connection is closed.
         """
         await self._open(self._make_member())
@@ -184,10 +187,7 @@ class GroupConsumer(GroupConsumerPartitions):
                     self._wake.clear()
                     await self._wake.wait()
         except TimeoutError as exc:
-            raise CallTimeoutError(
-                f"{self.consumer_id!r} could not join group {self.group!r} within {seconds:g} s; check that "
-                f"a coordinator is running{Link(self._js.api.nc).refusal}"
-            ) from exc
+            raise CallTimeoutError(self._why_unsettled(seconds)) from exc
         if self._failure is not None:
             raise self._failure
         if self._closing:
@@ -305,6 +305,8 @@ class GroupConsumer(GroupConsumerPartitions):
             await self._rest(0.0)
         until: float | None = None
         while True:
+            if self._failure is not None:
+                await self._reconsider()
             self._check()
             if self._closing:
                 return []
@@ -314,6 +316,21 @@ class GroupConsumer(GroupConsumerPartitions):
                 if now >= until or self._has_enough(limit):
                     return self._take(limit)
             await self._rest(self._patience(until))
+
+    async def _reconsider(self) -> None:
+        """Forget the errors of readers that the group replaces, as it does after a rewind.
+
+        The call that rewinds returns before the members have given their partitions back.
+        """
+        if self._closing or None in self._failures:
+            return
+        self._is_awaited = True
+        try:
+            keeps = await self._running().confirm()
+        finally:
+            self._is_awaited = False
+        if not keeps:
+            self._forgive(self._readers.values())
 
     async def _rest(self, timeout: float | None) -> None:
         """Wait for messages, and give other tasks a turn."""

@@ -36,6 +36,7 @@ from liftenvelope.group.calls import GroupCalls
 from liftenvelope.group.errors import MemberFencedError, NotAssignedError, StaleGenerationError
 from liftenvelope.group.events import CommitFailed, PartitionUnknown
 from liftenvelope.jetstream import JetStream
+from liftenvelope.nats.link import Link
 
 if TYPE_CHECKING:
     from nats.aio.client import Client
@@ -67,9 +68,12 @@ class GroupConsumerPartitions(ConsumerShell[TopicPartition, GroupMember, Partiti
         self._dirty: dict[TopicPartition, int] = {}
         #: Offsets handed out since, if only :meth:`GroupConsumer.commit` commits.
         self._handed_out: dict[TopicPartition, int] = {}
-        #: True once the first assignment was carried out.
-        self._is_settled = False
+        #: Readers whose start may still come after a message that is published now; None between assignments.
+        self._beginning: set[PartitionReader] | None = None
         self._committing = asyncio.Lock()
+        #: Set while no reader commits starts.
+        self._no_start = asyncio.Event()
+        self._no_start.set()
 
     def _make_member(self) -> GroupMember:
         options = self._options
@@ -107,7 +111,6 @@ class GroupConsumerPartitions(ConsumerShell[TopicPartition, GroupMember, Partiti
             change = await member.changes.get()
             if isinstance(change, Assigned):
                 await self._assign(change)
-                self._is_settled = True
                 self._wake.set()
             elif isinstance(change, GiveBack):
                 await self._give_back(_LAST_COMMIT * member.session.session_timeout)
@@ -131,6 +134,7 @@ class GroupConsumerPartitions(ConsumerShell[TopicPartition, GroupMember, Partiti
         self._readers.update(readers)
         await stop(held.values())
         await self._begin(readers)
+        self._beginning = {reader for reader in readers.values() if reader.may_skip}
 
     def _kept(
         self, held: dict[TopicPartition, PartitionReader], key: TopicPartition, generation: int, offset: int
@@ -149,7 +153,7 @@ class GroupConsumerPartitions(ConsumerShell[TopicPartition, GroupMember, Partiti
             auto_offset=self._options.auto_offset,
             limit=self._options.prefetch,
             on_ready=self._has_messages,
-            keep_start=self._keep_start,
+            on_begin=self._begins,
         )
 
     def _can_read(self, key: TopicPartition) -> bool:
@@ -162,7 +166,8 @@ class GroupConsumerPartitions(ConsumerShell[TopicPartition, GroupMember, Partiti
     async def _give_back(self, timeout: float) -> None:
         """Stop reading, call ``on_revoked``, and commit all processed offsets."""
         # Messages in the user's hands are not processed yet.
-        readers, self._readers = self._readers, {}
+        readers, self._readers, self._beginning = self._readers, {}, None
+        self._forgive(readers.values())
         self._leaving = readers
         self._ready.clear()
         # Most partitions are assigned again at once, so their readers keep buffering without handing out.
@@ -179,7 +184,8 @@ class GroupConsumerPartitions(ConsumerShell[TopicPartition, GroupMember, Partiti
 
     async def _lose(self) -> None:
         """Drop all partitions without a commit: other members may own them already."""
-        readers, self._readers = self._readers, {}
+        readers, self._readers, self._beginning = self._readers, {}, None
+        self._forgive(readers.values())
         held, self._held = self._held, {}
         self._ready.clear()
         self._drop(readers)
@@ -198,14 +204,47 @@ class GroupConsumerPartitions(ConsumerShell[TopicPartition, GroupMember, Partiti
         self._dirty.pop(key, None)
         self._handed_out.pop(key, None)
 
-    async def _keep_start(self, reader: PartitionReader, offset: int) -> None:
-        """Commit the start of a partition, so that no later member starts at a later offset.
+    async def _begins(self, reader: PartitionReader, start: int | None) -> None:
+        """Commit the start of a partition, so that no later member starts at a later offset."""
+        if start is not None:
+            self._dirty.setdefault(reader.key, start)
+            await self._commit_start(reader.key)
+        if self._beginning:
+            self._beginning.discard(reader)
+            if self._is_settled:
+                self._wake.set()
 
-        Many partitions start at once. A caller that waits for the lock finds its start committed by the
-        previous holder, or commits the starts of all waiting callers.
+    async def _commit_start(self, key: TopicPartition) -> None:
+        """Commit the start of a partition, and those of all partitions that wait here.
+
+        The waiting ones continue together. If each took the lock in turn, the last of a thousand would wait
+        while the others open their feeds.
         """
-        self._dirty.setdefault(reader.key, offset)
-        await self._commit_dirty(self._options.timeout)
+        while key in self._dirty:
+            if self._no_start.is_set():
+                self._no_start.clear()
+                try:
+                    await self._commit_dirty(self._options.timeout)
+                finally:
+                    self._no_start.set()
+                return
+            await self._no_start.wait()
+
+    @property
+    def _is_settled(self) -> bool:
+        """True once an assignment was carried out and no message published from now on is skipped."""
+        return self._beginning is not None and not self._beginning
+
+    def _why_unsettled(self, seconds: float) -> str:
+        if self._beginning:
+            reader = min(self._beginning, key=lambda reader: reader.key)
+            reason = "" if reader.last_error is None else f": {reader.last_error}"
+            what = f"{reader.key.topic}[{reader.key.partition}]"
+            return f"the start of {what} could not be found and committed within {seconds:g} s{reason}"
+        return (
+            f"{self._consumer_id!r} could not join group {self._group!r} within {seconds:g} s; check that "
+            f"a coordinator is running{Link(self._nc).refusal}"
+        )
 
     # Commits
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import nats.errors
 
+from liftenvelope._backoff import Backoff
 from liftenvelope._pb import groups_pb2 as pb
 from liftenvelope.errors import GroupError, TransportError
 from liftenvelope.group._session import MemberSession, RequestKind
@@ -19,6 +20,7 @@ from liftenvelope.group.calls import PASSING, GroupCalls
 from liftenvelope.group.clock import time_since_boot
 from liftenvelope.group.errors import (
     ConsumerIdInUseError,
+    GroupExistsError,
     MemberFencedError,
     RebalancingError,
     UnknownGroupError,
@@ -229,10 +231,14 @@ class GroupMember:
             await self._calls.any("CreateGroup", self._creation, pb.CreateGroupResponse, timeout)
         except PASSING:
             self.session.unanswered(time_since_boot())
+        except GroupExistsError:
+            # Another member was faster. Like any existing group, its group takes members with other topics.
+            self.session.hurry(time_since_boot())
         else:
             self.session.hurry(time_since_boot())
 
-    async def _heartbeat(self) -> None:
+    async def _heartbeat(self) -> bool:
+        """Send a heartbeat; return True if it was answered."""
         session = self.session
         generation = session.generation
         request = pb.HeartbeatRequest(
@@ -258,9 +264,11 @@ class GroupMember:
         except PASSING as exc:
             self._on_event(ControllerLost(self._group, self._consumer_id, exc))
             session.unanswered(time_since_boot())
+            return False
         else:
             if session.is_inside:
                 session.beaten(sent_at, time_since_boot())
+        return True
 
     def _has_lost(self, error: GroupError | None) -> None:
         self._on_event(MemberFenced(self._group, self._consumer_id, error))
@@ -289,6 +297,18 @@ class GroupMember:
         )
         answer = await self._calls.controller(self._group, "Commit", request, pb.CommitResponse, timeout)
         return read_offsets(answer.offsets)
+
+    async def confirm(self) -> bool:
+        """Ask the group now whether this member keeps its partitions. During a rebalance it does not.
+
+        Raises:
+            GroupError: The group refused the heartbeat.
+        """
+        backoff = Backoff()
+        # Without an answer this ends with the session.
+        while self.session.is_inside and not await self._heartbeat():
+            await asyncio.sleep(backoff.next())
+        return self.session.is_inside and not self.session.is_leaving
 
     async def leave(self, timeout: float) -> None:
         """Leave the group.

@@ -16,7 +16,7 @@ from liftenvelope.errors import (
     NoCursorError,
     OffsetOutOfRangeError,
 )
-from liftenvelope.group._topics import PartitionFeed, SourceMessage, TopicSource, newest_of
+from liftenvelope.group._topics import PartitionFeed, SourceMessage, TopicSource, end_of, newest_of
 from liftenvelope.group.assignors import TopicPartition
 
 __all__ = ["GroupMessage", "PartitionReader"]
@@ -65,8 +65,8 @@ class PartitionReader:
         auto_offset: Start in that case: ``"earliest"``, ``"latest"``, ``"new"``, or ``"error"``.
         limit: Messages to read ahead.
         on_ready: Called when a message can be taken.
-        keep_start: Commits the start of a partition without a committed offset. It is awaited before anything
-            is read, so that the next member starts there too, even if this one dies at once.
+        on_begin: Awaited with the start before anything is read. A start that is not None must be committed
+            first, so that the next member starts there too, even if this one dies at once.
 
     Attributes:
         key: Topic name and partition number.
@@ -74,6 +74,7 @@ class PartitionReader:
         position: Offset of the next message to hand out, or a lower one; None if not known yet.
         paused: Hand out nothing until this is false.
         rewound: The user sought, so the next commit may lower the committed offset.
+        last_error: Last error that was retried; None if there was none.
     """
 
     def __init__(
@@ -86,17 +87,18 @@ class PartitionReader:
         auto_offset: str,
         limit: int,
         on_ready: Callable[[PartitionReader], None],
-        keep_start: Callable[[PartitionReader, int], Awaitable[None]],
+        on_begin: Callable[[PartitionReader, int | None], Awaitable[None]],
     ) -> None:
         self.key = key
         self.generation = generation
         self.position: int | None = offset if offset >= 0 else None
         self.rewound = False
+        self.last_error: LiftEnvelopeError | None = None
         self._source = source
         self._auto_offset = auto_offset
         self._limit = limit
         self._on_ready = on_ready
-        self._keep_start = keep_start
+        self._on_begin = on_begin
         #: Start offset until it is committed; None if an offset had been committed before.
         self._start: int | None = None
         self._paused = False
@@ -131,6 +133,12 @@ class PartitionReader:
         """True if a message can be taken."""
         return bool(self._buffer) and not self._paused and not self._held
 
+    @property
+    def may_skip(self) -> bool:
+        """True while the start may still come after a message that is published now."""
+        is_relative = self._auto_offset in ("new", "latest")
+        return is_relative and (self.position is None or self._start is not None)
+
     def start(self, on_done: Callable[[asyncio.Task[None]], None]) -> None:
         """Start reading, or handing out what was buffered. ``on_done`` gets the finished reading task."""
         self._on_done = on_done
@@ -145,7 +153,7 @@ class PartitionReader:
         self._task.add_done_callback(self._has_ended)
 
     def _has_ended(self, task: asyncio.Task[None]) -> None:
-        if self._on_done is not None and not self._held:
+        if self._on_done is not None and not self._held and task is self._task:
             self._on_done(task)
         elif not task.cancelled():
             task.exception()  # retrieved and dropped: the partition's next reader meets the error itself
@@ -215,7 +223,7 @@ class PartitionReader:
     def seek(self, offset: int) -> None:
         """Continue at another offset."""
         self.position, self.rewound, self._start = offset, True, None
-        self._last = []
+        self._last, self._beyond_since = [], None
         self._buffer.clear()
         self._room.set()
         if self._task is not None:
@@ -255,8 +263,9 @@ class PartitionReader:
     async def _find_start(self) -> int:
         if self._auto_offset == "latest":
             return await newest_of(self._source, self.key.partition)
-        oldest, end = await self._source.bounds(self.key.partition)
-        return oldest if self._auto_offset == "earliest" else end
+        if self._auto_offset == "new":
+            return await end_of(self._source, self.key.partition)
+        return (await self._source.bounds(self.key.partition))[0]
 
     async def _read(self) -> None:
         backoff = Backoff()
@@ -274,6 +283,7 @@ class PartitionReader:
                     await feed.close()
             except LiftEnvelopeError as exc:
                 self._check_passing(exc)
+                self.last_error = exc
                 await asyncio.sleep(backoff.next())
 
     def _check_passing(self, error: LiftEnvelopeError) -> None:
@@ -290,10 +300,8 @@ class PartitionReader:
 
     async def _begin_for_good(self) -> int:
         offset = await self.begin()
-        if self._start is not None:
-            await self._keep_start(self, self._start)
-            self._start = None
-        self._has_begun = True
+        await self._on_begin(self, self._start)
+        self._start, self._has_begun = None, True
         return offset
 
     async def _fill(self, feed: PartitionFeed) -> AsyncIterator[int]:

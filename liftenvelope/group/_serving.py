@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import warnings
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import nats.errors
@@ -14,12 +15,13 @@ from nats.micro.service import Service, ServiceConfig
 from liftenvelope._pb import groups_pb2 as pb
 from liftenvelope._version import __version__
 from liftenvelope.errors import GroupError
+from liftenvelope.group._concurrency import at_once
 from liftenvelope.group.assignors import TopicPartition
 from liftenvelope.group.bounds import Bounds, clamped
 from liftenvelope.group.directory import Definition, Directory
 from liftenvelope.group.errors import GroupRequestError, GroupUnavailableError, RebalancingError
 from liftenvelope.group.names import ANY, METHODS, controller_subject
-from liftenvelope.group.state import DEFAULT_SESSION_TIMEOUT, GroupState
+from liftenvelope.group.state import DEFAULT_SESSION_TIMEOUT, GroupState, TopicSpec
 from liftenvelope.group.wire import (
     error_message,
     group_message,
@@ -228,22 +230,23 @@ class GroupService:
     async def _rewind_consumer(self, request: pb.RewindConsumerRequest) -> Message:
         host = await self._directory.host(request.group)
         topics = await host.run(lambda group, _: dict(group.state.topics))
-        outcome: dict[TopicPartition, int | GroupError] = {}
-        for one in request.offsets:
-            partition = TopicPartition(one.topic, one.partition)
-            spec = topics.get(one.topic)
-            if spec is None or one.partition >= spec.partitions:
-                outcome[partition] = GroupRequestError(
-                    f"topic {one.topic!r} has no partition {one.partition}"
-                )
-                continue
-            try:
-                outcome[partition] = clamped(one.offset, await self._bounds(spec, one.partition))
-            except GroupError as exc:
-                outcome[partition] = exc
+        offsets = {TopicPartition(one.topic, one.partition): one.offset for one in request.offsets}
+        found = await at_once([partial(self._clamped, topics, *item) for item in offsets.items()])
+        outcome = dict(zip(offsets, found, strict=True))
         wanted = {partition: offset for partition, offset in outcome.items() if isinstance(offset, int)}
         await host.run(lambda group, _: group.rewind(wanted))
         return pb.RewindConsumerResponse(offsets=offset_messages(outcome))
+
+    async def _clamped(
+        self, topics: Mapping[str, TopicSpec], partition: TopicPartition, offset: int
+    ) -> int | GroupError:
+        spec = topics.get(partition.topic)
+        if spec is None or partition.partition >= spec.partitions:
+            return GroupRequestError(f"topic {partition.topic!r} has no partition {partition.partition}")
+        try:
+            return clamped(offset, await self._bounds(spec, partition.partition))
+        except GroupError as exc:
+            return exc
 
     async def _commit(self, request: pb.CommitRequest) -> Message:
         host = await self._directory.host(request.group)

@@ -6,6 +6,7 @@ from an offset takes part as a :class:`TopicSource`.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeAlias, runtime_checkable
@@ -16,13 +17,23 @@ from liftenvelope.errors import (
     LiftEnvelopeError,
     MessageNotFoundError,
     OffsetOutOfRangeError,
+    TransportError,
     UsageError,
     UsageTypeError,
 )
 from liftenvelope.group.bounds import Bounds, place_bounds
 from liftenvelope.group.errors import GroupRequestError, GroupUnavailableError
 from liftenvelope.group.state import Place, TopicSpec, check_id
-from liftenvelope.jetstream import AckPolicy, ConsumerConfig, DeliverPolicy, JetStream, Messages
+from liftenvelope.jetstream import (
+    AckPolicy,
+    ConsumerConfig,
+    DeliverPolicy,
+    JetStream,
+    Messages,
+    OrderedConsumer,
+    OrderedReset,
+    PullEvent,
+)
 from liftenvelope.jetstream.names import check_filter, check_stream_name
 
 __all__ = [
@@ -34,6 +45,7 @@ __all__ = [
     "Topic",
     "TopicSource",
     "beyond_the_end",
+    "end_of",
     "newest_of",
     "source_bounds",
     "source_of",
@@ -117,6 +129,13 @@ async def newest_of(source: TopicSource, partition: int) -> int:
         return await source.newest(partition)
     oldest, end = await source.bounds(partition)
     return max(end - 1, oldest)
+
+
+async def end_of(source: TopicSource, partition: int) -> int:
+    """Return the offset of a partition's next message, or a lower one."""
+    if isinstance(source, JetStreamTopicSource):
+        return await source.end(partition)
+    return (await source.bounds(partition))[1]
 
 
 def source_bounds(sources: Iterable[TopicSource], others: Bounds) -> Bounds:
@@ -224,6 +243,8 @@ class JetStreamTopicSource:
         self._js = js
         self._topic = topic
         self._prefetch = prefetch
+        #: Requests for the ends of streams, by stream.
+        self._ends: dict[str, asyncio.Task[int]] = {}
 
     @property
     def spec(self) -> TopicSpec:
@@ -233,6 +254,23 @@ class JetStreamTopicSource:
     async def bounds(self, partition: int) -> tuple[int, int]:
         """Return the oldest offset of a partition, and the end of its stream."""
         return await place_bounds(self._js, self._topic.places[partition])
+
+    async def end(self, partition: int) -> int:
+        """Return the end of a partition's stream. Partitions that start together share one request."""
+        stream = self._topic.places[partition].stream
+        task = self._ends.get(stream)
+        if task is None:
+            task = self._ends[stream] = asyncio.create_task(self._find_end(stream))
+            task.add_done_callback(lambda done: self._found_end(stream, done))
+        return await asyncio.shield(task)
+
+    async def _find_end(self, stream: str) -> int:
+        return (await self._js.stream(stream)).cached_info.state.last_seq
+
+    def _found_end(self, stream: str, task: asyncio.Task[int]) -> None:
+        del self._ends[stream]
+        if not task.cancelled():
+            task.exception()  # retrieved here, because all callers may have been cancelled
 
     async def newest(self, partition: int) -> int:
         """Return the offset of a partition's newest message, or the end of its stream."""
@@ -279,21 +317,45 @@ class JetStreamTopicSource:
             deliver_policy=DeliverPolicy.BY_START_SEQUENCE,
             opt_start_seq=offset + 1,
         )
-        messages = consumer.messages(max_messages=self._prefetch)
-        await messages.__aenter__()
-        return JetStreamFeed(messages)
+        feed = JetStreamFeed(consumer, self._prefetch)
+        await feed.start()
+        return feed
 
 
 class JetStreamFeed:
-    """Reads one partition with an ordered consumer."""
+    """Reads one partition with an ordered consumer, until that had to be recreated at the server.
 
-    def __init__(self, messages: Messages) -> None:
-        self._messages = messages
+    An ordered consumer continues after its last message. If the stream was deleted and created again, that
+    place may be beyond the end, and the messages before it would be skipped. So the feed ends with a
+    retriable error, and the next :meth:`JetStreamTopicSource.open` compares the place with the stream.
+    """
+
+    def __init__(self, consumer: OrderedConsumer, prefetch: int) -> None:
+        self._stream = consumer.stream_name
+        self._messages: Messages = consumer.messages(max_messages=prefetch, on_event=self._on_event)
+        self._reset: OrderedReset | None = None
+
+    async def start(self) -> None:
+        """Start reading."""
+        await self._messages.__aenter__()
 
     async def next(self) -> SourceMessage:
-        """Wait for the next message and return it."""
-        message = await self._messages.next()
+        """Wait for the next message and return it.
+
+        Raises:
+            TransportError: The consumer was recreated; open the partition again.
+        """
+        try:
+            message = await self._messages.next()
+        except StopAsyncIteration:
+            reason = "the feed was closed" if self._reset is None else self._reset.reason
+            raise TransportError(f"the feed of stream {self._stream!r} was interrupted: {reason}") from None
         return SourceMessage(message.metadata.stream_sequence - 1, message.data, message)
+
+    def _on_event(self, event: PullEvent) -> None:
+        if isinstance(event, OrderedReset):
+            self._reset = event
+            self._messages.stop()
 
     async def close(self) -> None:
         """Stop reading."""

@@ -74,16 +74,32 @@ class GroupCalls:
         return await self._patiently(lambda left: self._at_any(method, request, kind, left), seconds)
 
     async def controller(
-        self, group: str, method: str, request: Message, kind: type[_A], timeout: float | None = None
+        self,
+        group: str,
+        method: str,
+        request: Message,
+        kind: type[_A],
+        timeout: float | None = None,
+        *,
+        slow: bool = False,
     ) -> _A:
         """Call the controller of a group; find it again after each failure.
+
+        Args:
+            group: Name of the group.
+            method: Name of the call.
+            request: Request message.
+            kind: Class of the answer.
+            timeout: Seconds for the call. Default: that of this object.
+            slow: The controller may need all of the time. One attempt gets it, and is not repeated when it is
+                over, because the controller may still be at work.
 
         Raises:
             GroupError, GroupUnavailableError, CallTimeoutError, TransportError: As for :meth:`any`.
         """
         seconds = self.timeout if timeout is None else as_seconds("timeout", timeout)
         return await self._patiently(
-            lambda left: self.controller_once(group, method, request, kind, left), seconds
+            lambda left: self.controller_once(group, method, request, kind, left), seconds, slow=slow
         )
 
     async def controller_once(
@@ -172,18 +188,22 @@ class GroupCalls:
             raise_for(answer.error)
         return answer
 
-    async def _patiently(self, ask: Callable[[float], Awaitable[_A]], timeout: float) -> _A:
+    async def _patiently(
+        self, ask: Callable[[float], Awaitable[_A]], timeout: float, *, slow: bool = False
+    ) -> _A:
         deadline, backoff = Deadline(timeout), Backoff(first=0.02, longest=0.5)
         refusal: GroupError | None = None
         while True:
             left, pause = deadline.left, backoff.next()
             try:
-                return await ask(min(left, _ONE_TRY))
+                return await ask(left if slow else min(left, _ONE_TRY))
             except (GroupUnavailableError, NotControllerError) as exc:
                 refusal = exc
                 if pause >= deadline.left:
                     raise
             except CallTimeoutError as exc:
+                if slow:
+                    raise
                 if pause >= deadline.left:
                     # The refusal of an earlier attempt says more than the timeout of the last one.
                     raise refusal or exc from exc

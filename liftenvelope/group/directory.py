@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from liftenvelope.errors import GroupError, WrongLastSequenceError
+from liftenvelope.group._concurrency import at_once
 from liftenvelope.group._host import GroupHost
 from liftenvelope.group._keeping import LeaseKeeper
 from liftenvelope.group._offsets import OffsetKeys
@@ -38,11 +39,8 @@ from liftenvelope.jetstream.bucket import BucketEntry
 
 __all__ = ["KIND", "Definition", "Directory"]
 
-_T = TypeVar("_T")
 #: First token of the keys of groups.
 KIND: Final = "group"
-#: Groups looked up or taken over concurrently.
-_AT_ONCE: Final = 32
 #: Attempts of a change that loses against concurrent writers.
 _TRIES: Final = 10
 
@@ -269,7 +267,7 @@ class Directory:
             entries = await self._store.all(KIND)
             states = [decode_group(entry.value) for entry in entries.values() if entry.value is not None]
             return {state.name: state for state in sorted(states, key=lambda state: state.name)}
-        found = await _at_once([lambda name=name: self._look(name) for name in wanted])  # type: ignore[misc]
+        found = await at_once([lambda name=name: self._look(name) for name in wanted])  # type: ignore[misc]
         return dict(zip(wanted, found, strict=True))
 
     async def _look(self, name: str) -> GroupState | GroupError:
@@ -336,7 +334,7 @@ class Directory:
             is_free = not self._keeper.peers.lives(*owner) and (chosen is None or chosen.id == self._id)
             if is_mine or is_free:
                 orphans.append(state.name)
-        await _at_once([lambda name=name: self._adopt(name) for name in orphans])  # type: ignore[misc]
+        await at_once([lambda name=name: self._adopt(name) for name in orphans])  # type: ignore[misc]
 
     async def _adopt(self, name: str) -> None:
         try:
@@ -380,21 +378,3 @@ def _same(state: GroupState, definition: Definition) -> GroupState:
                 f"group {state.name!r} exists without topic {name!r}, or with another definition of the topic"
             )
     return state
-
-
-async def _at_once(work: list[Callable[[], Awaitable[_T]]]) -> list[_T]:
-    """Run work concurrently, a few items at a time; when all are done, raise the first failure."""
-    room = asyncio.Semaphore(_AT_ONCE)
-
-    async def one(do: Callable[[], Awaitable[_T]]) -> _T:
-        async with room:
-            return await do()
-
-    tasks = [asyncio.ensure_future(one(do)) for do in work]
-    try:
-        if tasks:
-            await asyncio.wait(tasks)
-    finally:
-        for task in tasks:
-            task.cancel()  # no effect, except when this call was cancelled
-    return [task.result() for task in tasks]

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import nats.errors
 from nats.aio.transport import TcpTransport
+from nats.protocol.command import sub_cmd
 from nats.protocol.parser import PERMISSIONS_ERR
 
 from liftenvelope.errors import TransportError
@@ -303,8 +304,13 @@ class Link:
             raise TransportError("the NATS connection was lost during the flush")
 
     async def _sent(self, deadline: float) -> None:
+        """Wait until the commands that are buffered now are written to the socket."""
+        if not self.direct:
+            return
         loop = asyncio.get_running_loop()
-        while self.direct and self._nc._pending and self._nc.is_connected and loop.time() < deadline:
+        # Each write starts a new list, which may fill up again at once.
+        buffered = self._nc._pending
+        while buffered and self._nc._pending is buffered and self._nc.is_connected and loop.time() < deadline:
             await self._flushed(_POLL)
 
     async def _round_trip(self, deadline: float, timeout: float) -> None:
@@ -364,6 +370,22 @@ class Link:
             return  # the connection has ended the subscription, or is about to
         except nats.errors.BadSubscriptionError:
             return  # already unsubscribed
+        if not self.is_connected:
+            self.forget_sub(sub)
+
+    def forget_sub(self, sub: Subscription) -> None:
+        """Remove the SUB command of an ended subscription from the buffer of a connection that is down.
+
+        nats-py sends no UNSUB then. The next connection would send the SUB, and the server would keep the
+        subscription.
+        """
+        if not self.direct:
+            return
+        inside: Any = sub
+        command = sub_cmd(sub.subject, sub.queue, inside._id)
+        if command in self._nc._pending:
+            self._nc._pending.remove(command)
+            self._nc._pending_data_size -= len(command)
 
     def when_ended(self, sub: Subscription, callback: Callable[[], None]) -> asyncio.Task[None]:
         """Call ``callback`` as soon as the subscription has ended, for any reason.

@@ -232,14 +232,16 @@ def end_at_once(nc: Client, subscription: Subscription) -> None:
 
 
 def unsub(link: Link, subscription: Subscription) -> None:
-    """Send UNSUB for a subscription that has ended, if the connection is up.
+    """Send UNSUB for a subscription that has ended; if the connection is down, forget its SUB.
 
     Raises:
         TransportError: The connection is draining: the server is about to drop all its subscriptions.
     """
     inside: Any = subscription
-    if link.is_connected:  # otherwise the reconnect subscribes again, without this subscription
+    if link.is_connected:
         link.write(b"UNSUB %d\r\n" % inside._id, 0, 0)
+    else:  # the reconnect subscribes again, without this subscription
+        link.forget_sub(subscription)
 
 
 class DirectParser:

@@ -186,6 +186,13 @@ class ClientConnection(Connection):
                 return self._end(event.stream_id, reset_error(code), reset=False, cancelled=cancelled)
         return []
 
+    def _data_received(self, event: h2_events.DataReceived) -> list[Event]:
+        call = self._calls.get(event.stream_id)
+        if call is not None and event.stream_ended is not None:
+            # Noted before the data is handled, which may end the call: h2 refuses to reset a closed stream.
+            call.closed_there = True
+        return super()._data_received(event)
+
     def _response_started(self, event: h2_events.ResponseReceived) -> list[Event]:
         self._check_fields(event.headers, RESPONSE)
         call_id, headers = event.stream_id, dict(event.headers)

@@ -10,6 +10,7 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from liftenvelope.errors import TransportError
+from liftenvelope.rpc.address import connect
 from liftenvelope.rpc.tls import check_protocol, offer_http2
 
 if TYPE_CHECKING:
@@ -96,7 +97,7 @@ def _connect(
     address: Address, tls: ssl.SSLContext | None, server_name: str | None, timeout: float
 ) -> socket.socket:
     deadline = time.monotonic() + timeout
-    connection = socket.create_connection(address, timeout=timeout)
+    connection = connect(address, timeout)
     try:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if tls is None:

@@ -45,8 +45,8 @@ def timeout_header(timeout: float) -> str:
     """
     timeout = as_seconds("timeout", timeout)
     for unit, per_second in _TIMEOUT_UNITS:
-        if (count := math.ceil(timeout * per_second)) <= _LONGEST_TIMEOUT:
-            return f"{count}{unit}"
+        if timeout * per_second <= _LONGEST_TIMEOUT:
+            return f"{math.ceil(timeout * per_second)}{unit}"
     return f"{_LONGEST_TIMEOUT}S"
 
 

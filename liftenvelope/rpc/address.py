@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+import asyncio
+import socket
+import time
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from liftenvelope._secrets import without_secrets
 from liftenvelope.errors import UsageError
 
-__all__ = ["Address", "parse_address"]
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+__all__ = ["Address", "attempts", "connect", "connect_async", "parse_address"]
+
+_Found: TypeAlias = tuple[socket.AddressFamily, socket.SocketKind, int, str, Any]
+_TCP: Final = socket.SOCK_STREAM
 
 _PORT_DIGITS: Final = 5
 #: Characters of an address shown in an error: the address may come from a server.
 _SHOWN: Final = 300
+#: Seconds of the shortest attempt to connect. A time-out of 0 would make the socket non-blocking.
+_SHORTEST: Final = 0.001
 
 
 class Address(NamedTuple):
@@ -47,6 +58,77 @@ def parse_address(text: str) -> Address:
     if not (colon and is_port and _is_host(host)):
         raise UsageError(f"address must be host:port, got {without_secrets(text)[:_SHOWN]!r}")
     return Address(host, int(port))
+
+
+def connect(address: Address, timeout: float) -> socket.socket:
+    """Connect to the first IP address of a host that accepts.
+
+    Args:
+        address: Host and port.
+        timeout: Seconds to connect, for all IP addresses together; see :func:`attempts`. The lookup of the
+            host counts, but is not interrupted.
+
+    Returns:
+        The connected socket, with a time-out.
+
+    Raises:
+        OSError: The host is unknown, or no address accepted: the error of the last one.
+    """
+    deadline = time.monotonic() + timeout
+    last = OSError(f"{address.host} has no IP address")
+    for connection, target, seconds in attempts(socket.getaddrinfo(*address, type=_TCP), deadline):
+        try:
+            connection.settimeout(seconds)
+            connection.connect(target)
+        except OSError as exc:
+            connection.close()
+            last = exc
+        except BaseException:
+            connection.close()
+            raise
+        else:
+            return connection
+    raise last
+
+
+async def connect_async(address: Address, timeout: float) -> socket.socket:
+    """Connect like :func:`connect`, in the running event loop; return a non-blocking socket."""
+    loop = asyncio.get_running_loop()
+    deadline = time.monotonic() + timeout
+    try:  # without a thread, if the host is an IP address
+        found = socket.getaddrinfo(*address, type=_TCP, flags=socket.AI_NUMERICHOST)
+    except OSError:
+        found = await loop.getaddrinfo(*address, type=_TCP)
+    last = OSError(f"{address.host} has no IP address")
+    for connection, target, seconds in attempts(found, deadline):
+        try:
+            connection.setblocking(False)
+            async with asyncio.timeout(seconds):
+                await loop.sock_connect(connection, target)
+        except OSError as exc:
+            connection.close()
+            last = exc
+        except BaseException:
+            connection.close()
+            raise
+        else:
+            return connection
+    raise last
+
+
+def attempts(found: Sequence[_Found], deadline: float) -> Iterator[tuple[socket.socket, Any, float]]:
+    """Yield a socket for each IP address of a host, the address, and the seconds to wait for it.
+
+    The addresses share the time until the deadline, so that one which does not answer leaves time for the
+    next ones. ``socket.create_connection`` gives each the whole time, and asyncio gives it to the first.
+
+    Args:
+        found: Result of ``getaddrinfo``.
+        deadline: Deadline by ``time.monotonic()``.
+    """
+    for tried, (family, kind, protocol, _, target) in enumerate(found):
+        share = (deadline - time.monotonic()) / (len(found) - tried)
+        yield socket.socket(family, kind, protocol), target, max(share, _SHORTEST)
 
 
 def _is_host(host: str) -> bool:

@@ -11,7 +11,7 @@ from liftenvelope.rpc._connection import DEFAULT_WINDOW
 from liftenvelope.rpc._events import CallEnded, Event, HeadersReceived, MessagesReceived, Pong
 from liftenvelope.rpc._keepalive import PING_TIMEOUT, Keepalive
 from liftenvelope.rpc._link import Flow, Incoming, TransportLink
-from liftenvelope.rpc.address import Address, parse_address
+from liftenvelope.rpc.address import Address, connect_async, parse_address
 from liftenvelope.rpc.framing import DEFAULT_MAX_MESSAGE
 from liftenvelope.rpc.status import RpcError, StatusCode, cancelled_by_server
 from liftenvelope.rpc.tls import check_protocol, offer_http2
@@ -267,7 +267,7 @@ class Channel:
         keep = Keepalive(keepalive, asyncio.get_running_loop().time(), keepalive_timeout)
         try:
             async with asyncio.timeout(connect_timeout):
-                return cls(await _open_link(target, tls, server_name, protocol, keep))
+                return cls(await _open_link(target, tls, server_name, protocol, keep, connect_timeout))
         except TimeoutError as exc:
             raise TransportError(f"can't connect to {target} within {connect_timeout} s") from exc
         except OSError as exc:
@@ -353,15 +353,17 @@ async def _open_link(
     server_name: str | None,
     protocol: ClientConnection,
     keepalive: Keepalive,
+    timeout: float,
 ) -> _ClientLink:
     loop = asyncio.get_running_loop()
+    connection = await connect_async(address, timeout)
     if tls is None:
-        _, link = await loop.create_connection(lambda: _ClientLink(protocol, keepalive), *address)
+        _, link = await loop.create_connection(lambda: _ClientLink(protocol, keepalive), sock=connection)
         return link
     offer_http2(tls)
     transport, link = await loop.create_connection(
         lambda: _ClientLink(protocol, keepalive),
-        *address,
+        sock=connection,
         ssl=tls,
         server_hostname=server_name or address.host,
         ssl_shutdown_timeout=_TLS_SHUTDOWN_TIMEOUT,

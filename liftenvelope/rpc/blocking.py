@@ -144,30 +144,42 @@ class _Session:
 
     def flush(self, deadline: float | None) -> None:
         """Send the pending data, as far as the server's windows allow."""
-        data = self.protocol.data_to_send()
-        if not data:
-            return
         try:
-            self._socket.send(data, deadline)
+            if data := self.protocol.data_to_send():
+                self._socket.send(data, deadline)
         except OSError as exc:
             # A timeout ends the connection as well: part of a frame may have been sent.
             self._dispatch(self.protocol.connection_lost(f"can't send: {exc}"))
-        except BaseException:  # such as KeyboardInterrupt: part of a frame may have been sent
-            self._dispatch(self.protocol.connection_lost("sending was interrupted"))
+        except BaseException:
+            self._interrupted("sending was interrupted")
             raise
 
     def _receive(self) -> None:
+        try:
+            self._dispatch(self._received())
+        except NOT_YET:
+            raise
+        except BaseException:
+            self._interrupted("receiving was interrupted")
+            raise
+
+    def _received(self) -> list[Event]:
         try:
             size = self._socket.receive_into(self._buffer)
         except NOT_YET:
             raise
         except OSError as exc:
-            self._dispatch(self.protocol.connection_lost(f"the connection was lost: {exc}"))
-            return
-        if size:
-            self._dispatch(self.protocol.feed(self._buffer[:size]))
-        else:
-            self._dispatch(self.protocol.connection_lost("the server closed the connection"))
+            return self.protocol.connection_lost(f"the connection was lost: {exc}")
+        if not size:
+            return self.protocol.connection_lost("the server closed the connection")
+        return self.protocol.feed(self._buffer[:size])
+
+    def _interrupted(self, reason: str) -> None:
+        """Give up the connection, which an error like KeyboardInterrupt left with lost bytes or events."""
+        self._dispatch(self.protocol.connection_lost(reason))
+        for call_id in list(self._inboxes):  # calls whose last event was lost
+            self._inboxes.pop(call_id).end(CallEnded(call_id, TransportError(reason)))
+        self._close_if_done()
 
     def _dispatch(self, events: list[Event]) -> None:
         for event in events:

@@ -534,3 +534,23 @@ async def test_backwards(client: Client, name: str) -> None:
         assert found in ([], [4])
     else:
         assert found == [4, 3, 2, 1, 0]
+
+
+async def test_backwards_from_a_start_that_retention_removed(client: Client, name: str) -> None:
+    cleaner = CleanerClock()
+    await client.create_stream(
+        name, name, retention_max_messages=10, segment_max_bytes=1024, cleaner_interval=CLEANER_INTERVAL
+    )
+    cleaner.created()
+    for _ in range(30):
+        await cleaner.wait_async()
+        await fill(client, name, [b"x" * 150])
+
+    async def has_removed_the_start() -> bool:
+        return (await read_offsets(client, name, start="earliest", stop="latest"))[0] > 3
+
+    await eventually(has_removed_the_start)
+    try:
+        assert await read_offsets(client, name, start=3, reverse=True) == []
+    except UnsupportedByServerError:
+        assert await read_offsets(client, name, start=3, stop=3) == []

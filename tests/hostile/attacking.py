@@ -11,13 +11,18 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
+from liftenvelope.rpc.limits import DEFAULT_LIMITS
 from tests.hostile.attacks import Attack
 from tests.hostile.frames import Answers
 
 __all__ = ["Extent", "Outcome", "attack"]
 
-#: Bytes of pieces that are sent at once, and seconds that the victim has to take them or to close.
-_CHUNK: Final = 64 * 1024
+#: Pieces sent at once, and the bytes that limit them. One salvo exceeds the burst of control frames that the
+#: victim allows. A slow attacker that sent smaller ones would stay below the victim's sustained rate, and its
+#: connection would rightly stay open.
+_SALVO: Final = 2 * DEFAULT_LIMITS.control_frame_burst
+_CHUNK: Final = 512 * 1024
+#: Seconds that the victim has to take them or to close.
 _PATIENCE: Final = 90.0
 #: Pieces on one connection after which a flood that must be cut off has not been.
 _TOO_MANY: Final = 400_000
@@ -116,6 +121,13 @@ class _Connection(asyncio.Protocol):
         """Whether the victim takes no more."""
         return not self._room.is_set()
 
+    @property
+    def reaction(self) -> asyncio.Event | None:
+        """Event that the victim must cause, None if it need not react. An answer does not replace a close."""
+        if self._row.must.close:
+            return self.closed
+        return self.answered if self._row.must.statuses else None
+
     async def wait(self, event: asyncio.Event) -> None:
         """Wait for an event, with a deadline."""
         # An end that nobody reads is not seen: its answers may be in the way.
@@ -186,10 +198,8 @@ async def _use(row: Attack, connection: _Connection, extent: Extent, over: float
     await connection.send(row.begin, over + _PATIENCE)
     if row.repeat is not None:
         outcome.pieces += await _repeat(row, connection, extent, over)
-    if row.must.close:
-        await connection.wait(connection.closed)
-    elif row.must.statuses:
-        await connection.wait(connection.answered)
+    if connection.reaction is not None:
+        await connection.wait(connection.reaction)
     elif row.repeat is None or row.pace:
         # It is held for the time of the attack.
         with contextlib.suppress(TimeoutError):
@@ -202,22 +212,17 @@ async def _repeat(row: Attack, connection: _Connection, extent: Extent, over: fl
     most, least = row.rounds or _TOO_MANY, extent.pieces
     if row.pace:
         least = min(least, int(_PACED / row.pace))
-    has_reaction = row.must.close or row.must.statuses
-    patience = over if extent.seconds and not has_reaction else time.monotonic() + _PATIENCE
+    reaction = connection.reaction
+    patience = over if extent.seconds and reaction is None else time.monotonic() + _PATIENCE
     sent = 0
     while sent < most and not connection.closed.is_set() and time.monotonic() < patience:
-        if (
-            sent >= least
-            and time.monotonic() >= over
-            and not (has_reaction and not connection.answered.is_set())
-        ):
+        if sent >= least and time.monotonic() >= over and (reaction is None or reaction.is_set()):
             break
         pieces = bytearray()
-        while sent < most and len(pieces) < _CHUNK:
+        end = min(most, sent + (1 if row.pace else _SALVO))
+        while sent < end and len(pieces) < _CHUNK:
             pieces += row.repeat(sent)
             sent += 1
-            if row.pace:
-                break
         await connection.send(bytes(pieces), patience)
         if connection.is_stuck:
             break

@@ -15,6 +15,7 @@ import pytest
 from nats.aio.client import Client
 
 import liftenvelope
+from liftenvelope.nats.closing import close_connection
 from liftenvelope.testing import LiftbridgeCluster, NatsServer
 
 #: The connections that tests have made, by their event loops.
@@ -44,8 +45,7 @@ async def loop_errors() -> AsyncIterator[None]:
     yield
     # Those of a test that has failed: left open, they would fail the next one.
     for client in _made.pop(loop, []):
-        if not client.is_closed:
-            await client.close()
+        await close_connection(client)
     assert not seen
 
 

@@ -315,17 +315,19 @@ class ScriptedBroker:
         if asked.startPosition == api_pb2.TIMESTAMP:
             late = [offset for offset in log.offsets if offset * 1000 >= asked.startTimestamp]
             return late[0] if late else log.newest + 1
-        return asked.startOffset if asked.startPosition == api_pb2.OFFSET else 0
+        oldest = log.offsets[0] if log.offsets else 0
+        return asked.startOffset if asked.startPosition == api_pb2.OFFSET else oldest
 
     async def _read_on(self, call: ServerCall, log: Log, first: int, asked: api_pb2.SubscribeRequest) -> None:
+        """Send messages. As in Liftbridge 1.9.0, only the message at the stop ends the call."""
         last = asked.stopOffset if asked.stopPosition == api_pb2.STOP_OFFSET else LARGEST
         while True:
             grew = log.grew
-            found = [offset for offset in log.offsets if first <= offset <= min(last, log.visible)]
-            await self._send(call, log, log.payloads(first, last))
-            first = found[-1] + 1 if found else first
-            if first > last:
+            found = [offset for offset in log.offsets if first <= offset <= log.visible]
+            await self._send(call, log, log.payloads(first, last if last in found else LARGEST))
+            if last in found:
                 raise RpcError(StatusCode.RESOURCE_EXHAUSTED, "Stop offset reached")
+            first = found[-1] + 1 if found else first
             await grew.wait()
 
     async def _send(self, call: ServerCall, log: Log, payloads: Sequence[bytes]) -> None:

@@ -38,6 +38,7 @@ from liftenvelope.errors import (
     UsageTypeError,
     WrongTypeError,
 )
+from tests.unit.broken_arrow import with_more_rows
 
 HEADERS = pa.map_(pa.string(), pa.binary())
 BROKEN = "the Arrow array is broken: "
@@ -755,6 +756,21 @@ class TestBrokenArrays:
             array = pa.DictionaryArray.from_arrays(indices, values, safe=False)
             with pytest.raises(UsageError, match=BROKEN):
                 encode_batch(array)
+
+    @pytest.mark.parametrize(
+        "numbers", [pa.array([7] * 1234), pa.array([7, None] * 617), pa.array([7] * 1234, pa.int32())]
+    )
+    @pytest.mark.parametrize("chunked", [False, True])
+    def test_expected_offsets(self, numbers: pa.Array, chunked: bool) -> None:
+        array = with_more_rows(pa.record_batch([numbers], ["number"])).column(0)
+        offsets = pa.chunked_array([array]) if chunked else array
+        with pytest.raises(UsageError, match=BROKEN + "Buffer #"):
+            encode_batch(pa.nulls(len(array)), expected_offsets=offsets)
+
+    def test_fixed_size_values(self) -> None:
+        values = pa.array([b"abc"] * 1234, pa.binary(3))
+        with pytest.raises(UsageError, match=BROKEN + "Buffer #1 too small"):
+            encode_batch(with_more_rows(pa.record_batch([values], ["value"])).column(0))
 
 
 def test_threads_decode_and_encode_at_once() -> None:

@@ -64,6 +64,10 @@ class TestKey:
         with pytest.raises(UsageTypeError, match="key must be bytes-like, got str"):
             KeyPartitioner().partition("s", "hello", b"", 3)  # type: ignore[arg-type]
 
+    def test_key_that_is_not_contiguous(self) -> None:
+        with pytest.raises(UsageTypeError, match="key must be contiguous"):
+            KeyPartitioner().partition("s", memoryview(b"hello")[::2], b"", 3)  # type: ignore[arg-type]
+
 
 class TestRoundRobin:
     def test_in_turn_from_zero_for_each_stream(self) -> None:

@@ -12,6 +12,7 @@ import ssl
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from nats.js import JetStreamContext
 from liftenvelope import bulk
 from liftenvelope.bulk import Access, Gap, Progress, RetentionError
 from liftenvelope.bulk._nats_socket import NatsSocket
+from liftenvelope.bulk.access import find_target
 from liftenvelope.client.positions import Timestamp
 from liftenvelope.envelope import new_message
 from liftenvelope.errors import (
@@ -579,22 +581,42 @@ def new_jwt(issuer_seed: str, subject: str, claims: dict[str, Any]) -> str:
     return f"{signed}.{part(issuer.sign(signed.encode()))}"
 
 
+@contextmanager
+def tls_server(folder: Path) -> Iterator[tuple[NatsServer, ssl.SSLContext]]:
+    """A server that requires TLS, and a context that trusts its certificate."""
+    authority = trustme.CA()
+    certificate = authority.issue_cert("127.0.0.1")
+    certificate.cert_chain_pems[0].write_to_path(str(folder / "cert.pem"))
+    certificate.private_key_pem.write_to_path(str(folder / "key.pem"))
+    context = ssl.create_default_context()
+    authority.configure_trust(context)
+    config = {"tls": {"cert_file": str(folder / "cert.pem"), "key_file": str(folder / "key.pem")}}
+    with jetstream(config=config) as server:
+        yield server, context
+
+
 class TestTls:
     def test_tls(self, tmp_path: Path) -> None:
-        authority = trustme.CA()
-        certificate = authority.issue_cert("127.0.0.1")
-        certificate.cert_chain_pems[0].write_to_path(str(tmp_path / "cert.pem"))
-        certificate.private_key_pem.write_to_path(str(tmp_path / "key.pem"))
-        context = ssl.create_default_context()
-        authority.configure_trust(context)
-        config = {"tls": {"cert_file": str(tmp_path / "cert.pem"), "key_file": str(tmp_path / "key.pem")}}
-        with jetstream(config=config) as server:
+        with tls_server(tmp_path) as (server, context):
             access = Access(tls=context)
             with pytest.raises(StreamNotFoundError):
                 bulk.read(server.url, "x", access=access)
             for url in (server.url, f"tls://{server.address}"):
                 with pytest.raises(TransportError, match="TLS failed"):
                     bulk.read(url, "x")  # nobody has told us of the authority
+
+    def test_woken_connection_keeps_tls(self, tmp_path: Path) -> None:
+        """The thread that is woken may read or send once more: never in plain text."""
+        with tls_server(tmp_path) as (server, context):
+            target = find_target(server.url, Access(tls=context))
+            link = NatsSocket(target.addresses[0], target)
+            secured = link._socket
+            assert isinstance(secured, ssl.SSLSocket)
+            link.wake()
+            assert secured.version() is not None
+            with pytest.raises(TransportError):
+                link.flush(60.0)
+            link.close()
 
 
 @pytest.mark.parametrize("via", ["consumer", "direct"])

@@ -165,6 +165,13 @@ class TestSubscribe:
         assert messages.closed
         assert list(messages) == []
 
+    def test_position_after_the_block_is_the_next_message(self, client: BlockingClient, stream: str) -> None:
+        with client.subscribe(stream, start="earliest") as messages:
+            assert [next(messages).offset, next(messages).offset] == [0, 1]
+        assert (messages.position, messages.positions) == (2, {(stream, 0): 2})
+        with client.subscribe(stream, start=messages.position, stop="latest") as rest:
+            assert [message.offset for message in rest] == list(range(2, 5000))
+
     def test_the_ways_go_on_where_the_others_left_off(self, client: BlockingClient, stream: str) -> None:
         with client.subscribe(stream, start="earliest", stop="latest") as messages:
             first = next(messages)

@@ -337,6 +337,33 @@ class TestOneMember:
         assert await cursors(client, stream) == expected
         assert not (await client.fetch_metadata(streams=[stream], groups=[stream])).groups
 
+    @pytest.mark.parametrize("count", [0, 8])
+    @pytest.mark.parametrize("error", [KeyError("mine"), TransportError("mine")], ids=["foreign", "own"])
+    async def test_error_of_on_revoked_during_a_rebalance_ends_the_iteration(
+        self, client: liftenvelope.Client, stream: str, count: int, error: Exception
+    ) -> None:
+        def revoked(_: list[tuple[str, int]]) -> None:
+            raise error
+
+        await publish(client, stream, 0, count)
+        consumer = client.consumer(
+            stream, stream, auto_offset="earliest", auto_commit_interval=None, on_revoked=revoked
+        )
+        await consumer.open()
+        second: Member | None = None
+        try:
+            async with asyncio.timeout(60):
+                for _ in range(count):
+                    await anext(consumer)
+                second = Member(client, stream)
+                with pytest.raises(type(error), match="mine"):
+                    await anext(consumer)
+            with pytest.raises(type(error), match="mine"):
+                await consumer.close()  # calls on_revoked with the other partitions
+        finally:
+            if second is not None:
+                await second.end()
+
     async def test_closed_by_its_own_callback(self, client: liftenvelope.Client, stream: str) -> None:
         async def revoked(_: list[tuple[str, int]]) -> None:
             await consumer.close()

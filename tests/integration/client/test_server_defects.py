@@ -60,6 +60,11 @@ async def test_all_was_removed(client: Client, name: str) -> None:
     await until_times_are_lost(client, name, empty=True)
     for start in ("earliest", "latest", 0, 2, timedelta(hours=1)):
         assert await offsets(client, name, start=start, stop="latest") == []
+    for start in ("latest", 1):  # not even a server that reads forwards only has anything to send
+        assert await offsets(client, name, start=start, reverse=True) == []
+    async with asyncio.timeout(60), client.subscribe(name, start="earliest", stop="latest") as messages:
+        while not messages.finished:  # no time-out may cut short the check for an empty log
+            assert await messages.next(0.2) is None
     async with asyncio.timeout(60):
         ack = await client.publish(name, b"one more")
         while not (found := await offsets(client, name, start="earliest", stop="latest")):

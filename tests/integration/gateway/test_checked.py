@@ -6,8 +6,10 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 from nats.aio.client import Client as NatsClient
@@ -16,7 +18,7 @@ from nats.aio.msg import Msg
 import liftenvelope
 from liftenvelope.client import Client
 from liftenvelope.envelope import Ack, Message, marshal_message, new_message, unmarshal_ack
-from liftenvelope.errors import IncorrectOffsetError
+from liftenvelope.errors import CallTimeoutError, IncorrectOffsetError, TransportError
 from liftenvelope.gateway import Gateway
 from liftenvelope.gateway._checked import CheckedIntake, wait_for_intakes
 from liftenvelope.gateway._records import StreamRecord
@@ -46,7 +48,8 @@ async def gateway(own_nats: NatsServer) -> AsyncIterator[Gateway]:
 
 @pytest.fixture
 async def client(gateway: Gateway) -> AsyncIterator[Client]:
-    async with liftenvelope.connect([gateway.address]) as client:
+    # CreateStream waits for the leader, however busy the machine is.
+    async with liftenvelope.connect([gateway.address], timeout=240) as client:
         yield client
 
 
@@ -291,12 +294,48 @@ async def test_a_start_that_is_cancelled(nc: NatsClient, name: str, monkeypatch:
         assert set(nc._subs) == before
 
 
-async def test_a_wait_for_intakes_that_do_not_come(nc: NatsClient, name: str) -> None:
+async def test_create_stream_is_answered_once_its_leader_takes_messages(
+    client: Client, nc: NatsClient, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Faked: a leader that takes long to start."""
+    may_start, start = asyncio.Event(), CheckedIntake.start
+
+    async def late(self: CheckedIntake) -> None:
+        await may_start.wait()
+        await start(self)
+
+    monkeypatch.setattr(CheckedIntake, "start", late)
+    # Each probe waits a second for an answer. This subscription receives it and gives none.
+    probes = await nc.subscribe("_lift.intake.>")
+    inbox = await Inbox(nc).open()
+    creating = asyncio.create_task(client.create_stream(name, name, optimistic_concurrency=True, timeout=240))
+    for _ in range(7):
+        await probes.next_msg(240)
+        assert not creating.done()
+    may_start.set()
+    await creating
+    await inbox.publish(name, "first", 0)
+    assert await inbox.outcome("first") == (0, AckError.OK)
+
+
+async def test_create_stream_without_a_leader_ends_with_its_deadline(
+    client: Client, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Faked: a leader that does not start."""
+    monkeypatch.setattr(CheckedIntake, "start", AsyncMock(side_effect=TransportError("not now")))
+    with pytest.raises(CallTimeoutError):
+        await client.create_stream(name, name, optimistic_concurrency=True, timeout=1)
+    await client.delete_stream(name)
+
+
+async def test_wait_for_intakes_ends_with_the_stream(nc: NatsClient, name: str) -> None:
     record = StreamRecord(name=name, subject=name, id=name, settings={"optimisticConcurrencyControl": 1})
+    records: list[StreamRecord | None] = [record]
+    probes = await nc.subscribe("_lift.intake.>")
     async with JetStream(nc) as js:
-        await wait_for_intakes(js, record, timeout=0.3)  # nobody answers, which is no error
-        waiting = asyncio.create_task(wait_for_intakes(js, record, timeout=60))
-        await asyncio.sleep(0)
-        waiting.cancel()
-        with pytest.raises(asyncio.CancelledError):
+        for left in (None, replace(record, id="another")):
+            records.append(record)
+            waiting = asyncio.create_task(wait_for_intakes(js, lambda: records[-1]))
+            await probes.next_msg(60)
+            records.append(left)
             await waiting

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -167,6 +167,56 @@ async def test_a_server_that_closes_connections_before_its_first_answer(
             ):
                 raise AssertionError
     assert caplog.text == ""
+
+
+LOGIN = {"authorization": {"user": "gateway", "password": "right"}}
+
+
+@pytest.fixture
+def endless(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wait for NATS without a limit that a test could reach."""
+    monkeypatch.setattr("liftenvelope.gateway.serving._PATIENCE", 10_000.0)
+
+
+@pytest.mark.usefixtures("endless")
+@pytest.mark.parametrize("count", [1, 2])
+async def test_wrong_password_is_reported_at_once(count: int) -> None:
+    before = asyncio.all_tasks()
+    with ExitStack() as stack:
+        servers = [stack.enter_context(run_nats_server(config=LOGIN)) for _ in range(count)]
+        urls = ",".join(server.url.replace("//", "//gateway:s3cret@") for server in servers)
+        with pytest.raises(TransportError, match=r"(?i)authorization violation.*check the user") as caught:
+            async with asyncio.timeout(240), running_gateway(Serving(nats_url=urls)):
+                raise AssertionError
+        assert "s3cret" not in str(caught.value)
+        await until(lambda: asyncio.all_tasks() <= before)
+
+
+@pytest.mark.usefixtures("endless")
+async def test_wrong_password_for_one_server_does_not_exclude_the_others() -> None:
+    with run_nats_server(config=LOGIN) as strict, run_nats_server(jetstream=True) as other:
+        urls = f"nats://gateway:wrong@{strict.address},nats://{other.address}"
+        options = {"dont_randomize": True}
+        async with (
+            asyncio.timeout(240),
+            running_gateway(Serving(nats_url=urls, connect=options)) as (gateway, _),
+        ):
+            assert gateway.address
+
+
+@pytest.mark.usefixtures("endless")
+async def test_server_that_is_away_is_waited_for_though_another_refuses_the_login() -> None:
+    port = free_port()
+    with run_nats_server(config=LOGIN) as strict:
+        urls = f"nats://gateway:wrong@{strict.address},nats://127.0.0.1:{port}"
+        opening = running_gateway(Serving(nats_url=urls))
+        starting = asyncio.create_task(opening.__aenter__())
+        await until(lambda: strict.log().count("authentication error") >= 3)
+        assert not starting.done()
+        with run_nats_server(jetstream=True, port=port):
+            async with asyncio.timeout(240):
+                await starting
+            await opening.__aexit__(None, None, None)
 
 
 async def test_subscriptions_are_read_over_a_connection_of_their_own(

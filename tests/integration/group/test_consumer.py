@@ -88,9 +88,6 @@ class TestReading:
     async def test_where_new_partitions_begin(self, play: Play) -> None:
         await play.publish(4)
         async with play.consumer("a", auto_offset="new") as consumer:
-            await eventually(
-                lambda: all(consumer.position(play.name, number) is not None for number in range(4))
-            )
             await play.publish(1)
             assert await take(consumer, 1) == [b"4"]
         # That place is kept, though nothing of the others was processed.
@@ -114,7 +111,7 @@ class TestReading:
         async with GroupConsumer(
             play.nc, f"{play.name}-e", play.topic, auto_offset="latest", timeout=PATIENCE
         ) as consumer:
-            await eventually(lambda: all(consumer.position(play.name, number) == 7 for number in range(4)))
+            assert all(consumer.position(play.name, number) == 7 for number in range(4))
 
     async def test_suspended_member_hands_out_nothing_that_may_be_another_members(
         self, play: Play, monkeypatch: pytest.MonkeyPatch
@@ -139,10 +136,7 @@ class TestReading:
         """The first member reads nothing and falls silent; what comes meanwhile is the next one's."""
         first = play.consumer("a", auto_offset="new", auto_commit_interval=auto_commit_interval)
         await first.open()
-        await eventually(lambda: all(first.position(play.name, number) == 0 for number in range(4)))
-        async with asyncio.timeout(PATIENCE):
-            while set((await play.offsets()).values()) != {0}:
-                await asyncio.sleep(0.02)
+        assert set((await play.offsets()).values()) == {0}
         for task in first._tasks:
             task.cancel()  # as if it had been killed
         await play.publish(4)
@@ -245,7 +239,10 @@ class TestReading:
 
     async def test_a_stream_that_is_not_there_ends_it(self, play: Play) -> None:
         topic = JetStreamTopic.of_streams("t", ["NO-SUCH-STREAM"])
-        async with GroupConsumer(play.nc, play.name, topic, timeout=PATIENCE, on_event=quiet) as consumer:
+        consumer = GroupConsumer(
+            play.nc, play.name, topic, auto_offset="earliest", timeout=PATIENCE, on_event=quiet
+        )
+        async with consumer:
             with pytest.raises(StreamNotFoundError):
                 await take(consumer, 1)
 
@@ -587,6 +584,42 @@ class TestItsLife:
             play.topic = JetStreamTopic.of_streams(play.name, ["OTHER"])
             with pytest.raises(TopicMismatchError):
                 await play.consumer("b").open()
+
+    async def test_member_joins_the_group_that_another_created_just_before(
+        self, play: Play, nc: Client, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Both were told that the group does not exist; they have other topics, time-outs and assignors."""
+        other = await Play(nc, f"{play.name}-2", partitions=2).create()
+        first = play.consumer("a", session_timeout=LONG)
+        second = GroupConsumer(
+            nc,
+            play.name,
+            other.topic,
+            consumer_id="b",
+            session_timeout=LONG + 1,
+            assignor="range",
+            ephemeral=True,
+            auto_offset="earliest",
+            timeout=PATIENCE,
+            on_event=quiet,
+        )
+        asked: list[str] = []
+        call = second._calls.any
+
+        async def create_too_late(method: str, *arguments: Any) -> Any:
+            asked.append(method)
+            await first.open()
+            return await call(method, *arguments)
+
+        monkeypatch.setattr(second._calls, "any", create_too_late)
+        async with second:
+            assert asked == ["CreateGroup"]
+            assert {topic for topic, _ in second.assignment} == {other.name}
+            await eventually(lambda: len(first.assignment) == 4)
+            found = await play.client.describe_group(play.name)
+            assert (found.session_timeout, found.ephemeral, found.assignor) == (LONG, False, "sticky")
+            assert [member.session_timeout for member in found.members] == [LONG, LONG + 1]
+            await first.close()
 
     async def test_an_id_that_is_in_use(self, play: Play) -> None:
         async with play.consumer("a"):

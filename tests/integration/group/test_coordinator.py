@@ -30,6 +30,7 @@ from liftenvelope.group import (
     JetStreamTopic,
     LeaseLost,
     NotControllerError,
+    PartitionFeed,
     Phase,
     StaleGenerationError,
     TopicPartition,
@@ -229,6 +230,40 @@ class TestMembers:
         await a.leave()
         with pytest.raises(UnknownMemberError):
             await a.commit(generation, 0, 1)
+
+    async def test_rewind_of_many_partitions_looks_them_up_once_and_together(
+        self, nc: Client, name: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The coordinator needs longer than one attempt of other calls may take."""
+        asked: list[int] = []
+        all_asked = asyncio.Event()
+
+        class Slow:
+            spec = TopicSpec("slow", 20)
+
+            async def bounds(self, partition: int) -> tuple[int, int]:
+                asked.append(partition)
+                if len(asked) == 20:
+                    all_asked.set()
+                await all_asked.wait()
+                await asyncio.sleep(0.5)
+                return 3, 7
+
+            async def lag(self, partition: int, offset: int) -> int:
+                raise NotImplementedError
+
+            async def open(self, partition: int, offset: int) -> PartitionFeed:
+                raise NotImplementedError
+
+        patient = GroupClient(nc, timeout=PATIENCE, prefix=f"{name}.groups")
+        async with coordinator(nc, lease=LONG, prefix=f"{name}.groups", bucket=name, sources=[Slow()]):
+            await patient.create_group(name, topics=[Slow()])
+            monkeypatch.setattr("liftenvelope.group.calls._ONE_TRY", 0.05)
+            wanted = {("slow", number): number for number in range(21)}
+            outcome = await patient.rewind(name, wanted)
+        assert sorted(asked) == list(range(20))
+        assert isinstance(outcome.pop(TopicPartition("slow", 20)), GroupRequestError)
+        assert outcome == {TopicPartition("slow", n): min(max(n, 3), 7) for n in range(20)}
 
     async def test_commits_and_rewinds(self, nc: Client, client: GroupClient, play: Play) -> None:
         await play.publish(8)  # offsets 0 to 7; of partition 0 they are 0 and 4

@@ -22,6 +22,8 @@ from tests.sinks import RecordingSink
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from typing_extensions import Buffer
+
 
 #: Go's net/http answers this to HTTP/2's preface, and closes: seen of nats-server 2.15.1's monitor.
 HTTP1 = (
@@ -228,6 +230,44 @@ def test_poll_takes_only_what_came(channel: BlockingChannel) -> None:
         assert call.wait(timeout=60.0)
         assert sink.found == frame_message(b"a")
         assert not call.poll()
+
+
+class InterruptedSink(RecordingSink):
+    """A sink that is interrupted once, as by Ctrl+C, before it records anything."""
+
+    def put(self, view: Buffer, spans: bytes) -> None:
+        if not self.calls:
+            self.calls += 1
+            raise KeyboardInterrupt
+        super().put(view, spans)
+
+
+def test_interrupted_receive_loses_the_connection(channel: BlockingChannel) -> None:
+    sink = InterruptedSink()
+    stream = channel.server_stream("/test/count", b"1000", sink=sink)
+    other = channel.server_stream("/test/forever", b"")
+    with pytest.raises(KeyboardInterrupt):
+        stream.wait(timeout=60.0)
+    for call in (stream, other):
+        with pytest.raises(TransportError, match="receiving was interrupted"):
+            list(call)
+    assert sink.found == b""  # nothing after the payloads that were lost
+    assert channel.unary("/test/echo", b"again", timeout=60.0) == b"again"
+
+
+def test_interrupted_end_of_a_call_is_not_lost(
+    channel: BlockingChannel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    stream = channel.server_stream("/test/count", b"1")
+    monkeypatch.setattr("liftenvelope.rpc._client_side.CallEnded", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        list(stream)
+    with pytest.raises(TransportError, match="receiving was interrupted"):
+        list(stream)
 
 
 def test_two_calls_at_once(channel: BlockingChannel) -> None:

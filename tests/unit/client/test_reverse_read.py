@@ -31,22 +31,38 @@ NOTHING = RpcError(StatusCode.INTERNAL, "segment not found")
 OFFSETS = st.sets(st.integers(0, 20), max_size=18).map(sorted)
 
 
-def answer(offsets: list[int], request: api_pb2.SubscribeRequest, kind: str) -> tuple[list[int], RpcError]:
-    """What a server of one kind or another sends, and how it ends."""
+def answer(
+    offsets: list[int], request: api_pb2.SubscribeRequest, kind: str
+) -> tuple[list[int], RpcError | None]:
+    """What a server of one kind or another sends, and how it ends; None if it waits for more messages.
+
+    Forward reads are as observed on Liftbridge 1.9.0: a start that is gone is moved to the next message, and
+    only the message at the stop ends the call. A gateway also ends it if that message is gone, and refuses
+    it if all messages up to the stop are gone.
+    """
     assert (request.startPosition, request.stopPosition) == (api_pb2.OFFSET, api_pb2.STOP_OFFSET)
     if request.reverse and kind != "forwards":
         found = [offset for offset in offsets[::-1] if offset <= request.startOffset]
+        if kind == "next" and offsets and not found:
+            return offsets[:1], EOF  # the start is moved to the next message here, too
         if kind == "readonly":
             return found[:1], READONLY if found else NOTHING
         return found, EOF if found else NOTHING
-    if request.stopOffset < request.startOffset:
+    gone = kind == "gateway" and bool(offsets) and request.stopOffset < offsets[0]
+    if gone or request.stopOffset < request.startOffset:
         return [], RpcError(StatusCode.INVALID_ARGUMENT, "Stop offset is before start offset: 1 < 2")
-    found = [offset for offset in offsets if request.startOffset <= offset <= request.stopOffset]
-    return found, REACHED
+    if kind == "gateway" or request.stopOffset in offsets:
+        return [offset for offset in offsets if request.startOffset <= offset <= request.stopOffset], REACHED
+    found = [offset for offset in offsets if offset >= request.startOffset]
+    return found, READONLY if kind == "readonly" else None
 
 
 def begun(offsets: list[int], start: StartAt, stop: StopAt | None) -> ReverseRead:
     newest = offsets[-1] if offsets else -1
+    return begun_at(newest, start, stop)
+
+
+def begun_at(newest: int, start: StartAt, stop: StopAt | None) -> ReverseRead:
     read = ReverseRead("foo", 0, start, stop)
     read.begin(start, PartitionInfo(0, high_watermark=newest, newest_offset=newest))
     return read
@@ -65,7 +81,7 @@ def take(
         cut = draw(st.integers(0, len(offered))) if breaks_left else len(offered)
         breaks_left = max(0, breaks_left - 1)
         rest = offered[:cut]
-        while rest and not read.finished:
+        while rest and not read.needs_call and not read.finished:
             size = draw(st.integers(1, len(rest)))
             try:
                 found += [m.offset for m in read_messages(read.accept([message(n) for n in rest[:size]]))]
@@ -73,6 +89,16 @@ def take(
                 return found, exc
             rest = rest[size:]
         if read.finished:
+            return found, None
+        if read.needs_call:
+            continue
+        if cut == len(offered) and end is None:
+            assert read.highest_offset is not None
+            try:
+                read.fell_silent(is_empty=not any(offset <= read.highest_offset for offset in offsets))
+            except UnsupportedByServerError as exc:
+                return found, exc
+            assert read.finished
             return found, None
         verdict = read.ended(TransportError("lost") if cut < len(offered) else end)
         if isinstance(verdict, LiftEnvelopeError):
@@ -104,7 +130,7 @@ def expected(offsets: list[int], start: StartAt, stop: StopAt | None) -> list[in
     return [offset for offset in offsets[::-1] if lowest <= offset <= highest]
 
 
-@pytest.mark.parametrize("kind", ["backwards", "readonly"])
+@pytest.mark.parametrize("kind", ["backwards", "next", "readonly", "gateway"])
 @given(OFFSETS, places(), st.data())
 def test_nothing_is_lost_doubled_or_out_of_order(
     kind: str, offsets: list[int], where: tuple[StartAt, StopAt | None], data: st.DataObject
@@ -127,6 +153,23 @@ def test_a_server_that_reads_forwards_is_given_away(
 @pytest.mark.parametrize("start", [StartAt(At.LATEST), StartAt(At.OFFSET, 3)])
 def test_an_empty_partition_is_the_end(start: StartAt) -> None:
     assert begun([], start, None).finished
+
+
+def test_read_of_a_partition_whose_messages_are_all_removed_is_empty() -> None:
+    read = begun_at(4, StartAt(At.LATEST), None)
+    read.request(resume=False)
+    read.fell_silent(is_empty=True)
+    assert read.finished
+
+
+def test_start_that_was_removed_takes_another_call() -> None:
+    read = begun([1, 5, 6], StartAt(At.OFFSET, 3), None)
+    read.request(resume=False)
+    assert read.accept([message(5), message(6)]) == []
+    assert read.needs_call
+    request = read.request(resume=False)
+    assert not read.needs_call
+    assert (request.startOffset, request.stopOffset, request.reverse) == (2, 3, True)
 
 
 def test_begins_at_the_high_watermark_at_most() -> None:

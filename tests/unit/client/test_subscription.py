@@ -530,6 +530,28 @@ async def test_a_broker_that_stands_still_is_not_taken_for_an_empty_log(refusal:
         assert await read(client, start="earliest", stop="latest") == list(range(5))
 
 
+@pytest.mark.parametrize("timeout", [0.0, 0.05])
+async def test_polled_read_of_an_emptied_partition_ends(timeout: float) -> None:
+    async with scripted() as (broker,), client_of([broker]) as client:
+        broker.log(removed_to=4)
+        async with client.subscribe("foo", start="earliest", stop="latest") as reader, asyncio.timeout(60):
+            while not reader.finished:
+                assert await reader.next(timeout) is None
+                await asyncio.sleep(0.01)
+
+
+async def test_read_of_a_partition_that_is_emptied_during_a_loss_ends() -> None:
+    async with scripted() as (broker,), client_of([broker]) as client:
+        log = broker.log(0)
+        async with client.subscribe("foo", start="earliest", stop=4) as reader:
+            assert await offsets(reader, 1) == [0]
+            log.add(2)  # these do not come with the handshake
+            assert await offsets(reader, 2) == [1, 2]
+            log.offsets, log.removed_to = [], 4
+            broker.drop()
+            assert await offsets(reader) == []
+
+
 async def test_read_survives_a_check_for_an_empty_log_that_is_not_answered() -> None:
     # A gateway that had 200 MB to send to 16 readers took longer than the time-out for each first message.
     unanswered = asyncio.Event()

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from liftenvelope.client import _subscription as subscription_module
+from liftenvelope.client import _subscribe_call
 from liftenvelope.errors import (
     CallTimeoutError,
     StreamDeletedError,
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.usefixtures("loop_errors")
 
 class TestHandshake:
     async def test_missing(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(subscription_module, "_HANDSHAKE_TIMEOUT", 0.05)
+        monkeypatch.setattr(_subscribe_call, "_HANDSHAKE_TIMEOUT", 0.05)
         async with scripted() as (broker,):
             broker.log(0, 1)
             broker.next("Subscribe", stall)
@@ -61,7 +61,7 @@ class TestHandshake:
             assert broker.calls["Subscribe"] == 1
 
     async def test_missing_for_good(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(subscription_module, "_HANDSHAKE_TIMEOUT", 0.05)
+        monkeypatch.setattr(_subscribe_call, "_HANDSHAKE_TIMEOUT", 0.05)
         async with scripted() as (broker,):
             broker.log(0, 1)
             broker.always("Subscribe", stall)
@@ -351,6 +351,6 @@ class TestClose:
                 assert await offsets(reader, 3) == [0, 1, 2]
                 log.offsets = []
                 broker.drop()
-                while (recovery := reader._recovery) is None:  # until it has seen the end of the connection
+                while (recovery := reader._work) is None:  # until it has seen the end of the connection
                     assert await reader.next(0.001) is None
                 await until(recovery.done)  # by an error that nobody is there to be told

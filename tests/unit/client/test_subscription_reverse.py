@@ -49,6 +49,41 @@ class TestReverse:
             async with client_of([broker]) as client:
                 assert await read(client, reverse=True) == [9, 8, 7, 6, 5]
 
+    @pytest.mark.parametrize("left", [[6], [6, 7], list(range(6, 15))])
+    @pytest.mark.parametrize("start", [0, 1, 3])
+    async def test_reverse_read_from_a_start_that_was_removed_is_empty(
+        self, start: int, left: list[int]
+    ) -> None:
+        async with scripted() as (broker,):
+            broker.log(*left)
+            async with client_of([broker]) as client:
+                assert await read(client, reverse=True, start=start) == []
+
+    async def test_reverse_read_from_a_gap_in_a_compacted_log(self) -> None:
+        async with scripted() as (broker,):
+            broker.log(0, 1, 6, 9)
+            async with client_of([broker]) as client:
+                assert await read(client, reverse=True, start=4) == [1, 0]
+                assert await read(client, reverse=True, start=8) == [6, 1, 0]
+
+    async def test_reverse_read_of_a_partition_whose_messages_are_all_removed_is_empty(self) -> None:
+        async with scripted() as (broker,):
+            broker.log(removed_to=4)
+            async with client_of([broker]) as client:
+                assert await read(client, reverse=True) == []
+                assert await read(client, reverse=True, start=2) == []
+
+    async def test_removed_start_on_a_server_that_can_only_go_forwards(self) -> None:
+        async with scripted() as (broker,):
+            broker.reads_backwards = False
+            log = broker.log(6)
+            async with client_of([broker]) as client:
+                # Nothing is left below, which the server need not be able to read.
+                assert await read(client, reverse=True, start=3) == []
+                log.add()
+                with pytest.raises(UnsupportedByServerError):
+                    await read(client, reverse=True, start=3)
+
     async def test_reverse_read_of_one_message_left(self) -> None:
         async with scripted() as (broker,):
             broker.log(9)

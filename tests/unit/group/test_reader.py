@@ -53,7 +53,7 @@ class NumbersFeed:
         pass
 
 
-async def kept(_: PartitionReader, __: int) -> None:
+async def kept(_: PartitionReader, __: int | None) -> None:
     """Where it begins is committed."""
 
 
@@ -66,7 +66,7 @@ def reader_of(topic: Any, offset: int, generation: int = 1, limit: int = 4) -> P
         auto_offset="earliest",
         limit=limit,
         on_ready=lambda _: None,
-        keep_start=kept,
+        on_begin=kept,
     )
 
 
@@ -157,11 +157,11 @@ async def test_what_was_read_ahead_is_not_read_again() -> None:
 async def test_partition_is_not_held_before_its_start_is_committed() -> None:
     never = asyncio.Event()
 
-    async def keep(_: PartitionReader, __: int) -> None:
+    async def keep(_: PartitionReader, __: int | None) -> None:
         await never.wait()
 
     reader = reader_of(Numbers([0], 1_000), -1)
-    reader._keep_start = keep
+    reader._on_begin = keep
     reader.start(done)
     await settle()
     assert reader.position == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 
 import pytest
 from h2 import events as h2_events
@@ -196,6 +197,21 @@ def test_compressed_message_resets_the_call_alone() -> None:
     assert isinstance(error, RpcError)
     assert "compressed" in error.description
     assert pair.resets == {first: ErrorCodes.CANCEL}
+    assert events[1:] == [MessagesReceived(second, [b"fine"], 9), CallEnded(second, None)]
+
+
+def test_invalid_message_in_the_frame_that_closes_the_stream_ends_the_call_alone() -> None:
+    # A web server, taken for a gRPC server, ends its page without trailers.
+    pair = Pair()
+    first, second = pair.start(), pair.start()
+    pair.server.send_headers(first, OK_HEADERS)
+    pair.server.send_data(first, b"<html>", end_stream=True)
+    pair.answer(second, frame_message(b"fine"))
+    events = pair.exchange()
+    error = failure(events[:1])
+    assert isinstance(error, RpcError)
+    assert "compressed" in error.description
+    assert pair.resets == {}
     assert events[1:] == [MessagesReceived(second, [b"fine"], 9), CallEnded(second, None)]
 
 
@@ -414,7 +430,14 @@ def test_method_that_is_no_path() -> None:
 
 @pytest.mark.parametrize(
     ("timeout", "header"),
-    [(1e-9, "1u"), (0.25, "250000u"), (99.999999, "99999999u"), (100, "100000m"), (1e6, "1000000S")],
+    [
+        (1e-9, "1u"),
+        (0.25, "250000u"),
+        (99.999999, "99999999u"),
+        (100, "100000m"),
+        (1e6, "1000000S"),
+        (sys.float_info.max, "99999999S"),
+    ],
 )
 def test_timeout_header(timeout: float, header: str) -> None:
     assert timeout_header(timeout) == header

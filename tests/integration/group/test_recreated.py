@@ -1,0 +1,141 @@
+"""Ordered consumers that are lost while a member reads: it continues, unless the stream is another one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+from nats.aio.client import Client
+
+from liftenvelope.errors import NoCursorError, OffsetOutOfRangeError
+from liftenvelope.group import GroupConsumer, GroupMessage
+from liftenvelope.testing import FaultProxy, NatsServer
+from tests.integration.conftest import connect
+
+from .play import LONG, PATIENCE, Play, coordinator, eventually
+
+
+@pytest.fixture
+async def nc(jetstream_server: NatsServer) -> AsyncIterator[Client]:
+    client = await connect(jetstream_server.url)
+    yield client
+    await client.close()
+
+
+@pytest.fixture
+async def play(nc: Client, name: str) -> AsyncIterator[Play]:
+    async with coordinator(nc, lease=LONG):
+        yield await Play(nc, name, session=LONG).create()
+
+
+async def delete_consumers(play: Play) -> None:
+    stream = await play.js.stream(play.name)
+    for name in [name async for name in stream.consumer_names()]:
+        await stream.delete_consumer(name)
+
+
+async def test_member_continues_after_its_consumers_were_deleted(play: Play) -> None:
+    async with play.member("a"):
+        for _ in range(3):
+            await play.publish(20)
+            await delete_consumers(play)
+            await play.publish(20)
+            await play.all_read()
+    play.log.check()
+    assert sorted(entry.data for entry in play.log.entries) == sorted(play.published)
+
+
+async def test_member_continues_after_its_connection_was_lost(
+    play: Play, jetstream_server: NatsServer
+) -> None:
+    with FaultProxy(jetstream_server.url) as proxy:
+        nc = await connect(f"nats://{proxy.address}")
+        async with play.member("a", nc=nc):
+            for _ in range(3):
+                await play.publish(20)
+                proxy.cut()
+                await play.publish(20)
+                await play.all_read()
+        await nc.close()
+    play.log.check()
+    assert sorted(entry.data for entry in play.log.entries) == sorted(play.published)
+
+
+async def test_stream_that_is_created_again_while_a_member_reads_is_not_skipped(
+    play: Play, jetstream_server: NatsServer
+) -> None:
+    """The member learns of it once the new stream exists: until then its connection stands still."""
+    await play.publish(8)
+    with FaultProxy(jetstream_server.url) as proxy:
+        nc = await connect(f"nats://{proxy.address}")
+        async with play.consumer("a", nc=nc) as consumer:
+            messages: list[GroupMessage] = []
+            async with asyncio.timeout(PATIENCE):
+                while len(messages) < 8:
+                    messages.append(await anext(consumer))
+            await consumer.commit()
+            proxy.stall()
+            await play.js.delete_stream(play.name)
+            await play.create()
+            await play.publish(4)
+            proxy.resume()
+            await refused(consumer)
+        await nc.close()
+
+
+async def refused(consumer: GroupConsumer) -> None:
+    with pytest.raises(OffsetOutOfRangeError, match="rewind the group"):
+        async with asyncio.timeout(PATIENCE):
+            await anext(consumer)
+
+
+@pytest.fixture
+async def behind(play: Play) -> AsyncIterator[GroupConsumer]:
+    """A consumer whose stream was created again and ends before the group's offsets."""
+    await play.publish(8)
+    async with play.member("a"):
+        await play.all_read()
+    await play.js.delete_stream(play.name)
+    await play.create()
+    play.published.clear()
+    await play.publish(4)
+    async with play.consumer("b") as consumer:
+        await refused(consumer)
+        yield consumer
+
+
+async def taken(consumer: GroupConsumer, count: int) -> set[bytes]:
+    async with asyncio.timeout(PATIENCE):
+        return {(await anext(consumer)).data for _ in range(count)}
+
+
+async def test_consumer_reads_on_after_the_rewind_that_its_error_asks_for(
+    play: Play, behind: GroupConsumer
+) -> None:
+    await refused(behind)
+    await play.client.rewind(play.name, {(play.name, number): 0 for number in range(4)})
+    assert await taken(behind, 4) == play.published
+
+
+async def test_consumer_reads_on_after_seeks_to_offsets_that_exist(play: Play, behind: GroupConsumer) -> None:
+    for number in range(4):
+        behind.seek(play.name, number, 0)
+    assert await taken(behind, 4) == play.published
+    await behind.commit()
+    assert sorted((await play.offsets()).values()) == [1, 2, 3, 4]
+
+
+async def test_seek_cures_the_sought_partition_alone(play: Play, behind: GroupConsumer) -> None:
+    await eventually(lambda: len(behind._failures) == 4)
+    behind.seek(play.name, 0, 0)
+    await refused(behind)
+
+
+async def test_group_without_an_offset_is_read_after_a_rewind(play: Play) -> None:
+    await play.publish(4)
+    async with play.consumer("a", auto_offset="error") as consumer:
+        with pytest.raises(NoCursorError, match="rewind the group first"):
+            await taken(consumer, 1)
+        await play.client.rewind(play.name, {(play.name, number): 0 for number in range(4)})
+        assert await taken(consumer, 4) == play.published

@@ -1,0 +1,80 @@
+"""Closing nats-py connections in every state."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+
+import pytest
+from nats.aio.client import Client
+
+from liftenvelope.nats.closing import close_connection
+from liftenvelope.testing import run_nats_server
+from tests.integration.conftest import connect, until
+
+
+@pytest.fixture
+async def reconnecting() -> AsyncIterator[Client]:
+    """A connection that waits for the end of its old transport: the server takes no bytes any more."""
+    with run_nats_server() as server:
+        nc = await connect(server.url)
+        assert server.pid is not None
+        os.kill(server.pid, signal.SIGSTOP)
+        try:
+            transport = nc._transport._io_writer.transport  # type: ignore[union-attr]
+            while not transport.get_write_buffer_size():
+                transport.write(bytes(1 << 20))
+            await nc.force_reconnect()
+            assert nc._reconnection_task is not None
+            await until(transport.is_closing)
+            yield nc
+            transport.abort()
+        finally:
+            os.kill(server.pid, signal.SIGCONT)
+
+
+async def test_reconnecting_connection_is_closed(reconnecting: Client) -> None:
+    await close_connection(reconnecting)
+    assert reconnecting.is_closed
+    await close_connection(reconnecting)
+
+
+async def test_nats_py_still_raises_a_cancellation_that_nobody_asked_for(reconnecting: Client) -> None:
+    """If this fails, ``close_connection`` need not look at cancellations any more."""
+    with pytest.raises(asyncio.CancelledError):
+        await reconnecting.close()
+    task = asyncio.current_task()
+    assert task is not None
+    assert not task.cancelling()
+
+
+async def test_cancellation_of_the_caller_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Faked: a close that does not end."""
+    nc, closing = Client(), asyncio.Event()
+
+    async def hang() -> None:
+        closing.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(nc, "close", hang)
+    task = asyncio.create_task(close_connection(nc))
+    await closing.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_connection_that_was_never_made_is_closed() -> None:
+    nc = Client()
+    await close_connection(nc)
+    assert nc.is_closed
+
+
+async def test_connection_to_a_stopped_server_is_closed() -> None:
+    with run_nats_server() as server:
+        nc = await connect(server.url)
+    await until(lambda: not nc.is_connected)
+    await close_connection(nc)
+    assert nc.is_closed

@@ -1,0 +1,31 @@
+"""Record batches that are written: checked before Arrow's casts read their buffers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from liftenvelope.bulk.outgoing import batches_of, open_rows, published
+from liftenvelope.errors import UsageError
+from tests.unit.broken_arrow import with_more_rows
+
+
+@pytest.mark.parametrize("batches", [published, lambda reader: batches_of(reader, 100)])
+@pytest.mark.parametrize(
+    "values",
+    [
+        pa.array([b"abc"] * 1234),
+        pa.array([b"abc"] * 1234, pa.binary(3)),
+        pa.array([b"abc"] * 1234).dictionary_encode(),
+    ],
+)
+def test_broken_batch_is_refused(
+    batches: Callable[[Any], Iterator[pa.RecordBatch]], values: pa.Array
+) -> None:
+    broken = with_more_rows(pa.record_batch([values], ["value"]))
+    reader = open_rows(pa.RecordBatchReader.from_batches(broken.schema, [broken]))
+    with pytest.raises(UsageError, match="data: a record batch is broken: "):
+        list(batches(reader))
