@@ -106,7 +106,10 @@ class BatchAcks:
         """Record the outcome of one message."""
         # Hot path of acked publishing: keep attribute lookups few.
         if isinstance(outcome, Exception):
+            known = index in self._summary.failures
             self._summary.failures[index] = outcome
+            if known:  # timed out while it waited to be sent, and was never sent
+                return
         else:
             self._latencies[index] = monotonic() - self._sent_at[index]
             if outcome.error is _OK:

@@ -100,8 +100,11 @@ class BatchRun:
         start, stop = self.sent, min(self.sent + _ROWS, len(self._rows))
         # Wait for a quarter of the window, not for one place: small pieces have a high cost per row.
         wanted = max(1, min(stop - start, inbox.max_outstanding // 4))
-        stop = min(stop, start + await inbox.capacity(wanted))
-        await self._room(0)
+        free = await inbox.capacity(wanted)
+        while not self._link.fits(0):
+            await self._room(0)
+            free = await inbox.capacity(wanted)  # other tasks may have taken the places meanwhile
+        stop = min(stop, start + free)
         assert self.acks is not None
         own = self._rows.ids(start, stop)
         ids = inbox.register_batch(self.acks, start, stop - start, own, self._timeout)

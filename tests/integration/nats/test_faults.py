@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
+from typing import Any
 
 import nats.errors
 import pytest
@@ -16,7 +19,7 @@ from liftenvelope.jetstream.message import Message, Recorder
 from liftenvelope.nats import AckInbox, BatchAcks, BatchSummary, EnvelopePublisher
 from liftenvelope.nats.link import Link
 from liftenvelope.nats.pull_inbox import PullInbox
-from liftenvelope.testing import FaultProxy, run_liftbridge, run_nats_server
+from liftenvelope.testing import FaultProxy, NatsServer, run_liftbridge, run_nats_server
 from tests.integration.conftest import connect, until
 from tests.integration.stored import Stored, await_stream
 
@@ -236,3 +239,42 @@ async def test_publishes_that_time_out_offline_are_not_kept() -> None:
             server.start()
             await until(lambda: nc.is_connected)
         await nc.close()
+
+
+async def stall(nc: Client, server: NatsServer) -> None:
+    """Stop the server's process, and fill the connection's buffer."""
+    assert server.pid is not None
+    os.kill(server.pid, signal.SIGSTOP)
+    filler = EnvelopePublisher(nc, "filler", timeout=0.5)
+
+    async def fill() -> None:
+        while True:
+            await filler.publish(bytes(100_000))
+
+    with pytest.raises(TransportError, match="full"):
+        await fill()
+
+
+async def test_batches_that_wait_for_the_buffer_keep_max_outstanding(monkeypatch: pytest.MonkeyPatch) -> None:
+    peaks = [0]
+    with run_nats_server() as server:
+        nc = await connect(server.url, pending_size=100_000)
+        inbox = await AckInbox(nc, timeout=60, max_outstanding=2000).start()
+        register = inbox.register_batch
+
+        def note(*args: Any) -> list[str]:
+            ids = register(*args)
+            peaks.append(inbox.outstanding)
+            return ids
+
+        monkeypatch.setattr(inbox, "register_batch", note)
+        publisher = EnvelopePublisher(nc, "no.stream", inbox=inbox, timeout=2)
+        await stall(nc, server)
+        batches = [asyncio.ensure_future(publisher.publish_batch([b"v"] * 1000)) for _ in range(5)]
+        await asyncio.sleep(0)
+        assert server.pid is not None
+        os.kill(server.pid, signal.SIGCONT)
+        await asyncio.gather(*batches, return_exceptions=True)  # as their rows time out
+        await inbox.close()
+        await nc.close()
+    assert max(peaks) <= 2000
