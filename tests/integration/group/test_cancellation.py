@@ -3,33 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine, Generator
+from collections.abc import Coroutine, Generator
 from typing import Any
 
-import pytest
-from nats.aio.client import Client
-
 from liftenvelope.group import GroupConsumer, TopicPartition
-from liftenvelope.testing import NatsServer
-from tests.integration.conftest import connect
 
-from .play import LONG, PATIENCE, Play, coordinator, eventually, watching
+from .play import LONG, PATIENCE, Play, eventually, watching
 
 #: A session that is soon over, and still not because the server hangs: who has lost it begins anew.
 SHORT = 4.0
-
-
-@pytest.fixture
-async def nc(jetstream_server: NatsServer) -> AsyncIterator[Client]:
-    client = await connect(jetstream_server.url)
-    yield client
-    await client.close()
-
-
-@pytest.fixture
-async def play(nc: Client, name: str) -> AsyncIterator[Play]:
-    async with coordinator(nc, lease=LONG):
-        yield await Play(nc, name, session=LONG).create()
 
 
 class CancelledAt:

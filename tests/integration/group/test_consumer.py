@@ -49,20 +49,6 @@ from tests.integration.conftest import connect
 from .play import LONG, PATIENCE, SESSION, Play, coordinator, eventually, quiet
 
 
-@pytest.fixture
-async def nc(jetstream_server: NatsServer) -> AsyncIterator[Client]:
-    client = await connect(jetstream_server.url)
-    yield client
-    if not client.is_closed:
-        await client.close()
-
-
-@pytest.fixture
-async def play(nc: Client, name: str) -> AsyncIterator[Play]:
-    async with coordinator(nc, lease=LONG):
-        yield await Play(nc, name, session=LONG).create()
-
-
 async def take(consumer: GroupConsumer, count: int) -> list[bytes]:
     async with asyncio.timeout(PATIENCE):
         return [(await anext(consumer)).data for _ in range(count)]

@@ -51,14 +51,6 @@ _Answer = TypeVar("_Answer", pb.RegisterConsumerResponse, pb.HeartbeatResponse)
 
 
 @pytest.fixture
-async def nc(jetstream_server: NatsServer) -> AsyncIterator[Client]:
-    client = await connect(jetstream_server.url)
-    yield client
-    if not client.is_closed:
-        await client.close()
-
-
-@pytest.fixture
 async def running(nc: Client) -> AsyncIterator[Coordinator]:
     async with coordinator(nc, lease=LONG) as coordinating:
         yield coordinating

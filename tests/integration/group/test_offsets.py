@@ -25,19 +25,10 @@ from liftenvelope.group.membership import Commit, Registration
 from liftenvelope.group.state import Place, TopicSpec
 from liftenvelope.group.wire import decode_group, decode_offsets, encode_group, encode_offsets
 from liftenvelope.jetstream import JetStream
-from liftenvelope.testing import NatsServer
-from tests.integration.conftest import connect
 
 from .play import LONG, PATIENCE, coordinator
 
 TOPIC = TopicSpec("orders", 3)
-
-
-@pytest.fixture
-async def nc(jetstream_server: NatsServer) -> AsyncIterator[Client]:
-    client = await connect(jetstream_server.url)
-    yield client
-    await client.close()
 
 
 @pytest.fixture

@@ -6,27 +6,13 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
-from nats.aio.client import Client
 
 from liftenvelope.errors import NoCursorError, OffsetOutOfRangeError
 from liftenvelope.group import GroupConsumer, GroupMessage
 from liftenvelope.testing import FaultProxy, NatsServer
 from tests.integration.conftest import connect
 
-from .play import LONG, PATIENCE, Play, coordinator, eventually
-
-
-@pytest.fixture
-async def nc(jetstream_server: NatsServer) -> AsyncIterator[Client]:
-    client = await connect(jetstream_server.url)
-    yield client
-    await client.close()
-
-
-@pytest.fixture
-async def play(nc: Client, name: str) -> AsyncIterator[Play]:
-    async with coordinator(nc, lease=LONG):
-        yield await Play(nc, name, session=LONG).create()
+from .play import PATIENCE, Play, eventually
 
 
 async def delete_consumers(play: Play) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 
 import pytest
 from nats.aio.client import Client
@@ -17,23 +16,8 @@ from liftenvelope.group import (
     UnknownMemberError,
 )
 from liftenvelope.group._topics import JetStreamTopicSource
-from liftenvelope.testing import NatsServer
-from tests.integration.conftest import connect
 
-from .play import LONG, PATIENCE, Play, coordinator, eventually, quiet
-
-
-@pytest.fixture
-async def nc(jetstream_server: NatsServer) -> AsyncIterator[Client]:
-    client = await connect(jetstream_server.url)
-    yield client
-    await client.close()
-
-
-@pytest.fixture
-async def play(nc: Client, name: str) -> AsyncIterator[Play]:
-    async with coordinator(nc, lease=LONG):
-        yield await Play(nc, name, session=LONG).create()
+from .play import PATIENCE, Play, eventually, quiet
 
 
 async def take(consumer: GroupConsumer, count: int) -> set[bytes]:
