@@ -86,19 +86,22 @@ async def test_time_to_find_a_stream_counts(
 async def test_messages_taken_later_have_a_deadline_of_their_own(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    deadlines: list[Deadline] = []
+    deadlines: set[Deadline] = set()
+    submitted = asyncio.Event()
     submit = PublishMany._submit
 
     def record(publish: Any, lane: Any, batches: Any) -> None:
-        deadlines.extend(batches)
-        submit(publish, lane, batches)
+        deadlines.update(batches)
+        submit(publish, lane, batches)  # the broker refuses the messages
+        submitted.set()
 
     async def items() -> AsyncIterator[bytes]:
         yield b"first"
-        await asyncio.sleep(0.1)
+        await submitted.wait()
+        await asyncio.sleep(0.1)  # messages taken within 10 ms share a deadline
         yield b"second"
 
     monkeypatch.setattr(PublishMany, "_submit", record)
     async with asyncio.timeout(TIMEOUT):
-        await client.publish_many("foo", items(), on_error="collect", timeout=0.2)
-    assert len(set(deadlines)) == 2
+        await client.publish_many("foo", items(), on_error="collect", timeout=TIMEOUT)
+    assert len(deadlines) == 2
