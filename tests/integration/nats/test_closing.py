@@ -24,8 +24,11 @@ async def reconnecting() -> AsyncIterator[Client]:
         os.kill(server.pid, signal.SIGSTOP)
         try:
             transport = nc._transport._io_writer.transport  # type: ignore[union-attr]
+            # The signal takes effect a moment later. Until then the server reads, and anything but messages
+            # would make it close the connection.
             while not transport.get_write_buffer_size():
-                transport.write(bytes(1 << 20))
+                assert not transport.is_closing()
+                transport.write(b"PUB a 1000000\r\n%b\r\n" % bytes(1_000_000))
             await nc.force_reconnect()
             assert nc._reconnection_task is not None
             await until(transport.is_closing)
