@@ -125,10 +125,19 @@ def attempts(found: Sequence[_Found], deadline: float) -> Iterator[tuple[socket.
     Args:
         found: Result of ``getaddrinfo``.
         deadline: Deadline by ``time.monotonic()``.
+
+    Raises:
+        OSError: The system has no socket for the last address. Earlier ones of that kind are left out.
     """
     for tried, (family, kind, protocol, _, target) in enumerate(found):
-        share = (deadline - time.monotonic()) / (len(found) - tried)
-        yield socket.socket(family, kind, protocol), target, max(share, _SHORTEST)
+        left = len(found) - tried
+        try:
+            connection = socket.socket(family, kind, protocol)
+        except OSError:  # such as for IPv6 on a system without it
+            if left == 1:
+                raise
+            continue
+        yield connection, target, max((deadline - time.monotonic()) / left, _SHORTEST)
 
 
 def _is_host(host: str) -> bool:

@@ -356,11 +356,12 @@ async def _open_link(
     timeout: float,
 ) -> _ClientLink:
     loop = asyncio.get_running_loop()
+    if tls is not None:
+        offer_http2(tls)
     connection = await connect_async(address, timeout)
     if tls is None:
         _, link = await loop.create_connection(lambda: _ClientLink(protocol, keepalive), sock=connection)
         return link
-    offer_http2(tls)
     transport, link = await loop.create_connection(
         lambda: _ClientLink(protocol, keepalive),
         sock=connection,

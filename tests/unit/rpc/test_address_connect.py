@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import socket
 import time
 from collections.abc import Iterator
@@ -112,3 +113,38 @@ def test_silent_address_leaves_time_for_the_next_in_asyncio(
     monkeypatch.setattr(addresses, "attempts", hurried)
     assert asyncio.run(connect_in_a_loop()) == listening
     assert 200.0 < given[0] <= 300.0 < given[1] <= 600.0
+
+
+class SocketWithoutIpv6(socket.socket):
+    """Socket of a system without IPv6: a fake, because most systems have it."""
+
+    def __init__(self, family: int = -1, *args: Any, **options: Any) -> None:
+        if family == socket.AF_INET6:
+            raise OSError(errno.EAFNOSUPPORT, "Address family not supported by protocol")
+        super().__init__(family, *args, **options)
+
+
+@pytest.fixture
+def without_ipv6(monkeypatch: pytest.MonkeyPatch) -> tuple[Any, ...]:
+    """An IPv6 address as ``getaddrinfo`` gives it."""
+    monkeypatch.setattr(socket, "socket", SocketWithoutIpv6)
+    return socket.AF_INET6, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", ("::1", 9292, 0, 0)
+
+
+def test_address_of_a_family_that_the_system_lacks_is_left_out(
+    monkeypatch: pytest.MonkeyPatch, without_ipv6: tuple[Any, ...], listening: tuple[str, int]
+) -> None:
+    other = (socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", listening)
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_args, **_options: [without_ipv6, other])
+    with connect(HOST, 60.0) as connection:
+        assert connection.getpeername() == listening
+    with asyncio.run(connect_async(HOST, 60.0)) as connection:
+        assert connection.getpeername() == listening
+
+
+def test_no_address_of_a_family_that_the_system_has(
+    monkeypatch: pytest.MonkeyPatch, without_ipv6: tuple[Any, ...]
+) -> None:
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_args, **_options: [without_ipv6])
+    with pytest.raises(OSError, match="Address family not supported"):
+        connect(HOST, 60.0)
