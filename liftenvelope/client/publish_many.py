@@ -36,7 +36,7 @@ __all__ = ["Item", "Messages", "OutgoingMessage", "Plan", "PublishMany"]
 
 #: Messages prepared in one go before other tasks of the event loop run.
 _AT_ONCE: Final = 256
-#: Messages that are taken within so many seconds share a deadline.
+#: Seconds within which the messages taken share a deadline.
 _SHARED: Final = 0.01
 
 
