@@ -11,9 +11,12 @@ from pathlib import Path
 from Cython.Build import cythonize
 from setuptools import Extension, find_packages, setup
 
+# -g0: Python's own flags ask for debug information, four fifths of an extension's size and a third of its
+# compile time.
+RELEASE = ["-O3", "-g0", "-fno-plt", "-Wall", "-Wextra"]
 FLAGS = {
-    "release": (["-O3", "-fno-plt", "-Wall", "-Wextra"], []),
-    "strict": (["-O3", "-fno-plt", "-Wall", "-Wextra", "-Werror"], []),
+    "release": ([*RELEASE], []),
+    "strict": ([*RELEASE, "-Werror"], []),
     "sanitize": (
         [
             "-O1",

@@ -148,6 +148,46 @@ cdef class _Texts:
 
 
 @cython.final
+cdef class _Views:
+    """Column of binary views under construction, which point into the memory of the rows instead of copying it.
+
+    Layout of a view: https://arrow.apache.org/docs/format/Columnar.html#variable-size-binary-view-layout. `data`
+    keeps that memory alive. Its positions fit in 32 bits, which the constructor checks.
+    """
+
+    cdef _Memory views
+    cdef _Bits valid
+    cdef object data           # memoryview of the only buffer that the views point into
+    cdef const uint8_t* begin
+    cdef Py_ssize_t rows
+
+    def __cinit__(self, allocate, Py_ssize_t rows, data):
+        cdef Slice content = span(data)
+        if content.n > MAX_ENVELOPE:
+            raise UsageError(f"binary views point into at most {MAX_ENVELOPE} bytes, got {content.n}")
+        self.views, self.valid = full(allocate, rows * 16), _Bits(allocate, rows)
+        self.data, self.begin, self.rows = b"" if data is None else data, content.p, rows
+
+    cdef inline void add(self, Py_ssize_t i, Slice s, bint null) noexcept nogil:
+        cdef uint8_t* view = self.views.p + i * 16
+        cdef int32_t parts[4]
+        memset(parts, 0, sizeof(parts))
+        parts[0] = <int32_t>s.n
+        if null:
+            self.valid.clear(i)
+        if s.n > 12:  # shorter ones stand in the view itself
+            memcpy(&parts[1], s.p, 4)
+            parts[3] = <int32_t>(s.p - self.begin)
+        elif s.n:
+            put_raw(<uint8_t*>&parts[1], s.p, s.n)
+        memcpy(view, parts, sizeof(parts))
+
+    def buffers(self):
+        """Return (rows, nulls, validity, views, data)."""
+        return self.rows, self.valid.nulls, self.valid.buffer(), self.views, self.data
+
+
+@cython.final
 cdef class _Entries:
     """Column of header names or values: an unknown number of rows, none of them null."""
 

@@ -121,7 +121,8 @@ cdef inline uint64_t load_le64(const uint8_t* p) noexcept nogil:
 cdef inline const uint8_t* get_varint_slow(const uint8_t* p, const uint8_t* end, uint64_t* out) noexcept nogil:
     cdef uint64_t number = 0
     cdef int shift = 0
-    if end - p >= 10:
+    # The tenth byte is read only if the ninth says so. Acks end in a timestamp, whose nine bytes are their last.
+    if end - p >= 10 or (end - p == 9 and p[8] < 0x80):
         return get_varint_wide(p, out)
     while p < end and shift < 63:
         number |= <uint64_t>(p[0] & 0x7F) << shift

@@ -197,6 +197,12 @@ cdef class Column:
         column.length = length
         return column
 
+    cdef object data(self):
+        """Return the memory of all rows, as one memoryview or None; only an array with offsets has it."""
+        if self.length and self.rows.data == NULL:
+            raise UsageError("views need rows of an Arrow array with offsets")
+        return self.keep[2] if self.length else None
+
     def row(self, Py_ssize_t i):
         """Return the bytes of one row, None for null."""
         if not 0 <= i < self.length:
@@ -684,17 +690,23 @@ cdef class MessageColumns:
     """Message envelopes decoded into columns."""
 
     cdef _Texts keys, values, inboxes, idents
+    cdef _Views views  # in place of the values
     cdef _Headers headers
     cdef _Memory policies, offsets
     cdef _Bits valid
-    cdef bint raw
+    cdef bint raw, as_views
     cdef readonly list bad  # rows that are not valid envelopes
 
-    def __cinit__(self, Column rows not None, bint large, bint raw, allocate):
+    def __cinit__(self, Column rows not None, bint large, bint raw, allocate, bint views=False):
         cdef Py_ssize_t n = rows.length, most = rows.nbytes
         cdef bint enough
-        # The values can't be larger than their envelopes: allocated once, never grown.
-        self.keys, self.values = _Texts(allocate, n, large, most), _Texts(allocate, n, large, most, most)
+        self.as_views = views
+        if views:
+            self.views = _Views(allocate, n, rows.data())
+        else:
+            # The values can't be larger than their envelopes: allocated once, never grown.
+            self.values = _Texts(allocate, n, large, most, most)
+        self.keys = _Texts(allocate, n, large, most)
         self.inboxes, self.idents = _Texts(allocate, n, large, most), _Texts(allocate, n, large, most)
         self.headers = _Headers(allocate, n)
         self.policies, self.offsets = full(allocate, n * 4), full(allocate, n * 8)
@@ -723,9 +735,13 @@ cdef class MessageColumns:
             self.valid.clear(i)
         (<int32_t*>self.policies.p)[i] = f.ack_policy
         (<int64_t*>self.offsets.p)[i] = f.offset
+        cdef bint null = not sound and f.value.p == NULL
+        if self.as_views:
+            self.views.add(i, f.value, null)
+        elif not self.values.add_bulk(i, f.value, null):
+            return False
         return (
-            self.values.add_bulk(i, f.value, not sound and f.value.p == NULL)
-            and self.keys.add(i, f.key, f.key.n == 0)
+            self.keys.add(i, f.key, f.key.n == 0)
             and self.inboxes.add(i, f.ack_inbox, f.ack_inbox.n == 0)
             and self.idents.add(i, f.correlation_id, f.correlation_id.n == 0)
             and self.headers.add(i, &f, row.p + row.n, False)
@@ -735,7 +751,7 @@ cdef class MessageColumns:
         """Return buffers by field name; see the twin."""
         return {
             "key": self.keys.buffers(),
-            "value": self.values.buffers(),
+            "value": self.views.buffers() if self.as_views else self.values.buffers(),
             "ack_inbox": self.inboxes.buffers(),
             "correlation_id": self.idents.buffers(),
             "ack_policy": self.policies,

@@ -213,11 +213,32 @@ def _decoded(rows: Column, reader: Callable[[bytes], Any], bad: list[int]) -> li
     return values
 
 
-class MessageColumns:
-    """Message envelopes decoded into columns."""
+def _view_buffers(rows: Sequence[bytes | None]) -> TextBuffers:
+    """Return (rows, nulls, validity, views, data) of an Arrow array of binary views.
 
-    def __init__(self, rows: Column, large: bool, raw: bool, allocate: Callable[[int], Any]) -> None:  # noqa: ARG002
+    The extension's views point into the rows that were decoded. These point into a copy of the values.
+    """
+    views, data = bytearray(), bytearray()
+    for row in (row or b"" for row in rows):
+        views += struct.pack("=i", len(row))
+        views += row.ljust(12, b"\0") if len(row) <= 12 else row[:4] + struct.pack("=ii", 0, len(data))
+        data += row
+    return len(rows), sum(row is None for row in rows), validity_bits(rows), bytes(views), bytes(data)
+
+
+class MessageColumns:
+    """Message envelopes decoded into columns; with ``views``, the values are binary views."""
+
+    def __init__(
+        self,
+        rows: Column,
+        large: bool,
+        raw: bool,
+        allocate: Callable[[int], Any],  # noqa: ARG002 - memory for the extension
+        views: bool = False,
+    ) -> None:
         self.bad: list[int] = []
+        self._views = views
         self._messages = _decoded(rows, unmarshal_message, self.bad)
         self._code = "q" if large else "i"
         self._values = [None if message is None else message.value for message in self._messages]
@@ -237,7 +258,7 @@ class MessageColumns:
         """
         return {
             "key": self._texts("key"),
-            "value": text_buffers(self._values, self._code),
+            "value": _view_buffers(self._values) if self._views else text_buffers(self._values, self._code),
             "ack_inbox": self._texts("ack_inbox"),
             "correlation_id": self._texts("correlation_id"),
             "ack_policy": _numbers(self._messages, "ack_policy", "i"),
