@@ -19,7 +19,7 @@ from liftenvelope.jetstream._pull_options import (
     consume_plan,
     fetch_plan,
 )
-from liftenvelope.jetstream._records import moment_text
+from liftenvelope.jetstream._records import check_moment, moment_text
 from liftenvelope.jetstream.consuming import Consumption, Handler, Messages
 from liftenvelope.jetstream.infos import ConsumerInfo, PauseInfo
 from liftenvelope.jetstream.message import AckSender, Message
@@ -128,14 +128,11 @@ class Consumer:
             timeout: As for :meth:`info`.
 
         Raises:
-            UsageError: ``until`` has no time zone, or is not a positive number.
+            UsageError: ``until`` has no time zone, is not a positive number, or is after the year 9999.
             JetStreamError, CallTimeoutError, TransportError: As for every request.
         """
-        if not isinstance(until, datetime):
-            until = datetime.now(UTC) + timedelta(seconds=as_seconds("until", until))
-        elif until.tzinfo is None:
-            raise UsageError(f"until must have a time zone, got {until!r}")
-        body = {"pause_until": moment_text(until)}
+        moment = until if isinstance(until, datetime) else _after("until", until)
+        body = {"pause_until": moment_text(check_moment("until", moment))}
         return await self._put_pause(body, timeout)
 
     async def resume(self, *, timeout: float | None = None) -> PauseInfo:
@@ -355,7 +352,7 @@ class Consumer:
                     message.ack()
         """
         plan = consume_plan(self._info.config, max_messages=max_messages, max_bytes=max_bytes, **options)
-        return Messages(PullFeed(self, plan, Hooks(on_event, on_pinned, on_unpinned)))
+        return Messages(PullFeed(self, plan, self._hooks(on_event, on_pinned, on_unpinned)))
 
     async def consume(
         self,
@@ -371,7 +368,8 @@ class Consumer:
     ) -> Consumption:
         """Call a handler with each message, one message at a time.
 
-        An exception of the handler ends the consumption, and ``closed()`` raises the exception.
+        An exception of the handler ends the consumption, and ``closed()`` raises the exception. A
+        CancelledError of the handler becomes a UsageError, unless the consumption itself was cancelled.
 
         Args:
             handler: Plain function or coroutine function. A coroutine is awaited before the next message.
@@ -405,7 +403,7 @@ class Consumer:
             raise UsageError("auto_ack_progress must be False for a consumer without acks, got True")
         progress = (config.ack_wait or _ACK_WAIT) / 3 if auto_ack_progress else None
         plan = consume_plan(config, max_messages=max_messages, max_bytes=max_bytes, **options)
-        feed = PullFeed(self, plan, Hooks(on_event, on_pinned, on_unpinned))
+        feed = PullFeed(self, plan, self._hooks(on_event, on_pinned, on_unpinned))
         try:
             await feed.start()
         except BaseException:
@@ -413,5 +411,21 @@ class Consumer:
             raise
         return Consumption(feed, handler, progress)
 
+    def _hooks(
+        self,
+        on_event: Callable[[PullEvent], None] | None,
+        on_pinned: Callable[[str], None] | None,
+        on_unpinned: Callable[[str], None] | None,
+    ) -> Hooks:
+        return Hooks(on_event, on_pinned, on_unpinned, consumer=f"{self.stream_name}/{self.name}")
+
     def __repr__(self) -> str:
         return f"Consumer(stream={self.stream_name!r}, name={self.name!r})"
+
+
+def _after(name: str, seconds: float) -> datetime:
+    """Return the moment a number of seconds from now; raise UsageError if a datetime cannot hold it."""
+    try:
+        return datetime.now(UTC) + timedelta(seconds=as_seconds(name, seconds))
+    except OverflowError:
+        raise UsageError(f"{name} must be before the year 10000, got {seconds!r} seconds from now") from None

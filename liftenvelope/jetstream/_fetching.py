@@ -189,6 +189,7 @@ class _Fetch:
 
     async def run(self, wait: float) -> Batch:
         """Send the pull and wait until the fetch ends."""
+        self._before = self._nc.last_error
         self._heard = self._loop.time()
         self._deadline = self._heard + wait
         self._again = 0 < self._plan.limits.expires < wait
@@ -239,7 +240,8 @@ class _Fetch:
             self._timer = self._loop.call_later(LATE, self._give_up, self._loop.time() + LATE)
         elif self._nc.is_connected:
             text = "the server has not answered the pull, or not to its end"
-            self._finish(CallTimeoutError(text + Link(self._nc).refusal))
+            refusal = Link(self._nc).refusal(self._source.pull_subject, since=self._before)
+            self._finish(CallTimeoutError(text + refusal))
         else:
             self._finish(TransportError("the NATS connection was lost before the server had ended the pull"))
 

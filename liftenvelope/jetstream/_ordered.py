@@ -40,7 +40,9 @@ class OrderedConsumer:
         api: JetStream API.
         stream: Name of the stream.
         filter_subjects: Deliver only messages that match one of these subjects. Default: all messages.
-        deliver_policy: Start position. Default: the first message.
+        deliver_policy: Start position. Default: the first message. With LAST_PER_SUBJECT, a consumer that is
+            created after a loss delivers every later message, also those that newer ones on their subjects
+            replaced: the last message of each subject still comes last, and none stored meanwhile is lost.
         opt_start_seq: First sequence, for BY_START_SEQUENCE.
         opt_start_time: Start time, for BY_START_TIME, with a time zone.
         headers_only: Omit the payloads. Default false.
@@ -85,6 +87,8 @@ class OrderedConsumer:
                     f"{name} must be given for {policy!s} alone, got {value!r} "
                     f"with deliver_policy {deliver_policy!s}"
                 )
+        if deliver_policy is DeliverPolicy.LAST_PER_SUBJECT and not filter_subjects:
+            filter_subjects = (">",)  # servers refuse this policy without a filter
         self._config = ConsumerConfig(
             ack_policy=AckPolicy.NONE,
             max_deliver=1,
@@ -99,6 +103,11 @@ class OrderedConsumer:
             replay_policy=replay_policy,
         )
         self._fetches = OrderedFetches(api, self.stream_name, self._config)
+
+    @property
+    def api(self) -> Api:
+        """Client for API requests."""
+        return self._api
 
     def messages(
         self,
@@ -124,6 +133,24 @@ class OrderedConsumer:
         """
         plan = self._plan(max_messages, max_bytes, expires, idle_heartbeat)
         return Messages(OrderedFeed(self._api, self.stream_name, self._config, plan, on_event))
+
+    def feed(
+        self, *, max_messages: int | None = None, on_event: Callable[[PullEvent], None] | None = None
+    ) -> OrderedFeed:
+        """Read the messages in lists, each message with its stream sequence.
+
+        The cost of a message is smaller than in :meth:`messages`. ``start`` the feed, call ``next_many``, and
+        ``stop`` the feed.
+
+        Args:
+            max_messages: As for :meth:`messages`.
+            on_event: As for :meth:`messages`.
+
+        Raises:
+            UsageError: An option is invalid.
+        """
+        plan = self._plan(max_messages, None, None, None)
+        return OrderedFeed(self._api, self.stream_name, self._config, plan, on_event)
 
     async def consume(
         self,

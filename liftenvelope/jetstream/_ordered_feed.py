@@ -37,7 +37,7 @@ from liftenvelope.jetstream._events import (
 from liftenvelope.jetstream._feed import Hooks, PullFeed
 from liftenvelope.jetstream._ordered_places import OrderedPlaces
 from liftenvelope.jetstream._pull_options import PullPlan
-from liftenvelope.jetstream.message import Message
+from liftenvelope.jetstream.message import Message, sequences_of
 
 if TYPE_CHECKING:
     from liftenvelope.jetstream.api import Api
@@ -64,7 +64,7 @@ class OrderedFeed:
         self._nc: Any = api.nc
         self._places = OrderedPlaces(api, stream, config)
         self._plan = plan
-        self._user_hooks = Hooks(on_event)
+        self._user_hooks = Hooks(on_event, consumer=f"{stream}/ordered")
         self.unpin = True
         #: Always empty: readers must go through :meth:`next`, which checks the order.
         self.buffer: deque[Message] = deque()
@@ -119,6 +119,50 @@ class OrderedFeed:
         finally:
             self._reading = False
 
+    async def next_many(self, limit: int) -> list[tuple[int, Message]]:
+        """Wait for the next message; return it and the messages buffered behind it, in order.
+
+        A cancelled call loses no message, because nothing is awaited after the first one.
+
+        Args:
+            limit: Maximum number of messages, at least 1.
+
+        Returns:
+            Stream sequence and message of each.
+
+        Raises: As for :meth:`next`.
+        """
+        first = await self.next()
+        taken = [(self._sequence, first)]
+        self._add_buffered(taken, limit - 1)
+        return taken
+
+    def _add_buffered(self, taken: list[tuple[int, Message]], limit: int) -> None:
+        """Take buffered messages up to the first one that is out of order or malformed.
+
+        That one ends the consumer or the feed as in :meth:`_try_next`; the next call finds it so.
+        """
+        feed = self._feed
+        if feed is None:
+            return
+        for _ in range(min(limit, feed.buffered)):
+            message = feed.pop()
+            try:
+                sequence, delivery = sequences_of(message.reply)
+            except UsageError as exc:
+                self._end(exc)
+                return
+            if delivery != self._expected:
+                self._reason = self._gap(delivery)
+                self._close_feed()
+                return
+            self._expected += 1
+            self._sequence = sequence
+            taken.append((sequence, message))
+
+    def _gap(self, delivery: int) -> str:
+        return f"delivery {self._expected} was lost: {delivery} came"
+
     async def _next(self) -> Message:
         while True:
             await self._until_made()
@@ -169,7 +213,7 @@ class OrderedFeed:
         if metadata.consumer_sequence != self._expected:
             if self._stopped:  # drained: messages after a gap are out of order
                 raise StopAsyncIteration
-            return None, f"delivery {self._expected} was lost: {metadata.consumer_sequence} came"
+            return None, self._gap(metadata.consumer_sequence)
         self._expected += 1
         self._sequence = metadata.stream_sequence
         self._fruitless = 0

@@ -62,10 +62,11 @@ class PublishFuture(asyncio.Future[PubAck]):
         subject: Subject of the message.
     """
 
-    __slots__ = ("_again", "subject")
+    __slots__ = ("_again", "_before", "subject")
 
     subject: str
     _again: _Again | None  # None if the message is not sent again
+    _before: Exception | None  # last error of the connection before the publish
 
     def cancel(self, msg: Any = None) -> bool:
         """Cancel the future, and forget the payload that was kept for retries."""
@@ -221,7 +222,7 @@ class Publishing:
         if len(self._table) + len(self._retries) >= self.max_outstanding:
             await self._room(size, seconds)
         future = PublishFuture(loop=self._loop)
-        future.subject = subject
+        future.subject, future._before = subject, self._nc.last_error
         # Inlined _enter(): this is the hot path.
         deadline = self._loop.time() + seconds
         future._again = (
@@ -395,7 +396,7 @@ class Publishing:
     def _expire(self, now: float) -> None:
         for future, token in self._table.expire(now):
             what = f"the message on {future.subject!r}"
-            causes = _CAUSES + self._link.refusal
+            causes = _CAUSES + self._link.refusal(future.subject, since=future._before)
             self._fail(future, ack_timeout(what, token, unknown=_UNKNOWN, causes=causes))
 
     def _fail(self, future: PublishFuture, error: Exception) -> None:

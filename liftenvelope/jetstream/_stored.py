@@ -105,10 +105,15 @@ async def direct_messages(
         timeout: Seconds to wait for each message.
         subject: Suffix of the request subject after the stream name.
     """
-    epoch = Link(api.nc).epoch
-    async with _answers(api, f"{api.prefix}.DIRECT.GET.{stream}{subject}", request) as answers:
+    link = Link(api.nc)
+    epoch, before = link.epoch, link.report
+    full_subject = f"{api.prefix}.DIRECT.GET.{stream}{subject}"
+    async with _answers(api, full_subject, request) as answers:
         while True:
-            headers, data = await _next(api, answers, stream, timeout, epoch)
+            try:
+                headers, data = await _next(api, answers, stream, timeout, epoch)
+            except CallTimeoutError as exc:
+                raise CallTimeoutError(f"{exc}{link.refusal(full_subject, since=before)}") from None
             # The server adds Nats-Sequence to every message, also to one whose headers look like a status.
             if _SEQUENCE not in headers:
                 if headers.get("Status") == "204":
@@ -189,9 +194,7 @@ async def _next(
                 "the NATS connection was lost before all messages came: ask for the rest", sent=True
             )
         if (left := deadline - loop.time()) <= 0:
-            raise CallTimeoutError(
-                f"nothing more came from stream {stream!r} within {timeout:.3g} s{link.refusal}"
-            )
+            raise CallTimeoutError(f"nothing more came from stream {stream!r} within {timeout:.3g} s")
         try:
             # Not wait_for(): it swallows a cancellation that arrives together with a reply (Python 3.11).
             async with asyncio.timeout(min(left, _LOOK)):

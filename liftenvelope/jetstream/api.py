@@ -204,6 +204,7 @@ class Api:
         self.check_size(len(body))
         copy = dict(headers) if headers else None
         deadline = asyncio.get_running_loop().time() + seconds
+        before = self._link.report
         try:
             while (msg := await self._ask_once(subject, body, copy, deadline)) is None:
                 if not repeat:
@@ -215,9 +216,8 @@ class Api:
         except nats.errors.NoRespondersError as exc:
             raise NoJetStreamError(503, self._unanswered(subject)) from exc
         except nats.errors.TimeoutError as exc:
-            raise CallTimeoutError(
-                f"no answer on {subject!r} within {seconds} s{self._link.refusal}"
-            ) from exc
+            refusal = self._link.refusal(subject, since=before)
+            raise CallTimeoutError(f"no answer on {subject!r} within {seconds} s{refusal}") from exc
         except nats.errors.Error as exc:
             raise TransportError(f"nats-py could not send the request: {exc}") from exc
         return msg

@@ -171,6 +171,19 @@ class Consumption:
         self._task.add_done_callback(self._done)
 
     async def _run(self) -> None:
+        """Consume, and fail if the handler ends the task with a cancellation that nobody asked for."""
+        try:
+            await self._consume()
+        except asyncio.CancelledError as exc:
+            if self._task.cancelling():
+                raise
+            # asyncio would take the task for cancelled: no report, and closed() would seem to be cancelled.
+            raise UsageError(
+                "handler must not raise CancelledError, got one without a cancellation of the consumption: "
+                "catch it in the handler if a task or a future that the handler awaits may be cancelled"
+            ) from exc
+
+    async def _consume(self) -> None:
         feed, handler, buffer = self._feed, self._handler, self._feed.buffer
         while True:
             try:

@@ -21,7 +21,7 @@ from liftenvelope.nats.link import Link
 if TYPE_CHECKING:
     from liftenvelope.jetstream.api import Api
 
-__all__ = ["AckSender", "Message", "MessageMetadata", "Recorder"]
+__all__ = ["AckSender", "Message", "MessageMetadata", "Recorder", "sequences_of", "stored_at"]
 
 ACK: Final = b"+ACK"
 NAK: Final = b"-NAK"
@@ -36,6 +36,8 @@ _V2_TOKENS: Final = 11
 PIN_HEADER: Final = "Nats-Pin-Id"
 #: Bytes of an empty header block.
 _EMPTY_BLOCK: Final = 12
+#: Headers of every message that has none.
+_NO_HEADERS: Final = Headers()
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -133,19 +135,67 @@ class MessageMetadata:
             7
         """
         tokens = reply.split(".")
-        if tokens[:2] != ["$JS", "ACK"] or not (len(tokens) == _V1_TOKENS or len(tokens) >= _V2_TOKENS):
-            raise UsageError(f"reply must be the reply subject of a consumer's message, got {reply!r}")
+        start = _numbers_at(reply, tokens)
+        try:
+            delivered, sseq, cseq, ns, pending = map(int, tokens[start : start + 5])
+        except ValueError:
+            raise _not_a_consumers(reply) from None
         domain = ""
         if len(tokens) > _V1_TOKENS:
             domain = "" if tokens[2] == "_" else tokens[2]
             del tokens[2:4]
-        try:
-            delivered, sseq, cseq, ns, pending = map(int, tokens[4:9])
-        except ValueError:
-            raise UsageError(
-                f"reply must be the reply subject of a consumer's message, got {reply!r}"
-            ) from None
         return cls(tokens[2], tokens[3], sseq, cseq, delivered, pending, ns, domain)
+
+
+def sequences_of(reply: str) -> tuple[int, int]:
+    """Return the stream sequence and the consumer sequence in a reply subject.
+
+    A quarter of the cost of :meth:`MessageMetadata.from_reply`, because no other number is read or checked.
+
+    Raises:
+        UsageError: The message does not come from a consumer.
+
+    Example:
+        >>> sequences_of("$JS.ACK.S.C.1.7.3.0.2")
+        (7, 3)
+    """
+    tokens = reply.split(".")
+    start = _numbers_at(reply, tokens)
+    try:
+        return int(tokens[start + 1]), int(tokens[start + 2])
+    except ValueError:
+        raise _not_a_consumers(reply) from None
+
+
+def stored_at(reply: str) -> int:
+    """Return the time in a reply subject at which the message was stored, in nanoseconds since 1970.
+
+    Like :func:`sequences_of`, it reads and checks no other number.
+
+    Raises:
+        UsageError: The message does not come from a consumer.
+
+    Example:
+        >>> stored_at("$JS.ACK.S.C.1.7.3.1700000000123456789.2")
+        1700000000123456789
+    """
+    tokens = reply.split(".")
+    try:
+        return int(tokens[_numbers_at(reply, tokens) + 3])
+    except ValueError:
+        raise _not_a_consumers(reply) from None
+
+
+def _numbers_at(reply: str, tokens: list[str]) -> int:
+    """Return the index of the number of deliveries, the first number, in the tokens of a reply subject."""
+    count = len(tokens)
+    if (count == _V1_TOKENS or count >= _V2_TOKENS) and tokens[0] == "$JS" and tokens[1] == "ACK":
+        return 4 if count == _V1_TOKENS else 6
+    raise _not_a_consumers(reply)
+
+
+def _not_a_consumers(reply: str) -> UsageError:
+    return UsageError(f"reply must be the reply subject of a consumer's message, got {reply!r}")
 
 
 class Message(frames.Delivered):
@@ -179,7 +229,10 @@ class Message(frames.Delivered):
         """
         headers = self._headers
         if type(headers) is not Headers:
-            read = headers_of(headers) if isinstance(headers, bytes) else Headers((headers or {}).items())
+            if not headers:
+                read = _NO_HEADERS
+            else:
+                read = headers_of(headers) if isinstance(headers, bytes) else Headers(headers.items())
             headers = self._headers = read
         return headers
 

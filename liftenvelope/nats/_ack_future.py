@@ -26,7 +26,13 @@ class EnvelopeOptions(TypedDict, total=False):
 
 
 class Settled(Protocol):
-    """Receives the outcome of each message of a batch."""
+    """Receives the outcome of each message of a batch.
+
+    Attributes:
+        before: Last error of the connection before the first message of the batch.
+    """
+
+    before: Exception | None
 
     def subject(self, index: int) -> str:
         """Return the subject of a message."""
@@ -59,6 +65,7 @@ class AckFuture(asyncio.Future[Any]):
     correlation_id: str
     subject: str | None
     sent: bool
+    _before: Exception | None  # last error of the connection before the publish
     _inbox: _FutureOwner
     _counted: bool
 

@@ -14,6 +14,7 @@ from liftenvelope.correlation import Ended, PendingAcks, PendingStats, Stray
 from liftenvelope.envelope import Ack, AckPolicy, new_message, unmarshal_ack
 from liftenvelope.errors import EnvelopeError, EnvelopeTooLargeError, TransportError, UsageError
 from liftenvelope.nats._ack_future import AckFuture, EnvelopeOptions, Settled
+from liftenvelope.nats._event_log import log
 from liftenvelope.nats._feed import AckFeed
 from liftenvelope.nats._outcomes import failure_of, outcome_of
 from liftenvelope.nats.expiry import ExpiryTimer
@@ -64,7 +65,9 @@ class AckInbox:
         max_outstanding: int = 65_536,
         on_stray: Callable[[Ack, Stray], None] | None = None,
     ) -> None:
-        self._nc, self._link = nc, Link(nc)
+        #: The caller's connection.
+        self.nc = nc
+        self._link = Link(nc)
         self.subject = self._link.new_inbox() if subject is None else publish_subject(subject)
         self.timeout = as_seconds("timeout", timeout)
         self.max_outstanding = as_count("max_outstanding", max_outstanding)
@@ -97,7 +100,7 @@ class AckInbox:
             raise UsageError("the ack inbox was started before: make a new one")
         self._link.check_open()
         self._loop = asyncio.get_running_loop()
-        self._subscription = await subscribe_direct(self._nc, self.subject, self._on_acks, payloads=True)
+        self._subscription = await subscribe_direct(self.nc, self.subject, self._on_acks, payloads=True)
         self._watcher = self._link.when_ended(self._subscription.subscription, self._on_ended)
         self._ended = None
         try:
@@ -260,6 +263,7 @@ class AckInbox:
         future = AckFuture(loop=self._loop)
         future._inbox = self
         future.sent, future._counted, future.subject = True, False, None
+        future._before = self._link.report
         future.correlation_id = self._pending.register(
             correlation_id, deadline=deadline, expected=expected, context=future
         )
@@ -457,17 +461,22 @@ class AckInbox:
         context = entry.context
         if type(context) is tuple:
             batch, index = context
-            batch.settle(index, failure_of(entry, batch.subject(index), True, reason, self._link.refusal))
+            subject = batch.subject(index)
+            refusal = self._link.refusal(subject, self.subject, since=batch.before)
+            batch.settle(index, failure_of(entry, subject, True, reason, refusal))
             self._release(1)
         elif entry.complete:
             self._settle(context, entry.acks)
         else:
-            error = failure_of(entry, context.subject, context.sent, reason, self._link.refusal)
+            refusal = self._link.refusal(context.subject or ">", self.subject, since=context._before)
+            error = failure_of(entry, context.subject, context.sent, reason, refusal)
             self._settle(context, error)
 
     def _on_ended(self) -> None:
         """Handle a subscription that the connection has ended."""
         if self._ended is None:
+            told = {"inbox": self.subject, "pending": len(self._pending)}
+            log.warning("%(inbox)s ended with its connection, %(pending)d without ack", told, extra=told)
             self._end("the NATS connection was closed or drained", failed=True)
 
     def _end(self, reason: str, *, failed: bool = False) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from array import array
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from time import monotonic
 from typing import Any, Final
 
@@ -69,9 +69,17 @@ class BatchAcks:
         size: Number of messages in the batch.
         subjects: Subjects that the messages are published on.
         which: Index into ``subjects`` for each message. None if all messages have one subject.
+        before: Last error of the connection before the first message.
     """
 
-    def __init__(self, size: int, subjects: Sequence[bytes], which: Sequence[int] | None) -> None:
+    def __init__(
+        self,
+        size: int,
+        subjects: Sequence[bytes],
+        which: Sequence[int] | None,
+        before: Exception | None = None,
+    ) -> None:
+        self.before = before
         self._subjects, self._which = subjects, which
         self._summary = BatchSummary(size)
         self._offsets, self._latencies = self._summary.offsets, self._summary.latencies
@@ -89,6 +97,10 @@ class BatchAcks:
     def done(self) -> bool:
         """Return True if every message has an outcome."""
         return self._done.done()
+
+    def add_done_callback(self, callback: Callable[[BatchSummary], object]) -> None:
+        """Call a function with the summary when every message has an outcome."""
+        self._done.add_done_callback(lambda done: done.cancelled() or callback(done.result()))
 
     def __await__(self) -> Generator[Any, None, BatchSummary]:
         # Shielded: a cancelled waiter must not cancel the summary for the others.
@@ -108,7 +120,7 @@ class BatchAcks:
         if isinstance(outcome, Exception):
             known = index in self._summary.failures
             self._summary.failures[index] = outcome
-            if known:  # timed out while it waited to be sent, and was never sent
+            if known:  # timed out while nc.publish() waited, and was never sent
                 return
         else:
             self._latencies[index] = monotonic() - self._sent_at[index]

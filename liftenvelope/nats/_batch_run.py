@@ -16,7 +16,7 @@ from liftenvelope.types import AckPolicy
 # Bytes handed to the connection at once: enough to amortize the cost per piece, few enough to read acks in
 # between.
 _PIECE: Final = 128 * 1024
-# Rows whose acks are registered at once.
+# Most rows whose acks are registered at once.
 _ROWS: Final = 2_048
 # Placeholder for a generated id in size checks; no generated id is longer.
 _LONGEST_ID: Final = "0" * 12
@@ -52,8 +52,10 @@ class BatchRun:
         self._timeout = timeout
         self.sent = 0
         self.epoch: int | None = None
+        # Bytes of the piece that did not fit into the buffer of a connection that is down.
+        self._needed = 0
         self._whole = self._checked()
-        self.acks = None if inbox is None else BatchAcks(len(rows), subjects, which)
+        self.acks = None if inbox is None else BatchAcks(len(rows), subjects, which, link.report)
 
     def _checked(self) -> Any:
         """Build and check the envelopes of the whole batch, so an invalid row is found before sending."""
@@ -85,7 +87,7 @@ class BatchRun:
         try:
             while self.sent < len(self._rows):
                 if self._inbox is None:
-                    await self._write_piece(self._whole, 0)
+                    await self._send_without_acks()
                 else:
                     await self._send_with_acks(self._inbox)
                 await asyncio.sleep(0)  # let acks be read and other tasks run
@@ -96,42 +98,67 @@ class BatchRun:
                 self.acks.settle(row, TransportError(f"row {row} was never sent, and can be again: {error}"))
 
     async def _send_with_acks(self, inbox: AckInbox) -> None:
-        """Register and hand over as many rows as the inbox has capacity for."""
-        start, stop = self.sent, min(self.sent + _ROWS, len(self._rows))
+        """Hand over the next piece once the inbox and the connection's buffer have room for it.
+
+        Invariant: every registered row is handed over in the same turn of the event loop. A row that waited
+        for the buffer after its registration would spend the time for its ack there, and time out unsent.
+        """
+        start, stop = self.sent, self._end_of_piece()
         # Wait for a quarter of the window, not for one place: small pieces have a high cost per row.
         wanted = max(1, min(stop - start, inbox.max_outstanding // 4))
         free = await inbox.capacity(wanted)
-        while not self._link.fits(0):
-            await self._room(0)
+        while not self._link.fits(self._needed):
+            await self._room(self._needed)
             free = await inbox.capacity(wanted)  # other tasks may have taken the places meanwhile
+        self._needed = 0
         stop = min(stop, start + free)
         assert self.acks is not None
         own = self._rows.ids(start, stop)
         ids = inbox.register_batch(self.acks, start, stop - start, own, self._timeout)
-        self.acks.sent(start, stop)
         try:
             envelopes = self._whole if own else self._rows.envelopes(start, stop, ids, *self._options)
-            while self.sent < stop:
-                await self._write_piece(envelopes, 0 if own else start, stop)
+            frames, size = self._framed(envelopes, 0 if own else start, stop)
+            if not self._link.fits(len(frames)):  # the connection is down, and its buffer nearly full
+                self._needed = len(frames)
+                return
+            self.acks.sent(start, stop)
+            await self._hand_over(frames, stop, size)
         finally:
             inbox.withdraw_batch(ids[self.sent - start :])
 
-    async def _write_piece(self, envelopes: Any, base: int, stop: int | None = None) -> None:
-        """Hand over the next piece. The first of ``envelopes`` is row ``base`` of the batch."""
-        at = self.sent - base
-        end, size = envelopes.reach(at, _PIECE)
-        if end == at:  # a single row larger than a piece
-            end, size = at + 1, envelopes.reach(at, self._link.max_payload)[1]
-        if stop is not None:
-            end = min(end, stop - base)
-        which = None if self._which is None else self._which[base : base + envelopes.length]
-        frames = envelopes.frames(at, end, self._subjects, which)
+    async def _send_without_acks(self) -> None:
+        """Hand over the next piece once the connection's buffer has room for it."""
+        stop = self._end_of_piece()
+        frames, size = self._framed(self._whole, 0, stop)
         await self._room(len(frames))
+        await self._hand_over(frames, stop, size)
+
+    def _end_of_piece(self) -> int:
+        """Return the end of the rows to hand over next."""
+        if self._inbox is not None and not self._link.direct:
+            return self.sent + 1  # nc.publish() may wait between two rows
+        end: int = self._whole.reach(self.sent, _PIECE)[0]
+        end = max(end, self.sent + 1)  # a single row larger than a piece
+        return end if self._inbox is None else min(end, self.sent + _ROWS)
+
+    def _framed(self, envelopes: Any, base: int, stop: int) -> tuple[bytes, int]:
+        """Return the rows up to ``stop`` as PUB commands, and the bytes of their payloads.
+
+        The first of ``envelopes`` is row ``base`` of the batch.
+        """
+        at = self.sent - base
+        which = None if self._which is None else self._which[base : base + envelopes.length]
+        end, size = envelopes.reach(at, _PIECE)
+        if end == at:
+            size = envelopes.reach(at, self._link.max_payload)[1]
+        return envelopes.frames(at, stop - base, self._subjects, which), size
+
+    async def _hand_over(self, frames: bytes, stop: int, size: int) -> None:
         if self.epoch is None:
             self.epoch = self._link.epoch
         if self._link.direct:
-            self._link.write(frames, end - at, size)
-            self.sent = base + end
+            self._link.write(frames, stop - self.sent, size)
+            self.sent = stop
         else:
             await self._publish_singly(frames)
 

@@ -39,7 +39,7 @@ def failure_of(
         subject: Subject of the message; None if the user published it.
         sent: True if the message was handed to the connection.
         reason: Reason for the early end of the wait. None at the deadline.
-        refusal: Permission that the server refused, as text of :attr:`Link.refusal`.
+        refusal: Permission that the server refused, as text of :meth:`Link.refusal`.
     """
     correlation_id = entry.correlation_id
     where = "" if subject is None else f" on {subject!r}"

@@ -102,12 +102,13 @@ class EnvelopePublisher(Generic[_Answer, _Answers]):
         timeout: float = 5.0,
     ) -> None:
         partitions = as_count("partitions", partitions)
+        #: The caller's connection, and the inbox that receives the acks.
+        self.nc, self.inbox = nc, inbox
         self._link = Link(nc)
         self.subject = publish_subject(subject)
         self._subjects = [partition_subject(subject, i).encode() for i in range(partitions)]
         self._heads = [b"PUB %b " % name for name in self._subjects]
         self._partitioner: Partitioner = make_partitioner(partition_by)
-        self._inbox = inbox
         self._policy = as_request_policy("ack_policy", ack_policy)
         if inbox is not None and self._policy == AckPolicy.NONE:
             raise UsageError(
@@ -155,8 +156,8 @@ class EnvelopePublisher(Generic[_Answer, _Answers]):
             EnvelopeTooLargeError: The message is larger than the server accepts; nothing was sent.
         """
         chosen = 0 if len(self._heads) == 1 and partition is None else self._choose(key, value, partition)
-        if self._inbox is not None:
-            ack = await self._inbox.publish(
+        if self.inbox is not None:
+            ack = await self.inbox.publish(
                 self._subjects[chosen].decode(),
                 value,
                 key=key,
@@ -238,7 +239,7 @@ class EnvelopePublisher(Generic[_Answer, _Answers]):
         run = BatchRun(
             self._link,
             rows,
-            inbox=self._inbox,
+            inbox=self.inbox,
             subjects=self._subjects,
             which=self._choose_all(rows),
             policy=self._policy,

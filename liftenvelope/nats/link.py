@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import asyncio.selector_events
+import re
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Final
 
@@ -61,6 +62,17 @@ def _forgets_backpressure() -> bool:
 
 
 _WRITELINES_IS_UNBOUNDED: Final = _forgets_backpressure()
+
+
+#: Report of a refused permission; the name of a queue group may follow.
+_VIOLATION: Final = re.compile(
+    rf'{PERMISSIONS_ERR} for (?P<verb>publish|subscription) to "(?P<subject>[^"]*)"', re.IGNORECASE
+)
+
+
+def _matches(pattern: str, subject: str) -> bool:
+    """Return True if a subject is the pattern, or if the pattern ends in ``>`` and the subject is below."""
+    return subject == pattern or (pattern.endswith(">") and subject.startswith(pattern[:-1]))
 
 
 class _Pong(asyncio.Future[bool]):
@@ -109,14 +121,32 @@ class Link:
         return int(self._nc.stats["reconnects"]) + (not self._nc.is_connected)
 
     @property
-    def refusal(self) -> str:
-        """Suffix for an error text: the last permission that the server refused, or an empty string.
+    def report(self) -> Exception | None:
+        """Last error that nats-py noted on the connection. Keep it before a call, for :meth:`refusal`."""
+        last: Exception | None = self._nc.last_error
+        return last
+
+    def refusal(self, *subjects: str, since: Exception | None = None) -> str:
+        """Return a suffix for an error text: the permission that the server refused to a call, if any.
 
         The server does not reply to a refused request. It reports a violation to the connection, which
-        nats-py passes to the user's ``error_cb`` and keeps as the last error.
+        nats-py passes to the user's ``error_cb`` and keeps as the last error, in lower case. The report may
+        concern another user of the connection, or be old.
+
+        Args:
+            subjects: Subjects of the call's publishes and subscriptions. ``a.>`` and ``>`` match as in NATS.
+                Inboxes of the connection always match.
+            since: :attr:`report` before the call. An older refused publish does not count, but an older
+                refused subscription does: nats-py subscribes to the inboxes of requests once. Default: any.
         """
-        said = str(self._nc.last_error)
-        return f"; the server said: {said}" if PERMISSIONS_ERR in said else ""
+        last = self.report
+        found = _VIOLATION.search(str(last))
+        if found is None or (found["verb"] == "publish" and last is since):
+            return ""
+        inboxes = self.new_inbox().rpartition(".")[0] + ".>"
+        if not any(_matches(pattern.lower(), found["subject"].lower()) for pattern in (*subjects, inboxes)):
+            return ""
+        return f"; the server said: {last}"
 
     def new_inbox(self) -> str:
         """Return a unique inbox subject with the user's inbox prefix."""
