@@ -332,6 +332,7 @@ class Consumer(ConsumerShell[StreamPartition, ConsumerMember, ConsumerReader, "M
         chosen = tuple(self._readers) if keys is None else keys
         readers = {key: self._readers.pop(key) for key in chosen if key in self._readers}
         self._leaving.update(readers)
+        self._forgive(readers.values())
         await stop(readers.values())
         failure: Exception | None = None
         unstored: LiftEnvelopeError | None = None

@@ -22,6 +22,7 @@ __all__ = [
     "SubscriptionLost",
     "SubscriptionResumed",
     "warn",
+    "warns_of",
 ]
 
 
@@ -267,9 +268,14 @@ _WARNINGS = (
 _REFUSALS_TO_WARN_OF = 10
 
 
+def warns_of(event: ClientEvent) -> bool:
+    """Return True if the default handler warns of an event."""
+    return isinstance(event, _WARNINGS) or (
+        isinstance(event, GroupPartitionFenced) and event.attempts == _REFUSALS_TO_WARN_OF
+    )
+
+
 def warn(event: ClientEvent) -> None:
     """Handle events by default: issue a Python warning for those that need attention."""
-    if isinstance(event, _WARNINGS) or (
-        isinstance(event, GroupPartitionFenced) and event.attempts == _REFUSALS_TO_WARN_OF
-    ):
+    if warns_of(event):
         warnings.warn(str(event), LiftEnvelopeWarning, stacklevel=2)

@@ -118,6 +118,7 @@ class MergedSubscription(MessageReader):
             self._ready.append((payloads, taken))
             self._wake.set()
             await taken.wait()
+            part._pause = self._pause
 
     def _pumped(self, pump: asyncio.Task[None]) -> None:
         """Note that a partition has ended, and keep its error if it is the first one."""

@@ -23,6 +23,10 @@ __all__ = ["MessageReader", "readable"]
 
 #: Largest ``max_bytes`` of Arrow batches: the offsets in a column have 31 bits.
 _MOST_BATCH_BYTES: Final = 1 << 30
+#: Seconds to pause between reads of a server that sends messages one by one, and the shortest ``max_wait`` of
+#: lists and batches that are read with pauses.
+_PAUSE: Final = 0.001
+_PATIENT: Final = 0.01
 
 
 class MessageReader:
@@ -42,6 +46,8 @@ class MessageReader:
         self._over = False
         # Set while a task waits for messages: a second task would take them from it.
         self._is_awaited = False
+        #: Seconds to pause between small reads; 0 for no pauses.
+        self._pause = 0.0
         self.closed = False
 
     @property
@@ -144,8 +150,14 @@ class MessageReader:
 
     async def _fill(self) -> None:
         """Decode more messages into the buffer, which stays empty when the read is over."""
+        self._pause = 0.0
         self._chunk = await self._take() or []
         self._buffer = (await self._decode(self._chunk))[::-1]
+
+    async def _refill(self) -> bool:
+        """Fill the empty buffer; return False if the read is over. For readers that pop in another thread."""
+        await self._fill()
+        return bool(self._chunk)  # other threads may have popped all of the buffer already
 
     async def _decode(self, payloads: list[bytes]) -> list[Message]:
         try:
@@ -191,6 +203,7 @@ class MessageReader:
 
     async def _collect(self, limit: int, max_wait: float, max_bytes: int | None = None) -> list[bytes] | None:
         """Return up to ``limit`` encoded messages of at most ``max_bytes``; None when the read is over."""
+        self._pause = _PAUSE if max_wait >= _PATIENT else 0.0
         payloads = await self._take()
         if payloads is None:
             return None

@@ -24,6 +24,7 @@ import warnings
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Iterable, Iterator
 from functools import partial
 from typing import Any, Final, Generic, TypeVar
+from weakref import WeakKeyDictionary
 
 from liftenvelope.client._feed import LOOK_UP, Feed
 from liftenvelope.errors import TransportError, UsageError
@@ -78,6 +79,12 @@ class _Call(Generic[_T]):
         """
         while not self.has_ended and self._thread.is_alive():
             self._running.acquire(timeout=LOOK_UP)
+
+    @property
+    def has_result(self) -> bool:
+        """True if the coroutine has ended with a result."""
+        task = self._task
+        return task is not None and task.done() and not task.cancelled() and task.exception() is None
 
     def result(self) -> _T:
         """Return or raise the outcome of the coroutine, after :meth:`wait`."""
@@ -162,6 +169,8 @@ class Portal:
         self._finish: Callable[[], Coroutine[Any, Any, None]] | None = None
         # Reentrant: a signal handler and the garbage collector may call while their thread holds it.
         self._lock = threading.RLock()
+        #: Items that came when the wait for them was interrupted, by iterator.
+        self._unused: WeakKeyDictionary[AsyncIterator[Any], object] = WeakKeyDictionary()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(
             target=_run, args=(self._loop,), name="liftenvelope-client", daemon=True
@@ -177,7 +186,12 @@ class Portal:
         """Set the coroutine function that runs in the loop before the loop ends."""
         self._finish = finish
 
-    def call(self, coroutine: Coroutine[Any, Any, _T], feed: Feed[Any] | None = None) -> _T:
+    def call(
+        self,
+        coroutine: Coroutine[Any, Any, _T],
+        feed: Feed[Any] | None = None,
+        on_unused: Callable[[_T], None] | None = None,
+    ) -> _T:
         """Run a coroutine in the loop and return its result.
 
         An exception in the waiting thread, such as KeyboardInterrupt, cancels the coroutine. The exception is
@@ -186,6 +200,7 @@ class Portal:
         Args:
             coroutine: The coroutine.
             feed: Source of items for the coroutine. The waiting thread fills it.
+            on_unused: Called with the result if the coroutine ended before the exception could cancel it.
 
         Raises:
             UsageError: The caller is in the loop's own thread, or in a forked process.
@@ -199,6 +214,8 @@ class Portal:
             call.wait()
         except BaseException:
             self._give_up(call)
+            if on_unused is not None and call.has_result:
+                on_unused(call.result())
             raise
         return call.result()
 
@@ -278,10 +295,14 @@ class Portal:
     def next(self, items: AsyncIterator[_T]) -> _T:
         """Return the next item of an async iterator.
 
+        An item that came when the wait for it was interrupted is returned by the next call.
+
         Raises:
             StopIteration: The iterator has ended, or the portal is closed.
         """
-        item = _END if self.is_closed else self.call(_next(items))
+        item = self._unused.pop(items, _END)
+        if item is _END and not self.is_closed:
+            item = self.call(_next(items), on_unused=partial(self._unused.__setitem__, items))
         if item is _END:
             raise StopIteration
         return item  # type: ignore[return-value]

@@ -347,6 +347,7 @@ class Subscription(MessageReader):
             if self._may_be_empty:
                 await self._do(self._receive_first(self._call))
                 return []
+            self._call.pause = self._pause
             if (received := await self._call.receive()) is not None:
                 return received
         except (RpcError, TransportError) as exc:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Self, TypeAlias
 
@@ -42,8 +43,7 @@ class Activity:
     """Common base of all activity events.
 
     Attributes:
-        id: Index of the operation in the cluster's Raft log. Ids increase from event to event, with gaps. A
-            cluster that loses its leader may record an operation twice: both events have the same id.
+        id: Index of the operation in the cluster's Raft log. Ids increase from event to event, with gaps.
         timestamp_ns: Time of recording, in nanoseconds since 1970.
         offset: Offset in the activity stream. To continue after this event, pass ``start=offset + 1``.
     """
@@ -263,10 +263,14 @@ class ActivityStream:
 
     Open it with ``async with``. It reconnects like a :class:`Subscription`, and raises the same errors. For
     one task at a time.
+
+    A server that cannot confirm the record of an event at once, or that loses the leadership, records the
+    event again. Such a copy is left out.
     """
 
     def __init__(self, messages: Subscription) -> None:
         self._messages = messages
+        self._last_value: bytes | None = None
 
     @property
     def position(self) -> int | None:
@@ -314,14 +318,26 @@ class ActivityStream:
         Raises:
             LiftEnvelopeError: As iteration does.
         """
+        asked = time.monotonic()
         message = await self._messages.next(timeout)
+        while message is not None and self._is_copy(message):
+            left = None if timeout is None else max(0.0, asked + timeout - time.monotonic())
+            message = await self._messages.next(left)
         return None if message is None else read_activity(message)
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> ActivityEvent:
-        return read_activity(await anext(self._messages))
+        while self._is_copy(message := await anext(self._messages)):
+            pass
+        return read_activity(message)
+
+    def _is_copy(self, message: Message) -> bool:
+        """Return True if a message has the value of the one before. Values of two events differ in the id."""
+        is_copy = message.value == self._last_value
+        self._last_value = message.value
+        return is_copy
 
     async def __aenter__(self) -> Self:
         return await self.open()

@@ -9,6 +9,7 @@ and ``protos/generate_blocking.py`` writes that file from the classes.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import re
@@ -124,10 +125,18 @@ class BlockingReader(Blocking):
             return self._next_of_more()
 
     def _next_of_more(self) -> Message:
-        """Return a message of the next list, which one thread fetches for all."""
+        """Return a message of the next list, which one thread fetches for all.
+
+        The loop only fills the buffer. A message that the loop popped would be lost if this thread was
+        interrupted before it got the message.
+        """
         try:
             with self._filling:
-                return self._portal.next(self._async)
+                while True:
+                    with contextlib.suppress(IndexError):
+                        return self._async._buffer.pop()
+                    if self._portal.is_closed or not self._portal.call(self._async._refill()):
+                        raise StopIteration
         except TransportError as exc:
             if self._portal.is_closed and exc is not self._async._failure:
                 raise StopIteration from None  # the client was closed, and the reader with it

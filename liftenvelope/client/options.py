@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
 from liftenvelope._checks import as_choice, as_count, as_seconds
+from liftenvelope.client._event_log import logged
 from liftenvelope.client._events import EventHandler, warn
 from liftenvelope.client.metadata import BrokerInfo
 from liftenvelope.errors import UsageError, UsageTypeError
@@ -193,8 +194,8 @@ class Options:
 
     @property
     def notify(self) -> EventHandler:
-        """Handler of the client's events: ``on_event``, or else the one that warns."""
-        return self.on_event or warn
+        """Handler of the client's events: logs them, and calls ``on_event``, or else warns."""
+        return logged(self.on_event or warn)
 
     def reachable(self, address: str) -> str:
         """Return the address to connect to for an address that a broker advertised."""

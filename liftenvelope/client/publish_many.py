@@ -64,6 +64,8 @@ Item: TypeAlias = "Buffer | tuple[Buffer | None, Buffer] | OutgoingMessage | Mes
 Messages: TypeAlias = "Iterable[Item] | AsyncIterable[Item]"
 #: Messages of one partition by their deadline, in the order in which they were taken.
 _Batches: TypeAlias = dict[Deadline, list[Entry]]
+#: Called at the end of a bulk publish: number of acks, failures by index, error of the whole publish.
+OnEnd: TypeAlias = Callable[[int, Mapping[int, Exception], Exception | None], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,6 +126,8 @@ class PublishMany:
     Attributes:
         stream: The stream that the messages are for.
         retry: Whether messages without an ack may be sent again.
+        on_end: Called when the publish ends, perhaps more than once, with the number of acks, the failures by
+            index, and the error that ends the publish. None, the default, for no call.
     """
 
     def __init__(self, streams: PublishStreams, messages: Messages, plan: Plan) -> None:
@@ -148,6 +152,7 @@ class PublishMany:
         self._goes_by_key = isinstance(plan.partitioner, KeyPartitioner)
         self._no_more = False
         self._error: Exception | None = None
+        self.on_end: OnEnd | None = None
 
     def _open_source(self, messages: Messages) -> Callable[[], tuple[Item, Deadline]]:
         """Return a function that returns the next message and its deadline.
@@ -261,6 +266,9 @@ class PublishMany:
                 await self._until_progress()
         except asyncio.CancelledError:
             await self.aclose()
+            raise
+        except LiftEnvelopeError as exc:
+            self._tell(exc)
             raise
 
     async def _until_progress(self) -> None:
@@ -447,14 +455,21 @@ class PublishMany:
 
     def _raise(self) -> None:
         """Raise the error that ends the publish, if there is one."""
-        error = self._error
-        if error is None and self._failed and self._plan.on_error == "raise":
-            error = self._failed[min(self._failed)]
+        error = self._final_error()
         if error is None:
             return
         if isinstance(error, LiftEnvelopeError):
             error.summary = self.summary
         raise error
+
+    def _final_error(self) -> Exception | None:
+        if self._error is None and self._failed and self._plan.on_error == "raise":
+            return self._failed[min(self._failed)]
+        return self._error
+
+    def _tell(self, error: Exception | None) -> None:
+        if self.on_end is not None:
+            self.on_end(self._acked, self._failed, error)
 
     async def _end(self) -> None:
         """End the puller task."""
@@ -463,3 +478,4 @@ class PublishMany:
         if puller is not None:
             puller.cancel()
             await asyncio.gather(puller, return_exceptions=True)
+        self._tell(self._final_error())

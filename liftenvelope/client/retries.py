@@ -66,6 +66,12 @@ class Retry:
 # The attempt timeout leaves time for another broker. A broker that waits for the rest of a new cluster can
 # hold FetchMetadata until its deadline, and a stalled broker any call.
 READ: Final = Retry(repeatable=True, attempt_timeout=3.0)
+# Liftbridge 1.9.0 sometimes misses that Raft has applied a change, and answers at the deadline of the call:
+# timeoutFuture.Error() in server/raft.go drops a result that arrives before its select. Until then, it may
+# hold the lock of all changes. A second attempt finds the change made. Changes of streams get more time,
+# since a gateway stops the creation of a large stream at the deadline.
+_GROUP_ATTEMPT: Final = 5.0
+_STREAM_ATTEMPT: Final = 20.0
 
 RETRIES: Final[Mapping[str, Retry]] = MappingProxyType(
     {
@@ -75,15 +81,21 @@ RETRIES: Final[Mapping[str, Retry]] = MappingProxyType(
         "FetchConsumerGroupAssignments": READ,
         # Idempotent: the second call stores the same offset.
         "SetCursor": Retry(repeatable=True),
-        "CreateStream": Retry(repeatable=True, done_already=StatusCode.ALREADY_EXISTS),
-        "DeleteStream": Retry(repeatable=True, done_already=StatusCode.NOT_FOUND),
-        "PauseStream": Retry(repeatable=True),
-        "SetStreamReadonly": Retry(repeatable=True),
+        "CreateStream": Retry(
+            repeatable=True, attempt_timeout=_STREAM_ATTEMPT, done_already=StatusCode.ALREADY_EXISTS
+        ),
+        "DeleteStream": Retry(
+            repeatable=True, attempt_timeout=_STREAM_ATTEMPT, done_already=StatusCode.NOT_FOUND
+        ),
+        "PauseStream": Retry(repeatable=True, attempt_timeout=_STREAM_ATTEMPT),
+        "SetStreamReadonly": Retry(repeatable=True, attempt_timeout=_STREAM_ATTEMPT),
         # Not repeatable: a second join fails because the consumer is a member, and does not name the epoch.
         # The group's consumer leaves and joins again instead.
-        "JoinConsumerGroup": Retry(),
-        "LeaveConsumerGroup": Retry(repeatable=True, done_already=StatusCode.FAILED_PRECONDITION),
-        "ReportConsumerGroupCoordinator": Retry(repeatable=True),
+        "JoinConsumerGroup": Retry(attempt_timeout=_GROUP_ATTEMPT),
+        "LeaveConsumerGroup": Retry(
+            repeatable=True, attempt_timeout=_GROUP_ATTEMPT, done_already=StatusCode.FAILED_PRECONDITION
+        ),
+        "ReportConsumerGroupCoordinator": Retry(repeatable=True, attempt_timeout=_GROUP_ATTEMPT),
         # Not repeatable: a second publish may store a second message.
         "Publish": Retry(),
         "PublishToSubject": Retry(),

@@ -11,7 +11,7 @@ from liftenvelope.rpc._calls import CallState
 from liftenvelope.rpc._connection import DEFAULT_WINDOW, Connection
 from liftenvelope.rpc._events import CallEnded, Event, HeadersReceived
 from liftenvelope.rpc._fields import RESPONSE, TRAILERS
-from liftenvelope.rpc._headers import Metadata, decode_metadata, encode_metadata, timeout_header
+from liftenvelope.rpc._headers import Metadata, decode_metadata, encode_metadata, is_grpc, timeout_header
 from liftenvelope.rpc._http2 import ErrorCodes, NeverIndexedHeaderTuple, SettingCodes
 from liftenvelope.rpc._http2 import events as h2_events
 from liftenvelope.rpc.framing import DEFAULT_MAX_MESSAGE
@@ -201,9 +201,9 @@ class ClientConnection(Connection):
             return []
         if event.stream_ended is not None:
             call.closed_there = True
-        status = headers[b":status"]
-        if status != b"200" and b"grpc-status" not in headers:
-            return self._end(call_id, http_error(status.decode("ascii", "replace")))
+        status, kind = headers[b":status"], headers.get(b"content-type", b"")
+        if (status != b"200" or not is_grpc(kind)) and b"grpc-status" not in headers:
+            return self._end(call_id, http_error(status.decode("ascii", "replace"), kind))
         if call.closed_there:
             return self._status_received(call_id, event.headers)
         self._open_call(call_id, call, headers)

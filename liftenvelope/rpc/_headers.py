@@ -15,7 +15,15 @@ from liftenvelope.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-__all__ = ["Metadata", "decode_metadata", "encode_metadata", "encode_text", "parse_timeout", "timeout_header"]
+__all__ = [
+    "Metadata",
+    "decode_metadata",
+    "encode_metadata",
+    "encode_text",
+    "is_grpc",
+    "parse_timeout",
+    "timeout_header",
+]
 
 #: Names and values. Values are bytes for names that end in ``-bin``, str for all others.
 Metadata: TypeAlias = "Sequence[tuple[str, str | bytes]]"
@@ -32,6 +40,16 @@ _VALUE: Final = re.compile(r"(?:[!-~](?:[ -~]*[!-~])?)?")
 _OWN: Final = frozenset({"te", "content-type", "user-agent", "content-length", "connection"})
 # grpc-message carries printable ASCII as it is, except for the percent sign.
 _PLAIN: Final = "".join(chr(code) for code in range(0x20, 0x7F) if chr(code) != "%")
+
+
+def is_grpc(content_type: bytes) -> bool:
+    """Return True for the content types of gRPC: ``application/grpc``, perhaps with ``+proto`` or the like.
+
+    >>> is_grpc(b"application/grpc+proto"), is_grpc(b"application/grpc-web"), is_grpc(b"text/html")
+    (True, False, False)
+    """
+    own, kind = b"application/grpc", content_type.lower()
+    return kind == own or kind.startswith((own + b"+", own + b";"))
 
 
 def timeout_header(timeout: float) -> str:

@@ -35,11 +35,12 @@ class Address(NamedTuple):
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
-def parse_address(text: str) -> Address:
+def parse_address(text: str, *, any_port: bool = False) -> Address:
     """Parse a ``host:port`` address.
 
     Args:
         text: ``host:port``, or ``[host]:port`` for an IPv6 host.
+        any_port: Whether port 0 is valid, which stands for any free port to listen on. Default false.
 
     Raises:
         UsageError: ``text`` has neither form, or the port is not in 1 to 65535.
@@ -54,7 +55,8 @@ def parse_address(text: str) -> Address:
         raise UsageError(
             f"address must have brackets, as in [::1]:9292, got {without_secrets(text)[:_SHOWN]!r}"
         )
-    is_port = len(port) <= _PORT_DIGITS and port.isascii() and port.isdigit() and 1 <= int(port) <= 65535
+    is_number = len(port) <= _PORT_DIGITS and port.isascii() and port.isdigit()
+    is_port = (is_number and 1 <= int(port) <= 65535) or (any_port and port == "0")
     if not (colon and is_port and _is_host(host)):
         raise UsageError(f"address must be host:port, got {without_secrets(text)[:_SHOWN]!r}")
     return Address(host, int(port))

@@ -12,6 +12,7 @@ from liftenvelope.rpc._client_side import ClientConnection
 from liftenvelope.rpc._connection import DEFAULT_WINDOW
 from liftenvelope.rpc._deadline_socket import NOT_YET, DeadlineSocket, remaining
 from liftenvelope.rpc._events import CallEnded, Event, MessagesReceived
+from liftenvelope.rpc._read_pacing import ReadPacer
 from liftenvelope.rpc.address import Address, parse_address
 from liftenvelope.rpc.framing import DEFAULT_MAX_MESSAGE
 from liftenvelope.rpc.status import RpcError, StatusCode, cancelled_by_server
@@ -113,13 +114,19 @@ class _Session:
         self.flush(time.monotonic() + _CANCEL_TIMEOUT)
         self._close_if_done()
 
-    def pump(self, deadline: float | None) -> None:
+    def pump(self, deadline: float | None, pause: float = 0.0) -> None:
         """Send the pending data, then wait for one read and deliver its messages.
+
+        Args:
+            deadline: Time by which data must arrive.
+            pause: Seconds to sleep before the read. No sleep if the deadline is nearer.
 
         Raises:
             TimeoutError: Nothing arrived before ``deadline``.
         """
         self.flush(deadline)
+        if pause and (deadline is None or time.monotonic() + pause < deadline):
+            time.sleep(pause)
         while self.protocol.open_calls:
             remaining(deadline)  # before each read: a server may send frames of no call without a pause
             try:
@@ -210,6 +217,7 @@ class ResponseStream:
         self._inbox = inbox
         self._timeout = timeout
         self._deadline = inbox.deadline
+        self._pacer = ReadPacer()
 
     @property
     def ended(self) -> bool:
@@ -229,15 +237,23 @@ class ResponseStream:
         """
         return self._inbox.messages.popleft() if self._wait(timeout) else None
 
-    def wait(self, *, timeout: float | None = None) -> bool:
+    def wait(self, *, timeout: float | None = None, pause: float = 0.0) -> bool:
         """Wait until the call's sink gets bytes; return False at the end of the call.
 
-        The server gets credit for these bytes with the next call. Arguments and errors are those of
-        :meth:`receive`.
-        """
-        return self._wait(timeout)
+        The server gets credit for these bytes with the next call. Errors are those of :meth:`receive`.
 
-    def _wait(self, timeout: float | None) -> bool:
+        Args:
+            timeout: Seconds to wait. After a timeout the call stays open: wait again.
+            pause: Seconds to sleep before the read while the server sends in small pieces, which then come in
+                fewer reads, for less processor time. Bytes can be delayed by as much.
+        """
+        if not self._wait(timeout, pause if self._pacer.is_due else 0.0):
+            return False
+        if pause:
+            self._pacer.received(self._inbox.size, time.monotonic())
+        return True
+
+    def _wait(self, timeout: float | None, pause: float = 0.0) -> bool:
         """Wait for a message, or for bytes for the sink. Return False at the end of the call."""
         limit = _earlier(self._deadline, None if timeout is None else time.monotonic() + timeout)
         inbox = self._inbox
@@ -249,7 +265,7 @@ class ResponseStream:
             self._session.protocol.release(self._call_id, inbox.size)
             inbox.size = 0
             try:
-                self._session.pump(limit)
+                self._session.pump(limit, pause)
             except TimeoutError:
                 self._timed_out(timeout)
         inbox.fed = False

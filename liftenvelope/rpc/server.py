@@ -10,10 +10,10 @@ from liftenvelope.errors import TransportError, UsageError
 from liftenvelope.rpc._budget import Budget
 from liftenvelope.rpc._events import CallEnded, CallStarted, Event, MessagesReceived, RequestsEnded
 from liftenvelope.rpc._link import Flow, Incoming, TransportLink
-from liftenvelope.rpc._listening import Listener
 from liftenvelope.rpc._server_side import ServerConnection
 from liftenvelope.rpc._turns import PieceOutcome, Turns
 from liftenvelope.rpc.limits import DEFAULT_LIMITS, ServerLimits
+from liftenvelope.rpc.listening import Listener
 from liftenvelope.rpc.status import RpcError, StatusCode
 from liftenvelope.rpc.tls import check_protocol, offer_http2
 
@@ -133,6 +133,8 @@ class _ServerLink(TransportLink[ServerConnection]):
         self._working = False
         #: True if frames have waited for a later turn.
         self._has_waited = False
+        #: Time used in the loop, as counted by the server's turns.
+        self.used = (0, 0.0, 0.0)
         self._was_failed = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -237,6 +239,7 @@ class _ServerLink(TransportLink[ServerConnection]):
     def _start(self, event: CallStarted) -> None:
         call_id = event.call_id
         if self._server.is_full:
+            self._server.refused_calls += 1
             text = f"all clients together have {self._server.calls} calls open: try again later"
             self.protocol.finish(call_id, StatusCode.RESOURCE_EXHAUSTED, text)
             return
@@ -308,6 +311,8 @@ class Server:
         self._listener: Listener | None = None
         #: Number of open calls, of all clients.
         self.calls = 0
+        #: Numbers of calls and of connections refused because of a limit.
+        self.refused_calls = self.refused_connections = 0
         #: Order in which the connections handle their frames.
         self.turns = Turns()
 
@@ -343,11 +348,32 @@ class Server:
         self._sweep()
         return self.address
 
+    def replace_tls(self, tls: ssl.SSLContext) -> None:
+        """Use another TLS context for connections accepted from now on. Open connections stay.
+
+        Args:
+            tls: TLS context. It is changed to offer HTTP/2 (ALPN).
+
+        Raises:
+            UsageError: The server does not listen.
+        """
+        if self._listener is None:
+            raise UsageError("the server does not listen: call start() first")
+        offer_http2(tls)
+        self._listener.replace_tls(tls)
+
     def _is_full(self, opening: int) -> bool:
         # The process needs spare descriptors, for example to reconnect to its own servers.
         descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         spared = max(descriptors - _RESERVED_DESCRIPTORS, descriptors // 2)
-        return len(self.links) + opening >= min(self._limits.max_connections, spared)
+        is_full = len(self.links) + opening >= min(self._limits.max_connections, spared)
+        self.refused_connections += is_full
+        return is_full
+
+    @property
+    def unread_bytes(self) -> int:
+        """Bytes of requests that all connections hold unread."""
+        return self._unread.used
 
     @property
     def is_full(self) -> bool:

@@ -87,6 +87,8 @@ _FROM_HTTP: Final[Mapping[int, StatusCode]] = MappingProxyType(
     }
 )
 
+#: Maximum number of bytes of a content type in an error.
+_SHOWN: Final = 100
 _REFUSED_STREAM: Final = 0x7
 #: A reset with CANCEL within this many seconds before the call's deadline counts as DEADLINE_EXCEEDED.
 _NEARLY: Final = 0.1
@@ -112,10 +114,22 @@ def status_error(code: int, text: str = "") -> RpcError | None:
     return RpcError(named, text or named.name)
 
 
-def http_error(status: str) -> RpcError:
-    """Map the HTTP status of a response without a gRPC status to an error."""
+def http_error(status: str, content_type: bytes = b"") -> RpcError:
+    """Map the HTTP status of a response that is not gRPC's to an error.
+
+    Args:
+        status: HTTP status. A response with 200 is not gRPC's if its content type is another.
+        content_type: Content type of the response; empty if it has none.
+    """
     code = _FROM_HTTP.get(int(status), StatusCode.UNKNOWN) if status.isdecimal() else StatusCode.UNKNOWN
-    return RpcError(code, f"the server answered with HTTP status {status} and no gRPC status")
+    if status != "200":
+        return RpcError(code, f"the server answered with HTTP status {status} and no gRPC status")
+    kind = repr(content_type[:_SHOWN].decode("ascii", "replace")) if content_type else "none"
+    return RpcError(
+        code,
+        f"content-type must be application/grpc, got {kind}, with HTTP status 200: "
+        "check that the address is that of a gRPC server, not of a web server or an HTTP proxy",
+    )
 
 
 def reset_error(http2_code: int) -> RpcError | CallNotProcessedError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from liftenvelope._checks import about
 from liftenvelope.errors import TransportError, UsageError, UsageTypeError
 
 if TYPE_CHECKING:
@@ -27,19 +28,25 @@ def check_protocol(connection: ssl.SSLObject | ssl.SSLSocket, peer: object) -> N
         raise TransportError(f"{peer} does not speak HTTP/2 over TLS (ALPN chose {chosen!r})")
 
 
-def check_server_name(name: object) -> str:
+def check_server_name(name: object, argument: str = "tls_server_name") -> str:
     """Check a server name for certificate verification; return it.
+
+    Args:
+        name: The server name.
+        argument: Name of the argument, for the text of errors. Default ``tls_server_name``.
 
     Raises:
         UsageError: The name is not a DNS name or IP address.
         UsageTypeError: The name is not a str.
     """
     if not isinstance(name, str):
-        raise UsageTypeError(f"tls_server_name must be a str, got {type(name).__name__}")
+        raise UsageTypeError(f"{argument} must be a str, got {type(name).__name__}")
     try:
         name.encode("idna")
     except UnicodeError as exc:
-        raise UsageError(f"tls_server_name must be a DNS name or an IP address, got {name!r}") from exc
+        raise about(
+            UsageError(f"{argument} must be a DNS name or an IP address, got {name!r}"), argument
+        ) from exc
     if not name or name.startswith(".") or not name.isprintable() or {" ", "/"} & set(name):
-        raise UsageError(f"tls_server_name must be a DNS name or an IP address, got {name!r}")
+        raise about(UsageError(f"{argument} must be a DNS name or an IP address, got {name!r}"), argument)
     return name

@@ -13,6 +13,7 @@ import os
 import socket
 from typing import TYPE_CHECKING, Final
 
+from liftenvelope._logs.throttle import Throttle
 from liftenvelope.errors import TransportError
 from liftenvelope.rpc.address import Address
 
@@ -24,8 +25,6 @@ __all__ = ["Listener"]
 
 _log: Final = logging.getLogger("liftenvelope.rpc")
 _TLS_SHUTDOWN_TIMEOUT: Final = 1.0
-#: Minimum seconds between two warnings of one kind.
-_QUIET: Final = 60.0
 #: Seconds before accept() is retried after a failure, such as a process out of descriptors.
 _PAUSE: Final = 0.5
 
@@ -42,7 +41,7 @@ class Listener:
 
     def __init__(
         self,
-        new_protocol: Callable[[], asyncio.BufferedProtocol],
+        new_protocol: Callable[[], asyncio.BaseProtocol],
         *,
         tls: ssl.SSLContext | None,
         is_full: Callable[[int], bool],
@@ -55,13 +54,17 @@ class Listener:
         self._sockets: list[socket.socket] = []
         self._accepting: list[asyncio.Task[None]] = []
         self._opening: set[asyncio.Task[None]] = set()
-        self._warned: dict[str, float] = {}
+        self._throttle = Throttle()
 
     @property
     def address(self) -> str:
         """Listening address, as ``host:port``; that of the first socket if there are several."""
         host, port, *_ = self._sockets[0].getsockname()
         return str(Address(host, port))
+
+    def replace_tls(self, tls: ssl.SSLContext) -> None:
+        """Use another TLS context for connections accepted from now on."""
+        self._tls = tls
 
     async def start(self, host: str, port: int) -> None:
         """Start to listen.
@@ -131,7 +134,5 @@ class Listener:
             accepted.close()
 
     def _warn(self, kind: str, text: str, *args: object) -> None:
-        now = asyncio.get_running_loop().time()
-        if now - self._warned.get(kind, -_QUIET) >= _QUIET:
-            self._warned[kind] = now
+        if self._throttle.admits(kind, asyncio.get_running_loop().time()):
             _log.warning(text, *args)
