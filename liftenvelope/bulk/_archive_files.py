@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
 
-from liftenvelope._checks import require
+from liftenvelope._checks import is_encodable, require
 from liftenvelope.bulk._plan import BatchPlan
 from liftenvelope.bulk.errors import ArchiveBusyError
 from liftenvelope.errors import UsageError
@@ -27,12 +27,22 @@ else:
 
     pq = require("pyarrow.parquet", "bulk")
 
-__all__ = ["ArchiveFile", "ArchiveFolder"]
+__all__ = ["ArchiveFile", "ArchiveFolder", "check_arrow_path"]
 
 _STREAM, _PARTITION, _START, _STOP = (
     f"liftenvelope.{name}".encode() for name in ("stream", "partition", "start", "stop")
 )
 _PART: Final = ".part"
+
+
+def check_arrow_path(path: Path) -> None:
+    """Check that Arrow can open a file of this name: it takes UTF-8 only.
+
+    Raises:
+        UsageError: The path is not UTF-8.
+    """
+    if not is_encodable(str(path)):
+        raise UsageError(f"path must be in UTF-8 for a Parquet file, got {str(path)!r}: use another name")
 
 
 class ArchiveFolder:
@@ -46,7 +56,7 @@ class ArchiveFolder:
         has_failed: True once a file could not be written. Its content is then undefined.
 
     Raises:
-        UsageError: The path exists and is not a folder.
+        UsageError: The path exists and is not a folder, or is not in UTF-8.
         OSError: The folder can't be created.
     """
 
@@ -59,6 +69,7 @@ class ArchiveFolder:
         rotate_bytes: int,
         compression: str,
     ) -> None:
+        check_arrow_path(path)
         self._path = path
         self._stream = stream
         self._prefix = quote(stream, safe="")

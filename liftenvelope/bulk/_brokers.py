@@ -36,6 +36,9 @@ __all__ = ["Brokers"]
 #: know the stream, or the same broker a little later.
 _LATE_ROUNDS: Final = 3
 _LATE_PAUSE: Final = 0.1
+#: Seconds that metadata may be used to find leaders and partitions. A read or write asks for each partition,
+#: and every answer lists all of them.
+_MAX_AGE: Final = 1.0
 
 
 class Brokers:
@@ -51,6 +54,8 @@ class Brokers:
         self._seeds = [str(address) for address in target.addresses]
         self._named: list[str] = []
         self._channels: dict[str, BlockingChannel] = {}
+        # Metadata by stream, and when it came.
+        self._kept: dict[str, tuple[Metadata, float]] = {}
         self._lock = threading.RLock()
 
     def close(self) -> None:
@@ -144,6 +149,13 @@ class Brokers:
         request = api_pb2.FetchMetadataRequest(streams=[stream]).SerializeToString()
         found = self._fetch(request, f"stream {stream!r}", deadline)
         self._named = list(found.addresses)
+        self._kept[stream] = found, time.monotonic()
+        return found
+
+    def _recent(self, stream: str, deadline: Deadline | None = None) -> Metadata:
+        found, at = self._kept.get(stream, (None, 0.0))
+        if found is None or time.monotonic() - at > _MAX_AGE:
+            return self.metadata(stream, deadline)
         return found
 
     def _fetch(self, request: bytes, about: str, deadline: Deadline | None = None) -> Metadata:
@@ -191,47 +203,63 @@ class Brokers:
                 time.sleep(_LATE_PAUSE)
         raise NoSuchStreamError(StatusCode.NOT_FOUND, f"there is no stream {name!r}")
 
-    def leader(self, stream: str, partition: int, timeout: float) -> str:
+    def check_partition(self, stream: str, partition: int) -> None:
+        """Check that a stream has a partition.
+
+        Raises:
+            NoSuchStreamError, NoSuchPartitionError: There is no such stream or partition.
+            TransportError, CallTimeoutError: No broker answered.
+        """
+        info = self._recent(stream).get_stream(stream)
+        if info is None or partition not in info.partitions:
+            info = self.stream(stream)
+        _check_partition(info, partition)
+
+    def leader(self, stream: str, partition: int, timeout: float, *, refresh: bool = False) -> str:
         """Wait until a partition has a leader, and return the leader's address.
+
+        Args:
+            stream: Name of the stream.
+            partition: Number of the partition.
+            timeout: Seconds to wait.
+            refresh: Whether to ask the brokers in any case: the leader known last has refused a call, or
+                can't be reached.
 
         Raises:
             NoSuchStreamError, NoSuchPartitionError: There is no such stream or partition.
             NotLeaderError: The partition had no leader for ``timeout`` seconds.
         """
         deadline, attempt = Deadline(timeout), 0
+        if not refresh:
+            address = _leader_in(self._recent(stream, deadline), stream, partition)
+            if address is not None:
+                return address
         while True:
             found = self.metadata(stream, deadline)
-            info = found.get_stream(stream)
-            if info is None:
-                info = self.stream(stream, deadline)
-            if partition not in info.partitions:
-                text = f"stream {stream!r} has no partition {partition}"
-                raise NoSuchPartitionError(StatusCode.NOT_FOUND, text)
-            broker = found.brokers.get(info.partitions[partition].leader)
-            if broker is not None:
-                return broker.address
+            info = found.get_stream(stream) or self.stream(stream, deadline)
+            _check_partition(info, partition)
+            if (address := _leader_in(found, stream, partition)) is not None:
+                return address
             if deadline.is_over:
                 text = f"{stream}[{partition}] has no leader"
                 raise NotLeaderError(StatusCode.FAILED_PRECONDITION, text)
             attempt += 1
             time.sleep(deadline.pause_before(attempt))
 
-    def reader(self, stream: str, partition: int, timeout: float) -> str:
+    def reader(self, stream: str, partition: int, timeout: float, *, refresh: bool = False) -> str:
         """Return the address of a broker to read from.
 
         With ``read_isr_replica``, this is a random in-sync replica; otherwise, or without one, the leader.
-
-        Raises:
-            LiftEnvelopeError: As for :meth:`leader`.
+        Arguments and errors are those of :meth:`leader`.
         """
         if self._access.read_isr_replica:
-            found = self.metadata(stream)
+            found = self.metadata(stream) if refresh else self._recent(stream)
             info = found.get_stream(stream)
             names = info.partitions[partition].isr if info and partition in info.partitions else ()
             brokers = [found.brokers[name] for name in names if name in found.brokers]
             if brokers:
                 return random.choice(brokers).address
-        return self.leader(stream, partition, timeout)
+        return self.leader(stream, partition, timeout, refresh=refresh)
 
     def partition(self, stream: str, partition: int) -> PartitionInfo:
         """Fetch the state of a partition from its leader."""
@@ -241,8 +269,8 @@ class Brokers:
 
         deadline, about = Deadline(self._access.timeout), f"{stream}[{partition}]"
 
-        def find(attempt: int) -> str:  # noqa: ARG001 - looks the leader up on every attempt
-            return self.leader(stream, partition, deadline.left)
+        def find(attempt: int) -> str:
+            return self.leader(stream, partition, deadline.left, refresh=attempt > 0)
 
         answer = self._call("FetchPartitionMetadata", request, find, about, deadline)
         return partition_info(decode(api_pb2.FetchPartitionMetadataResponse, answer, about).metadata)
@@ -253,15 +281,31 @@ class Brokers:
 
         Args:
             request: The request.
-            reconnect: Whether to make a new connection first: the old one may be dead without an error.
+            reconnect: Whether to ask for the leader and to make a new connection first: the old one may be
+                dead without an error.
 
         Raises:
             LiftEnvelopeError: As for :meth:`leader`, and TransportError if the broker can't be reached.
         """
-        address = self.leader(request.stream, request.partition, self._access.timeout)
+        address = self.leader(request.stream, request.partition, self._access.timeout, refresh=reconnect)
         with self._lock:
             if reconnect and address in self._channels:
                 self._channels.pop(address).close()
             channel = self._channel(address)
             with channel.server_stream("/proto.API/Subscribe", request.SerializeToString()) as call:
                 yield call
+
+
+def _check_partition(info: StreamInfo, partition: int) -> None:
+    if partition not in info.partitions:
+        text = f"stream {info.name!r} has no partition {partition}"
+        raise NoSuchPartitionError(StatusCode.NOT_FOUND, text)
+
+
+def _leader_in(metadata: Metadata, stream: str, partition: int) -> str | None:
+    """Return the address of a partition's leader, or None if the metadata has none."""
+    info = metadata.get_stream(stream)
+    if info is None or partition not in info.partitions:
+        return None
+    broker = metadata.brokers.get(info.partitions[partition].leader)
+    return None if broker is None else broker.address

@@ -39,6 +39,8 @@ __all__ = ["LiftbridgeSource"]
 
 #: Seconds to wait for data before checking whether the read must stop.
 _LOOK: Final = 0.25
+#: Seconds to pause before a read while the server sends messages one by one.
+_PAUSE: Final = 0.001
 #: Seconds to wait for the message that confirms a subscription.
 _HANDSHAKE: Final = 5.0
 #: Seconds of silence after which a read asks the server whether any message is left.
@@ -82,9 +84,7 @@ class LiftbridgeSource:
 
     def check_partition(self, partition: int) -> None:
         """Raise NoSuchPartitionError unless the stream has the partition."""
-        if partition not in self.brokers.stream(self.stream).partitions:
-            text = f"stream {self.stream!r} has no partition {partition}"
-            raise NoSuchPartitionError(StatusCode.NOT_FOUND, text)
+        self.brokers.check_partition(self.stream, partition)
 
     def extent(self, partition: int) -> Extent:
         """Return the current extent of the committed messages.
@@ -190,7 +190,9 @@ class _LiftbridgeRead(RangeRead):
             return True
         if self._was_lost:
             self._check_not_truncated(source.newest(span.partition) + 1)
-        address = source.brokers.reader(source.stream, span.partition, source.access.timeout)
+        address = source.brokers.reader(
+            source.stream, span.partition, source.access.timeout, refresh=self._was_lost
+        )
         stop = StopAt(At.OFFSET, span.stop - 1) if span.stop >= 0 else None
         start, replica = StartAt(At.OFFSET, self._next), source.access.read_isr_replica
         read = PartitionRead(source.stream, span.partition, start, stop, read_isr_replica=replica)
@@ -264,7 +266,7 @@ class _LiftbridgeRead(RangeRead):
         self._outlet.check()
         self._had_rows = self._rows.rows > 0
         try:
-            return call.wait(timeout=self._time_to_wait(_LOOK))
+            return call.wait(timeout=self._time_to_wait(_LOOK), pause=_PAUSE)
         except RpcError:
             if call.ended:
                 raise

@@ -14,6 +14,7 @@ from liftenvelope._backoff import Patience
 from liftenvelope._checks import as_count, require
 from liftenvelope.arrow import request_columns
 from liftenvelope.bulk._brokers import Brokers
+from liftenvelope.bulk._event_log import log
 from liftenvelope.bulk._placing import Placing, byte_column
 from liftenvelope.bulk._publish_lane import PublishLane
 from liftenvelope.bulk.errors import WriteFailedError
@@ -209,15 +210,16 @@ class LiftbridgeWrite:
         """
         if partition in self._routes:
             return self._routes[partition]
-        patience = Patience(self._access.reconnect_wait, since=time.monotonic())
+        patience, failed = Patience(self._access.reconnect_wait, since=time.monotonic()), False
         while True:
             try:
-                address = self._brokers.leader(self._stream, partition, self._access.timeout)
+                address = self._brokers.leader(self._stream, partition, self._access.timeout, refresh=failed)
                 lane = self._lanes.get(address) or self._new_lane(address)
             except (TransportError, CallTimeoutError, NotLeaderError):
                 pause = patience.failed(time.monotonic())
                 if pause is None:
                     raise
+                failed = True
                 time.sleep(pause)
             else:
                 self._lanes[address] = self._routes[partition] = lane
@@ -266,6 +268,10 @@ class LiftbridgeWrite:
             else:
                 assert lane.end is not None  # an open call takes every row, or a row was refused
                 raise lane.end
+            told = {"stream": self._stream, "rows": len(part.rows)}
+            log.warning(
+                "%(stream)s: the call has ended, sending %(rows)d rows in another one", told, extra=told
+            )
             self._retire(lane)
             self._connect(set(part.partitions.cast("i")))
             lane = self._lane(part.partition(0))

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from liftenvelope._backoff import Patience
+from liftenvelope._secrets import without_secrets
+from liftenvelope.bulk._event_log import log
 from liftenvelope.bulk.errors import WriteFailedError
 from liftenvelope.errors import (
     AckTimeoutError,
@@ -229,6 +231,13 @@ class RowPublisher(ABC):
                 pause = patience.failed(now)
                 if not self._lost() or pause is None:
                     raise self._failed(exc) from exc
+                stream = self._link.source.stream
+                told = {"stream": stream, "acked": self.acked, "error": without_secrets(exc)}
+                log.warning(
+                    "%(stream)s: the write is lost, %(acked)d rows are stored, writing on: %(error)s",
+                    told,
+                    extra=told,
+                )
                 time.sleep(pause)
             except JetStreamError as exc:  # the stream no longer exists
                 raise self._failed(exc) from exc

@@ -8,6 +8,8 @@ from collections import deque
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from liftenvelope._backoff import Patience
+from liftenvelope._secrets import without_secrets
+from liftenvelope.bulk._event_log import log
 from liftenvelope.bulk._plan import retention_error
 from liftenvelope.bulk.errors import ReadLostError
 from liftenvelope.errors import OffsetOutOfRangeError
@@ -116,6 +118,8 @@ class RangeRead(ABC):
                     raise self._lost(exc) from exc
                 self._check_failure(exc, now)
                 self._was_lost = True
+                told = {"read": self._name, "offset": self._next, "error": without_secrets(exc)}
+                log.warning("%(read)s: lost at offset %(offset)d, reading on: %(error)s", told, extra=told)
                 self._outlet.pause(pause)
             else:
                 return

@@ -12,6 +12,7 @@ from liftenvelope.bulk._plan import OnRetention, make_plan
 from liftenvelope.bulk._schema import EnvelopeMode
 from liftenvelope.bulk._selection import Via, check_range, plan_ranges
 from liftenvelope.bulk.access import Access, ServerKind, Source, find_target
+from liftenvelope.bulk.observing import observed
 from liftenvelope.bulk.ranges import Range, Stop, split_ranges
 from liftenvelope.bulk.sources import open_stream
 from liftenvelope.client.positions import Start
@@ -29,6 +30,7 @@ BATCH_ROWS = 65_536
 BATCH_BYTES = 8 * 1024 * 1024
 
 
+@observed
 def read(
     source: Source,
     stream: str,

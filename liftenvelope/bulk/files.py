@@ -6,11 +6,14 @@ import base64
 import binascii
 import contextlib
 import json
+import reprlib
+import secrets
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from liftenvelope._checks import MAX_INT32, require
+from liftenvelope._checks import MAX_INT32, is_encodable, require
+from liftenvelope.bulk._archive_files import check_arrow_path
 from liftenvelope.errors import UsageError
 
 if TYPE_CHECKING:
@@ -40,15 +43,18 @@ _SCHEMA: Final = pa.schema(
 
 def save_parquet(reader: pa.RecordBatchReader, path: Path) -> int:
     """Write all rows into one file and return their number. The file appears only when it is complete."""
-    draft, rows = path.with_name(path.name + ".part"), 0
-    try:
-        with pq.ParquetWriter(str(draft), reader.schema, compression="zstd") as writer:
-            for batch in reader:
-                writer.write_batch(batch)
-                rows += batch.num_rows
-        draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)
+    # A new name in each call: another run may write the same file at the same time.
+    draft, rows = path.with_name(f"{path.name}.{secrets.token_hex(4)}.part"), 0
+    with draft.open("xb") as file:
+        try:
+            with pq.ParquetWriter(file, reader.schema, compression="zstd") as writer:
+                for batch in reader:
+                    writer.write_batch(batch)
+                    rows += batch.num_rows
+            file.close()  # writes what is left, and may fail
+            draft.replace(path)
+        finally:
+            draft.unlink(missing_ok=True)
     return rows
 
 
@@ -56,9 +62,10 @@ def open_parquet(path: Path) -> pa.RecordBatchReader:
     """Return a reader of a file's rows.
 
     Raises:
-        UsageError: The file is not a Parquet file.
+        UsageError: The file is not a Parquet file, or Arrow can't open a file of this name.
         OSError: The file can't be read.
     """
+    check_arrow_path(path)
     try:
         file = pq.ParquetFile(path)
     except pa.ArrowInvalid as exc:
@@ -152,7 +159,7 @@ def _text(number: int, line: str | bytes) -> str:
 def _row(number: int, line: str) -> dict[str, Any]:
     try:
         given = json.loads(line)
-    except ValueError as exc:
+    except (ValueError, RecursionError) as exc:
         raise UsageError(f"line {number} must be JSON: {exc}") from exc
     if not isinstance(given, dict):
         raise UsageError(f"line {number} must be a JSON object, got {type(given).__name__}")
@@ -163,7 +170,7 @@ def _row(number: int, line: str) -> dict[str, Any]:
     if not isinstance(headers, dict):
         raise UsageError(f"line {number}: headers must be an object, got {type(headers).__name__}")
     row["headers"] = [
-        (name, _decoded(number, name, content, isinstance(content, dict)))
+        (_encodable(number, "header name", name), _decoded(number, name, content, isinstance(content, dict)))
         for name, content in headers.items()
     ]
     return {**row, **_places(number, given)}
@@ -172,11 +179,13 @@ def _row(number: int, line: str) -> dict[str, Any]:
 def _places(number: int, given: dict[str, Any]) -> dict[str, Any]:
     subject, partition = given.get("subject"), given.get("partition")
     if subject is not None and not isinstance(subject, str):
-        raise UsageError(f"line {number}: subject must be text, got {subject!r}")
+        raise UsageError(f"line {number}: subject must be text, got {reprlib.repr(subject)}")
+    if subject is not None:
+        _encodable(number, "subject", subject)
     is_number = isinstance(partition, int) and not isinstance(partition, bool)
     if partition is not None and not (is_number and 0 <= partition <= MAX_INT32):
         raise UsageError(
-            f"line {number}: partition must be a number from 0 to {MAX_INT32}, got {partition!r}"
+            f"line {number}: partition must be a number from 0 to {MAX_INT32}, got {reprlib.repr(partition)}"
         )
     return {"subject": subject, "partition": partition}
 
@@ -194,4 +203,11 @@ def _decoded(number: int, name: str, given: Any, is_base64: bool) -> bytes:
     if isinstance(given, str):
         with contextlib.suppress(binascii.Error, ValueError):
             return base64.b64decode(given, validate=True) if is_base64 else given.encode()
-    raise UsageError(f"line {number}: {name!r} must be text, or base64, got {given!r}")
+    raise UsageError(f"line {number}: {name!r} must be text, or base64, got {reprlib.repr(given)}")
+
+
+def _encodable(number: int, what: str, text: str) -> str:
+    if is_encodable(text):
+        return text
+    fault = "must not contain a lone surrogate, which UTF-8 cannot encode"
+    raise UsageError(f"line {number}: {what} {fault}, got {reprlib.repr(text)}")

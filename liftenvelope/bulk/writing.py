@@ -12,6 +12,7 @@ from liftenvelope.bulk._jetstream_write import MODES, JetStreamWrite, WriteMode
 from liftenvelope.bulk._liftbridge_write import LiftbridgeWrite
 from liftenvelope.bulk.access import Access, ServerKind, Source, Target, find_target
 from liftenvelope.bulk.errors import WriteFailedError
+from liftenvelope.bulk.observing import observed
 from liftenvelope.bulk.outgoing import Written, batches_of, open_rows, published
 from liftenvelope.bulk.ranges import Progress
 from liftenvelope.client.binding import options_of
@@ -31,6 +32,7 @@ __all__ = ["open_client", "write"]
 _PORTION = 8192
 
 
+@observed
 def write(
     source: Source,
     stream: str,
@@ -54,7 +56,7 @@ def write(
     the envelope) are ignored, so a table from :func:`read` can be written again.
 
     Args:
-        source: As for :func:`read`. A client must be a blocking client.
+        source: As for :func:`read`.
         stream: Name of an existing stream.
         data: An Arrow table, record batch or reader, or any object that exports an Arrow stream: a pandas or
             polars DataFrame, a DuckDB result.

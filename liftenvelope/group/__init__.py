@@ -12,6 +12,8 @@ from liftenvelope.group._liftbridge import LiftbridgeTopic
 from liftenvelope.group._reader import GroupMessage
 from liftenvelope.group._topics import (
     JetStreamTopic,
+    JetStreamTopicSource,
+    ListFeed,
     NewestSource,
     PartitionFeed,
     SourceMessage,
@@ -94,8 +96,10 @@ __all__ = [
     "GroupUnavailableError",
     "GroupWarning",
     "JetStreamTopic",
+    "JetStreamTopicSource",
     "LeaseLost",
     "LiftbridgeTopic",
+    "ListFeed",
     "MemberExpired",
     "MemberFenced",
     "MemberFencedError",

@@ -13,7 +13,7 @@ from liftenvelope.errors import CallTimeoutError, GroupError, TransportError
 from liftenvelope.group._consumer_options import GroupConsumerOptions, PartitionsCallback, check_all_topics
 from liftenvelope.group._consumer_partitions import GroupConsumerPartitions
 from liftenvelope.group._reader import GroupMessage, PartitionReader
-from liftenvelope.group._topics import Topic
+from liftenvelope.group._topics import SourceMessage, Topic
 from liftenvelope.group.assignors import TopicPartition
 from liftenvelope.group.calls import DEFAULT_PREFIX
 from liftenvelope.group.clock import time_since_boot
@@ -285,13 +285,19 @@ class GroupConsumer(GroupConsumerPartitions):
         """
         as_count("max_rows", max_rows)
         as_seconds("max_wait", max_wait, zero=True)
-        from liftenvelope.group._rows import message_rows
+        from liftenvelope.group._rows import rows_of
 
-        async for messages in self.batches(max_rows, max_wait):
-            yield message_rows(messages)
+        while await self._wait_for(max_rows, max_wait):
+            yield rows_of([(reader.key, messages) for reader, messages in self._take(max_rows)])
 
     async def _next(self, limit: int, max_wait: float) -> list[GroupMessage]:
-        """Return the next messages; an empty list only after the end.
+        """Return the next messages; an empty list only after the end."""
+        if not await self._wait_for(limit, max_wait):
+            return []
+        return [message for reader, taken in self._take(limit) for message in reader.wrap(taken)]
+
+    async def _wait_for(self, limit: int, max_wait: float) -> bool:
+        """Settle, and wait until messages can be taken; return False after the end.
 
         Messages are taken from a reader in the same step, without an await, as the check that the member
         still owns the partition. So no message is handed out after the ownership ended, and a cancelled call
@@ -309,12 +315,12 @@ class GroupConsumer(GroupConsumerPartitions):
                 await self._reconsider()
             self._check()
             if self._closing:
-                return []
+                return False
             if member.owns and self._drop_what_is_over():
                 now = time_since_boot()
                 until = now + max_wait if until is None else until
                 if now >= until or self._has_enough(limit):
-                    return self._take(limit)
+                    return True
             await self._rest(self._patience(until))
 
     async def _reconsider(self) -> None:
@@ -360,20 +366,22 @@ class GroupConsumer(GroupConsumerPartitions):
             or sum(reader.waiting for reader in self._ready) >= limit
         )
 
-    def _take(self, limit: int) -> list[GroupMessage]:
+    def _take(self, limit: int) -> list[tuple[PartitionReader, list[SourceMessage]]]:
+        """Take up to ``limit`` messages, in one list for each partition."""
         generation = self._running().session.generation
-        taken: list[GroupMessage] = []
+        taken: list[tuple[PartitionReader, list[SourceMessage]]] = []
         # Each partition at most once; the next call starts with the others.
         for _ in range(len(self._ready)):
             reader = self._ready.popleft()
             if not _gives(reader, generation):
                 continue
-            messages = reader.take(limit - len(taken))
+            messages = reader.take(limit)
+            taken.append((reader, messages))
             self._in_hand.append((reader, messages[-1].offset))
-            taken += messages
             if reader.can_give:
                 self._ready.append(reader)
-            if len(taken) >= limit:
+            limit -= len(messages)
+            if not limit:
                 break
         return taken
 

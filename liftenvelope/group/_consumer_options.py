@@ -9,6 +9,7 @@ from typing import TypeAlias
 from liftenvelope._checks import as_count, as_seconds
 from liftenvelope.consumers.options import AssignmentCallback, ShellOptions, check_callback
 from liftenvelope.errors import UsageError
+from liftenvelope.group._event_log import logged
 from liftenvelope.group._topics import Topic, spec_of
 from liftenvelope.group.assignors import TopicPartition
 from liftenvelope.group.events import GroupEventHandler, warn
@@ -61,5 +62,5 @@ class GroupConsumerOptions(ShellOptions[TopicPartition]):
 
     @property
     def notify(self) -> GroupEventHandler:
-        """Handler of background events."""
-        return self.on_event or warn
+        """Handler of background events: logs them, and calls ``on_event``, or else warns."""
+        return logged(self.on_event or warn)

@@ -241,9 +241,10 @@ class GroupConsumerPartitions(ConsumerShell[TopicPartition, GroupMember, Partiti
             reason = "" if reader.last_error is None else f": {reader.last_error}"
             what = f"{reader.key.topic}[{reader.key.partition}]"
             return f"the start of {what} could not be found and committed within {seconds:g} s{reason}"
+        refusal = Link(self._nc).refusal(f"{self._calls.prefix}.>")
         return (
             f"{self._consumer_id!r} could not join group {self._group!r} within {seconds:g} s; check that "
-            f"a coordinator is running{Link(self._nc).refusal}"
+            f"a coordinator is running{refusal}"
         )
 
     # Commits

@@ -244,6 +244,9 @@ class GroupHost:
                 call.result = call.do(self.group, self._loop.time())
             except GroupError as exc:
                 call.error = exc
+        if self.group.is_due:
+            for _ in self.group.deal():
+                await self._yield()
         if self.group.changed:
             await self._yield()
             await self._persist()

@@ -14,6 +14,7 @@ import nats.errors
 from liftenvelope._backoff import Backoff
 from liftenvelope._pb import groups_pb2 as pb
 from liftenvelope.errors import GroupError, TransportError
+from liftenvelope.group._event_log import log
 from liftenvelope.group._session import MemberSession, RequestKind
 from liftenvelope.group.assignors import TopicPartition
 from liftenvelope.group.calls import PASSING, GroupCalls
@@ -223,6 +224,14 @@ class GroupMember:
             for partition, offset in read_offsets(answer.partitions).items()
             if isinstance(offset, int)
         }
+        named: dict[str, object] = {
+            "group": self._group,
+            "consumer_id": self._consumer_id,
+            "generation": answer.generation,
+        }
+        text = "group %(group)s: %(consumer_id)s has %(partitions)d partitions in generation %(generation)d"
+        named["partitions"] = len(answer.partitions)
+        log.info(text, named, extra=named)
         self.changes.put_nowait(Assigned(answer.generation, offsets))
 
     async def _create(self, timeout: float) -> None:

@@ -5,18 +5,23 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from liftenvelope._backoff import Backoff
 from liftenvelope.errors import (
-    ConnectionClosedError,
     FencedError,
     LiftEnvelopeError,
     NoCursorError,
     OffsetOutOfRangeError,
 )
-from liftenvelope.group._topics import PartitionFeed, SourceMessage, TopicSource, end_of, newest_of
+from liftenvelope.group._topics import (
+    PartitionFeed,
+    SourceMessage,
+    TopicSource,
+    end_of,
+    lists_of,
+    newest_of,
+)
 from liftenvelope.group.assignors import TopicPartition
 
 __all__ = ["GroupMessage", "PartitionReader"]
@@ -25,8 +30,7 @@ __all__ = ["GroupMessage", "PartitionReader"]
 _CERTAIN: Final = 3.0
 
 
-@dataclass(frozen=True, slots=True)
-class GroupMessage:
+class GroupMessage(NamedTuple):
     """A message handed out to a member of a group.
 
     Attributes:
@@ -208,17 +212,22 @@ class PartitionReader:
         self._room.set()
         return GroupMessage(*self.key, one.offset, one.data, one.message, self.generation)
 
-    def take(self, limit: int) -> list[GroupMessage]:
-        """Take up to ``limit`` messages."""
-        taken: list[SourceMessage] = []
-        while self.can_give and len(taken) < limit:
-            taken.append(self._buffer.popleft())
-        if taken:
-            assert self.position is not None
-            self._last, self._last_from = taken, self.position
-            self.position = taken[-1].offset + 1
-            self._room.set()
-        return [GroupMessage(*self.key, one.offset, one.data, one.message, self.generation) for one in taken]
+    def take(self, limit: int) -> list[SourceMessage]:
+        """Take up to ``limit`` messages, which must be at least 1."""
+        if not self.can_give:
+            return []
+        buffer = self._buffer
+        taken = [buffer.popleft() for _ in range(min(limit, len(buffer)))]
+        assert self.position is not None
+        self._last, self._last_from = taken, self.position
+        self.position = taken[-1].offset + 1
+        self._room.set()
+        return taken
+
+    def wrap(self, taken: list[SourceMessage]) -> list[GroupMessage]:
+        """Return messages as the user gets them."""
+        key, generation = self.key, self.generation
+        return [GroupMessage(*key, one.offset, one.data, one.message, generation) for one in taken]
 
     def seek(self, offset: int) -> None:
         """Continue at another offset."""
@@ -295,7 +304,7 @@ class PartitionReader:
             is_passing = now - self._beyond_since < _CERTAIN
         else:
             is_passing = error.retriable or isinstance(error, FencedError)
-        if not is_passing or isinstance(error, ConnectionClosedError):
+        if not is_passing:
             raise error
 
     async def _begin_for_good(self) -> int:
@@ -305,13 +314,14 @@ class PartitionReader:
         return offset
 
     async def _fill(self, feed: PartitionFeed) -> AsyncIterator[int]:
-        """Put messages into the buffer and yield the offset of each."""
+        """Put messages into the buffer and yield the last offset of each list."""
+        next_many = lists_of(feed)
         while True:
-            message = await feed.next()
+            messages = await next_many(max(self._limit - len(self._buffer), 1))
             while len(self._buffer) >= self._limit:
                 self._room.clear()
                 await self._room.wait()
-            self._buffer.append(message)
+            self._buffer.extend(messages)
             if self.can_give:
                 self._on_ready(self)
-            yield message.offset
+            yield messages[-1].offset

@@ -7,15 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 from liftenvelope._checks import require
 from liftenvelope.envelope import Message as LiftbridgeMessage
-from liftenvelope.group._reader import GroupMessage
+from liftenvelope.group._topics import SourceMessage
+from liftenvelope.group.assignors import TopicPartition
 from liftenvelope.jetstream import Message as JetStreamMessage
+from liftenvelope.jetstream.message import stored_at
 
 if TYPE_CHECKING:
     import pyarrow as pa
 else:
     pa = require("pyarrow", "arrow")
 
-__all__ = ["SCHEMA", "message_rows"]
+__all__ = ["SCHEMA", "rows_of"]
 
 #: Columns of a batch. A value is null if the topic's source does not have it: only Liftbridge has keys, and a
 #: custom source fills only the first four columns.
@@ -33,36 +35,51 @@ SCHEMA = pa.schema(
 )
 
 
-def message_rows(messages: Sequence[GroupMessage]) -> pa.RecordBatch:
+def rows_of(taken: Sequence[tuple[TopicPartition, Sequence[SourceMessage]]]) -> pa.RecordBatch:
     """Return a batch with one row for each message and the columns of :data:`SCHEMA`.
 
     A header with several values, as JetStream's messages can have, becomes several entries.
 
+    Args:
+        taken: Messages of each partition. There must be at least one message.
+
     Example:
-        >>> message_rows([GroupMessage("orders", 0, 7, b"tea", None, 1)]).to_pylist()[0]["value"]
+        >>> rows_of([(TopicPartition("orders", 0), [SourceMessage(7, b"tea", None)])]).to_pylist()[0]["value"]
         b'tea'
     """
-    details = [_details(message.message) for message in messages]
-    columns: dict[str, list[Any]] = {
-        "topic": [message.topic for message in messages],
-        "partition": [message.partition for message in messages],
-        "offset": [message.offset for message in messages],
-        "value": [message.data for message in messages],
-        "key": [one[0] for one in details],
-        "timestamp": [one[1] for one in details],
-        "subject": [one[2] for one in details],
-        "headers": [one[3] for one in details],
-    }
-    arrays = [pa.array(columns[field.name], field.type) for field in SCHEMA]
+    messages = [one for _, part in taken for one in part]
+    sources = [one.message for one in messages]
+    are_stored = set(map(type, sources)) == {JetStreamMessage}
+    columns: list[Sequence[Any]] = [
+        [key.topic for key, part in taken for _ in part],
+        [key.partition for key, part in taken for _ in part],
+        [one.offset for one in messages],
+        [one.data for one in messages],
+        *(_stored_columns(sources) if are_stored else zip(*map(_details, sources), strict=True)),
+    ]
+    arrays = [pa.array(column, field.type) for field, column in zip(SCHEMA, columns, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
+
+
+def _stored_columns(messages: list[JetStreamMessage]) -> list[Sequence[Any]]:
+    """Return keys, times, subjects and headers of messages, without parsing all of ``metadata``."""
+    return [
+        [None] * len(messages),
+        [stored_at(one.reply) for one in messages],
+        [one.subject for one in messages],
+        [_entries(one) for one in messages],
+    ]
+
+
+def _entries(message: JetStreamMessage) -> list[tuple[str, bytes]]:
+    headers = message.headers
+    return [(name, value.encode()) for name in headers for value in headers.get_all(name)]
 
 
 def _details(message: Any) -> tuple[bytes | None, int | None, str | None, list[tuple[str, bytes]] | None]:
     """Return key, time in ns, subject and headers of a message, each None if its source has none."""
     if isinstance(message, JetStreamMessage):
-        headers = message.headers
-        entries = [(name, value.encode()) for name in headers for value in headers.get_all(name)]
-        return None, message.metadata.timestamp_ns, message.subject, entries
+        return None, message.metadata.timestamp_ns, message.subject, _entries(message)
     if isinstance(message, LiftbridgeMessage):
         return message.key or None, message.timestamp_ns, message.subject, list(message.headers.items())
     return None, None, None, None

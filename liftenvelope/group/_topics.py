@@ -7,9 +7,9 @@ from an offset takes part as a :class:`TopicSource`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias, runtime_checkable
 from uuid import uuid4
 
 from liftenvelope.errors import (
@@ -29,7 +29,6 @@ from liftenvelope.jetstream import (
     ConsumerConfig,
     DeliverPolicy,
     JetStream,
-    Messages,
     OrderedConsumer,
     OrderedReset,
     PullEvent,
@@ -39,6 +38,7 @@ from liftenvelope.jetstream.names import check_filter, check_stream_name
 __all__ = [
     "JetStreamTopic",
     "JetStreamTopicSource",
+    "ListFeed",
     "NewestSource",
     "PartitionFeed",
     "SourceMessage",
@@ -46,6 +46,7 @@ __all__ = [
     "TopicSource",
     "beyond_the_end",
     "end_of",
+    "lists_of",
     "newest_of",
     "source_bounds",
     "source_of",
@@ -56,8 +57,7 @@ __all__ = [
 _LOOK: Final = 5.0
 
 
-@dataclass(frozen=True, slots=True)
-class SourceMessage:
+class SourceMessage(NamedTuple):
     """A message of a partition.
 
     Attributes:
@@ -85,6 +85,32 @@ class PartitionFeed(Protocol):
     async def close(self) -> None:
         """Stop reading."""
         ...
+
+
+@runtime_checkable
+class ListFeed(PartitionFeed, Protocol):
+    """A feed that returns several messages at once, which costs less for each."""
+
+    async def next_many(self, limit: int) -> list[SourceMessage]:
+        """Wait for the next message; return it and those that need no waiting, at most ``limit``.
+
+        A cancelled call must not lose messages that a later call would skip.
+
+        Raises:
+            LiftEnvelopeError: As for :meth:`next`.
+        """
+        ...
+
+
+def lists_of(feed: PartitionFeed) -> Callable[[int], Awaitable[list[SourceMessage]]]:
+    """Return ``next_many`` of a feed, or a function that returns one message at a time."""
+    if isinstance(feed, ListFeed):
+        return feed.next_many
+
+    async def one(_: int) -> list[SourceMessage]:
+        return [await feed.next()]
+
+    return one
 
 
 @runtime_checkable
@@ -332,12 +358,16 @@ class JetStreamFeed:
 
     def __init__(self, consumer: OrderedConsumer, prefetch: int) -> None:
         self._stream = consumer.stream_name
-        self._messages: Messages = consumer.messages(max_messages=prefetch, on_event=self._on_event)
+        self._feed = consumer.feed(max_messages=prefetch, on_event=self._on_event)
         self._reset: OrderedReset | None = None
 
     async def start(self) -> None:
         """Start reading."""
-        await self._messages.__aenter__()
+        try:
+            await self._feed.start()
+        except BaseException:
+            self._feed.stop()
+            raise
 
     async def next(self) -> SourceMessage:
         """Wait for the next message and return it.
@@ -345,21 +375,29 @@ class JetStreamFeed:
         Raises:
             TransportError: The consumer was recreated; open the partition again.
         """
+        return (await self.next_many(1))[0]
+
+    async def next_many(self, limit: int) -> list[SourceMessage]:
+        """Wait for the next message; return it and those buffered behind it, at most ``limit``.
+
+        Raises:
+            TransportError: The consumer was recreated; open the partition again.
+        """
         try:
-            message = await self._messages.next()
+            found = await self._feed.next_many(limit)
         except StopAsyncIteration:
             reason = "the feed was closed" if self._reset is None else self._reset.reason
             raise TransportError(f"the feed of stream {self._stream!r} was interrupted: {reason}") from None
-        return SourceMessage(message.metadata.stream_sequence - 1, message.data, message)
+        return [SourceMessage(sequence - 1, message.data, message) for sequence, message in found]
 
     def _on_event(self, event: PullEvent) -> None:
         if isinstance(event, OrderedReset):
             self._reset = event
-            self._messages.stop()
+            self._feed.stop()
 
     async def close(self) -> None:
         """Stop reading."""
-        self._messages.stop()
+        self._feed.stop()
 
 
 def beyond_the_end(stream: str, partition: int, offset: int, newest: int) -> OffsetOutOfRangeError:

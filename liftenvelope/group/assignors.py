@@ -14,7 +14,7 @@ topic's readers; the result of a custom assignor is checked for this.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final, NamedTuple, TypeAlias
@@ -32,6 +32,8 @@ __all__ = [
     "range_",
     "round_robin",
     "sticky",
+    "sticky_steps",
+    "without_pauses",
 ]
 
 
@@ -156,8 +158,24 @@ def sticky(situation: Situation) -> Assignment:
         >>> len(shares["a"] & set(before["a"])), len(shares["b"])
         (2, 2)
     """
+    return without_pauses(sticky_steps(situation))
+
+
+def without_pauses(steps: Generator[None, None, Assignment]) -> Assignment:
+    """Take all steps at once, and return the assignment."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            shares: Assignment = end.value
+            return shares
+
+
+def sticky_steps(situation: Situation) -> Generator[None, None, Assignment]:
+    """Return what :func:`sticky` does, with a pause every few milliseconds."""
     balance = Balance(situation.members, _kept(situation))
-    balance.level()
+    yield
+    yield from balance.steps()
     return {
         member: frozenset([TopicPartition(topic, number) for topic, numbers in share for number in numbers])
         for member, share in balance.shares()

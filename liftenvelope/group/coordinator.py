@@ -12,6 +12,7 @@ import nats.errors
 
 from liftenvelope._checks import as_seconds
 from liftenvelope.errors import GroupError, UsageError, UsageTypeError
+from liftenvelope.group._event_log import log, logged
 from liftenvelope.group._keeping import LeaseKeeper
 from liftenvelope.group._leases import Peer
 from liftenvelope.group._serving import GroupService
@@ -23,7 +24,7 @@ from liftenvelope.group.directory import Directory
 from liftenvelope.group.errors import GroupUnavailableError
 from liftenvelope.group.events import GroupEventHandler, LeaseLost, warn
 from liftenvelope.group.names import changed_subject, check_prefix, check_token, controller_subject
-from liftenvelope.group.state import GroupState, TopicSpec
+from liftenvelope.group.state import GroupState, Phase, TopicSpec
 from liftenvelope.jetstream import JetStream
 
 if TYPE_CHECKING:
@@ -96,6 +97,7 @@ class Coordinator:
         self._on_event = warn if on_event is None else on_event
         if not callable(self._on_event):
             raise UsageTypeError(f"on_event must be a function or None, got {on_event!r}")
+        self._on_event = logged(self._on_event)
         if type(replicas) is not int or not 1 <= replicas <= 5:
             raise UsageError(f"replicas must be an int from 1 to 5, got {replicas!r}")
         self._js = JetStream(nc, domain=domain, timeout=min(self._timeout, 2 * as_seconds("lease", lease)))
@@ -193,6 +195,7 @@ class Coordinator:
             await keeper.claim()
             await self._service.start()
             self._spawn(keeper.keep())
+            log.info("coordinator %s: has its lease", self._id, extra={"coordinator_id": self._id})
         except BaseException:
             await self._close()
             raise
@@ -234,6 +237,8 @@ class Coordinator:
         self._spawn(self.directory.drop_all(error))
 
     def _regained(self) -> None:
+        text = "coordinator %s: the lease had expired and is back"
+        log.warning(text, self._id, extra={"coordinator_id": self._id})
         self.directory.restart()
         self._spawn(self._adopt())
 
@@ -248,6 +253,10 @@ class Coordinator:
 
     def _changed(self, state: GroupState) -> None:
         """Nudge the members to ask at once. If the nudge is lost, their next heartbeat tells them."""
+        if state.phase is Phase.STABLE:
+            group = {"group": state.name, "generation": state.generation, "members": len(state.members)}
+            text = "group %(group)s: generation %(generation)d has %(members)d members"
+            log.info(text, group, extra=group)
         self._spawn(self._nudge(state.name, b"%d %d" % (state.generation, state.phase)))
 
     async def _nudge(self, name: str, where: bytes) -> None:

@@ -154,7 +154,8 @@ class Directory:
         state.offsets |= await offsets.read(state.offsets_revision, revision)
         if incarnation != self._keeper.incarnation or not self._keeper.is_valid:
             raise GroupUnavailableError("the coordinator has lost its lease; retry")
-        group = Group(state, now=asyncio.get_running_loop().time(), assignors=self._assignors)
+        now = asyncio.get_running_loop().time()
+        group = Group(state, now=now, assignors=self._assignors, deals_apart=True)
         host = self._hosts[name] = GroupHost(
             group,
             _key(name),

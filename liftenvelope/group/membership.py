@@ -21,6 +21,10 @@ that it knows its loss by itself: see :class:`~liftenvelope.group._session.Membe
 :attr:`Group.gone`. If only :attr:`Group.commits` changed, storing these is enough. Nothing may be answered
 before it is stored. If storing fails, the object is discarded and rebuilt from the stored state.
 
+**Dealing apart.** With ``deals_apart`` a group whose members are all ready stays PREPARING until its caller
+has run :meth:`Group.deal`, before it stores the state. Calls before that see the old generation: its commits
+still count, and a member that joins takes part in the assignment.
+
 **Liftbridge's own group calls** use the same core with ``immediate`` groups: partitions move at once, in a
 new generation, and the server fences readers by the group's epoch.
 
@@ -46,7 +50,7 @@ the old group can't fence the members of the new one, as it can with Liftbridge'
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping
 from typing import Final
 
 from liftenvelope.errors import GroupError
@@ -59,6 +63,8 @@ from liftenvelope.group.assignors import (
     TopicPartition,
     checked,
     sticky,
+    sticky_steps,
+    without_pauses,
 )
 from liftenvelope.group.errors import (
     ConsumerIdInUseError,
@@ -94,6 +100,8 @@ class Group:
         state: Stored state of the group. The object owns it from now on.
         assignors: Assignors by name. Default: the three built-in ones.
         now: Current time. The session timeout of every member starts here.
+        deals_apart: The caller calls :meth:`deal` when the group :attr:`is_due`, before it stores the state.
+            So a long assignment does not block an event loop. Default: partitions are assigned within calls.
 
     Attributes:
         state: Current state of the group.
@@ -118,13 +126,19 @@ class Group:
     """
 
     def __init__(
-        self, state: GroupState, *, now: float, assignors: Mapping[str, Assignor] = ASSIGNORS
+        self,
+        state: GroupState,
+        *,
+        now: float,
+        assignors: Mapping[str, Assignor] = ASSIGNORS,
+        deals_apart: bool = False,
     ) -> None:
         self.state = state
         self.commits: dict[TopicPartition, int] = {}
         self.gone = False
         self.assignor_failure: Exception | None = None
         self._assignors = assignors
+        self._deals_apart = deals_apart
         self._more_than_commits = False
         self._deadlines: dict[str, float] = {}
         #: Time by which an ephemeral group without members must be joined.
@@ -310,21 +324,44 @@ class Group:
         self._end_change()
 
     def _end_change(self) -> None:
-        """Assign the partitions if all members are ready."""
+        """Assign the partitions if all members are ready, unless the caller does."""
         state = self.state
         # A member without an assignment has nothing to give back, but may not know yet that it has joined.
         if any(not member.ready for member in state.members.values()) and not state.immediate:
             return
+        if not self.is_due:
+            self._begin_generation(without_pauses(self._shares()))
+
+    @property
+    def is_due(self) -> bool:
+        """True if the caller must call :meth:`deal`: all members have given their partitions back."""
+        state = self.state
+        return (
+            self._deals_apart
+            and not state.immediate
+            and state.phase is Phase.PREPARING
+            and bool(state.members)
+            and all(member.ready for member in state.members.values())
+        )
+
+    def deal(self) -> Iterator[None]:
+        """Assign the partitions of a group that is due, with a pause every few milliseconds.
+
+        Heartbeats may be recorded in the pauses. Any other change has to wait for the end.
+        """
+        self._begin_generation((yield from self._shares()))
+
+    def _begin_generation(self, shares: Assignment) -> None:
+        state = self.state
         state.generation += 1
         state.rewound.clear()
         state.phase = Phase.STABLE if state.members else Phase.EMPTY
-        shares = self._deal()
         for name, member in state.members.items():
             member.assignment = shares[name]
             member.generation = state.generation
             member.ready = False
 
-    def _deal(self) -> Assignment:
+    def _shares(self) -> Generator[None, None, Assignment]:
         state = self.state
         situation = Situation(
             {name: member.topics for name, member in state.members.items()},
@@ -332,13 +369,15 @@ class Group:
             {name: member.assignment for name, member in state.members.items()},
         )
         assignor = self._assignors.get(state.assignor, sticky)
+        if assignor is sticky:
+            return (yield from sticky_steps(situation))
         if assignor in ASSIGNORS.values():
             return {name: frozenset(share) for name, share in assignor(situation).items()}
         try:
             return checked(situation, assignor(situation))
         except Exception as exc:  # noqa: BLE001 - user code: the group must survive any failure of it
             self.assignor_failure = exc
-            return sticky(situation)
+            return (yield from sticky_steps(situation))
 
     # Offsets
 

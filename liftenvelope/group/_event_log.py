@@ -1,0 +1,70 @@
+"""Log lines of groups: events, generations and leases."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Final
+
+from liftenvelope._logs import event_logger, log_event
+from liftenvelope.group.events import (
+    AssignorFailed,
+    CommitFailed,
+    ControllerLost,
+    GroupEvent,
+    GroupEventHandler,
+    GroupTaken,
+    LeaseLost,
+    MemberExpired,
+    MemberFenced,
+    PartitionUnknown,
+    warn,
+)
+
+__all__ = ["log", "logged"]
+
+log: Final = event_logger("group")
+#: Events for which the default handler issues a Python warning.
+_WARNED: Final = (AssignorFailed, PartitionUnknown)
+_LINES: Final[Mapping[type, tuple[int, str]]] = {
+    AssignorFailed: (
+        logging.WARNING,
+        "group %(group)s: the assignor %(assignor)s failed, 'sticky' was used instead: %(error)s",
+    ),
+    LeaseLost: (
+        logging.WARNING,
+        "coordinator %(coordinator_id)s: the lease is lost to another coordinator of this id",
+    ),
+    GroupTaken: (
+        logging.INFO,
+        "group %(group)s: coordinator %(coordinator_id)s took it over from %(before)s",
+    ),
+    MemberExpired: (logging.WARNING, "group %(group)s: removed the silent member %(consumer_id)s"),
+    ControllerLost: (
+        logging.WARNING,
+        "group %(group)s: %(consumer_id)s can't reach the controller, retrying: %(error)s",
+    ),
+    MemberFenced: (
+        logging.WARNING,
+        "group %(group)s: %(consumer_id)s lost its membership and partitions, registering again: %(error)s",
+    ),
+    CommitFailed: (
+        logging.WARNING,
+        "group %(group)s: %(consumer_id)s could not commit, retrying: %(error)s",
+    ),
+    PartitionUnknown: (
+        logging.WARNING,
+        "group %(group)s: %(consumer_id)s was assigned %(topic)s[%(partition)d], which it does not know",
+    ),
+}
+
+
+def logged(handler: GroupEventHandler) -> GroupEventHandler:
+    """Return a handler that also logs events. What the default handler warns of is not logged as well."""
+
+    def handle(event: GroupEvent) -> object:
+        if handler is not warn or not isinstance(event, _WARNED):
+            log_event(log, _LINES, event)
+        return handler(event)
+
+    return handle
