@@ -12,6 +12,9 @@ never be sent. A reader whose consumer is taken over receives nothing more, and 
 hung and leads again when it resumes creates a new consumer. While two gateways both believe that they lead
 the partition, they take it over from each other, and no ack is missed.
 
+JetStream needs almost as long to delete a consumer as to create one. So a gateway that starts to lead many
+partitions deletes the other consumers only after all its readers have theirs.
+
 The consumer always has one replica, because each replicated consumer would be another Raft group. When the
 server that holds the consumer is lost, :mod:`liftenvelope.gateway._ack_servers` notifies the reader, which
 creates another consumer at its own position. If that position is unknown, because the leader or its
@@ -27,7 +30,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from liftenvelope._backoff import Backoff
 from liftenvelope._checks import as_seconds
@@ -40,12 +43,12 @@ from liftenvelope.errors import (
     TransportError,
     UsageError,
 )
+from liftenvelope.gateway._ack_consumers import ACK_CONSUMER, AckConsumer, AckConsumers
 from liftenvelope.gateway._ack_flow import ACKNOWLEDGE_EVERY, AckCommands, AckFlow
 from liftenvelope.gateway._ack_servers import ack_servers_of
 from liftenvelope.gateway._feed import ask_start
 from liftenvelope.gateway._inbound import is_stored, last_received
 from liftenvelope.jetstream.api import DEFAULT_PREFIX, Api
-from liftenvelope.jetstream.listing import consumer_names
 from liftenvelope.jetstream.watch import watch_of
 from liftenvelope.nats.link import Link
 from liftenvelope.nats.receiving import DirectSubscription, subscribe_direct
@@ -53,44 +56,25 @@ from liftenvelope.nats.receiving import DirectSubscription, subscribe_direct
 if TYPE_CHECKING:
     from nats.aio.client import Client
 
-__all__ = ["ACK_CONSUMER", "PartitionAckReader"]
+__all__ = ["PartitionAckReader"]
 
-#: Prefix of consumer names.
-ACK_CONSUMER: Final = "lift-acks-"
 _NS: Final = 1_000_000_000
 #: Seconds before JetStream redelivers a message. Readers recover sooner: see the module's docstring.
 _ACK_WAIT: Final = 30
 #: Maximum number of unacknowledged messages. Flow control bounds their bytes.
 _MAX_PENDING: Final = 65_536
-_BARRIER: Final = 5.0
 #: Seconds without a delivery after which a reader asks whether it has received all.
 _QUIET: Final = 10.0
 #: Prefix of the advisory for a deleted consumer (ADR-1). The names of the stream and the consumer follow.
 _DELETED: Final = "$JS.EVENT.ADVISORY.CONSUMER.DELETED"
 #: Timeout of a request to JetStream, in seconds. Short, because leaders may change and requests are retried.
 _ONE_REQUEST: Final = 2.0
-#: Unanswered requests about a consumer after which its server counts as lost.
-_QUESTIONS: Final = 2
 #: Seconds of messages to ack again if no ack floor is known.
 _ACK_AGAIN: Final = 60
-#: Notice to a reader whose consumer was taken over: a status such as JetStream itself sends.
-_TAKEN_OVER: Final = b"NATS/1.0 409 Taken Over\r\n\r\n"
 #: Seconds between two checks whether all messages are acked.
 _LOOK: Final = 0.01
 #: Seconds before the next bind, after one and while this gateway may not ack.
 _REBIND_PAUSE: Final = 0.1
-
-
-class _Other(NamedTuple):
-    """Another reader's consumer: its ack floor and delivery subject.
-
-    If the server that holds the consumer is lost, ``inbox`` is None. ``floor`` is then None as well, unless
-    the consumer was this reader's own and its position is certain.
-    """
-
-    name: str
-    floor: int | None
-    inbox: str | None
 
 
 class PartitionAckReader:
@@ -111,9 +95,12 @@ class PartitionAckReader:
             before the reader takes over from another one. Default: always true.
         inboxes: Allowed prefixes of ack inboxes. Default: any inbox is allowed.
         on_refused: Called with the beginning of an ack inbox that got no ack because it is not allowed.
+        on_bound: Called with True when a consumer delivers messages, and with False when it does no longer.
+        on_acked: Called with the number of acks that were just written.
 
     Attributes:
         acks_sent: Number of acks written to the connection.
+        is_bound: True while a consumer delivers messages, as far as the reader knows.
 
     Raises:
         UsageError: The heartbeat is not positive, or the internals of this nats-py version are unknown.
@@ -133,7 +120,11 @@ class PartitionAckReader:
         may_ack: Callable[[], bool] = lambda: True,
         inboxes: tuple[bytes, ...] = (b"",),
         on_refused: Callable[[bytes], None] = lambda _: None,
+        on_bound: Callable[[bool], None] = lambda _: None,
+        on_acked: Callable[[int], None] = lambda _: None,
     ) -> None:
+        self._on_bound = on_bound
+        self._on_acked = on_acked
         self._may_ack = may_ack
         self._on_refused = on_refused
         self._nc = nc
@@ -141,6 +132,7 @@ class PartitionAckReader:
         if not self._link.direct:
             raise UsageError("acks of stored messages need a supported nats-py: install nats-py>=2.16,<3")
         self._api = Api(nc, prefix=api_prefix, timeout=_ONE_REQUEST)
+        self._consumers = AckConsumers(self._api, jetstream_stream)
         self._jetstream_stream = jetstream_stream
         self._heartbeat = as_seconds("heartbeat", heartbeat)
         self._done = self._floor = start_sequence - 1
@@ -154,10 +146,10 @@ class PartitionAckReader:
         )
         self._subscriptions: list[DirectSubscription] = []
         self._consumer = ""
+        # Consumers to delete, which were there before the own one.
+        self._others: list[AckConsumer] = []
         # The last bound consumer, and whether everything written for it is sure to have reached the server.
         self._bound, self._is_certain = "", False
-        # Number of unanswered requests, by consumer name.
-        self._unanswered: dict[str, int] = {}
         self._servers = ack_servers_of(nc)
         self._wanted = asyncio.Event()
         self._epoch = 0
@@ -170,14 +162,25 @@ class PartitionAckReader:
         self._task: asyncio.Task[None] | None = None
         self._watch = watch_of(nc)
         self.acks_sent = 0
+        self.is_bound = False
 
     @property
     def position(self) -> int:
         """Stream sequence of the last message whose ack was written by the current consumer, 0 for none."""
         return self._flow.position
 
-    async def start(self) -> None:
+    @property
+    def acked(self) -> int:
+        """Stream sequence of the last message that this reader or an earlier one has acked, 0 for none."""
+        return max(self._done, self._floor, self.position)
+
+    async def start(self, *, take_over: bool = True) -> None:
         """Start to ack in the background, from the position of the last reader.
+
+        Args:
+            take_over: Whether to delete the consumers of other readers now. If False, the caller must call
+                :meth:`take_over` soon. Until then, another reader that is alive sends acks as well. Default
+                True.
 
         Raises:
             UsageError: The reader was started already.
@@ -189,11 +192,22 @@ class PartitionAckReader:
             raise UsageError("this reader was started already")
         try:
             await self._bind()
+            if take_over:
+                await self._take_over()
         except BaseException:
             await self._unsubscribe()
             raise
         self._watch.add(self)
         self._task = asyncio.create_task(self._run(), name=f"acks of {self._jetstream_stream}")
+
+    async def take_over(self) -> None:
+        """Delete the consumers of other readers. If that fails, report it and replace the own consumer."""
+        try:
+            await self._take_over()
+        except (JetStreamError, CallTimeoutError, TransportError) as error:
+            self._give_up()
+            self._wanted.set()
+            self._tell(error)
 
     async def close(self) -> None:
         """Stop sending acks. The next reader acks the messages after that. Closing twice is fine."""
@@ -216,16 +230,17 @@ class PartitionAckReader:
     # Callbacks of the connection's watch
 
     def lost(self) -> None:
-        """Do nothing when the connection drops: :meth:`restored` replaces the consumer."""
+        """Note that the consumer is lost with the connection: :meth:`restored` replaces it."""
+        self._mark(False)
 
     def restored(self) -> None:
         """Replace the consumer when the connection is back, because deliveries in flight are lost."""
-        self._flow.give_up()
+        self._give_up()
         self._wanted.set()
 
     def gone(self, reason: str) -> None:
         """Stop reading when the connection is closed or draining, and report the reason."""
-        self._flow.give_up()
+        self._give_up()
         self._tell(TransportError(reason))
 
     # Callbacks of the servers' watch
@@ -243,18 +258,28 @@ class PartitionAckReader:
 
     def server_lost(self) -> None:
         """Replace the consumer, because the server that holds it does not answer."""
-        self._flow.give_up()
+        self._give_up()
         self._wanted.set()
 
     # Reading
 
+    def _give_up(self) -> None:
+        """Take nothing until the consumer is replaced."""
+        self._flow.give_up()
+        self._mark(False)
+
+    def _mark(self, is_bound: bool) -> None:
+        if is_bound != self.is_bound:
+            self.is_bound = is_bound
+            self._on_bound(is_bound)
+
     def _take(self, messages: list[Any]) -> None:
         if self._link.epoch != self._epoch:
             # Acks on the last connection may be lost, and a cumulative acknowledgement would cover them.
-            self._flow.give_up()
+            self._give_up()
         if not self._may_ack():
             # Another gateway may have acked these. The next leader begins after the ack floor.
-            self._flow.give_up()
+            self._give_up()
             self._wanted.set()
         self._write(self._flow.feed(messages, time.monotonic(), time.time_ns()))
         if self._flow.refused:
@@ -262,6 +287,7 @@ class PartitionAckReader:
         if self._settling is None and self._flow.owes:
             self._settling = asyncio.get_running_loop().call_later(ACKNOWLEDGE_EVERY, self._settle)
         if self._flow.broken:
+            self._mark(False)
             self._wanted.set()
         elif self._quiet is None and self._flow.delivery > self._due:
             self._await_quiet()
@@ -273,10 +299,11 @@ class PartitionAckReader:
             self._link.write(written.frames, written.messages, written.payload)
             self._link.send_now()
         except TransportError as error:
-            self._flow.give_up()
+            self._give_up()
             self._tell(error)
         else:
             self.acks_sent += written.acks
+            self._on_acked(written.acks)
 
     def _settle(self) -> None:
         """Acknowledge acked messages to JetStream, unless their acks may be lost with the last connection."""
@@ -287,7 +314,7 @@ class PartitionAckReader:
             self._write(self._flow.settle(time.monotonic()))
 
     def _on_deleted(self, _: list[Any]) -> None:
-        self._flow.give_up()
+        self._give_up()
         self._wanted.set()
 
     def _await_quiet(self) -> None:
@@ -307,15 +334,16 @@ class PartitionAckReader:
         while True:
             await self._until_wanted()
             if not self._may_ack():
-                self._flow.give_up()
+                self._give_up()
                 await asyncio.sleep(_REBIND_PAUSE)
                 continue
             try:
                 await self._bind()
+                await self._take_over()
                 backoff.reset()
                 await asyncio.sleep(_REBIND_PAUSE)  # slows down two readers that take over from each other
             except (JetStreamError, CallTimeoutError, TransportError) as error:
-                self._flow.give_up()
+                self._give_up()
                 self._tell(error)
                 await asyncio.sleep(backoff.next())
 
@@ -353,12 +381,12 @@ class PartitionAckReader:
         """Check whether everything that the consumer has delivered was received."""
         self._asked_for = False
         if self._flow.delivery < self._due:
-            self._flow.give_up()  # still missing after a second quiet period
+            self._give_up()  # still missing after a second quiet period
             return
         try:
             info = await self._api.request(f"CONSUMER.INFO.{self._jetstream_stream}.{self._consumer}")
         except ConsumerNotFoundError:
-            self._flow.give_up()
+            self._give_up()
             return
         except (JetStreamError, CallTimeoutError, TransportError) as error:
             self._tell(error)
@@ -375,7 +403,7 @@ class PartitionAckReader:
     # Binding
 
     async def _bind(self) -> None:
-        """Create a consumer and subscription for all messages after the ack floor; delete the others."""
+        """Create a consumer and subscription for all messages after the ack floor, and note the others."""
         self._is_certain = self._is_certain and self._link.epoch == self._epoch
         await self._unsubscribe()
         self._wanted.clear()
@@ -385,50 +413,39 @@ class PartitionAckReader:
         self._epoch = self._link.epoch
         for subject, handler in ((inbox, self._take), (deleted, self._on_deleted)):
             self._subscriptions.append(await subscribe_direct(self._nc, subject, handler))
-        # Deliveries before the server has processed the subscription would be lost.
-        await self._link.barrier(_BARRIER)
+        # No barrier needed: the server reads the subscriptions before the request that creates the consumer.
         self._flow.begin(time.monotonic())
-        others = await self._consumers()
+        others = await (self._consumers.named() if self._bound else self._consumers.listed())
         start = await self._start(others)
         server = await self._create(name, inbox, start)
         self._floor = start - 1  # acked before this reading
-        for other in others:
-            await self._take_over(other)
+        self._others = others
         self._bound, self._is_certain = name, True
-        self._unanswered.clear()
+        self._mark(not self._flow.broken)
         if server:
             self._servers.add(server, self)
 
-    async def _start(self, others: list[_Other]) -> int:
+    async def _take_over(self) -> None:
+        """Delete the consumers that existed when the own one was created."""
+        others, self._others = self._others, []
+        for other in others:  # if one fails, the next bind finds the rest
+            await self._consumers.take_over(other)
+
+    async def _start(self, others: list[AckConsumer]) -> int:
         """Return the stream sequence to begin at."""
         if not others:
             return 1 + self._done  # no consumer yet, or the last one was deleted
-        floors = [other.floor for other in others if other.floor is not None]
+        floors = [floor for other in others if (floor := self._floor_of(other)) is not None]
         if floors:
             return 1 + max(floors)
         begin = time.time_ns() - _ACK_AGAIN * _NS
         return await ask_start(self._api, self._jetstream_stream, begin)
 
-    async def _consumers(self) -> list[_Other]:
-        """Return the existing consumers of this and other readers."""
-        names = consumer_names(self._api, self._jetstream_stream)
-        found = [await self._other(name) async for name in names if name.startswith(ACK_CONSUMER)]
-        return [other for other in found if other is not None]
-
-    async def _other(self, name: str) -> _Other | None:
-        try:
-            info = await self._api.request(f"CONSUMER.INFO.{self._jetstream_stream}.{name}")
-        except ConsumerNotFoundError:
-            return None  # another reader deleted it first
-        except CallTimeoutError:
-            self._unanswered[name] = self._unanswered.get(name, 0) + 1
-            if self._unanswered[name] < _QUESTIONS:
-                raise
-            mine = name == self._bound and self._is_certain
-            return _Other(name, self._done if mine else None, None)
-        # A new consumer reports an ack floor of 0. Messages before its start were done when it was created.
-        floor = max(info["ack_floor"]["stream_seq"], info["config"]["opt_start_seq"] - 1)
-        return _Other(name, floor, info["config"]["deliver_subject"])
+    def _floor_of(self, other: AckConsumer) -> int | None:
+        """Return a consumer's ack floor; None if its server is lost and its position is not certain."""
+        if other.floor is None and other.name == self._bound and self._is_certain:
+            return self._done
+        return other.floor
 
     async def _create(self, name: str, inbox: str, start: int) -> str:
         """Create the consumer; return the name of the server that holds it, empty without a cluster."""
@@ -436,23 +453,9 @@ class PartitionAckReader:
         info = await self._api.request(f"CONSUMER.CREATE.{self._jetstream_stream}.{name}", request)
         return str(info.get("cluster", {}).get("leader", ""))
 
-    async def _take_over(self, other: _Other) -> None:
-        """Delete a consumer and notify its reader, which may be hung."""
-        if other.inbox is None:
-            # The server that would answer is lost. The others record the deletion; the lost one learns later.
-            subject = f"{self._api.prefix}.CONSUMER.DELETE.{self._jetstream_stream}.{other.name}"
-            await self._api.send(subject, b"", reply=self._nc.new_inbox())
-            return
-        try:
-            await self._api.request(f"CONSUMER.DELETE.{self._jetstream_stream}.{other.name}")
-        except ConsumerNotFoundError:
-            return
-        size = len(_TAKEN_OVER)
-        notice = b"HPUB %b %d %d\r\n%b\r\n" % (other.inbox.encode(), size, size, _TAKEN_OVER)
-        self._link.write(notice, 1, size)
-
     async def _unsubscribe(self) -> None:
         subscriptions, self._subscriptions = self._subscriptions, []
+        self._mark(False)
         self._done = max(self._done, self._flow.position)
         self._servers.remove(self)
         for subscription in subscriptions:

@@ -37,8 +37,8 @@ from typing import TYPE_CHECKING, Any, Final
 from liftenvelope._checks import about
 from liftenvelope._pb import api_pb2
 from liftenvelope.errors import UsageError
+from liftenvelope.gateway._recordings import covers
 from liftenvelope.gateway._requests import read_request
-from liftenvelope.gateway._storage import covers
 from liftenvelope.gateway.limits import Limits
 from liftenvelope.jetstream.names import check_filter
 from liftenvelope.rpc.status import RpcError, StatusCode
@@ -53,6 +53,8 @@ __all__ = ["Authorization", "Policy", "client_name"]
 _log: Final = logging.getLogger("liftenvelope.gateway")
 _API: Final = "/proto.API/"
 _FIELDS: Final = 4
+#: Longest part of a wrong line in an error text, in characters.
+_LONGEST_SHOWN: Final = 200
 #: Method name in the lines whose resource is a NATS subject.
 _RECORD: Final = "RecordSubject"
 #: Methods whose open calls a new policy may end. Calls of the others are short.
@@ -102,9 +104,10 @@ class Policy:
         for number, line in enumerate(text.splitlines(), 1):
             if not line.strip() or line.lstrip().startswith("#"):
                 continue
-            fields = [field.strip() for field in next(csv.reader([line], skipinitialspace=True))]
+            fields = _fields(line)
             if len(fields) != _FIELDS or fields[0] != "p" or not all(fields):
-                raise UsageError(f"line {number} must be 'p, client, stream, method', got {line!r}")
+                shown = f"{line[:_LONGEST_SHOWN]!r}{'...' if len(line) > _LONGEST_SHOWN else ''}"
+                raise UsageError(f"line {number} must be 'p, client, stream, method', got {shown}")
             _, client, resource, method = fields
             self._allowed.add((client, resource, method))
             if method == _RECORD:
@@ -124,6 +127,14 @@ class Policy:
 
     def __len__(self) -> int:
         return len(self._allowed)
+
+
+def _fields(line: str) -> list[str]:
+    """Return the fields of a line; none if ``csv`` can't read it, such as one with a field over 128 KiB."""
+    try:
+        return [field.strip() for field in next(csv.reader([line], skipinitialspace=True))]
+    except csv.Error:
+        return []
 
 
 def _subject(number: int, subject: str) -> str:
@@ -164,12 +175,15 @@ class Authorization:
     Args:
         path: Path of the file.
 
+    Attributes:
+        path: Path of the file.
+
     Raises:
         UsageError: The file can't be read or parsed.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self._path = os.fspath(path)
+        self.path = os.fspath(path)
         self._seen = self._state()
         self._policy = self._read()
         self._task: asyncio.Task[None] | None = None
@@ -309,35 +323,37 @@ class Authorization:
     async def _follow(self) -> None:
         while True:
             await asyncio.sleep(_LOOK)
-            state = self._state()
-            if state == self._seen:
-                continue
-            self._seen = state
-            try:
-                self._policy = self._read()
-            except UsageError as exc:
-                _log.warning("keeping the previous policy: %s", exc)
-            else:
-                _log.info("policy file %s: %d permissions", self._path, len(self._policy))
-                for opened in list(self._open):
-                    opened.end_if_denied()
+            if self._state() != self._seen:
+                self.reload()
+
+    def reload(self) -> None:
+        """Read the file. If it can't be read or parsed, log an error and keep the previous policy."""
+        self._seen = self._state()
+        try:
+            self._policy = self._read()
+        except UsageError as exc:
+            _log.error("keeping the previous policy: %s", exc)
+            return
+        _log.info("policy file %s: %d permissions", self.path, len(self._policy))
+        for opened in list(self._open):
+            opened.end_if_denied()
 
     def _state(self) -> tuple[int, int, int] | None:
         try:
-            found = os.stat(self._path)
+            found = os.stat(self.path)
         except OSError:
             return None
         return found.st_mtime_ns, found.st_size, found.st_ino
 
     def _read(self) -> Policy:
         try:
-            with open(self._path, encoding="utf-8") as file:
+            with open(self.path, encoding="utf-8") as file:
                 return Policy(file.read())
         except (OSError, UnicodeDecodeError) as exc:
-            text = f"policy_file must be a file that can be read, got {self._path!r}: {exc}"
+            text = f"policy_file must be a file that can be read, got {self.path!r}: {exc}"
             raise about(UsageError(text), "policy_file") from exc
         except UsageError as exc:
-            raise about(UsageError(f"policy_file {self._path!r}: {exc}"), "policy_file") from exc
+            raise about(UsageError(f"policy_file {self.path!r}: {exc}"), "policy_file") from exc
 
 
 def client_name(certificate: Mapping[str, Any] | None) -> str:

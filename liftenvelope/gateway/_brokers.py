@@ -15,6 +15,7 @@ import asyncio
 import contextlib
 import hashlib
 import json
+import logging
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Broker", "LiveBrokers", "leader_of"]
 
+_log: Final = logging.getLogger("liftenvelope.gateway")
 BUCKET: Final = "lift_brokers"
 #: Number of beats per TTL.
 _BEATS: Final = 3
@@ -124,10 +126,22 @@ class LiveBrokers:
         self._leaders: dict[tuple[str, int], str] = {}
         self._lease = Lease(ttl)
         self._left = False
+        # Whether the log says that this gateway has its lease; None before the first one.
+        self._told_lease: bool | None = None
         # Set when the lease is extended, and when this gateway leaves.
         self._regained = asyncio.Event()
         # Time since which all own beats were stored, by the lease's clock; infinite after a failed beat.
         self._heard_since = -math.inf
+
+    @property
+    def bucket(self) -> str:
+        """Name of the bucket."""
+        return self._bucket.name
+
+    @property
+    def is_readable(self) -> bool:
+        """True while this gateway has read the whole bucket and follows its changes."""
+        return self._mirror.is_following
 
     @property
     def alive(self) -> dict[str, Broker]:
@@ -222,6 +236,7 @@ class LiveBrokers:
             except LiftEnvelopeError as exc:
                 # If this lasts, the lease expires and the others consider this gateway dead.
                 self._heard_since = math.inf
+                self._tell_lease(f": {exc}")
                 if not has_no_room(exc):
                     pause = min(pause, _RETRY)
             else:
@@ -265,15 +280,35 @@ class LiveBrokers:
 
     def _note(self, interrupted: bool) -> None:
         if interrupted:
+            if self._told_lease:  # the lease ended unnoticed, for example while the process was stopped
+                text = "gateway %s had lost its lease: another gateway may have led its partitions"
+                _log.warning(text, self.me, extra={"gateway": self.me})
             self._on_interrupted()
         if self._lease.is_valid:
             self._regained.set()
+        self._tell_lease()
+
+    def _tell_lease(self, reason: str = "") -> None:
+        """Log that this gateway has got, lost or regained its lease, if that is new."""
+        before, has_lease = self._told_lease, self._lease.is_valid
+        if has_lease is bool(before):
+            return
+        self._told_lease, named = has_lease, {"gateway": self.me}
+        if not has_lease:
+            text = (
+                "gateway %s has lost its lease: it leads no partitions until JetStream stores a heartbeat%s"
+            )
+            _log.warning(text, self.me, reason, extra=named)
+        elif before is None:
+            _log.info("gateway %s has its lease", self.me, extra=named)
+        else:
+            _log.warning("gateway %s has its lease again", self.me, extra=named)
 
     def _on_entry(self, entry: BucketEntry) -> None:
         if (timer := self._timers.pop(entry.key, None)) is not None:
             timer.cancel()
         if entry.value is None:
-            self._forget(entry.key)
+            self._forget(entry.key, logging.INFO, "has left")
             return
         try:
             broker = Broker(**json.loads(entry.value))
@@ -284,6 +319,8 @@ class LiveBrokers:
             return
         self._expire_later(entry.key, self._ttl)
         if self._alive.get(broker.id) != broker:
+            text = "gateway %s at %s:%d is alive"
+            _log.info(text, broker.id, broker.host, broker.port, extra={"gateway": broker.id})
             self._alive[broker.id] = broker
             self._changed()
 
@@ -292,15 +329,16 @@ class LiveBrokers:
 
     def _expire(self, key: str) -> None:
         if self._lease.is_fresh and time_since_boot() - self._heard_since >= self._ttl:
-            self._forget(key)
+            self._forget(key, logging.WARNING, f"is dead: silent for {self._ttl} s")
         else:
             # Silence proves that the other gateway is dead only if this one has stored and read back its own
             # beats for a whole TTL. Otherwise entries may be late, or no gateway could write.
             self._expire_later(key, self._ttl / (2 * _BEATS))
 
-    def _forget(self, key: str) -> None:
+    def _forget(self, key: str, level: int, why: str) -> None:
         self._timers.pop(key, None)
         for id_ in [id_ for id_ in self._alive if encode_name(id_) == key and id_ != self.me]:
+            _log.log(level, "gateway %s %s", id_, why, extra={"gateway": id_})
             del self._alive[id_]
             self._changed()
 

@@ -67,12 +67,16 @@ class CompactionBudget:
 
     Attributes:
         turn: Lock held by the running compaction.
+        runs: Number of compactions that have read messages.
+        deleted: Number of messages deleted by compactions.
+        failures: Number of compactions that have failed.
     """
 
     def __init__(self, max_memory: int = 64 << 20) -> None:
         self._max_memory = max_memory
         self._kept: dict[object, int] = {}
         self.turn = asyncio.Lock()
+        self.runs = self.deleted = self.failures = 0
 
     def keep(self, owner: object, size: int) -> bool:
         """Reserve memory for an index and release its owner's last reservation; return False if it is full.
@@ -167,6 +171,7 @@ class Compactor:
             try:
                 await self.compact()
             except (LiftEnvelopeError, TimeoutError) as exc:
+                self._budget.failures += 1
                 _log.warning("could not compact %s, retrying at the next interval: %s", self._stream, exc)
 
     async def compact(self) -> Compaction:
@@ -197,6 +202,7 @@ class Compactor:
             again = self._plan.next_reading()
             self._position = 0 if again else self._position
         if result.readings:
+            self._budget.runs += 1
             self._compacted = last
             if result.readings > 1 or not self._budget.keep(self, self._plan.memory):
                 self._forget(compacted=last)
@@ -267,7 +273,9 @@ class Compactor:
             began = loop.time()
             if not self._is_wanted():
                 raise self._is_gone()
-            deleted += sum(await asyncio.gather(*(self._delete_one(sequence) for sequence in some)))
+            count = sum(await asyncio.gather(*(self._delete_one(sequence) for sequence in some)))
+            deleted += count
+            self._budget.deleted += count
             del self._obsolete[-len(some) :]
             await asyncio.sleep(_PAUSE * (loop.time() - began))
         return deleted

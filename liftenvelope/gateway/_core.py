@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
+from liftenvelope.gateway._counts import PublishCounts
 from liftenvelope.gateway._names import PARTITION_PREFIX, partition_stream
 from liftenvelope.gateway._storage_faults import StorageFaults
 from liftenvelope.gateway.limits import Limits
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from liftenvelope.jetstream.context import JetStream
 
 __all__ = ["Core", "GatewayOptions"]
+
+_PUBLISH_METHODS: Final = ("Publish", "PublishAsync", "PublishToSubject")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +63,7 @@ class Core:
         activity: Publishes events to the activity stream.
         changing: Lock held while this gateway creates, changes or deletes a stream.
         faults: Reasons why JetStream stores nothing, by partition.
+        publishes: Counts of the publish methods, by name.
         draining: Set when the gateway refuses new calls and finishes the open ones.
     """
 
@@ -77,6 +81,9 @@ class Core:
     activity: ActivityLog
     changing: asyncio.Lock = field(default_factory=asyncio.Lock)
     faults: StorageFaults = field(default_factory=StorageFaults)
+    publishes: dict[str, PublishCounts] = field(
+        default_factory=lambda: {method: PublishCounts() for method in _PUBLISH_METHODS}
+    )
     draining: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def partition(self, name: str, partition: int) -> StreamRecord:

@@ -109,6 +109,7 @@ class DropWatch:
             partition,
             record.subject_of(partition),
             drop.reason,
+            extra={"stream": record.name, "partition": partition, "reason": drop.reason},
         )
 
     def _note(self, fault: Drop) -> None:

@@ -211,6 +211,7 @@ class DeliveryFeed:
             return
         self._budget.readers -= 1
         self._end_pulls()
+        self._drop_received()
         try:
             await subscription.unsubscribe()
             await self._forget_consumer()
@@ -236,6 +237,7 @@ class DeliveryFeed:
         if self._lost or not self._received:
             return []
         messages, size = self._received.popleft()
+        self._budget.held -= size
         self._window.taken(size, asyncio.get_running_loop().time())
         if not self._note(messages):
             self._lose()
@@ -313,6 +315,7 @@ class DeliveryFeed:
             largest = max(largest, one)
             size += one
         self._window.arrived(size, largest)
+        self._budget.held += size
         self._received.append(_Received(messages, size))
         if self._window.asked <= 0:
             self._end_pulls()
@@ -340,6 +343,10 @@ class DeliveryFeed:
         if not self._pulls or self._window.asked <= 0:
             self._end_pulls()
         self._pull_if_room()
+
+    def _drop_received(self) -> None:
+        self._budget.held -= sum(received.size for received in self._received)
+        self._received.clear()
 
     def _end_pulls(self) -> None:
         """Count all pulls as ended, and return their bytes to the budget."""
@@ -411,7 +418,7 @@ class DeliveryFeed:
         self._consumer = name
         self.pending, self._must_recount = int(info["num_pending"]), False
         # Messages received so far are from the last consumer.
-        self._received.clear()
+        self._drop_received()
         self._window.forget()
         self._delivered, self._lost = 0, False
         self._heard = asyncio.get_running_loop().time()

@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import os
 import secrets
 import ssl
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
-from liftenvelope._checks import about
+from liftenvelope._checks import about, is_encodable
 from liftenvelope.errors import UsageError
 from liftenvelope.gateway._authorization import Authorization
 from liftenvelope.gateway._core import GatewayOptions
 from liftenvelope.gateway._drops import LogFile
+from liftenvelope.gateway._families import Metric, MetricSource, read_metrics
+from liftenvelope.gateway._readiness import (
+    NOT_STARTED,
+    RUNNING,
+    STARTING,
+    STOPPING,
+    Readiness,
+    ReadinessProbe,
+)
 from liftenvelope.gateway._running import Running
 from liftenvelope.gateway._starting import Setup, start_gateway
 from liftenvelope.gateway.limits import Limits
@@ -25,6 +35,8 @@ if TYPE_CHECKING:
     from nats.aio.client import Client
 
 __all__ = ["Gateway"]
+
+_log: Final = logging.getLogger("liftenvelope.gateway")
 
 
 class Gateway:
@@ -112,6 +124,9 @@ class Gateway:
             limits = replace(limits, max_message_bytes=max_message_bytes)
         if domain is not None:
             check_domain(domain)
+        if id is not None and not is_encodable(id):
+            text = f"id must not contain a lone surrogate, which UTF-8 cannot encode, got {id!r}"
+            raise about(UsageError(text), "id")
         options = GatewayOptions(
             id=id or f"gateway-{secrets.token_hex(4)}",
             broker_ttl=broker_ttl,
@@ -123,9 +138,7 @@ class Gateway:
         )
         authorization = None
         if policy_file is not None:
-            if tls is None or tls.verify_mode is not ssl.CERT_REQUIRED:
-                text = "policy_file must come with a tls context that requires client certificates"
-                raise about(UsageError(f"{text}, got {os.fspath(policy_file)!r} without one"), "policy_file")
+            _check_identifies(tls, policy_file)
             authorization = Authorization(policy_file)
         log = None if nats_log is None else os.fspath(nats_log)
         if log is not None:
@@ -141,6 +154,7 @@ class Gateway:
             authorization=authorization,
             nats_log=log,
             group_timeouts=(consumer_timeout, coordinator_timeout),
+            readiness=ReadinessProbe(nc, nc if read_nc is None else read_nc),
         )
         # None while the gateway is not started.
         self._running: Running | None = None
@@ -183,8 +197,46 @@ class Gateway:
         async with self._changing:
             if self._running is not None:
                 raise UsageError("the gateway is started already: close it before the next start")
-            self._running = await start_gateway(self._setup)
+            probe = self._setup.readiness
+            probe.stage = STARTING
+            try:
+                self._running = await start_gateway(self._setup)
+            finally:
+                probe.stage = NOT_STARTED if self._running is None else RUNNING
+            _log.info("gateway %s serves on %s", self.id, self._running.address, extra={"gateway": self.id})
         return self
+
+    def readiness(self) -> Readiness:
+        """Return whether the gateway can serve its clients now, with the reasons if it can't.
+
+        It is ready if it is started and not draining, its connections to NATS are established, it has read
+        the records of all streams, its lease is valid, and raw NATS publishers get acks on every partition
+        that it leads. The gRPC health service gives the same answer. Asking is cheap and sends nothing.
+        """
+        return self._setup.readiness.look()
+
+    def metrics(self) -> list[Metric]:
+        """Return the metrics of the gateway, for any monitoring system; docs/operating.md lists them.
+
+        :class:`liftenvelope.gateway.metrics.GatewayCollector` passes them on to prometheus_client. Call it in
+        the thread of the gateway's event loop. It sends nothing, and takes some milliseconds if there are
+        thousands of streams.
+        """
+        setup = self._setup
+        connections = {"main": setup.nc, "read": setup.read_nc}
+        if setup.nc is setup.read_nc:
+            del connections["read"]
+        source = MetricSource(self.id, self.limits, self.readiness(), connections, self._running)
+        return read_metrics(source)
+
+    async def refresh_metrics(self) -> None:
+        """Ask JetStream for the metrics that only JetStream knows: the lags of acks, once in 5 seconds.
+
+        Before the first call, and while JetStream does not answer, :meth:`metrics` returns them without
+        samples. The call waits for JetStream as long as other requests of the gateway: limit it if needed.
+        """
+        if self._running is not None:
+            await self._running.lag.measure()
 
     def read_server_log(self, line: str) -> None:
         """Process a line of the NATS server's log, for servers whose log is not a file.
@@ -195,6 +247,36 @@ class Gateway:
         """
         if self._running is not None:
             self._running.drops.feed(line)
+
+    def reload(self, *, tls: ssl.SSLContext | None = None, nats_tls: ssl.SSLContext | None = None) -> None:
+        """Use other certificates for new connections, and read the policy file again. Open connections stay.
+
+        If the policy file can't be read or parsed, an error is logged and the previous policy stays.
+
+        Args:
+            tls: TLS context for new connections of clients. Default: the present one.
+            nats_tls: TLS context for the next connections to NATS, after one was lost. Default: the present
+                one.
+
+        Raises:
+            UsageError: The gateway serves without TLS, or its policy needs a context that requires client
+                certificates.
+        """
+        if tls is not None:
+            if self._setup.tls is None:
+                raise about(
+                    UsageError("tls can't be added to a gateway that serves plain TCP: restart it"), "tls"
+                )
+            if self._setup.authorization is not None:
+                _check_identifies(tls, self._setup.authorization.path)
+            self._setup = replace(self._setup, tls=tls)
+            if self._running is not None:
+                self._running.server.replace_tls(tls)
+        if nats_tls is not None:
+            for nc in {self._setup.nc, self._setup.read_nc}:
+                nc.options["tls"] = nats_tls
+        if self._setup.authorization is not None:
+            self._setup.authorization.reload()
 
     async def close(self, *, grace: float = 0.0) -> None:
         """Stop serving. Stored data and the connection to NATS stay. Closing twice is fine.
@@ -209,17 +291,35 @@ class Gateway:
             grace: Seconds to drain. Whatever is unfinished then is cancelled. Default 0: no draining.
         """
         async with self._changing:
-            running, self._running = self._running, None
+            running = self._running
             if running is None:
                 return
+            named = {"gateway": self.id}
             try:
                 if grace:
+                    _log.info("gateway %s drains, for at most %s s", self.id, grace, extra=named)
                     await running.drain(grace)
             finally:
-                await running.close()
+                self._running, self._setup.readiness.stage = None, STOPPING
+                try:
+                    await running.close()
+                    _log.info("gateway %s has stopped", self.id, extra=named)
+                finally:
+                    self._setup.readiness.stage = NOT_STARTED
 
     async def __aenter__(self) -> Self:
         return await self.start()
 
     async def __aexit__(self, *_: Any) -> None:
         await self.close()
+
+
+def _check_identifies(tls: ssl.SSLContext | None, policy_file: str | os.PathLike[str]) -> None:
+    """Check that a policy can tell clients apart by their certificates.
+
+    Raises:
+        UsageError: The TLS context does not require client certificates.
+    """
+    if tls is None or tls.verify_mode is not ssl.CERT_REQUIRED:
+        text = "policy_file must come with a tls context that requires client certificates"
+        raise about(UsageError(f"{text}, got {os.fspath(policy_file)!r} without one"), "policy_file")

@@ -161,6 +161,11 @@ class GroupFace:
             await asyncio.wait(self._telling)
         await self._coordinator.close()
 
+    @property
+    def hosted(self) -> Iterable[GroupState]:
+        """States of the groups that this gateway coordinates."""
+        return (host.group.state for host in self._coordinator.directory.hosts.values())
+
     def _on_event(self, event: GroupEvent) -> None:
         if isinstance(event, MemberExpired):
             self._activity.group_left(event.group, event.consumer_id, expired=True)

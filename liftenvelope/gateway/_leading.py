@@ -15,9 +15,12 @@ from typing import TYPE_CHECKING, Final
 from liftenvelope._checks import RESERVED
 from liftenvelope.errors import LiftEnvelopeError, StreamNotFoundError
 from liftenvelope.gateway._acks import PartitionAckReader
+from liftenvelope.gateway._bindings import Bindings
 from liftenvelope.gateway._brokers import leader_of
 from liftenvelope.gateway._checked import CheckedIntake
 from liftenvelope.gateway._compaction import CompactionBudget, Compactor
+from liftenvelope.gateway._recordings import is_as_recorded
+from liftenvelope.jetstream.watch import watch_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -32,6 +35,8 @@ __all__ = ["Leading"]
 _log: Final = logging.getLogger("liftenvelope.gateway")
 #: Partitions whose leader work starts concurrently.
 _AT_ONCE: Final = 16
+#: Most streams whose subjects are checked one by one, without the list of all streams.
+_ONE_BY_ONE: Final = 16
 #: Delay before a retry after a failure, in seconds.
 _RETRY: Final = 1.0
 #: Interval of full passes when no change was reported, in seconds.
@@ -54,13 +59,18 @@ class Leading:
         core: The gateway's parts.
         streams: Pauses partitions and cleans up the unfinished work of dead gateways.
         reads: Subscriptions open at this gateway.
+
+    Attributes:
+        bindings: State of the acks of the partitions led here.
+        compaction: Limits and counts of the compactions.
     """
 
     def __init__(self, core: Core, streams: StreamService, reads: OpenReads) -> None:
         self._core = core
         self._streams = streams
         self._reads = reads
-        self._compaction = CompactionBudget()
+        self.compaction = CompactionBudget()
+        self.bindings = Bindings()
         # Partitions led here, by stream, then by partition.
         self._led: dict[str, dict[int, _Led]] = {}
         self._wanted = asyncio.Event()
@@ -68,23 +78,29 @@ class Leading:
         self._changed: set[str] | None = None
         # Set if the next full pass must compare JetStream's subjects with the stream records.
         self._check = True
-        self._failed = False
+        # Number of partitions that the log has said to be led here.
+        self._told = 0
         self._task: asyncio.Task[None] | None = None
-        #: True once a full pass has started the acks of every partition that this gateway should lead.
-        self.settled = False
+        self._watch = watch_of(core.nc)
 
     async def start(self) -> None:
         """Start the background task that reconciles the partitions led here."""
         self._wanted.set()
+        self._watch.add(self)
         self._task = asyncio.create_task(self._run(), name="lead partitions")
 
     async def close(self) -> None:
         """Stop leading all partitions."""
+        self._watch.remove(self)
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
         led, self._led = self._led, {}
         await asyncio.gather(*(one.close() for parts in led.values() for one in parts.values()))
+
+    def readers(self) -> list[tuple[str, str, PartitionAckReader]]:
+        """Return the ack readers of the partitions led here, with their streams, here and in JetStream."""
+        return [(name, led.stream, led.acks) for name, parts in self._led.items() for led in parts.values()]
 
     async def catch_up(self) -> None:
         """Wait until every message now stored in the partitions led here has its ack.
@@ -121,6 +137,24 @@ class Leading:
             self._changed.add(stream)
         self._wanted.set()
 
+    # Callbacks of the connection's watch
+
+    def lost(self) -> None:
+        """Note that all partitions lose their ack consumers with the connection."""
+        self.bindings.disturb()
+
+    def restored(self) -> None:
+        """Wait until all partitions have ack consumers again."""
+        self.bindings.disturb()
+        # By then the watch has told the readers, which then have no consumers.
+        asyncio.get_running_loop().call_soon(self.bindings.restored)
+
+    def gone(self, reason: str) -> None:  # noqa: ARG002 - the readers report it
+        """Note that all partitions lose their ack consumers with the connection."""
+        self.bindings.disturb()
+
+    # Reconciliation
+
     async def _run(self) -> None:
         while True:
             try:
@@ -145,21 +179,40 @@ class Leading:
     async def _settle(self, names: set[str] | None) -> None:
         """Start and stop leader work so that it matches the records of ``names``, or of all streams."""
         registry = self._core.registry
-        self._failed = False
         known = registry if names is None else [registry.known(name) for name in names]
         wanted = self._to_lead(record for record in known if record is not None)
         looked_at = set(self._led) if names is None else names
         await asyncio.gather(*(self._end(name, wanted) for name in looked_at if name in self._led))
         limit = asyncio.Semaphore(_AT_ONCE)
-        new = (key for key in wanted if key[1] not in self._led.get(key[0], {}))
-        await asyncio.gather(*(self._begin(key, limit) for key in new))
+        self.bindings.drop_unwanted(names, wanted)
+        new = [key for key in wanted if key[1] not in self._led.get(key[0], {})]
+        for key in new:
+            self.bindings.expect(key)
+        begun = await asyncio.gather(*(self._begin(key, limit) for key in new))
+        self._tell(by_clients=names is not None)
+        if names is None:
+            self.bindings.passed()
+        # Deletions take JetStream as long as creations, and no ack waits for them.
+        await asyncio.gather(*(led.take_over(limit) for led in begun if led is not None))
         if names is not None:
             return
-        self.settled = self.settled or not self._failed
         await self._finish_work()
         if self._check:
             self._check = False
             await self._check_subjects({name for name, partition in wanted if partition == 0})
+
+    def _tell(self, *, by_clients: bool) -> None:
+        """Log the number of partitions led here, if it has changed.
+
+        Args:
+            by_clients: True if clients have changed streams. That is logged for debugging alone: they may do
+                so all the time.
+        """
+        now = sum(map(len, self._led.values()))
+        before, self._told = self._told, now
+        if now != before:
+            level = logging.DEBUG if by_clients else logging.INFO
+            _log.log(level, "leads %d partitions, %d before", now, before, extra={"partitions": now})
 
     def _to_lead(self, records: Iterable[StreamRecord]) -> dict[tuple[str, int], str]:
         return {
@@ -178,23 +231,31 @@ class Leading:
         if not led:
             del self._led[name]
         await asyncio.gather(*(one.close() for one in closing))
+        for number in old:
+            self.bindings.drop((name, number))
 
-    async def _begin(self, key: tuple[str, int], limit: asyncio.Semaphore) -> None:
+    async def _begin(self, key: tuple[str, int], limit: asyncio.Semaphore) -> _Led | None:
+        """Start the leader work for a partition; return None if that is not possible now."""
         record = self._core.registry.known(key[0])
         if record is None:
-            return
-        led = _Led(self._core, self._streams, self._reads, record, key[1], self._compaction)
+            self.bindings.drop(key)
+            return None
+        led = _Led(self._core, self._streams, self._reads, record, key[1], self.compaction, self.bindings)
         async with limit:
             try:
                 await led.start()
             except StreamNotFoundError:
-                return  # deleted: the registry is about to report that
+                # Deleted: the registry is about to report that, unless the storage alone was removed.
+                self.bindings.note(key, False)
+                return None
             except LiftEnvelopeError as exc:
-                _log.warning("%s, partition %d: could not start sending acks, retrying: %s", *key, exc)
-                self._failed = True
+                text = "%s, partition %d: could not start sending acks, retrying: %s"
+                _log.warning(text, *key, exc, extra={"stream": key[0], "partition": key[1]})
+                self.bindings.note(key, False)
                 self._look_again()
-                return
+                return None
         self._led.setdefault(key[0], {})[key[1]] = led
+        return led
 
     async def _finish_work(self) -> None:
         """Clean up unfinished creations, deletions and probes, and publish the events left over.
@@ -214,7 +275,7 @@ class Leading:
 
     async def _check_subjects(self, names: Iterable[str]) -> None:
         """Repair the subjects of streams: a gateway may have died between two steps of a change."""
-        for name in names:
+        for name in await self._to_check(set(names)):
             try:
                 await self._streams.repair(name)
             except StreamNotFoundError:
@@ -223,6 +284,20 @@ class Leading:
                 _log.warning("could not check the subjects of stream %s, retrying: %s", name, exc)
                 self._check = True
                 self._look_again()
+
+    async def _to_check(self, names: set[str]) -> set[str]:
+        """Return the streams whose subjects must be checked one by one.
+
+        Many streams are compared with the list of all streams first, 256 of them per request.
+        """
+        if len(names) <= _ONE_BY_ONE:
+            return names
+        try:
+            recordings = await self._core.storage.recordings()
+        except LiftEnvelopeError:
+            return names  # each check reports what JetStream does not answer
+        records = [self._core.registry.known(name) for name in names]
+        return {one.name for one in records if one is not None and not is_as_recorded(one, recordings)}
 
 
 class _Led:
@@ -236,6 +311,7 @@ class _Led:
         record: StreamRecord,
         partition: int,
         compaction: CompactionBudget,
+        bindings: Bindings,
     ) -> None:
         self._core = core
         self._streams = streams
@@ -243,12 +319,12 @@ class _Led:
         self._name = record.name
         self.record_id = record.id
         self._partition = partition
-        self._stream = record.stream_of(partition)
+        self.stream = record.stream_of(partition)
         self._idle_time = record.setting("autoPauseTime") / 1000
         self._unless_read = bool(record.setting("autoPauseDisableIfSubscribers"))
-        self._acks = PartitionAckReader(
+        self.acks = PartitionAckReader(
             core.nc,
-            jetstream_stream=self._stream,
+            jetstream_stream=self.stream,
             stream=record.name,
             # Liftbridge reports the stream's subject as the subject of every partition.
             partition_subject=record.subject,
@@ -258,6 +334,8 @@ class _Led:
             may_ack=partial(core.brokers.leads, record.name, partition),
             inboxes=core.ack_inboxes.prefixes,
             on_refused=self._warn_of,
+            on_bound=partial(bindings.note, (record.name, partition)),
+            on_acked=bindings.acked,
         )
         self._intake: CheckedIntake | None = None
         if record.checks_offsets:
@@ -269,7 +347,7 @@ class _Led:
         if record.setting("compactEnabled"):
             interval = record.setting("cleanerInterval") / 1000 or _CLEANER_INTERVAL
             self._compactor = Compactor(
-                core.js, self._stream, interval=interval, budget=compaction, is_wanted=self._is_there
+                core.js, self.stream, interval=interval, budget=compaction, is_wanted=self._is_there
             )
 
     async def start(self) -> None:
@@ -281,17 +359,22 @@ class _Led:
             raise
 
     async def _start(self) -> None:
-        await self._acks.start()
+        await self.acks.start(take_over=False)
         if self._intake is not None:
             await self._intake.start()
         if self._idle_time:
-            self._idle = asyncio.create_task(self._pause_when_idle(), name=f"idle {self._stream}")
+            self._idle = asyncio.create_task(self._pause_when_idle(), name=f"idle {self.stream}")
         if self._compactor is not None:
             await self._compactor.start()
 
+    async def take_over(self, limit: asyncio.Semaphore) -> None:
+        """Delete the ack consumers that earlier leaders have left."""
+        async with limit:
+            await self.acks.take_over()
+
     async def catch_up(self) -> None:
         """Wait until every message now stored in the partition has its ack."""
-        await self._acks.catch_up()
+        await self.acks.catch_up()
 
     async def close(self) -> None:
         """Stop all parts."""
@@ -302,7 +385,7 @@ class _Led:
             await asyncio.wait([self._idle])
         if self._compactor is not None:
             await self._compactor.close()
-        await self._acks.close()
+        await self.acks.close()
 
     def _is_there(self) -> bool:
         """Return False once this gateway knows that the stream was deleted or made anew."""
@@ -313,7 +396,8 @@ class _Led:
         return self._core.brokers.leads(self._name, self._partition)
 
     def _tell(self, error: LiftEnvelopeError) -> None:
-        _log.warning("acks of %s, partition %d: %s", self._name, self._partition, error)
+        where = {"stream": self._name, "partition": self._partition}
+        _log.warning("acks of %s, partition %d: %s", self._name, self._partition, error, extra=where)
 
     def _warn_of(self, inbox: bytes) -> None:
         now = asyncio.get_running_loop().time()
@@ -333,7 +417,7 @@ class _Led:
             if record is None:
                 return
             try:
-                state = await self._core.storage.state(self._stream)
+                state = await self._core.storage.state(self.stream)
                 read = self._unless_read and self._reads.has(self._name, self._partition)
                 if state.newest != newest or read or record.partitions[self._partition].paused:
                     newest, since = state.newest, loop.time()

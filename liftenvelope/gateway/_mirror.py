@@ -37,6 +37,9 @@ class Mirror:
         on_entry: Called with each entry in the order of revisions, including entries that this process wrote.
             After an InternalError, the mirror logs a warning and skips the entry.
         heartbeat: Heartbeat interval of the consumer, in seconds. Default 2.
+
+    Attributes:
+        is_following: True while the copy is complete and changes come.
     """
 
     def __init__(
@@ -44,17 +47,21 @@ class Mirror:
     ) -> None:
         self._bucket = bucket
         self._link = Link(bucket.js.api.nc)
+        self._pulls = f"{bucket.js.api.prefix}.CONSUMER.MSG.NEXT.{bucket.stream}.>"
         self._on_entry = on_entry
         self._heartbeat = heartbeat
+        self.is_following = False
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Read all entries of the bucket, then follow its changes while the block runs."""
         messages = await self._open()
+        self.is_following = True
         following = asyncio.create_task(self._follow(messages), name=f"follow {self._bucket.name}")
         try:
             yield
         finally:
+            self.is_following = False
             following.cancel()
             await asyncio.wait([following])
             messages.stop()  # a task that is cancelled before it runs does not stop them
@@ -93,12 +100,11 @@ class Mirror:
 
     def _is_refused(self) -> bool:
         """Return True if NATS has refused to publish the requests for values."""
-        subject = f"{self._bucket.js.api.prefix}.CONSUMER.MSG.NEXT.{self._bucket.stream}."
-        return f'publish to "{subject}'.lower() in self._link.refusal.lower()
+        return f'publish to "{self._pulls[:-1]}'.lower() in self._link.refusal(self._pulls).lower()
 
     def _undelivered(self) -> CallTimeoutError:
         text = f"the bucket {self._bucket.name} holds values, but JetStream did not deliver them in time"
-        return CallTimeoutError(f"{text}{self._link.refusal}")
+        return CallTimeoutError(f"{text}{self._link.refusal(self._pulls)}")
 
     async def _follow(self, messages: Messages) -> None:
         while True:
@@ -108,8 +114,10 @@ class Mirror:
             except LiftEnvelopeError as exc:
                 _log.warning("changes of the bucket %s don't come: %s", self._bucket.name, exc)
             finally:
+                self.is_following = False
                 messages.stop()
             messages = await self._open_again()
+            self.is_following = True
 
     async def _open_again(self) -> Messages:
         while True:

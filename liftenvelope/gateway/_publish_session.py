@@ -31,6 +31,7 @@ from liftenvelope.errors import (
     NoJetStreamError,
     TransportError,
 )
+from liftenvelope.gateway._counts import CANCELLED, PublishTally, reason_of
 from liftenvelope.gateway._failures import status_of
 from liftenvelope.gateway._replicas import least_in_sync
 from liftenvelope.gateway._requests import read_request, without_content
@@ -55,11 +56,15 @@ _POLICIES: Final = (api_pb2.LEADER, api_pb2.ALL, api_pb2.NONE)
 _LAST_ACKS: Final = 5.0
 #: Seconds that the ack of a partition's first message may delay the following messages.
 _FIRST_ACK: Final = 1.0
+#: Digits of a number that no message has.
+_MOST_DIGITS: Final = 19
 #: Interval of the checks for late acks and for a lost connection, in seconds.
 _LOOK: Final = 0.5
 #: Texts by which our client recognizes an unknown outcome: Liftbridge has no code for that.
 _MAY_BE_STORED: Final = "the gateway is stopping: {} messages without an ack may be stored"
 _UNKNOWN_OUTCOME: Final = "no ack came from JetStream in time; the message may be stored"
+#: Reason to count a message under that may be stored or not.
+_UNKNOWN: Final = reason_of(AckTimeoutError(_UNKNOWN_OUTCOME))
 _E: Final = api_pb2.PublishAsyncError
 _ASYNC_CODES: Final = {
     StatusCode.INVALID_ARGUMENT: _E.BAD_REQUEST,
@@ -91,6 +96,7 @@ class PublishSession:
         # Requests that are being published, and messages of the fast path without an ack. Each message of the
         # slow path holds its own bytes.
         self._held = core.quotas.pending(call)
+        self._tally = PublishTally(core.publishes["PublishAsync"])
         self._is_publishing = False
         self._routes: dict[tuple[str, int], PublishTarget] = {}
         self._read_ack = _native.jet.AckReader(PubAck, read_ack)
@@ -111,19 +117,26 @@ class PublishSession:
         tasks: list[asyncio.Task[None]] = []
         subscription: DirectSubscription | None = None
         draining = asyncio.create_task(self._drain(), name="drain publishes")
+        reason = CANCELLED
         try:
             subscription = await subscribe_direct(self._core.nc, self._inbox, self._on_acks)
             tasks = [asyncio.create_task(part, name="publish") for part in (self._serve(), self._watch())]
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()
+            reason = _UNKNOWN
+        except RpcError as exc:
+            reason = reason_of(exc)
+            raise
         except TransportError as exc:
+            reason = reason_of(exc)
             raise status_of(exc) from exc
         finally:
             for task in (*tasks, draining):
                 task.cancel()
             await asyncio.gather(*tasks, draining, return_exceptions=True)
             self._held.shrink(0)
+            self._tally.close(reason)
             if subscription is not None:
                 await subscription.unsubscribe()
 
@@ -166,7 +179,9 @@ class PublishSession:
 
         Wait afterwards while more messages than ``max_pending_publishes`` have no answer.
         """
-        if self._held.add_now(sum(map(len, requests))):
+        size = sum(map(len, requests))
+        self._tally.taken(len(requests), size)
+        if self._held.add_now(size):
             await self._take(requests)
         else:
             for request in requests:
@@ -184,6 +199,7 @@ class PublishSession:
         while at < len(requests):
             frames, at, count, size = self._pipe.take(requests, at)
             if count:
+                self._tally.times.taken(self._pipe.next_number, asyncio.get_running_loop().time())
                 await self._write(frames, count, size)
             if at < len(requests):
                 await self._publish_one(requests[at])
@@ -219,16 +235,18 @@ class PublishSession:
     async def _publish_one(self, raw: bytes) -> None:
         """Publish a message on the slow path, then open the fast path for its partition if possible."""
         request = read_request(api_pb2.PublishRequest, raw, self._core.options.limits)
+        began = asyncio.get_running_loop().time()
         try:
             target = await self._intake.target(request)
             future = await self._intake.store(target, request, own_inbox=False, timeout=None)
         except LiftEnvelopeError as exc:
+            self._tally.fail(reason_of(exc))
             self._answer(_refusal(status_of(exc), request.correlationId))
             return
         self._held.split(len(raw)).keep_until(future)
         request = without_content(request)
         self._slow += 1
-        future.add_done_callback(partial(self._stored, target, request))
+        future.add_done_callback(partial(self._stored, target, request, began))
         if self._needs_route(target):
             # Acks of the fast path could overtake this one, and acks of a partition must stay in order.
             await asyncio.wait({future}, timeout=_FIRST_ACK)
@@ -256,7 +274,11 @@ class PublishSession:
 
     def _on_acks(self, messages: list[Any]) -> None:
         """Send the responses for a batch of JetStream's replies to messages of the fast path."""
+        before = self._pipe.pending
         frames, others = self._pipe.acked(messages, time.time_ns())
+        if acked := before - self._pipe.pending - len(others):
+            now = asyncio.get_running_loop().time()
+            self._tally.ack_numbered(_number_of(messages[0]), _number_of(messages[-1]), acked, now)
         if frames:
             self._call.send_framed_nowait(frames)
         for message, (stream, partition), policy, correlation_id in others:
@@ -280,12 +302,20 @@ class PublishSession:
         if isinstance(answer, JetStreamError):
             self._refuse_later(answer, request)
         elif target is not None and answer.stream == target.stream:
+            number, now = _number_of(message), asyncio.get_running_loop().time()
+            self._tally.ack_numbered(number, number, 1, now)
             self._accept(target, request, answer.sequence)
-        # Otherwise another stream stored the message. The target may copy from that stream or not, so the
-        # outcome is unknown.
+        else:
+            # Another stream stored the message. The target may copy from that stream or not, so the outcome
+            # is unknown.
+            self._tally.fail(_UNKNOWN)
 
     def _stored(
-        self, target: PublishTarget, request: api_pb2.PublishRequest, future: asyncio.Future[PubAck]
+        self,
+        target: PublishTarget,
+        request: api_pb2.PublishRequest,
+        began: float,
+        future: asyncio.Future[PubAck],
     ) -> None:
         """Answer a message of the slow path whose publish has ended.
 
@@ -298,10 +328,12 @@ class PublishSession:
             return
         error = future.exception()
         if error is None and request.ackPolicy == api_pb2.ALL and least_in_sync(target.record):
-            self._answer_later(self._accept_in_sync(target, request, future.result().sequence))
+            self._answer_later(self._accept_in_sync(target, request, future.result().sequence, began))
         elif error is None:
+            self._tally.ack(asyncio.get_running_loop().time() - began)
             self._accept(target, request, future.result().sequence)
         elif isinstance(error, AckTimeoutError | TransportError):
+            self._tally.fail(reason_of(error))
             self._give_up(request.ackPolicy, request.correlationId)
         elif isinstance(error, LiftEnvelopeError):
             self._refuse_later(error, request)
@@ -314,14 +346,16 @@ class PublishSession:
             self._answer(response.SerializeToString())
 
     async def _accept_in_sync(
-        self, target: PublishTarget, request: api_pb2.PublishRequest, sequence: int
+        self, target: PublishTarget, request: api_pb2.PublishRequest, sequence: int, began: float
     ) -> None:
         """Answer with an ack if enough replicas are in sync, else with an unknown outcome."""
         try:
             await self._intake.check_replicas(target, request)
         except RpcError:
+            self._tally.fail(_UNKNOWN)
             self._give_up(request.ackPolicy, request.correlationId)
         else:
+            self._tally.ack(asyncio.get_running_loop().time() - began)
             self._accept(target, request, sequence)
         finally:
             self._slow -= 1
@@ -339,6 +373,7 @@ class PublishSession:
     async def _refuse(self, error: LiftEnvelopeError, request: api_pb2.PublishRequest) -> None:
         try:
             status = await self._intake.explained(error, request.stream, request.partition)
+            self._tally.fail(reason_of(status))
             self._answer(_refusal(status, request.correlationId))
         finally:
             self._slow -= 1
@@ -366,8 +401,11 @@ class PublishSession:
         while True:
             self._numbers.append((loop.time() + self._core.options.ack_timeout, self._pipe.next_number))
             while self._numbers[0][0] <= loop.time():
-                for policy, correlation_id in self._pipe.expire(self._numbers.popleft()[1]):
+                below = self._numbers.popleft()[1]
+                for policy, correlation_id in self._pipe.expire(below):
                     self._give_up(policy, correlation_id.decode())
+                    self._tally.fail(_UNKNOWN)
+                self._tally.times.forget(below)
                 self._settle()
             await asyncio.sleep(_LOOK)
             before, epoch = epoch, self._link.epoch
@@ -389,6 +427,12 @@ class PublishSession:
             if cause := self._core.faults.cause(stream, partition):
                 return f" (stream {stream!r}, partition {partition}: {cause})"
         return ""
+
+
+def _number_of(message: Any) -> int:
+    """Return the number of the message that a reply is for, the last token of its subject; 0 for none."""
+    text = message[0].rpartition(".")[2]
+    return int(text) if text.isascii() and text.isdigit() and len(text) < _MOST_DIGITS else 0
 
 
 def _refusal(status: RpcError, correlation_id: str) -> bytes:

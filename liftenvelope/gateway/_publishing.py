@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from liftenvelope._pb import api_pb2
 from liftenvelope.envelope import new_message
 from liftenvelope.errors import LiftEnvelopeError, NoJetStreamError
+from liftenvelope.gateway._counts import reason_of
 from liftenvelope.gateway._failures import TOO_LARGE, status_of
 from liftenvelope.gateway._intake import Intake
 from liftenvelope.gateway._publish_session import PublishSession
@@ -60,7 +61,8 @@ class PublishService:
                 bytes pending.
         """
         raw = await call.one_request()
-        with self._core.quotas.hold(call, len(raw)) as held:
+        counts = self._core.publishes["Publish"]
+        with counts.one(len(raw)) as counted, self._core.quotas.hold(call, len(raw)) as held:
             request = read_request(api_pb2.PublishRequest, raw, self._core.options.limits)
             del raw  # not kept while the message waits for its ack
             self._core.ack_inboxes.check(request.ackInbox)
@@ -71,6 +73,7 @@ class PublishService:
                 response = api_pb2.PublishResponse()
                 if request.ackPolicy == _NONE:
                     held.keep_until(future)
+                    counted.settle_with(future)
                     future.add_done_callback(_forget)
                 else:
                     sequence = (await future).sequence
@@ -99,7 +102,8 @@ class PublishService:
                 RESOURCE_EXHAUSTED: the client has too many bytes pending.
         """
         raw = await call.one_request()
-        with self._core.quotas.hold(call, len(raw)) as held:
+        counts = self._core.publishes["PublishToSubject"]
+        with counts.one(len(raw)) as counted, self._core.quotas.hold(call, len(raw)) as held:
             request = read_request(api_pb2.PublishToSubjectRequest, raw, self._core.options.limits)
             del raw  # not kept while the message waits for its ack
             response = api_pb2.PublishToSubjectResponse()
@@ -108,12 +112,14 @@ class PublishService:
                 request = without_content(request)
                 if request.ackPolicy == _NONE:
                     held.keep_until(sent)
+                    counted.settle_with(sent)
                     sent.add_done_callback(_forget)
                 else:
                     await self._await_ack(request, response.ack, sent)
             except RpcError as exc:
                 if exc.description != TOO_LARGE:
                     raise
+                counted.fail(reason_of(exc))
                 refusal = api_pb2.Ack(ackError=api_pb2.Ack.TOO_LARGE, msgSubject=request.subject)
                 response.ack.CopyFrom(refusal)
                 response.ack.correlationId = request.correlationId

@@ -53,6 +53,7 @@ class PullBudget:
         inactivity: See above.
         readers: Number of readers.
         used: Bytes taken out of the shared amount.
+        held: Bytes that the readers have received and not passed on yet.
     """
 
     def __init__(
@@ -61,7 +62,7 @@ class PullBudget:
         self.total = total
         self.inactivity = inactivity
         self.readers = 0
-        self.used = 0
+        self.used = self.held = 0
         # Waiting readers in FIFO order: the bytes needed, and the callback that receives them.
         self._waiting: deque[tuple[int, Callable[[int], None]]] = deque()
         self._is_giving = False

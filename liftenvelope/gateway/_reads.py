@@ -82,9 +82,15 @@ async def may_send(core: Core, read: Read) -> bool:
 
 
 class OpenReads:
-    """All subscriptions open at this gateway, by stream and partition."""
+    """All subscriptions open at this gateway, by stream and partition.
+
+    Attributes:
+        open: Number of open subscriptions.
+        sent_bytes: Bytes of messages sent to subscribers so far.
+    """
 
     def __init__(self) -> None:
+        self.open = self.sent_bytes = 0
         self._reads: dict[tuple[str, int], set[Read]] = {}
 
     def add(self, read: Read) -> None:
@@ -106,9 +112,11 @@ class OpenReads:
                 other.end(None)
                 reads.discard(other)
         reads.add(read)
+        self.open += 1
 
     def remove(self, read: Read) -> None:
-        """Remove a subscription that is over."""
+        """Remove a subscription that is over. Called once for each that was added."""
+        self.open -= 1
         key = (read.record.name, read.partition)
         reads = self._reads.get(key, set())
         reads.discard(read)

@@ -33,7 +33,7 @@ class Refusals:
     @property
     def found(self) -> str:
         """Text of the last violation; empty for none. It may concern another user of the connection."""
-        return "" if self._nc.last_error is self._before else Link(self._nc).refusal
+        return "" if self._nc.last_error is self._before else Link(self._nc).refusal(">")
 
     def concern(self, subject: str, inbox: str) -> bool:
         """Return whether NATS refuses to publish on a subject, or to subscribe to the inboxes of requests.
@@ -46,7 +46,7 @@ class Refusals:
             return True
         # nats-py subscribes once per connection, perhaps before the start, and the refusal lasts.
         prefix = inbox.rpartition(".")[0]
-        return f'subscription to "{prefix}.'.lower() in Link(self._nc).refusal.lower()
+        return f'subscription to "{prefix}.'.lower() in Link(self._nc).refusal().lower()
 
     def error(self) -> PermissionDeniedError:
         """Return the error for the last violation."""

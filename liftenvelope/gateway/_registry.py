@@ -11,6 +11,7 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Final
 
+from liftenvelope._checks import RESERVED
 from liftenvelope.errors import (
     LiftEnvelopeError,
     NoJetStreamError,
@@ -45,6 +46,10 @@ class StreamRegistry:
         js: JetStream.
         on_change: Called when any gateway created, changed or removed a ready stream.
         replicas: Number of servers that store the bucket. Default 1.
+
+    Attributes:
+        streams: Number of streams that are ready, without the reserved ones.
+        partitions: Number of their partitions.
     """
 
     def __init__(self, js: JetStream, on_change: RecordListener, *, replicas: int = 1) -> None:
@@ -52,6 +57,7 @@ class StreamRegistry:
         self._mirror = Mirror(self._bucket, self._on_entry)
         self._following = AsyncExitStack()
         self._on_change = on_change
+        self.streams = self.partitions = 0
         # By key: the record (None if deleted) and its revision.
         self._records: dict[str, tuple[StreamRecord | None, int]] = {}
         # Completed by the next entry.
@@ -65,6 +71,16 @@ class StreamRegistry:
     async def close(self) -> None:
         """Stop following changes."""
         await self._following.aclose()
+
+    @property
+    def bucket(self) -> str:
+        """Name of the bucket."""
+        return self._bucket.name
+
+    @property
+    def is_readable(self) -> bool:
+        """True while this gateway has read the whole bucket and follows its changes."""
+        return self._mirror.is_following
 
     def __iter__(self) -> Iterator[StreamRecord]:
         return iter([r for r, _ in self._records.values() if r is not None and r.state is StreamPhase.READY])
@@ -233,6 +249,10 @@ class StreamRegistry:
             if not future.done():
                 future.set_result(None)
         seen = [r if r is not None and r.state is StreamPhase.READY else None for r in (before, record)]
+        for sign, known in zip((-1, 1), seen, strict=True):
+            if known is not None and known.name not in RESERVED:
+                self.streams += sign
+                self.partitions += sign * len(known.partitions)
         if seen != [None, None] and seen[0] != seen[1]:
             self._on_change(*seen)
 

@@ -15,6 +15,8 @@ from liftenvelope.rpc.status import RpcError, StatusCode
 if TYPE_CHECKING:
     from liftenvelope.gateway._core import Core
     from liftenvelope.gateway._drops import DropWatch
+    from liftenvelope.gateway._groups import GroupFace
+    from liftenvelope.gateway._lag import AckLag
     from liftenvelope.gateway._leading import Leading
     from liftenvelope.gateway._open_calls import OpenCalls
     from liftenvelope.gateway._reads import OpenReads
@@ -37,8 +39,10 @@ class Running:
         leading: Leader work of this gateway.
         server: gRPC server.
         reads: The open subscriptions.
-        calls: The open calls that draining waits for.
+        calls: The open calls that draining waits for, and counts of all calls.
+        groups: Serves the consumer groups.
         drops: Reads the log of the NATS server.
+        lag: Measures the lag of the acks of raw NATS publishers.
         parts: Closes the parts, in the reverse order of their start.
     """
 
@@ -48,7 +52,9 @@ class Running:
     server: Server
     reads: OpenReads
     calls: OpenCalls
+    groups: GroupFace
     drops: DropWatch
+    lag: AckLag
     parts: AsyncExitStack
 
     async def drain(self, seconds: float) -> None:

@@ -22,19 +22,18 @@ if TYPE_CHECKING:
     from liftenvelope.gateway._cursors import CursorService
     from liftenvelope.gateway._groups import GroupFace
     from liftenvelope.gateway._health import HealthService
-    from liftenvelope.gateway._open_calls import OpenCalls
     from liftenvelope.gateway._reads import OpenReads
     from liftenvelope.gateway._streams import StreamService
     from liftenvelope.rpc.server import Handler, ServerCall
 
     _Answer: TypeAlias = Callable[[ServerCall, bytes], Awaitable[bytes]]
 
-__all__ = ["handlers"]
+__all__ = ["ENDLESS", "handlers"]
 
 _API: Final = "/proto.API/"
 _HEALTH: Final = "/grpc.health.v1.Health/"
 #: Methods whose calls end only when the client ends them. Draining does not wait for these calls.
-_ENDLESS: Final = (_API + "Subscribe", _HEALTH + "Watch")
+ENDLESS: Final = (_API + "Subscribe", _HEALTH + "Watch")
 
 
 def handlers(
@@ -44,7 +43,6 @@ def handlers(
     cursors: CursorService,
     groups: GroupFace,
     health: HealthService,
-    calls: OpenCalls,
 ) -> dict[str, Handler]:
     """Return the handler of each method, by path. The server answers other paths with UNIMPLEMENTED.
 
@@ -55,12 +53,11 @@ def handlers(
         cursors: Serves the cursor methods.
         groups: Serves the consumer group methods.
         health: Serves the health service.
-        calls: Counts the open calls of all methods except Subscribe and the health service's Watch.
     """
     counted = partial(_counted, core)
     publishing, metadata = PublishService(core, streams), MetadataService(core, groups)
     subscribing = SubscribeService(core, streams, reads, groups)
-    table = {
+    return {
         _API + "CreateStream": guarded(counted(streams.create)),
         _API + "DeleteStream": guarded(counted(_without_call(streams.whole(streams.delete)))),
         _API + "PauseStream": guarded(counted(_without_call(streams.whole(streams.pause)))),
@@ -80,7 +77,6 @@ def handlers(
         _HEALTH + "Check": guarded(unary(health.check)),
         _HEALTH + "Watch": guarded(health.watch),
     }
-    return {path: serve if path in _ENDLESS else calls.counting(serve) for path, serve in table.items()}
 
 
 def _without_call(answer: Callable[[bytes], Awaitable[bytes]]) -> _Answer:

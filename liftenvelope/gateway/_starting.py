@@ -26,15 +26,17 @@ from liftenvelope.gateway._drops import DropWatch, LogFile, account_of, follow
 from liftenvelope.gateway._feed import budget_of
 from liftenvelope.gateway._groups import GroupFace
 from liftenvelope.gateway._health import HealthService
+from liftenvelope.gateway._lag import AckLag
 from liftenvelope.gateway._leading import Leading
 from liftenvelope.gateway._open_calls import OpenCalls
 from liftenvelope.gateway._quotas import Quotas
+from liftenvelope.gateway._readiness import ReadinessProbe
 from liftenvelope.gateway._reads import OpenReads
 from liftenvelope.gateway._refusals import Refusals
 from liftenvelope.gateway._registry import RecordListener, StreamRegistry
 from liftenvelope.gateway._reserved import ACTIVITY, CURSORS, ensure_stream, reserved_record
 from liftenvelope.gateway._running import Running
-from liftenvelope.gateway._service import handlers
+from liftenvelope.gateway._service import ENDLESS, handlers
 from liftenvelope.gateway._storage import Storage
 from liftenvelope.gateway._streams import StreamService
 from liftenvelope.gateway._subjects import AckInboxes
@@ -84,6 +86,7 @@ class Setup:
     authorization: Authorization | None
     nats_log: str | None
     group_timeouts: tuple[float, float]
+    readiness: ReadinessProbe
 
 
 async def start_gateway(setup: Setup) -> Running:
@@ -232,8 +235,9 @@ class _Start:
         groups = await self._start_groups(core)
         stack.push_async_callback(streams.close)
         leading = Leading(core, streams, self._reads)
-        health = HealthService(partial(_is_serving, core, leading), core.draining)
-        table = handlers(core, streams, self._reads, cursors, groups, health, self._calls)
+        setup.readiness.watch(core, leading)
+        health = HealthService(setup.readiness.is_ready, core.draining)
+        table = handlers(core, streams, self._reads, cursors, groups, health)
         server, listening = await self._listen(table)
         await self._lead(core, leading, setup.advertise or parse_address(listening))
         drops = await self._watch_drops(core)
@@ -244,7 +248,9 @@ class _Start:
             server=server,
             reads=self._reads,
             calls=self._calls,
+            groups=groups,
             drops=drops,
+            lag=AckLag(core, leading),
             parts=stack.pop_all(),
         )
 
@@ -332,6 +338,7 @@ class _Start:
         if setup.authorization is not None:
             table = setup.authorization.protect(table, setup.options.limits)
             await self._start_part(setup.authorization)
+        table = self._calls.counting(table, ENDLESS)
         limits = setup.options.limits
         largest = max(limits.max_request_bytes, limits.max_message_bytes + _REQUEST_ROOM)
         server = Server(table, limits=replace(limits, max_request_bytes=largest))
@@ -364,11 +371,6 @@ class _Start:
 def _inbox_prefix(nc: Client) -> str:
     """Return the prefix of a connection's inboxes, including the last dot."""
     return nc.new_inbox().rpartition(".")[0] + "."
-
-
-def _is_serving(core: Core, leading: Leading) -> bool:
-    is_connected = core.nc.is_connected and core.read_js.api.nc.is_connected
-    return is_connected and core.brokers.has_lease and leading.settled
 
 
 async def _stop(task: asyncio.Task[None]) -> None:

@@ -13,7 +13,7 @@ import logging
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from liftenvelope.errors import (
     CallTimeoutError,
@@ -25,13 +25,14 @@ from liftenvelope.errors import (
     SubjectsOverlapError,
 )
 from liftenvelope.gateway._names import encode_name
+from liftenvelope.gateway._recordings import Recording, covers, is_recorded, nothing, recorded_subject
 from liftenvelope.gateway._replicas import Replicas
 from liftenvelope.jetstream.infos import StreamInfo
 from liftenvelope.jetstream.stream_config import StreamConfig, StreamSource, SubjectTransform
 from liftenvelope.rpc.status import RpcError, StatusCode
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from liftenvelope.gateway._records import StreamRecord
     from liftenvelope.jetstream import Stream
@@ -41,9 +42,6 @@ __all__ = ["PartitionState", "Storage", "parse_ns"]
 
 _log: Final = logging.getLogger("liftenvelope.gateway")
 
-#: Prefix of the placeholder subject of a partition that records nothing. A JetStream stream without subjects
-#: would record its own name as a subject.
-_NOTHING: Final = "_lift.nothing."
 #: Prefixes of the names and of the subjects of probe streams.
 _PROBE_NAME: Final = "lift_probe_"
 _PROBES: Final = "_lift.probe."
@@ -66,6 +64,8 @@ _ONE_BY_ONE: Final = 64
 _LIST_AGE: Final = 1.0
 _PAGE_TIMEOUT: Final = 2.0
 _PAGES_AT_ONCE: Final = 4
+
+_Read = TypeVar("_Read")
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +176,7 @@ class Storage:
             now = asyncio.get_running_loop().time()
             if now - self._listed_at >= _LIST_AGE:
                 try:
-                    self._listed = await self._list()
+                    self._listed = await self._list(lambda info: PartitionState.from_json(info["state"]))
                 except (CallTimeoutError, NoJetStreamError) as exc:
                     _log.warning(
                         "metadata is out of date because JetStream did not list its streams: %s", exc
@@ -184,22 +184,32 @@ class Storage:
                 self._listed_at = asyncio.get_running_loop().time()
         return self._listed
 
-    async def _list(self) -> dict[str, PartitionState]:
-        """Read the whole list of streams, four pages at a time after the first."""
-        states: dict[str, PartitionState] = {}
-        total, limit = await self._list_page(states, 0)
+    async def recordings(self) -> dict[str, Recording]:
+        """Return what all JetStream streams record, by their names. Streams may be missing in a cluster.
+
+        Raises:
+            LiftEnvelopeError: JetStream does not list its streams.
+        """
+        return await self._list(lambda info: Recording.from_json(info["config"]), self._js.api.timeout)
+
+    async def _list(
+        self, read: Callable[[dict[str, Any]], _Read], timeout: float = _PAGE_TIMEOUT
+    ) -> dict[str, _Read]:
+        """Read the infos of all streams, by name; four pages at a time after the first."""
+        found: dict[str, _Read] = {}
+
+        async def page(offset: int) -> tuple[int, int]:
+            """Read one page; return the total number of streams and the page size."""
+            answer = await self._js.api.request("STREAM.LIST", {"offset": offset}, timeout=timeout)
+            for info in answer.get("streams") or []:
+                found[info["config"]["name"]] = read(info)
+            return answer.get("total", 0), max(answer.get("limit", 0), 1)
+
+        total, limit = await page(0)
         for start in range(limit, total, limit * _PAGES_AT_ONCE):
             offsets = range(start, min(start + limit * _PAGES_AT_ONCE, total), limit)
-            await asyncio.gather(*(self._list_page(states, offset) for offset in offsets))
-        return states
-
-    async def _list_page(self, states: dict[str, PartitionState], offset: int) -> tuple[int, int]:
-        """Add one page of the list to ``states``; return the total number of streams and the page size."""
-        request = {"offset": offset}
-        answer = await self._js.api.request("STREAM.LIST", request, timeout=_PAGE_TIMEOUT)
-        for info in answer.get("streams") or []:
-            states[info["config"]["name"]] = PartitionState.from_json(info["state"])
-        return answer.get("total", 0), max(answer.get("limit", 0), 1)
+            await asyncio.gather(*map(page, offsets))
+        return found
 
     async def most_replicas(self) -> int:
         """Return the highest replica count that the cluster accepts: its servers, but at most five."""
@@ -284,13 +294,13 @@ class Storage:
         """
         await self.wait_copied([(record, partition)], timeout=0)
         current = (await self._js.stream(record.stream_of(partition))).cached_info.config
-        config = replace(current, subjects=(_recorded(record, partition),), sources=())
+        config = replace(current, subjects=(recorded_subject(record, partition),), sources=())
         try:
             await self._js.update_stream(config)
         except SubjectsOverlapError:
             source = await self._source(config)
             # In two steps, so that the progress of the earlier source does not apply to the new one.
-            await self._js.update_stream(replace(config, subjects=(_NOTHING + config.name,)))
+            await self._js.update_stream(replace(config, subjects=(nothing(config.name),)))
             await self._js.update_stream(replace(config, subjects=(), sources=(source,)))
             return source.name
         return None
@@ -303,7 +313,7 @@ class Storage:
         """
         name = record.stream_of(partition)
         current = (await self._js.stream(name)).cached_info.config
-        config = replace(current, subjects=(_NOTHING + name,), sources=())
+        config = replace(current, subjects=(nothing(name),), sources=())
         if config != current:
             await self._js.update_stream(config)
 
@@ -312,17 +322,12 @@ class Storage:
 
         A partition whose record names a source must copy from it, and that source must record the subject.
         """
-        config = (await self._js.stream(record.stream_of(partition))).cached_info.config
-        subject, source = _recorded(record, partition), record.partitions[partition].source
-        if source is None:
-            return config.subjects == (subject,)
-        if source not in [one.name for one in config.sources]:
-            return False
-        try:
-            owner = (await self._js.stream(source)).cached_info.config
-        except StreamNotFoundError:
-            return False
-        return any(covers(other, subject) for other in owner.subjects)
+        name, source = record.stream_of(partition), record.partitions[partition].source
+        recordings = {name: Recording.of((await self._js.stream(name)).cached_info.config)}
+        if source is not None:
+            with suppress(StreamNotFoundError):
+                recordings[source] = Recording.of((await self._js.stream(source)).cached_info.config)
+        return is_recorded(record, partition, recordings)
 
     async def wait_copied(self, copies: Iterable[tuple[StreamRecord, int]], timeout: float) -> None:
         """Wait until partitions have copied all messages of sources that no longer record their subjects.
@@ -354,7 +359,7 @@ class Storage:
         """
         copy = await self._js.stream(record.stream_of(partition))
         for source in copy.cached_info.config.sources:
-            last = await self._last_to_copy(source, _recorded(record, partition))
+            last = await self._last_to_copy(source, recorded_subject(record, partition))
             if last < (source.opt_start_seq or 1):
                 continue
             copied = await _last_copied(copy, source.name)
@@ -409,7 +414,7 @@ class Storage:
         return StreamConfig(
             name=record.stream_of(partition),
             description=f"partition {partition} of the Liftbridge stream {record.name}",
-            subjects=(_recorded(record, partition),),
+            subjects=(recorded_subject(record, partition),),
             max_bytes=record.setting("retentionMaxBytes") or -1,
             max_msgs=record.setting("retentionMaxMessages") or -1,
             max_age=max(age, _SHORTEST_AGE) if age else 0.0,
@@ -441,27 +446,3 @@ def _is_old_probe(info: StreamInfo) -> bool:
     if info.created is None or info.ts is None:
         return False
     return (info.ts - info.created).total_seconds() >= _PROBE_AGE
-
-
-def _recorded(record: StreamRecord, partition: int) -> str:
-    """Return the subject that JetStream records for a partition, including the intake prefix if any."""
-    intake = record.intake_of(partition)
-    return f"{intake}>" if intake else record.subject_of(partition)
-
-
-def covers(wide: str, subject: str) -> bool:
-    """Return whether ``wide`` matches every subject that ``subject`` matches. Both may have wildcards.
-
-    Example:
-        >>> covers("a.*", "a.b"), covers("a.>", "a.*.c"), covers("a.*", "a.>")
-        (True, True, False)
-    """
-    parts, wanted = wide.split("."), subject.split(".")
-    for number, part in enumerate(parts):
-        if part == ">":
-            return len(wanted) > number
-        if number >= len(wanted):
-            return False
-        if part != wanted[number] and (part != "*" or wanted[number] == ">"):
-            return False
-    return len(parts) == len(wanted)

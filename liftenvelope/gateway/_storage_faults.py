@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+from liftenvelope._logs.throttle import Throttle
+
 __all__ = ["StorageFaults"]
 
 _log: Final = logging.getLogger("liftenvelope.gateway")
@@ -21,26 +23,28 @@ class StorageFaults:
 
     Args:
         clock: Returns the current time in seconds. Default: :func:`time.monotonic`.
+
+    Attributes:
+        count: Number of faults so far.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        # By stream and partition: the latest cause and the time when it was noted. By cause: the time when it
-        # was last logged.
+        self.count = 0
+        # By stream and partition: the latest cause and the time when it was noted.
         self._noted: dict[tuple[str, int], tuple[str, float]] = {}
-        self._logged: dict[str, float] = {}
+        self._throttle = Throttle(seconds=_MINUTE)
 
     def note(self, stream: str, partition: int, cause: str) -> None:
         """Record that a message was not stored. Log it unless the cause was logged within the last minute."""
         now = self._clock()
+        self.count += 1
         self._noted.pop((stream, partition), None)
         self._noted[stream, partition] = (cause, now)
         if len(self._noted) > _MOST:
             del self._noted[next(iter(self._noted))]
-        if now - self._logged.get(cause, -_MINUTE) < _MINUTE:
+        if not self._throttle.admits(cause, now):
             return
-        self._logged = {known: when for known, when in self._logged.items() if now - when < _MINUTE}
-        self._logged[cause] = now
         _log.error(
             "JetStream stores no messages of stream %s, partition %d, and perhaps of others: %s. "
             "Nothing that was acked is lost. Free space, or raise the limit; a nats-server that had no space "
@@ -48,6 +52,7 @@ class StorageFaults:
             stream,
             partition,
             cause,
+            extra={"stream": stream, "partition": partition, "cause": cause},
         )
 
     def cause(self, stream: str, partition: int) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from liftenvelope import _wire as w
+from liftenvelope._logs.throttle import Throttle
 from liftenvelope._native import acks
 from liftenvelope.errors import UsageError
 from liftenvelope.gateway.limits import ANY_SUBJECT
@@ -29,8 +30,6 @@ _LONGEST_SHOWN: Final = 100
 #: ``_lift.checked.``, and both must fit into one protocol line of NATS. Otherwise nats-server closes the
 #: gateway's connection.
 _LONGEST: Final = 3_400
-#: Least time between two warnings about refused ack inboxes, in seconds.
-_QUIET: Final = 60.0
 
 
 def check_recorded(subject: str) -> None:
@@ -93,7 +92,7 @@ class AckInboxes:
         self._names = ", ".join(map(repr, allowed)) or "none"
         self._allowed = tuple(b"" if prefix == ANY_SUBJECT else prefix.encode() for prefix in allowed)
         self.prefixes = (*self._allowed, own.encode()) if own else self._allowed
-        self._warned = float("-inf")
+        self._throttle = Throttle()
 
     def allows(self, inbox: str) -> bool:
         """Return whether a request may name this ack inbox."""
@@ -124,11 +123,11 @@ class AckInboxes:
             inbox: The refused inbox.
             now: Current time in seconds, of a monotonic clock.
         """
-        if now - self._warned >= _QUIET:
-            self._warned = now
+        if self._throttle.admits("inbox", now):
             text = "%s, partition %d: refused the ack inbox %r: it must begin with one of %s"
             text += " (limit allowed_ack_inboxes)"
-            _log.warning(text, stream, partition, _readable(inbox), self._names)
+            where = {"stream": stream, "partition": partition}
+            _log.warning(text, stream, partition, _readable(inbox), self._names, extra=where)
 
 
 def _readable(inbox: bytes) -> str:

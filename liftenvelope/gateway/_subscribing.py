@@ -151,7 +151,9 @@ class SubscribeService:
                 quiet, framer.pending = True, feed.pending
             if messages and await may_send(self._core, read):
                 most = -1 if found.stop is None else found.stop + 1
-                await call.send_framed(framer.frame(messages, found.start + 1, most))
+                frames = framer.frame(messages, found.start + 1, most)
+                self._reads.sent_bytes += len(frames)
+                await call.send_framed(frames)
 
     async def _until_newest(self, request: api_pb2.SubscribeRequest, read: Read, found: Bounds) -> Bounds:
         """Return bounds that end at the newest message, because the partition became readonly."""

@@ -14,12 +14,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, Self
 
+from liftenvelope._checks import about
 from liftenvelope._deadlines import Deadline
+from liftenvelope._logs.throttle import Throttle
 from liftenvelope.errors import TransportError, UsageError
 from liftenvelope.gateway._embedded_logins import Logins, write_private
 from liftenvelope.gateway._nats_log import log_line, read_level
 
-__all__ = ["BUFFERED", "EmbeddedNats", "find_nats_server"]
+__all__ = ["BUFFERED", "EmbeddedNats", "check_data_dir", "find_nats_server"]
 
 #: Buffer limits of JetStream: messages and bytes. By default JetStream drops publishes without a reply
 #: subject when they arrive faster than it can store them, and a dropped envelope gets no ack.
@@ -65,6 +67,19 @@ def find_nats_server() -> Path:
     )
 
 
+def check_data_dir(path: str | os.PathLike[str]) -> None:
+    """Check that a data folder can be used or created, without creating it.
+
+    Raises:
+        UsageError: The folder, or the folder in which it would be created, can't be written.
+    """
+    folder = Path(path)
+    existing = next(one for one in (folder, *folder.absolute().parents) if one.exists())
+    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
+        text = f"data_dir must be a folder that can be written, got {os.fspath(path)!r}"
+        raise about(UsageError(f"{text}: {str(existing)!r} can't be written or is no folder"), "data_dir")
+
+
 class EmbeddedNats:
     """A nats-server process that runs as long as the gateway.
 
@@ -102,7 +117,7 @@ class EmbeddedNats:
         self._reading: asyncio.Task[None] | None = None
         self._lines: list[str] = []
         self._is_logged = False
-        self._violations_after = 0.0
+        self._throttle = Throttle(seconds=_VIOLATION_PAUSE)
         self.url = ""
         self.login: dict[str, str] = {}
         self.on_line: Callable[[str], None] | None = None
@@ -191,7 +206,8 @@ class EmbeddedNats:
 
     async def _launch(self, program: Path, configuration: dict[str, Any], lock: int) -> None:
         path = self._folder / "nats-server.json"
-        write_private(path, json.dumps(configuration, indent=1))
+        # The server's configuration format is JSON without the escape \u.
+        write_private(path, json.dumps(configuration, indent=1, ensure_ascii=False))
         process = self._process = await asyncio.create_subprocess_exec(
             "/bin/sh",
             "-c",
@@ -247,12 +263,7 @@ class EmbeddedNats:
     def _is_repeated(self, line: str) -> bool:
         """Return True for a permission violation less than 60 seconds after the last one passed on."""
         now = asyncio.get_running_loop().time()
-        if _VIOLATION not in line:
-            return False
-        if now < self._violations_after:
-            return True
-        self._violations_after = now + _VIOLATION_PAUSE
-        return False
+        return _VIOLATION in line and not self._throttle.admits(_VIOLATION, now)
 
     async def _read(self, stderr: asyncio.StreamReader) -> None:
         # A server that has ended may be stopped before this task begins: it must not rely on the process.

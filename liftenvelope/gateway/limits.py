@@ -58,6 +58,14 @@ class Limits(ServerLimits):
             served if nothing else of the client is pending. Default 128 MiB.
         max_subscriptions_per_client: Open subscriptions of a client at this gateway. Further ones are refused
             with RESOURCE_EXHAUSTED. Default 10,000.
+        max_metric_labels: Streams, and consumer groups, that have metrics with their names. The others count
+            in the totals alone. Default 1,000; 0 for none.
+        max_http_connections: Connections open at once to the HTTP server of ``--http``. A further one closes
+            the oldest. Default 100.
+        max_http_request_bytes: Size of an HTTP request, in bytes. A larger one closes the connection. Default
+            16 KiB.
+        http_timeout: Seconds from the start of an HTTP connection to its end, whatever its client does.
+            Default 10.
 
     The other attributes are inherited from :class:`~liftenvelope.rpc.limits.ServerLimits`.
 
@@ -83,6 +91,10 @@ class Limits(ServerLimits):
     max_partitions_per_client: int = bounded(50_000)
     max_pending_bytes_per_client: int = bounded(128 << 20)
     max_subscriptions_per_client: int = bounded(10_000)
+    max_metric_labels: int = bounded(1_000, least=0)
+    max_http_connections: int = bounded(100)
+    max_http_request_bytes: int = bounded(16 << 10, least=1_024)
+    http_timeout: float = bounded(10.0)
 
     def __post_init__(self) -> None:
         # No super(): slots=True creates a new class, and super() in this method still refers to the old one.

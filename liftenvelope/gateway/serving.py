@@ -16,33 +16,31 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import urlsplit
 
-import nats.errors
 from nats.aio.client import Client
 
-from liftenvelope._checks import about
+from liftenvelope._checks import about, is_encodable
 from liftenvelope._secrets import without_secrets
 from liftenvelope.errors import TransportError, UsageError
 from liftenvelope.gateway._gateway import Gateway
+from liftenvelope.gateway._http_endpoint import check_http, serving_http
+from liftenvelope.gateway._nats_access import check_login, check_readable, client_tls, server_tls
+from liftenvelope.gateway._nats_connection import connection_to
+from liftenvelope.gateway._notify import notify, notify_reloading
 from liftenvelope.gateway.embedded import EmbeddedNats
-from liftenvelope.nats.closing import close_connection
 from liftenvelope.nats.subjects import check_inbox_prefix
+from liftenvelope.nats.tls_only import new_client
+from liftenvelope.rpc.tls import check_server_name
 
-__all__ = ["Serving", "data_folder", "running_gateway", "serve"]
+__all__ = ["Serving", "data_folder", "reload", "running_gateway", "serve"]
 
 _log: Final = logging.getLogger("liftenvelope.gateway")
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 _TLS: Final = ("tls_cert", "tls_key", "tls_client_ca")
-_RECONNECT_PAUSE: Final = 0.2
-#: Time limit for the first connection to NATS, in seconds.
-_PATIENCE: Final = 10.0
-#: Parts of nats-server's errors that refuse a login, and the advice in ours.
-_REFUSALS: Final = ("authorization violation", "authentication expired", "authentication revoked")
+_NATS_TLS: Final = ("nats_tls_ca", "nats_tls_cert", "nats_tls_key")
 #: Parameter of mallopt() for the size of blocks that glibc maps on their own, and that size in bytes.
 _MMAP_THRESHOLD: Final = -3
 _LARGE_BLOCK: Final = 1 << 20
-_LOGIN: Final = "check the user and password, the token or the credentials file"
 
 
 def data_folder() -> Path:
@@ -50,13 +48,23 @@ def data_folder() -> Path:
 
     That folder is ``~/Library/Application Support`` on macOS, ``%LOCALAPPDATA%`` on Windows and
     ``$XDG_DATA_HOME`` or ``~/.local/share`` elsewhere.
+
+    Raises:
+        UsageError: The folder is in the user's home directory, and the user has none.
     """
+    given = os.environ.get({"darwin": "", "win32": "LOCALAPPDATA"}.get(sys.platform, "XDG_DATA_HOME"))
+    try:
+        return (Path(given) if given else _home_data()) / "liftenvelope"
+    except RuntimeError as exc:  # such as a user id of a container that /etc/passwd does not list
+        text = "data_dir must be given: the default is in the home directory, and this user has none"
+        raise about(UsageError(text), "data_dir") from exc
+
+
+def _home_data() -> Path:
     home = Path.home()
     if sys.platform == "darwin":
-        return home / "Library" / "Application Support" / "liftenvelope"
-    if sys.platform == "win32":
-        return Path(os.environ.get("LOCALAPPDATA", home / "AppData" / "Local")) / "liftenvelope"
-    return Path(os.environ.get("XDG_DATA_HOME") or home / ".local" / "share") / "liftenvelope"
+        return home / "Library" / "Application Support"
+    return home / "AppData" / "Local" if sys.platform == "win32" else home / ".local" / "share"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,14 +81,23 @@ class Serving:
         nats_login: Whether clients of the embedded server must log in. Default False. A policy file requires
             logins as well, because raw NATS messages would bypass the policy.
         nats_debug: Whether the embedded server writes debug messages to its log. Default False.
+        nats_tls_ca: PEM file of the authority of the certificates of ``nats_url``. Default None: those of the
+            system.
+        nats_tls_cert, nats_tls_key: PEM files of the client certificate for ``nats_url`` and of its key.
+            Default None.
+        nats_tls_server_name: Name that the certificates of ``nats_url`` must have. Default None: the host of
+            the URL.
         connect: Further arguments of ``nats.connect``, such as ``user_credentials`` and ``inbox_prefix``.
         tls_cert, tls_key: PEM files of the server certificate and its key. Default None: no TLS.
         tls_client_ca: PEM file of the authority that signs client certificates. If given, clients must
             present a certificate. Default None.
         gateway: Arguments of :class:`Gateway`.
         drain: Seconds to finish the open calls when the gateway stops. Default 10.
+        http: ``host:port`` on which to serve ``/healthz``, ``/readyz`` and ``/metrics`` by HTTP; port 0 takes
+            a free port. It needs the extra ``http``. Default None: no HTTP.
 
     Raises:
+        MissingExtraError: A setting needs a package that is not installed.
         UsageError: The settings contradict each other, a value is invalid, or a file can't be read.
     """
 
@@ -91,17 +108,26 @@ class Serving:
     nats_port: int = -1
     nats_login: bool = False
     nats_debug: bool = False
+    nats_tls_ca: str | None = None
+    nats_tls_cert: str | None = None
+    nats_tls_key: str | None = None
+    nats_tls_server_name: str | None = None
     connect: dict[str, Any] = field(default_factory=dict, repr=False)
     tls_cert: str | None = None
     tls_key: str | None = None
     tls_client_ca: str | None = None
     gateway: dict[str, Any] = field(default_factory=dict)
     drain: float = 10.0
+    http: str | None = None
 
     def __post_init__(self) -> None:
         if (self.nats_url is None) == (self.data_dir is None):
             given = "neither" if self.nats_url is None else "both"
             raise UsageError(f"exactly one of nats_url and data_dir must be given, got {given}")
+        if self.data_dir is not None and not (self.data_dir and is_encodable(self.data_dir)):
+            # nats-server reads the path from a UTF-8 file. An empty path is the current folder, or a mistake.
+            text = f"data_dir must be a path in UTF-8 and not empty, got {self.data_dir!r}"
+            raise about(UsageError(text), "data_dir")
         if (self.tls_cert is None) != (self.tls_key is None):
             text = "tls_cert and tls_key belong together: give both or neither"
             raise about(UsageError(text), "tls_cert", "tls_key")
@@ -109,12 +135,14 @@ class Serving:
             raise about(UsageError("tls_client_ca needs tls_cert and tls_key: give them too"), *_TLS)
         if not (math.isfinite(self.drain) and self.drain >= 0):
             raise about(UsageError(f"drain must be at least 0 seconds, got {self.drain!r}"), "drain")
-        if (credentials := self.connect.get("user_credentials")) is not None:
-            _check_readable("user_credentials", credentials)
+        self._check_nats_tls()
+        check_login(self.connect)
         if (prefix := self.connect.get("inbox_prefix")) is not None:
             check_inbox_prefix(prefix)
-        for name in _TLS:
-            _check_readable(name, getattr(self, name))
+        for name in (*_TLS, *_NATS_TLS):
+            check_readable(name, getattr(self, name))
+        self.nats_tls()
+        check_http(self.http)
         # Lets the gateway check its arguments before anything is started or connected.
         self.new_gateway(Client(), None)
 
@@ -138,43 +166,40 @@ class Serving:
         """
         if self.tls_cert is None:
             return None
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        try:
-            context.load_cert_chain(self.tls_cert, self.tls_key)
-            if self.tls_client_ca is not None:
-                context.load_verify_locations(self.tls_client_ca)
-                context.verify_mode = ssl.CERT_REQUIRED
-        except OSError as exc:
-            files = ", ".join(
-                repr(name) for name in (self.tls_cert, self.tls_key, self.tls_client_ca) if name
-            )
-            text = f"tls_cert, tls_key and tls_client_ca must be PEM files that belong together, got {files}"
-            raise about(UsageError(f"{text}: {exc}"), *_TLS) from exc
-        return context
+        return server_tls(self.tls_cert, self.tls_key, self.tls_client_ca)
 
+    def nats_tls(self) -> ssl.SSLContext | None:
+        """Return the TLS context for connections to NATS; None to leave it to the server whether TLS is used.
 
-def _check_readable(name: str, path: object) -> None:
-    """Check that a file can be read now. nats-py reads credentials only when a server asks for them.
+        Raises:
+            UsageError: A file can't be read.
+        """
+        if self.nats_tls_ca is None and self.nats_tls_cert is None:
+            return None
+        return client_tls(self.nats_tls_ca, self.nats_tls_cert, self.nats_tls_key)
 
-    Raises:
-        UsageError: The file can't be read.
-    """
-    if not isinstance(path, str | os.PathLike):
-        return
-    try:
-        Path(path).read_bytes()
-    except OSError as exc:
-        text = f"{name} must be a file that can be read, got {os.fspath(path)!r}: {exc.strerror}"
-        # The path may be a seed given instead of a file. The OSError contains it too, so it is not chained.
-        raise about(UsageError(without_secrets(text)), name) from None
+    def _check_nats_tls(self) -> None:
+        for name in (*_NATS_TLS, "nats_tls_server_name"):
+            if self.nats_url is None and getattr(self, name) is not None:
+                raise about(UsageError(f"{name} needs nats_url: the embedded server has no TLS"), name)
+        if (self.nats_tls_cert is None) != (self.nats_tls_key is None):
+            text = "nats_tls_cert and nats_tls_key belong together: give both or neither"
+            raise about(UsageError(text), "nats_tls_cert", "nats_tls_key")
+        if self.nats_tls_server_name is not None:
+            check_server_name(self.nats_tls_server_name, "nats_tls_server_name")
 
 
 @asynccontextmanager
-async def running_gateway(serving: Serving) -> AsyncIterator[tuple[Gateway, EmbeddedNats | None]]:
-    """Run a gateway, and an embedded nats-server if configured, while the block runs.
+async def running_gateway(
+    serving: Serving, on_http: Callable[[str], None] = lambda _: None
+) -> AsyncIterator[tuple[Gateway, EmbeddedNats | None]]:
+    """Run a gateway, and an embedded nats-server and an HTTP server if configured, while the block runs.
+
+    The HTTP server starts first, so that it tells why the gateway is not ready, and ends last.
 
     Args:
         serving: Settings of the gateway.
+        on_http: Called with the address of the HTTP server when it listens.
 
     Yields:
         The gateway, and the embedded nats-server or None.
@@ -183,159 +208,63 @@ async def running_gateway(serving: Serving) -> AsyncIterator[tuple[Gateway, Embe
         TransportError: NATS can't be reached or started, or the gateway can't listen.
         UsageError: A setting is invalid.
     """
-    own = None
-    if serving.data_dir is not None:
-        folder = Path(serving.data_dir)
-        config = {"debug": True} if serving.nats_debug else {}
-        own = EmbeddedNats(
-            folder,
-            host=serving.nats_host,
-            port=serving.nats_port,
-            open_to_publishers=not serving.nats_login and serving.gateway.get("policy_file") is None,
-            config=config,
-        )
-        await own.start()
-    try:
+    nats_tls = serving.nats_tls()
+    urls = [] if serving.nats_url is None else serving.nats_url.split(",")
+    nc, read_nc = (new_client(urls, tls=nats_tls is not None) for _ in range(2))
+    gateway = serving.new_gateway(nc, read_nc)
+    async with serving_http(gateway, serving.http, on_http), _own_nats(serving) as own:
         url = serving.nats_url if own is None else own.url
-        options = serving.connect if own is None else {**serving.connect, **own.login}
+        secure = {"tls": nats_tls, "tls_hostname": serving.nats_tls_server_name}
+        options = {
+            **serving.connect,
+            **{name: value for name, value in secure.items() if value is not None},
+            **(own.login if own is not None else {}),
+        }
         async with (
-            _connection(url, options, "the connection", "no calls are served") as nc,
-            _connection(url, options, "the second connection", "subscriptions wait") as read_nc,
-            serving.new_gateway(nc, read_nc) as gateway,
+            connection_to(nc, url, options, "the connection", "no calls are served"),
+            connection_to(read_nc, url, options, "the second connection", "subscriptions wait"),
+            gateway,
         ):
             if own is not None:
                 own.on_line = gateway.read_server_log
             yield gateway, own
             await gateway.close(grace=serving.drain)
-    finally:
-        if own is not None:
-            await own.stop()
 
 
 @asynccontextmanager
-async def _connection(
-    url: str | None, options: dict[str, Any], which: str, effect: str
-) -> AsyncIterator[Client]:
-    nc = await _connect(url, options, which, effect)
+async def _own_nats(serving: Serving) -> AsyncIterator[EmbeddedNats | None]:
+    if serving.data_dir is None:
+        yield None
+        return
+    own = EmbeddedNats(
+        Path(serving.data_dir),
+        host=serving.nats_host,
+        port=serving.nats_port,
+        open_to_publishers=not serving.nats_login and serving.gateway.get("policy_file") is None,
+        config={"debug": True} if serving.nats_debug else {},
+    )
+    await own.start()
     try:
-        yield nc
+        yield own
     finally:
-        await close_connection(nc)
+        await own.stop()
 
 
-class _FirstConnection:
-    """Callbacks of a nats-py connection that is being made: they end the wait if no server accepts the login.
-
-    After the start, they log that the connection is lost or back. Errors then surface in the calls that they
-    affect.
-
-    Args:
-        nc: The connection.
-        which: Its name in the log.
-        effect: What its loss means, for the log.
-
-    Attributes:
-        connected: Set once the connection is made.
-        is_refused: True once every known server has refused the login, one after the other.
-        last: Text of the last error, to append to a sentence. Empty if there was none.
-        patience: Limits the wait for the connection.
-    """
-
-    def __init__(self, nc: Client, which: str, effect: str) -> None:
-        self._nc = nc
-        self._which = which
-        self._effect = effect
-        self._refusals = 0
-        self.is_refused = False
-        self.connected = asyncio.Event()
-        self.last = ""
-        self.patience = asyncio.timeout(_PATIENCE)
-
-    async def note(self, exc: Exception) -> None:
-        """Keep the text of an error; end the wait if every server refuses the login."""
-        if self.is_refused:
-            return  # an error of the close that follows
-        text = str(exc)
-        self.last = f": {without_secrets(text)}"
-        if self.connected.is_set():
-            return
-        # nats-py tries one server after the other, and never stops.
-        is_refusal = any(refusal in text.lower() for refusal in _REFUSALS)
-        self._refusals = self._refusals + 1 if is_refusal else 0
-        self.is_refused = is_refusal and self._refusals >= len(self._nc.servers)
-        if self.is_refused:
-            loop = asyncio.get_running_loop()
-            if not self.patience.expired():
-                self.patience.reschedule(loop.time())
-            # Hold nats-py here: cancelled while it closes a transport, it would leave the transport open.
-            await loop.create_future()
-
-    async def lost(self) -> None:
-        """Log that the connection is lost."""
-        if self.connected.is_set() and not self._nc.is_closed:
-            _log.warning("%s to NATS is lost: %s until it is back%s", self._which, self._effect, self.last)
-
-    async def back(self) -> None:
-        """Log that the connection is back."""
-        if self.connected.is_set():
-            _log.warning("%s to NATS is back", self._which)
-        self.connected.set()
-
-
-async def _connect(url: str | None, options: dict[str, Any], which: str, effect: str) -> Client:
-    assert url is not None
-    nc, shown = Client(), without_secrets(url)
-    if not all(map(_has_port, url.split(","))):
-        raise TransportError(f"no connection to the NATS server {shown}: its port must be from 0 to 65535")
-    first = _FirstConnection(nc, which, effect)
-    # Reconnect without limit: a gateway outlives restarts of its NATS server.
-    options = {
-        "max_reconnect_attempts": -1,
-        "reconnect_time_wait": _RECONNECT_PAUSE,
-        "disconnected_cb": first.lost,
-        "reconnected_cb": first.back,
-        **options,
-    }
-    try:
-        async with first.patience:
-            await nc.connect(url.split(","), error_cb=first.note, allow_reconnect=True, **options)
-            # nats-py also returns if the server closes the connection instead of answering the first PING: so
-            # looks a refused login if the server's error is lost. nats-py then reconnects in the background.
-            if not nc.is_connected:
-                await first.connected.wait()
-            first.connected.set()
-    except TimeoutError as exc:
-        await close_connection(nc)
-        why = f"{first.last}: {_LOGIN}" if first.is_refused else f" within {_PATIENCE} s{first.last}"
-        raise TransportError(f"no connection to the NATS server {shown}{why}") from exc
-    except (nats.errors.Error, OSError) as exc:
-        text = f"no connection to the NATS server {shown}: {without_secrets(str(exc))}"
-        raise TransportError(text) from exc
-    except BaseException:  # such as a cancellation: nats-py may be reconnecting in the background
-        await close_connection(nc)
-        raise
-    return nc
-
-
-def _has_port(url: str) -> bool:
-    """Return whether the port of a URL is a port or absent.
-
-    Some versions of nats-py repeat anything else in their errors, where it may be a password.
-    """
-    try:
-        urlsplit(url if "://" in url else f"nats://{url}").port  # noqa: B018 - it is parsed when it is read
-    except ValueError:
-        return False
-    return True
-
-
-async def serve(serving: Serving, on_ready: Callable[[Gateway, str], None]) -> None:
+async def serve(
+    serving: Serving,
+    on_ready: Callable[[Gateway, str], None],
+    on_http: Callable[[str], None] = lambda _: None,
+) -> None:
     """Serve until SIGINT or SIGTERM, then drain. A second signal has its default effect on the program.
+
+    SIGHUP reads the certificates and the policy file again: see :func:`reload`. If systemd started the
+    program with ``Type=notify``, it is told when the gateway is ready, reloads and stops.
 
     Args:
         serving: Settings of the gateway.
         on_ready: Called when clients can be served, with the gateway and the URL of its NATS server without
             user and password.
+        on_http: Called before that with the address of the HTTP server, when it listens.
 
     Raises:
         TransportError: NATS can't be reached or started, the embedded nats-server has ended, or the gateway
@@ -355,16 +284,47 @@ async def serve(serving: Serving, on_ready: Callable[[Gateway, str], None]) -> N
     logging.getLogger("asyncio").addFilter(_is_worth_a_line)
     map_large_blocks()
     try:
-        async with running_gateway(serving) as (gateway, own):
+        async with running_gateway(serving, on_http) as (gateway, own):
             # A full garbage collection would look at 40,000 objects of modules, and serve nobody for 20 ms.
             gc.collect()
             gc.freeze()
             on_ready(gateway, without_secrets(serving.nats_url or (own.url if own is not None else "")))
+            loop.add_signal_handler(signal.SIGHUP, _reload_and_notify, serving, gateway)
+            notify("READY=1", f"STATUS=serving on {gateway.address}")
             await _wait(stop, own)
+            loop.add_signal_handler(signal.SIGHUP, lambda: None)  # it must not end the drain
+            notify("STOPPING=1", f"STATUS=draining, for at most {serving.drain} s")
     finally:
         gc.unfreeze()
-        for number in _SIGNALS:
+        for number in (*_SIGNALS, signal.SIGHUP):
             loop.remove_signal_handler(number)
+
+
+def reload(serving: Serving, gateway: Gateway) -> None:
+    """Read the certificates and the policy file again, for new connections; open ones stay.
+
+    If the certificates can't be used, or the policy can't be parsed, one error is logged for them and the
+    previous ones stay in use.
+
+    Args:
+        serving: Settings of the gateway, which name the files.
+        gateway: The running gateway.
+    """
+    try:
+        tls, nats_tls = serving.tls(), serving.nats_tls()
+    except UsageError as exc:
+        _log.error("keeping the previous certificates: %s", exc)
+        gateway.reload()
+    else:
+        gateway.reload(tls=tls, nats_tls=nats_tls)
+        if tls is not None or nats_tls is not None:
+            _log.info("reloaded the certificates: new connections use them")
+
+
+def _reload_and_notify(serving: Serving, gateway: Gateway) -> None:
+    notify_reloading()
+    reload(serving, gateway)
+    notify("READY=1", f"STATUS=serving on {gateway.address}")
 
 
 def map_large_blocks() -> None:

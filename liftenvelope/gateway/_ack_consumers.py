@@ -1,0 +1,143 @@
+"""Finds the ack consumers of a partition with their ack floors, and deletes them.
+
+A gateway that starts needs the consumers of thousands of partitions, and usually a partition has one. So a
+reader that starts requests the list of infos (``CONSUMER.LIST``): one request per partition. The list is used
+only if it is complete:
+
+- A page holds 256 infos. If the page is full, the names are requested, 1,024 per page, and then the infos of
+  the ack consumers alone. Pages of a list that changes meanwhile may also leave out a consumer.
+- In a cluster, the server that answers gathers the infos from the servers that hold the consumers. It waits
+  up to 4 seconds for a lost server, and then names the consumer as missing, or lists it without a leader and
+  without its position. Such consumers are asked for one by one. If the list takes too long, the names are
+  requested, which no other server has to provide.
+
+A reader that replaces its consumer may do so because a server is lost, so it requests the names at once.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from liftenvelope.errors import CallTimeoutError, ConsumerNotFoundError
+from liftenvelope.jetstream.listing import consumer_names
+from liftenvelope.nats.link import Link
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from liftenvelope.jetstream.api import Api
+
+__all__ = ["ACK_CONSUMER", "AckConsumer", "AckConsumers"]
+
+#: Prefix of consumer names.
+ACK_CONSUMER: Final = "lift-acks-"
+#: Unanswered requests about a consumer after which its server counts as lost.
+_QUESTIONS: Final = 2
+#: Infos in a page of the list, if the server does not report it.
+_PAGE: Final = 256
+#: Notice to a reader whose consumer was taken over: a status such as JetStream itself sends.
+_TAKEN_OVER: Final = b"NATS/1.0 409 Taken Over\r\n\r\n"
+
+
+class AckConsumer(NamedTuple):
+    """A reader's consumer: its name, ack floor and delivery subject.
+
+    If the server that holds the consumer is lost, ``floor`` and ``inbox`` are None.
+    """
+
+    name: str
+    floor: int | None
+    inbox: str | None
+
+
+class AckConsumers:
+    """The ack consumers of one partition, of all readers.
+
+    Args:
+        api: JetStream's API.
+        stream: Name of the JetStream stream.
+    """
+
+    def __init__(self, api: Api, stream: str) -> None:
+        self._api = api
+        self._link = Link(api.nc)
+        self._stream = stream
+
+    async def listed(self) -> list[AckConsumer]:
+        """Return the consumers, by one request if JetStream lists them all in time.
+
+        Raises:
+            JetStreamError, CallTimeoutError, TransportError: JetStream does not tell the consumers.
+        """
+        try:
+            answer = await self._api.request(f"CONSUMER.LIST.{self._stream}")
+        except CallTimeoutError:
+            return await self.named()
+        infos, missing = answer.get("consumers") or [], answer.get("missing") or []
+        if len(infos) + len(missing) >= answer.get("limit", _PAGE):
+            return await self.named()
+        known = [_consumer(info) for info in infos if _is_ours(info["name"]) and _has_leader(info)]
+        unknown = [info["name"] for info in infos if not _has_leader(info)]
+        return known + await self._ask_each(dict.fromkeys([*unknown, *missing]))
+
+    async def named(self) -> list[AckConsumer]:
+        """Return the consumers, by one request for the names and one for each ack consumer.
+
+        Raises:
+            JetStreamError, CallTimeoutError, TransportError: JetStream does not tell the consumers.
+        """
+        return await self._ask_each([name async for name in consumer_names(self._api, self._stream)])
+
+    async def _ask_each(self, names: Iterable[str]) -> list[AckConsumer]:
+        found = [await self._ask(name) for name in names if _is_ours(name)]
+        return [one for one in found if one is not None]
+
+    async def _ask(self, name: str) -> AckConsumer | None:
+        """Return a consumer; None if another reader has deleted it."""
+        epoch = self._link.epoch
+        for number in range(1, _QUESTIONS + 1):
+            try:
+                return _consumer(await self._api.request(f"CONSUMER.INFO.{self._stream}.{name}"))
+            except ConsumerNotFoundError:
+                return None
+            except CallTimeoutError:
+                # Silence while the connection is lost says nothing about the server of the consumer.
+                is_lost = not self._link.is_connected or self._link.epoch != epoch
+                if is_lost and number == _QUESTIONS:
+                    raise
+        return AckConsumer(name, None, None)
+
+    async def take_over(self, other: AckConsumer) -> None:
+        """Delete a consumer and notify its reader, which may be hung.
+
+        Raises:
+            JetStreamError, CallTimeoutError, TransportError: The consumer may not be deleted.
+        """
+        if other.inbox is None:
+            # The server that would answer is lost. The others record the deletion; the lost one learns later.
+            subject = f"{self._api.prefix}.CONSUMER.DELETE.{self._stream}.{other.name}"
+            await self._api.send(subject, b"", reply=self._link.new_inbox())
+            return
+        try:
+            await self._api.request(f"CONSUMER.DELETE.{self._stream}.{other.name}")
+        except ConsumerNotFoundError:
+            return
+        size = len(_TAKEN_OVER)
+        notice = b"HPUB %b %d %d\r\n%b\r\n" % (other.inbox.encode(), size, size, _TAKEN_OVER)
+        self._link.write(notice, 1, size)
+
+
+def _is_ours(name: str) -> bool:
+    return name.startswith(ACK_CONSUMER)
+
+
+def _has_leader(info: dict[str, Any]) -> bool:
+    """Return False if the server that holds the consumer is lost: the info then has no position."""
+    return "cluster" not in info or bool(info["cluster"].get("leader"))
+
+
+def _consumer(info: dict[str, Any]) -> AckConsumer:
+    config = info["config"]
+    # A new consumer reports an ack floor of 0. Messages before its start were done when it was created.
+    floor = max(info["ack_floor"]["stream_seq"], config["opt_start_seq"] - 1)
+    return AckConsumer(info["name"], floor, config["deliver_subject"])

@@ -1,0 +1,69 @@
+"""Address of the HTTP server of a standalone gateway. The server itself is loaded only if there is one."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+from liftenvelope._checks import about, as_full_text, require
+from liftenvelope.errors import UsageError
+from liftenvelope.rpc.address import Address, parse_address
+
+if TYPE_CHECKING:
+    from liftenvelope.gateway._gateway import Gateway
+
+__all__ = ["check_http", "http_address", "serving_http"]
+
+
+def http_address(http: str) -> Address:
+    """Parse ``host:port``, where port 0 stands for any free port.
+
+    Raises:
+        UsageError: The address is malformed.
+    """
+    text = as_full_text("http", http)
+    try:
+        return parse_address(text, any_port=True)
+    except UsageError as exc:
+        raise about(UsageError(f"http: {exc}"), "http") from exc
+
+
+def check_http(http: str | None) -> None:
+    """Check that HTTP can be served on this address. None stands for no HTTP.
+
+    Raises:
+        MissingExtraError: The extra ``http`` is not installed.
+        UsageError: The address is malformed.
+    """
+    if http is not None:
+        http_address(http)
+        for module in ("aiohttp", "prometheus_client"):
+            require(module, "http")
+
+
+@asynccontextmanager
+async def serving_http(
+    gateway: Gateway, http: str | None, on_http: Callable[[str], None]
+) -> AsyncIterator[None]:
+    """Serve the health and the metrics of a gateway by HTTP while the block runs.
+
+    Args:
+        gateway: The gateway, started or not.
+        http: Address to listen on; None for no HTTP.
+        on_http: Called with the address when the server listens.
+
+    Raises:
+        TransportError: Binding or listening failed.
+    """
+    if http is None:
+        yield
+        return
+    from liftenvelope.gateway._http import HttpServer
+
+    server = HttpServer(gateway)
+    try:
+        on_http(await server.start(*http_address(http)))
+        yield
+    finally:
+        await server.close()

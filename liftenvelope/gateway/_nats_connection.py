@@ -1,0 +1,160 @@
+"""Connects a standalone gateway to NATS: within a time limit at first, then again without one."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import nats.errors
+from nats.aio.client import Client
+
+from liftenvelope._secrets import without_secrets
+from liftenvelope.errors import TransportError
+from liftenvelope.nats.closing import close_connection
+from liftenvelope.nats.tls_only import NoTlsError
+
+__all__ = ["connection_to"]
+
+_log: Final = logging.getLogger("liftenvelope.gateway")
+#: Seconds between attempts to reconnect.
+_RECONNECT_PAUSE: Final = 0.2
+#: Time limit for the first connection to NATS, in seconds.
+_PATIENCE: Final = 10.0
+#: Parts of nats-server's errors that refuse a login, and the advice in ours.
+_REFUSALS: Final = ("authorization violation", "authentication expired", "authentication revoked")
+_LOGIN: Final = "check the user and password, the token or the credentials file"
+
+
+@asynccontextmanager
+async def connection_to(
+    nc: Client, url: str | None, options: dict[str, Any], which: str, effect: str
+) -> AsyncIterator[None]:
+    """Connect to NATS, and close the connection at the end of the block.
+
+    Args:
+        nc: The connection, not made yet.
+        url: URLs of the servers, separated by commas.
+        options: Further arguments of ``nats.connect``.
+        which: Name of the connection in the log.
+        effect: What its loss means, for the log.
+
+    Raises:
+        TransportError: No server can be reached, or none accepts the login.
+    """
+    await _connect(nc, url, options, which, effect)
+    try:
+        yield
+    finally:
+        await close_connection(nc)
+
+
+class _FirstConnection:
+    """Callbacks of a nats-py connection that is being made: they end the wait if no server takes the login.
+
+    After the start, they log that the connection is lost or back. Errors then surface in the calls that they
+    affect.
+
+    Args:
+        nc: The connection.
+        which: Its name in the log.
+        effect: What its loss means, for the log.
+
+    Attributes:
+        connected: Set once the connection is made.
+        is_refused: True once every known server has refused the login or lacks TLS, one after the other.
+        last, advice: Text of the last error and what to do, to append to a sentence. Empty if there was none.
+        patience: Limits the wait for the connection.
+    """
+
+    def __init__(self, nc: Client, which: str, effect: str) -> None:
+        self._nc = nc
+        self._which = which
+        self._effect = effect
+        self._refusals = 0
+        self.is_refused = False
+        self.connected = asyncio.Event()
+        self.last = self.advice = ""
+        self.patience = asyncio.timeout(_PATIENCE)
+
+    async def note(self, exc: Exception) -> None:
+        """Keep the text of an error; end the wait if every server refuses the login."""
+        if self.is_refused:
+            return  # an error of the close that follows
+        text = str(exc)
+        self.last = f": {without_secrets(text)}"
+        if self.connected.is_set():
+            return
+        # nats-py tries one server after the other, and never stops.
+        lacks_tls = isinstance(exc, NoTlsError)
+        self.advice = "" if lacks_tls else f": {_LOGIN}"
+        is_refusal = lacks_tls or any(refusal in text.lower() for refusal in _REFUSALS)
+        self._refusals = self._refusals + 1 if is_refusal else 0
+        self.is_refused = is_refusal and self._refusals >= len(self._nc.servers)
+        if self.is_refused:
+            loop = asyncio.get_running_loop()
+            if not self.patience.expired():
+                self.patience.reschedule(loop.time())
+            # Hold nats-py here: cancelled while it closes a transport, it would leave the transport open.
+            await loop.create_future()
+
+    async def lost(self) -> None:
+        """Log that the connection is lost."""
+        if self.connected.is_set() and not self._nc.is_closed:
+            text = "%s to NATS is lost: %s until it is back%s"
+            _log.warning(text, self._which, self._effect, self.last, extra={"connection": self._which})
+
+    async def back(self) -> None:
+        """Log that the connection is back."""
+        if self.connected.is_set():
+            _log.warning("%s to NATS is back", self._which, extra={"connection": self._which})
+        self.connected.set()
+
+
+async def _connect(nc: Client, url: str | None, options: dict[str, Any], which: str, effect: str) -> None:
+    assert url is not None
+    shown = without_secrets(url)
+    if not all(map(_has_port, url.split(","))):
+        raise TransportError(f"no connection to the NATS server {shown}: its port must be from 0 to 65535")
+    first = _FirstConnection(nc, which, effect)
+    # Reconnect without limit: a gateway outlives restarts of its NATS server.
+    options = {
+        "max_reconnect_attempts": -1,
+        "reconnect_time_wait": _RECONNECT_PAUSE,
+        "disconnected_cb": first.lost,
+        "reconnected_cb": first.back,
+        **options,
+    }
+    try:
+        async with first.patience:
+            await nc.connect(url.split(","), error_cb=first.note, allow_reconnect=True, **options)
+            # nats-py also returns if the server closes the connection instead of answering the first PING: so
+            # looks a refused login if the server's error is lost. nats-py then reconnects in the background.
+            if not nc.is_connected:
+                await first.connected.wait()
+            first.connected.set()
+    except TimeoutError as exc:
+        await close_connection(nc)
+        why = f"{first.last}{first.advice}" if first.is_refused else f" within {_PATIENCE} s{first.last}"
+        raise TransportError(f"no connection to the NATS server {shown}{why}") from exc
+    except (nats.errors.Error, OSError) as exc:
+        text = f"no connection to the NATS server {shown}: {without_secrets(str(exc))}"
+        raise TransportError(text) from exc
+    except BaseException:  # such as a cancellation: nats-py may be reconnecting in the background
+        await close_connection(nc)
+        raise
+
+
+def _has_port(url: str) -> bool:
+    """Return whether the port of a URL is a port or absent.
+
+    Some versions of nats-py repeat anything else in their errors, where it may be a password.
+    """
+    try:
+        urlsplit(url if "://" in url else f"nats://{url}").port  # noqa: B018 - it is parsed when it is read
+    except ValueError:
+        return False
+    return True
