@@ -1,0 +1,165 @@
+"""Spans of the Liftbridge client's publishes."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any, Self
+
+from opentelemetry import context as context_api
+
+from liftenvelope.otel import _conventions as names
+from liftenvelope.otel._batches import end_batch
+from liftenvelope.otel._propagation import added
+from liftenvelope.otel._publishing import Publish
+
+if TYPE_CHECKING:
+    from opentelemetry.context import Context
+
+    from liftenvelope.otel._patches import Patches
+    from liftenvelope.otel._telemetry import Started, Telemetry
+
+__all__ = ["patch_client"]
+
+
+def patch_client(patches: Patches, telemetry: Telemetry) -> None:
+    """Instrument publishing by the Liftbridge client.
+
+    Raises:
+        MissingExtraError: The extra of the client is not installed.
+    """
+    from liftenvelope.client import Client
+
+    patches.replace(Client, "publish", partial(_publish, telemetry))
+    patches.replace(Client, "publish_to_subject", partial(_publish, telemetry))
+    patches.replace(Client, "publish_async", partial(_publish_async, telemetry))
+    patches.replace(Client, "publish_many", partial(_publish_many, telemetry))
+
+
+def _publish(telemetry: Telemetry, original: Callable[..., Any]) -> Callable[..., Any]:
+    async def publish(self: Any, to: str, value: Any, *, headers: Any = None, **options: Any) -> Any:
+        if not (telemetry.applies and isinstance(to, str)):
+            return await original(self, to, value, headers=headers, **options)
+        one = Publish(telemetry, telemetry.scene(names.PUBLISH, to), value, headers, str.encode)
+        ack = await one.call_async(partial(original, self, to, value, **options))
+        one.end(ack)
+        return ack
+
+    return publish
+
+
+def _publish_async(telemetry: Telemetry, original: Callable[..., Any]) -> Callable[..., Any]:
+    async def publish_async(self: Any, to: str, value: Any, *, headers: Any = None, **options: Any) -> Any:
+        if not (telemetry.applies and isinstance(to, str)):
+            return await original(self, to, value, headers=headers, **options)
+        one = Publish(telemetry, telemetry.scene(names.PUBLISH, to), value, headers, str.encode)
+        future = await one.call_async(partial(original, self, to, value, **options))
+        one.end_with(future)
+        return future
+
+    return publish_async
+
+
+def _publish_many(telemetry: Telemetry, original: Callable[..., Any]) -> Callable[..., Any]:
+    def publish_many(self: Any, stream: str, messages: Any, **options: Any) -> Any:
+        is_source = isinstance(messages, Iterable | AsyncIterable)
+        if not (telemetry.applies and is_source) or isinstance(messages, str | bytes | bytearray | Mapping):
+            return original(self, stream, messages, **options)
+        run = _ManyPublish(telemetry, stream, context_api.get_current())
+        source = _AsyncItems(run, messages) if isinstance(messages, AsyncIterable) else _Items(run, messages)
+        many = original(self, stream, source, **options)
+        many.on_end = run.end
+        # A loop over the acks that was left early never ends by itself.
+        weakref.finalize(many, run.abandon).atexit = False
+        return many
+
+    return publish_many
+
+
+class _ManyPublish:
+    """Span of one ``publish_many``. It starts when the first message is taken."""
+
+    def __init__(self, telemetry: Telemetry, stream: str, context: Context) -> None:
+        self._telemetry = telemetry
+        self._stream = stream
+        self._context = context
+        self._started: Started | None = None
+        self._fields: dict[str, bytes] = {}
+        self._taken = 0
+
+    def start(self) -> Started:
+        """Start the span, unless it has started."""
+        if self._started is None:
+            scene = self._telemetry.scene(names.PUBLISH, self._stream)
+            self._started = self._telemetry.start(scene, {}, parent=self._context)
+            fields = self._telemetry.options.propagation.fields(self._started.context)
+            self._fields = {name: value.encode() for name, value in fields.items()}
+        return self._started
+
+    def item(self, item: Any) -> Any:
+        """Return a message with the fields of the span."""
+        from liftenvelope.client import OutgoingMessage
+        from liftenvelope.envelope import Message
+
+        self._taken += 1
+        fields = self._fields
+        if not fields:
+            return item
+        if isinstance(item, bytes | bytearray | memoryview):
+            return OutgoingMessage(value=item, headers=fields)
+        if type(item) is tuple and len(item) == 2:
+            return OutgoingMessage(key=item[0], value=item[1], headers=fields)
+        if isinstance(item, OutgoingMessage):
+            return OutgoingMessage(
+                value=item.value,
+                key=item.key,
+                headers=added(item.headers, fields),
+                partition=item.partition,
+                expected_offset=item.expected_offset,
+            )
+        if isinstance(item, Message):
+            return OutgoingMessage(value=item.value, key=item.key, headers=added(item.headers, fields))
+        return item  # the publish raises its own error
+
+    def end(self, stored: int, failures: Mapping[int, BaseException], error: BaseException | None) -> None:
+        """End the span with the outcome of the messages."""
+        started = self.start()
+        started.span.set_attribute(names.BATCH_COUNT, self._taken)
+        if not started.is_over:
+            end_batch(self._telemetry, started, stored, failures, error)
+
+    def abandon(self) -> None:
+        """End the span of a publish that nobody holds any more."""
+        if self._started is not None:
+            self._started.end(count=0)
+
+
+class _Items:
+    """Messages of an iterable, with the fields of a span."""
+
+    def __init__(self, run: _ManyPublish, messages: Iterable[Any]) -> None:
+        self._run = run
+        self._messages = iter(messages)
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        self._run.start()
+        return self._run.item(next(self._messages))
+
+
+class _AsyncItems:
+    """Messages of an async iterable, with the fields of a span."""
+
+    def __init__(self, run: _ManyPublish, messages: AsyncIterable[Any]) -> None:
+        self._run = run
+        self._messages: AsyncIterator[Any] = aiter(messages)
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Any:
+        self._run.start()
+        return self._run.item(await anext(self._messages))
