@@ -1,12 +1,17 @@
 """The ``liftenvelope`` command. Each command has its own module, which only parses, prints and exits.
 
-Exit codes: 0 for success; 1 for a failure, or silently if the reader of the output has closed the pipe (as
-with ``| head``); 2 for a usage error; 130 when interrupted.
+docs/command.md lists the commands. Exit codes: 0 for success; 1 for a failure, or silently if the reader of
+the output has closed the pipe (as with ``| head``); 2 for a usage error; 130 when interrupted, 143
+when terminated.
 """
 
 from __future__ import annotations
 
+import io
+import signal
 import sys
+from types import FrameType
+from typing import Never
 
 
 def main() -> None:
@@ -22,14 +27,29 @@ def main() -> None:
         sys.exit(f"liftenvelope: {exc}")
     import click
 
+    from liftenvelope._secrets import without_secrets
     from liftenvelope.cli._root import root
 
+    signal.signal(signal.SIGTERM, _exit)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # not every terminal has every character
     try:
         # Not standalone: click would exit with 1 when interrupted.
         sys.exit(root.main(prog_name="liftenvelope", standalone_mode=False))
     except click.ClickException as exc:
-        exc.show()
+        # Click repeats arguments in the wrong place, such as a URL without --url before it.
+        exc.show(shown := io.StringIO())
+        text = shown.getvalue()
+        click.echo(without_secrets(text) if "://" in text else text, err=True, nl=False)
         sys.exit(exc.exit_code)
     except click.Abort:
         print("interrupted", file=sys.stderr)
         sys.exit(130)
+    except OSError as exc:  # such as a full disk behind standard output
+        sys.exit(f"Error: {exc}")
+
+
+def _exit(number: int, _: FrameType | None) -> Never:
+    """Exit by an exception, so that a command removes its drafts and ends what it has started."""
+    sys.exit(128 + number)

@@ -20,9 +20,10 @@ import nats.errors
 from liftenvelope._native.values import ACK_FIELDS, MESSAGE_FIELDS
 from liftenvelope._secrets import without_secrets
 from liftenvelope.envelope import Ack, marshal_ack, new_message, unmarshal_ack, unmarshal_message
-from liftenvelope.errors import AckTimeoutError, TransportError, UsageError
+from liftenvelope.errors import AckTimeoutError, LiftEnvelopeError, TransportError, UsageError
 from liftenvelope.nats import AckInbox, BatchSummary, EnvelopePublisher
 from liftenvelope.nats.closing import close_connection
+from liftenvelope.nats.tls_only import new_client
 from liftenvelope.rpc.address import parse_address
 
 if TYPE_CHECKING:
@@ -35,6 +36,9 @@ __all__ = ["BROKERS", "CodecTimes", "DemoReport", "Job", "run_demo", "time_codec
 #: Kinds of brokers that the demo can start.
 BROKERS: Final = ("gateway", "liftbridge")
 _BATCH: Final = 5_000
+#: Seconds to wait for acks, and to delete the stream after a failure.
+_ACK_TIMEOUT: Final = 30.0
+_PATIENCE: Final = 5.0
 #: Headers that the server adds to every stored message.
 _SERVER_HEADERS: Final = ("subject", "reply")
 
@@ -137,8 +141,7 @@ async def run_demo(
     async with _servers(job, on_stage) as (nc, admin):
         stream = f"liftenvelope-demo-{secrets.token_hex(4)}"
         on_stage(f"creating the stream {stream}")
-        await asyncio.to_thread(admin.create_stream, stream)
-        try:
+        async with _created(admin, stream):
             await _check_pair(nc, stream, job)
             on_stage(f"publishing {job.messages:,} envelopes of {job.size} bytes")
             started = time.perf_counter()
@@ -146,10 +149,22 @@ async def run_demo(
             seconds = time.perf_counter() - started
             on_stage("reading one back")
             read_back = await asyncio.to_thread(_read_back, admin, stream, job, summaries)
-        finally:
-            await asyncio.to_thread(admin.delete_stream, stream)
         on_stage("timing the codec")
         return _report(summaries, seconds, read_back)
+
+
+@contextlib.asynccontextmanager
+async def _created(admin: LiftbridgeAdmin, stream: str) -> AsyncIterator[None]:
+    """Create a stream, and delete it at the end of the block."""
+    await asyncio.to_thread(admin.create_stream, stream)
+    try:
+        yield
+    except BaseException:
+        # The servers may be gone. The first error is the one to report.
+        with contextlib.suppress(LiftEnvelopeError):
+            await asyncio.to_thread(admin.delete_stream, stream, timeout=_PATIENCE)
+        raise
+    await asyncio.to_thread(admin.delete_stream, stream)
 
 
 @contextlib.asynccontextmanager
@@ -208,9 +223,11 @@ async def _check_pair(nc: Client, stream: str, job: Job) -> None:
 
 async def _connect(url: str) -> Client:
     try:
-        return await nats.connect(url, connect_timeout=5, max_reconnect_attempts=1, error_cb=_quiet)
+        nc = new_client([url])
+        await nc.connect(url, connect_timeout=5, max_reconnect_attempts=1, error_cb=_quiet)
     except (OSError, nats.errors.Error) as exc:
         raise TransportError(without_secrets(f"there is no NATS server at {url}: {exc!r}")) from exc
+    return nc
 
 
 async def _quiet(_: Exception) -> None:
@@ -224,7 +241,7 @@ def _value(job: Job, index: int) -> bytes:
 async def _publish(nc: Client, stream: str, job: Job, on_ack: Callable[[int], None]) -> list[BatchSummary]:
     summaries, waiting = [], None
     async with AckInbox(nc, max_outstanding=job.window) as inbox:
-        publisher = EnvelopePublisher(nc, stream, inbox=inbox, timeout=30.0)
+        publisher = EnvelopePublisher(nc, stream, inbox=inbox, timeout=_ACK_TIMEOUT)
         for start in range(0, job.messages, _BATCH):
             indexes = range(start, min(start + _BATCH, job.messages))
             acks = await publisher.publish_batch(
@@ -233,13 +250,21 @@ async def _publish(nc: Client, stream: str, job: Job, on_ack: Callable[[int], No
                 headers=[{"n": b"%d" % i} for i in indexes],
             )
             if waiting is not None:
-                summaries.append(await waiting)
+                summaries.append(_with_acks(await waiting))
                 on_ack(len(summaries[-1]))
             waiting = acks
         if waiting is not None:
-            summaries.append(await waiting)
+            summaries.append(_with_acks(await waiting))
             on_ack(len(summaries[-1]))
     return summaries
+
+
+def _with_acks(summary: BatchSummary) -> BatchSummary:
+    """Return a summary; fail if no message of it has an ack, because every later batch would wait as long."""
+    if any(offset >= 0 for offset in summary.offsets):
+        return summary
+    text = f"no ack for {len(summary):,} messages within {_ACK_TIMEOUT:.0f} s: look at the log of the broker"
+    raise TransportError(text)
 
 
 def _read_back(admin: LiftbridgeAdmin, stream: str, job: Job, summaries: list[BatchSummary]) -> bool:

@@ -6,9 +6,17 @@ import click
 from click.shell_completion import get_completion_class
 
 from liftenvelope._version import __version__
+from liftenvelope.cli.bench import bench
+from liftenvelope.cli.consumer import consumer
+from liftenvelope.cli.cursor import cursor
+from liftenvelope.cli.decode import decode
 from liftenvelope.cli.demo import demo
+from liftenvelope.cli.group import group
+from liftenvelope.cli.publish import publish
 from liftenvelope.cli.read import read
 from liftenvelope.cli.serve import serve
+from liftenvelope.cli.stream import stream
+from liftenvelope.cli.subscribe import subscribe
 from liftenvelope.cli.write import write
 
 
@@ -32,6 +40,15 @@ def completion(shell: str) -> None:
     click.echo(kind(root, {}, "liftenvelope", "_LIFTENVELOPE_COMPLETE").source())
 
 
+root.add_command(stream)
+root.add_command(publish)
+root.add_command(subscribe)
+root.add_command(subscribe, "tail")
+root.add_command(decode)
+root.add_command(consumer)
+root.add_command(cursor)
+root.add_command(group)
+root.add_command(bench)
 root.add_command(demo)
 root.add_command(serve)
 root.add_command(read)

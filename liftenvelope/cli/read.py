@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,13 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from liftenvelope._checks import as_local_path
-from liftenvelope.cli._places import PlaceType, check_lines, fail_cleanly, url_option
+from liftenvelope.cli._places import PlaceType, check_lines, check_open, fail_cleanly
+from liftenvelope.cli._servers import with_source
+from liftenvelope.cli._terminal import harmless_json
 
 
 @click.command()
 @click.argument("stream")
-@url_option
 @click.option(
     "--to",
     default="-",
@@ -46,9 +48,10 @@ from liftenvelope.cli._places import PlaceType, check_lines, fail_cleanly, url_o
 @click.option("--follow", is_flag=True, help="Keep waiting for new messages; lines of JSON only.")
 @click.option("--rotate-rows", type=int, help="With a folder: maximum number of rows in a file.")
 @click.option("--rotate-bytes", type=int, help="With a folder: size in bytes at which a file ends.")
+@with_source
 def read(
     stream: str,
-    url: str,
+    source: Any,
     to: str,
     follow: bool,
     rotate_rows: int | None,
@@ -59,6 +62,8 @@ def read(
 
     After a lost connection, the read reconnects and continues at the next offset.
     """
+    if not to:  # Path("") is the current folder
+        raise click.UsageError("--to must not be empty, got ''")
     fail_cleanly(lambda: as_local_path("--to", to))
     how["partitions"] = list(how["partitions"]) or None
     if how["columns"] is not None:
@@ -66,17 +71,18 @@ def read(
     rotation = {"rotate_rows": rotate_rows, "rotate_bytes": rotate_bytes}
     rotation = {name: value for name, value in rotation.items() if value is not None}
     if follow:
-        if to.endswith(".parquet") or _is_folder(to) or how.pop("stop") is not None:
-            raise click.UsageError("--follow never ends: leave out --stop, and write lines of JSON")
-        fail_cleanly(lambda: _print(url, stream, to, how, follow=True))
+        if to.endswith(".parquet") or _is_folder(to) or rotation or how.pop("stop") is not None:
+            text = "--follow never ends: leave out --stop, --rotate-rows and --rotate-bytes"
+            raise click.UsageError(f"{text}, and write lines of JSON")
+        fail_cleanly(lambda: _print(source, stream, to, how, follow=True))
     elif _is_folder(to):
-        fail_cleanly(lambda: _archive(url, stream, to, how | rotation))
+        fail_cleanly(lambda: _archive(source, stream, to, how | rotation))
     elif rotation:
         raise click.UsageError("--rotate-rows and --rotate-bytes need a folder, such as --to orders/")
     elif to.endswith(".parquet"):
-        fail_cleanly(lambda: _save(url, stream, to, how))
+        fail_cleanly(lambda: _save(source, stream, to, how))
     else:
-        fail_cleanly(lambda: _print(url, stream, to, how, follow=False))
+        fail_cleanly(lambda: _print(source, stream, to, how, follow=False))
 
 
 def _is_folder(to: str) -> bool:
@@ -103,32 +109,33 @@ class _Bar:
         self._progress.update(self._task, completed=progress.done, total=progress.total)
 
 
-def _archive(url: str, stream: str, to: str, how: dict[str, Any]) -> None:
+def _archive(source: Any, stream: str, to: str, how: dict[str, Any]) -> None:
     from liftenvelope import bulk
 
     with _Bar() as bar:
-        done = bulk.to_parquet(url, stream, to, progress=bar, **how)
+        done = bulk.to_parquet(source, stream, to, progress=bar, **how)
     click.echo(f"{done.rows:,} rows in {len(done.files)} files, {done.bytes:,} bytes", err=True)
 
 
-def _save(url: str, stream: str, to: str, how: dict[str, Any]) -> None:
+def _save(source: Any, stream: str, to: str, how: dict[str, Any]) -> None:
     from liftenvelope import bulk
     from liftenvelope.bulk.files import save_parquet
 
     with _Bar() as bar:
-        rows = save_parquet(bulk.read(url, stream, progress=bar, **how), Path(to))
+        rows = save_parquet(bulk.read(source, stream, progress=bar, **how), Path(to))
     click.echo(f"{rows:,} rows", err=True)
 
 
-def _print(url: str, stream: str, to: str, how: dict[str, Any], *, follow: bool) -> None:
+def _print(source: Any, stream: str, to: str, how: dict[str, Any], *, follow: bool) -> None:
     from liftenvelope import bulk
     from liftenvelope.bulk.files import to_lines
 
     check_lines("--to", to)
-    reader = bulk.tail(url, stream, **how) if follow else bulk.read(url, stream, **how)
+    check_open("--to", to, sys.stdout)
+    reader = bulk.tail(source, stream, **how) if follow else bulk.read(source, stream, **how)
     # Bytes, because the terminal's text encoding need not be UTF-8, and JSON is.
     with click.open_file(to, "wb") as out:
         for batch in reader:
             for line in to_lines(batch):
-                out.write(line.encode() + b"\n")
+                out.write(harmless_json(line).encode() + b"\n")
             out.flush()

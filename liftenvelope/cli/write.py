@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import click
 
 from liftenvelope._checks import as_local_path
-from liftenvelope.cli._places import check_lines, fail_cleanly, url_option
+from liftenvelope.cli._places import check_lines, check_open, fail_cleanly
+from liftenvelope.cli._servers import with_source
 
 
 @click.command()
 @click.argument("stream")
-@url_option
 @click.option(
     "--from",
     "origin",
@@ -35,20 +36,22 @@ from liftenvelope.cli._places import check_lines, fail_cleanly, url_option
     "the stream allows it.",
 )
 @click.option("--partition", type=int, help="Liftbridge: partition of all rows.")
-def write(stream: str, url: str, origin: str, **how: Any) -> None:
+@with_source
+def write(stream: str, source: Any, origin: str, **how: Any) -> None:
     """Publish rows to STREAM in order and wait for all acks."""
-    fail_cleanly(lambda: _write(url, stream, origin, how))
+    fail_cleanly(lambda: _write(source, stream, origin, how))
 
 
-def _write(url: str, stream: str, origin: str, how: dict[str, Any]) -> None:
+def _write(source: Any, stream: str, origin: str, how: dict[str, Any]) -> None:
     path = as_local_path("--from", origin)
     from liftenvelope import bulk
     from liftenvelope.bulk.files import from_lines, open_parquet
 
     if origin.endswith(".parquet"):
-        done = bulk.write(url, stream, open_parquet(path), **how)
+        done = bulk.write(source, stream, open_parquet(path), **how)
     else:
         check_lines("--from", origin)
+        check_open("--from", origin, sys.stdin)
         with click.open_file(origin, "rb") as lines:
-            done = bulk.write(url, stream, from_lines(lines), **how)
+            done = bulk.write(source, stream, from_lines(lines), **how)
     click.echo(f"{done.acked:,} rows stored, {done.duplicates:,} of them before", err=True)

@@ -1,0 +1,192 @@
+"""Liftbridge's groups for ``liftenvelope group``.
+
+Liftbridge's API does not list groups or members: a group is found by its name alone, while it has members.
+Its positions are cursors, which outlive it. Joins and leaves are in the activity stream, if servers keep one,
+and that is where names, members and streams come from.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import TYPE_CHECKING, Final
+
+from liftenvelope.cli._groups import Aim, GroupDescription, GroupOverview, GroupPartition, Reset
+from liftenvelope.client import Client, GroupJoined, GroupLeft
+from liftenvelope.errors import (
+    GroupError,
+    NoSuchGroupError,
+    NoSuchStreamError,
+    NotLeaderError,
+    ReadonlyPartitionError,
+    UsageError,
+)
+
+if TYPE_CHECKING:
+    from liftenvelope.cli._servers import CommandServers
+
+__all__ = ["LiftbridgeGroups"]
+
+#: Partitions to ask about at a time.
+_AT_ONCE: Final = 16
+
+
+@dataclass
+class _History:
+    """What the activity stream says about a group.
+
+    Attributes:
+        members: Streams of each member.
+        streams: Streams that any member has read, in the order of their first mention.
+    """
+
+    members: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    streams: dict[str, None] = field(default_factory=dict)
+
+
+class LiftbridgeGroups:
+    """Administration of the groups of Liftbridge or a gateway, by one client."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._slots = asyncio.Semaphore(_AT_ONCE)
+
+    @classmethod
+    @asynccontextmanager
+    async def open(cls, servers: CommandServers) -> AsyncIterator[LiftbridgeGroups]:
+        """Connect, and close the client in the end."""
+        async with servers.liftbridge() as client:
+            yield cls(client)
+
+    async def _history(self) -> dict[str, _History]:
+        """Return the groups that the activity stream mentions; raise NoSuchStreamError if there is none."""
+        found: dict[str, _History] = {}
+        async with self._client.activity(start="earliest", stop="latest") as events:
+            async for event in events:
+                if isinstance(event, GroupJoined):
+                    group = found.setdefault(event.group, _History())
+                    group.members[event.consumer] = event.streams
+                    group.streams |= dict.fromkeys(event.streams)
+                elif isinstance(event, GroupLeft):
+                    found.setdefault(event.group, _History()).members.pop(event.consumer, None)
+        return found
+
+    async def list_groups(self) -> list[GroupOverview]:
+        """Return the groups that the activity stream mentions: those with members, and empty ones."""
+        history = await self._history()
+        live = (await self._client.fetch_metadata(streams=[], groups=sorted(history))).groups
+        return [
+            GroupOverview(
+                name=name,
+                state="active" if name in live else "empty",
+                members=len(one.members) if name in live else 0,
+                topics=list(one.streams),
+            )
+            for name, one in sorted(history.items())
+        ]
+
+    async def describe(self, name: str, topics: Sequence[str]) -> GroupDescription:
+        """Return a group, with its positions in these streams, or in those that its members have read.
+
+        Raises:
+            NoSuchGroupError: The group has no members, and its streams are not known.
+        """
+        try:
+            history = (await self._history()).get(name, _History())
+        except NoSuchStreamError:
+            history = _History()  # the cluster keeps no activity stream
+        streams = list(topics) or list(history.streams)
+        metadata = await self._client.fetch_metadata(streams=streams, groups=[name])
+        info = metadata.groups.get(name)
+        if info is None and not streams:
+            text = f"group {name!r} has no members, and no activity tells its streams: name them by --topic"
+            raise NoSuchGroupError(text)
+        for stream in topics:
+            metadata.partition_count(stream)  # raises NoSuchStreamError
+        rows = [
+            self._row(name, stream, number)
+            for stream in streams
+            if stream in metadata.streams
+            for number in metadata.streams[stream].partitions
+        ]
+        return GroupDescription(
+            name=name,
+            state="empty" if info is None else "active",
+            coordinator=None if info is None else info.coordinator,
+            generation=None if info is None else info.epoch,
+            members={} if info is None else history.members,
+            partitions=await asyncio.gather(*rows),
+        )
+
+    async def _row(self, group: str, stream: str, number: int) -> GroupPartition:
+        async with self._slots:
+            stored = await self._client.fetch_cursor(_cursor(group), stream, number)
+            try:
+                end = (await self._client.fetch_partition_metadata(stream, number)).newest_offset + 1
+            except NotLeaderError:  # such as of a paused partition
+                end = None
+        committed = None if stored is None else stored + 1
+        lag = None if end is None else max(end - (committed or 0), 0)
+        return GroupPartition(topic=stream, partition=number, committed=committed, end=end, lag=lag)
+
+    async def plan(self, found: GroupDescription, wanted: Sequence[GroupPartition], aim: Aim) -> list[Reset]:
+        """Return the changes that move a group to a new position.
+
+        Raises:
+            GroupError: The group has members, which would overwrite the change.
+        """
+        if found.state == "active":
+            raise GroupError(f"group {found.name!r} has members, which would go on: stop them first")
+        return await asyncio.gather(*(self._change(one, aim) for one in wanted))
+
+    async def _change(self, row: GroupPartition, aim: Aim) -> Reset:
+        if row.end is None:
+            raise UsageError(f"partition {row.partition} of {row.topic!r} has no leader: leave it out")
+        async with self._slots:
+            if isinstance(aim, int):
+                new = min(aim, row.end)
+            elif aim == "latest":
+                new = row.end
+            else:
+                new = await self._first(row.topic, row.partition, aim, row.end)
+        return Reset(topic=row.topic, partition=row.partition, old=row.committed, new=new)
+
+    async def _first(self, stream: str, partition: int, start: str | datetime, end: int) -> int:
+        """Return the offset of the first message from a place on; the end if there is none."""
+        try:
+            reading = self._client.subscribe(stream, partition=partition, start=start, stop="latest")
+            async with reading as messages:
+                async for message in messages:
+                    return message.offset
+        except ReadonlyPartitionError:
+            pass
+        return end
+
+    async def reset(self, name: str, plan: Sequence[Reset]) -> list[Reset]:
+        """Set the cursors of a group. Offset 0 deletes the cursor: no cursor can stand before offset 0."""
+        for one in plan:
+            if one.new == 0:
+                await self._client.reset_cursor(_cursor(name), one.topic, one.partition)
+            else:
+                await self._client.set_cursor(_cursor(name), one.topic, one.partition, one.new - 1)
+        return list(plan)
+
+    async def delete(self, name: str, topics: Sequence[str]) -> None:
+        """Delete the cursors of a group that has no members.
+
+        Raises:
+            GroupError: The group has members.
+        """
+        found = await self.describe(name, topics)
+        if found.state == "active":
+            raise GroupError(f"group {name!r} has members: stop them first, and the group ends by itself")
+        for one in found.partitions:
+            await self._client.reset_cursor(_cursor(name), one.topic, one.partition)
+
+
+def _cursor(group: str) -> str:
+    """Return the id of the cursors of a group, as in Liftbridge's Go client."""
+    return f"__group:{group}"

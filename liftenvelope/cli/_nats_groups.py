@@ -1,0 +1,168 @@
+"""Groups over NATS for ``liftenvelope group``."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from datetime import datetime
+from typing import TYPE_CHECKING, Final
+
+from liftenvelope.cli._groups import Aim, GroupDescription, GroupOverview, GroupPartition, Reset
+from liftenvelope.errors import GroupError, UsageError
+from liftenvelope.group import GroupClient, JetStreamTopic, JetStreamTopicSource
+from liftenvelope.jetstream import DeliverPolicy, JetStream
+
+if TYPE_CHECKING:
+    from liftenvelope.cli._servers import CommandServers
+    from liftenvelope.group import TopicPartition, TopicSpec
+
+__all__ = ["NatsGroups"]
+
+#: Partitions to ask about at a time.
+_AT_ONCE: Final = 16
+
+
+class NatsGroups:
+    """Administration of groups over NATS, of one connection.
+
+    Args:
+        js: JetStream, which has the topics.
+        timeout: Seconds for a call.
+    """
+
+    def __init__(self, js: JetStream, timeout: float) -> None:
+        self._js = js
+        self._client = GroupClient(js.api.nc, timeout=timeout)
+        self._specs: dict[str, TopicSpec] = {}
+        self._slots = asyncio.Semaphore(_AT_ONCE)
+
+    @classmethod
+    @asynccontextmanager
+    async def open(cls, servers: CommandServers) -> AsyncIterator[NatsGroups]:
+        """Connect, and close the connection in the end."""
+        async with servers.jetstream() as js:
+            yield cls(js, servers.timeout)
+
+    async def list_groups(self) -> list[GroupOverview]:
+        """Return all groups."""
+        found = await self._client.list_groups()
+        return [
+            GroupOverview(
+                name=one.name,
+                state=one.phase.name.lower(),
+                members=len(one.members),
+                topics=[topic.name for topic in one.topics],
+            )
+            for one in found.groups
+        ]
+
+    async def describe(self, name: str, topics: Sequence[str]) -> GroupDescription:
+        """Return a group, with its positions in these topics, or in all of its topics.
+
+        Raises:
+            UsageError: The group has no such topic.
+        """
+        info = await self._client.describe_group(name)
+        self._specs = {spec.name: spec for spec in info.topics}
+        for topic in topics:
+            if topic not in self._specs:
+                known = ", ".join(self._specs) or "none"
+                raise UsageError(f"--topic must be one of the group's topics, {known}, got {topic!r}")
+        owners = {key: member.consumer_id for member in info.members for key in member.assignment}
+        committed = await self._client.committed(name)
+        rows = [
+            self._row(spec, number, owners, committed)
+            for spec in info.topics
+            if not topics or spec.name in topics
+            for number in range(spec.partitions)
+        ]
+        return GroupDescription(
+            name=name,
+            state=info.phase.name.lower(),
+            coordinator=info.controller_id,
+            generation=info.generation,
+            members={member.consumer_id: member.topics for member in info.members},
+            partitions=await asyncio.gather(*rows),
+        )
+
+    async def _row(
+        self,
+        spec: TopicSpec,
+        number: int,
+        owners: dict[TopicPartition, str],
+        committed: dict[TopicPartition, int | GroupError],
+    ) -> GroupPartition:
+        from liftenvelope.group import TopicPartition
+
+        key = TopicPartition(spec.name, number)
+        offset = committed.get(key, -1)
+        if isinstance(offset, GroupError):
+            raise offset
+        place = None if offset < 0 else offset
+        row = GroupPartition(topic=spec.name, partition=number, member=owners.get(key), committed=place)
+        if not spec.places:  # of a source that only its members can read
+            return row
+        source = self._source(spec)
+        async with self._slots:
+            oldest, end = await source.bounds(number)
+            lag = await source.lag(number, oldest if place is None else max(place, oldest))
+        return replace(row, end=end, lag=lag)
+
+    def _source(self, spec: TopicSpec) -> JetStreamTopicSource:
+        return JetStreamTopicSource(self._js, JetStreamTopic(spec.name, spec.places))
+
+    async def plan(self, found: GroupDescription, wanted: Sequence[GroupPartition], aim: Aim) -> list[Reset]:
+        """Return the changes that move a group to a new position.
+
+        Raises:
+            UsageError: The aim is not an offset, and a topic is not in JetStream.
+        """
+        del found  # members over NATS follow a change, so it does not matter if there are any
+        return await asyncio.gather(*(self._change(one, aim) for one in wanted))
+
+    async def _change(self, row: GroupPartition, aim: Aim) -> Reset:
+        spec = self._specs[row.topic]
+        if isinstance(aim, int):
+            offset = aim
+        elif not spec.places:
+            raise UsageError(f"--to-offset must be used for topic {row.topic!r}, which is not in JetStream")
+        else:
+            async with self._slots:
+                offset = await self._aimed(spec, row.partition, aim)
+        return Reset(topic=row.topic, partition=row.partition, old=row.committed, new=offset)
+
+    async def _aimed(self, spec: TopicSpec, partition: int, aim: str | datetime) -> int:
+        oldest, end = await self._source(spec).bounds(partition)
+        if isinstance(aim, str):
+            return oldest if aim == "earliest" else end
+        place = spec.places[partition]
+        stream = await self._js.stream(place.stream)
+        consumer = stream.ordered_consumer(
+            filter_subjects=[place.subject] if place.subject else [],
+            deliver_policy=DeliverPolicy.BY_START_TIME,
+            opt_start_time=aim,
+            headers_only=True,
+        )
+        first = await consumer.fetch_no_wait(1)
+        return first[0].metadata.stream_sequence - 1 if first else end
+
+    async def reset(self, name: str, plan: Sequence[Reset]) -> list[Reset]:
+        """Make changes, and return them with the offsets that were set."""
+        done = await self._client.rewind(name, {(one.topic, one.partition): one.new for one in plan})
+        for offset in done.values():
+            if isinstance(offset, GroupError):
+                raise offset
+        offsets = {(key.topic, key.partition): int(offset) for key, offset in done.items()}  # type: ignore[arg-type]
+        return [replace(one, new=offsets.get((one.topic, one.partition), one.new)) for one in plan]
+
+    async def delete(self, name: str, topics: Sequence[str]) -> None:
+        """Delete a group without members, with its positions.
+
+        Raises:
+            UsageError: Topics are given: a group is deleted as a whole.
+        """
+        if topics:
+            raise UsageError("--topic must be left out: a group over NATS is deleted as a whole")
+        await self._client.delete_group(name)
