@@ -314,7 +314,7 @@ def _expected_offset(row: int, number: Any) -> int:
     return -1 if number is None else as_int64(f"expected_offsets[{row}]", number)
 
 
-def decode_batch(array: Any, *, on_error: OnError = "raise") -> pa.RecordBatch:
+def decode_batch(array: Any, *, on_error: OnError = "raise", binary_view: bool = False) -> pa.RecordBatch:
     """Decode message envelopes into columns.
 
     Args:
@@ -323,6 +323,8 @@ def decode_batch(array: Any, *, on_error: OnError = "raise") -> pa.RecordBatch:
         on_error: Handling of rows that are not valid message envelopes. ``"raise"`` (the default): raise the
             error of the first such row. ``"null"``: all columns of the row except ``error`` are null.
             ``"raw"``: the same, but ``value`` has the whole row, as the server stores it.
+        binary_view: True to return ``value`` as views into the data of the array, without a copy. The views
+            keep the data alive. The array must be ``binary`` or ``large_binary``.
 
     Returns:
         Columns ``key``, ``value`` (binary), ``headers`` (map<string, binary>), ``ack_inbox``,
@@ -333,20 +335,23 @@ def decode_batch(array: Any, *, on_error: OnError = "raise") -> pa.RecordBatch:
     Raises:
         EnvelopeError: A row is invalid and ``on_error="raise"``; the text names the row.
         EnvelopeTooLargeError: The header names or values have more than 2 GiB in total.
-        UsageError: The array does not hold bytes, its buffers are broken, or on_error is unknown.
+        UsageError: The array is broken or of a wrong type, is too large for views, or an option is unknown.
 
     Example:
         >>> decode_batch([b"no envelope"], on_error="raw")["value"].to_pylist()
         [b'no envelope']
     """
     as_choice("on_error", on_error, ("raise", "null", "raw"))
+    as_choice("binary_view", binary_view, (False, True))
+    if binary_view and (kind := getattr(array, "type", type(array).__name__)) not in _SMALL + _LARGE:
+        raise UsageTypeError(f"array must be an Arrow array of binary with binary_view=True, got {kind}")
     rows, large = _rows(array)
-    decoded = batch.MessageColumns(rows, large, on_error == "raw", pa.allocate_buffer)
+    decoded = batch.MessageColumns(rows, large, on_error == "raw", pa.allocate_buffer, binary_view)
     errors = _errors(rows, decoded.bad, unmarshal_message, on_error)
     columns = decoded.columns()
     made = {
         "key": _texts(columns["key"], pa.binary(), large),
-        "value": _texts(columns["value"], pa.binary(), large),
+        "value": _texts(columns["value"], pa.binary_view() if binary_view else pa.binary(), large),
         "headers": _headers(columns, rows.length),
         "ack_inbox": _texts(columns["ack_inbox"], pa.string(), large),
         "correlation_id": _texts(columns["correlation_id"], pa.string(), large),
@@ -466,7 +471,7 @@ def _fault(reader: Callable[[bytes], Any], row: bytes) -> EnvelopeError:
 
 def _texts(buffers: tuple[Any, ...], kind: pa.DataType, large: bool) -> pa.Array:
     rows, nulls, *parts = buffers
-    if large:
+    if large and kind not in _VIEWS:
         kind = pa.large_binary() if pa.types.is_binary(kind) else pa.large_string()
     return pa.Array.from_buffers(kind, rows, [_optional(part) for part in parts], nulls)
 

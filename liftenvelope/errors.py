@@ -288,7 +288,9 @@ class CursorsUnavailableError(ServerError):
 
 
 class ConnectionClosedError(TransportError):
-    """The connection was closed or drained during a read."""
+    """The connection or the client was closed or drained. A retry needs a new one."""
+
+    retriable = False
 
 
 class ServerProtocolError(TransportError):
@@ -414,10 +416,8 @@ class OffsetOutOfRangeError(LiftEnvelopeError):
 
     def __init__(self, message: str, stream: str, partition: int, wanted: int, newest: int) -> None:
         super().__init__(message, stream, partition, wanted, newest)
-        self.stream = stream
-        self.partition = partition
-        self.wanted = wanted
-        self.newest = newest
+        self.stream, self.partition = stream, partition
+        self.wanted, self.newest = wanted, newest
 
     def __str__(self) -> str:
         return str(self.args[0])

@@ -81,8 +81,12 @@ def _cache_folder() -> Path:
     if sys.platform == "darwin":
         return Path.home() / "Library" / "Caches" / "liftenvelope"
     base = os.environ.get("XDG_CACHE_HOME", "")
-    # The XDG specification says to ignore relative paths.
-    return (Path(base) if base.startswith("/") else Path.home() / ".cache") / "liftenvelope"
+    try:
+        # The XDG specification says to ignore relative paths.
+        return (Path(base) if base.startswith("/") else Path.home() / ".cache") / "liftenvelope"
+    except RuntimeError as exc:  # such as a user id of a container that /etc/passwd does not list
+        text = "can't build Liftbridge: the user has no home directory for the cache; set XDG_CACHE_HOME"
+        raise ServerStartError(text) from exc
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, Final, Generic, TypeVar
 from liftenvelope.errors import UsageError
 from liftenvelope.testing._admin import LiftbridgeAdmin
 from liftenvelope.testing._errors import ServerStartError
-from liftenvelope.testing._lifecycle import Managed
+from liftenvelope.testing._lifecycle import ManagedServer
 from liftenvelope.testing._ports import LOOPBACK, free_port, release_port
 from liftenvelope.testing._process import ServerProcess, make_folder, remove_folder
 from liftenvelope.testing._readiness import is_serving
@@ -167,7 +167,7 @@ class ServerNode(ABC):
 NodeT = TypeVar("NodeT", bound=ServerNode)
 
 
-class ServerCluster(LiftbridgeAdmin, Managed, Generic[NodeT]):
+class ServerCluster(LiftbridgeAdmin, ManagedServer, Generic[NodeT]):
     """Servers on one NATS server. Not thread-safe.
 
     Attributes:

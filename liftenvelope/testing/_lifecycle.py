@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Self
 if TYPE_CHECKING:
     from types import TracebackType
 
-__all__ = ["Managed"]
+__all__ = ["Managed", "ManagedServer"]
 
 
 class Managed(ABC):
@@ -67,3 +67,16 @@ class Managed(ABC):
         if exc is not None:
             for failure in self.failures():
                 exc.add_note(failure)
+
+
+class ManagedServer(Managed):
+    """One or more server processes with a log. The pytest plugin adds that log to reports of failed tests."""
+
+    @property
+    @abstractmethod
+    def is_running(self) -> bool:
+        """True while every process exists."""
+
+    @abstractmethod
+    def log(self) -> str:
+        """Return the whole log since the first start."""

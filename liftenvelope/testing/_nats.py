@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from liftenvelope.errors import UsageError
 from liftenvelope.testing._binaries import find_nats_server
 from liftenvelope.testing._errors import ServerStartError
-from liftenvelope.testing._lifecycle import Managed
+from liftenvelope.testing._lifecycle import ManagedServer
 from liftenvelope.testing._ports import LOOPBACK, free_port, release_port
 from liftenvelope.testing._process import ServerProcess, make_folder, remove_folder
 
@@ -72,7 +72,7 @@ def run_nats_server(
     )
 
 
-class NatsServer(Managed):
+class NatsServer(ManagedServer):
     """A nats-server, made by :func:`run_nats_server`. Not thread-safe."""
 
     def __init__(
@@ -176,10 +176,15 @@ class NatsServer(Managed):
     def _start_on(self, port: int) -> None:
         name = f"{self._folder.name}-{port}"
         path = self._folder / "nats-server.conf"
-        # JSON values are valid in the server's configuration format.
-        lines = [f"{key}: {json.dumps(value)}" for key, value in self._configuration(name, port).items()]
+        # JSON values are valid in the server's configuration format, except for the escape \u.
+        settings = self._configuration(name, port).items()
+        lines = [f"{key}: {json.dumps(value, ensure_ascii=False)}" for key, value in settings]
         path.write_text("\n".join([*lines, self._config_text, ""]), "utf-8")
-        self._process.start([str(find_nats_server()), "-c", str(path)], {})
+        program = find_nats_server()
+        try:
+            self._process.start([str(program), "-c", str(path)], {})
+        except OSError as exc:
+            raise ServerStartError(f"{program} can't be run: {exc.strerror}") from exc
         try:
             self._info = self._wait_ready(name, port)
         except ServerStartError:

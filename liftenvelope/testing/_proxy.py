@@ -33,7 +33,8 @@ class FaultProxy(Managed):
     A direction is ``"to_server"``, ``"to_client"`` or ``"both"``.
 
     Args:
-        target: The server: ``host:port``, a URL such as ``nats://host:port``, or a host.
+        target: The server: ``host:port``, a URL such as ``nats://host:port``, with or
+            without a login, or a host.
         port: Port of the server, if ``target`` is only a host.
 
     Raises:
@@ -51,7 +52,8 @@ class FaultProxy(Managed):
 
     def __init__(self, target: str, port: int | None = None) -> None:
         if port is None:
-            self._target = parse_address(target.rpartition("://")[2].rstrip("/"))
+            # The proxy carries the login, and does not need it.
+            self._target = parse_address(target.rpartition("://")[2].rpartition("@")[2].rstrip("/"))
         else:
             self._target = parse_address(str(Address(target, port)))
         self._port = 0

@@ -40,10 +40,18 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
     fixtures: dict[str, object] = getattr(item, "funcargs", {})
     for name in __all__ if report.failed else ():
         server = fixtures.get(name)
-        kinds = testing.NatsServer | testing.LiftbridgeCluster | testing.GatewayCluster
-        if isinstance(server, kinds) and not server.is_running:
-            report.sections.append((f"{name} has ended, its log", server.log()[-_SHOWN:]))
+        if server is not None:
+            report.sections += _log_of_ended(name, server)
     return report
+
+
+def _log_of_ended(name: str, server: object) -> list[tuple[str, str]]:
+    # Imported here, because most test runs need no asyncio. The classes of the clusters would need an extra.
+    from liftenvelope.testing._lifecycle import ManagedServer
+
+    if not isinstance(server, ManagedServer) or server.is_running:
+        return []
+    return [(f"{name} has ended, its log", server.log()[-_SHOWN:])]
 
 
 @pytest.fixture(scope="session")
