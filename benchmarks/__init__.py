@@ -1,1 +1,1 @@
-"""What the package costs, each figure beside its peer in the same run: ``python -m benchmarks``."""
+"""Benchmarks, each figure beside its peer in the same run: ``python -m benchmarks``."""

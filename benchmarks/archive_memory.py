@@ -106,7 +106,7 @@ def _peak() -> float:
 
 
 def measured(server: str, mib: int, folder: str) -> dict[str, float]:
-    """What an archive job of so many MiB takes, in a process of its own."""
+    """Measure the memory of an archive job of some MiB, in a process of its own."""
     with serving(server) as url:
         fill(url, mib * 2**20 // VALUE)
         command = [sys.executable, "-m", "benchmarks.archive_memory", "--job", url, folder]

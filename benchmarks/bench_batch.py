@@ -137,3 +137,23 @@ def test_decode_batch(compare: Comparison, size: int, bandwidth: float | None, t
             DECODE_LIMIT,
         ),
     )
+
+
+def test_decode_batch_as_views(compare: Comparison) -> None:
+    batch = _batch(1024, compare.amount(ROWS, 100))
+    assert decode_batch(batch.envelopes, binary_view=True)["value"].to_pylist() == batch.values.to_pylist()
+
+    def ours(turns: Iterable[None]) -> None:
+        for _ in turns:
+            decode_batch(batch.envelopes, binary_view=True)
+
+    def copied(turns: Iterable[None]) -> None:
+        for _ in turns:
+            decode_batch(batch.envelopes)
+
+    compare(
+        "decode_batch(binary_view=True), 1024 B",
+        compare.timed(ours, per=batch.rows),
+        Peer("warm memcpy of the envelopes", _memcpy(compare, batch), 0.5),
+        Peer("itself, with values copied", compare.timed(copied, per=batch.rows)),
+    )

@@ -36,10 +36,10 @@ ACK = marshal_ack(
         commit_timestamp_ns=1_700_000_000_123_556_789,
     )
 )
-# Where perf finds the time.
+# Where callgrind finds the instructions.
 ACK_LIMIT = (
-    "Of its time about 17 % goes to parsing, 17 % to the interpreter that reads the ten fields, 17 % to "
-    "allocating and freeing the ack and its strings and numbers, 5 % to checking texts."
+    "About 33 % of its instructions are the interpreter's, which reads the ten fields, 14 % make its three "
+    "numbers, 15 % parse, 6 % make its correlation id."
 )
 
 

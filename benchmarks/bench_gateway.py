@@ -63,7 +63,7 @@ def _streams(loop: asyncio.Runner, clusters: list[Cluster], count: int) -> list[
 
 @pytest.fixture(scope="module")
 def quick(pytestconfig: pytest.Config) -> bool:
-    """Whether this run is only to show that everything works."""
+    """True in a small run, which only shows that everything works."""
     return not pytestconfig.getoption("benchmark_enable")
 
 

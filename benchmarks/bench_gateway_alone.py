@@ -1,4 +1,4 @@
-"""What a gateway takes by itself: to start, to do nothing, and to read a stream to its end."""
+"""Cost of a gateway by itself: to start and restart, to be idle, and to read a stream to its end."""
 
 from __future__ import annotations
 
@@ -10,11 +10,14 @@ from statistics import median
 from time import perf_counter, sleep
 from typing import Any
 
+import nats
 import pytest
+from nats.aio.msg import Msg
 
 import liftenvelope
 from benchmarks import processor_time
 from benchmarks.report import Bound, Report
+from liftenvelope.envelope import new_message, unmarshal_ack
 from liftenvelope.testing import GatewayCluster, run_gateway
 from liftenvelope.testing._ports import free_port
 
@@ -27,7 +30,7 @@ STREAMS_AT_ONCE = 16
 
 @pytest.fixture(scope="module")
 def quick(pytestconfig: pytest.Config) -> bool:
-    """Whether this run is only to show that everything works."""
+    """True in a small run, which only shows that everything works."""
     return not pytestconfig.getoption("benchmark_enable")
 
 
@@ -97,6 +100,42 @@ def test_start(quick: bool, report: Report, tmp_path: Path) -> None:
     if not quick:
         what = "gateway: from `liftenvelope serve` to the first acked message"
         report.bounds.append(Bound(what, median(taken), 2, "s"))
+
+
+async def _until_all_acked(cluster: GatewayCluster, streams: int) -> float:
+    """Kill the gateway, publish an envelope to each stream, start it; return the seconds to the last ack."""
+    node, nc = cluster.nodes[0], await nats.connect(cluster.nats_url)
+    inbox, acked, all_acked = nc.new_inbox(), set[str](), asyncio.Event()
+
+    async def note(msg: Msg) -> None:
+        acked.add(unmarshal_ack(msg.data).correlation_id)
+        if len(acked) == streams:
+            all_acked.set()
+
+    await nc.subscribe(inbox, cb=note)
+    await asyncio.to_thread(node.kill)
+    for number in range(streams):
+        name = f"idle-{number}"
+        await nc.publish(name, new_message(VALUE, ack_inbox=inbox, correlation_id=name))
+    for _ in range(2):  # nats-py's first PING overtakes what is buffered
+        await nc.flush(timeout=60)
+    began = perf_counter()
+    await asyncio.to_thread(node.start)
+    async with asyncio.timeout(300):
+        await all_acked.wait()
+    taken = perf_counter() - began
+    await nc.close()
+    return taken
+
+
+def test_restart(quick: bool, report: Report, loop: asyncio.Runner) -> None:
+    streams = 20 if quick else 4_000
+    with run_gateway(config=SERVED) as cluster:
+        loop.run(_make(cluster.addresses[0], streams))
+        taken = loop.run(_until_all_acked(cluster, streams))
+        cluster.nodes[0].kill()  # a clean stop asks for the state of each stream
+    if not quick:
+        report.bounds.append(Bound(f"gateway: {streams:,} streams, restart to last ack", taken, 5, "s"))
 
 
 async def _read(address: str, name: str, count: int) -> None:

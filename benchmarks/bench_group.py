@@ -1,6 +1,6 @@
-"""Groups: how long a heartbeat takes with many members, and how soon a group is whole after a death.
+"""Groups: heartbeats with many members, recovery after a death, and the speed of reading.
 
-The members are real ones, but for the reading; the coordinator has a process of its own.
+The members of the first two are real ones, but for the reading; the coordinator has a process of its own.
 """
 
 from __future__ import annotations
@@ -9,11 +9,12 @@ import asyncio
 import gc
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from statistics import quantiles
 from time import perf_counter, process_time
 from typing import Any
+from uuid import uuid4
 
 import nats
 import pytest
@@ -21,21 +22,36 @@ from google.protobuf.message import Message
 from nats.aio.client import Client
 from pytest_benchmark.fixture import BenchmarkFixture
 
+from benchmarks import processor_time
 from benchmarks.report import Report, Row
-from liftenvelope.group import Coordinator, GroupClient, GroupEvent, TopicSpec
+from benchmarks.rounds import Comparison, Peer, Round
+from liftenvelope import bulk
+from liftenvelope.group import (
+    Coordinator,
+    GroupClient,
+    GroupConsumer,
+    GroupEvent,
+    GroupMessage,
+    JetStreamTopic,
+    TopicSpec,
+)
 from liftenvelope.group._member import Assigned, GiveBack, GroupMember
 from liftenvelope.group._serving import SERVICE
 from liftenvelope.group.calls import GroupCalls
+from liftenvelope.jetstream import JetStream, StorageType, StreamConfig
+from liftenvelope.jetstream import Message as JetStreamMessage
+from liftenvelope.nats import accelerate
 from liftenvelope.testing import NatsServer, run_nats_server
 
 #: What the issue asks for, in seconds.
 HEARTBEAT, AFTER_SESSION = 0.050, 1.0
 PATIENCE = 120.0
 PARTITIONS = 64
+VALUE = b"x" * 100
 
 
 def quiet(_: GroupEvent) -> None:
-    """Whether somebody was fenced shows in the figures."""
+    """Ignore events: a fenced member shows in the figures."""
 
 
 class TimedCalls(GroupCalls):
@@ -123,7 +139,7 @@ class Crowd:
         return len(generations) == 1 and 0 not in generations
 
     async def p99(self, seconds: float) -> tuple[float, float, int]:
-        """Of the heartbeats of so many seconds, of bare requests meanwhile, and how many heartbeats."""
+        """Return the p99 of heartbeats and of bare requests in some seconds, and the count of heartbeats."""
         # A member has a process of its own in earnest. One for all of them would stand still for 130 ms
         # now and then, to look for garbage among the objects of a thousand, which says nothing of heartbeats.
         gc.collect()
@@ -172,7 +188,7 @@ class Child:
         return self._process.stdout.readline()
 
     def processor_time(self) -> float:
-        """How many seconds of a processor it has taken."""
+        """Return the processor time in seconds."""
         assert self._process.stdin is not None
         self._process.stdin.write(b"\n")
         self._process.stdin.flush()
@@ -223,6 +239,119 @@ def test_groups(
             deaths,
             session + AFTER_SESSION,
         )
+
+
+class Readings:
+    """Rounds that read a stream from its start, each by a new consumer on an accelerated connection."""
+
+    def __init__(self, loop: asyncio.Runner, url: str, count: int, clock: Callable[[], float]) -> None:
+        self._loop, self._url, self._count, self._clock = loop, url, count, clock
+        self._name = f"bench-{uuid4().hex[:8]}"
+        loop.run(self._fill())
+
+    async def _fill(self) -> None:
+        async with await nats.connect(self._url) as nc, JetStream(nc, timeout=PATIENCE) as js:
+            await js.create_stream(StreamConfig(name=self._name, storage=StorageType.MEMORY))
+            for _ in range(self._count):
+                await js.publish_async(self._name, VALUE)
+            await js.publish_async_complete()
+
+    def by_group(self, read: Callable[[GroupConsumer, int], Awaitable[None]]) -> Round:
+        """A group consumer, which is the only member of a new group."""
+
+        async def run(nc: Client) -> float:
+            topic = JetStreamTopic.of_streams("bench", [self._name])
+            async with GroupConsumer(
+                nc, uuid4().hex, topic, auto_offset="earliest", timeout=PATIENCE
+            ) as consumer:
+                began = self._clock()
+                await read(consumer, self._count)
+                return (self._clock() - began) / self._count
+
+        return lambda: self._loop.run(self._connected(run))
+
+    def ordered(self) -> float:
+        """``messages()`` of an ordered consumer."""
+
+        async def run(nc: Client) -> float:
+            async with JetStream(nc, timeout=PATIENCE) as js:
+                stream = await js.stream(self._name)
+                async with stream.ordered_consumer().messages() as messages:
+                    began = self._clock()
+                    await read_singly(messages, self._count)
+                    return (self._clock() - began) / self._count
+
+        return self._loop.run(self._connected(run))
+
+    def by_bulk(self) -> float:
+        """``bulk.read`` on a connection of its own."""
+        began = self._clock()
+        assert sum(batch.num_rows for batch in bulk.read(self._url, self._name)) == self._count
+        return (self._clock() - began) / self._count
+
+    async def _connected(self, run: Callable[[Client], Awaitable[float]]) -> float:
+        async with await nats.connect(self._url) as nc, asyncio.timeout(PATIENCE):
+            with accelerate(nc):
+                return await run(nc)
+
+
+async def read_singly(
+    messages: AsyncIterator[GroupMessage] | AsyncIterator[JetStreamMessage], count: int
+) -> None:
+    """Iterate over so many messages."""
+    found = 0
+    async for _ in messages:
+        found += 1
+        if found == count:
+            return
+
+
+async def read_batches(consumer: GroupConsumer, count: int) -> None:
+    """Read so many messages in lists."""
+    found = 0
+    async for messages in consumer.batches():
+        found += len(messages)
+        if found == count:
+            return
+
+
+async def read_columns(consumer: GroupConsumer, count: int) -> None:
+    """Read so many messages as Arrow."""
+    found = 0
+    async for batch in consumer.arrow_batches(max_wait=0.1):
+        found += batch.num_rows
+        if found == count:
+            return
+
+
+#: Ways to read so many messages of a group consumer, each with the peer and the target.
+WAYS = {
+    "async for": (read_singly, "ordered messages()", 0.9),
+    "batches()": (read_batches, "ordered messages()", 0.9),
+    "arrow_batches()": (read_columns, "bulk.read", 0.8),
+}
+_LIMIT = (
+    "Each message passes through a Python object between the socket and its columns; bulk.read parses the "
+    "bytes of the socket into columns."
+)
+
+
+@pytest.mark.parametrize("clock", [perf_counter, processor_time.own])
+@pytest.mark.parametrize("way", WAYS)
+def test_reading(
+    loop: asyncio.Runner, compare: Comparison, coordinator: Child, way: str, clock: Callable[[], float]
+) -> None:
+    readings = Readings(loop, coordinator.url, compare.amount(50_000, 500), clock)
+    read, peer, target = WAYS[way]
+    by_peer = readings.ordered if peer == "ordered messages()" else readings.by_bulk
+    is_wall = clock is perf_counter
+    compare(
+        f"GroupConsumer, 100 B, {way}" + ("" if is_wall else ", processor time"),
+        readings.by_group(read),
+        Peer(peer, by_peer, target, _LIMIT if peer == "bulk.read" else ""),
+        rate=is_wall,
+        rounds=5,
+    )
 
 
 def row(report: Report, what: str, ours: float, asked: float, limit: str = "") -> None:

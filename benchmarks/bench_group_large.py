@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import count
+from random import Random
 from statistics import median
 from time import perf_counter, process_time
 
@@ -48,7 +49,9 @@ class LargeGroup:
 
     coordinator: Coordinator
     host: GroupHost
-    topic: TopicSpec
+    topics: tuple[TopicSpec, ...]
+    #: Topics that a member reads.
+    each: int
     offsets: count[int] = field(default_factory=lambda: count(1))
 
     def registration(self, number: int) -> Registration:
@@ -56,7 +59,7 @@ class LargeGroup:
         return Registration(
             consumer_id=f"consumer-{number:04}",
             client_id=f"client-{number}",
-            topics=(self.topic,),
+            topics=tuple(Random(number).sample(self.topics, self.each)),
             generation=known.generation if known is not None else 0,
         )
 
@@ -67,10 +70,13 @@ class LargeGroup:
             for _ in range(2):  # join, then give everything back
                 for number in range(members):
                     group.register(self.registration(number), now)
+
+        def commit(group: Group, _: float) -> None:
             for name, member in group.state.members.items():
                 group.commit(name, member.generation, [Commit(one, 0) for one in member.assignment])
 
         await self.host.run(join)
+        await self.host.run(commit)
         assert self.host.group.state.phase is Phase.STABLE
 
     async def double(self, members: int) -> None:
@@ -97,15 +103,21 @@ class LargeGroup:
 
 
 @asynccontextmanager
-async def large_group(url: str, partitions: int) -> AsyncIterator[LargeGroup]:
+async def large_group(url: str, partitions: int, topics: int = 1, each: int = 1) -> AsyncIterator[LargeGroup]:
     nc, name = await nats.connect(url), next(names)
     # A bucket of its own: the coordinator would take over the groups of earlier rounds meanwhile.
     async with Coordinator(nc, bucket=name, timeout=PATIENCE, lease=PATIENCE) as coordinator:
-        places = tuple(Place("ORDERS", f"orders.{number}") for number in range(partitions))
         await coordinator.directory.create(Definition(name=name, session_timeout=3_600.0))
         host = await coordinator.directory.host(name)
-        yield LargeGroup(coordinator, host, TopicSpec("orders", partitions, places))
+        yield LargeGroup(coordinator, host, tuple(_topics(partitions, topics)), each)
     await nc.close()
+
+
+def _topics(partitions: int, topics: int) -> Iterator[TopicSpec]:
+    for number in range(topics):
+        name = f"orders{number or ''}"
+        places = tuple(Place(name.upper(), f"{name}.{place}") for place in range(partitions // topics))
+        yield TopicSpec(name, len(places), places)
 
 
 async def longest_block(work: Callable[[], Awaitable[None]]) -> tuple[float, float]:
@@ -153,13 +165,22 @@ def test_commit(
     loop.run(entered.__aexit__(None, None, None))
 
 
+@pytest.mark.parametrize(
+    ("topics", "each", "reading"), [(1, 1, ""), (100, 20, ", each member reads 20 of 100 topics")]
+)
 def test_rebalance(
-    benchmark: BenchmarkFixture, report: Report, loop: asyncio.Runner, jetstream: NatsServer
+    benchmark: BenchmarkFixture,
+    report: Report,
+    loop: asyncio.Runner,
+    jetstream: NatsServer,
+    topics: int,
+    each: int,
+    reading: str,
 ) -> None:
     partitions, members, rounds = (100, 5, 1) if benchmark.disabled else (10_000, 500, 5)
 
     async def run() -> tuple[float, float]:
-        async with large_group(jetstream.url, partitions) as group:
+        async with large_group(jetstream.url, partitions, topics, each) as group:
             await group.fill(members)
             # A coordinator's process does not have pytest's objects, among which the collector would look for
             # garbage for 100 ms.
@@ -167,14 +188,17 @@ def test_rebalance(
             gc.freeze()
             found = await longest_block(lambda: group.double(members))
             gc.unfreeze()
-            loads = {len(member.assignment) for member in group.host.group.state.members.values()}
-            assert loads == {partitions // (2 * members)}
+            loads = [len(member.assignment) for member in group.host.group.state.members.values()]
+            read = {name for member in group.host.group.state.members.values() for name in member.topics}
+            assert sum(loads) == sum(spec.partitions for spec in group.topics if spec.name in read)
+            assert each != topics or set(loads) == {partitions // (2 * members)}
             return found
 
     found: list[tuple[float, float]] = []
     benchmark.pedantic(lambda: found.append(loop.run(run())), rounds=rounds)  # type: ignore[no-untyped-call]
     used, taken = median(one for one, _ in found), median(one for _, one in found)
-    what = f"{members} -> {2 * members:,} members x {partitions:,} partitions, longest block of the loop"
+    what = f"{members} -> {2 * members:,} members x {partitions:,} partitions{reading}"
+    what = f"{what}, longest block of the loop"
     print(f"\n{what}: {1_000 * used:.1f} ms of a processor, {1_000 * taken:.1f} ms")
     if not benchmark.disabled:
         report.bounds.append(Bound(f"{what}, processor time", 1_000 * used, 1_000 * BLOCK, "ms"))

@@ -417,7 +417,7 @@ class Restart:
             self.reconnected = perf_counter()
 
         async def no_noise(_: Exception) -> None:
-            """That the connection is lost is what is wanted."""
+            """Ignore errors: the loss of the connection is intended."""
 
         return await nats.connect(
             self.server.url,

@@ -1,4 +1,4 @@
-"""What the benchmarks share: servers, connections, peers, and the table at the end.
+"""Fixtures of the benchmarks: servers, connections, peers, and the table at the end.
 
 ``pytest benchmarks`` runs each once, small, and checks that it does what it says. ``--benchmark-enable``
 measures.

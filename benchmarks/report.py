@@ -37,16 +37,16 @@ class Row:
 
     @property
     def ratio(self) -> float:
-        """How many times as fast ours is."""
+        """Speed of ours as a multiple of the peer's."""
         return self.theirs / self.ours
 
     @property
     def met(self) -> bool:
-        """Whether the target is met, or there is none."""
+        """True if the target is met, or there is none."""
         return self.target is None or self.ratio >= self.target
 
     def cells(self) -> tuple[str, ...]:
-        """What the table shows."""
+        """Return the row of the table."""
         wanted = (
             ("-", "") if self.target is None else (f"≥ {self.target:.3g}", "yes" if self.met else "**no**")
         )
@@ -93,11 +93,11 @@ class Bound:
 
     @property
     def met(self) -> bool:
-        """Whether it stays below."""
+        """True if the figure is below its bound."""
         return self.found < self.most
 
     def line(self) -> str:
-        """What the page shows."""
+        """Return the line of the page."""
         verdict = "yes" if self.met else f"**no** {self.limit}".rstrip()
         return (
             f"- {self.what}: {self.found:,.3g} {self.unit}, to be < {self.most:,.3g} {self.unit}: {verdict}"
@@ -165,7 +165,7 @@ class Report:
         return ["All targets are met.", ""] if all(bound.met for bound in self.bounds) else []
 
     def machine(self) -> list[str]:
-        """What the figures were measured on."""
+        """Return the machine and the versions of the measurement."""
         packages = {"Python": platform.python_version(), **{name: version(name) for name in _PACKAGES}}
         cores = os.cpu_count() or 1
         note = ": other work ran beside, so all times are long and rounds vary"

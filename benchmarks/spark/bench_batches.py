@@ -1,4 +1,4 @@
-"""What a micro-batch of a streaming query takes, beside one of Spark's own rate source; both into nothing."""
+"""Time of a micro-batch of a streaming query, beside one of Spark's own rate source, both without a sink."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ def test_jetstream(compare: Comparison, spark: Any, jetstream: NatsServer, heade
 
 
 def test_long_jetstream(compare: Comparison, spark: Any, jetstream: NatsServer) -> None:
-    """What planning and starting tasks take counts for little."""
+    """Planning and starting tasks take a small share of the time."""
     count, url = compare.amount(3_000_000, 500), jetstream.url
     stream = make_stream(url, storage="memory")
     _fill(url, stream, count)

@@ -37,7 +37,7 @@ SETTINGS = {
 
 @pytest.fixture(scope="session")
 def quick(pytestconfig: pytest.Config) -> bool:
-    """Whether this run is only to show that everything works."""
+    """True in a small run, which only shows that everything works."""
     return not pytestconfig.getoption("benchmark_enable")
 
 

@@ -62,7 +62,7 @@ class KafkaMissingError(Exception):
 
 @dataclass(frozen=True)
 class KafkaJars:
-    """What was fetched.
+    """Jars that were fetched.
 
     Attributes:
         connector: Jars for Spark.

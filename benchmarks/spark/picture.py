@@ -47,7 +47,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Stored:
-    """How many messages had been acked in all, at a time in seconds since 1970."""
+    """Total number of acked messages at a time, in seconds since 1970."""
 
     at: float
     count: int
@@ -141,7 +141,7 @@ def as_batch(progress: dict[str, Any]) -> Batch:
 
 
 def lags(stored: Sequence[Stored], batches: Sequence[Batch]) -> list[tuple[float, int]]:
-    """How many messages were stored and in no batch that was done, at each ack and each end of a batch."""
+    """Return the lag in messages at each ack and at each end of a batch."""
     times, ends = [one.at for one in stored], [batch.ended for batch in batches]
     # What the first batches had is of before.
     read = [0]

@@ -1,4 +1,4 @@
-"""What rounds are made of: queries over a stream, and their time per row."""
+"""Rounds of the Spark benchmarks: queries over a stream, and their time per row."""
 
 from __future__ import annotations
 
@@ -68,6 +68,6 @@ def batches(writer: Callable[[], Any], count: int, size: int = 1) -> Round:
 
 
 def _taken(query: Any) -> list[float]:
-    """What the batches that had rows took, in seconds."""
+    """Return the duration of each batch that had rows, in seconds."""
     found = [json.loads(progress.json) for progress in query.recentProgress]
     return [one["durationMs"]["triggerExecution"] / 1_000 for one in found if one["numInputRows"]]

@@ -1,4 +1,4 @@
-"""What ours are compared with: sources of tuples, over nats-py and grpcio, as one would write them."""
+"""Peers of our sources: plain sources of tuples, over nats-py and grpcio."""
 
 from __future__ import annotations
 
