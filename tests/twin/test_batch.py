@@ -49,7 +49,7 @@ def twin(module: ModuleType) -> Iterator[None]:
 
 
 def outcome(call: Callable[[], Any]) -> Any:
-    """What a call returns, or the class and text of its error."""
+    """Return the result of a call, or the class and text of its error."""
     try:
         return call()
     except LiftEnvelopeError as exc:
@@ -419,6 +419,32 @@ def test_decode_batch(rows: list[bytes | None], data: st.DataObject | None) -> N
         assert result == error
     else:
         assert result.to_pylist() == [expected_message(row, on_error) for row in rows]
+
+
+@given(
+    stored(st.builds(lambda m, crc: marshal_message(m, crc=crc), messages, st.booleans())),
+    st.sampled_from([pa.binary(), pa.large_binary()]),
+    st.sampled_from(["null", "raw"]),
+    st.integers(0, 3),
+)
+def test_decode_batch_as_views(
+    rows: list[bytes | None], kind: pa.DataType, on_error: Any, first: int
+) -> None:
+    array = pa.array([b"not among them"] * first + rows, kind).slice(first)
+    result = on_both(lambda: arrow.decode_batch(array, on_error=on_error, binary_view=True))
+    result.validate(full=True)
+    assert result["value"].type == pa.binary_view()
+    assert result.to_pylist() == [expected_message(row, on_error) for row in rows]
+
+
+def test_views_copy_no_value() -> None:
+    array = pa.array([marshal_message(Message(bytes(1 << 20)))] * 8)
+    data, before = array.buffers()[2], pa.total_allocated_bytes()
+    values = arrow.decode_batch(array, binary_view=True)["value"]
+    assert values.buffers()[2].address == data.address
+    assert pa.total_allocated_bytes() - before < 10_000
+    del array, data
+    assert values.to_pylist() == [bytes(1 << 20)] * 8
 
 
 @given(stored(st.builds(lambda a, crc: marshal_ack(a, crc=crc), acks, st.booleans())), st.data())

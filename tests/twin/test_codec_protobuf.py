@@ -12,7 +12,7 @@ import google.protobuf
 import pytest
 from google.protobuf.internal import api_implementation
 from google.protobuf.message import DecodeError
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from liftenvelope import _wire as w
@@ -24,7 +24,6 @@ from liftenvelope.errors import EnvelopeError
 from tests.twin import strategies as make
 from tests.twin.readable import env as slow
 
-MANY = settings(max_examples=1_000, deadline=None)
 TWINS = pytest.mark.parametrize(("twin", "kinds"), [(fast, fast), (slow, values)], ids=["cython", "python"])
 #: Our names to those of api.proto, where they differ.
 NAMES = {
@@ -57,7 +56,7 @@ ONE_HEADER = make.MESSAGE_FIELDS | {"headers": st.dictionaries(make.TEXT, make.B
 
 
 @TWINS
-@MANY
+@make.MANY
 @given(fields=make.some_of(ONE_HEADER))
 def test_messages_are_written_alike(twin: Any, kinds: Any, fields: dict[str, Any]) -> None:
     """With one header at most: of several upb's order is that of its hash table, ours the mapping's."""
@@ -66,14 +65,14 @@ def test_messages_are_written_alike(twin: Any, kinds: Any, fields: dict[str, Any
 
 
 @TWINS
-@MANY
+@make.MANY
 @given(fields=make.ACKS)
 def test_acks_are_written_alike(twin: Any, kinds: Any, fields: dict[str, Any]) -> None:
     assert twin.marshal_ack(kinds.Ack(**fields))[8:] == pb_ack(fields).SerializeToString(deterministic=True)
 
 
 @TWINS
-@MANY
+@make.MANY
 @given(fields=make.MESSAGES)
 def test_any_headers_come_back(twin: Any, kinds: Any, fields: dict[str, Any]) -> None:
     made = twin.marshal_message(kinds.Message(**fields))
@@ -110,7 +109,7 @@ class Measuring(Reader):
 
 
 def measured(payload: bytes, kind: int) -> tuple[int, bool]:
-    """Of a sound payload: bytes of its longest tag or length, and whether an entry has unknown fields."""
+    """Return the size of a payload's longest tag or length, and True if an entry has unknown fields."""
     reader, unknown = Measuring(payload, 0, len(payload)), False
     longest = 0
     for field in reader.fields():
@@ -127,7 +126,7 @@ def measured(payload: bytes, kind: int) -> tuple[int, bool]:
 
 
 def ends_in_group(payload: bytes, kind: int) -> bool:
-    """Whether the fault of a payload is inside a group."""
+    """Return True if the fault of a payload is inside a group."""
     reader = walk = Measuring(payload, 0, len(payload))
     try:
         for field in reader.fields():
@@ -141,7 +140,7 @@ def ends_in_group(payload: bytes, kind: int) -> bool:
 
 
 def known_difference(payload: bytes, kind: int, ours: EnvelopeError | None) -> bool:
-    """Whether upb is known to judge the payload differently."""
+    """Return True if upb is known to judge the payload differently."""
     if ours is None:  # upb refuses tags and lengths of six to ten bytes
         return measured(payload, kind)[0] > 5
     # upb takes a varint's tenth byte for what it likes, and field number 0 inside a group.
@@ -185,13 +184,13 @@ def same_fields(ours: Any, theirs: Any, payload: bytes, kind: int) -> None:
         assert got == expected, name
 
 
-@MANY
+@make.MANY
 @given(make.PAYLOADS, st.sampled_from([0, 1]))
 def test_any_payload(payload: bytes, kind: int) -> None:
     compare(payload, kind)
 
 
-@MANY
+@make.MANY
 @given(make.ANYTHING, st.sampled_from([0, 1]))
 def test_what_is_behind_any_header(data: bytes, kind: int) -> None:
     compare(data[8:], kind)
@@ -204,7 +203,7 @@ IS_NEW = int(google.protobuf.__version__.partition(".")[0]) >= 7
 
 
 class TestKnownDifferences:
-    """That there still are those which the comparison lets pass."""
+    """The differences that the comparison allows still exist."""
 
     @pytest.mark.parametrize("extra", [5, 8])
     def test_long_tags_and_lengths(self, extra: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from liftenvelope._native import _fastenv as fast
@@ -16,9 +16,6 @@ from tests.twin.readable import env as slow
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-MANY = settings(max_examples=2_000, deadline=None)
-SOME = settings(max_examples=400, deadline=None)
 
 
 def plain(value: Any) -> Any:
@@ -39,7 +36,7 @@ def outcome(call: Callable[..., Any], *args: Any, **options: Any) -> Any:
     return plain(value), list(getattr(value, "headers", {}).items()), repr(value)
 
 
-@MANY
+@make.MANY
 @given(make.ANYTHING)
 @example(b"")
 @example(b"\xb9\x0e\x43\xb4\x00\x08\x00\x00")
@@ -49,7 +46,7 @@ def test_any_bytes(data: bytes) -> None:
         assert outcome(getattr(fast, name), data) == outcome(getattr(slow, name), data), name
 
 
-@MANY
+@make.MANY
 @given(make.PAYLOADS, st.sampled_from([0, 1]))
 def test_any_payload(payload: bytes, kind: int) -> None:
     data = make.envelope(kind, payload, False)
@@ -57,7 +54,37 @@ def test_any_payload(payload: bytes, kind: int) -> None:
     assert outcome(getattr(fast, name), data) == outcome(getattr(slow, name), data)
 
 
-@SOME
+def ack_of(*fields: tuple[int, bytes], number: bytes = b"") -> bytes:
+    """An ack of short text fields in any order and number."""
+    body = b"".join(bytes((field << 3 | 2, len(text))) + text for field, text in fields)
+    return b"\xb9\x0e\x43\xb4\x00\x08\x00\x01" + body + number
+
+
+START = (1, b"s"), (2, b"s.a"), (3, b"s.a")
+FIELDS = st.tuples(st.integers(1, 6), st.sampled_from([b"", b"s", b"s.a", b"\xc3\xa9", b"\xff", b"x" * 127]))
+ACKS = st.builds(
+    lambda start, more, number, cut: ack_of(*START[:start], *more, number=number)[:cut],
+    st.integers(0, 3),
+    st.lists(FIELDS, max_size=4),
+    st.sampled_from([b"", b"\x20\x07", b"\x20", b"\x48" + b"\xff" * 8 + b"\x7f", b"\x48" + b"\xff" * 9]),
+    st.integers(8, 80) | st.none(),
+)
+
+
+@make.MANY
+@given(st.lists(ACKS, min_size=2, max_size=6))
+@example([ack_of(*START)] * 2 + [ack_of(*START, (1, b"t")), ack_of(*START, (3, b"")), ack_of(*START)])
+@example(
+    [ack_of(*START)] * 2
+    + [ack_of(*START[:2], (3, b"s.ab")), ack_of(*START)[:-1], ack_of(*START, (2, b"\xff"))]
+)
+@example([ack_of(*START), ack_of((1, b"t"), *START[1:]), ack_of(*START)])
+def test_acks_that_begin_like_the_one_before(acks: list[bytes]) -> None:
+    for data in acks:
+        assert outcome(fast.unmarshal_ack, data) == outcome(slow.unmarshal_ack, data)
+
+
+@make.MANY
 @given(make.SOUND)
 def test_every_cut(data: bytes) -> None:
     for size in range(len(data)):
@@ -65,7 +92,7 @@ def test_every_cut(data: bytes) -> None:
             assert outcome(getattr(fast, name), data[:size]) == outcome(getattr(slow, name), data[:size])
 
 
-@SOME
+@make.MANY
 @given(make.MESSAGES, st.booleans())
 def test_messages_are_written_alike(fields: dict[str, Any], crc: bool) -> None:
     written = fast.marshal_message(fast.Message(**fields), crc=crc)
@@ -74,7 +101,7 @@ def test_messages_are_written_alike(fields: dict[str, Any], crc: bool) -> None:
     assert slow.unmarshal_message(written) == values.Message(**fields)
 
 
-@SOME
+@make.MANY
 @given(make.ACKS, st.booleans())
 def test_acks_are_written_alike(fields: dict[str, Any], crc: bool) -> None:
     written = fast.marshal_ack(fast.Ack(**fields), crc=crc)
@@ -94,7 +121,7 @@ NEW_MESSAGE: dict[str, st.SearchStrategy[Any]] = {
 }
 
 
-@SOME
+@make.MANY
 @given(st.fixed_dictionaries({"value": make.BYTES | make.BYTES.map(bytearray)}, optional=NEW_MESSAGE))
 def test_new_messages_are_written_alike(options: dict[str, Any]) -> None:
     assert fast.new_message(**options) == slow.new_message(**options)
@@ -115,25 +142,25 @@ ODD = st.one_of(
 OPTIONS = ("value", "key", "headers", "ack_inbox", "correlation_id", "ack_policy", "expected_offset")
 
 
-@SOME
+@make.MANY
 @given(st.fixed_dictionaries({"value": ODD}, optional=dict.fromkeys(OPTIONS[1:], ODD)))
 def test_odd_arguments_are_refused_alike(options: dict[str, Any]) -> None:
     assert outcome(fast.new_message, **options) == outcome(slow.new_message, **options)
 
 
-@SOME
+@make.MANY
 @given(st.fixed_dictionaries({}, optional=dict.fromkeys(values.MESSAGE_FIELDS, ODD)))
 def test_odd_fields_of_a_message_are_refused_alike(fields: dict[str, Any]) -> None:
     assert outcome(fast.Message, **fields) == outcome(values.Message, **fields)
 
 
-@SOME
+@make.MANY
 @given(st.fixed_dictionaries({}, optional=dict.fromkeys(values.ACK_FIELDS, ODD)))
 def test_odd_fields_of_an_ack_are_refused_alike(fields: dict[str, Any]) -> None:
     assert outcome(fast.Ack, **fields) == outcome(values.Ack, **fields)
 
 
-@SOME
+@make.MANY
 @given(make.MESSAGES, make.MESSAGES)
 def test_values_behave_alike(one: dict[str, Any], other: dict[str, Any]) -> None:
     assert (fast.Message(**one) == fast.Message(**other)) is (
@@ -146,7 +173,7 @@ def test_values_behave_alike(one: dict[str, Any], other: dict[str, Any]) -> None
     assert (fast.Message(**one) == values.Message(**one)) is False
 
 
-@SOME
+@make.MANY
 @given(make.ACKS)
 def test_acks_behave_alike(fields: dict[str, Any]) -> None:
     one, other = fast.Ack(**fields), values.Ack(**fields)
@@ -156,7 +183,7 @@ def test_acks_behave_alike(fields: dict[str, Any]) -> None:
     assert outcome(one.raise_for_error)[0] == outcome(other.raise_for_error)[0]
 
 
-@SOME
+@make.MANY
 @given(st.binary(max_size=100))
 def test_checksums(data: bytes) -> None:
     expected = slow.crc32c(data)

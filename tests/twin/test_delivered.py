@@ -137,7 +137,7 @@ def test_nothing_is_kept(frames: ModuleType) -> None:
 
 
 class Model:
-    """What a queue is to do, and the calls that it is to make."""
+    """Draw the actions of a queue and the expected calls."""
 
     def __init__(self, frames: ModuleType, threshold: int, in_bytes: bool) -> None:
         self.lows: list[tuple[int, int]] = []

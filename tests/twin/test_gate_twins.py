@@ -1,4 +1,4 @@
-"""What passes through a gateway: both twins make the same of it, whatever it is."""
+"""Both twins read any bytes that pass through a gateway alike."""
 
 from __future__ import annotations
 

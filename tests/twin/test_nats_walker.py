@@ -40,7 +40,7 @@ def walker_of(frames: ModuleType) -> Any:
 
 
 def walk_all(walker: Any, pieces: list[bytes]) -> tuple[dict[int, list[Any]], bytes]:
-    """What was taken of each subscription, and all that was left."""
+    """Messages taken for each subscription, and the remaining bytes."""
     taken: dict[int, list[Any]] = {}
     left = b""
     for piece in pieces:
@@ -178,7 +178,7 @@ def test_only_bytes_are_walked(frames: ModuleType) -> None:
 
 
 class Recording:
-    """What nats-py's parser hands to its client, and when in relation to what the walker takes."""
+    """Calls of nats-py's parser to its client, in order with the messages that the walker takes."""
 
     def __init__(self) -> None:
         self.seen: list[Any] = []

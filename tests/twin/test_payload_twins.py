@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 from google.protobuf.message import DecodeError
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from liftenvelope import _wire as w
@@ -25,8 +25,6 @@ from tests.twin.readable import env as slow
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-MANY = settings(max_examples=1_000, deadline=None)
-SOME = settings(max_examples=300, deadline=None)
 TWINS = pytest.mark.parametrize("twin", [fast, slow], ids=["cython", "python"])
 
 #: Headers among which those of the server come up.
@@ -61,14 +59,14 @@ def outcome(call: Callable[..., Any], *args: Any, **options: Any) -> Any:
 # Reading messages
 
 
-@MANY
+@make.MANY
 @given(st.lists(make.PAYLOADS | MESSAGE_PAYLOADS | st.binary(max_size=30), max_size=3), st.booleans())
 def test_messages_are_read_alike(payloads: list[bytes], strip: bool) -> None:
     ours = outcome(fast.read_messages, payloads, strip_headers=strip)
     assert ours == outcome(slow.read_messages, payloads, strip_headers=strip)
 
 
-@MANY
+@make.MANY
 @given(make.PAYLOADS | MESSAGE_PAYLOADS)
 def test_a_bare_message_is_that_of_an_envelope(payload: bytes) -> None:
     expected = read_in_envelope(payload)
@@ -98,7 +96,7 @@ def test_messages_without_headers_share_one_mapping() -> None:
     assert one.headers is other.headers is third.headers
 
 
-@SOME
+@make.MANY
 @given(MESSAGES)
 def test_messages_of_protobuf(fields: dict[str, Any]) -> None:
     theirs = api_pb2.Message(**{camel(name): value for name, value in fields.items()})
@@ -157,14 +155,14 @@ def ours_of(response: tuple[str, Any, int, str]) -> tuple[str, dict[str, Any] | 
     return ident, fields, code, text
 
 
-@MANY
+@make.MANY
 @given(st.lists(RESPONSES | st.binary(max_size=30), max_size=3))
 @example([b"\x0a\x00\x12\x00"])
 def test_responses_are_read_alike(payloads: list[bytes]) -> None:
     assert outcome(fast.read_publish_responses, payloads) == outcome(slow.read_publish_responses, payloads)
 
 
-@MANY
+@make.MANY
 @given(RESPONSES)
 def test_what_protobuf_takes_as_well_is_the_same(payload: bytes) -> None:
     # Which payloads are judged differently, test_codec_protobuf.py lists.
@@ -176,7 +174,7 @@ def test_what_protobuf_takes_as_well_is_the_same(payload: bytes) -> None:
 
 
 @TWINS
-@MANY
+@make.MANY
 @given(responses=st.lists(pb_responses(), min_size=1, max_size=3))
 def test_responses_of_protobuf(twin: Any, responses: list[api_pb2.PublishResponse]) -> None:
     payloads = [response.SerializeToString() for response in responses]
@@ -185,7 +183,7 @@ def test_responses_of_protobuf(twin: Any, responses: list[api_pb2.PublishRespons
     assert [ours_of(response) for response in read] == [in_our_terms(response) for response in expected]
 
 
-@SOME
+@make.MANY
 @given(pb_responses())
 def test_every_cut_of_a_response(response: api_pb2.PublishResponse) -> None:
     payload = response.SerializeToString()
@@ -218,7 +216,7 @@ def pb_request(options: dict[str, Any]) -> api_pb2.PublishRequest:
 
 
 @TWINS
-@MANY
+@make.MANY
 @given(
     options=st.fixed_dictionaries(
         {"stream": make.TEXT, "value": make.BYTES},
@@ -230,7 +228,7 @@ def test_requests_are_protobufs(twin: Any, options: dict[str, Any]) -> None:
     assert twin.publish_request(**options) == pb_request(options).SerializeToString(deterministic=True)
 
 
-@SOME
+@make.MANY
 @given(
     st.fixed_dictionaries(
         {"stream": make.TEXT, "value": make.BYTES, "headers": make.HEADERS}, optional=REQUEST
@@ -258,7 +256,7 @@ ODD = st.one_of(
 )
 
 
-@SOME
+@make.MANY
 @given(
     st.fixed_dictionaries({"stream": ODD, "value": ODD}, optional=dict.fromkeys([*REQUEST, "headers"], ODD))
 )
@@ -294,7 +292,7 @@ def test_two_gibibytes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def stored(module: Any, payloads: list[bytes], monkeypatch: pytest.MonkeyPatch) -> Any:
-    """What stored_batch() makes on one of the twins: a batch, or an error."""
+    """Return the batch or the error of stored_batch() on one of the twins."""
     with monkeypatch.context() as patch:
         patch.setattr(arrow, "batch", module)
         try:
@@ -309,7 +307,7 @@ def cells(message: fast.Message) -> dict[str, Any]:
     return row | {"headers": list(message.headers.items())}
 
 
-@MANY
+@make.MANY
 @given(st.lists(MESSAGE_PAYLOADS, max_size=12) | st.lists(MESSAGE_PAYLOADS | make.PAYLOADS, max_size=4))
 def test_a_batch_is_what_the_messages_are(payloads: list[bytes]) -> None:
     with pytest.MonkeyPatch.context() as monkeypatch:

@@ -116,7 +116,7 @@ if TYPE_CHECKING:
 
 
 def main() -> None:
-    """What is checked also runs."""
+    """Run the checked code."""
     assert decode(encode()).headers == {"unit": b"C"}
     assert acks(Ack(stream="s", offset=1)) == Ack(stream="s", offset=1)
     for code in (0, 1, 2, 99):

@@ -14,7 +14,7 @@ OVERLOADED = Path(__file__).parent / "overloaded.txt"
 
 
 def run(*command: str) -> str:
-    """What a Python command prints; the test fails with it where the command does."""
+    """Return the output of a Python command; a failing command fails the test with its output."""
     env = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         [sys.executable, *command],

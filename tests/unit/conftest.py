@@ -1,4 +1,4 @@
-"""What the tests of one part at a time share."""
+"""Fixtures of the unit tests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 @pytest.fixture
 async def loop_errors() -> AsyncIterator[list[dict[str, Any]]]:
-    """Fail a test in whose event loop something went wrong that nobody saw."""
+    """Fail a test that leaves an unhandled error in its event loop."""
     seen: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: seen.append(context))
     yield seen

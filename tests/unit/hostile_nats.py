@@ -62,7 +62,7 @@ def status(subject: bytes, sid: int, text: bytes) -> bytes:
 
 
 def usual(subject: bytes, reply: bytes, sid: int) -> bytes:
-    """What a server answers to a request of the API; nothing to others."""
+    """Return a server's answer to a request of the API; empty for other messages."""
     request = subject.removeprefix(b"$JS.API.")
     found = next((answer for start, answer in USUAL.items() if request.startswith(start)), None)
     return b"" if found is None else msg(reply, sid, json.dumps(found).encode())

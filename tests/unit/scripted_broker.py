@@ -240,7 +240,7 @@ class ScriptedBroker:
         return self.metadata(request).SerializeToString()
 
     def metadata(self, request: bytes) -> api_pb2.FetchMetadataResponse:
-        """What it answers to FetchMetadata."""
+        """Return the broker's answer to FetchMetadata."""
         answer = api_pb2.FetchMetadataResponse()
         for one in self.lists:
             host, _, port = (one.advertised or one.address).rpartition(":")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -350,7 +351,7 @@ class TestChunks:
             assert result.to_pylist() == [row and new_message(row) for row in rows]
 
     def test_spans_end_at_a_limit(self) -> None:
-        """How encode_batch() cuts its chunks at 2 GiB."""
+        """encode_batch() cuts its chunks at 2 GiB."""
         batch = encoded_columns([b"a", None, b"bb", b"c" * 100])
         sizes = [len(new_message(row)) if row else 0 for row in (b"a", None, b"bb", b"c" * 100)]
         assert batch.reach(0, sum(sizes)) == (4, sum(sizes))
@@ -487,6 +488,36 @@ class TestDecode:
         assert (
             decode_acks(pa.array([marshal_ack(Ack())], pa.large_binary()))["stream"].type == pa.large_string()
         )
+
+    @pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary()])
+    @pytest.mark.parametrize("on_error", ["null", "raw"])
+    def test_binary_views_have_the_same_values(self, kind: pa.DataType, on_error: Any) -> None:
+        sizes = (0, 1, 4, 12, 13, 1000)
+        rows = [new_message(bytes(size), key=b"k") for size in sizes] + [None, b"", b"junk", b"long junk" * 9]
+        for array in (pa.array(rows, kind), pa.array(rows, kind).slice(3, 5), pa.array([b"", None], kind)):
+            views = decode_batch(array, on_error=on_error, binary_view=True)
+            views.validate(full=True)
+            assert views["value"].type == pa.binary_view()
+            copied = decode_batch(array, on_error=on_error)
+            assert views["value"].to_pylist() == copied["value"].to_pylist()
+            assert views.drop_columns("value").equals(copied.drop_columns("value"))
+
+    def test_binary_views_of_no_rows(self) -> None:
+        for array in (pa.array([], pa.binary()), pa.chunked_array([], pa.binary()), pa.nulls(2, pa.binary())):
+            batch = decode_batch(array, binary_view=True)
+            batch.validate(full=True)
+            assert batch["value"].to_pylist() == [None] * len(array)
+
+    @pytest.mark.parametrize(
+        "array", [[b""], pa.array([b""], pa.binary_view()), pa.array([1]), pa.array([b"abc"], pa.binary(3))]
+    )
+    def test_binary_views_need_one_data_buffer(self, array: Any) -> None:
+        found = array.type if isinstance(array, pa.Array) else "list"
+        text = f"array must be an Arrow array of binary with binary_view=True, got {found}"
+        with pytest.raises(UsageTypeError, match=f"^{re.escape(text)}$"):
+            decode_batch(array, binary_view=True)
+        with pytest.raises(UsageError, match="binary_view must be one of False, True, got 'yes'"):
+            decode_batch(array, binary_view="yes")  # type: ignore[arg-type]
 
     def test_chunks_are_put_together(self) -> None:
         rows = [new_message(b"a"), None, new_message(b"b")]

@@ -34,7 +34,7 @@ class Strays(list[tuple[str, Stray]]):
 
 
 def kind_of(pending: PendingAcks, correlation_id: str) -> Stray:
-    """What a stray ack with this id counts as."""
+    """Return the kind of a stray ack with this id."""
     before = pending.stats
     assert pending.resolve(ack(correlation_id)) is None
     after = pending.stats

@@ -1,4 +1,4 @@
-"""What PendingAcks keeps in memory, measured."""
+"""PendingAcks keeps bounded memory, measured."""
 
 from __future__ import annotations
 

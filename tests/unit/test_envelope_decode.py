@@ -1,4 +1,4 @@
-"""What unmarshal_message and unmarshal_ack make of any payload."""
+"""unmarshal_message and unmarshal_ack decode any payload, or raise EnvelopeError."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def ack(payload: bytes) -> Ack:
 
 
 def fault(payload: bytes) -> EnvelopeError:
-    """What is wrong with a payload; the offset is that in the payload."""
+    """Return the error of decoding a payload, with the offset in the payload."""
     with pytest.raises(EnvelopeError) as caught:
         message(payload)
     offset = caught.value.offset
@@ -93,7 +93,7 @@ def fault(payload: bytes) -> EnvelopeError:
 
 
 def outcome(read: Callable[[bytes], Message | Ack], data: bytes) -> Message | Ack | EnvelopeError:
-    """What comes of reading; any other exception fails the test."""
+    """Return the value or the EnvelopeError of reading; any other exception fails the test."""
     try:
         return read(data)
     except EnvelopeError as error:
@@ -286,7 +286,7 @@ class TestFaults:
 
 
 class TestUnknown:
-    """What this version does not know is passed over."""
+    """Unknown fields are skipped."""
 
     @pytest.mark.parametrize(
         "unknown",
@@ -346,7 +346,7 @@ class TestUnknown:
 
 
 class TestRepeated:
-    """Of a field that comes more than once the last counts; of a header name the last value."""
+    """The last value of a repeated field, or of a repeated header name, counts."""
 
     def test_last_one_wins(self) -> None:
         assert message(blob(3, b"first") + blob(3, b"2")).value == b"2"

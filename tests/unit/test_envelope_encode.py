@@ -1,4 +1,4 @@
-"""What new_message, marshal_message and marshal_ack write, byte for byte, and what they refuse."""
+"""new_message, marshal_message and marshal_ack write exact bytes and refuse wrong values."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ class TestHeader:
 
     @pytest.mark.parametrize("header_len", range(256))
     def test_header_length(self, header_len: int) -> None:
-        """Of an envelope of 40 bytes: too short, sound and too long headers."""
+        """An envelope of 40 bytes is tested with header lengths that are too short, valid and too long."""
         data = HEAD[:5] + bytes((header_len, 0, 0)) + bytes(32)[: 40 - 8]
         if header_len < 8:
             with pytest.raises(MalformedEnvelopeError) as caught:

@@ -128,7 +128,6 @@ class TestBases:
             errors.ServerProtocolError,
             AckTimeoutError,
             errors.CallTimeoutError,
-            errors.ConnectionClosedError,
             errors.CursorsUnavailableError,
             errors.NoJetStreamError,
             errors.NotLeaderError,

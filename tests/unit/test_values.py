@@ -283,7 +283,7 @@ class TestCopy:
 
 
 def in_the_other_twin(program: str, *arguments: str) -> str:
-    """What a program prints when it runs with the other twin."""
+    """Return the output of a program that runs with the other twin."""
     other = {"cython": "LIFTENVELOPE_NO_EXTENSIONS", "python": "LIFTENVELOPE_REQUIRE_EXTENSIONS"}[BACKEND]
     env = {name: value for name, value in os.environ.items() if not name.startswith("LIFTENVELOPE_")}
     env |= {other: "1", "PYTHONPATH": os.pathsep.join(sys.path)}

@@ -234,7 +234,7 @@ def test_what_makes_no_sense(data: bytes) -> None:
 
 
 class Server:
-    """What a server does with a batch that must have no gaps; its answers may be late."""
+    """Model of a server that stores a batch without gaps and may answer late."""
 
     def __init__(self, refuses: int, step: int) -> None:
         self.refuses, self.step = refuses, step

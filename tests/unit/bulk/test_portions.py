@@ -1,4 +1,4 @@
-"""What record batches become on the wire, for every type that a column may have."""
+"""Record batches are encoded for the wire, for every type that a column may have."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Sent = tuple[bytes, list[bytes], bytes]
 
 
 def sent(batch: pa.RecordBatch, rows: int = 3, subject: str | None = None, **options: Any) -> list[Sent]:
-    """What a server would read of all portions of a batch."""
+    """Return the messages that a server would read from all portions of a batch."""
     settings = {"envelope": False, "message_id": False, **options}
     found: list[Sent] = []
     number = 0

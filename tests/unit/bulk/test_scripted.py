@@ -1,4 +1,4 @@
-"""What servers rarely do, and can't be made to: by a script in their place."""
+"""Reads and writes against a scripted server, for answers that a real server can't be made to send."""
 
 from __future__ import annotations
 

@@ -71,6 +71,13 @@ def test_help_of_the_demo() -> None:
         (["demo", "extra"], "unexpected extra argument"),
         (["demo", "--broker", "kafka"], "'kafka' is not one of"),
         (["serve", "--nats", "nats://x", "--data-dir", "/x"], "--nats and --data-dir exclude each other"),
+        (["serve", "--data-dir", ""], "--data-dir must be a path in UTF-8 and not empty, got ''"),
+        (
+            ["serve", "--data-dir", "a\udcff"],
+            "--data-dir must be a path in UTF-8 and not empty, got 'a\\udcff'",
+        ),
+        (["serve", "--id", "a\udcff"], "--id must not contain a lone surrogate"),
+        (["serve", "--nats", ""], "--nats must be a URL such as nats://host:4222, got ''"),
         (["serve", "--nats-creds", "x"], "--nats-creds needs --nats"),
         (["serve", "--nats-inbox-prefix", "x"], "--nats-inbox-prefix needs --nats"),
         (["serve", "--nats-domain", "x"], "--nats-domain needs --nats"),
@@ -127,15 +134,31 @@ def test_a_wrong_call_exits_with_2_and_says_why(arguments: list[str], message: s
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["nats://user:secret@host:4222"],
+        ["read", "orders", "nats://user:secret@host:4222"],
+        ["serve", "--nats-url-file", "nats://user:secret@host:4222"],
+        ["read", "orders", "--partition", "nats://user:secret@host:4222"],
+    ],
+)
+def test_url_in_the_wrong_place_is_shown_without_its_password(arguments: list[str]) -> None:
+    done = run(*arguments, LIFTENVELOPE_URL="nats://host")
+    assert done.returncode == 2
+    assert "nats://host:4222" in done.stderr
+    assert "secret" not in done.stderr
+
+
 def test_limits_of_the_command_line() -> None:
     from liftenvelope.cli._limits import parse_limits
     from liftenvelope.gateway import Limits
 
-    assert parse_limits([]) == Limits()
+    assert parse_limits([]) == (Limits(), {})
     given = ["max_connections=5", "idle_timeout=1.5", "allowed_ack_inboxes=_INBOX.,acks."]
     expected = Limits(max_connections=5, idle_timeout=1.5, allowed_ack_inboxes=("_INBOX.", "acks."))
-    assert parse_limits(given) == expected
-    assert parse_limits(["allowed_ack_inboxes="], 7) == Limits(allowed_ack_inboxes=(), max_message_bytes=7)
+    assert parse_limits(given)[0] == expected
+    assert parse_limits(["allowed_ack_inboxes="], 7)[0] == Limits(allowed_ack_inboxes=(), max_message_bytes=7)
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
@@ -221,3 +244,27 @@ def test_an_interrupt_exits_with_130() -> None:
 def test_a_job_is_checked_before_anything_starts(wrong: dict[str, object]) -> None:
     with pytest.raises(UsageError):
         Job(**wrong)  # type: ignore[arg-type]
+
+
+def test_terminated_command_cleans_up() -> None:
+    code = """
+import time
+from liftenvelope.cli import main
+from liftenvelope.cli._root import root
+
+@root.command()
+def wait():
+    try:
+        print("waiting", flush=True)
+        time.sleep(600)
+    finally:
+        print("cleaned up", flush=True)
+
+main()
+"""
+    with subprocess.Popen([sys.executable, "-c", code, "wait"], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "waiting\n"
+        process.terminate()
+        assert process.stdout.read() == "cleaned up\n"
+        assert process.wait(60) == 143

@@ -396,7 +396,7 @@ class TestTime:
 
 class TestSelection:
     async def asked(self, brokers: list[ScriptedBroker], selection: Any, times: int = 12) -> list[int]:
-        """How often each broker is asked to delete a stream."""
+        """Return the number of DeleteStream calls of each broker."""
         async with client_of(brokers, broker_selection=selection) as client:
             for _ in range(times):
                 await make_call(client, "DeleteStream")

@@ -239,7 +239,7 @@ async def test_connects_where_the_map_says() -> None:
 
 
 class Ending:
-    """What a client has open, in place of two consumers of which one can't store how far it is."""
+    """Open resource of a client that closes after some turns of the loop, perhaps with an error."""
 
     def __init__(self, turns: int, error: Exception | None = None) -> None:
         self.turns, self.error, self.could_call = turns, error, False

@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import pytest
 
 from liftenvelope._pb import api_pb2
+from liftenvelope.client import _cluster as cluster_module
+from liftenvelope.client.retries import RETRIES
 from liftenvelope.errors import CallTimeoutError, TransportError
 from liftenvelope.rpc.server import ServerCall
 from tests.unit.scripted_broker import ScriptedBroker, client_of, scripted, stall, until
@@ -55,6 +58,11 @@ class Group:
         answer = api_pb2.FetchConsumerGroupAssignmentsResponse()
         answer.assignments.add(stream="foo", partitions=[0])
         return answer.SerializeToString()
+
+    async def join_in_silence(self, call: ServerCall, request: bytes) -> None:
+        """Join, and answer at the deadline only, as Liftbridge 1.9.0 does when it misses a result of Raft."""
+        await self._join(call, request)
+        await asyncio.Event().wait()
 
 
 @asynccontextmanager
@@ -126,3 +134,20 @@ async def test_consumer_closed_while_it_joins_leaves_the_group() -> None:
             await opening
         assert not group.members
         assert not [task for task in asyncio.all_tasks() if "ConsumerMember" in repr(task.get_coro())]
+
+
+async def test_join_that_is_done_but_not_answered_is_undone_and_repeated(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rules = {
+        name: replace(rule, attempt_timeout=min(rule.attempt_timeout or 60.0, 0.5))
+        for name, rule in RETRIES.items()
+    }
+    monkeypatch.setattr(cluster_module, "RETRIES", rules)
+    async with cluster() as broker, client_of([broker], timeout=60.0) as client:
+        group = Group(broker)
+        broker.next("JoinConsumerGroup", group.join_in_silence)
+        async with asyncio.timeout(40), client.consumer("g", ["foo"], auto_offset="earliest") as consumer:
+            assert [(await anext(consumer)).offset for _ in range(3)] == [0, 1, 2]
+        assert broker.calls["JoinConsumerGroup"] >= 2
+        assert broker.calls["LeaveConsumerGroup"] >= 2

@@ -12,6 +12,7 @@ import pytest
 import liftenvelope
 from liftenvelope.bulk import Access
 from liftenvelope.client._events import (
+    CheckpointFailed,
     LiftEnvelopeWarning,
     MetadataRefreshed,
     StoppedAtHighWatermark,
@@ -141,10 +142,16 @@ class TestOthers:
         for value in ("random", "latency", "workload", lambda brokers: brokers[0]):
             assert options(broker_selection=value).broker_selection is value
 
-    def test_the_handler(self) -> None:
+    def test_the_handler(self, caplog: pytest.LogCaptureFixture) -> None:
         seen: list[Any] = []
-        assert options(on_event=seen.append).notify == seen.append
-        assert options().notify is warn
+        event = CheckpointFailed("c", "orders", 0, 7, ConnectionError("no server"))
+        options(on_event=seen.append).notify(event)
+        assert seen == [event]
+        assert caplog.messages == ["orders[0]: cursor c could not be set to 7: no server"]
+        caplog.clear()
+        with pytest.warns(LiftEnvelopeWarning, match="could not be set to 7: no server"):
+            options().notify(event)
+        assert caplog.messages == []  # the warning says it already
         with pytest.raises(UsageTypeError, match="on_event"):
             options(on_event=[])
 

@@ -118,7 +118,7 @@ def take(read: PartitionRead, server: Server, draw: Callable[..., Any]) -> list[
 
 @st.composite
 def reads(draw: st.DrawFn) -> tuple[list[int], list[int]]:
-    """What a read found, and what it should have."""
+    """Draw a read; return the offsets that it found and those expected."""
     offsets = draw(OFFSETS)
     server = Server(offsets, draw(st.lists(st.integers(-1, 30), max_size=6)), draw(st.booleans()))
     newest = offsets[-1] if offsets else -1

@@ -24,7 +24,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from liftenvelope.client._portal import Portal
+from liftenvelope.client._portal import Portal, _Call
 from liftenvelope.errors import TransportError, UsageError
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -71,6 +71,20 @@ class Sleeper:
         finally:
             await asyncio.sleep(0.02)
             self.ended = True
+
+
+@contextlib.contextmanager
+def interrupted_at_the_end(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Interrupt waits in the moment when the coroutine has ended."""
+    wait = _Call.wait
+
+    def interrupted(self: _Call[object]) -> None:
+        wait(self)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(_Call, "wait", interrupted)
+        yield
 
 
 class TestCall:
@@ -167,6 +181,23 @@ class TestInterrupts:
         with pytest.raises(KeyboardInterrupt):
             portal.call(sleeper.sleep())
         assert not sleeper.begun.is_set()
+
+    def test_item_that_comes_with_an_interrupt_is_returned_next(
+        self, portal: Portal, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        async def numbers() -> AsyncIterator[int]:
+            for number in range(4):
+                yield number
+
+        items = numbers()
+        assert portal.next(items) == 0
+        with interrupted_at_the_end(monkeypatch), pytest.raises(KeyboardInterrupt):
+            portal.next(items)
+        assert [portal.next(items) for _ in range(3)] == [1, 2, 3]
+        with interrupted_at_the_end(monkeypatch), pytest.raises(KeyboardInterrupt):
+            portal.next(items)
+        with pytest.raises(StopIteration):
+            portal.next(items)
 
 
 class TestTheLoopsOwnThread:
@@ -548,7 +579,7 @@ class TestForgotten:
         """Python does not wait for the thread."""
         source = """
             import asyncio
-            from liftenvelope.client._portal import Portal
+            from liftenvelope.client._portal import Portal, _Call
             portal = Portal()
             async def sleep():
                 await asyncio.sleep(3600)

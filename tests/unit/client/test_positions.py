@@ -1,4 +1,4 @@
-"""Where reads begin and end."""
+"""Starts and stops of reads."""
 
 from __future__ import annotations
 

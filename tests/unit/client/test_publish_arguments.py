@@ -1,4 +1,4 @@
-"""What publishing refuses before anything is sent: no server is there."""
+"""Publishing refuses wrong arguments before anything is sent. No server runs."""
 
 from __future__ import annotations
 

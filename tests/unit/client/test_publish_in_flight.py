@@ -1,4 +1,4 @@
-"""What becomes of the messages on a publish stream, without any stream."""
+"""Outcomes of the messages on a publish stream, without I/O."""
 
 from __future__ import annotations
 

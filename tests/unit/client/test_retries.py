@@ -74,6 +74,12 @@ def test_what_must_not_be_done_twice() -> None:
     }
 
 
+def test_every_change_of_the_metadata_is_asked_for_again_after_some_seconds() -> None:
+    """Liftbridge 1.9.0 left 1 of 3,223 such calls unanswered until their deadline, on a busy machine."""
+    stored = {"SetCursor", "Publish", "PublishToSubject"}  # in logs, not in the metadata
+    assert {method for method, rule in RETRIES.items() if rule.attempt_timeout is None} == stored
+
+
 def test_every_method_has_a_rule() -> None:
     methods = {method.name for method in api_pb2.DESCRIPTOR.services_by_name["API"].methods}
     assert set(RETRIES) == methods - {"Subscribe", "PublishAsync"}  # which are streams

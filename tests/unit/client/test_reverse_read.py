@@ -34,7 +34,7 @@ OFFSETS = st.sets(st.integers(0, 20), max_size=18).map(sorted)
 def answer(
     offsets: list[int], request: api_pb2.SubscribeRequest, kind: str
 ) -> tuple[list[int], RpcError | None]:
-    """What a server of one kind or another sends, and how it ends; None if it waits for more messages.
+    """Return the offsets that a server sends, and its final error; None if it waits for more messages.
 
     Forward reads are as observed on Liftbridge 1.9.0: a start that is gone is moved to the next message, and
     only the message at the stop ends the call. A gateway also ends it if that message is gone, and refuses

@@ -66,7 +66,7 @@ class Pair:
 
     @property
     def sent(self) -> int:
-        """How many calls came, after those that opened the client."""
+        """Number of calls, without those that opened the client."""
         calls: dict[str, int] = self.broker.calls
         return sum(calls.values()) - 1
 

@@ -60,7 +60,7 @@ def id_of(broker: BrokerInfo) -> str:
 
 
 def starts(broker: ScriptedBroker) -> list[int]:
-    """Where each call was to start."""
+    """Return the start offset of each Subscribe call."""
     return [request.startOffset for request in broker.read("Subscribe")]
 
 
@@ -138,10 +138,10 @@ class TestReading:
 
 
 class TestCursors:
-    """Where a subscription begins that is to go on after a cursor."""
+    """A subscription starts after a cursor."""
 
     async def begun(self, cursor: int, **options: Any) -> tuple[list[int], list[Any]]:
-        """What is read of messages 0 to 5, and the events."""
+        """Return the offsets read of messages 0 to 5, and the events."""
         events: list[Any] = []
         async with scripted() as (broker,):
             broker.log(*range(6))

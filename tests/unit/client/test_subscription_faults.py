@@ -38,7 +38,7 @@ class TestHandshake:
             broker.next("Subscribe", stall)
             async with client_of([broker]) as client:
                 assert await read(client, start="earliest", stop="latest") == [0, 1]
-            assert broker.calls["Subscribe"] == 2
+            assert broker.calls["Subscribe"] >= 2  # more if an answer takes longer than the patched timeout
 
     async def test_late(self) -> None:
         go_on = asyncio.Event()

@@ -1,4 +1,4 @@
-"""What a reader of stored messages answers, and when it asks for everything again."""
+"""The reader of stored messages answers the server, and requests everything again after a gap."""
 
 from __future__ import annotations
 

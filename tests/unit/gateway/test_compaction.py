@@ -1,4 +1,4 @@
-"""What a compaction deletes, and what it remembers."""
+"""A compaction deletes obsolete messages and remembers the newest message of each key."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def deleted(keys: list[bytes], plan: CompactionPlan) -> tuple[list[int], int]:
 
 
 def obsolete(keys: list[bytes]) -> set[int]:
-    """What there is a newer one of."""
+    """Return the sequences of messages that a newer message with the same key replaces."""
     return {n for n, key in enumerate(keys, 1) if key and key in keys[n:]}
 
 

@@ -1,4 +1,4 @@
-"""How much readers ask JetStream for."""
+"""Readers adapt the bytes that they request from JetStream."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a gateway does without I/O: names, records, bounds of reads, leaders, fencing."""
+"""Rules of a gateway without I/O: names, records, bounds of reads, leaders, fencing."""
 
 from __future__ import annotations
 
@@ -31,8 +31,9 @@ from liftenvelope.gateway._names import encode_name, partition_stream
 from liftenvelope.gateway._new_records import new_record
 from liftenvelope.gateway._positions import bounds
 from liftenvelope.gateway._reads import OpenReads, Read
+from liftenvelope.gateway._recordings import covers
 from liftenvelope.gateway._records import PartitionRecord, StreamPhase, StreamRecord
-from liftenvelope.gateway._storage import PartitionState, covers, parse_ns
+from liftenvelope.gateway._storage import PartitionState, parse_ns
 from liftenvelope.rpc.status import RpcError, StatusCode
 
 NAMES = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=120)

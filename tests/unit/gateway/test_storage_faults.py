@@ -1,4 +1,4 @@
-"""What is told when JetStream stores nothing: once for each cause and minute."""
+"""A storage fault of JetStream is reported once per cause and minute."""
 
 from __future__ import annotations
 
@@ -41,3 +41,4 @@ def test_number_of_known_partitions_is_bounded() -> None:
         faults.note("orders", partition, "full")
     assert faults.cause("orders", 0) == ""
     assert faults.cause("orders", 10_000) == "full"
+    assert faults.count == 10_001

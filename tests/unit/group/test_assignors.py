@@ -1,9 +1,11 @@
-"""What assignors promise: everything is given once, evenly, and with few moves."""
+"""Assignors assign each partition once, evenly, and with few moves."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from cProfile import Profile
 from itertools import cycle
+from pstats import Stats
 from random import Random
 
 import pytest
@@ -171,7 +173,7 @@ def test_sticky_leaves_nothing_that_one_move_would_better(situation: Situation) 
 
 @given(situation=situations(alike=True))
 def test_sticky_moves_as_few_as_can_be(situation: Situation) -> None:
-    """What must move: all above the share that each may keep, the largest shares to who has most already."""
+    """Only partitions above a member's share move. Members with most partitions get the larger shares."""
     shares = sticky(situation)
     wanted = set(situation.wanted())
     had = {name: wanted & set(situation.previous.get(name, ())) for name in situation.members}
@@ -223,3 +225,19 @@ def test_a_large_group_is_quick_enough() -> None:
     del members["m0000"]
     after = sticky(Situation(members, {"t": 10_000}, before))
     assert sum(len(before[name] - after[name]) for name in members) == 0
+
+
+@pytest.mark.parametrize("each", [3, 20])
+def test_sticky_takes_few_steps_for_members_with_topics_of_their_own(each: int) -> None:
+    """Counts function calls. A scan of all subscriptions for each move made 250,000 and 1.7 million."""
+    random = Random(each)
+    names = [f"t{number:02}" for number in range(50)]
+    members = {f"m{number:03}": frozenset(random.sample(names, each)) for number in range(500)}
+    few = {member: members[member] for member in sorted(members)[:100]}
+    partitions = dict.fromkeys(names, 100)
+    before = sticky(Situation(few, partitions))
+    assert len(set(members.values())) > 490
+    with Profile() as profile:
+        after = sticky(Situation(members, partitions, before))
+    assert sum(loads(after)) == 5_000
+    assert Stats(profile).total_calls < 30 * 5_000  # type: ignore[attr-defined]

@@ -5,6 +5,7 @@ The model is small: who believes to own what. Two that believe so at once are th
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from random import Random
@@ -78,8 +79,9 @@ class GroupMachine(RuleBasedStateMachine):
         timeout=st.sampled_from([1.0, 2.0]),
         assignor=st.sampled_from(["sticky", "range"]),
         members=st.integers(0, 3),
+        apart=st.booleans(),
     )
-    def begin(self, timeout: float, assignor: str, members: int) -> None:
+    def begin(self, timeout: float, assignor: str, members: int, apart: bool) -> None:
         self.now = 1_000.0
         self.clients = 0
         self.members: list[Member] = []
@@ -92,7 +94,8 @@ class GroupMachine(RuleBasedStateMachine):
         self.keys: dict[int, tuple[int, dict[TopicPartition, int]]] = {}
         self.slots = OffsetSlots()
         self.writes = 0
-        self.group = Group(state, now=self.now)
+        self.apart = apart
+        self.group = Group(state, now=self.now, deals_apart=apart)
         self.offsets: dict[TopicPartition, int] = {}
         self.generation = 0
         self.checked = self.checked_whole = -1
@@ -204,6 +207,8 @@ class GroupMachine(RuleBasedStateMachine):
 
     def store(self, fails: bool) -> bool:
         """Store the group, or throw it away."""
+        if self.group.is_due:
+            deque(self.group.deal(), maxlen=0)
         if not self.group.changed:
             return True
         if fails:
@@ -222,7 +227,7 @@ class GroupMachine(RuleBasedStateMachine):
         return True
 
     def another_takes_over(self, _: Pick) -> None:
-        self.group = Group(self.read(), now=self.now)
+        self.group = Group(self.read(), now=self.now, deals_apart=self.apart)
         self.slots = OffsetSlots()
         for key, (__, content) in sorted(self.keys.items(), key=lambda item: item[1][0]):
             self.slots.stored(key, content)

@@ -21,9 +21,9 @@ class Numbers:
 
     spec = TopicSpec("t", 1)
 
-    def __init__(self, offsets: list[int], breaks_after: int) -> None:
-        self.offsets, self.breaks_after = offsets, breaks_after
-        self.opened = 0
+    def __init__(self, offsets: list[int], breaks_after: int, *, lists: bool = False) -> None:
+        self.offsets, self.breaks_after, self.lists = offsets, breaks_after, lists
+        self.opened = self.asked = 0
 
     async def bounds(self, _: int) -> tuple[int, int]:
         return self.offsets[0], self.offsets[-1] + 1
@@ -33,7 +33,7 @@ class Numbers:
 
     async def open(self, _: int, offset: int) -> NumbersFeed:
         self.opened += 1
-        return NumbersFeed(self, offset)
+        return NumberListsFeed(self, offset) if self.lists else NumbersFeed(self, offset)
 
 
 class NumbersFeed:
@@ -53,8 +53,19 @@ class NumbersFeed:
         pass
 
 
+class NumberListsFeed(NumbersFeed):
+    """A feed that returns lists."""
+
+    async def next_many(self, limit: int) -> list[SourceMessage]:
+        self.topic.asked += 1
+        messages = [await self.next()]
+        while len(messages) < limit and self.left and self.place < len(self.topic.offsets):
+            messages.append(await self.next())
+        return messages
+
+
 async def kept(_: PartitionReader, __: int | None) -> None:
-    """Where it begins is committed."""
+    """Commit the start of a partition: does nothing here."""
 
 
 def reader_of(topic: Any, offset: int, generation: int = 1, limit: int = 4) -> PartitionReader:
@@ -87,15 +98,17 @@ STEPS = st.lists(
 )
 
 
-@example(list(range(15)), [("take", 2), ("seek", 1), ("elsewhere", 0), ("take", 3), ("take", 3)])
-@example(list(range(15)), [("take", 2), ("take", 2), ("elsewhere", 0), ("take", 3), ("take", 3)])
-@given(OFFSETS, STEPS)
-def test_reader_resumes_at_the_offset_of_the_group(offsets: list[int], steps: list[tuple[str, int]]) -> None:
-    asyncio.run(go_through(offsets, steps))
+@example(list(range(15)), [("take", 2), ("seek", 1), ("elsewhere", 0), ("take", 3), ("take", 3)], True)
+@example(list(range(15)), [("take", 2), ("take", 2), ("elsewhere", 0), ("take", 3), ("take", 3)], False)
+@given(OFFSETS, STEPS, st.booleans())
+def test_reader_resumes_at_the_offset_of_the_group(
+    offsets: list[int], steps: list[tuple[str, int]], lists: bool
+) -> None:
+    asyncio.run(go_through(Numbers(offsets, 1_000, lists=lists), steps))
 
 
-async def go_through(offsets: list[int], steps: list[tuple[str, int]]) -> None:
-    topic, place, generation = Numbers(offsets, 1_000), 0, 1
+async def go_through(topic: Numbers, steps: list[tuple[str, int]]) -> None:
+    offsets, place, generation = topic.offsets, 0, 1
     reader = reader_of(topic, 0)
     reader.start(done)
     last: list[int] = []
@@ -103,7 +116,7 @@ async def go_through(offsets: list[int], steps: list[tuple[str, int]]) -> None:
         await settle()
         if what == "take":
             alone = number == 0 and reader.can_give
-            messages = [reader.take_one()] if alone else reader.take(number + 1)
+            messages = [reader.take_one()] if alone else reader.wrap(reader.take(number + 1))
             taken = [message.offset for message in messages]
             assert taken == [offset for offset in offsets if offset >= place][: len(taken)]
             assert taken or not [offset for offset in offsets if offset >= place]
@@ -148,9 +161,28 @@ async def test_what_was_read_ahead_is_not_read_again() -> None:
     assert reader.hold()
     assert reader.go_on(2, 1)  # the first of the three was processed
     reader.start(done)
-    assert [(message.offset, message.generation) for message in reader.take(2)] == [(1, 2), (2, 2)]
+    assert [(message.offset, message.generation) for message in reader.wrap(reader.take(2))] == [
+        (1, 2),
+        (2, 2),
+    ]
     assert topic.opened == 1
     assert not (reader.hold() and reader.go_on(3, 0))  # somebody went back further
+    await reader.close()
+
+
+async def test_lists_fill_the_buffer_and_no_more() -> None:
+    topic = Numbers(list(range(20)), 1_000, lists=True)
+    reader = reader_of(topic, 0)
+    reader.start(done)
+    place = 0
+    await settle()
+    assert topic.asked == 2  # for a full buffer, and for the message that waits for room
+    while place < 20:
+        await settle()
+        assert reader.waiting == min(4, 20 - place)
+        taken = reader.take(3)
+        assert [message.offset for message in taken] == list(range(place, place + len(taken)))
+        place += len(taken)
     await reader.close()
 
 

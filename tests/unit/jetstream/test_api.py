@@ -1,4 +1,4 @@
-"""What surrounds requests to JetStream: names, prefixes, errors by number, headers, and reading acks."""
+"""Parts of requests to JetStream: names, prefixes, errors by number, headers, and reading acks."""
 
 from __future__ import annotations
 
@@ -209,7 +209,7 @@ class TestAcks:
         ],
     )
     def test_statuses(self, block: bytes, headers: dict[str, str], said: str) -> None:
-        """What nats-py has read and what it has not say the same."""
+        """Headers parsed by nats-py and unparsed header blocks give the same error."""
         for given_headers in (block, headers):
             error = status_error(given_headers, "a")
             assert re.search(said, str(error))

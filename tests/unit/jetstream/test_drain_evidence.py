@@ -1,4 +1,4 @@
-"""When a drain may end. Faked: a pause at an exact moment of a request can't be provoked with a server."""
+"""A drain ends on evidence. Faked: a server can't be made to pause at an exact moment of a request."""
 
 from __future__ import annotations
 

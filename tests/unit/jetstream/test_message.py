@@ -11,7 +11,14 @@ from nats.aio.msg import Msg
 
 from liftenvelope.envelope import new_message
 from liftenvelope.errors import ChecksumError, UsageError
-from liftenvelope.jetstream.message import Message, MessageMetadata, Recorder, counted_size
+from liftenvelope.jetstream.message import (
+    Message,
+    MessageMetadata,
+    Recorder,
+    counted_size,
+    sequences_of,
+    stored_at,
+)
 from liftenvelope.nats.pull_inbox import size_of
 
 if TYPE_CHECKING:
@@ -37,11 +44,19 @@ class TestMetadata:
         assert message.metadata == expected
         assert message.metadata is message.metadata
         assert message.metadata.timestamp.isoformat() == "2023-11-14T22:13:20.123456+00:00"
+        assert sequences_of(reply) == (7, 3)
+        assert stored_at(reply) == 1700000000123456789
 
-    @pytest.mark.parametrize("reply", ["", "_INBOX.x", "$JS.ACK.a.b", V1 + ".10th", V1.replace("41", "x")])
+    @pytest.mark.parametrize(
+        "reply", ["", "$JS", "_INBOX.x", "$JS.ACK.a.b", V1 + ".10th", V1.replace("41", "x")]
+    )
     def test_anything_else(self, reply: str) -> None:
         with pytest.raises(UsageError, match="must be the reply subject"):
             MessageMetadata.from_reply(reply)
+        with pytest.raises(UsageError, match="must be the reply subject"):
+            sequences_of(reply.replace("7", "x"))
+        with pytest.raises(UsageError, match="must be the reply subject"):
+            stored_at(reply.replace("17", "x"))
 
 
 class TestAcks:
@@ -139,7 +154,7 @@ class TestEnvelope:
 
 
 class TestSize:
-    """What the server counts: subject, reply, header block as published, payload."""
+    """The size is the server's: subject, reply, header block as published, payload."""
 
     @staticmethod
     def size(headers: dict[str, str] | None) -> int:

@@ -1,4 +1,4 @@
-"""What pulls say of their times: whatever floats they were given, the server takes it."""
+"""The times of a pull are valid for the server, for any floats that are given."""
 
 from __future__ import annotations
 

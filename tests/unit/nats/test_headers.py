@@ -22,7 +22,7 @@ STATUSES = st.sampled_from([b"", b" 408 Request Timeout", b" 100 Idle Heartbeat"
 
 
 def by_nats_py(block: bytes) -> dict[str, str]:
-    """What nats-py makes of it. It waits for nothing."""
+    """Return the headers that nats-py parses. Its coroutine never waits."""
     nc: Any = Client()
     try:
         nc._process_headers(block).send(None)

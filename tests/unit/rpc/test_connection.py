@@ -155,6 +155,44 @@ def test_status_in_headers_alone() -> None:
     assert (error.code, error.description) == (StatusCode.INVALID_ARGUMENT, "bad\nname")
 
 
+@pytest.mark.parametrize(
+    ("fields", "got"),
+    [
+        (
+            [("content-type", "text/html; charset=utf-8")],
+            "got 'text/html; charset=utf-8', with HTTP status 200",
+        ),
+        ([("content-type", "application/grpc-web")], "got 'application/grpc-web', with HTTP status 200"),
+        ([], "got none, with HTTP status 200"),
+    ],
+)
+@pytest.mark.parametrize("ends", [False, True])
+def test_answer_that_is_not_grpc(fields: list[tuple[str, str]], got: str, ends: bool) -> None:
+    """Its body was read as messages, and the error was about a flag of a message or a missing status."""
+    pair = Pair()
+    call_id = pair.start()
+    pair.server.send_headers(call_id, [(":status", "200"), *fields], end_stream=ends)
+    if not ends:
+        pair.server.send_data(call_id, b"<html>Welcome to the proxy</html>", end_stream=True)
+    error = failure(pair.exchange())
+    assert isinstance(error, RpcError)
+    assert error.code == StatusCode.UNKNOWN
+    assert got in error.description
+    assert pair.client.open_calls == 0
+
+
+@pytest.mark.parametrize("kind", ["application/grpc+proto", "application/grpc;charset=utf-8"])
+def test_other_content_types_of_grpc(kind: str) -> None:
+    pair = Pair()
+    call_id = pair.start()
+    pair.server.send_headers(call_id, [(":status", "200"), ("content-type", kind)])
+    pair.server.send_data(call_id, frame_message(b"answer"))
+    pair.server.send_headers(call_id, [("grpc-status", "0")], end_stream=True)
+    events = pair.exchange()
+    assert messages(events) == [b"answer"]
+    assert events[-1] == CallEnded(call_id, None)
+
+
 def test_http_error() -> None:
     pair = Pair()
     call_id = pair.start()

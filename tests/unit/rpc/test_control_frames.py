@@ -1,4 +1,4 @@
-"""What the connection does itself instead of h2: pings, room on the connection, and the rules for headers."""
+"""The connection handles pings, its flow-control window and the rules for headers itself, instead of h2."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def test_ping_after_a_block_in_several_frames() -> None:
 
 
 def sent_after(made: ClientConnection, call_id: int) -> int:
-    """How many bytes of messages go out now."""
+    """Return the number of message bytes that are sent now."""
     data = [part for part in frames(made.data_to_send()) if part[3] == 0]
     assert all(int.from_bytes(part[5:9], "big") == call_id for part in data)
     return sum(len(part) - 9 for part in data)

@@ -1,4 +1,4 @@
-"""When a silent server is asked for a sign of life."""
+"""A client pings a silent server."""
 
 from __future__ import annotations
 

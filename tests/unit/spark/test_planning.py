@@ -1,4 +1,4 @@
-"""Which offsets a batch of a Spark query has, and what a checkpoint holds. Without Spark."""
+"""Offsets of a batch of a Spark query, and contents of a checkpoint, without Spark."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ALL = Trigger()
 
 
 def extents(**ends: int) -> dict[Part, Extents]:
-    """Of partitions ``a`` and ``b``, which begin at 0."""
+    """Return the extents of partitions ``a`` and ``b``, which begin at 0."""
     return {{"a": A, "b": B}[name]: Extents(0, end, end) for name, end in ends.items()}
 
 

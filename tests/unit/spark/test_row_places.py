@@ -1,4 +1,4 @@
-"""Where rows that are stored once get to, with attempts and strangers who write at the same time."""
+"""Rows are stored once while other attempts and other publishers write at the same time."""
 
 from __future__ import annotations
 

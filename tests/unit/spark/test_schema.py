@@ -29,7 +29,7 @@ from liftenvelope.spark.errors import OptionError
 
 
 def bulk_batch(rows: int, *, value: bytes = b"v", envelope: str = "none") -> pa.RecordBatch:
-    """What a bulk read hands out."""
+    """Return a batch as a bulk read returns it."""
     schema = make_schema(bulk_columns(spark_schema(headers=True, envelope=envelope)), unsigned=True)
     columns = {
         "key": [None, b"k"] * (rows // 2) + [None] * (rows % 2),

@@ -1,4 +1,4 @@
-"""What the test servers refuse before anything is started, and what they write."""
+"""The test servers refuse wrong arguments before anything is started, and write their configuration."""
 
 from __future__ import annotations
 
@@ -93,6 +93,7 @@ def test_what_is_not_started_has_no_port() -> None:
     server, proxy = run_nats_server(), FaultProxy("nats://localhost:4222")
     assert proxy.target == "localhost:4222"
     assert FaultProxy("::1", 4222).target == "[::1]:4222"
+    assert FaultProxy("nats://user:p@ss@localhost:4222").target == "localhost:4222"
     for thing in (server, proxy):
         with pytest.raises(UsageError, match="no port"):
             _ = thing.port

@@ -7,14 +7,11 @@ import subprocess
 import sys
 import sysconfig
 import threading
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from liftenvelope.testing import ServerStartError, _binaries, _build
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 #: Says its version as go1.26.8 does. Old unreleased versions have no number.
 FAKE_GO = """#!/bin/sh
@@ -111,6 +108,17 @@ def test_go_of_the_environment_when_that_of_path_is_old(go: Path, tmp_path: Path
 def test_cache_that_cannot_be_written(go: Path, tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("a file")
     with pytest.raises(ServerStartError, match="can't build"):
+        _build.build_liftbridge()
+
+
+def test_cache_of_a_user_without_a_home_directory(go: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", no_home)
+    assert _build.build_liftbridge().exists()
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    with pytest.raises(ServerStartError, match="no home directory for the cache; set XDG_CACHE_HOME"):
         _build.build_liftbridge()
 
 

@@ -1,0 +1,57 @@
+"""Parquet files of one read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from liftenvelope.bulk.files import save_parquet
+
+SCHEMA = pa.schema({"number": pa.int64()})
+
+
+def rows(count: int) -> pa.RecordBatch:
+    return pa.record_batch({"number": list(range(count))}, schema=SCHEMA)
+
+
+def reader(batches: Iterator[pa.RecordBatch]) -> pa.RecordBatchReader:
+    return pa.RecordBatchReader.from_batches(SCHEMA, batches)
+
+
+def test_two_reads_into_one_file_leave_the_rows_of_the_last(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+
+    def with_another_read_in_between() -> Iterator[pa.RecordBatch]:
+        yield rows(100_000)
+        assert save_parquet(reader(iter([rows(50)])), path) == 50
+        assert pq.read_table(path).num_rows == 50
+        yield rows(7)
+
+    assert save_parquet(reader(with_another_read_in_between()), path) == 100_007
+    assert pq.read_table(path).num_rows == 100_007
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_other_files_are_left_alone(tmp_path: Path) -> None:
+    other = tmp_path / "a.parquet.part"
+    other.write_text("of someone else")
+    save_parquet(reader(iter([rows(1)])), tmp_path / "a.parquet")
+    assert other.read_text() == "of someone else"
+
+
+def test_failed_read_leaves_the_file_as_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    save_parquet(reader(iter([rows(5)])), path)
+
+    def failing() -> Iterator[pa.RecordBatch]:
+        yield rows(1)
+        raise RuntimeError("on purpose")
+
+    with pytest.raises(RuntimeError, match="on purpose"):
+        save_parquet(reader(failing()), path)
+    assert pq.read_table(path).num_rows == 5
+    assert list(tmp_path.iterdir()) == [path]

@@ -1,0 +1,58 @@
+"""docs/command.md has every command and every option of its tables."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+from liftenvelope.cli._root import root
+
+PAGE = (Path(__file__).resolve().parents[3] / "docs" / "command.md").read_text("utf-8")
+
+
+def commands(group: click.Group, path: tuple[str, ...] = ()) -> Iterator[tuple[str, click.Command]]:
+    for name, command in group.commands.items():
+        if isinstance(command, click.Group):
+            yield from commands(command, (*path, name))
+        else:
+            yield " ".join((*path, name)), command
+
+
+ALL = dict(commands(root))
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_command_is_in_the_table(name: str) -> None:
+    table = PAGE.split("\n## Commands\n")[1].split("\n## ")[0]
+    assert re.search(rf"`{name}[ `]", table)
+
+
+def test_table_has_no_other_command() -> None:
+    table = PAGE.split("\n## Commands\n")[1].split("\n## ")[0]
+    rows = [row.split("|")[1] for row in table.splitlines() if row.startswith("| `")]
+    named = [name for row in rows for name in re.findall(r"`([a-z]+(?: [a-z]+)?)", row)]
+    assert sorted(named) == sorted(ALL)
+
+
+@pytest.mark.parametrize(("name", "section"), [("publish", "Publishing"), ("subscribe", "Reading")])
+def test_options_are_in_the_table_of_their_section(name: str, section: str) -> None:
+    text = PAGE.split(f"\n## {section}\n")[1].split("\n## ")[0]
+    own = {option for one in ALL[name].params for option in one.opts if option.startswith("--")}
+    missing = own - set(re.findall(r"--[a-z-]+", text)) - {"--url", "--context", "--timeout"}
+    assert missing == set()
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_help_is_a_sentence(name: str) -> None:
+    first = (ALL[name].help or "").strip().splitlines()[0]
+    assert first[0].isupper()
+
+
+def test_every_command_that_asks_servers_can_print_json() -> None:
+    asking = {name for name, command in ALL.items() if any("--timeout" in one.opts for one in command.params)}
+    assert len(asking) > 20
+    assert {name for name in asking if not any("--json" in one.opts for one in ALL[name].params)} == set()

@@ -1,0 +1,78 @@
+"""The table of log lines in docs/operating.md has every line that the package logs."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+PACKAGE = ROOT / "liftenvelope"
+METHODS = {"debug", "info", "warning", "error", "exception", "log"}
+LOGGERS = {"_log", "log"}
+#: A field of a line: ``%s``, ``%d`` or ``%(name)s``.
+FIELD = re.compile(r"%(?:\(\w+\))?[\d.]*[sdrf]")
+PAGE = (ROOT / "docs" / "operating.md").read_text("utf-8")
+TABLE = PAGE.partition("\n## Logs\n")[2].partition("\n## ")[0]
+
+
+def is_log_call(node: ast.AST) -> bool:
+    return (
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and isinstance(node.func.value, ast.Name)
+        and node.func.value.id in LOGGERS
+        and node.func.attr in METHODS
+    )
+
+
+def texts_of(path: Path) -> Iterator[str]:
+    """Yield the texts of the log calls in a module. A variable stands for what its function assigns to it."""
+    tree = ast.parse(path.read_text("utf-8"))
+    for function in ast.walk(tree):
+        if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        assignments = [node for node in ast.walk(function) if isinstance(node, ast.Assign)]
+        assigned = {ast.unparse(node.targets[0]): node.value for node in assignments}
+        for node in ast.walk(function):
+            if not is_log_call(node):
+                continue
+            assert isinstance(node, ast.Call)
+            assert isinstance(node.func, ast.Attribute)
+            text: ast.expr = node.args[1] if node.func.attr == "log" else node.args[0]
+            if isinstance(text, ast.Name):
+                text = assigned.get(text.id, text)
+            if isinstance(text, ast.Constant):
+                yield str(text.value)
+
+
+def event_texts() -> Iterator[str]:
+    for part in ("client", "group", "jetstream"):
+        lines = import_module(f"liftenvelope.{part}._event_log")._LINES
+        for _, text in lines.values():
+            yield text
+
+
+def phrase(text: str) -> str:
+    """Return the beginning of the first part of a line that has two words or more, without fields."""
+    parts = [part.strip(" ,:") for part in FIELD.split(text)]
+    return " ".join(next((part for part in parts if " " in part), max(parts, key=len)).split()[:3])
+
+
+FOUND = sorted({text for path in PACKAGE.rglob("*.py") for text in texts_of(path)} | set(event_texts()))
+
+
+def test_lines_are_found() -> None:
+    assert len(FOUND) > 60
+    assert "gateway %s has its lease" in FOUND
+
+
+@pytest.mark.parametrize("text", FOUND, ids=lambda text: phrase(text).replace(" ", "-"))
+def test_table_has_the_line(text: str) -> None:
+    # Lines that pass on a text of another program, or end with a reason that is listed by itself.
+    if text not in {"%s", "gateway %s %s"}:
+        assert phrase(text) in TABLE, text
