@@ -1,4 +1,4 @@
-"""What most tests of the suite do: fill a stream, read one, wait for something."""
+"""Actions that most tests of the suite share: fill a stream, read one, wait for something."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a server of the Liftbridge API owes its clients: tests that hold for any server that gives it.
+"""Conformance suite: tests that hold for any server of the Liftbridge API.
 
 The fixture ``server`` is all that they know of it. Which one that is, the environment variable
 ``LIFTENVELOPE_CONFORMANCE_SERVER`` says, a name in ``SERVERS``: a server of another make is put into that
@@ -96,7 +96,7 @@ async def loop_errors() -> AsyncIterator[None]:
 
 @pytest.fixture
 def events() -> list[ClientEvent]:
-    """What happened to ``client`` in the background."""
+    """Events that ``client`` reported in the background."""
     return []
 
 

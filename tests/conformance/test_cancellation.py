@@ -1,4 +1,4 @@
-"""What is cancelled half-way, at whichever step, leaves nothing behind, and nobody waiting."""
+"""Calls that are cancelled at any step leave nothing behind, and no other call waiting."""
 
 from __future__ import annotations
 

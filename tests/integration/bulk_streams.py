@@ -68,7 +68,7 @@ def numbered(name: str, count: int, size: int = 20) -> list[Item]:
 
 
 def by_nats_py(url: str, name: str, count: int) -> list[tuple[int, str, bytes, dict[str, str]]]:
-    """What nats-py reads of a stream: offsets, subjects, payloads and headers."""
+    """Read a stream with nats-py: offsets, subjects, payloads and headers."""
 
     async def work(js: JetStreamContext) -> list[tuple[int, str, bytes, dict[str, str]]]:
         config = ConsumerConfig(ack_policy=AckPolicy.NONE)

@@ -1,8 +1,10 @@
-"""What every test against real servers shares."""
+"""Fixtures of the tests on real servers."""
 
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -72,6 +74,12 @@ def resident_mib(pid: int) -> float:
     """Return the resident memory of a process, in MiB."""
     status = Path(f"/proc/{pid}/status").read_text()
     return int(status.split("VmRSS:")[1].split()[0]) / 1024
+
+
+def freeze(pid: int) -> None:
+    """Stop a child process where it is. The signal takes effect a moment later, so wait until it has."""
+    os.kill(pid, signal.SIGSTOP)
+    os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOWAIT)
 
 
 def wait_until(condition: Callable[[], object]) -> None:

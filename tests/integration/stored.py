@@ -1,4 +1,4 @@
-"""What a Liftbridge stream has, also after its server was killed."""
+"""Read the messages of a Liftbridge stream, even after its server was killed."""
 
 from __future__ import annotations
 
@@ -26,6 +26,6 @@ class Stored:
 
     @staticmethod
     def _is_shown(cluster: LiftbridgeCluster, stream: str) -> bool:
-        """What the leader alone has acked is not shown to readers yet."""
+        """Return True if readers see every message of the stream."""
         partition = cluster.partition_metadata(stream)
         return partition.highWatermark == partition.newestOffset

@@ -15,9 +15,12 @@ import pytest
 
 import liftenvelope
 from liftenvelope import bulk
+from liftenvelope._deadlines import Deadline
 from liftenvelope.bulk import Access, Gap, RetentionError
+from liftenvelope.bulk._brokers import Brokers
 from liftenvelope.client import Timestamp
 from liftenvelope.client.blocking import BlockingClient
+from liftenvelope.client.metadata import Metadata
 from liftenvelope.envelope import new_message
 from liftenvelope.errors import (
     NoSuchPartitionError,
@@ -150,6 +153,25 @@ def test_moments(address: str, numbers: str) -> None:
     first, last = moments.index(moments[300]), moments.index(moments[600])
     table = bulk.read(address, numbers, partitions=0, start=start, stop=stop).read_all()
     assert offsets(table) == list(range(first, last))
+
+
+def test_metadata_is_not_fetched_for_each_partition(
+    client: BlockingClient, address: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each answer lists all partitions: one for every partition made a read quadratic."""
+    client.create_stream(name, name, partitions=32)
+    for partition in range(32):
+        client.publish(name, b"x", partition=partition)
+    fetch, fetched = Brokers._fetch, []
+
+    def noting(brokers: Brokers, request: bytes, about: str, deadline: Deadline | None = None) -> Metadata:
+        fetched.append(about)
+        return fetch(brokers, request, about, deadline)
+
+    monkeypatch.setattr(Brokers, "_fetch", noting)
+    found = bulk.read(address, name, partitions=list(range(32))).read_all()
+    assert sorted(found["partition"].to_pylist()) == list(range(32))
+    assert 0 < len(fetched) < 32
 
 
 def test_an_empty_partition(address: str, numbers: str) -> None:

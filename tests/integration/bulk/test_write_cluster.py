@@ -60,7 +60,7 @@ def step_down(url: str, name: str) -> None:
 
 
 def stored(url: str, name: str, least: int) -> list[int]:
-    """What the stream has, as soon as its leader knows of so many."""
+    """Return the values of the stream once its leader has at least ``least``."""
     deadline = time.monotonic() + PATIENCE
     while True:
         try:
@@ -75,7 +75,7 @@ def stored(url: str, name: str, least: int) -> list[int]:
 
 @pytest.mark.parametrize(("mode", "ident"), [("fast", None), ("fast", "job"), ("atomic", None)])
 def test_another_leader(url: str, name: str, mode: Any, ident: str | None) -> None:
-    """What is stored is what was said: never a hole, and no row twice, also where none has an id."""
+    """The counts match the stored rows: no hole and no row twice, even without ids."""
     make_stream(url, name)
     helpers: list[threading.Thread] = []
 

@@ -29,7 +29,7 @@ from liftenvelope.errors import (
 )
 from liftenvelope.partition import KeyPartitioner
 from liftenvelope.testing import FaultProxy, LiftbridgeCluster, run_gateway, run_liftbridge
-from tests.integration.bulk_streams import BulkThreads
+from tests.integration.bulk_streams import BulkThreads, wait_for
 from tests.integration.stored import await_stream
 
 
@@ -135,7 +135,7 @@ class TestPartitions:
 
             # NOT REAL: servers give all partitions of a stream the same leader at first. Each takes messages
             # for the others, so that three calls can be used all the same.
-            def leader(_: Brokers, stream: str, partition: int, timeout: float) -> str:
+            def leader(_: Brokers, stream: str, partition: int, timeout: float, **how: bool) -> str:
                 return cluster.addresses[partition % 3]
 
             with monkeypatch.context() as patched:
@@ -275,10 +275,10 @@ class TestFailureAfterRowsWereSent:
         find = Brokers.leader
 
         # NOT REAL: one server leads all partitions, so it can't be reachable for one of them only.
-        def leader(brokers: Brokers, stream: str, partition: int, timeout: float) -> str:
+        def leader(brokers: Brokers, stream: str, partition: int, timeout: float, **how: bool) -> str:
             if partition == 1:
                 raise TransportError("can't connect to the leader of partition 1")
-            return find(brokers, stream, partition, timeout)
+            return find(brokers, stream, partition, timeout, **how)
 
         later = {"value": [b"y"], "partition": [1]}
         access = Access(reconnect_wait=0.2)
@@ -319,7 +319,8 @@ def test_acks_of_another_stream_are_not_counted(address: str, name: str) -> None
         client.create_stream(name, f"{name}-b")
     # Each row is recorded by both streams, and acked twice.
     assert bulk.write(address, f"{name}-b", table(500)).offsets == {0: (0, 499)}
-    assert bulk.count(address, f"{name}-a") == 503
+    # The write has waited for the acks of the other stream alone.
+    wait_for("503 messages", lambda: bulk.count(address, f"{name}-a") == 503)
 
 
 class TestFaults:

@@ -11,8 +11,11 @@ import time
 import pytest
 
 from liftenvelope._pb import api_pb2
+from liftenvelope.cli import _demo_job
+from liftenvelope.cli._demo_job import Job, run_demo
+from liftenvelope.errors import TransportError
 from liftenvelope.rpc.blocking import BlockingChannel
-from liftenvelope.testing import LiftbridgeCluster, NatsServer
+from liftenvelope.testing import LiftbridgeCluster, NatsServer, run_gateway
 
 #: A port that nothing listens on.
 NOWHERE = "127.0.0.1:1"
@@ -101,6 +104,24 @@ def test_two_servers_that_do_not_belong_together(
     assert_failed(demo("--url", nats_server.url, "--liftbridge", address), "no ack", nats_server.url, address)
     assert time.monotonic() - began < 60
     assert streams(liftbridge_server) == before
+
+
+@pytest.mark.parametrize(
+    ("killed", "text"),
+    [("broker", "no ack for 5,000 messages within 2 s"), ("nats", "the NATS connection is closed")],
+)
+async def test_server_that_goes_halfway(monkeypatch: pytest.MonkeyPatch, killed: str, text: str) -> None:
+    monkeypatch.setattr(_demo_job, "_ACK_TIMEOUT", 2.0)
+    with run_gateway() as gateway:
+        assert gateway.nats is not None
+        kill = gateway.kill if killed == "broker" else gateway.nats.kill
+        job = Job(messages=10_000_000, size=16, nats_url=gateway.nats_url, liftbridge=gateway.addresses[0])
+
+        def end(_: int) -> None:
+            kill()
+
+        with pytest.raises(TransportError, match=text):
+            await run_demo(job, on_ack=end)
 
 
 def test_messages_that_nats_does_not_take() -> None:

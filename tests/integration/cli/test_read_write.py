@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import shlex
 import signal
 import subprocess
 import sys
@@ -50,6 +51,15 @@ def test_onto_the_terminal(url: str) -> None:
     assert rows[0]["subject"] == "numbers.1"
     assert rows[0]["timestamp"].endswith("Z")
     assert set(rows[0]) == {"value", "headers", "offset", "timestamp", "partition", "subject"}
+
+
+def test_hostile_values_do_not_control_the_terminal(url: str, name: str) -> None:
+    hostile = "\x9b31m \u202eabc \x7f"
+    make_stream(url, name)
+    publish(url, [(f"{name}.x", hostile.encode(), None)])
+    shown = run("read", name, "--url", url).stdout
+    assert shown.rstrip("\n").isprintable()
+    assert json.loads(shown)["value"] == hostile
 
 
 def test_into_files(url: str, tmp_path: Path) -> None:
@@ -127,6 +137,13 @@ def test_liftbridge(liftbridge_server: LiftbridgeCluster, name: str) -> None:
             "--from must be a .parquet file, or .ndjson",
         ),
         (["read", "x", "--url", "nats://a", "--columns", ""], 2, "got ''"),
+        (["read", "x", "--url", "nats://a", "--to", ""], 2, "--to must not be empty, got ''"),
+        (
+            ["read", "x", "--url", "nats://a", "--follow", "--rotate-rows", "5"],
+            2,
+            "leave out --stop, --rotate",
+        ),
+        (["write", "x", "--url", "nats://a", "--from", "a\udcff.parquet"], 2, "path must be in UTF-8"),
         (["read", "x", "--url", "nats://127.0.0.1:1"], 1, "can't connect"),
         (["write", "x", "--url", "nats://127.0.0.1:1", "--from", "missing.parquet"], 1, "missing.parquet"),
     ],
@@ -148,6 +165,12 @@ def test_wrong_calls(arguments: list[str], code: int, text: str) -> None:
         ('{"value": "", "headers": 1}', "headers must be an object"),
         ('{"value": "", "headers": {"a": 1}}', "'a' must be text"),
         ('{"value": "", "partition": "x"}', "partition must be a number"),
+        ('{"value": "", "subject": "\\ud800"}', "line 1: subject must not contain a lone surrogate"),
+        (
+            '{"value": "", "headers": {"\\ud800": "a"}}',
+            "line 1: header name must not contain a lone surrogate",
+        ),
+        ("[" * 200_000, "line 1 must be JSON: maximum recursion depth exceeded"),
         ('{"value": "", "subject": 1}', "subject must be text"),
     ],
 )
@@ -211,6 +234,58 @@ def test_nobody_reads_what_it_prints_any_more(url: str, name: str) -> None:
         process.stdout.close()
         assert process.stderr.read() == b""
         assert process.wait(60) == 1
+
+
+def test_error_about_a_huge_value_is_short(url: str) -> None:
+    done = run("write", "numbers", "--url", url, text=json.dumps({"value": list(range(100_000))}))
+    assert done.exit_code == 2
+    assert "line 1: 'value' must be text, or base64, got [0, 1, " in done.output
+    assert len(done.output) < 500
+
+
+@pytest.mark.parametrize("arguments", [["read"], ["read", "--to", "a.parquet"], ["read", "--to", "a/"]])
+def test_path_that_is_not_utf_8(url: str, arguments: list[str], tmp_path: Path) -> None:
+    folder = os.fsdecode(os.fsencode(tmp_path) + b"/\xff")
+    os.mkdir(folder)
+    command = [sys.executable, "-m", "liftenvelope", *arguments, "numbers", "--url", url]
+    done = subprocess.run(command, cwd=folder, capture_output=True, check=False)
+    assert (done.returncode, b"Traceback" in done.stderr) == (0, False)
+
+
+def test_folder_that_is_not_utf_8(url: str, tmp_path: Path) -> None:
+    folder = os.fsdecode(os.fsencode(tmp_path) + b"/\xff/")
+    done = run("read", "numbers", "--url", url, "--to", folder)
+    assert done.exit_code == 2
+    assert "path must be in UTF-8 for a Parquet file" in done.output
+    assert run("read", "numbers", "--url", url, "--to", f"{tmp_path}/\udcff.parquet").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "end", "text"),
+    [
+        (["read", "numbers"], ">&-", "--to must be a path, because standard output is closed, got -"),
+        (["write", "numbers"], "<&-", "--from must be a path, because standard input is closed, got -"),
+        (["read", "numbers"], ">/dev/full", "Error: [Errno 28] No space left on device"),
+        (["--help"], ">/dev/full", "Error: [Errno 28] No space left on device"),
+        (["--version"], ">/dev/full", "Error: [Errno 28] No space left on device"),
+        (["completion", "bash"], ">/dev/full", "Error: [Errno 28] No space left on device"),
+        (["demo", "--messages", "1"], ">/dev/full", "Error: [Errno 28] No space left on device"),
+        (["serve", "--nats", "{url}", "--listen", "127.0.0.1:0"], ">/dev/full", "Error: [Errno 28] No space"),
+    ],
+)
+def test_closed_and_full_standard_streams(url: str, arguments: list[str], end: str, text: str) -> None:
+    words = [word.format(url=url) for word in (sys.executable, "-m", "liftenvelope", *arguments)]
+    done = subprocess.run(
+        f"{shlex.join(words)} {end}",
+        shell=True,
+        env={**os.environ, "LIFTENVELOPE_URL": url},
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == (2 if text.startswith("--") else 1)
+    assert text in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
 
 
 @pytest.fixture

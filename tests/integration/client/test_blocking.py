@@ -31,6 +31,7 @@ from liftenvelope.errors import (
 )
 from liftenvelope.testing import LiftbridgeCluster, run_liftbridge
 from tests.integration.conftest import wait_until
+from tests.unit.client.test_portal import interrupted_at_the_end
 
 from . import test_groups as groups
 
@@ -188,7 +189,7 @@ class TestSubscribe:
     def test_the_loop_is_visited_once_for_each_list(
         self, client: BlockingClient, stream: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """What makes it quick: a visit for each message would cost more than the message."""
+        """Messages are handed over in lists: one switch of threads per message costs too much."""
         visits: list[object] = []
 
         def count(work: Any) -> Any:
@@ -219,6 +220,27 @@ class TestSubscribe:
             found = [future.result(60) for future in [pool.submit(take, messages) for _ in range(4)]]
         assert sorted(offset for part in found for offset in part) == list(range(5000))
         assert all(part == sorted(part) for part in found)
+
+    def test_interrupt_when_messages_come_loses_none(
+        self, client: BlockingClient, stream: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with client.subscribe(stream, start="earliest", stop="latest") as subscription:
+            with interrupted_at_the_end(monkeypatch), pytest.raises(KeyboardInterrupt):
+                next(subscription)
+            assert subscription.position == 0
+            found = [next(subscription).offset]
+            assert subscription.position == 1
+            found += [message.offset for batch in subscription.batches() for message in batch]
+        assert found == list(range(len(found)))
+        assert len(found) > 1
+
+    def test_interrupt_when_messages_of_a_group_come_loses_none(
+        self, client: BlockingClient, stream: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with client.consumer(stream, stream, auto_offset="earliest") as consumer:
+            with interrupted_at_the_end(monkeypatch), pytest.raises(KeyboardInterrupt):
+                next(consumer)
+            assert [next(consumer).offset for _ in range(3)] == [0, 1, 2]
 
     def test_all_partitions(self, client: BlockingClient, name: str) -> None:
         client.create_stream(name, name, partitions=3)

@@ -497,6 +497,23 @@ class TestMembers:
                 await first.end()
                 await second.end()
 
+    async def test_errors_of_revoked_partitions_are_not_raised(
+        self, client: liftenvelope.Client, stream: str
+    ) -> None:
+        """They were raised although the partitions belonged to another member."""
+        await publish(client, stream, 0, PARTITIONS)
+        async with client.consumer(stream, stream, auto_offset="error") as first:
+            await until(lambda: len(first._failures) == PARTITIONS)  # no partition has a cursor
+            second = Member(client, stream)
+            await until(lambda: len(first.assignment) == 2 and second.holds(2))
+            kept = sorted(first.assignment)
+            for key in kept:
+                first.seek(*key, 0)
+            async with asyncio.timeout(60):
+                found = [await anext(first) for _ in kept]
+            assert sorted((message.stream, message.partition) for message in found) == kept
+            await second.end()
+
     async def test_what_does_not_move_is_read_on(self, client: liftenvelope.Client, stream: str) -> None:
         first = Member(client, stream)
         await until(lambda: first.holds(PARTITIONS))

@@ -1,4 +1,4 @@
-"""What a Liftbridge server gets wrong about old messages, and the client must not pass on."""
+"""The client hides defects of Liftbridge servers in reads of old messages."""
 
 from __future__ import annotations
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -16,14 +15,15 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from liftenvelope.envelope import Ack, Message, marshal_message, new_message, unmarshal_ack, unmarshal_message
-from liftenvelope.errors import StreamNotFoundError, UsageError
+from liftenvelope.errors import LiftEnvelopeError, StreamNotFoundError, UsageError
 from liftenvelope.gateway import _acks as acks
-from liftenvelope.gateway._acks import ACK_CONSUMER, PartitionAckReader
+from liftenvelope.gateway._ack_consumers import ACK_CONSUMER
+from liftenvelope.gateway._acks import PartitionAckReader
 from liftenvelope.jetstream.api import Api
 from liftenvelope.nats import AckInbox, EnvelopePublisher, accelerate
 from liftenvelope.testing import FaultProxy, NatsServer, run_nats_server
 from liftenvelope.types import AckError, AckPolicy
-from tests.integration.conftest import connect, until
+from tests.integration.conftest import connect, freeze, until
 
 #: Of consumers that nothing happens to: longer than their server ever hangs, and than a test takes.
 NEVER = 10_000.0
@@ -103,9 +103,8 @@ class Partition:
 
 @pytest.fixture(autouse=True)
 def patient_readers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where JetStream hangs for some seconds, a reader need not be asked to begin again."""
+    """Keep readers from starting again while JetStream hangs for some seconds."""
     monkeypatch.setattr(acks, "_ONE_REQUEST", 60.0)
-    monkeypatch.setattr(acks, "_BARRIER", 60.0)
 
 
 @pytest.fixture(params=[True, False], ids=["accelerated", "plain"])
@@ -264,6 +263,55 @@ async def test_two_readers_that_both_believe_to_lead_miss_nothing(
     assert {ack.correlation_id: ack.offset for ack in partition.acks} == {i: int(i) for i in ids}
 
 
+async def test_reader_finds_its_ack_floor_among_hundreds_of_other_consumers(partition: Partition) -> None:
+    """A page of the list has 256 consumers, and these names come first."""
+    async with partition.reader():
+        await partition.publish("a")
+        await acked(partition, 1)
+        await partition.all_done()
+    config = {"mem_storage": True, "ack_policy": "none", "inactive_threshold": 3_600_000_000_000}
+    for number in range(256):
+        request = {"stream_name": partition.name, "config": {"name": f"a{number}", **config}}
+        await partition.api.request(f"CONSUMER.CREATE.{partition.name}.a{number}", request)
+    async with partition.reader():
+        await partition.publish("b")
+        await acked(partition, 2)
+    assert partition.ids == ["a", "b"]
+    names = (await partition.api.request(f"CONSUMER.NAMES.{partition.name}"))["consumers"]
+    assert len([name for name in names if name.startswith(ACK_CONSUMER)]) == 1
+
+
+async def test_reader_that_can_not_delete_the_other_consumer_tries_again(
+    partition: Partition, jetstream_server: NatsServer
+) -> None:
+    """The connection is lost between the start and the deletion."""
+    errors: list[LiftEnvelopeError] = []
+    async with partition.reader():
+        pass
+    (old,) = await partition.consumers()
+    with FaultProxy(jetstream_server.url) as proxy:
+        gateway = await connect(f"nats://{proxy.address}")
+        reader = partition.reader(gateway, heartbeat=NEVER, on_error=errors.append)
+        await reader.start(take_over=False)
+        assert len(await partition.consumers()) == 2
+        sent = gateway.stats["out_msgs"]
+        proxy.stall("to_server")
+        taking_over = asyncio.create_task(reader.take_over())
+        await until(lambda: gateway.stats["out_msgs"] > sent)
+        proxy.cut()
+        proxy.resume()
+        await taking_over
+        assert errors
+        await partition.publish("a")
+        await acked(partition, 1)
+        await partition.all_done()
+        (left,) = await partition.consumers()
+        assert left["name"] != old["name"]
+        await reader.close()
+        await gateway.close()
+    assert set(partition.ids) == {"a"}
+
+
 async def test_a_reader_that_was_taken_over_takes_it_back(
     partition: Partition, jetstream_server: NatsServer
 ) -> None:
@@ -383,7 +431,7 @@ async def test_a_reader_is_started_once_and_closed_twice(partition: Partition) -
 
 
 async def test_a_lost_connection(jetstream_server: NatsServer, name: str) -> None:
-    """What was on its way when the connection went is delivered again, without waiting for JetStream."""
+    """Messages in transit when the connection is lost are redelivered without waiting for JetStream."""
     nc = await connect(jetstream_server.url)
     partition = await Partition(nc, name).create()
     with FaultProxy(jetstream_server.url) as proxy:
@@ -477,7 +525,7 @@ async def test_a_reader_that_is_killed(
         expected.update(ids)
         await partition.publish(*ids[:500])
         await until(lambda: f"{round_}-0" in partition.ids)  # noqa: B023 - awaited within the round
-        process.send_signal(signal.SIGSTOP)  # what is delivered now is in its socket, and never acked by it
+        freeze(process.pid)  # what is delivered now is in its socket, and never acked by it
         await partition.publish(*ids[500:])
         await partition.stored(len(expected))
         process.kill()

@@ -10,7 +10,8 @@ from typing import Any
 from nats.aio.client import Client
 
 from liftenvelope.errors import CallTimeoutError, JetStreamError
-from liftenvelope.gateway._acks import ACK_CONSUMER, PartitionAckReader
+from liftenvelope.gateway._ack_consumers import ACK_CONSUMER
+from liftenvelope.gateway._acks import PartitionAckReader
 from liftenvelope.nats import accelerate
 from liftenvelope.testing import NatsServer
 from tests.integration.conftest import connect, until
@@ -207,7 +208,15 @@ async def test_reader_and_the_server_of_its_consumer_are_lost_together(
         while (await leader_of(partition)) == host:
             await asyncio.sleep(0.05)
     await partition.publish(*(f"b{number}" for number in range(50)))
-    reader = await started(partition.reader(second, heartbeat=300.0))
+    # A gateway makes a new reader for each attempt to lead a partition.
+    async with asyncio.timeout(120):
+        while True:
+            reader = partition.reader(second, heartbeat=300.0)
+            try:
+                await reader.start()
+                break
+            except (JetStreamError, CallTimeoutError):
+                await asyncio.sleep(0.1)
     # The floor is lost: the messages of the last minute are acked, those that had their acks once more.
     await acked(partition, *(f"{letter}{number}" for letter in "ab" for number in range(50)))
     await reader.close()

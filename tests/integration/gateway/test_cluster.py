@@ -40,7 +40,7 @@ async def client(cluster: GatewayCluster) -> AsyncIterator[Client]:
 
 
 async def leaders(client: Client, name: str) -> dict[int, str]:
-    """Who leads each partition."""
+    """Return the leader of each partition."""
     stream = (await client.fetch_metadata(streams=[name])).streams[name]
     return {number: partition.leader for number, partition in stream.partitions.items()}
 
@@ -107,7 +107,7 @@ async def test_what_one_makes_the_others_know(cluster: GatewayCluster, name: str
 
 
 async def is_readonly(channel: Channel, name: str) -> bool:
-    """What a gateway knows of partition 0, without asking anybody."""
+    """Return the gateway's own view of partition 0."""
     request = api_pb2.FetchMetadataRequest(streams=[name]).SerializeToString()
     raw = await channel.unary("/proto.API/FetchMetadata", request, timeout=60)
     (stream,) = api_pb2.FetchMetadataResponse.FromString(raw).streamMetadata

@@ -61,7 +61,7 @@ async def stopped(process: Process) -> None:
 
 
 async def stored(folder: Path, nats_port: int, name: str) -> int:
-    """How many messages a stream has after a restart."""
+    """Return the number of messages of a stream after a restart."""
     async with serving(folder, nats_port) as (process, address, _):
         async with liftenvelope.connect([address]) as client:
             found = await client.fetch_partition_metadata(name, 0)

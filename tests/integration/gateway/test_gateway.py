@@ -317,7 +317,7 @@ async def test_messages_that_went_by_hand(client: Client, js_nc: NatsClient, nam
 
 
 async def count_until_stopped(call: Call) -> int:
-    """How many messages come before the stop."""
+    """Return the number of messages before the stop."""
     count = 0
     try:
         async with asyncio.timeout(PATIENCE):

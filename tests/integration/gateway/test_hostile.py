@@ -422,7 +422,7 @@ async def test_calls_that_are_given_up(gateway_server: GatewayCluster, name: str
 
 
 async def consumers_are_gone(cluster: GatewayCluster, name: str) -> None:
-    """Of every subscription the gateway has a consumer at the server removed: only that of the acks stays."""
+    """Wait until the consumers of all subscriptions are removed and only that of the acks is left."""
     nc = await nats.connect(cluster.nats_url)
     async with asyncio.timeout(60), JetStream(nc) as js:
         stream = await js.stream(f"lift_{name}_0")

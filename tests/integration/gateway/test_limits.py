@@ -7,7 +7,7 @@ import json
 import logging
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -23,11 +23,13 @@ from liftenvelope.envelope import new_message, unmarshal_ack, unmarshal_message
 from liftenvelope.errors import TransportError
 from liftenvelope.gateway import Gateway, Limits
 from liftenvelope.gateway._failures import TOO_LARGE
+from liftenvelope.gateway._http import HttpServer
 from liftenvelope.jetstream import JetStream
 from liftenvelope.rpc.aio import Channel
 from liftenvelope.rpc.status import RpcError, StatusCode
 from liftenvelope.testing import FaultProxy, NatsServer, run_gateway, run_nats_server
 from tests.integration.conftest import connect, until
+from tests.integration.gateway.http_client import exchange, get
 from tests.integration.gateway.raw_http2 import RawClient
 
 PATIENCE = 120.0
@@ -49,7 +51,7 @@ def ca() -> trustme.CA:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a case runs.
+    """Environment of a case.
 
     Attributes:
         nats: NATS server of the gateways.
@@ -877,3 +879,86 @@ async def test_request_above_the_quota_of_pending_bytes_is_served_alone(
         await gateway.until_room(1_000)
         await gateway.hold(2_000)
         assert (await gateway.publish(gateway.channel, 100))[0] == EXHAUSTED
+
+
+@case("max_metric_labels")
+async def names_in_metrics(place: Place) -> None:
+    async with (
+        place.gateway(max_metric_labels=2) as gateway,
+        await Channel.connect(gateway.address) as channel,
+    ):
+        for number in range(3):
+            await liftenvelope_stream(channel, f"{place.name}-{number}")
+        await until(lambda: values(gateway, "partitions_bound")[0] >= 3)
+        await gateway.refresh_metrics()
+        assert len(values(gateway, "stream_raw_ack_lag_messages")) == 2
+        assert len(values(gateway, "stream_raw_acks_total")) == 2
+        assert values(gateway, "limit")[-1] == 2
+
+
+def values(gateway: Gateway, name: str) -> list[float]:
+    """Values of a metric."""
+    [metric] = [one for one in gateway.metrics() if one.name == f"liftenvelope_gateway_{name}"]
+    return [sample.value for sample in metric.samples]
+
+
+@asynccontextmanager
+async def http_of(place: Place, **limits: Any) -> AsyncIterator[str]:
+    """Address of the HTTP server of a gateway with these limits."""
+    nc = await connect(place.nats.url)
+    server = HttpServer(Gateway(nc, limits=Limits(**limits)))
+    try:
+        yield await server.start("127.0.0.1", 0)
+    finally:
+        await server.close()
+    await nc.close()
+
+
+async def is_closed(reader: asyncio.StreamReader) -> bool:
+    """Read the end of a connection, or return False if it is open."""
+    try:
+        async with asyncio.timeout(0.1):
+            return await reader.read() == b""
+    except TimeoutError:
+        return False
+    except ConnectionResetError:
+        return True
+
+
+@case("max_http_connections")
+async def http_connections(place: Place) -> None:
+    async with http_of(place, max_http_connections=2, http_timeout=1_000.0) as address:
+        host, _, port = address.rpartition(":")
+        first = await asyncio.open_connection(host, int(port))
+        assert (await get(address, "/healthz")).status == 200  # the second one
+        second = await asyncio.open_connection(host, int(port))
+        assert not await is_closed(first[0])
+        third = await asyncio.open_connection(host, int(port))
+        async with asyncio.timeout(PATIENCE):
+            while not await is_closed(first[0]):
+                pass
+        assert not await is_closed(second[0])
+        for _, writer in (first, second, third):
+            writer.close()
+
+
+@case("max_http_request_bytes")
+async def http_request_bytes(place: Place) -> None:
+    async with http_of(place, max_http_request_bytes=2_000) as address:
+        begin, end = b"GET /healthz HTTP/1.1\r\nHost: x\r\nX: ", b"\r\n\r\n"
+        request = begin + b"y" * (2_000 - len(begin) - len(end)) + end
+        assert b"200 OK" in await exchange(address, request)
+        raw = b""
+        with suppress(ConnectionResetError):
+            raw = await exchange(address, request.replace(b"y", b"yy", 1))
+        assert raw == b""
+
+
+@case("http_timeout")
+async def http_time(place: Place) -> None:
+    async with http_of(place, http_timeout=1.0) as address:
+        assert (await get(address, "/healthz")).status == 200
+        began = asyncio.get_running_loop().time()
+        with suppress(ConnectionResetError):
+            assert await exchange(address, b"GET /healthz HTTP/1.1\r\n") == b""
+        assert asyncio.get_running_loop().time() - began >= 1.0

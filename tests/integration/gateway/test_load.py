@@ -15,7 +15,7 @@ from liftenvelope.client import Client
 from liftenvelope.errors import LiftEnvelopeError
 from liftenvelope.nats import AckInbox, EnvelopePublisher
 from liftenvelope.testing import GatewayCluster, GatewayNode, run_gateway
-from tests.integration.conftest import connect
+from tests.integration.conftest import connect, freeze
 
 TTL = 1.5
 PARTITIONS = 3
@@ -137,7 +137,7 @@ async def test_a_gateway_hangs(cluster: GatewayCluster, client: Client, nc: Nats
     await load.more()
     node = await node_that_leads(cluster, client, name, 0)
     assert node.pid is not None
-    os.kill(node.pid, signal.SIGSTOP)
+    freeze(node.pid)
     try:
         await load.more(600)  # what it leads is acked by another one, as soon as that takes it for dead
     finally:

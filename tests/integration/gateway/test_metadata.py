@@ -1,4 +1,4 @@
-"""What the gateway's metadata says of many partitions."""
+"""Metadata of many partitions from the gateway."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ IDS = [str(number) for number in range(100)]
 
 @pytest.fixture
 def proxy() -> Iterator[FaultProxy]:
-    """What stands between a NATS server of the test's own and the gateway."""
+    """A fault proxy between a NATS server of the test and the gateway."""
     with run_nats_server(jetstream=True) as server, FaultProxy(server.address) as proxy:
         yield proxy
 
@@ -83,7 +83,7 @@ async def all_stored(proxy: FaultProxy, name: str, count: int) -> None:
 
 
 async def told(call: Call) -> str:
-    """What a call says of one message alone, or of all with its end."""
+    """Return the text of the error for one message, or for the whole call."""
     try:
         (response,) = (await take(call, 1)).values()
     except RpcError as exc:

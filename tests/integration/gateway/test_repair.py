@@ -1,4 +1,4 @@
-"""What is left half done is finished or undone: by the next gateway, and by the same one."""
+"""Incomplete changes of streams are finished or undone, by the next gateway and by the same one."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ async def js(nc: NatsClient) -> AsyncIterator[JetStream]:
 
 
 async def leave_behind(js: JetStream, record: StreamRecord, partitions: int) -> None:
-    """What a gateway leaves that dies after it has put a record and made so many partitions."""
+    """Leave the state of a gateway that died after it stored a record and created some partitions."""
     bucket = Bucket(js, "lift_streams")
     await bucket.create()
     await bucket.put(encode_name(record.name), record.to_json())
@@ -102,7 +102,7 @@ async def test_streams_of_living_gateways_are_left_to_them(
 
 
 def left_over(gateway: str, *events: api_pb2.ActivityStreamEvent) -> tuple[RecordedEvent, ...]:
-    """What a gateway leaves in a record that dies before it has told of it."""
+    """Return the events in a record of a gateway that died before it published them."""
     return tuple(
         RecordedEvent(
             token=f"{event.op}-{gateway}", gateway=gateway, run="1", data=event.SerializeToString().hex()
@@ -253,7 +253,7 @@ async def settle(client: Client, name: str) -> None:
 
 
 async def is_usable(client: Client, name: str) -> bool:
-    """Whether it can be published to, which it can't while it is being removed."""
+    """Return True if a publish succeeds; while the stream is being removed, it fails."""
     try:
         await client.publish(name, b"x", partition=4, timeout=2)
     except (liftenvelope.errors.LiftEnvelopeError, RpcError):
@@ -292,7 +292,7 @@ async def call(gateway: Gateway, method: str, request: Message) -> None:
 
 
 async def is_free_of(js: JetStream, name: str) -> bool:
-    """Whether neither the bucket nor JetStream has anything of a stream."""
+    """Return True if neither the bucket nor JetStream has anything of a stream."""
     entry = await Bucket(js, "lift_streams").get(encode_name(name))
     return entry.value is None and partition_stream(name, 0) not in [one async for one in js.stream_names()]
 

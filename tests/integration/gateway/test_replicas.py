@@ -94,7 +94,7 @@ async def test_too_few_replicas_in_sync_for_min_isr(
     servers: list[NatsServer], cluster: GatewayCluster, name: str
 ) -> None:
     async def is_acked(client: Client, stream: str, policy: AckPolicy, *, many: bool) -> bool:
-        """Whether a message gets its ack; until JetStream has leaders again nothing is stored."""
+        """Return True if a message gets its ack; without leaders JetStream stores nothing."""
         try:
             if many:
                 (ack,) = await asyncio.gather(await client.publish_async(stream, b"x", ack_policy=policy))

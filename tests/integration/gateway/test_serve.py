@@ -22,7 +22,7 @@ from liftenvelope._pb import api_pb2
 from liftenvelope.errors import TransportError, UsageError
 from liftenvelope.gateway import Gateway
 from liftenvelope.gateway.embedded import EmbeddedNats
-from liftenvelope.gateway.serving import Serving, running_gateway
+from liftenvelope.gateway.serving import Serving, data_folder, running_gateway
 from liftenvelope.rpc.blocking import BlockingChannel
 from liftenvelope.rpc.status import RpcError
 from liftenvelope.testing import FaultProxy, LiftbridgeAdmin, NatsServer, run_nats_server
@@ -85,6 +85,26 @@ def test_with_a_server_of_its_own(tmp_path: Path, name: str, number: signal.Sign
         assert [message.value for message in read] == [b"first", b"second"]
 
 
+def test_default_data_folder_of_a_user_without_a_home_directory(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", no_home)
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setenv("XDG_DATA_HOME", "/data")
+    assert data_folder() == Path("/data/liftenvelope")
+    monkeypatch.delenv("XDG_DATA_HOME")
+    with pytest.raises(UsageError, match="data_dir must be given: the default is in the home directory"):
+        data_folder()
+
+
+def test_data_folder_may_have_any_name_in_utf_8(tmp_path: Path) -> None:
+    folder = tmp_path / 'Müller "x" \\u 日本'
+    with serving("--nats-listen", f"127.0.0.1:{free_port()}", "--data-dir", str(folder)) as (process, match):
+        assert match[3] == f"{folder}/jetstream"
+    assert process.wait(60) == 0
+
+
 def test_embedded_server_ends_with_a_killed_gateway_and_comes_back(tmp_path: Path, name: str) -> None:
     arguments = ("--data-dir", str(tmp_path / "data"), "--nats-listen", f"127.0.0.1:{free_port()}")
     with serving(*arguments) as (process, match):
@@ -136,7 +156,7 @@ def test_without_jetstream(nats_server: NatsServer) -> None:
 
 
 async def test_a_server_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("liftenvelope.gateway.serving._PATIENCE", 3.0)
+    monkeypatch.setattr("liftenvelope.gateway._nats_connection._PATIENCE", 3.0)
     before = asyncio.all_tasks()
     with pytest.raises(TransportError, match=r"no connection to .* within 3\.0 s: .*refused|failed"):
         async with running_gateway(Serving(nats_url=f"nats://127.0.0.1:{free_port()}")):
@@ -148,7 +168,7 @@ async def test_a_server_that_closes_connections_before_its_first_answer(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A fake: a refused login looks so if nats-server's error is lost with unread bytes of the client."""
-    monkeypatch.setattr("liftenvelope.gateway.serving._PATIENCE", 3.0)
+    monkeypatch.setattr("liftenvelope.gateway._nats_connection._PATIENCE", 3.0)
 
     async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(
@@ -175,7 +195,7 @@ LOGIN = {"authorization": {"user": "gateway", "password": "right"}}
 @pytest.fixture
 def endless(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wait for NATS without a limit that a test could reach."""
-    monkeypatch.setattr("liftenvelope.gateway.serving._PATIENCE", 10_000.0)
+    monkeypatch.setattr("liftenvelope.gateway._nats_connection._PATIENCE", 10_000.0)
 
 
 @pytest.mark.usefixtures("endless")
@@ -298,7 +318,7 @@ def test_files_that_can_not_be_used(tmp_path: Path) -> None:
 
 
 def failed(*arguments: str) -> str:
-    """What the program says when it can't start."""
+    """Return the error output of a program that can't start."""
     command = [sys.executable, "-m", "liftenvelope", "serve", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode != 0
@@ -310,7 +330,9 @@ def test_port_of_the_gateway_that_is_taken_is_one_line(tmp_path: Path, nats_serv
     port = nats_server.url.rpartition(":")[2]
     listens = ("--listen", f"127.0.0.1:{port}", "--nats-listen", f"127.0.0.1:{free_port()}")
     said = failed("--data-dir", str(tmp_path), *listens)
-    assert said == f"Error: can't listen on 127.0.0.1:{port}: address already in use\n"
+    *information, error = said.splitlines()
+    assert error == f"Error: can't listen on 127.0.0.1:{port}: address already in use"
+    assert unexpected("\n".join(information)) == []
 
 
 async def test_reason_is_told_if_nats_has_ended_before_its_log_is_read(

@@ -19,7 +19,7 @@ from liftenvelope.errors import LiftEnvelopeError
 from liftenvelope.rpc.aio import Call, Channel
 from liftenvelope.rpc.status import RpcError, StatusCode
 from liftenvelope.testing import GatewayCluster, GatewayNode, run_gateway
-from tests.integration.conftest import connect, until
+from tests.integration.conftest import connect, freeze, until
 
 #: Longer than a gateway that lives ever hangs on a loaded machine.
 TTL = 6.0
@@ -52,7 +52,7 @@ async def join(address: str, group: str, consumer: str, stream: str) -> Any:
 
 
 async def leader_at(address: str, name: str, partition: int) -> str:
-    """Who leads a partition, as one gateway has it."""
+    """Return the leader of a partition in the view of one gateway."""
     request = api_pb2.FetchMetadataRequest(streams=[name])
     answer = await unary(address, "FetchMetadata", request, api_pb2.FetchMetadataResponse)
     return str(answer.streamMetadata[0].partitions[partition].leader)
@@ -139,7 +139,7 @@ async def test_stopped_leader_delivers_nothing_after_newer_member_reads(
         request = subscription(name, partition, name, first.epoch, "old")
         call = channel.server_stream("/proto.API/Subscribe", request)
         assert await call.receive() == [b""]
-        os.kill(pid_of(stopped), signal.SIGSTOP)
+        freeze(pid_of(stopped))
         await led_without(cluster, stopped, name, partition)
         leaving = api_pb2.LeaveConsumerGroupRequest(groupId=name, consumerId="old")
         await unary(coordinator.address, "LeaveConsumerGroup", leaving, api_pb2.LeaveConsumerGroupResponse)
@@ -183,7 +183,7 @@ async def test_stopped_leader_acks_nothing_that_another_one_acked(cluster: Gatew
     await nc.subscribe(inbox, cb=note)
     await publish("first")
     await until(lambda: acked["first"])
-    os.kill(pid_of(stopped), signal.SIGSTOP)
+    freeze(pid_of(stopped))
     ids = [str(number) for number in range(50)]
     # Delivered to the stopped gateway, and acked by the one that takes over.
     await publish(*ids)

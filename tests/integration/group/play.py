@@ -34,6 +34,12 @@ LONG = 30.0
 PATIENCE = 60.0
 
 
+async def take(consumer: GroupConsumer, count: int) -> list[bytes]:
+    """The next messages of a consumer."""
+    async with asyncio.timeout(PATIENCE):
+        return [(await anext(consumer)).data for _ in range(count)]
+
+
 def quiet(_: GroupEvent) -> None:
     """Events that a test does not look at."""
 
@@ -46,7 +52,7 @@ async def eventually(condition: Callable[[], bool], patience: float = PATIENCE) 
 
 @dataclass(frozen=True)
 class Delivery:
-    """That a member was given a message."""
+    """Delivery of a message to a member."""
 
     member: str
     generation: int
@@ -183,12 +189,12 @@ class Play:
         await eventually(lambda: self.published <= self.log.payloads)
 
     async def offsets(self) -> dict[TopicPartition, int]:
-        """What is committed; none may be missing."""
+        """Return the committed offsets."""
         found = await self.client.committed(self.name)
         return {key: offset for key, offset in found.items() if isinstance(offset, int)}
 
     async def watch_offsets(self) -> None:
-        """Look at what is committed again and again: it must never go back."""
+        """Check the committed offsets again and again: none may go back."""
         before: dict[TopicPartition, int] = {}
         while True:
             try:
@@ -241,7 +247,7 @@ async def process(*arguments: str) -> AsyncIterator[asyncio.subprocess.Process]:
 
 
 async def deliveries(member: asyncio.subprocess.Process) -> AsyncIterator[tuple[str, bytes]]:
-    """What a member in another process says that it was given: a line of its own numbers, and the payload."""
+    """Yield the deliveries that a member in another process prints: its numbers, and the payload."""
     assert member.stdout is not None
     # Of one that is killed, the last line may be cut off: that message was not processed.
     while (line := await member.stdout.readline()).endswith(b"\n"):

@@ -42,7 +42,7 @@ class CancelledAt:
 
 
 async def run_cancelled(place: int, work: Coroutine[Any, Any, None]) -> bool:
-    """Whether it was cancelled before it came to its end."""
+    """Return True if the work was cancelled before its end."""
     running = CancelledAt(place, work)
 
     async def run() -> None:
@@ -98,7 +98,7 @@ async def test_cancelled_wherever_it_waits(play: Play) -> None:
 
 
 async def test_closed_while_partitions_move(play: Play) -> None:
-    """What ``on_revoked`` is at is not cut off, and what was processed is committed."""
+    """A running ``on_revoked`` is not interrupted, and processed messages are committed."""
     begun, go_on, told = asyncio.Event(), asyncio.Event(), []
 
     async def on_revoked(partitions: list[TopicPartition]) -> None:

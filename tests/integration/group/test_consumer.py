@@ -46,12 +46,7 @@ from liftenvelope.group.clock import time_since_boot
 from liftenvelope.testing import FaultProxy, NatsServer
 from tests.integration.conftest import connect
 
-from .play import LONG, PATIENCE, SESSION, Play, coordinator, eventually, quiet
-
-
-async def take(consumer: GroupConsumer, count: int) -> list[bytes]:
-    async with asyncio.timeout(PATIENCE):
-        return [(await anext(consumer)).data for _ in range(count)]
+from .play import LONG, PATIENCE, SESSION, Play, coordinator, eventually, quiet, take
 
 
 class TestReading:
@@ -170,6 +165,15 @@ class TestReading:
                 time.sleep(0.01)
             task.cancel()
             assert turns >= 5
+
+    async def test_partitions_take_turns_message_by_message(self, play: Play) -> None:
+        await play.publish(40)
+        async with play.consumer("a") as consumer:
+            await eventually(lambda: sum(one.waiting for one in consumer._readers.values()) == 40)
+            async with asyncio.timeout(PATIENCE):
+                partitions = [(await anext(consumer)).partition for _ in range(40)]
+        assert partitions == partitions[:4] * 10
+        assert sorted(partitions[:4]) == [0, 1, 2, 3]
 
     async def test_a_source_of_ones_own(self, play: Play) -> None:
         class Numbers:
@@ -411,7 +415,7 @@ class TestPartitions:
         assert heard[-1] == ("a gives", [0, 1, 2, 3])
 
     async def test_what_stays_is_not_opened_anew(self, play: Play) -> None:
-        """Of a rebalance, a member's own partitions notice no more than a pause."""
+        """Partitions that stay with their member only pause during a rebalance."""
         opened: list[tuple[int, int]] = []
         topic = Counted(play, opened)
         play.topic = topic  # type: ignore[assignment]

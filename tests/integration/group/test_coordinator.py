@@ -1,4 +1,4 @@
-"""What coordinators answer, on a real server."""
+"""Answers of coordinators, on a real server."""
 
 from __future__ import annotations
 

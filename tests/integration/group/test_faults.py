@@ -18,7 +18,7 @@ from liftenvelope.group._store import GroupStore
 from liftenvelope.jetstream import JetStream
 from liftenvelope.testing import FaultProxy, NatsServer, run_nats_server
 from liftenvelope.testing._ports import free_port
-from tests.integration.conftest import connect
+from tests.integration.conftest import connect, freeze
 
 from .play import (
     PATIENCE,
@@ -84,7 +84,7 @@ async def test_the_controller_hangs_and_comes_back(server: NatsServer, nc: Clien
     async with process("coordinator", server.url, "one") as first, play.member("a"), watching(play):
         await play.publish(20)
         async with coordinator(nc, coordinator_id="two"):
-            first.send_signal(signal.SIGSTOP)
+            freeze(first.pid)
             async with play.member("b"):
                 await play.publish(20)
                 await play.all_read()

@@ -31,7 +31,7 @@ from liftenvelope.group import (
 from liftenvelope.testing import GatewayCluster, LiftbridgeCluster, NatsServer, run_liftbridge
 from tests.integration.conftest import connect
 
-from .play import LONG, PATIENCE, SESSION, Delivery, Log, Play, coordinator, eventually, quiet
+from .play import LONG, PATIENCE, SESSION, Delivery, Log, Play, coordinator, eventually, quiet, take
 
 
 @dataclass
@@ -89,11 +89,6 @@ async def world(request: pytest.FixtureRequest, name: str) -> AsyncIterator[Worl
             source = LiftbridgeTopic(client, name, 2)
             await stack.enter_async_context(coordinator(nc, lease=LONG, sources=[source]))
         yield World(client, nc, name, request.param == "gateway")
-
-
-async def take(consumer: GroupConsumer, count: int) -> list[bytes]:
-    async with asyncio.timeout(PATIENCE):
-        return [(await anext(consumer)).data for _ in range(count)]
 
 
 async def test_a_group_goes_on_where_it_was(world: World) -> None:

@@ -1,4 +1,4 @@
-"""What the tests of pulling share: a stream, a consumer, and what goes over the wire."""
+"""Shared parts of the tests of pulling: a stream, a consumer, and a view of the wire."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def numbered(count: int, start: int = 0) -> list[bytes]:
 
 
 def feed_of(messages: Messages) -> PullFeed:
-    """What an iteration reads from, to look at its account."""
+    """Return the feed of an iteration, to inspect its counts."""
     feed = messages._feed
     assert isinstance(feed, PullFeed)
     return feed
@@ -89,7 +89,7 @@ async def until_acked(consumer: Consumer) -> None:
 
 
 class Wire:
-    """What one connection publishes, as another one sees it."""
+    """Messages that one connection publishes, as another one receives them."""
 
     def __init__(self, nc: Client, subject: str) -> None:
         self.nc = nc

@@ -1,4 +1,4 @@
-"""What consumers deliver on an accelerated connection: the same as elsewhere, whenever it begins and ends."""
+"""Consumers deliver the same on an accelerated connection, whenever the acceleration begins and ends."""
 
 from __future__ import annotations
 
@@ -240,7 +240,7 @@ async def test_the_same_message_both_ways(jetstream_server: NatsServer, bench: B
 
 @pytest.mark.parametrize("js_nc", ["accelerated"], indirect=True)
 async def test_sizes_are_the_servers_own(bench: Bench, jetstream_server: NatsServer) -> None:
-    """Of names that are repeated nats-py keeps one; here all bytes are counted, so that pulls fit exactly."""
+    """All bytes of repeated headers are counted, so that pulls fit exactly. nats-py keeps one value."""
     reader, writer = await asyncio.open_connection("127.0.0.1", jetstream_server.port)
     writer.write(b'CONNECT {"verbose": false, "headers": true}\r\n')
     frame = b"HPUB %b.a %d %d\r\n%bxyz\r\n" % (bench.name.encode(), len(BLOCK), len(BLOCK) + 3, BLOCK)
@@ -290,7 +290,7 @@ async def test_cut_off_in_the_middle_of_messages(jetstream_server: NatsServer, b
 
 
 async def test_reading_ends_with_the_connection(bench: Bench, js_nc: Client) -> None:
-    """What has come is delivered first, whichever way it came."""
+    """Received messages are delivered before the error, accelerated or not."""
     await bench.publish(numbered(500))
     consumer = await bench.consumer()
     async with consumer.messages() as messages:

@@ -320,6 +320,42 @@ class TestConsume:
             await consumption.drain()
         assert seen == numbered(len(seen))
 
+    @pytest.mark.parametrize("auto_ack_progress", [False, True])
+    async def test_handler_that_raises_a_cancellation_fails_the_consumption(
+        self, bench: Bench, auto_ack_progress: bool
+    ) -> None:
+        """``closed()`` raised CancelledError in a task that nobody had cancelled."""
+        await bench.publish(numbered(2))
+        consumer = await bench.consumer(ack_wait=1)
+
+        async def handle(message: Message) -> None:
+            work = asyncio.create_task(asyncio.sleep(600))
+            work.cancel()
+            await work
+
+        consumption = await consumer.consume(handle, auto_ack_progress=auto_ack_progress)
+        with pytest.raises(UsageError, match="handler must not raise CancelledError"):
+            await consumption.closed()
+        redelivered = [await consumer.next(timeout=60) for _ in range(2)]
+        assert sorted(message.data for message in redelivered) == numbered(2)
+
+    async def test_cancelled_consumption_stays_cancelled(self, bench: Bench) -> None:
+        await bench.publish(numbered(1))
+        consumer = await bench.consumer()
+        called = asyncio.Event()
+
+        async def handle(message: Message) -> None:
+            called.set()
+            await asyncio.sleep(600)
+
+        before = asyncio.all_tasks()
+        consumption = await consumer.consume(handle)
+        await asyncio.wait_for(called.wait(), 60)
+        for task in asyncio.all_tasks() - before:  # as asyncio.run() does at its end
+            task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await consumption.closed()
+
     async def test_what_the_handler_raises_ends_it(self, bench: Bench) -> None:
         await bench.publish(numbered(3))
         consumer = await bench.consumer()

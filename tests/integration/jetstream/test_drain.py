@@ -21,7 +21,7 @@ from liftenvelope.jetstream.consuming import Messages
 from liftenvelope.jetstream.infos import ConsumerInfo
 from liftenvelope.jetstream.message import Message
 from liftenvelope.testing import FaultProxy, NatsServer, run_nats_server
-from tests.integration.conftest import connect, until
+from tests.integration.conftest import connect, freeze, until
 
 from .pulling import Bench, feed_of, numbered, stream_of, until_no_pulls, until_pulled
 
@@ -159,7 +159,7 @@ async def test_drain_of_a_server_that_stood_still_hands_out_every_delivered_mess
             async with consumer.messages(max_messages=5000, expires=LONG) as messages:
                 got = [(await messages.next(timeout=PATIENCE)).data]
                 assert server.pid is not None
-                os.kill(server.pid, signal.SIGSTOP)
+                freeze(server.pid)
                 loop.call_later(2 * STALLED, os.kill, server.pid, signal.SIGCONT)
                 await messages.drain(timeout=LONG)
                 got += [message.data async for message in messages]

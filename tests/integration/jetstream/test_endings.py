@@ -1,4 +1,4 @@
-"""How consumptions are ended: from inside, from outside, by the owner of the connection, at any moment."""
+"""Consumptions end from inside, from outside, or by the owner of the connection, at any moment."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .pulling import Bench, numbered, until_no_pulls, until_pulled
 
 
 class TestInsideTheHandler:
-    """What waits for the handler would wait for itself there."""
+    """Calls that wait for the handler are refused inside the handler."""
 
     @pytest.mark.parametrize("what", ["drain", "closed", "aclose"])
     async def test_is_refused_and_says_what_to_do(self, bench: Bench, what: str) -> None:
@@ -289,7 +289,7 @@ class TestCancelled:
         await until(lambda: len(asyncio.all_tasks()) == tasks)
 
     async def test_a_reader_among_many(self, bench: Bench, jetstream_server: NatsServer) -> None:
-        """Whoever waits for the end may be cancelled, and the consumption goes on for all others."""
+        """A cancelled wait for the end does not end the consumption for others."""
         consumer = await bench.consumer()
         seen: list[bytes] = []
         async with await consumer.consume(lambda message: seen.append(message.data)) as consumption:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import datetime, timedelta, timezone
 
 import pytest
 from nats.aio.client import Client
@@ -43,6 +44,9 @@ class TestFetch:
         consumer = await bench.consumer()
         assert await consumer.fetch_no_wait(5) == []
         await bench.publish(numbered(7))
+        async with asyncio.timeout(60):  # the server tells a consumer of a message after it has acked it
+            while (await consumer.info()).num_pending < 7:
+                pass
         assert [message.data for message in await consumer.fetch_no_wait(5)] == numbered(5)
         assert [message.data for message in await consumer.fetch_no_wait(5)] == numbered(2, 5)
 
@@ -207,6 +211,22 @@ class TestOperations:
         assert await consumer.fetch(1, expires=0.2) == []
         assert not (await consumer.resume()).paused
         assert (await consumer.next(timeout=20)).data == b"0"
+
+    @pytest.mark.parametrize(
+        ("until", "match"),
+        [
+            (1e300, r"before the year 10000, got 1e\+300 seconds from now"),
+            (datetime.max, "a datetime with a time zone"),
+            (datetime.max.replace(tzinfo=timezone(timedelta(hours=-1))), "in the years 1 to 9999"),
+        ],
+    )
+    async def test_pause_until_impossible_times(
+        self, bench: Bench, until: datetime | float, match: str
+    ) -> None:
+        consumer = await bench.consumer()
+        with pytest.raises(UsageError, match=f"until must be {match}"):
+            await consumer.pause(until)
+        assert not (await consumer.info()).paused
 
     async def test_reset(self, bench: Bench) -> None:
         await bench.publish(numbered(5))

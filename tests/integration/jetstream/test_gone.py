@@ -99,7 +99,7 @@ class TestAtEachMoment:
         assert len(seen) >= 2
 
     async def test_while_it_is_drained(self, bench: Bench, delete: Deleting) -> None:
-        """Whoever drains has ended it: what had come is delivered, and that is all."""
+        """A drain during the deletion delivers the received messages and ends without an error."""
         await bench.publish(numbered(5))
         consumer = await bench.consumer()
         async with consumer.messages() as messages:

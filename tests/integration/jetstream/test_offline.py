@@ -1,4 +1,4 @@
-"""What is asked for while the connection is down, or the server silent: never an empty answer (defect 17)."""
+"""Requests while the connection is down, or the server silent, never give an empty answer."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ async def read_again(consumer: Consumer, wanted: set[bytes]) -> None:
 
 
 async def test_a_connection_lost_in_mid_batch(far: Far, bench: Bench) -> None:
-    """What had come is returned, with the reason why there is no more."""
+    """The received messages are returned, with the error that ended the batch."""
     consumer = await far.bench.consumer()
     await bench.publish(numbered(2))
     received = far.bench.nc.stats["in_msgs"]

@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import os
 import signal
+from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 from nats.aio.client import Client
@@ -14,10 +16,11 @@ from liftenvelope.errors import ConnectionClosedError, StreamNotFoundError, Usag
 from liftenvelope.jetstream._consumer_config import DeliverPolicy
 from liftenvelope.jetstream._events import OrderedReset, PullEvent
 from liftenvelope.jetstream._ordered import OrderedConsumer
+from liftenvelope.jetstream._ordered_feed import OrderedFeed
 from liftenvelope.jetstream.api import Api
-from liftenvelope.jetstream.message import Message
+from liftenvelope.jetstream.message import Message, Recorder
 from liftenvelope.testing import run_nats_server
-from tests.integration.conftest import connect, until
+from tests.integration.conftest import connect, freeze, until
 
 from .pulling import Bench, numbered, read_all
 
@@ -76,6 +79,22 @@ class TestOrdered:
         )
         async with consumer.messages() as messages:
             assert [(await messages.next(timeout=20)).data for _ in range(3)] == numbered(3, 7)
+
+    async def test_last_per_subject_needs_no_filter_and_survives_a_loss(self, bench: Bench) -> None:
+        """After a loss every later message comes: none stored meanwhile may be missing."""
+        for number, subject in enumerate("xaab"):
+            await bench.publish([b"%d" % number], subject=subject)
+        consumer = OrderedConsumer(bench.api, bench.name, deliver_policy=DeliverPolicy.LAST_PER_SUBJECT)
+        assert [message.data for message in await consumer.fetch(3, expires=20)] == [b"0", b"2", b"3"]
+        async with consumer.messages(max_messages=1) as messages:
+            assert (await messages.next(timeout=20)).data == b"0"
+            for each in await consumers_of(bench):
+                await bench.api.request(f"CONSUMER.DELETE.{bench.name}.{each}")
+            await bench.publish([b"4"], subject="a")
+            found = [(await messages.next(timeout=20)).data]
+            while found[-1] != b"4":
+                found.append((await messages.next(timeout=20)).data)
+        assert found in ([b"1", b"2", b"3", b"4"], [b"2", b"3", b"4"])  # one may have been on its way
 
     async def test_consume_stop_and_drain(self, bench: Bench) -> None:
         await bench.publish(numbered(100))
@@ -139,6 +158,84 @@ class TestOrdered:
             OrderedConsumer(bench.api, bench.name, **options)  # type: ignore[arg-type]
 
 
+class TestFeed:
+    async def test_lists_are_in_order_and_no_longer_than_asked_for(self, bench: Bench) -> None:
+        await bench.publish(numbered(100))
+        async with reading(bench, max_messages=20) as feed:
+            got: list[tuple[int, Message]] = []
+            while len(got) < 100:
+                messages = await feed.next_many(7)
+                assert 1 <= len(messages) <= 7
+                got += messages
+        assert [sequence for sequence, _ in got] == list(range(1, 101))
+        assert [message.data for _, message in got] == numbered(100)
+        assert [message.metadata.stream_sequence for _, message in got] == list(range(1, 101))
+
+    async def test_list_ends_before_a_lost_message_which_is_read_again(self, bench: Bench) -> None:
+        """Injected: a message that nats-py has got is taken away."""
+        await bench.publish(numbered(20))
+        events: list[PullEvent] = []
+        async with reading(bench, max_messages=20, on_event=events.append) as feed:
+            await until(lambda: feed.buffered == 20)
+            buffer = feed._feed.buffer  # type: ignore[union-attr]
+            received = [buffer.pop() for _ in range(20)]
+            buffer.extend([message for message in received if message.data != b"5"])
+            first = await feed.next_many(20)
+            assert [message.data for _, message in first] == numbered(5)
+            second: list[bytes] = []
+            while len(second) < 15:
+                second += [message.data for _, message in await feed.next_many(20)]
+        assert second == numbered(15, 5)
+        resets = [event for event in events if isinstance(event, OrderedReset)]
+        assert [event.sequence for event in resets] == [6]
+        assert "delivery 6 was lost: 7 came" in resets[0].reason
+
+    async def test_messages_before_a_malformed_one_come_before_its_error(self, bench: Bench) -> None:
+        """Injected: no server sends such a reply subject."""
+        await bench.publish(numbered(3))
+        async with reading(bench) as feed:
+            await until(lambda: feed.buffered == 3)
+            acks = Recorder()
+            feed._feed.buffer.append(Message("a", "$JS.ACK.x", b"x", None, acks))  # type: ignore[union-attr]
+            assert [message.data for _, message in await feed.next_many(20)] == numbered(3)
+            for _ in range(2):
+                with pytest.raises(UsageError, match="must be the reply subject"):
+                    await feed.next_many(20)
+
+    async def test_cancelled_wait_loses_nothing(self, bench: Bench) -> None:
+        async with reading(bench) as feed:
+            for number in range(3):
+                waiting = asyncio.ensure_future(feed.next_many(20))
+                await until(lambda: feed._feed._waiter is not None)  # type: ignore[union-attr]
+                waiting.cancel()
+                await asyncio.wait({waiting})
+                await bench.publish(numbered(2, 2 * number))
+                got = await feed.next_many(20)
+                while len(got) < 2:
+                    got += await feed.next_many(20)
+                assert [message.data for _, message in got] == numbered(2, 2 * number)
+
+    async def test_lists_end_after_stop(self, bench: Bench) -> None:
+        await bench.publish(numbered(3))
+        async with reading(bench) as feed:
+            await feed.next_many(1)
+            feed.stop()
+            with pytest.raises(StopAsyncIteration):
+                await feed.next_many(1)
+
+
+@contextlib.asynccontextmanager
+async def reading(bench: Bench, **options: Any) -> AsyncIterator[OrderedFeed]:
+    """A started feed of an ordered consumer."""
+    feed = OrderedConsumer(bench.api, bench.name).feed(**options)
+    await feed.start()
+    try:
+        async with asyncio.timeout(60):
+            yield feed
+    finally:
+        feed.stop()
+
+
 @pytest.mark.parametrize("how", ["kill", "stop"])
 async def test_goes_on_after_a_restart(how: str, name: str) -> None:
     """Defect 5: after a restart it hung for ever."""
@@ -172,7 +269,7 @@ async def test_reader_with_short_timeouts_goes_on_after_an_outage(name: str) -> 
                 await bench.api.request(f"CONSUMER.DELETE.{name}.{each}")
             got.append((await messages.next(timeout=20)).data)
             assert server.pid is not None
-            os.kill(server.pid, signal.SIGSTOP)
+            freeze(server.pid)
             try:
                 for _ in range(12):
                     with pytest.raises(TimeoutError):

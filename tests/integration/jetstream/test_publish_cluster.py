@@ -173,7 +173,7 @@ async def until_more_are_acked(numbers: Numbers) -> None:
 
 @pytest.mark.timeout(5 * PATIENCE)
 async def test_the_leader_is_killed(nc: Client, cluster: dict[str, NatsServer], home: str, name: str) -> None:
-    """What was acked is there, and what was not can be published again under its id."""
+    """Acked messages are stored, and unacked ones can be published again with their ids."""
     async with JetStream(nc, timeout=2, max_outstanding=200) as js:
         stream = await stream_of_three(js, name)
         await led_by(js, stream, home)

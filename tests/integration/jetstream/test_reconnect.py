@@ -1,4 +1,4 @@
-"""What becomes of consumptions when the server is killed or stopped, or the network fails, under load."""
+"""Consumptions continue under load when the server is killed or stopped, or the network fails."""
 
 from __future__ import annotations
 

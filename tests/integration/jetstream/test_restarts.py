@@ -30,7 +30,7 @@ MESSAGES = 300
 
 
 class Log:
-    """What a reader has seen."""
+    """Payloads that a reader has received."""
 
     def __init__(self) -> None:
         self.seen: list[bytes] = []

@@ -35,7 +35,7 @@ async def test_slow_handler_of_consume_misses_no_heartbeats(bench: Bench) -> Non
 
 
 async def test_a_blocked_loop_does_not_pull_twice(bench: Bench, js_nc: Client) -> None:
-    """What was asked for before is still on its way: the buffer would pass its limit."""
+    """Requested messages are still in transit: another pull would exceed the limit of the buffer."""
     consumer = await bench.consumer()
     async with (
         Wire(js_nc, consumer.pull_subject) as wire,

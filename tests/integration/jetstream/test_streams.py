@@ -321,7 +321,7 @@ class TestConsumerConfig:
 
 
 class TestConsumers:
-    """That consumers come from streams and from the context alike; what they do is tested elsewhere."""
+    """Streams and the context create, find, list and delete consumers alike. Reading is tested elsewhere."""
 
     async def test_stream_creates_updates_and_deletes_consumers(self, js: JetStream, name: str) -> None:
         stream = await filled(js, name)

@@ -1,4 +1,4 @@
-"""What nats-py does, with and without acceleration: every test runs twice, and none knows which it is.
+"""nats-py behaves alike with and without acceleration. Every test runs in both ways.
 
 On each connection a direct subscription takes what is published below the test's name, so that its messages
 stand between those of nats-py's own subscriptions.
@@ -27,7 +27,7 @@ Connect = Callable[..., Awaitable[Client]]
 
 
 class Watch:
-    """What the direct subscriptions of a test have seen."""
+    """Payloads that the direct subscriptions of a test have received."""
 
     def __init__(self) -> None:
         self.payloads: list[bytes] = []

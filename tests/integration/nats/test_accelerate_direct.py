@@ -224,7 +224,7 @@ async def test_toggled_while_messages_flow(nats_server: NatsServer, nc: Client, 
 
 
 def _frames(direct: DirectSubscription, other: int) -> bytes:
-    """What a server could send: messages of both, and lines between them. Not a real server's doing."""
+    """Return bytes that a server could send: messages of both subscriptions, and lines between them."""
     mine = direct.subscription._id
     return (
         b"MSG s %d 3\r\none\r\n" % mine

@@ -18,6 +18,7 @@ from liftenvelope.errors import (
     TransportError,
     UsageError,
 )
+from liftenvelope.jetstream import JetStream
 from liftenvelope.nats import AckInbox, EnvelopePublisher
 from liftenvelope.testing import LiftbridgeCluster, NatsServer, run_liftbridge, run_nats_server
 from tests.integration.conftest import connect, until
@@ -233,6 +234,36 @@ async def test_a_cancelled_publish_gives_its_place_back(nc: Client, name: str) -
         assert not second.cancel()
         assert inbox.outstanding == 0
         assert inbox.stats.cancelled == 2
+
+
+async def test_refused_permission_is_quoted_for_its_own_publish_alone(name: str) -> None:
+    """Any later time-out quoted it, also one on another subject."""
+    permissions = {"publish": {"deny": [f"{name}.denied"]}}
+    users = [{"user": "worker", "password": "s3cret", "permissions": permissions}]
+    with run_nats_server(config={"authorization": {"users": users}}) as server:
+        nc = await connect(server.url, user="worker", password="s3cret")
+        silent = await nc.subscribe(f"{name}.silent")
+        async with AckInbox(nc, timeout=0.5) as inbox:
+            publisher = EnvelopePublisher(nc, f"{name}.denied", inbox=inbox, timeout=0.5)
+            summary = await (await publisher.publish_batch([b"v"]))
+            refused: list[object] = [summary.failures[0]]
+            refused += await asyncio.gather(
+                inbox.publish(f"{name}.denied", b"v"),
+                JetStream(nc, timeout=0.5).api.ask(f"{name}.denied", b""),
+                return_exceptions=True,
+            )
+            said = f'; the server said: nats: permissions violation for publish to "{name}.denied"'
+            assert [said in str(error) for error in refused] == [True] * 3
+            others = await asyncio.gather(
+                inbox.publish(f"{name}.silent", b"v"),
+                inbox.expect(),
+                JetStream(nc, timeout=0.5).api.ask(f"{name}.silent", b""),
+                return_exceptions=True,
+            )
+            assert [isinstance(error, TimeoutError) for error in others] == [True] * 3
+            assert ["the server said" in str(error) for error in others] == [False] * 3
+        await silent.unsubscribe()
+        await nc.close()
 
 
 async def test_what_was_never_sent_is_said_to_be_unsent(nc: Client, name: str) -> None:

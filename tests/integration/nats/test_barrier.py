@@ -34,7 +34,7 @@ async def far_nc(proxy: FaultProxy) -> AsyncIterator[Client]:
 
 
 async def check_that_it_reads(nc: Client) -> None:
-    """Whether what is published arrives."""
+    """Check that a published message arrives."""
     sub = await nc.subscribe("echo")
     await nc.publish("echo", b"1")
     assert (await sub.next_msg(timeout=60)).data == b"1"

@@ -12,7 +12,7 @@ from nats.aio.client import Client
 
 from liftenvelope.nats.closing import close_connection
 from liftenvelope.testing import run_nats_server
-from tests.integration.conftest import connect, until
+from tests.integration.conftest import connect, freeze, until
 
 
 @pytest.fixture
@@ -21,14 +21,11 @@ async def reconnecting() -> AsyncIterator[Client]:
     with run_nats_server() as server:
         nc = await connect(server.url)
         assert server.pid is not None
-        os.kill(server.pid, signal.SIGSTOP)
+        freeze(server.pid)
         try:
             transport = nc._transport._io_writer.transport  # type: ignore[union-attr]
-            # The signal takes effect a moment later. Until then the server reads, and anything but messages
-            # would make it close the connection.
             while not transport.get_write_buffer_size():
-                assert not transport.is_closing()
-                transport.write(b"PUB a 1000000\r\n%b\r\n" % bytes(1_000_000))
+                transport.write(bytes(1_000_000))
             await nc.force_reconnect()
             assert nc._reconnection_task is not None
             await until(transport.is_closing)

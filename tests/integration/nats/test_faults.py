@@ -20,7 +20,7 @@ from liftenvelope.nats import AckInbox, BatchAcks, BatchSummary, EnvelopePublish
 from liftenvelope.nats.link import Link
 from liftenvelope.nats.pull_inbox import PullInbox
 from liftenvelope.testing import FaultProxy, NatsServer, run_liftbridge, run_nats_server
-from tests.integration.conftest import connect, until
+from tests.integration.conftest import connect, freeze, until
 from tests.integration.stored import Stored, await_stream
 
 BATCH = 200
@@ -244,7 +244,7 @@ async def test_publishes_that_time_out_offline_are_not_kept() -> None:
 async def stall(nc: Client, server: NatsServer) -> None:
     """Stop the server's process, and fill the connection's buffer."""
     assert server.pid is not None
-    os.kill(server.pid, signal.SIGSTOP)
+    freeze(server.pid)
     filler = EnvelopePublisher(nc, "filler", timeout=0.5)
 
     async def fill() -> None:

@@ -20,7 +20,7 @@ from tests.integration.nats.test_publisher import acked
 
 
 async def test_nats_py_still_has_the_names_that_make_publishing_quick(nc: Client) -> None:
-    """When this fails, nats-py has changed inside: look at nats/link.py. Until then publishing is slow."""
+    """A failure means that nats-py has changed: adapt nats/link.py. Until then publishing is slow."""
     assert [name for name in _PRIVATE if not hasattr(nc, name)] == []
     assert Link(nc).direct
     assert isinstance(nc._pending, list)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 import pytest
@@ -12,7 +12,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from liftenvelope.envelope import Ack, AckPolicy, new_message, unmarshal_message
-from liftenvelope.errors import EnvelopeTooLargeError, TransportError, UsageError
+from liftenvelope.errors import AckTimeoutError, EnvelopeTooLargeError, TransportError, UsageError
 from liftenvelope.nats import AckInbox, BatchAcks, BatchSummary, EnvelopePublisher
 from liftenvelope.testing import FaultProxy, LiftbridgeCluster, NatsServer, run_nats_server
 from tests.integration.conftest import connect, until
@@ -314,6 +314,32 @@ async def test_with_an_inbox_a_batch_cut_short_is_told_row_by_row(name: str) -> 
             assert unsent == list(range(60_000 - len(unsent), 60_000))
             assert inbox.outstanding == 0
             proxy.resume()
+        await client.close()
+
+
+async def test_rows_that_wait_for_the_buffer_do_not_wait_for_acks(name: str) -> None:
+    """Their deadlines passed in that wait, so that rows were sent after they had timed out."""
+    with run_nats_server() as server, FaultProxy(server.url) as proxy:
+        observer = Collector(await connect(server.url))
+        await observer.start(name)
+        client = await connect(f"nats://{proxy.address}", pending_size=256 * 1024)
+        async with AckInbox(client) as inbox:
+            publisher = EnvelopePublisher(client, name, inbox=inbox, timeout=3)
+            before = client.stats["out_msgs"]
+            proxy.stall()
+            batch = asyncio.create_task(
+                acked(publisher, [b"%d" % row + bytes(1000) for row in range(60_000)])
+            )
+            await until(lambda: client.pending_data_size >= 256 * 1024)
+            registered, written = inbox.stats.outstanding, client.stats["out_msgs"] - before
+            failures = (await batch).failures
+            proxy.resume()
+            await publisher.flush(60)
+            assert registered == written > 0
+            sent = [row for row, error in sorted(failures.items()) if cast(AckTimeoutError, error).sent]
+            assert 0 < len(sent) < 60_000
+            arrived = [bytes(unmarshal_message(msg.data).value) for msg in await observer.wait_for(len(sent))]
+            assert [int(value[:-1000]) for value in arrived] == sent
         await client.close()
 
 

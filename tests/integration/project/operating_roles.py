@@ -1,4 +1,4 @@
-"""What each role of docs/operating.md does on NATS, to be run with the permissions of that page.
+"""Operations of each role of docs/operating.md on NATS, to be run with the permissions of that page.
 
 Each role is a coroutine that does the role's main operations. Administrators make streams and consumers
 before: see :func:`prepare`.
@@ -122,6 +122,7 @@ async def gateway(site: Site) -> None:
         await join_by_each([one, two])
         await GroupClient(await site.connect_admin(inbox_prefix="_INBOX.member")).list_groups()
         await until_compacted(admin)
+        await lose_ack_consumer(admin, "lift_payments_0")
         await client.pause_stream("copy")
         await client.set_stream_readonly("copy")
         await client.delete_stream("copy")
@@ -174,6 +175,21 @@ async def use_checked_stream(client: liftenvelope.Client, admin: Client) -> None
             await inbox.publish("payments.checked", b"1", expected_offset=7)
         await inbox.publish("payments.checked", b"1", expected_offset=1)
         await inbox.publish("payments.new", b"raw", expected=2)
+
+
+async def lose_ack_consumer(admin: Client, name: str) -> None:
+    """Replace the ack consumer of a partition, as another gateway would; wait until it is taken over."""
+    other = "lift-acks-other"
+    async with JetStream(admin) as js:
+        stream = await js.stream(name)
+        old = [one async for one in stream.consumer_names() if one.startswith("lift-acks-")]
+        config = (await js.api.request(f"CONSUMER.INFO.{name}.{old[0]}"))["config"]
+        config |= {"name": other, "durable_name": other, "deliver_subject": "_INBOX.gateway.other"}
+        await js.api.request(f"CONSUMER.CREATE.{name}.{other}", {"stream_name": name, "config": config})
+        for consumer in old:
+            await stream.delete_consumer(consumer)
+        while other in [one async for one in stream.consumer_names()]:
+            await asyncio.sleep(0.05)
 
 
 async def until_compacted(admin: Client) -> None:

@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import doctest
 import inspect
+import json
 import os
 import pkgutil
 import re
@@ -21,13 +22,14 @@ import subprocess
 import sys
 import textwrap
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from nats.aio.client import Client
 
 import liftenvelope
@@ -45,6 +47,12 @@ EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 #: tests/spark runs the others.
 WITHOUT_SPARK = [example for example in EXAMPLES if not example.stem.startswith("spark")]
 FENCE = re.compile(r"^```(?P<info>[^`\n]*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
+#: Parsers of blocks that are data.
+PARSERS: dict[str, Callable[[str], object]] = {
+    "json": json.loads,
+    "toml": tomllib.loads,
+    "yaml": yaml.safe_load,
+}
 OUTPUT = re.compile(r"\n\s*```text\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 FRAGMENT_NAMES = {
     "nc": "Client",
@@ -148,7 +156,14 @@ def test_there_is_something_to_check() -> None:
     assert {block.info for block in ALL} <= {
         *("python", "python pytest", "python fragment", "python spark"),
         *("text", "sh", "mermaid", ""),
+        "console",  # tests/integration/cli/test_documented_session.py
+        *PARSERS,
     }
+
+
+@pytest.mark.parametrize("block", [block for info in PARSERS for block in of_kind(info)], ids=str)
+def test_data_can_be_parsed(block: Block) -> None:
+    assert PARSERS[block.info](block.text)
 
 
 @pytest.mark.parametrize("example", WITHOUT_SPARK, ids=lambda path: path.stem)

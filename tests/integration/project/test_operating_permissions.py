@@ -241,7 +241,7 @@ async def test_role_may_not_do_what_its_neighbours_do(role: str, page_server: Na
 
 
 def forbidden_by(violation: str) -> str:
-    """What a violation is about, in the words of FORBIDDEN. nats-py has made small letters of it."""
+    """Return the action and subject of a violation, as in FORBIDDEN. nats-py reports it in lower case."""
     found = re.search(r'permissions violation for (pub|sub)\w+ to "([^"]+)"', violation)
     assert found, violation
     return f"{found[1]} {found[2]}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import suppress
 
 import pytest
@@ -14,18 +14,7 @@ from liftenvelope.rpc.aio import Channel
 from liftenvelope.rpc.status import CallNotProcessedError, RpcError, StatusCode
 from liftenvelope.testing import FaultProxy, NatsServer
 from tests.integration.conftest import until
-from tests.integration.rpc.test_blocking import HTTP1, Service, serve
-
-
-@pytest.fixture
-def service() -> Service:
-    return Service()
-
-
-@pytest.fixture
-def address(service: Service) -> Iterator[str]:
-    with serve(service) as address:
-        yield address
+from tests.integration.rpc.test_blocking import HTTP1, Service
 
 
 @pytest.fixture

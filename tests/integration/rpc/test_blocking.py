@@ -107,17 +107,6 @@ def serve(service: Service, port: int = 0) -> Iterator[str]:
 
 
 @pytest.fixture
-def service() -> Service:
-    return Service()
-
-
-@pytest.fixture
-def address(service: Service) -> Iterator[str]:
-    with serve(service) as address:
-        yield address
-
-
-@pytest.fixture
 def channel(address: str) -> Iterator[BlockingChannel]:
     with BlockingChannel(address, max_message=8_000_000) as channel:
         yield channel

@@ -323,7 +323,7 @@ async def test_idle_connection_is_closed_and_a_busy_one_stays(service: Service) 
 
 
 async def is_let_in(address: str) -> bool:
-    """Whether a new client is served."""
+    """Return True if a new client is served."""
     try:
         async with await Channel.connect(address) as newcomer:
             return await newcomer.unary("/test/echo", b"let in", timeout=60) == b"let in"

@@ -18,6 +18,7 @@ from liftenvelope.rpc.aio import Channel
 from liftenvelope.rpc.blocking import BlockingChannel
 from liftenvelope.rpc.server import Server, unary
 from tests.integration.rpc.test_blocking import Service
+from tests.integration.rpc.test_read_pauses import AlwaysDue
 
 
 @pytest.fixture(scope="module")
@@ -71,6 +72,18 @@ async def test_mutual_with_googles_server(
         assert await channel.unary("/test/echo", bytes(1_000_000), timeout=60.0) == bytes(1_000_000)
         async with channel.server_stream("/test/count", b"1000") as call:
             assert [int(message) async for message in call] == list(range(1000))
+
+
+async def test_connection_rests_between_small_reads(
+    ca: trustme.CA, client_tls: ssl.SSLContext, google_address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("liftenvelope.rpc.aio.ReadPacer", AlwaysDue)
+    ca.issue_cert("client@example.org").configure_cert(client_tls)
+    async with await Channel.connect(google_address, tls=client_tls) as channel:
+        async with channel.server_stream("/test/count", b"1000", timeout=60.0) as call:
+            call.pause = 0.001
+            assert [int(message) async for message in call] == list(range(1000))
+        assert await channel.unary("/test/echo", bytes(1_000_000), timeout=60.0) == bytes(1_000_000)
 
 
 async def test_no_client_certificate(client_tls: ssl.SSLContext, google_address: str) -> None:

@@ -1,9 +1,11 @@
-"""How a server shares its event loop and its calls among connections."""
+"""A server shares its event loop and its calls among connections."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Callable
+from itertools import count
 
 import pytest
 
@@ -11,13 +13,14 @@ from liftenvelope.gateway._health import HealthService
 from liftenvelope.rpc._events import Event
 from liftenvelope.rpc._link import Flow
 from liftenvelope.rpc._server_side import ServerConnection
-from liftenvelope.rpc._turns import Turns
+from liftenvelope.rpc._turns import PieceOutcome, Turns
 from liftenvelope.rpc.aio import Channel
 from liftenvelope.rpc.limits import ServerLimits
-from liftenvelope.rpc.server import Server, ServerCall
+from liftenvelope.rpc.server import Server, ServerCall, _ServerLink
 from liftenvelope.rpc.status import RpcError, StatusCode
 from tests.hostile.frames import (
     CANCEL,
+    DATA,
     GREETING,
     PING,
     RST_STREAM,
@@ -25,6 +28,7 @@ from tests.hostile.frames import (
     WINDOW_UPDATE,
     frame,
     headers,
+    message,
     stream_id,
 )
 
@@ -70,6 +74,77 @@ async def test_flooded_connections_share_the_frames_of_a_turn(monkeypatch: pytes
     # None is lost between two turns.
     assert sum(frames.values()) >= 6 * 900
     assert max(frames.values()) <= MOST_FRAMES
+
+
+async def send_without_pause(address: str) -> None:
+    host, port = address.rsplit(":", 1)
+    _, writer = await asyncio.open_connection(host, int(port))
+    writer.write(GREETING + headers(1, "/"))
+    while True:
+        writer.write(frame(DATA, 0, 1, message(bytes(16_000))) * 8)
+        await writer.drain()
+
+
+async def echo_short_messages(call: ServerCall) -> None:
+    async for received in call:
+        if len(received) < 100:
+            await call.send([received])
+
+
+class Waits:
+    """Counts the pieces of other connections between the arrival of bytes on one connection and its piece.
+
+    Attributes:
+        link: The connection.
+        pieces: Pieces so far, of all connections.
+        counts: The pieces of others, per arrival.
+    """
+
+    def __init__(self, link: _ServerLink, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.link, self.pieces, self.counts = link, 0, list[int]()
+        self._arrived_at: int | None = None
+        arrived, work = _ServerLink.buffer_updated, _ServerLink.work
+
+        def note_arrival(link: _ServerLink, size: int) -> None:
+            if link is self.link:
+                self._arrived_at = self.pieces
+            arrived(link, size)
+
+        def note_work(link: _ServerLink, is_over: Callable[[], bool]) -> PieceOutcome:
+            if link is self.link and self._arrived_at is not None:
+                self.counts.append(self.pieces - self._arrived_at)
+                self._arrived_at = None
+            self.pieces += 1
+            return work(link, is_over)
+
+        monkeypatch.setattr(_ServerLink, "buffer_updated", note_arrival)
+        monkeypatch.setattr(_ServerLink, "work", note_work)
+
+
+async def test_message_is_read_before_those_of_clients_that_send_without_pause(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    readings = count()
+    async with Server({"/": echo_short_messages}) as server:
+        server.turns = Turns(lambda: STEP * next(readings))
+        address = await server.start()
+        async with asyncio.timeout(60), await Channel.connect(address) as channel:
+            call = channel.bidi("/")
+            await call.send([b"the first"])
+            assert await call.receive() == [b"the first"]
+            waits = Waits(next(iter(server.links)), monkeypatch)
+            floods = [asyncio.create_task(send_without_pause(address)) for _ in range(20)]
+            for number in range(1, 21):
+                while waits.pieces < 200 * number:
+                    await asyncio.sleep(0)
+                await call.send([b"short"])
+                assert await call.receive() == [b"short"]
+            for flood in floods:
+                flood.cancel()
+            await asyncio.gather(*floods, return_exceptions=True)
+    # Not one piece of each of the others, although most of them wait at any time.
+    assert len(waits.counts) >= 20
+    assert max(waits.counts) <= 1
 
 
 async def test_few_calls_start_per_turn_however_fast_their_frames_are() -> None:

@@ -48,7 +48,7 @@ class Pki:
 
     @property
     def options(self) -> dict[str, str]:
-        """What a source or sink is given."""
+        """Options of a source or sink."""
         return {
             "tlsCaFile": self.ca_file,
             "tlsCertFile": self.client_cert,

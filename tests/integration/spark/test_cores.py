@@ -1,4 +1,4 @@
-"""What Spark's sources and sinks do, on real servers, without Spark: the rest is in tests/spark."""
+"""Cores of Spark's sources and sinks, on real servers, without Spark. tests/spark has the rest."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def server() -> Iterator[NatsServer]:
 
 @pytest.fixture
 def url(server: NatsServer, name: str) -> str:
-    """Of a server that has an empty stream of the test's name."""
+    """URL of a server that has an empty stream with the name of the test."""
     make_stream(server.url, name)
     return server.url
 

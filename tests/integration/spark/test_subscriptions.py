@@ -1,4 +1,4 @@
-"""Which streams a Spark source reads, from whom, and how it shows how far it is; on real servers."""
+"""Streams and servers that a Spark source reads, and the cursors that show its progress."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from liftenvelope.testing import _ports, run_gateway, run_nats_server
 
 
 def server_name(port: int) -> str:
-    """What the nats-server on a port says its name is."""
+    """Return the server name of the nats-server on a port."""
     with socket.create_connection((_ports.LOOPBACK, port), timeout=60) as connection:
         line = connection.makefile("rb").readline()
     return str(json.loads(line[5:])["server_name"])

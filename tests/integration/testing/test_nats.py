@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from pathlib import Path
 
@@ -65,6 +66,16 @@ def test_lines_of_configuration_in_the_syntax_of_the_server() -> None:
         assert said["auth_required"] is True
     with pytest.raises(ServerStartError, match="Parse error"), run_nats_server(config_text="max_payload: {"):
         pass
+
+
+def test_configuration_and_folder_may_have_any_text_in_utf_8(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "a b é"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    with run_nats_server(jetstream=True, config={"server_name": "é"}) as server:
+        assert info(server)["server_name"] == "é"
 
 
 def test_restart_keeps_the_port() -> None:
@@ -160,6 +171,18 @@ def test_failed_start_shows_the_log() -> None:
     assert not server.is_running
 
 
+def test_program_of_another_system_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "nats-server"
+    program.write_bytes(b"MZ for another system")
+    program.chmod(0o755)
+    monkeypatch.setenv("LIFTENVELOPE_NATS_SERVER", str(program))
+    with (
+        pytest.raises(ServerStartError, match=f"{program} can't be run: Exec format error"),
+        run_nats_server(),
+    ):
+        pass
+
+
 def test_port_in_use() -> None:
     with run_nats_server() as server:
         other = run_nats_server(port=server.port)
@@ -233,6 +256,17 @@ def test_report_of_a_failed_test_shows_the_log_of_a_shared_server_that_has_ended
     assert done.returncode == 1, done.stdout + done.stderr
     assert "nats_server has ended, its log" in done.stdout
     assert "Server is ready" in done.stdout
+
+
+@pytest.mark.parametrize("module", ["google.protobuf", "h2"])
+def test_report_of_a_failed_test_needs_no_extra(module: str, tmp_path: Path) -> None:
+    (tmp_path / "test_fails.py").write_text(KILLS_ITS_SERVER)
+    (tmp_path / "conftest.py").write_text(f"import sys; sys.modules[{module!r}] = None")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert "INTERNALERROR" not in done.stdout + done.stderr
+    assert "1 failed" in done.stdout
+    assert "nats_server has ended, its log" in done.stdout
 
 
 def kill_a_server_from_outside() -> None:

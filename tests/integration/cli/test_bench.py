@@ -1,0 +1,61 @@
+"""``liftenvelope bench``, on nats-server, Liftbridge and the gateway."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from liftenvelope.testing import GatewayCluster, LiftbridgeCluster, NatsServer
+from tests.integration.cli.commands import error_of, json_of, run, started, text_of
+
+
+@pytest.fixture(params=["jetstream", "liftbridge", "gateway"])
+def at(request: pytest.FixtureRequest) -> tuple[str, str]:
+    server: NatsServer | LiftbridgeCluster | GatewayCluster = request.getfixturevalue(
+        f"{request.param}_server"
+    )
+    return "--url", server.url if isinstance(server, NatsServer) else f"liftbridge://{server.addresses[0]}"
+
+
+def test_measured_publishes_are_stored_and_read(at: tuple[str, str], name: str) -> None:
+    text_of("stream", "create", name, *at)
+    done = json_of("bench", "pub", name, "--count", "300", "--size", "1K", "--in-flight", "20", *at)
+    assert (done["messages"], done["bytes"], done["failed"]) == (300, 300 * 1024, 0)
+    latency = done["latency_seconds"]
+    assert 0 < latency["p50"] <= latency["p99"] <= latency["max"] <= done["seconds"]
+    read = json_of("bench", "sub", name, "--count", "300", "--idle", "60", *at)
+    assert (read["messages"], read["bytes"], read["latency_seconds"]) == (300, 300 * 1024, {})
+    shown = text_of("bench", "pub", name, "--count", "50", *at)
+    for text in ("latency p99", "messages/s", "█"):
+        assert text in shown
+
+
+def test_latency_of_reading(at: tuple[str, str], name: str) -> None:
+    text_of("stream", "create", name, *at)
+    with started("bench", "sub", name, "--start", "new", "-n", "5", "--idle", "60", "--json", *at) as process:
+        assert process.stdout is not None
+        while process.poll() is None:  # until it has subscribed and has seen enough
+            text_of("publish", name, "x", *at)
+        done = json.loads(process.stdout.read())
+    assert done["messages"] == 5
+    assert done["latency_seconds"]["p50"] >= 0
+
+
+def test_stream_with_fewer_messages_ends_after_a_silence(at: tuple[str, str], name: str) -> None:
+    text_of("stream", "create", name, *at)
+    text_of("publish", name, "x", *at)
+    assert json_of("bench", "sub", name, "--idle", "0.2", *at)["messages"] <= 1
+
+
+def test_failed_publishes_exit_with_1(jetstream_server: NatsServer, at: tuple[str, str], name: str) -> None:
+    done = run("bench", "pub", f"{name}-missing", "--count", "20", *at)
+    assert done.exit_code == 1
+    assert "Error: " in done.stderr
+    assert "Traceback" not in done.output
+
+
+def test_wrong_calls_of_bench(jetstream_server: NatsServer) -> None:
+    url = ("--url", jetstream_server.url)
+    assert "--partition needs Liftbridge" in error_of("bench", "pub", "x", "-p", "1", *url, code=2)
+    assert "--size must be 0 to" in error_of("bench", "pub", "x", "--size", "1T", *url, code=2)

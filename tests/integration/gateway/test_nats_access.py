@@ -1,0 +1,118 @@
+"""``liftenvelope serve`` on NATS servers with TLS and logins, and its settings from file and environment."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import nkeys
+import pytest
+
+from liftenvelope.errors import TransportError
+from liftenvelope.gateway.serving import Serving, running_gateway
+from liftenvelope.testing import LiftbridgeAdmin, NatsServer, run_nats_server
+from tests.integration.certificates import Certificates
+from tests.unit.hostile_nats import FakeNats
+
+from .nats_tls import nats_tls
+
+
+async def test_nats_without_tls_is_refused_if_tls_is_required(
+    tmp_path: Path, jetstream_server: NatsServer
+) -> None:
+    files = Certificates(tmp_path).gateway_config
+    serving = Serving(nats_url=jetstream_server.url, nats_tls_ca=str(files["tls_client_ca"]))
+    with pytest.raises(TransportError, match=r"does not use TLS, which the URL or the options require$"):
+        async with running_gateway(serving):
+            raise AssertionError
+
+
+async def test_login_is_not_sent_to_a_server_without_tls() -> None:
+    """FAKE, NOT REAL: a server in between that claims that there is no TLS."""
+    with FakeNats().running() as fake:
+        serving = Serving(nats_url=f"tls://app:correct-horse@127.0.0.1:{fake.port}")
+        with pytest.raises(TransportError, match="does not use TLS"):
+            async with running_gateway(serving):
+                raise AssertionError
+        assert fake.received
+        assert not any(b"correct-horse" in sent for sent in fake.received)
+
+
+async def test_name_of_the_nats_server_is_checked(tmp_path: Path) -> None:
+    certificates = Certificates(tmp_path)
+    config = {
+        "tls": {name: value for name, value in nats_tls(certificates)["tls"].items() if name != "verify"}
+    }
+    ca = str(certificates.gateway_config["tls_client_ca"])
+    with run_nats_server(jetstream=True, config=config) as server:
+        serving = Serving(nats_url=server.url, nats_tls_ca=ca, nats_tls_server_name="127.0.0.1")
+        async with running_gateway(serving):
+            pass
+        wrong = Serving(nats_url=server.url, nats_tls_ca=ca, nats_tls_server_name="example.org")
+        with pytest.raises(TransportError, match=r"(?i)certificate|hostname"):
+            async with running_gateway(wrong):
+                raise AssertionError
+
+
+def new_seed(folder: Path) -> tuple[Path, str]:
+    """Return the file of a new seed, and its public key."""
+    path = folder / "seed"
+    path.write_bytes(nkeys.encode_seed(os.urandom(32), nkeys.PREFIX_BYTE_USER))
+    return path, nkeys.from_seed(bytearray(path.read_bytes())).public_key.decode()
+
+
+async def test_login_with_an_nkey(tmp_path: Path) -> None:
+    seed, public = new_seed(tmp_path)
+    with run_nats_server(jetstream=True, config={"authorization": {"users": [{"nkey": public}]}}) as server:
+        async with running_gateway(Serving(nats_url=server.url, connect={"nkeys_seed": str(seed)})):
+            pass
+        other, _ = new_seed(tmp_path)
+        with pytest.raises(TransportError, match=r"(?i)authorization violation"):
+            async with running_gateway(Serving(nats_url=server.url, connect={"nkeys_seed": str(other)})):
+                raise AssertionError
+
+
+def test_settings_of_the_file_and_the_environment_reach_the_gateway(tmp_path: Path, name: str) -> None:
+    certificates = Certificates(tmp_path)
+    mine = tmp_path / "client.pem"
+    certificates.ca.issue_cert("gateway@example.org").private_key_and_cert_chain_pem.write_to_path(mine)
+    with run_nats_server(jetstream=True, config=nats_tls(certificates)) as server:
+        (tmp_path / "nats.url").write_text(server.url)
+        config = tmp_path / "liftenvelope.toml"
+        config.write_text(
+            f"""
+            [nats]
+            url_file = "{tmp_path / "nats.url"}"
+            tls_cert = "{mine}"
+            tls_key = "{mine}"
+            [gateway]
+            id = "of-the-file"
+            listen = "127.0.0.1:1"
+            [limits]
+            max_partitions_per_stream = 2
+            """
+        )
+        variables = {
+            "LIFTENVELOPE_SERVE_CONFIG": str(config),
+            "LIFTENVELOPE_SERVE_ID": name,
+            "LIFTENVELOPE_SERVE_NATS_TLS_CA": str(tmp_path / "ca.pem"),
+        }
+        command = [sys.executable, "-W", "error", "-m", "liftenvelope", "serve", "--listen", "127.0.0.1:0"]
+        with subprocess.Popen(
+            command, stdout=subprocess.PIPE, text=True, env={**os.environ, **variables}
+        ) as process:
+            try:
+                assert process.stdout is not None
+                line = process.stdout.readline()
+                match = re.match(r"serving the Liftbridge API on (\S+),", line)
+                assert match is not None, line
+                admin = LiftbridgeAdmin([match[1]])
+                admin.create_stream(name, partitions=2)
+                assert admin.partition_metadata(name).leader == name
+                with pytest.raises(Exception, match="partitions must be from 1 to 2, got 3"):
+                    admin.create_stream(f"{name}.more", partitions=3)
+            finally:
+                process.terminate()

@@ -1,0 +1,29 @@
+"""Instrumentation with an SDK in memory, and connections."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+from nats.aio.client import Client
+
+from liftenvelope.nats.closing import close_connection
+from liftenvelope.testing import NatsServer
+from tests.integration.conftest import connect
+
+from .recording import Recording
+
+
+@pytest.fixture
+def recording() -> Iterator[Recording]:
+    """The process is instrumented, and its telemetry kept in memory."""
+    with Recording() as found:
+        yield found
+
+
+@pytest.fixture
+async def js_nc(jetstream_server: NatsServer) -> AsyncIterator[Client]:
+    """A connection to a server with JetStream."""
+    client = await connect(jetstream_server.url)
+    yield client
+    await close_connection(client)
