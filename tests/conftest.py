@@ -22,18 +22,25 @@ settings.load_profile("repeatable")
 # `make test-spark` installs Spark before it runs these; other runs need not have it.
 collect_ignore = [] if find_spec("pyspark") else ["spark"]
 
-#: Files that keep a process busy for a minute or more. They run first, so that no process is alone with one
-#: at the end (see --no-loadscope-reorder in the Makefile).
+#: Files that take a process a minute or more. They run first, so that no process is alone with one at the end
+#: (see --no-loadscope-reorder in the Makefile). Those that mostly wait stand between those that compute.
 _SLOWEST = (
-    "fuzz/test_campaign.py",
     "packaging/test_distribution.py",
+    "integration/spark/test_subscriptions.py",
     "integration/project/test_operating_permissions.py",
+    "integration/jetstream/test_restarts.py",
     "integration/gateway/test_compaction.py",
+    "integration/jetstream/test_offline.py",
     "integration/project/test_documented_programs.py",
+    "integration/jetstream/test_drain.py",
     "faults/test_slice.py",
+    "integration/group/test_faults.py",
     "integration/project/test_examples.py",
+    "integration/jetstream/test_groups.py",
     "integration/gateway/test_serve.py",
+    "integration/jetstream/test_long_fetches.py",
     "integration/bulk/test_archive.py",
+    "integration/spark/test_once.py",
     "hostile/test_slice.py",
     "integration/testing/test_ports.py",
     "integration/testing/test_liftbridge.py",

@@ -21,6 +21,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("_backoff", "_summaries", "_version", "_wire"),
     ("errors",),
     ("_checks", "_deadlines", "_secrets"),
+    ("_logs",),
     ("types",),
     ("_native",),
     ("envelope",),
@@ -36,6 +37,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("bulk",),
     ("spark",),
     ("testing",),
+    ("otel",),
     ("cli",),
     ("__init__", "__main__"),
 )
@@ -61,7 +63,8 @@ FORBIDDEN = {
     "gateway": {"client"},
     "bulk": {"gateway", "group"},
     "spark": {"gateway"},
-    "__init__": {"spark", "testing", "cli", "gateway", "bulk"},
+    "otel": {"testing", "spark"},
+    "__init__": {"spark", "testing", "cli", "gateway", "bulk", "otel"},
     # Servers to test against: of the package's own work no more than what it takes to ask them.
     "testing": set(RANK) - {"errors", "_version", "_checks", "_pb", "rpc", "gateway"},
 }
@@ -89,6 +92,7 @@ CIRCLES = {
 ENTRIES = {
     "liftenvelope.bulk.errors": "users: the errors that their tracebacks name",
     "liftenvelope.client.activity": "users: the classes of events, in docs/client-activity.md",
+    "liftenvelope.gateway.metrics": "users: the collector for prometheus_client, in docs/operating.md",
     "liftenvelope.spark.errors": "users: the errors that their tracebacks name",
     "liftenvelope.spark.functions": "users: the functions of columns, in docs/spark.md",
     "liftenvelope.testing.plugin": "pytest: entry point of the fixtures",
@@ -148,7 +152,7 @@ def imports_of(path: Path, *, types: bool = False) -> set[str]:
 
 
 def violations(unit: str, names: set[str]) -> list[str]:
-    """Which of the imported names the layers do not allow."""
+    """Return the imported names that the layers do not allow."""
     bad = []
     for name in sorted(names):
         target = name.split(".")[1] if name.startswith("liftenvelope.") else unit
@@ -192,7 +196,7 @@ def folder_of(owner: str) -> str:
 
 
 def is_inside(name: str) -> bool:
-    """Whether an imported name belongs to a module that only the dispatcher may hand out."""
+    """Return True if the name belongs to a module that only the dispatcher may hand out."""
     module, *names = name.split(".")[2:] or [""]
     return module.startswith("_fast") or (module not in SHARED and bool(names))
 
@@ -330,7 +334,7 @@ def test_class_name_stands_for_one_thing() -> None:
 
 
 class TestTheRules:
-    """That what is forbidden is found."""
+    """The checks find forbidden imports."""
 
     @pytest.mark.parametrize(
         ("unit", "source"),

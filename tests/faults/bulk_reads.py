@@ -152,7 +152,7 @@ LOGS: Final[Mapping[str, Callable[[], AbstractContextManager[Log]]]] = {
 
 
 class Faults:
-    """What happens to the connections of one read from now on, in a thread."""
+    """Disturbs the connections of one read, in a thread."""
 
     def __init__(self, proxy: FaultProxy, log: Log, chance: random.Random, *, kills: bool) -> None:
         self._proxy = proxy
@@ -306,7 +306,7 @@ class _Read:
 
     @property
     def count(self) -> int:
-        """How many rows were read."""
+        """Number of rows that were read."""
         return len(self._rows)
 
     def check(self, log: list[Row]) -> None:

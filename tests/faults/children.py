@@ -52,7 +52,7 @@ class Child:
 
     @property
     def is_running(self) -> bool:
-        """Whether it is there."""
+        """True while the process exists."""
         return self._process is not None and self._process.poll() is None
 
     def start(self) -> None:

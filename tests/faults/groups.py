@@ -25,7 +25,7 @@ _PACE: Final = 0.005
 
 
 class _Deliveries:
-    """What members in other processes say that they were given."""
+    """Deliveries that members in other processes print."""
 
     def __init__(self) -> None:
         self.all: list[Delivery] = []

@@ -65,7 +65,7 @@ class Injector:
 
     @property
     def is_healed(self) -> bool:
-        """Whether all faults are over, and the servers are whole."""
+        """True if all faults have ended and all servers run."""
         return self._healed.is_set()
 
     def end(self) -> None:

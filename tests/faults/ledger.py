@@ -157,7 +157,7 @@ class Ledger:
 
 
 def is_sent(error: BaseException) -> bool:
-    """Whether an error leaves open that the message is stored."""
+    """Return True if the message may be stored after this error."""
     return bool(getattr(error, "sent", False))
 
 

@@ -1,4 +1,4 @@
-"""What a seed stands for: servers, a path, options, and a schedule of faults. No I/O."""
+"""The plan of a seed: servers, a path, options, and a schedule of faults. No I/O."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["KINDS", "OPT_IN", "PATHS", "SCENES", "Fault", "PathRules", "Plan", "
 
 @dataclass(frozen=True, slots=True)
 class SceneRules:
-    """What can fail in a scene.
+    """Parts of a scene that can fail.
 
     Attributes:
         processes: Server processes.
@@ -28,7 +28,7 @@ class SceneRules:
 
 @dataclass(frozen=True, slots=True)
 class PathRules:
-    """What a path of messages needs.
+    """Needs of a path of messages.
 
     Attributes:
         scenes: The servers that it runs on.

@@ -1,4 +1,4 @@
-"""What a campaign prints: its progress, what is wrong, and the table at the end."""
+"""Output of a campaign: its progress, faults that were found, and the table at the end."""
 
 from __future__ import annotations
 

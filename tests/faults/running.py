@@ -34,7 +34,7 @@ class StuckError(Exception):
 
 @dataclass
 class Result:
-    """What came of a run.
+    """Result of a run.
 
     Attributes:
         plan: The plan.
@@ -58,7 +58,7 @@ class Result:
 
 
 class Run:
-    """What a path works with.
+    """Environment of a path.
 
     Args:
         plan: The plan.
@@ -96,7 +96,7 @@ class Run:
         self._seen, self._since = 0, time.monotonic()
 
     def is_over(self) -> bool:
-        """Whether enough is acked, also after the last fault.
+        """Return True if enough is acked, also after the last fault.
 
         Raises:
             StuckError: Nothing has been acked for long after the last fault.
@@ -152,7 +152,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Path:
-    """How messages get into a stream.
+    """A way to publish messages into a stream.
 
     Attributes:
         work: Publishes until the run is over.

@@ -77,12 +77,12 @@ class Scene:
 
     @property
     def replicas(self) -> int:
-        """How many servers keep each message."""
+        """Number of servers that store each message."""
         return 3 if self.name.endswith("3") else 1
 
     @property
     def is_liftbridge(self) -> bool:
-        """Whether the servers are those of the Liftbridge project."""
+        """True if the servers are those of the Liftbridge project."""
         return self.name.startswith("liftbridge")
 
     @property
@@ -98,7 +98,7 @@ class Scene:
 
     @property
     def source(self) -> list[str]:
-        """Where bulk reads and writes find the servers, through proxies."""
+        """URLs of the servers for bulk reads and writes, through proxies."""
         return self.nats_urls if self.cluster is None else self.addresses
 
     @property

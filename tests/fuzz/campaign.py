@@ -25,6 +25,7 @@ import os
 import random
 import subprocess
 import sys
+import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
@@ -134,19 +135,23 @@ def work(options: argparse.Namespace) -> None:
 
 def fuzz(name: str, options: argparse.Namespace) -> bool:
     """Fuzz one target in a process of its own; say what failed, and how to run it again."""
-    note = sanitized.BASE / f"last-{name}.bin"
-    note.write_bytes(bytes(4 + LARGEST))
-    arguments = ["--worker", str(note), "--target", name, "--seed", str(options.seed)]
-    if options.input is not None:
-        arguments += ["--input", options.input.hex()]
-    command = [sys.executable, __file__, *arguments, "--inputs", str(options.inputs)]
-    status = subprocess.run(command, cwd=sanitized.ROOT, env=sanitized.environment(), check=False).returncode
-    if status:
-        raw = note.read_bytes()
+    # A file of this run alone: to truncate one that another campaign has mapped kills its process.
+    with tempfile.NamedTemporaryFile(suffix=f"-{name}.bin") as note:
+        note.write(bytes(4 + LARGEST))
+        note.flush()
+        arguments = ["--worker", note.name, "--target", name, "--seed", str(options.seed)]
+        if options.input is not None:
+            arguments += ["--input", options.input.hex()]
+        command = [sys.executable, __file__, *arguments, "--inputs", str(options.inputs)]
+        done = subprocess.run(command, cwd=sanitized.ROOT, env=sanitized.environment(), check=False)
+        note.seek(0)
+        raw = note.read()
+    if done.returncode:
         data = raw[4 : 4 + int.from_bytes(raw[:4], sys.byteorder)]
-        print(f"\n{name}: FAILED with exit status {status} by seed {options.seed}, last input {data!r}")
+        what = f"exit status {done.returncode} by seed {options.seed}, last input {data!r}"
+        print(f"\n{name}: FAILED with {what}")
         print(f"again: python tests/fuzz/campaign.py --target {name} --input {data.hex()}", flush=True)
-    return status == 0
+    return done.returncode == 0
 
 
 def parsed(arguments: list[str]) -> argparse.Namespace:

@@ -5,7 +5,7 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 
 
 cdef int letters(const char* p, Py_ssize_t n, const char* word):
-    """How many letters of a word of five begin the text."""
+    """Return the number of letters of a word of five that begin the text."""
     if n < 1 or p[0] != word[0]:
         return 0
     if n < 2 or p[1] != word[1]:

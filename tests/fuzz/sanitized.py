@@ -9,6 +9,7 @@ Needs gcc, as the build itself does, and nothing more.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import subprocess
@@ -53,7 +54,7 @@ def sources() -> list[Path]:
 
 
 def digest() -> str:
-    """What tells one state of the sources from another."""
+    """Return a fingerprint of the sources."""
     state = hashlib.sha256(sys.version.encode())
     for path in sources():
         state.update(f"{path.relative_to(ROOT)} {path.stat().st_size}\n".encode() + path.read_bytes())
@@ -61,7 +62,15 @@ def digest() -> str:
 
 
 def build() -> Path:
-    """Build what is out of date; returns the directory to import from."""
+    """Build what is out of date; returns the directory to import from. Simultaneous builds take turns."""
+    BASE.mkdir(parents=True, exist_ok=True)
+    with (BASE / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return build_alone()
+
+
+def build_alone() -> Path:
+    """Build what is out of date, while no other process does."""
     stamp, wanted = BASE / "built", digest()
     if stamp.is_file() and stamp.read_text() == wanted:
         return LIBRARY
@@ -107,7 +116,7 @@ def build_modules() -> None:
 
 
 def library(name: str) -> str:
-    """Where gcc keeps one of its libraries."""
+    """Return the path of one of gcc's libraries."""
     asked = subprocess.run(["gcc", f"-print-file-name={name}"], check=True, capture_output=True, text=True)
     path = Path(asked.stdout.strip())
     if not path.is_absolute():

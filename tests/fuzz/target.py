@@ -50,7 +50,7 @@ Exact: TypeAlias = Callable[[Any], Any]
 
 @dataclass(frozen=True)
 class Target:
-    """What the campaign does with one part of an extension."""
+    """Target of the campaign: one part of an extension."""
 
     name: str
     #: The extension whose edges guide the campaign.
@@ -91,7 +91,7 @@ class Target:
         return import_module(self.extension_path()), twin
 
     def outcome(self, twin: Any, chunks: Chunks) -> Any:
-        """What a twin makes of an input: what it returns, or its error."""
+        """Return the result of a twin for an input, or its error."""
         try:
             found = self.run(twin, list(chunks), unchanged)
         except self.refusals as exc:
@@ -121,10 +121,10 @@ def option(options: bytes, index: int, count: int = 256) -> int:
 
 
 def ends_of(data: bytes, step: int) -> list[int]:
-    """Where pieces of the data end, each of a size."""
+    """Return the ends of pieces of the data, each of one size."""
     return [*range(step, len(data), step), len(data)]
 
 
 def cuts_of(data: bytes, options: bytes) -> list[int]:
-    """Where pieces of the data end: the three options from the fourth on say where, 0 for no end."""
+    """Return the ends of pieces of the data: the three options from the fourth on, 0 for no end."""
     return sorted({cut * len(data) >> 8 for cut in options[3:6] if cut} | {len(data)})

@@ -1,6 +1,6 @@
-"""A short slice of the campaign, and proof that the campaign finds faults.
+"""Proof that the campaign finds faults, by a short slice of it and by planted ones.
 
-`make fuzz`, which CI runs, has 100,000 inputs per target; `make soak` has ten million.
+`make fuzz` runs these tests after 100,000 inputs per target; `make soak` has ten million.
 """
 
 from __future__ import annotations

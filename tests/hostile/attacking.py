@@ -33,7 +33,7 @@ _PACED: Final = 1.0
 
 @dataclass(frozen=True)
 class Extent:
-    """How much of an attack is carried out.
+    """Size of an attack.
 
     Attributes:
         seconds: How long connections are opened anew and floods go on. 0: each connection is opened once.
@@ -48,7 +48,7 @@ class Extent:
 
 @dataclass
 class Outcome:
-    """What came of an attack.
+    """Result of an attack.
 
     Attributes:
         opened: Connections that were opened.
@@ -118,7 +118,7 @@ class _Connection(asyncio.Protocol):
 
     @property
     def is_stuck(self) -> bool:
-        """Whether the victim takes no more."""
+        """True if the victim accepts no more bytes."""
         return not self._room.is_set()
 
     @property
@@ -197,7 +197,9 @@ async def _use(row: Attack, connection: _Connection, extent: Extent, over: float
     """Send what there is to send on one connection, and wait for what the victim must do."""
     await connection.send(row.begin, over + _PATIENCE)
     if row.repeat is not None:
-        outcome.pieces += await _repeat(row, connection, extent, over)
+        # In two steps: the other connections add theirs while this one awaits.
+        sent = await _repeat(row, connection, extent, over)
+        outcome.pieces += sent
     if connection.reaction is not None:
         await connection.wait(connection.reaction)
     elif row.repeat is None or row.pace:

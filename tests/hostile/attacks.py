@@ -1,4 +1,4 @@
-"""What an attacker of a gateway is: data for the runner."""
+"""Attacks on a gateway, as data for the runner."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MARK: Final = "mallory-was-here"
 
 @dataclass(frozen=True)
 class Must:
-    """What the victim must do.
+    """Required reaction of the victim.
 
     Attributes:
         close: Whether it closes each connection; None for either.
@@ -46,7 +46,7 @@ def serves() -> Must:
 
 @dataclass(frozen=True)
 class Bounds:
-    """What an attack may cost.
+    """Bounds on the cost of an attack.
 
     Attributes:
         rss_mib: Growth of the victim's resident memory, in MiB.

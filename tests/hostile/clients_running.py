@@ -26,7 +26,7 @@ PATIENCE: Final = 30.0
 
 @dataclass
 class CallFigures:
-    """How a call ended.
+    """End of a call.
 
     Attributes:
         server, call: Names of the server and of the call.

@@ -35,7 +35,7 @@ _SERVED: Final = 3
 
 @dataclass
 class Figures:
-    """What an attack has cost.
+    """Cost of an attack.
 
     Attributes:
         name: Name of the attack.
@@ -95,7 +95,7 @@ class Victim:
 
     @property
     def address(self) -> str:
-        """Where the gateway listens."""
+        """Address of the gateway."""
         return self.cluster.addresses[0]
 
     @property

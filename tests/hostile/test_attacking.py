@@ -15,6 +15,7 @@ import pytest
 from liftenvelope.rpc.limits import ServerLimits
 from liftenvelope.rpc.server import Server, unary
 from tests.hostile.attacking import Extent, attack
+from tests.hostile.attacks import serves
 from tests.hostile.http2_attacks import CHECK, HTTP2
 
 #: Control frames per second that the victim allows: more than the attacker sends.
@@ -61,3 +62,11 @@ async def test_flood_of_a_starved_attacker_is_cut_off(victim: str, name: str) ->
         replace(row, repeat=starved), victim, None, Extent(seconds=0, pieces=50, connections=1)
     )
     assert outcome.closed == outcome.opened == 1
+
+
+async def test_pieces_of_all_connections_are_counted(victim: str) -> None:
+    row = next(row for row in HTTP2 if row.name == _FLOODS[0])
+    row = replace(row, repeat=lambda _: b"", rounds=10, connections=20, must=serves())
+    outcome = await attack(row, victim, None, Extent(seconds=0, pieces=10, connections=20))
+    assert outcome.opened == 20
+    assert outcome.pieces == 200

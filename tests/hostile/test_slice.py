@@ -21,7 +21,7 @@ SLICE: Final = Extent(seconds=0, pieces=50, connections=2)
 
 
 def is_silent(row: Attack) -> bool:
-    """Whether the victim closes its connections only after a time-out."""
+    """Return True if the victim closes its connections only after a timeout."""
     return row.repeat is None and row.must.close is True and len(row.begin) <= 24 and row.tls in ("", "plain")
 
 

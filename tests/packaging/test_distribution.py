@@ -1,4 +1,4 @@
-"""What users install: an sdist, a wheel built from it, and an empty environment without extras."""
+"""An sdist, a wheel built from it, and an installation without extras in an empty environment."""
 
 from __future__ import annotations
 

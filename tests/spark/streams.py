@@ -53,7 +53,7 @@ class Stream:
 
     @property
     def numbers(self) -> list[int]:
-        """What was written."""
+        """Rows that were written."""
         return list(range(self.written))
 
 

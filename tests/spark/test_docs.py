@@ -1,4 +1,4 @@
-"""What docs/spark.md shows is run, block after block, on real servers."""
+"""The blocks of docs/spark.md run one after the other, on real servers."""
 
 from __future__ import annotations
 

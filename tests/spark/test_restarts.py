@@ -1,4 +1,4 @@
-"""What becomes of queries that are cut off, run again or doubled: every row is there, and how often is exact.
+"""Queries that are interrupted, run again or doubled read every row, and an exact number of times.
 
 Crashes in the first batch and before a commit, and retention on JetStream, are in the other files.
 """
@@ -133,7 +133,7 @@ class TestTasks:
     def test_task_that_always_fails_ends_the_query(
         self, spark: SparkSession, nats: NatsServer, name: str, tmp_path: Path
     ) -> None:
-        """What it has not committed is read again by the next run."""
+        """The next run reads uncommitted rows again."""
         make_stream(nats.url, name)
         stream = Stream("jetstream", nats.url, name)
         stream.write(300)
@@ -365,7 +365,7 @@ class TestRows:
         assert (row.n, row.bytes) == (24, 24 * size)
 
     def test_none(self, spark: SparkSession, stream: Stream, tmp_path: Path) -> None:
-        """Of an empty stream into another one, again and again."""
+        """Copy an empty stream into another one, again and again."""
         frame = stream.read(spark).select("value")
         assert frame.collect() == []
         frame.write.format(stream.format).options(**stream.sink()).mode("append").save()

@@ -22,21 +22,38 @@ def decoded(kind: str, twin: Any, chunks: Chunks, exact: Exact) -> Any:
     """Decode rows into columns, whose memory has the size that was asked for and not a byte more."""
     options = chunks[0] if chunks else b""
     large, raw = bool(option(options, 0, 2)), bool(option(options, 1, 2))
-    rows = [exact(row) if row or not option(options, 2, 2) else None for row in chunks[1:]]
-    column = twin.Column.of_sequence(rows, "rows", False)
+    present = [row if row or not option(options, 2, 2) else None for row in chunks[1:]]
+    views = kind == "message" and bool(option(options, 3, 2))
+    if views:
+        column = twin.Column.of_binary(*Faulty(present, [], exact).binary(large), large)
+    else:
+        rows = [None if row is None else exact(row) for row in present]
+        column = twin.Column.of_sequence(rows, "rows", False)
 
     def allocate(size: int) -> Any:
         return exact(bytearray(size))
 
     if kind == "message":
-        made = twin.MessageColumns(column, large, raw, allocate)
-    elif kind == "ack":
+        made = twin.MessageColumns(column, large, raw, allocate, views)
+        columns = made.columns()
+        return made.bad, columns | ({"value": viewed(columns["value"])} if views else {})
+    if kind == "ack":
         made = twin.AckColumns(column, large, allocate)
     else:
         made = twin.StoredColumns(column, allocate)
         if made.bad >= 0:
             return made.bad, {}
     return made.bad, made.columns()
+
+
+def viewed(column: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The values that views show: the twins' views point into different memory."""
+    length, nulls, validity, views, data = column
+    values: list[bytes] = []
+    for size, at in struct.iter_unpack("=i8xi", bytes(views)):
+        inline = bytes(views)[len(values) * 16 + 4 :][:size]
+        values.append(inline if size <= 12 else bytes(data)[at : at + size])
+    return length, nulls, validity, *values
 
 
 def flat(found: tuple[Any, dict[str, Any]]) -> Any:
@@ -53,7 +70,7 @@ def as_bytes(column: Any) -> Any:
 def seeds_of_rows(kind: str, start: int) -> Iterable[Chunks]:
     data = [row[start:] for row in corpus(kind) if len(row) < 400]
     for at in range(0, len(data), 8):
-        yield [bytes((at & 1, at >> 1 & 1, at >> 2 & 1)), *data[at : at + 8]]
+        yield [bytes((at & 1, at >> 1 & 1, at >> 2 & 1, at >> 3 & 1)), *data[at : at + 8]]
 
 
 class Faulty:

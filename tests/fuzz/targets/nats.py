@@ -1,4 +1,4 @@
-"""What a NATS server sends, made of chunks: a byte for the form, then `subject|reply|headers|payload`."""
+"""Bytes of a NATS server, made of chunks: a byte for the form, then `subject|reply|headers|payload`."""
 
 from __future__ import annotations
 

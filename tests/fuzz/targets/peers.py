@@ -77,7 +77,7 @@ def server(_twin: Any, chunks: Chunks, exact: Exact) -> Any:
 
 
 class Seen(list[Any]):
-    """What nats-py's parser finds: stands where the parser expects its client."""
+    """Records the messages that nats-py's parser finds, in place of its client."""
 
     async def _process_msg(self, *message: Any) -> None:
         self.append(message)

@@ -83,7 +83,7 @@ def operate(owner: Owner, operation: int, sizes: bytes) -> Any:
 
 
 def taken(awaitable: Any) -> Any:
-    """What is awaited, without an event loop: nothing here has to wait."""
+    """Run a coroutine without an event loop: nothing here waits."""
     steps = awaitable.__await__()
     try:
         while True:

@@ -80,7 +80,7 @@ def nats_rows(twin: Any, chunks: Chunks, exact: Exact) -> Any:
 
 
 def rows_as_values(log: list[Any]) -> list[Any]:
-    """What was taken, as Python values."""
+    """Return the rows that were taken, as Python values."""
     return [taken(entry) if isinstance(entry, tuple) and len(entry) == 5 else entry for entry in log]
 
 

@@ -112,7 +112,7 @@ def encoded(twin: Any, chunks: Chunks, exact: Exact) -> Any:
 
 
 def attempt(work: Callable[[], Any]) -> Any:
-    """What a call returns, or its error."""
+    """Return the result of a call, or its error."""
     try:
         return work()
     except LiftEnvelopeError as exc:

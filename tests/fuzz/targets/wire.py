@@ -93,7 +93,7 @@ def frames_flow(twin: Any, chunks: Chunks, step: int) -> Any:
 
 
 def payloads(cutter: Any) -> bytes | None:
-    """What the sink of a cutter got; None if it has no sink."""
+    """Return the bytes that the sink of a cutter got; None without a sink."""
     return None if cutter.sink is None else cutter.sink.found
 
 
@@ -109,7 +109,7 @@ def by_stream(log: list[Any]) -> Any:
 
 
 def messages(taken: list[Any]) -> list[Any]:
-    """What messages say, tuples, payloads or objects."""
+    """Return the fields of messages: tuples, payloads or objects."""
     return [
         (sid, size, [one if isinstance(one, tuple | bytes) else said(one) for one in found])
         for sid, size, found in taken
