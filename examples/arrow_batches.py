@@ -1,4 +1,4 @@
-"""Collect envelopes from NATS, read them as Arrow columns, and make envelopes from columns. No Liftbridge."""
+"""Decode envelopes from NATS into Arrow columns, and encode columns as envelopes. Needs no Liftbridge."""
 
 import asyncio
 
@@ -20,7 +20,7 @@ async def main() -> None:
         await nc.publish("sensors.temperature", b"a plain NATS message")
         payloads = [(await subscription.next_msg()).data for _ in range(7)]
 
-    # One bad row need not spoil the batch: "null" gives its reason in the column "error".
+    # With "null", an invalid row has its reason in the column "error", and the other rows are decoded.
     rows = decode_batch(payloads, on_error="null")
     for row, error in enumerate(rows["error"].to_pylist()):
         if error is not None:
@@ -33,7 +33,7 @@ async def main() -> None:
     for key, mean in zip(means["key"].to_pylist(), means["degrees_mean"].to_pylist(), strict=True):
         print(f"{key.decode()}: {mean:.1f} degrees on average")
 
-    # And the other way: columns in, envelopes out, byte for byte what new_message makes.
+    # Encoding: columns in, envelopes out, with the same bytes as from new_message.
     envelopes = encode_batch(sound["value"], keys=sound["key"])
     same = envelopes.to_pylist() == payloads[:6]
     print(f"{len(envelopes)} envelopes made again, byte for byte the same: {same}")

@@ -1,4 +1,4 @@
-"""SQL over a stream, and the result of a query into a stream, with DuckDB."""
+"""Query a stream with SQL in DuckDB, and write the result of a query into a stream."""
 
 import duckdb
 
@@ -15,7 +15,7 @@ def main() -> None:
         client.publish_many("readings", values, partition=0)
 
         with duckdb.connect() as db:
-            # DuckDB takes the batches as it needs them: the stream is never in memory as a whole.
+            # DuckDB pulls batches as it needs them, so the whole stream is never in memory.
             db.register("readings", bulk.read(client, "readings"))
             means = db.sql(
                 "SELECT decode(key) AS key, round(avg(decode(value)::INT), 2)::VARCHAR AS value "

@@ -1,4 +1,4 @@
-"""A stream into a pandas DataFrame, and a DataFrame into a stream."""
+"""Read a stream into a pandas DataFrame, and write a DataFrame into a stream."""
 
 import pandas as pd
 

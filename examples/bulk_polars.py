@@ -1,4 +1,4 @@
-"""A stream into a polars DataFrame, and a DataFrame into a stream."""
+"""Read a stream into a polars DataFrame, and write a DataFrame into a stream."""
 
 import polars as pl
 
@@ -13,7 +13,7 @@ def main() -> None:
         frame = pl.DataFrame({"key": ["hall", "attic", "hall"], "value": ["20", "17", "22"]})
         print(f"{bulk.write(client, 'readings', frame).acked} rows stored")
 
-        # polars has no maps: leave the headers out, or take them as lists of names and values.
+        # polars has no maps: leave the headers out, or convert them to lists of names and values.
         read = pl.DataFrame(bulk.read(client, "readings", columns=["key", "value", "offset", "timestamp"]))
         degrees = pl.col("value").cast(pl.String).cast(pl.Int64).alias("degrees")
         means = read.select(pl.col("key").cast(pl.String), degrees).group_by("key").mean().sort("key")

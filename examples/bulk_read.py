@@ -1,4 +1,4 @@
-"""A JetStream stream as Arrow: publish a table, read a range, count, follow what is new."""
+"""Use a JetStream stream as Arrow: publish a table, read a range, count, follow new messages."""
 
 import asyncio
 
@@ -29,7 +29,7 @@ def main() -> None:
         done = bulk.write(server.url, "SENSORS", table)
         print(f"{done.acked} rows stored, at offsets {done.offsets[0]}")
 
-        # An exact range, in batches; only the columns that are wanted are filled.
+        # An exact range, in batches. Only the named columns are filled.
         reader = bulk.read(server.url, "SENSORS", start=2_000, columns=["subject", "value"])
         read = reader.read_all()
         degrees = pc.cast(pc.cast(read["value"], pa.string()), pa.int64())
@@ -39,7 +39,7 @@ def main() -> None:
 
         print(f"{bulk.count(server.url, 'SENSORS', start=9_000)} messages from offset 9000 on")
 
-        # Follow: what is published from now on, at most half a second after it came.
+        # Follow new messages. A batch arrives at most half a second after its first message.
         following = bulk.tail(server.url, "SENSORS", batch_seconds=0.5)
         bulk.write(server.url, "SENSORS", pa.table({"value": ["99"]}), subject="sensors.attic")
         print(following.read_next_batch().select(["offset", "subject"]).to_pylist())

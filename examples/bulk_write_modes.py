@@ -1,4 +1,4 @@
-"""Tables into JetStream: pipelined, in atomic batches, by fast ingest, and what a failed write has stored."""
+"""Write tables into JetStream: pipelined, in atomic batches, by fast ingest, and handle a failed write."""
 
 import asyncio
 
@@ -21,7 +21,7 @@ def main() -> None:
         asyncio.run(make_stream(server.url))
         table = pa.table({"value": [f"booking {number}" for number in range(20_000)]})
 
-        # One ack for each row. With message ids a row that is sent again is stored once.
+        # One ack for each row. With message ids, a row that is sent again is stored once.
         done = bulk.write(
             server.url, "LEDGER", table, subject="ledger.a", mode="pipelined", message_id="june"
         )
@@ -31,11 +31,11 @@ def main() -> None:
         )
         print(f"pipelined: {done.acked} rows, {done.duplicates} of them before")
 
-        # One ack for some hundred rows, at the pace that the server asks for; the default for such a stream.
+        # One ack for some hundred rows, at the rate that the server sets. The default for such a stream.
         done = bulk.write(server.url, "LEDGER", table, subject="ledger.b", mode="fast")
         print(f"fast: {done.acked} rows, at offsets {done.offsets[0]}")
 
-        # All or nothing: both sides of a booking, if nobody has booked on that account in between.
+        # All or nothing: both sides of a booking, if no other booking changed the account in between.
         unless_newer = [("Nats-Expected-Last-Subject-Sequence", b"40000")]
         sides = pa.table(
             {

@@ -1,6 +1,6 @@
 """Keep a list of a cluster's streams up to date, from its activity stream.
 
-Shows typed events, and how a program goes on behind the last event it has dealt with.
+Shows typed events, and how a program continues after the last event that it has processed.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from liftenvelope.testing import run_liftbridge
 
 
 def apply(event: ActivityEvent, streams: dict[str, int]) -> None:
-    """Note what became of a stream: its number of partitions, by name."""
+    """Update the number of partitions by stream from one event."""
     match event:
         case StreamCreated():
             streams[event.stream] = len(event.partitions)
@@ -31,7 +31,7 @@ def apply(event: ActivityEvent, streams: dict[str, int]) -> None:
 
 
 async def catch_up(client: Client, streams: dict[str, int], start: int | str) -> int:
-    """Read up to what is the newest event now; return where to go on."""
+    """Read up to the event that is newest now; return the position to continue at."""
     async with client.activity(start=start, stop="latest") as events:
         position = events.position or 0
         async for event in events:
@@ -43,7 +43,7 @@ async def catch_up(client: Client, streams: dict[str, int], start: int | str) ->
 async def main() -> None:
     async with run_liftbridge() as cluster, liftenvelope.connect(cluster.addresses) as client:
         streams: dict[str, int] = {}
-        async with client.activity() as events:  # so that there is something to wait for
+        async with client.activity() as events:  # to wait for the events of these calls
             await client.create_stream("orders", "orders", partitions=3)
             await client.create_stream("scratch", "scratch")
             await client.delete_stream("scratch")
@@ -51,7 +51,7 @@ async def main() -> None:
                 if isinstance(event, StreamDeleted):
                     break
         position = await catch_up(client, streams, "earliest")
-        print(f"{streams}; go on at {position}")
+        print(f"{streams}; continue at {position}")
 
 
 if __name__ == "__main__":

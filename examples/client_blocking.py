@@ -1,4 +1,4 @@
-"""Use a Liftbridge cluster from a plain script: publish, read, keep the place, share a client by threads."""
+"""Use a Liftbridge cluster from a script: publish, read, store the position, share a client among threads."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -26,7 +26,7 @@ def publish(client: BlockingClient) -> None:
 
 
 def read(client: BlockingClient, count: int) -> None:
-    """Read some more messages; the next reader goes on behind them."""
+    """Read some messages; the next reader continues after them."""
     with client.checkpointer("billing", "orders") as checkpoints:
         start = checkpoints.start(0)
         with client.subscribe("orders", start=start, stop="latest") as messages:

@@ -1,4 +1,4 @@
-"""Share the partitions of a stream between the members of a consumer group, as they come and go."""
+"""Share the partitions of a stream among the members of a consumer group while members join and leave."""
 
 import asyncio
 
@@ -20,7 +20,7 @@ async def work(addresses: list[str], name: str, done: dict[bytes, str], stop: as
         async with consumer:
             leaving = asyncio.create_task(leave(consumer, stop))
             async for message in consumer:
-                # A message can come twice, when partitions move: what is done must bear that.
+                # A message can be delivered twice when partitions move, so the work must be idempotent.
                 done[message.value] = name
             await leaving
         print(f"{name} has left")

@@ -1,4 +1,4 @@
-"""Remember with cursors how far a reader has come, and keep them with few calls to the server."""
+"""Store the position of a reader in cursors, with few calls to the server."""
 
 import asyncio
 
@@ -7,7 +7,7 @@ from liftenvelope.testing import run_liftbridge
 
 
 async def read(client: liftenvelope.Client, count: int) -> list[int]:
-    """Read so many messages, beginning where the last reader ended."""
+    """Read ``count`` messages, starting after those of the last reader."""
     seen: list[int] = []
     async with client.checkpointer("billing", "orders") as checkpoints:
         start = await checkpoints.start(0, default="earliest")
@@ -33,7 +33,7 @@ async def main(addresses: list[str]) -> None:
         await client.reset_cursor("audit", "orders", 0)
         print("audit:", await client.fetch_cursor("audit", "orders", 0))
 
-        # Each reader goes on where the one before it ended.
+        # Each reader continues after the previous one.
         seen = await read(client, 30) + await read(client, 50) + await read(client, 20)
         assert seen == list(range(100))
 

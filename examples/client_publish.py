@@ -1,4 +1,4 @@
-"""Publish with the Liftbridge client: one message, without waiting, ten thousand, and what can go wrong."""
+"""Publish with the Liftbridge client: one message, without waiting, ten thousand, and refusals."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -10,7 +10,7 @@ from liftenvelope.testing import run_liftbridge
 
 
 async def readings() -> AsyncIterator[tuple[bytes, bytes]]:
-    """Something that comes bit by bit: keys and values."""
+    """Yield keys and values one by one."""
     for number in range(20):
         await asyncio.sleep(0.001)
         yield b"sensor-%d" % (number % 4), b"%d" % number

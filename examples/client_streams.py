@@ -1,4 +1,4 @@
-"""Create, look at, pause and delete streams with the Liftbridge client; errors say what is wrong."""
+"""Create, inspect, pause and delete streams with the Liftbridge client, and handle its errors."""
 
 import asyncio
 
@@ -20,7 +20,7 @@ async def main(addresses: list[str]) -> None:
         print("newest offset of partition 1:", state.newest_offset)
 
         await client.pause_stream("orders", partitions=[1])
-        ack = await client.publish("orders", b"another tea", partition=1)  # wakes it
+        ack = await client.publish("orders", b"another tea", partition=1)  # resumes it
         print("stored after a pause:", ack and ack.offset)
 
         for wrong in ("orders", "two words"):

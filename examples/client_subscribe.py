@@ -12,7 +12,7 @@ async def main(addresses: list[str]) -> None:
         for number in range(10):
             await client.publish("readings", str(20 + number).encode(), partition=number % 2)
 
-        # A read with an end ends by itself.
+        # A subscription with a stop ends by itself.
         async with client.subscribe("readings", partition="all", start="earliest", stop="latest") as messages:
             print("all:", sorted([int(message.value) async for message in messages]))
 
@@ -23,7 +23,7 @@ async def main(addresses: list[str]) -> None:
             async for batch in messages.batches(3):
                 print("a batch:", [message.offset for message in batch])
 
-        # One without goes on, also over lost connections.
+        # A subscription without a stop continues, even over lost connections.
         async with client.subscribe("readings", start="new") as messages:
             await client.publish("readings", b"99", partition=0)
             message = await messages.next(timeout=30)

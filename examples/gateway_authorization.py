@@ -1,6 +1,6 @@
-"""Who may do what: a gateway with mutual TLS and a policy file.
+"""Run a gateway with mutual TLS and a policy file.
 
-The certificates are trustme's, made for this run. Yours are files: ``liftenvelope serve --tls-cert server.pem
+trustme makes the certificates for this run. Yours are files: ``liftenvelope serve --tls-cert server.pem
 --tls-key server.key --tls-client-ca clients.pem --policy policy.csv``.
 """
 
@@ -30,7 +30,7 @@ p, reader, orders, FetchPartitionMetadata
 
 
 def server_side(authority: trustme.CA) -> ssl.SSLContext:
-    """TLS of the gateway, which asks every client for a certificate."""
+    """Return the TLS context of the gateway, which asks every client for a certificate."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     authority.issue_cert("127.0.0.1").configure_cert(context)
     authority.configure_trust(context)
@@ -39,7 +39,7 @@ def server_side(authority: trustme.CA) -> ssl.SSLContext:
 
 
 def client_side(authority: trustme.CA, name: str) -> ssl.SSLContext:
-    """TLS of a client; the common name in its certificate is who it is."""
+    """Return the TLS context of a client, identified by the common name of its certificate."""
     context = ssl.create_default_context()
     authority.configure_trust(context)
     authority.issue_cert(f"{name}@example.org", common_name=name).configure_cert(context)

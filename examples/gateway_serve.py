@@ -1,4 +1,4 @@
-"""The gateway: Liftbridge's API on a NATS server, shared by two brokers, one of which goes."""
+"""Serve Liftbridge's API with two gateways on one NATS server, and stop one of them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ async def main() -> None:
             print("acked:", ack.stream, "offset", ack.offset)
             await client.publish("orders", b"by gRPC", partition=1)
 
-            # The other one serves all that this one did.
+            # The other gateway serves everything that this one did.
             await first.close()
             async with client.subscribe("orders", partition=1, start="earliest", stop="latest") as messages:
                 print("read:", [message.value async for message in messages])

@@ -1,4 +1,4 @@
-"""Share the partitions of a JetStream stream between members of a group; the app is the coordinator, too."""
+"""Share the partitions of a JetStream stream among members of a group, with a coordinator of its own."""
 
 import asyncio
 
@@ -24,7 +24,7 @@ async def work(url: str, name: str, done: dict[bytes, str], stop: asyncio.Event)
     async with consumer:
         leaving = asyncio.create_task(leave(consumer, stop))
         async for message in consumer:
-            # A message can come twice, when partitions move: what is done must bear that.
+            # A message can be delivered twice when partitions move, so the work must be idempotent.
             done[message.data] = name
         await leaving
     await nc.close()

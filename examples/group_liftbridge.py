@@ -1,4 +1,4 @@
-"""Share the partitions of a Liftbridge stream between members that a coordinator on NATS keeps apart."""
+"""Share the partitions of a Liftbridge stream among members, with a coordinator on NATS."""
 
 import asyncio
 
@@ -12,13 +12,13 @@ READINGS = 300
 
 
 async def work(addresses: list[str], nats_url: str, name: str, sums: dict[str, int]) -> None:
-    """One member. In earnest each would be a process of its own, on any machine."""
+    """Run one member. In production each is a process of its own, on any machine."""
     nc = await nats.connect(nats_url)
     async with liftenvelope.connect(addresses) as client:
         topic = await LiftbridgeTopic.of_stream(client, "readings")
         async with GroupConsumer(nc, "sums", topic, auto_offset="earliest") as consumer:
             async for batch in consumer.batches(max_messages=50, max_wait=0.05):
-                # What is committed with the work done comes again to nobody.
+                # Committed messages are not delivered again.
                 sums[name] = sums.get(name, 0) + len(batch)
                 await consumer.commit(batch)
                 if sum(sums.values()) >= READINGS:
@@ -40,11 +40,11 @@ async def main(addresses: list[str], nats_url: str) -> None:
 
     nc = await nats.connect(nats_url)
     committed = await GroupClient(nc).committed("sums")
-    print(f"{sum(sums.values())} readings; the offsets that come next: {list(committed.values())}")
+    print(f"{sum(sums.values())} readings; next offsets: {list(committed.values())}")
     await nc.close()
 
 
 if __name__ == "__main__":
-    # The gateway coordinates groups itself. Beside a real Liftbridge server, run a Coordinator.
+    # The gateway coordinates groups itself. With a real Liftbridge server, run a Coordinator.
     with run_gateway() as gateway:
         asyncio.run(main(gateway.addresses, gateway.nats_url))

@@ -1,6 +1,6 @@
-"""Read a JetStream stream in every way there is: a batch, one message, an iteration, a handler, in order.
+"""Read a JetStream stream in five ways: a batch, one message, an iteration, a handler, in order.
 
-Shows acks of each kind, what a message says of itself, and how an iteration and a handler end.
+Shows acks of each kind, the metadata of a message, and how an iteration and a handler end.
 """
 
 import asyncio
@@ -21,30 +21,30 @@ async def main() -> None:
             await js.publish_async_complete()
             consumer = await stream.create_consumer(ConsumerConfig(durable_name="packing", max_deliver=3))
 
-            # A batch: what there is when 10 have come or a second has passed.
+            # A batch, returned once it has 10 messages or a second has passed.
             batch = await consumer.fetch(10, expires=1)
             for message in batch[1:]:
                 message.ack()
-            batch[0].nak()  # comes again
+            batch[0].nak()  # redelivered at once
 
-            # One message. ack_sync waits until the server has noted it down.
+            # One message. ack_sync waits until the server has recorded the ack.
             await (await consumer.next(timeout=30)).ack_sync()
 
-            # As they come, 500 ahead at most.
+            # An iteration, which pulls at most 500 messages ahead.
             async with consumer.messages() as messages:
                 async for message in messages:
                     message.ack()
                     if message.metadata.num_pending == 0:
-                        await messages.drain()  # what has come is still delivered, then the loop ends
+                        await messages.drain()  # received messages are still delivered, then the loop ends
 
-            # Whoever stops early may give back what was pulled ahead; otherwise it comes after ack_wait.
+            # nak=True redelivers messages that were pulled ahead now instead of after ack_wait.
             await js.publish("orders.new", b"for the handler")
             async with consumer.messages() as messages:
                 while not messages.buffered:
                     await asyncio.sleep(0.01)
                 messages.stop(nak=True)
 
-            # By a handler. The future is set when it has seen the last one.
+            # A handler. The future is set when the handler has the last message.
             done = asyncio.get_running_loop().create_future()
 
             async def handle(message: Message) -> None:
@@ -56,11 +56,11 @@ async def main() -> None:
                 await js.publish("orders.new", b"the end")
                 print(await done)
 
-            # Everything once more, in order, without acks.
+            # All messages again, in order, without acks.
             async with stream.ordered_consumer().messages() as messages:
                 print([(await messages.next(timeout=30)).metadata.stream_sequence for _ in range(5)])
 
-            # The same in batches, each of which goes on where the last one ended.
+            # The same in batches. Each continues after the previous one.
             ordered, count = stream.ordered_consumer(), 0
             while batch := await ordered.fetch_no_wait(300):
                 count += len(batch)

@@ -1,6 +1,6 @@
-"""Priority groups of JetStream: who of several readers gets the messages.
+"""Choose among several readers of a JetStream consumer with priority groups.
 
-Overflow lends a hand only when much waits, prioritized serves some before others, pinned has one at a time.
+Overflow readers help above a threshold, prioritized readers go by number, and one pinned reader gets all.
 """
 
 import asyncio
@@ -23,12 +23,12 @@ async def main() -> None:
             for i in range(10):
                 await js.publish("jobs", b"job %d" % i)
 
-            # Gets messages only while at least 8 wait: of 10 that is 3.
+            # Gets messages only while at least 8 are pending: 3 of 10.
             consumer = await stream.create_consumer(grouped("spare", PriorityPolicy.OVERFLOW))
             batch = await consumer.fetch(10, expires=1, group="jobs", min_pending=8)
             print(f"overflow: {len(batch)} of 10")
 
-            # Both pulls wait at the server when the messages come; the lower number is served first.
+            # Both pulls wait at the server when the messages arrive. The lower number is served first.
             await stream.purge()
             consumer = await stream.create_consumer(grouped("ranked", PriorityPolicy.PRIORITIZED))
             async with asyncio.TaskGroup() as tasks:
@@ -40,7 +40,7 @@ async def main() -> None:
                     await js.publish("jobs", b"job %d" % i)
             print("prioritized:", [[message.data for message in task.result()] for task in (first, later)])
 
-            # One gets everything, until it falls silent for priority_timeout or somebody takes its pin.
+            # One reader gets everything until it is silent for priority_timeout or its pin is removed.
             await stream.purge()
             consumer = await stream.create_consumer(grouped("single", PriorityPolicy.PINNED_CLIENT))
             async with js.advisories("JOBS", "single") as advisories:

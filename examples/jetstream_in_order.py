@@ -1,6 +1,6 @@
-"""Read a JetStream stream in order, in batches, and give back what was pulled ahead.
+"""Read a JetStream stream in order, in batches, and return messages that were pulled ahead.
 
-The ordered consumer is lost on the way, as it is with a server; its reader does not notice.
+The ordered consumer is deleted on the way, as by the loss of its server. The reader continues without a gap.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ async def main() -> None:
                 await js.publish_async("orders.new", b"order %d" % i)
             await js.publish_async_complete()
 
-            # Each batch goes on where the last one ended. An empty one says that there is nothing more.
+            # Each batch continues after the previous one. An empty batch means that no message is left.
             ordered, seen = stream.ordered_consumer(), []
             while batch := await ordered.fetch_no_wait(300):
                 seen += [message.metadata.stream_sequence for message in batch]
@@ -28,7 +28,7 @@ async def main() -> None:
                     await stream.delete_consumer(name)
             print(seen == list(range(1, 1_001)))
 
-            # Whoever stops early may give back what was pulled ahead, which else comes after ack_wait.
+            # nak=True redelivers messages that were pulled ahead now instead of after ack_wait.
             consumer = await stream.create_consumer(ConsumerConfig(durable_name="packing"))
             async with consumer.messages(max_messages=50) as messages:
                 (await messages.next(timeout=30)).ack()

@@ -1,4 +1,4 @@
-"""Publish to a JetStream stream, one message at a time and thousands at once, and see what each became.
+"""Publish to a JetStream stream, one message at a time and thousands at once, and handle each outcome.
 
 Shows acks, duplicates, optimistic concurrency, messages that expire, and a subject that nothing records.
 """
@@ -30,20 +30,20 @@ async def main() -> None:
             again = await js.publish("orders.new", b"two apples", message_id="o-1")
             print(f"stored as {ack.sequence}; a duplicate the second time: {again.duplicate}")
 
-            # Many in flight, their acks read past nats-py. It waits while max_outstanding have no ack yet.
+            # Many in flight, with acks read by liftenvelope. Waits while max_outstanding have no ack.
             with accelerate(nc):
                 futures = [await js.publish_async("orders.new", b"order %d" % i) for i in range(20_000)]
                 acks = await asyncio.gather(*futures)
             print(f"{len(acks):,} more, the last one as {acks[-1].sequence:,}")
 
-            # Only if nobody else has written to the subject meanwhile.
+            # Stored only if no other message was stored on the subject meanwhile.
             await js.publish("orders.state.7", b"open", expected_last_subject_sequence=0)
             try:
                 await js.publish("orders.state.7", b"paid", expected_last_subject_sequence=0)
             except WrongLastSequenceError as error:
                 print(f"refused, and not stored: {error}")
 
-            # Gone after a minute, whatever the stream's max_age.
+            # Deleted after a minute, regardless of the stream's max_age.
             await js.publish("orders.offer", b"today only", ttl=60)
 
             try:

@@ -1,7 +1,6 @@
 """Publish on your own NATS connection, one message at a time, and await each ack.
 
-Shows what comes back for a stored message, for many at once, for one that the server refuses, and for one
-that nobody answers.
+Shows the outcome of a stored message, of many at once, of a refused message, and of one without an ack.
 """
 
 import asyncio
@@ -41,10 +40,10 @@ async def main() -> None:
         try:
             await inbox.publish("nobody.listens", b"lost", timeout=0.2)
         except AckTimeoutError as error:
-            print(f"time-out: {error}")
+            print(f"timeout: {error}")
 
         stats = inbox.stats
-        print(f"{stats.completed:,} acks, {stats.expired} time-out, {stats.outstanding} outstanding")
+        print(f"{stats.completed:,} acks, {stats.expired} timeout, {stats.outstanding} outstanding")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Readings come over plain NATS in envelopes, Spark counts them by minute, and the counts go out again."""
+"""Publish readings in envelopes over NATS, count them by minute in Spark, and publish the counts."""
 
 import asyncio
 import os
