@@ -8,6 +8,7 @@ import asyncio
 import liftenvelope
 from liftenvelope import Client
 from liftenvelope.client import (
+    Activity,
     ActivityEvent,
     StreamCreated,
     StreamDeleted,
@@ -30,14 +31,13 @@ def apply(event: ActivityEvent, streams: dict[str, int]) -> None:
             print(f"something that this version does not know: operation {event.op}")
 
 
-async def catch_up(client: Client, streams: dict[str, int], start: int | str) -> int:
-    """Read up to the event that is newest now; return the position to continue at."""
-    async with client.activity(start=start, stop="latest") as events:
-        position = events.position or 0
+async def catch_up(client: Client, streams: dict[str, int], last: Activity | None = None) -> Activity | None:
+    """Read up to the event that is newest now; return the event to continue after."""
+    async with client.activity(start=last or "earliest", stop="latest") as events:
         async for event in events:
             apply(event, streams)
-            position = event.offset + 1
-    return position
+            last = event
+    return last
 
 
 async def main() -> None:
@@ -50,8 +50,8 @@ async def main() -> None:
             async for event in events:
                 if isinstance(event, StreamDeleted):
                     break
-        position = await catch_up(client, streams, "earliest")
-        print(f"{streams}; continue at {position}")
+        last = await catch_up(client, streams)
+        print(f"{streams}; continue after {last}")
 
 
 if __name__ == "__main__":

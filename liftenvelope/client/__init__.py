@@ -29,6 +29,7 @@ from liftenvelope.client._merged import MergedSubscription
 from liftenvelope.client._streams import MAX_REPLICATION
 from liftenvelope.client._subscription import Subscription
 from liftenvelope.client.activity import (
+    Activity,
     ActivityEvent,
     ActivityStream,
     GroupJoined,
@@ -55,6 +56,7 @@ from liftenvelope.client.publish_summary import PublishSummary
 
 __all__ = [
     "MAX_REPLICATION",
+    "Activity",
     "ActivityEvent",
     "ActivityStream",
     "BrokerInfo",

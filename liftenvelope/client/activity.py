@@ -45,7 +45,10 @@ class Activity:
     Attributes:
         id: Index of the operation in the cluster's Raft log. Ids increase from event to event, with gaps.
         timestamp_ns: Time of recording, in nanoseconds since 1970.
-        offset: Offset in the activity stream. To continue after this event, pass ``start=offset + 1``.
+        offset: Offset in the activity stream.
+
+    To continue after an event, pass the event as ``start`` of :meth:`Client.activity`. Of a stored event, its
+    id and offset are enough: ``Activity(id=id, offset=offset, timestamp_ns=0)``.
     """
 
     id: int
@@ -266,10 +269,15 @@ class ActivityStream:
 
     A server that cannot confirm the record of an event at once, or that loses the leadership, records the
     event again. Such a copy is left out.
+
+    Args:
+        messages: Read of the activity stream, not open yet.
+        after: Event that the read continues after. Its copies are left out as well.
     """
 
-    def __init__(self, messages: Subscription) -> None:
+    def __init__(self, messages: Subscription, after: Activity | None = None) -> None:
         self._messages = messages
+        self._after = after
         self._last_value: bytes | None = None
 
     @property
@@ -320,24 +328,32 @@ class ActivityStream:
         """
         asked = time.monotonic()
         message = await self._messages.next(timeout)
-        while message is not None and self._is_copy(message):
+        while message is not None and (event := self._new_event(message)) is None:
             left = None if timeout is None else max(0.0, asked + timeout - time.monotonic())
             message = await self._messages.next(left)
-        return None if message is None else read_activity(message)
+        return None if message is None else event
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> ActivityEvent:
-        while self._is_copy(message := await anext(self._messages)):
+        while (event := self._new_event(await anext(self._messages))) is None:
             pass
-        return read_activity(message)
+        return event
 
-    def _is_copy(self, message: Message) -> bool:
-        """Return True if a message has the value of the one before. Values of two events differ in the id."""
-        is_copy = message.value == self._last_value
+    def _new_event(self, message: Message) -> ActivityEvent | None:
+        """Return the event of a message, or None for a copy of the event before.
+
+        The values of two events differ in the id. Ids alone don't decide: anybody can publish to the activity
+        stream, and a made-up high id would hide all later events.
+        """
+        if message.value == self._last_value:
+            return None
         self._last_value = message.value
-        return is_copy
+        event = read_activity(message)
+        if self._after is not None and event.id and event.id == self._after.id:
+            return None
+        return event
 
     async def __aenter__(self) -> Self:
         return await self.open()

@@ -13,7 +13,7 @@ from liftenvelope.client._checkpointer import _T
 from liftenvelope.client._consumer_options import PartitionsCallback
 from liftenvelope.client._events import EventHandler
 from liftenvelope.client._health import HealthStatus
-from liftenvelope.client.activity import ActivityEvent
+from liftenvelope.client.activity import Activity, ActivityEvent
 from liftenvelope.client.binding import Blocking, BlockingReader
 from liftenvelope.client.metadata import Metadata, PartitionInfo
 from liftenvelope.client.options import BrokerSelection
@@ -970,7 +970,7 @@ class BlockingClient(Blocking):
         resume: bool = False,
         reverse: bool = False,
     ) -> BlockingMergedSubscription: ...
-    def activity(self, *, start: Start = "new", stop: Stop = None) -> BlockingActivityStream:
+    def activity(self, *, start: Start | Activity = "new", stop: Stop = None) -> BlockingActivityStream:
         """Read the events of streams and consumer groups. ``with`` opens the read.
 
         Servers record events only if ``activity.stream.enabled`` is set in their configuration. A server
@@ -978,7 +978,8 @@ class BlockingClient(Blocking):
 
         Args:
             start: First event to read, as in :meth:`subscribe`: ``"new"`` after the newest event,
-                ``"earliest"``, ``"latest"``, an offset such as ``event.offset + 1``, a time, or a cursor.
+                ``"earliest"``, ``"latest"``, an offset, a time, or a cursor. An event continues after that
+                event, without the copies of it that a server may have recorded since.
             stop: Last event to read: None for no end, ``"latest"`` for the newest event at the start of the
                 read, an offset, or a time in the past.
 

@@ -19,7 +19,7 @@ from liftenvelope.client._parts import ClientParts
 from liftenvelope.client._publishing import Publisher
 from liftenvelope.client._streams import Streams
 from liftenvelope.client._subscribing import Subscriptions
-from liftenvelope.client.activity import ACTIVITY_STREAM, ActivityStream
+from liftenvelope.client.activity import ACTIVITY_STREAM, Activity, ActivityStream
 from liftenvelope.client.core import ClientContext
 from liftenvelope.client.options import BrokerSelection, Options
 
@@ -236,7 +236,7 @@ class Client:
             reverse=reverse,
         )
 
-    def activity(self, *, start: Start = "new", stop: Stop = None) -> ActivityStream:
+    def activity(self, *, start: Start | Activity = "new", stop: Stop = None) -> ActivityStream:
         """Read the events of streams and consumer groups. ``async with`` opens the read.
 
         Servers record events only if ``activity.stream.enabled`` is set in their configuration. A server
@@ -244,7 +244,8 @@ class Client:
 
         Args:
             start: First event to read, as in :meth:`subscribe`: ``"new"`` after the newest event,
-                ``"earliest"``, ``"latest"``, an offset such as ``event.offset + 1``, a time, or a cursor.
+                ``"earliest"``, ``"latest"``, an offset, a time, or a cursor. An event continues after that
+                event, without the copies of it that a server may have recorded since.
             stop: Last event to read: None for no end, ``"latest"`` for the newest event at the start of the
                 read, an offset, or a time in the past.
 
@@ -269,7 +270,9 @@ class Client:
             ...     asyncio.run(main(cluster.addresses))
             (0, 1)
         """
-        return ActivityStream(self.subscribe(ACTIVITY_STREAM, start=start, stop=stop))
+        after = start if isinstance(start, Activity) else None
+        first = start.offset + 1 if isinstance(start, Activity) else start
+        return ActivityStream(self.subscribe(ACTIVITY_STREAM, start=first, stop=stop), after)
 
     def consumer(
         self,

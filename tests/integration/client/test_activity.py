@@ -12,6 +12,7 @@ from liftenvelope import Client
 from liftenvelope._deadlines import Deadline
 from liftenvelope._pb import api_pb2
 from liftenvelope.client.activity import (
+    Activity,
     ActivityEvent,
     ActivityStream,
     GroupJoined,
@@ -173,6 +174,43 @@ async def test_event_that_the_server_records_twice_comes_once(client: Client, na
         assert events.position == third.offset + 1
         later = await events.next(0.05)
         assert later is None or not is_about(later, name)
+
+
+@pytest.mark.parametrize("stored", [False, True], ids=["event", "id_and_offset"])
+async def test_start_after_an_event_leaves_out_its_copies(client: Client, name: str, stored: bool) -> None:
+    op = api_pb2.DeleteStreamOp(stream=name)
+    event = api_pb2.ActivityStreamEvent(id=2_000_000, op=api_pb2.DELETE_STREAM, deleteStreamOp=op)
+    async with client.activity() as events:
+        await record(client, event.SerializeToString())
+        (last,) = await take(events, name, 1)
+    # The copy, then another event: the server made no record of its own in between that has this id.
+    await record(client, event.SerializeToString())
+    event.id += 1
+    await record(client, event.SerializeToString())
+    start = Activity(id=last.id, offset=last.offset, timestamp_ns=0) if stored else last
+    async with client.activity(start=start) as events:
+        (after,) = await take(events, name, 1)
+    assert (after.id, after.offset > last.offset + 1) == (2_000_001, True)
+
+
+async def test_start_after_a_message_that_is_no_event(client: Client, name: str) -> None:
+    """Such messages have id 0; only the offset counts."""
+    value = name.encode()
+    async with client.activity() as events:
+        for _ in range(2):
+            await record(client, b"\xff" + value)
+            await record(client, b"\xfe" + value)
+        async with asyncio.timeout(60):
+            first = await anext(events)
+            while not (isinstance(first, UnknownActivity) and first.value == b"\xff" + value):
+                first = await anext(events)
+    found: list[bytes] = []
+    async with client.activity(start=first) as events, asyncio.timeout(60):
+        while len(found) < 3:
+            event = await anext(events)
+            if isinstance(event, UnknownActivity):
+                found.append(event.value)
+    assert found == [b"\xfe" + value, b"\xff" + value, b"\xfe" + value]
 
 
 async def test_what_others_publish_there_does_not_stop_it(client: Client, name: str) -> None:
